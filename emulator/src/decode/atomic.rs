@@ -1,0 +1,129 @@
+//! Atomic read-modify-write operations.
+
+use super::memory::space;
+use super::operand::type_bits;
+use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
+use crate::isa::{AtomicOp, FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK};
+use crate::memory::Space;
+
+/// Types of an atomic operation, in the `count` of its instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum AtomicType {
+    B16,
+    B32,
+    U32,
+    S32,
+    B64,
+    U64,
+    S64,
+    F16,
+    Bf16,
+    F16x2,
+    Bf16x2,
+    F32,
+    F64,
+}
+
+impl AtomicType {
+    /// Every type, in the order of their discriminants.
+    pub const ALL: [AtomicType; 13] = [
+        AtomicType::B16,
+        AtomicType::B32,
+        AtomicType::U32,
+        AtomicType::S32,
+        AtomicType::B64,
+        AtomicType::U64,
+        AtomicType::S64,
+        AtomicType::F16,
+        AtomicType::Bf16,
+        AtomicType::F16x2,
+        AtomicType::Bf16x2,
+        AtomicType::F32,
+        AtomicType::F64,
+    ];
+}
+
+/// Spaces of an atomic operation, in the `e` of its instruction.
+pub const SPACES: [Space; 3] = [Space::Generic, Space::Global, Space::Shared];
+
+fn atomic_type(name: &str) -> Result<AtomicType> {
+    Ok(match name {
+        "b16" => AtomicType::B16,
+        "b32" => AtomicType::B32,
+        "u32" => AtomicType::U32,
+        "s32" => AtomicType::S32,
+        "b64" => AtomicType::B64,
+        "u64" => AtomicType::U64,
+        "s64" => AtomicType::S64,
+        "f16" => AtomicType::F16,
+        "bf16" => AtomicType::Bf16,
+        "f16x2" => AtomicType::F16x2,
+        "bf16x2" => AtomicType::Bf16x2,
+        "f32" => AtomicType::F32,
+        "f64" => AtomicType::F64,
+        _ => return Err(UNSUPPORTED),
+    })
+}
+
+fn operation(name: &str) -> Option<AtomicOp> {
+    Some(match name {
+        "add" => AtomicOp::Add,
+        "exch" => AtomicOp::Exchange,
+        "cas" => AtomicOp::CompareExchange,
+        "min" => AtomicOp::Min,
+        "max" => AtomicOp::Max,
+        "and" => AtomicOp::And,
+        "or" => AtomicOp::Or,
+        "xor" => AtomicOp::Xor,
+        "inc" => AtomicOp::Increment,
+        "dec" => AtomicOp::Decrement,
+        _ => return None,
+    })
+}
+
+/// Which operations PTX has for a type.
+fn exists(op: AtomicOp, ty: AtomicType) -> bool {
+    use AtomicType::{B16, B32, B64, S32, S64, U32, U64};
+    match op {
+        AtomicOp::Add => !matches!(ty, B16 | B32 | B64),
+        AtomicOp::Exchange => matches!(ty, B32 | B64),
+        AtomicOp::CompareExchange => matches!(ty, B16 | B32 | B64),
+        AtomicOp::Min | AtomicOp::Max => matches!(ty, U32 | S32 | U64 | S64),
+        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => matches!(ty, B32 | B64),
+        AtomicOp::Increment | AtomicOp::Decrement => ty == U32,
+    }
+}
+
+/// Decodes `atom` and `red`.
+pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let (mut place, mut op) = (Space::Generic, None);
+    for modifier in s.middle() {
+        match *modifier {
+            "relaxed" | "acquire" | "release" | "acq_rel" | "cta" | "cluster" | "gpu" | "sys" | "noftz" => {}
+            name => match (space(name), operation(name)) {
+                (Some(space @ (Space::Global | Space::Shared)), _) => place = space,
+                (_, Some(operation)) => op = Some(operation),
+                _ => return Err(UNSUPPORTED),
+            },
+        }
+    }
+    let op = op.ok_or(UNSUPPORTED)?;
+    let ty = atomic_type(s.last())?;
+    if !exists(op, ty) {
+        return Err(UNSUPPORTED);
+    }
+    let bits = type_bits(s.last())?;
+    let returns = s.name() == "atom";
+    let (first, sources) = (usize::from(returns), 1 + usize::from(op == AtomicOp::CompareExchange));
+    s.expect_operands(first + 1 + sources, first + 1 + sources)?;
+    let d = if returns { b.destination(s, 0, bits)? } else { ROW_SINK };
+    let (address, offset, wide) = b.address(s, first)?;
+    let operand = b.source(s, first + 1, bits)?;
+    let second = if sources == 2 { b.source(s, first + 2, bits)? } else { operand };
+    let number = SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32;
+    let instruction = with_rows(Op::Atomic(op), d, &[address, operand, second, number]);
+    let flags = if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    Ok(Instruction { flags, count: ty as u8, immediate: offset, ..instruction })
+}

@@ -1,0 +1,106 @@
+//! Branches, exits, barriers and fences.
+
+use super::builder::Patch;
+use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
+use crate::error::ParseErrorKind;
+use crate::isa::{BarrierOp, FLAG_ALIGNED, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, Op};
+use crate::parse::operand::{Operand, Scalar};
+
+/// Decodes the family.
+pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    match (s.name(), s.modifiers()) {
+        ("bra", [] | ["uni"]) => branch(s, b),
+        ("brx", ["idx"] | ["idx", "uni"]) => branch_indexed(s, b),
+        ("ret", [] | ["uni"]) | ("exit", []) => Ok(Instruction::new(Op::Exit)),
+        ("trap", []) => Ok(Instruction::new(Op::Trap)),
+        ("bar", ["warp", "sync"]) => {
+            s.expect_operands(1, 1)?;
+            let members = b.source(s, 0, 32)?;
+            Ok(with_rows(Op::WarpSync, 0, &[members, members]))
+        }
+        ("bar" | "barrier", modifiers) => barrier(s, b, modifiers),
+        ("membar", ["cta" | "gl" | "sys"]) => Ok(Instruction::new(Op::Nop)),
+        ("fence", modifiers) if modifiers.iter().all(|name| is_fence(name)) => {
+            Ok(Instruction::new(Op::Nop))
+        }
+        ("nanosleep", ["u32"]) | ("brkpt", []) => Ok(Instruction::new(Op::Nop)),
+        ("griddepcontrol", ["wait" | "launch_dependents"]) => Ok(Instruction::new(Op::Nop)),
+        ("pmevent", _) => Ok(Instruction::new(Op::Nop)),
+        _ => Err(UNSUPPORTED),
+    }
+}
+
+/// Fences of the generic proxy. Blocks and warps see each other's accesses in program order.
+fn is_fence(name: &str) -> bool {
+    matches!(name, "sc" | "acq_rel" | "acquire" | "release" | "cta" | "cluster" | "gpu" | "sys")
+}
+
+fn label<'a>(s: &Statement<'a>, index: usize) -> Result<&'a str> {
+    match s.operands.get(index) {
+        Some(&Operand::Scalar(Scalar::Name(name))) => Ok(name),
+        _ => Err(ParseErrorKind::Operand("expected a label")),
+    }
+}
+
+fn branch<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    s.expect_operands(1, 1)?;
+    let at = b.next_instruction() as usize;
+    b.patch_label(Patch::Immediate(at), label(s, 0)?);
+    Ok(Instruction::new(Op::Branch))
+}
+
+/// `brx.idx index, table;`
+fn branch_indexed<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    s.expect_operands(2, 2)?;
+    let index = b.source(s, 0, 32)?;
+    let name = label(s, 1)?;
+    let targets = b.targets(name).ok_or_else(|| ParseErrorKind::UnknownName(name.to_string()))?;
+    let list = b.list(&vec![0; targets.len()]);
+    for (position, &target) in targets.iter().enumerate() {
+        b.patch_label(Patch::List(list as usize + position), target);
+    }
+    Ok(Instruction { e: targets.len() as u32, ..with_rows(Op::BranchIndexed, list, &[index]) })
+}
+
+/// `bar` is `barrier…aligned`; so is any form on targets before sm_70, which are not of interest.
+fn barrier<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    modifiers: &[&str],
+) -> Result<Instruction> {
+    let modifiers = if let ["cta", rest @ ..] = modifiers { rest } else { modifiers };
+    let (modifiers, aligned) = match modifiers {
+        [first, "aligned", rest @ ..] => ([&[*first], rest].concat(), true),
+        other => (other.to_vec(), s.name() == "bar"),
+    };
+    let flags = if aligned { FLAG_ALIGNED } else { 0 };
+    let (op, operands) = match modifiers[..] {
+        ["sync"] => (BarrierOp::Sync, 1..=2),
+        ["arrive"] => (BarrierOp::Arrive, 2..=2),
+        ["red", "popc", "u32"] => (BarrierOp::ReducePopulation, 3..=4),
+        ["red", "and", "pred"] => (BarrierOp::ReduceAnd, 3..=4),
+        ["red", "or", "pred"] => (BarrierOp::ReduceOr, 3..=4),
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(*operands.start(), *operands.end())?;
+    let reduces = !matches!(op, BarrierOp::Sync | BarrierOp::Arrive);
+    let first = usize::from(reduces);
+    let mut instruction = Instruction { flags, ..Instruction::new(Op::Barrier(op)) };
+    instruction.a = b.source(s, first, 32)?;
+    if s.operands.len() == *operands.end() {
+        instruction.b = b.source(s, first + 1, 32)?;
+        instruction.flags |= FLAG_OPTIONAL;
+    }
+    if reduces {
+        let (predicate, negated) = b.predicate_source(s, s.operands.len() - 1)?;
+        instruction.c = predicate;
+        instruction.flags |= if negated { FLAG_NEGATE_SOURCE } else { 0 };
+        instruction.d = if op == BarrierOp::ReducePopulation {
+            b.destination(s, 0, 32)?
+        } else {
+            let (result, _) = b.destination_pair(s, 0)?;
+            b.predicate_destination(result)?
+        };
+    }
+    Ok(instruction)
+}

@@ -1,0 +1,96 @@
+//! Floating-point arithmetic.
+
+use super::operand::type_bits;
+use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
+use crate::isa::{FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FloatOp, Instruction, Op};
+
+/// Whether a type name is that of a floating-point number.
+pub fn is_float(name: &str) -> bool {
+    matches!(name, "f16" | "f16x2" | "bf16" | "bf16x2" | "f32" | "f64")
+}
+
+/// How many sources an operation has.
+fn sources(op: FloatOp) -> usize {
+    match op {
+        FloatOp::Fma => 3,
+        FloatOp::Add | FloatOp::Sub | FloatOp::Mul | FloatOp::Div => 2,
+        FloatOp::Min | FloatOp::Max | FloatOp::CopySign => 2,
+        _ => 1,
+    }
+}
+
+fn operation(name: &str) -> Result<FloatOp> {
+    Ok(match name {
+        "add" => FloatOp::Add,
+        "sub" => FloatOp::Sub,
+        "mul" => FloatOp::Mul,
+        "fma" | "mad" => FloatOp::Fma,
+        "div" => FloatOp::Div,
+        "min" => FloatOp::Min,
+        "max" => FloatOp::Max,
+        "neg" => FloatOp::Neg,
+        "abs" => FloatOp::Abs,
+        "rcp" => FloatOp::Rcp,
+        "sqrt" => FloatOp::Sqrt,
+        "rsqrt" => FloatOp::Rsqrt,
+        "ex2" => FloatOp::Ex2,
+        "lg2" => FloatOp::Lg2,
+        "tanh" => FloatOp::Tanh,
+        "sin" => FloatOp::Sin,
+        "cos" => FloatOp::Cos,
+        "copysign" => FloatOp::CopySign,
+        _ => return Err(UNSUPPORTED),
+    })
+}
+
+/// Which operations exist for a type, beyond what the interpreter's tables allow.
+fn of_type(ty: &str, op: FloatOp) -> Result<Op> {
+    use FloatOp::{Abs, Add, Ex2, Fma, Max, Min, Mul, Neg, Sub, Tanh};
+    let half = matches!(op, Add | Sub | Mul | Fma | Neg | Abs | Min | Max | Ex2 | Tanh);
+    let approximate = matches!(op, Ex2 | Tanh | FloatOp::Lg2 | FloatOp::Sin | FloatOp::Cos);
+    Ok(match ty {
+        "f32" => Op::Float32(op),
+        "f64" if !approximate => Op::Float64(op),
+        "f16" if half => Op::Half(op),
+        "bf16" if half => Op::Bfloat(op),
+        "f16x2" if half => Op::HalfPair(op),
+        "bf16x2" if half => Op::BfloatPair(op),
+        _ => return Err(UNSUPPORTED),
+    })
+}
+
+fn flags(s: &Statement<'_>, op: FloatOp) -> Result<u8> {
+    let ty = s.last();
+    let exact = matches!(op, FloatOp::Add | FloatOp::Sub | FloatOp::Mul | FloatOp::Fma);
+    let divides = matches!(op, FloatOp::Div | FloatOp::Rcp | FloatOp::Sqrt);
+    let mut flags = 0;
+    for modifier in s.middle() {
+        flags |= match *modifier {
+            "rn" if exact || divides => 0,
+            // Within the error that the approximate forms are allowed.
+            "approx" if !exact => 0,
+            "full" if op == FloatOp::Div => 0,
+            "ftz" if ty != "f64" => FLAG_FTZ,
+            "sat" if exact && ty != "f64" => FLAG_SATURATE,
+            "NaN" if matches!(op, FloatOp::Min | FloatOp::Max) => FLAG_VARIANT,
+            "relu" if op == FloatOp::Fma && ty != "f32" && ty != "f64" => FLAG_VARIANT,
+            _ => return Err(UNSUPPORTED),
+        };
+    }
+    Ok(flags)
+}
+
+/// Decodes the family.
+pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let operation = operation(s.name())?;
+    let op = of_type(s.last(), operation)?;
+    let count = sources(operation);
+    s.expect_operands(1 + count, 1 + count)?;
+    let bits = type_bits(s.last())?;
+    let d = b.destination(s, 0, bits)?;
+    let mut rows = [0; 3];
+    for (index, row) in rows[..count].iter_mut().enumerate() {
+        *row = b.source(s, 1 + index, bits)?;
+    }
+    Ok(Instruction { flags: flags(s, operation)?, ..with_rows(op, d, &rows[..count]) })
+}

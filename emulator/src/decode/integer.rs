@@ -1,0 +1,199 @@
+//! Integer arithmetic, logic, shifts and bit fields.
+
+use super::operand::type_bits;
+use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
+use crate::isa::{Instruction, IntegerOp, Op};
+
+/// Whether a type name is that of a signed integer.
+fn is_signed(name: &str) -> bool {
+    name.starts_with('s')
+}
+
+fn of_width(bits: u32, op: IntegerOp) -> Result<Op> {
+    Ok(match bits {
+        16 => Op::Integer16(op),
+        32 => Op::Integer32(op),
+        64 => Op::Integer64(op),
+        _ => return Err(UNSUPPORTED),
+    })
+}
+
+/// Decodes the family.
+pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let name = s.name();
+    match name {
+        "mul" | "mad" => product(s, b),
+        "mul24" | "mad24" => product24(s, b),
+        "shl" | "shr" => shift(s, b),
+        "shf" => funnel(s, b),
+        "bfe" | "bfi" => field(s, b),
+        "bfind" | "popc" | "clz" | "brev" => bits(s, b),
+        "prmt" | "lop3" | "sad" | "dp4a" => special(s, b),
+        _ => simple(s, b),
+    }
+}
+
+/// Operations whose operands and result all have the type's width.
+fn simple<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let ty = s.last();
+    let width = type_bits(ty)?;
+    let signed = is_signed(ty);
+    let by_sign = |yes, no| if signed { yes } else { no };
+    let (op, sources) = match (s.name(), s.middle()) {
+        ("add", []) => (IntegerOp::Add, 2),
+        ("sub", []) => (IntegerOp::Sub, 2),
+        ("add", ["sat"]) if ty == "s32" => (IntegerOp::AddSaturating, 2),
+        ("sub", ["sat"]) if ty == "s32" => (IntegerOp::SubSaturating, 2),
+        ("div", []) => (by_sign(IntegerOp::DivSigned, IntegerOp::DivUnsigned), 2),
+        ("rem", []) => (by_sign(IntegerOp::RemSigned, IntegerOp::RemUnsigned), 2),
+        ("min", []) => (by_sign(IntegerOp::MinSigned, IntegerOp::MinUnsigned), 2),
+        ("max", []) => (by_sign(IntegerOp::MaxSigned, IntegerOp::MaxUnsigned), 2),
+        ("and", []) => (IntegerOp::And, 2),
+        ("or", []) => (IntegerOp::Or, 2),
+        ("xor", []) => (IntegerOp::Xor, 2),
+        ("not", []) => (IntegerOp::Not, 1),
+        ("cnot", []) => (IntegerOp::LogicalNot, 1),
+        ("neg", []) if signed => (IntegerOp::Neg, 1),
+        ("abs", []) if signed => (IntegerOp::Abs, 1),
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(1 + sources, 1 + sources)?;
+    let op = of_width(width, op)?;
+    let d = b.destination(s, 0, width)?;
+    let a = b.source(s, 1, width)?;
+    let second = if sources == 2 { b.source(s, 2, width)? } else { a };
+    Ok(with_rows(op, d, &[a, second]))
+}
+
+fn product<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let ty = s.last();
+    let width = type_bits(ty)?;
+    let signed = is_signed(ty);
+    let mad = s.name() == "mad";
+    let (op, wide) = match (s.middle(), signed, mad) {
+        (["lo"], _, false) => (IntegerOp::Mul, false),
+        (["lo"], _, true) => (IntegerOp::Mad, false),
+        (["hi"], false, false) => (IntegerOp::MulHighUnsigned, false),
+        (["hi"], true, false) => (IntegerOp::MulHighSigned, false),
+        (["hi"], false, true) => (IntegerOp::MadHighUnsigned, false),
+        (["hi"], true, true) => (IntegerOp::MadHighSigned, false),
+        (["wide"], false, false) => (IntegerOp::MulWideUnsigned, true),
+        (["wide"], true, false) => (IntegerOp::MulWideSigned, true),
+        (["wide"], false, true) => (IntegerOp::MadWideUnsigned, true),
+        (["wide"], true, true) => (IntegerOp::MadWideSigned, true),
+        _ => return Err(UNSUPPORTED),
+    };
+    if wide && width > 32 {
+        return Err(UNSUPPORTED);
+    }
+    let result = if wide { 2 * width } else { width };
+    s.expect_operands(3 + usize::from(mad), 3 + usize::from(mad))?;
+    let op = of_width(width, op)?;
+    let d = b.destination(s, 0, result)?;
+    let (x, y) = (b.source(s, 1, width)?, b.source(s, 2, width)?);
+    let addend = if mad { b.source(s, 3, result)? } else { x };
+    Ok(with_rows(op, d, &[x, y, addend]))
+}
+
+fn product24<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let op = match (s.name(), s.modifiers()) {
+        ("mul24", ["lo", "u32"]) => IntegerOp::Mul24Unsigned,
+        ("mul24", ["lo", "s32"]) => IntegerOp::Mul24Signed,
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(3, 3)?;
+    let d = b.destination(s, 0, 32)?;
+    let sources = [b.source(s, 1, 32)?, b.source(s, 2, 32)?];
+    Ok(with_rows(Op::Integer32(op), d, &sources))
+}
+
+fn shift<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let [ty] = s.modifiers() else { return Err(UNSUPPORTED) };
+    let width = type_bits(ty)?;
+    let op = match s.name() {
+        "shl" => IntegerOp::ShiftLeft,
+        _ if is_signed(ty) => IntegerOp::ShiftRightSigned,
+        _ => IntegerOp::ShiftRightUnsigned,
+    };
+    s.expect_operands(3, 3)?;
+    let op = of_width(width, op)?;
+    let d = b.destination(s, 0, width)?;
+    let sources = [b.source(s, 1, width)?, b.source(s, 2, 32)?];
+    Ok(with_rows(op, d, &sources))
+}
+
+fn funnel<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let op = match s.modifiers() {
+        ["l", "wrap", "b32"] => IntegerOp::FunnelLeftWrap,
+        ["l", "clamp", "b32"] => IntegerOp::FunnelLeftClamp,
+        ["r", "wrap", "b32"] => IntegerOp::FunnelRightWrap,
+        ["r", "clamp", "b32"] => IntegerOp::FunnelRightClamp,
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(4, 4)?;
+    let d = b.destination(s, 0, 32)?;
+    let sources = [b.source(s, 1, 32)?, b.source(s, 2, 32)?, b.source(s, 3, 32)?];
+    Ok(with_rows(Op::Integer32(op), d, &sources))
+}
+
+fn field<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let [ty] = s.modifiers() else { return Err(UNSUPPORTED) };
+    let width = type_bits(ty)?;
+    if width < 32 {
+        return Err(UNSUPPORTED);
+    }
+    let d = b.destination(s, 0, width)?;
+    if s.name() == "bfi" {
+        s.expect_operands(5, 5)?;
+        let op = of_width(width, IntegerOp::FieldInsert)?;
+        let (insert, base) = (b.source(s, 1, width)?, b.source(s, 2, width)?);
+        let (position, length) = (b.source(s, 3, 32)?, b.source(s, 4, 32)?);
+        return Ok(with_rows(op, d, &[insert, base, position, length]));
+    }
+    s.expect_operands(4, 4)?;
+    let op =
+        if is_signed(ty) { IntegerOp::FieldExtractSigned } else { IntegerOp::FieldExtractUnsigned };
+    let sources = [b.source(s, 1, width)?, b.source(s, 2, 32)?, b.source(s, 3, 32)?];
+    Ok(with_rows(of_width(width, op)?, d, &sources))
+}
+
+/// Operations whose result is a 32-bit count, and `brev`.
+fn bits<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let [ty] = s.modifiers() else { return Err(UNSUPPORTED) };
+    let width = type_bits(ty)?;
+    if width < 32 {
+        return Err(UNSUPPORTED);
+    }
+    let (op, result) = match s.name() {
+        "popc" => (IntegerOp::PopulationCount, 32),
+        "clz" => (IntegerOp::LeadingZeros, 32),
+        "brev" => (IntegerOp::ReverseBits, width),
+        _ if is_signed(ty) => (IntegerOp::FindHighSigned, 32),
+        _ => (IntegerOp::FindHighUnsigned, 32),
+    };
+    s.expect_operands(2, 2)?;
+    let d = b.destination(s, 0, result)?;
+    let a = b.source(s, 1, width)?;
+    Ok(with_rows(of_width(width, op)?, d, &[a]))
+}
+
+fn special<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let op = match (s.name(), s.modifiers()) {
+        ("prmt", ["b32"]) => IntegerOp::Permute,
+        ("lop3", ["b32"]) => IntegerOp::Logic3,
+        ("sad", ["u32"]) => IntegerOp::SadUnsigned,
+        ("sad", ["s32"]) => IntegerOp::SadSigned,
+        ("dp4a", ["u32", "u32"]) => IntegerOp::Dp4aUnsigned,
+        ("dp4a", ["s32", "s32"]) => IntegerOp::Dp4aSigned,
+        _ => return Err(UNSUPPORTED),
+    };
+    let logic = op == IntegerOp::Logic3;
+    s.expect_operands(4 + usize::from(logic), 4 + usize::from(logic))?;
+    let d = b.destination(s, 0, 32)?;
+    let sources = [b.source(s, 1, 32)?, b.source(s, 2, 32)?, b.source(s, 3, 32)?];
+    let mut instruction = with_rows(Op::Integer32(op), d, &sources);
+    if logic {
+        instruction.immediate = b.immediate(s, 4)?;
+    }
+    Ok(instruction)
+}

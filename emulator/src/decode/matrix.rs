@@ -1,0 +1,77 @@
+//! Matrix loads, stores and multiply-accumulates.
+
+use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
+use crate::error::ParseErrorKind;
+use crate::isa::{FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Instruction, MatrixOp, Op};
+
+/// Decodes the family.
+pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    if s.name() == "mma" { multiply(s, b) } else { transfer(s, b) }
+}
+
+/// The rows of a vector operand of known length.
+fn rows<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    index: usize,
+    length: usize,
+    destination: bool,
+) -> Result<u32> {
+    let elements = b.elements(s, index)?;
+    if elements.len() != length {
+        return Err(ParseErrorKind::Operand("a vector of the wrong length"));
+    }
+    let mut rows = Vec::with_capacity(length);
+    for element in elements {
+        rows.push(match destination {
+            true => b.destination_scalar(element, 32)?,
+            false => b.source_scalar(element, 32)?,
+        });
+    }
+    Ok(b.list(&rows))
+}
+
+/// `mma.sync.aligned.shape.row.col.f32.a.b.f32 d, a, b, c;`
+fn multiply<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let ["sync", "aligned", shape, "row", "col", "f32", a, bt, "f32"] = s.modifiers() else {
+        return Err(UNSUPPORTED);
+    };
+    // Rows of A and B per lane.
+    let (op, a_rows, b_rows) = match (*shape, *a, *bt) {
+        ("m16n8k16", "bf16", "bf16") => (MatrixOp::M16N8K16Bf16, 4, 2),
+        ("m16n8k16", "f16", "f16") => (MatrixOp::M16N8K16F16, 4, 2),
+        ("m16n8k8", "bf16", "bf16") => (MatrixOp::M16N8K8Bf16, 2, 1),
+        ("m16n8k8", "f16", "f16") => (MatrixOp::M16N8K8F16, 2, 1),
+        ("m16n8k8", "tf32", "tf32") => (MatrixOp::M16N8K8Tf32, 4, 2),
+        ("m16n8k4", "tf32", "tf32") => (MatrixOp::M16N8K4Tf32, 2, 1),
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(4, 4)?;
+    let d = rows(s, b, 0, 4, true)?;
+    let lists = [rows(s, b, 1, a_rows, false)?, rows(s, b, 2, b_rows, false)?, rows(s, b, 3, 4, false)?];
+    Ok(with_rows(Op::Matrix(op), d, &lists))
+}
+
+/// `ldmatrix.sync.aligned.m8n8.xN{.trans}.shared.b16 d, [a];` and `stmatrix`.
+fn transfer<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let (matrices, transpose) = match s.modifiers() {
+        ["sync", "aligned", "m8n8", n, "shared" | "shared::cta", "b16"] => (n, 0),
+        ["sync", "aligned", "m8n8", n, "trans", "shared" | "shared::cta", "b16"] => (n, FLAG_TRANSPOSE),
+        _ => return Err(UNSUPPORTED),
+    };
+    let count = match *matrices {
+        "x1" => 1,
+        "x2" => 2,
+        "x4" => 4,
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(2, 2)?;
+    let load = s.name() == "ldmatrix";
+    let (list, address) = if load { (0, 1) } else { (1, 0) };
+    let op = if load { MatrixOp::LoadMatrix } else { MatrixOp::StoreMatrix };
+    let d = rows(s, b, list, count, load)?;
+    let (row, offset, wide) = b.address(s, address)?;
+    let flags = transpose | if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    let instruction = with_rows(Op::Matrix(op), d, &[row]);
+    Ok(Instruction { flags, count: count as u8, immediate: offset, ..instruction })
+}

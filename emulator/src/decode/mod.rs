@@ -1,0 +1,115 @@
+//! Statements to instructions: one file per family.
+//!
+//! Every modifier of an opcode is looked at. One that a family does not know makes the instruction
+//! unsupported; none is passed over.
+
+pub mod atomic;
+pub mod builder;
+mod control;
+mod convert;
+mod float;
+mod integer;
+mod matrix;
+mod memory;
+mod moves;
+mod operand;
+mod select;
+mod warp;
+
+use crate::error::ParseErrorKind;
+use crate::isa::{Instruction, Op};
+use crate::parse::operand::Operand;
+use builder::Builder;
+
+/// The result of decoding.
+pub type Result<T> = std::result::Result<T, ParseErrorKind>;
+
+/// The instruction is not known.
+pub const UNSUPPORTED: ParseErrorKind = ParseErrorKind::UnsupportedInstruction;
+
+/// An instruction as it stands in the text.
+#[derive(Debug)]
+pub struct Statement<'a> {
+    /// The opcode, split at its dots.
+    parts: Vec<&'a str>,
+    /// Operands in order.
+    pub operands: Vec<Operand<'a>>,
+    /// Number of the guard predicate, and whether it is negated.
+    pub guard: Option<(u32, bool)>,
+}
+
+impl<'a> Statement<'a> {
+    /// A statement without operands.
+    pub fn new(opcode: &'a str, guard: Option<(u32, bool)>) -> Self {
+        Statement { parts: opcode.split('.').collect(), operands: Vec::with_capacity(4), guard }
+    }
+
+    /// The opcode without its modifiers.
+    pub fn name(&self) -> &'a str {
+        self.parts[0]
+    }
+
+    /// Everything behind the first dot.
+    pub fn modifiers(&self) -> &[&'a str] {
+        &self.parts[1..]
+    }
+
+    /// The last modifier: in most families, the type.
+    pub fn last(&self) -> &'a str {
+        self.parts[self.parts.len() - 1]
+    }
+
+    /// The modifiers between the opcode and the type.
+    pub fn middle(&self) -> &[&'a str] {
+        &self.parts[1..self.parts.len().max(2) - 1]
+    }
+
+    /// Checks the number of operands.
+    pub fn expect_operands(&self, least: usize, most: usize) -> Result<()> {
+        if (least..=most).contains(&self.operands.len()) {
+            Ok(())
+        } else {
+            Err(ParseErrorKind::Operand("wrong number of operands"))
+        }
+    }
+}
+
+/// Decodes a statement.
+pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    match s.name() {
+        "add" | "sub" | "mul" | "fma" | "mad" | "div" | "min" | "max" | "neg" | "abs"
+            if float::is_float(s.last()) =>
+        {
+            float::decode(s, b)
+        }
+        "rcp" | "sqrt" | "rsqrt" | "ex2" | "lg2" | "tanh" | "sin" | "cos" | "copysign" => float::decode(s, b),
+        "and" | "or" | "xor" | "not" if s.last() == "pred" => select::predicate(s, b),
+        "setp" => select::compare(s, b),
+        "selp" => select::select(s, b),
+        "cvt" => convert::decode(s, b),
+        "mov" | "cvta" | "isspacep" => moves::decode(s, b),
+        "ld" | "ldu" | "st" => memory::access(s, b),
+        "cp" => memory::async_copy(s, b),
+        "prefetch" | "prefetchu" | "applypriority" | "discard" => memory::hint(s),
+        "atom" | "red" => atomic::decode(s, b),
+        "shfl" | "vote" | "match" | "redux" | "activemask" | "elect" => warp::decode(s, b),
+        "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "bar" | "barrier" | "membar" | "fence"
+        | "nanosleep" | "setmaxnreg" | "griddepcontrol" | "pmevent" => control::decode(s, b),
+        "mma" | "ldmatrix" | "stmatrix" => matrix::decode(s, b),
+        _ => integer::decode(s, b),
+    }
+}
+
+/// An instruction with a destination and up to three sources, all of them given as rows.
+pub fn with_rows(op: Op, d: u32, sources: &[u32]) -> Instruction {
+    let mut instruction = Instruction { d, ..Instruction::new(op) };
+    for (&row, place) in sources.iter().zip([
+        &mut instruction.a,
+        &mut instruction.b,
+        &mut instruction.c,
+        &mut instruction.e,
+    ]) {
+        *place = row;
+    }
+    instruction
+}

@@ -1,0 +1,140 @@
+//! Moves, packing and changes of address space.
+
+use super::operand::type_bits;
+use super::{Builder, Result, Statement, UNSUPPORTED, select, with_rows};
+use crate::error::ParseErrorKind;
+use crate::isa::{Instruction, MoveOp, Op};
+use crate::memory::Space;
+use crate::parse::operand::{Operand, Scalar};
+
+/// Decodes the family.
+pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    match s.name() {
+        "cvta" => address_space(s, b),
+        "isspacep" => is_space(s, b),
+        _ if s.last() == "pred" => select::predicate(s, b),
+        _ => scalar_or_vector(s, b),
+    }
+}
+
+fn scalar_or_vector<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let [ty] = s.modifiers() else { return Err(UNSUPPORTED) };
+    let bits = type_bits(ty)?;
+    s.expect_operands(2, 2)?;
+    match (&s.operands[0], &s.operands[1]) {
+        (Operand::Vector(elements), _) => unpack(s, b, bits, elements),
+        (_, Operand::Vector(elements)) => pack(s, b, bits, elements),
+        (_, Operand::Scalar(Scalar::Name(name))) if name.starts_with("%clock") => clock(s, b, bits),
+        (_, Operand::Scalar(Scalar::Name("%globaltimer"))) => clock(s, b, bits),
+        _ => {
+            let op = match bits {
+                16 | 32 => MoveOp::Bits32,
+                64 => MoveOp::Bits64,
+                128 => MoveOp::Bits128,
+                _ => return Err(UNSUPPORTED),
+            };
+            let d = b.destination(s, 0, bits)?;
+            let a = b.source(s, 1, bits)?;
+            Ok(with_rows(Op::Move(op), d, &[a]))
+        }
+    }
+}
+
+fn clock<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, bits: u32) -> Result<Instruction> {
+    let op = match bits {
+        32 => Op::Clock32,
+        64 => Op::Clock64,
+        _ => return Err(UNSUPPORTED),
+    };
+    Ok(with_rows(op, b.destination(s, 0, bits)?, &[]))
+}
+
+/// Bits of a vector's elements; at least one byte each.
+fn element_bits(bits: u32, elements: &[Scalar<'_>]) -> Result<u32> {
+    let each = bits / elements.len().max(1) as u32;
+    if matches!(elements.len(), 2 | 4 | 8) && each >= 8 && each.is_power_of_two() {
+        Ok(each)
+    } else {
+        Err(ParseErrorKind::Operand("a vector of the wrong length"))
+    }
+}
+
+fn unpack<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    bits: u32,
+    elements: &[Scalar<'a>],
+) -> Result<Instruction> {
+    let each = element_bits(bits, elements)?;
+    let mut rows = Vec::with_capacity(elements.len());
+    for &element in elements {
+        rows.push(b.destination_scalar(element, each)?);
+    }
+    let a = b.source(s, 1, bits)?;
+    let d = b.list(&rows);
+    let instruction = with_rows(Op::Move(MoveOp::Unpack), d, &[a, each / 8, bits / 8]);
+    Ok(Instruction { count: elements.len() as u8, ..instruction })
+}
+
+fn pack<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    bits: u32,
+    elements: &[Scalar<'a>],
+) -> Result<Instruction> {
+    let each = element_bits(bits, elements)?;
+    let mut rows = Vec::with_capacity(elements.len());
+    for &element in elements {
+        rows.push(b.source_scalar(element, each)?);
+    }
+    let d = b.destination(s, 0, bits)?;
+    let a = b.list(&rows);
+    let instruction = with_rows(Op::Move(MoveOp::Pack), d, &[a, each / 8, bits / 8]);
+    Ok(Instruction { count: elements.len() as u8, ..instruction })
+}
+
+fn space(name: &str) -> Result<Space> {
+    Ok(match name {
+        "global" => Space::Global,
+        "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
+        "local" => Space::Local,
+        "param" | "param::entry" => Space::Param,
+        "const" => Space::Const,
+        _ => return Err(UNSUPPORTED),
+    })
+}
+
+/// `cvta{.to}.space.u64 d, a;`
+fn address_space<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let (to_space, name) = match s.modifiers() {
+        ["to", name, "u64"] => (true, name),
+        [name, "u64"] => (false, name),
+        _ => return Err(UNSUPPORTED),
+    };
+    let space = space(name)?;
+    s.expect_operands(2, 2)?;
+    let d = b.destination(s, 0, 64)?;
+    let a = b.source(s, 1, 64)?;
+    // A parameter's address is generic from the start; global and const windows begin at 0.
+    if matches!(space, Space::Param | Space::Global | Space::Const) {
+        return Ok(with_rows(Op::Move(MoveOp::Bits64), d, &[a]));
+    }
+    let op = if to_space { MoveOp::FromGeneric } else { MoveOp::ToGeneric };
+    let window = b.constant(space.window(), true)?;
+    Ok(with_rows(Op::Move(op), d, &[a, window]))
+}
+
+/// `isspacep.space p, a;`
+fn is_space<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let [name] = s.modifiers() else { return Err(UNSUPPORTED) };
+    let space = space(name)?;
+    s.expect_operands(2, 2)?;
+    let (first, _) = b.destination_pair(s, 0)?;
+    let d = b.predicate_destination(first)?;
+    let a = b.source(s, 1, 64)?;
+    let number = (space.window() >> crate::memory::WINDOW_SHIFT) as i32;
+    if space == Space::Const {
+        return Err(UNSUPPORTED);
+    }
+    Ok(Instruction { immediate: number, ..with_rows(Op::Move(MoveOp::IsSpace), d, &[a]) })
+}

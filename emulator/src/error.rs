@@ -1,0 +1,111 @@
+//! Errors of parsing, of launching and of the host's own memory operations.
+
+use crate::memory::global::Address;
+use thiserror::Error;
+
+/// PTX text that is not understood.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("PTX line {line}: {kind}: `{text}`")]
+pub struct ParseError {
+    /// Line of the text, from 1.
+    pub line: u32,
+    /// The statement, or the piece of it where reading stopped.
+    pub text: String,
+    /// What is wrong with it.
+    pub kind: ParseErrorKind,
+}
+
+/// What is wrong with a piece of PTX text.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ParseErrorKind {
+    /// The text does not follow the grammar.
+    #[error("expected {0}")]
+    Expected(&'static str),
+    /// An instruction, or a combination of its modifiers, that the emulator does not know.
+    #[error("unsupported instruction")]
+    UnsupportedInstruction,
+    /// A directive that the emulator does not know.
+    #[error("unsupported directive")]
+    UnsupportedDirective,
+    /// A register, label, variable or special register that is not declared.
+    #[error("unknown name {0}")]
+    UnknownName(String),
+    /// An operand of the wrong kind, width or number.
+    #[error("{0}")]
+    Operand(&'static str),
+    /// More of something than the emulator handles.
+    #[error("{0} exceeds the emulator's limit")]
+    Limit(&'static str),
+}
+
+/// Why a launch did not start.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The parameter buffer does not have the kernel's size.
+    #[error("{kernel}: expected {expected} bytes of parameters, got {got}")]
+    Parameters {
+        /// The kernel.
+        kernel: String,
+        /// Bytes that its `.param` declarations take.
+        expected: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// A grid or block dimension is zero, or a block has more threads than the kernel or a GPU allows.
+    #[error("{kernel}: block {block:?} exceeds {limit:?} threads")]
+    Threads {
+        /// The kernel.
+        kernel: String,
+        /// The block asked for.
+        block: [u32; 3],
+        /// The kernel's `.maxntid`, or the most that any GPU runs.
+        limit: [u32; 3],
+    },
+    /// A grid dimension is zero or too large.
+    #[error("{kernel}: grid {grid:?} is empty or too large")]
+    Grid {
+        /// The kernel.
+        kernel: String,
+        /// The grid asked for.
+        grid: [u32; 3],
+    },
+    /// More shared memory than a GPU has.
+    #[error("{kernel}: {bytes} bytes of shared memory exceed {limit}")]
+    Shared {
+        /// The kernel.
+        kernel: String,
+        /// Static and dynamic bytes together.
+        bytes: u64,
+        /// The most that a block can have.
+        limit: u64,
+    },
+    /// The kernel holds an instruction that the emulator does not know.
+    #[error("{kernel}: {error}")]
+    Unsupported {
+        /// The kernel.
+        kernel: String,
+        /// The first such instruction.
+        error: ParseError,
+    },
+}
+
+/// A host operation on emulated global memory that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The address is not the start of a live allocation.
+    #[error("{0} is not the start of a live allocation")]
+    NotAllocated(Address),
+    /// The range is not inside one live allocation.
+    #[error("{bytes} bytes at {address} are outside the allocation of {allocated} bytes")]
+    OutOfBounds {
+        /// Start of the range.
+        address: Address,
+        /// Length of the range.
+        bytes: usize,
+        /// Length of the allocation that the address belongs to; 0 if none is live.
+        allocated: usize,
+    },
+}

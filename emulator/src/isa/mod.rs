@@ -1,0 +1,173 @@
+//! The decoded form of a kernel: fixed-size instructions over rows of lanes.
+
+pub mod control_flow;
+pub mod op;
+
+pub use op::{
+    AsyncCopyOp, AtomicOp, BarrierOp, CompareType, ConvertType, FloatOp, IntegerOp, MatrixOp, MoveOp, Op,
+    PredicateOp, ReduxOp, Relation, Rounding, ShuffleOp, VoteOp,
+};
+
+/// Predicate that is always true, also the guard of an unguarded instruction.
+pub const PREDICATE_TRUE: u32 = 0;
+/// Predicate that is always false.
+pub const PREDICATE_FALSE: u32 = 1;
+/// Predicate that takes results nobody wants (`_`).
+pub const PREDICATE_SINK: u32 = 2;
+/// Predicates that exist in every kernel.
+pub const PREDICATES_RESERVED: u32 = 3;
+/// Row that takes results nobody wants; four rows, for results of up to 128 bits.
+pub const ROW_SINK: u32 = 0;
+/// Rows that exist in every kernel.
+pub const ROWS_RESERVED: u32 = 4;
+
+/// Flush subnormal inputs and results of f32 to zero.
+pub const FLAG_FTZ: u8 = 1;
+/// Clamp a float result to [0, 1], or an integer result to its type's range.
+pub const FLAG_SATURATE: u8 = 2;
+/// The address operand is a 64-bit row; else 32-bit.
+pub const FLAG_WIDE_ADDRESS: u8 = 4;
+/// `.relu` of a conversion, `.NaN` of a minimum or maximum.
+pub const FLAG_VARIANT: u8 = 8;
+/// The transposing form of a matrix load or store.
+pub const FLAG_TRANSPOSE: u8 = 8;
+/// `.aligned`: all threads of the warp execute the instruction together.
+pub const FLAG_ALIGNED: u8 = 16;
+/// An optional operand is present.
+pub const FLAG_OPTIONAL: u8 = 32;
+/// A predicate source operand is negated.
+pub const FLAG_NEGATE_SOURCE: u8 = 64;
+/// The guard is negated.
+pub const FLAG_NEGATE_GUARD: u8 = 128;
+
+/// No reconvergence point: the paths meet only at exit.
+pub const NO_RECONVERGENCE: u32 = u32::MAX;
+
+/// One instruction.
+///
+/// `d`, `a`, `b`, `c` and `e` are rows of the register file (immediates, symbols and special registers
+/// are rows too, filled before the kernel starts), predicates, or positions in [`Code::lists`]: the
+/// family decides. A 64-bit operand is the first of its two rows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Instruction {
+    /// What to do.
+    pub op: Op,
+    /// `FLAG_*`.
+    pub flags: u8,
+    /// Vector length, relation, rounding: the family decides.
+    pub count: u8,
+    /// Predicate that guards the instruction.
+    pub guard: u32,
+    /// Destination.
+    pub d: u32,
+    /// First source; the address of a memory access.
+    pub a: u32,
+    /// Second source.
+    pub b: u32,
+    /// Third source.
+    pub c: u32,
+    /// Address offset, branch target, or another constant.
+    pub immediate: i32,
+    /// A further operand; of a branch, where its paths meet again.
+    pub e: u32,
+}
+
+const _: () = assert!(size_of::<Instruction>() == 32);
+
+impl Instruction {
+    /// An unguarded instruction without operands.
+    pub const fn new(op: Op) -> Self {
+        let guard = PREDICATE_TRUE;
+        Instruction { op, flags: 0, count: 0, guard, d: 0, a: 0, b: 0, c: 0, immediate: 0, e: 0 }
+    }
+
+    /// Whether a flag is set.
+    #[inline(always)]
+    pub const fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// What fills a row of the register file before the kernel starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fill {
+    /// A 32-bit constant in every lane.
+    Constant32(u32),
+    /// A 64-bit constant in every lane.
+    Constant64(u64),
+    /// The address of a module variable, by its index, in a 32-bit or 64-bit row.
+    Variable {
+        /// Index in the module's table of variables.
+        index: u32,
+        /// Added to the address.
+        offset: i64,
+        /// Whether the row is 64 bits wide.
+        wide: bool,
+    },
+    /// Start of dynamic shared memory.
+    DynamicShared {
+        /// Whether the row is 64 bits wide.
+        wide: bool,
+    },
+    /// A special register.
+    Special(Special),
+}
+
+/// Special registers with a value that a thread keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Special {
+    /// `%tid`, by dimension.
+    Thread(u8),
+    /// `%ntid`, by dimension.
+    Threads(u8),
+    /// `%ctaid`, by dimension.
+    Block(u8),
+    /// `%nctaid`, by dimension.
+    Blocks(u8),
+    /// `%laneid`.
+    Lane,
+    /// `%warpid`.
+    Warp,
+    /// `%nwarpid`.
+    Warps,
+    /// `%lanemask_eq`.
+    LaneMaskEq,
+    /// `%lanemask_lt`.
+    LaneMaskLt,
+    /// `%lanemask_le`.
+    LaneMaskLe,
+    /// `%lanemask_gt`.
+    LaneMaskGt,
+    /// `%lanemask_ge`.
+    LaneMaskGe,
+    /// `%dynamic_smem_size`.
+    DynamicSharedBytes,
+    /// `%total_smem_size`.
+    TotalSharedBytes,
+    /// A register that is always zero here: `%smid`, `%gridid`, `%cluster_ctarank` and the like.
+    Zero,
+    /// A register that is always one here: `%nsmid`, `%cluster_nctarank` and the like.
+    One,
+}
+
+/// The decoded body of a kernel.
+#[derive(Debug, Default)]
+pub struct Code {
+    /// The instructions; the last is an `exit`.
+    pub instructions: Vec<Instruction>,
+    /// PTX line of each instruction.
+    pub lines: Vec<u32>,
+    /// Text of each instruction, as a range of the module's text.
+    pub texts: Vec<(u32, u32)>,
+    /// Source location of each instruction, as an index into the module's table.
+    pub locations: Vec<u32>,
+    /// Operand lists of vector instructions.
+    pub lists: Vec<u32>,
+    /// Rows of the register file.
+    pub rows: u32,
+    /// Predicates.
+    pub predicates: u32,
+    /// Rows to fill before the kernel starts.
+    pub fills: Vec<(u32, Fill)>,
+}

@@ -1,0 +1,67 @@
+//! Runs PTX on the CPU and checks it.
+//!
+//! The text that a GPU driver would compile is parsed ([`Module::parse`]), decoded once, and executed
+//! warp by warp ([`launch`]) against an emulated global memory ([`Memory`]). Every access is checked
+//! for bounds and alignment; optional checks find reads of bytes that nobody wrote, copies read before
+//! their wait, divergent barriers and deadlocks. A finding names kernel, block, thread, the PTX line
+//! and, where the module carries line tables, the source line.
+//!
+//! ```
+//! use ptx_emulator::{Launch, Memory, Module, Options, launch};
+//!
+//! let ptx = "
+//!     .version 7.8
+//!     .target sm_80
+//!     .address_size 64
+//!     .visible .entry double(.param .u64 data) {
+//!         .reg .b32 %r<4>;
+//!         .reg .b64 %rd<4>;
+//!         ld.param.u64 %rd1, [data];
+//!         mov.u32 %r1, %tid.x;
+//!         mul.wide.u32 %rd2, %r1, 4;
+//!         add.s64 %rd3, %rd1, %rd2;
+//!         ld.global.u32 %r2, [%rd3];
+//!         add.s32 %r3, %r2, %r2;
+//!         st.global.u32 [%rd3], %r3;
+//!         ret;
+//!     }";
+//! let module = Module::parse(ptx)?;
+//! let memory = Memory::new();
+//! let data = memory.allocate(128);
+//! memory.write(data, &[1; 128])?;
+//! let parameters = data.to_le_bytes();
+//! let shape = Launch { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, params: &parameters };
+//! let kernel = module.kernel("double").expect("the entry above");
+//! let report = launch(kernel, &memory, &shape, &Options::default())?;
+//! assert!(report.findings.is_empty());
+//! let mut result = [0; 128];
+//! memory.read(data, &mut result)?;
+//! assert_eq!(result, [2; 128]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Rooms: `parse` (text to statements), `decode` (statements to instructions), `isa` (the decoded
+//! form and its control-flow graph), `memory` (the state spaces), `shadow` (what is known about each
+//! byte), `exec` (warps, divergence, schedule, blocks, grid; one file per instruction family in
+//! `exec::ops`).
+//!
+//! Not modelled: time, the memory model's reorderings, and what `ptxas` does to the text.
+
+mod decode;
+mod error;
+mod exec;
+mod isa;
+mod memory;
+mod module;
+mod options;
+mod parse;
+mod report;
+mod shadow;
+
+pub use error::{LaunchError, MemoryError, ParseError, ParseErrorKind};
+pub use exec::launch;
+pub use memory::Space;
+pub use memory::global::{Address, Memory, MemoryStatistics};
+pub use module::{Kernel, Module, Parameter, Unsupported};
+pub use options::{Checks, Launch, Options, Schedule};
+pub use report::{Finding, FindingKind, Report, SourceLocation, Statistics};

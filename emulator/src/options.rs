@@ -1,0 +1,82 @@
+//! What is launched and how it is run.
+
+/// The shape and the arguments of one launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y and z; at most 1024 in all.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory, beyond what the kernel declares itself.
+    pub shared_bytes: u32,
+    /// The kernel's parameters as laid out in its `.param` space, [`crate::Kernel::parameter_bytes`] long.
+    pub params: &'a [u8],
+}
+
+/// Which optional checks run. Bounds and alignment are always checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Checks {
+    /// Reads of bytes that nothing wrote, in global, shared and local memory, and reads of bytes that
+    /// an asynchronous copy is still to write.
+    pub uninitialised: bool,
+    /// Barriers and warp-wide instructions that not all the required threads reach together.
+    pub barriers: bool,
+}
+
+impl Checks {
+    /// Every check.
+    pub const fn all() -> Self {
+        Checks { uninitialised: true, barriers: true }
+    }
+
+    /// Memory safety only.
+    pub const fn none() -> Self {
+        Checks { uninitialised: false, barriers: false }
+    }
+}
+
+impl Default for Checks {
+    fn default() -> Self {
+        Checks::all()
+    }
+}
+
+/// The order of warps, and the moment at which asynchronous copies land.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// A copy lands when it is issued; a warp runs until it waits.
+    Eager,
+    /// A copy lands at the wait that requires it and no sooner; a warp runs until it waits.
+    #[default]
+    Latest,
+    /// Warps take turns of random length and copies land at random moments, all drawn from this seed.
+    Random(u64),
+}
+
+/// How a launch is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The optional checks.
+    pub checks: Checks,
+    /// The order of warps and of asynchronous copies.
+    pub schedule: Schedule,
+    /// Threads of the CPU that run blocks in parallel. 1 runs on the calling thread; 0 counts as 1.
+    pub threads: usize,
+    /// Distinct findings kept; the rest is only counted.
+    pub max_findings: usize,
+    /// Warp instructions that one block may execute. More is reported as a finding, not awaited.
+    pub step_limit: Option<u64>,
+}
+
+impl Default for Options {
+    /// Every check, the latest schedule, one thread, 64 findings, 2^32 warp instructions per block.
+    fn default() -> Self {
+        Options {
+            checks: Checks::all(),
+            schedule: Schedule::Latest,
+            threads: 1,
+            max_findings: 64,
+            step_limit: Some(1 << 32),
+        }
+    }
+}

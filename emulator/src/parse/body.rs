@@ -1,0 +1,192 @@
+//! The body of a kernel: scopes, declarations, labels and instructions.
+
+use super::cursor::Cursor;
+use super::lex::{Kind, Token};
+use super::location::Locations;
+use super::operand::{self, Operand, Scalar};
+use super::scope::{Class, Symbol};
+use super::variable;
+use crate::decode::builder::{Builder, Place};
+use crate::decode::{self, Statement};
+use crate::error::{ParseError, ParseErrorKind};
+use crate::isa::control_flow;
+use crate::module::KernelData;
+
+/// An instruction has fewer operands in PTX.
+const MAX_OPERANDS: usize = 16;
+
+/// Reads a body from its `{` to its `}` into a kernel.
+pub fn read<'a>(
+    cursor: &mut Cursor<'a>,
+    builder: &mut Builder<'a, '_>,
+    kernel: &mut KernelData,
+    locations: &mut Locations,
+) -> Result<(), ParseError> {
+    cursor.expect(b'{', "a kernel body")?;
+    let mut location = 0;
+    loop {
+        let token = cursor.peek();
+        match token.kind {
+            Kind::Mark(b'{') => builder.scopes.open(),
+            Kind::Mark(b'}') if !builder.scopes.close() => break,
+            Kind::Mark(b'}' | b';') | Kind::LocationComment => {}
+            Kind::Mark(b'@') => {
+                instruction(cursor, builder, location)?;
+                continue;
+            }
+            Kind::Word => {
+                word(cursor, builder, locations, &mut location)?;
+                continue;
+            }
+            _ => return Err(cursor.expected("a statement")),
+        }
+        cursor.next();
+    }
+    cursor.next();
+    builder.finish(kernel)?;
+    control_flow::reconverge(&mut kernel.code);
+    Ok(())
+}
+
+fn word<'a>(
+    cursor: &mut Cursor<'a>,
+    builder: &mut Builder<'a, '_>,
+    locations: &mut Locations,
+    location: &mut u32,
+) -> Result<(), ParseError> {
+    let name = cursor.text(cursor.peek());
+    if cursor.peek_ahead(1).kind == Kind::Mark(b':') {
+        return label(cursor, builder, name);
+    }
+    if !name.starts_with('.') {
+        return instruction(cursor, builder, *location);
+    }
+    cursor.next();
+    match name {
+        ".loc" => *location = locations.read_location(cursor)?,
+        ".reg" => registers(cursor, builder)?,
+        ".local" | ".shared" => variable(cursor, builder, name == ".shared")?,
+        ".pragma" => cursor.skip_statement(),
+        _ => return Err(cursor.error_here(ParseErrorKind::UnsupportedDirective)),
+    }
+    Ok(())
+}
+
+fn label<'a>(
+    cursor: &mut Cursor<'a>,
+    builder: &mut Builder<'a, '_>,
+    name: &'a str,
+) -> Result<(), ParseError> {
+    if !builder.scopes.declare_label(name, builder.next_instruction()) {
+        return Err(cursor.expected("a label that is new in its scope"));
+    }
+    cursor.next();
+    cursor.next();
+    if cursor.text(cursor.peek()) == ".branchtargets" {
+        cursor.next();
+        let mut targets = vec![cursor.word("a label")?];
+        while cursor.accept(b',') {
+            targets.push(cursor.word("a label")?);
+        }
+        cursor.expect(b';', ";")?;
+        builder.declare_targets(name, targets);
+    }
+    Ok(())
+}
+
+fn registers<'a>(cursor: &mut Cursor<'a>, builder: &mut Builder<'a, '_>) -> Result<(), ParseError> {
+    let limit = ParseErrorKind::Limit("the number of registers");
+    let class = Class::of_type(cursor.word("a register type")?);
+    let class = class.ok_or_else(|| cursor.expected("a register type"))?;
+    loop {
+        let name = cursor.word("a register name")?;
+        let declared = if cursor.accept(b'<') {
+            let count = cursor.unsigned("a number of registers")?;
+            cursor.expect(b'>', ">")?;
+            u32::try_from(count).ok().and_then(|count| builder.scopes.declare_range(name, class, count))
+        } else {
+            builder.scopes.declare(name, class)
+        };
+        declared.ok_or_else(|| cursor.error_here(limit.clone()))?;
+        if !cursor.accept(b',') {
+            return cursor.expect(b';', ";");
+        }
+    }
+}
+
+fn variable<'a>(
+    cursor: &mut Cursor<'a>,
+    builder: &mut Builder<'a, '_>,
+    shared: bool,
+) -> Result<(), ParseError> {
+    let one = variable::read(cursor)?;
+    let symbol = if shared {
+        Symbol::Shared(builder.place_shared(one.bytes(), one.align))
+    } else {
+        Symbol::Local(builder.place_local(one.bytes(), one.align))
+    };
+    builder.scopes.declare_symbol(one.name, symbol);
+    cursor.expect(b';', ";")
+}
+
+fn instruction<'a>(
+    cursor: &mut Cursor<'a>,
+    builder: &mut Builder<'a, '_>,
+    location: u32,
+) -> Result<(), ParseError> {
+    let first = cursor.peek();
+    let guard = if cursor.accept(b'@') {
+        let negated = cursor.accept(b'!');
+        match operand::read(cursor, &builder.scopes)? {
+            Operand::Scalar(Scalar::Register(r)) if r.class == Class::Predicate => Some((r.index, negated)),
+            _ => return Err(cursor.expected("a predicate")),
+        }
+    } else {
+        None
+    };
+    let opcode = cursor.word("an instruction")?;
+    let mut statement = Statement::new(opcode, guard);
+    let end = read_operands(cursor, builder, &mut statement)?;
+    let place = Place { line: first.line, text: (first.start, end.end), location };
+    match decode::decode(&statement, builder) {
+        Ok(instruction) => builder.push(instruction, &statement, place),
+        Err(ParseErrorKind::UnsupportedInstruction) => {
+            let text = super::cursor::quote(cursor.source(), first.start, end.end);
+            builder.push_unsupported(text, place);
+        }
+        Err(kind) => return Err(cursor.error(first.line, first.start, end.end, kind)),
+    }
+    Ok(())
+}
+
+/// Reads operands up to the `;`; the last token before it.
+fn read_operands<'a>(
+    cursor: &mut Cursor<'a>,
+    builder: &Builder<'a, '_>,
+    statement: &mut Statement<'a>,
+) -> Result<Token, ParseError> {
+    // Calls have a syntax of their own: `call (result), f, (arguments);`
+    if statement.name() == "call" {
+        let mut last = cursor.peek();
+        while !matches!(cursor.peek().kind, Kind::Mark(b';' | b'}') | Kind::End) {
+            last = cursor.next();
+        }
+        cursor.expect(b';', ";")?;
+        return Ok(last);
+    }
+    let mut last = cursor.peek();
+    if cursor.accept(b';') {
+        return Ok(last);
+    }
+    loop {
+        if statement.operands.len() == MAX_OPERANDS {
+            return Err(cursor.error_here(ParseErrorKind::Limit("the number of operands")));
+        }
+        statement.operands.push(operand::read(cursor, &builder.scopes)?);
+        last = cursor.behind();
+        if !cursor.accept(b',') {
+            cursor.expect(b';', "; or ,")?;
+            return Ok(last);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What a launch found.
+
+use crate::memory::Space;
+use serde::Serialize;
+use std::fmt;
+
+/// The outcome of a launch.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// Distinct faults, ordered by block and then by the order in which the block met them.
+    pub findings: Vec<Finding>,
+    /// Work done.
+    pub statistics: Statistics,
+}
+
+impl Report {
+    /// Whether nothing was found.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+}
+
+/// Work done by a launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Statistics {
+    /// Blocks started.
+    pub blocks: u64,
+    /// Instructions executed, counted once per warp, or per part of a diverged warp.
+    pub warp_instructions: u64,
+    /// Matrix multiply-accumulate instructions among them.
+    pub matrix_instructions: u64,
+    /// Asynchronous copy instructions among them.
+    pub async_copies: u64,
+    /// Branches at which a warp split.
+    pub divergent_branches: u64,
+    /// Faults met, including repetitions and those beyond [`crate::Options::max_findings`].
+    pub faults: u64,
+}
+
+impl Statistics {
+    pub(crate) fn add(&mut self, other: &Statistics) {
+        self.blocks += other.blocks;
+        self.warp_instructions += other.warp_instructions;
+        self.matrix_instructions += other.matrix_instructions;
+        self.async_copies += other.async_copies;
+        self.divergent_branches += other.divergent_branches;
+        self.faults += other.faults;
+    }
+}
+
+/// The kind of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// An access beyond the bounds of an allocation, of shared, local or parameter memory. Stops the block.
+    OutOfBounds {
+        /// The space accessed.
+        space: Space,
+    },
+    /// An address that is no multiple of the access width. Stops the block.
+    Misaligned {
+        /// The space accessed.
+        space: Space,
+    },
+    /// An access through a null pointer or a small offset from one. Stops the block.
+    NullPointer,
+    /// An access to an allocation that was freed before the launch. Stops the block.
+    UseAfterFree,
+    /// A write to constant memory or to a parameter. Stops the block.
+    WriteToReadOnly {
+        /// The space accessed.
+        space: Space,
+    },
+    /// A read of bytes that nothing wrote. The block goes on.
+    UninitialisedRead {
+        /// The space read.
+        space: Space,
+    },
+    /// A read or overwrite of shared bytes that an asynchronous copy has yet to deliver. The block goes on.
+    AsyncCopyInFlight,
+    /// A block-wide barrier reached by part of a warp, or with thread counts that disagree. Stops the block.
+    BarrierDivergence,
+    /// A warp-wide instruction reached by part of the warp, or by a lane outside its member mask. Stops the block.
+    WarpDivergence,
+    /// Every live thread waits for something that cannot happen. Stops the block.
+    Deadlock,
+    /// The block executed more warp instructions than the step limit. Stops the block.
+    StepLimit,
+    /// The kernel executed `trap`. Stops the block.
+    Trap,
+    /// An operand with a value that the instruction does not define. Stops the block.
+    InvalidOperand,
+}
+
+impl fmt::Display for FindingKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FindingKind::OutOfBounds { space } => write!(f, "out-of-bounds {space} access"),
+            FindingKind::Misaligned { space } => write!(f, "misaligned {space} access"),
+            FindingKind::NullPointer => write!(f, "null pointer"),
+            FindingKind::UseAfterFree => write!(f, "use after free"),
+            FindingKind::WriteToReadOnly { space } => write!(f, "write to read-only {space} memory"),
+            FindingKind::UninitialisedRead { space } => write!(f, "uninitialised {space} read"),
+            FindingKind::AsyncCopyInFlight => write!(f, "asynchronous copy in flight"),
+            FindingKind::BarrierDivergence => write!(f, "barrier divergence"),
+            FindingKind::WarpDivergence => write!(f, "warp divergence"),
+            FindingKind::Deadlock => write!(f, "deadlock"),
+            FindingKind::StepLimit => write!(f, "step limit reached"),
+            FindingKind::Trap => write!(f, "trap"),
+            FindingKind::InvalidOperand => write!(f, "invalid operand"),
+        }
+    }
+}
+
+/// One fault: what, where and by whom it was first met.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What happened.
+    pub kind: FindingKind,
+    /// The kernel.
+    pub kernel: String,
+    /// The first block that met the fault.
+    pub block: [u32; 3],
+    /// The first thread of that block that met it.
+    pub thread: [u32; 3],
+    /// Line of the instruction in the PTX text, from 1.
+    pub ptx_line: u32,
+    /// Text of the instruction.
+    pub ptx: String,
+    /// Where the source that was compiled into it stands.
+    pub source: Option<SourceLocation>,
+    /// Address, bytes and what else is known.
+    pub message: String,
+    /// How often any block met this kind of fault at this instruction.
+    pub occurrences: u64,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
+        writeln!(f, "{}: {}", self.kind, self.message)?;
+        write!(f, "  in {}, block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz})", self.kernel)?;
+        if self.occurrences > 1 {
+            write!(f, ", {} times in all", self.occurrences)?;
+        }
+        write!(f, "\n  PTX line {}: {}", self.ptx_line, self.ptx)?;
+        let mut location = self.source.as_ref();
+        let mut word = "at";
+        while let Some(place) = location {
+            write!(f, "\n  {word} {place}")?;
+            location = place.inlined_at.as_deref();
+            word = "inlined at";
+        }
+        Ok(())
+    }
+}
+
+/// A place in the source that was compiled to PTX.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct SourceLocation {
+    /// Path as the compiler wrote it.
+    pub file: String,
+    /// Line, from 1.
+    pub line: u32,
+    /// Column, from 1; 0 if unknown.
+    pub column: u32,
+    /// The place of the call that this code was inlined into.
+    pub inlined_at: Option<Box<SourceLocation>>,
+}
+
+impl fmt::Display for SourceLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+    }
+}

@@ -1,0 +1,62 @@
+//! Attention on a device: the core takes raw device pointers, the doors above it take host slices.
+
+mod element;
+mod host;
+
+pub use element::Element;
+pub use host::{ForwardOutput, forward_host};
+
+use crate::device::Device;
+use crate::driver::Stream;
+use crate::error::Result;
+use crate::plan::{ForwardPlan, ForwardPointers, plan_forward};
+use crate::problem::ForwardProblem;
+use kernels_gpu::abi::ForwardParams;
+
+/// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
+/// [`Device::synchronize`] or anything else that waits for the stream.
+///
+/// Shapes, dtypes and strides are those of `problem`; an address is that of a tensor's element (0, 0, 0,
+/// 0). With no rows, heads or batches nothing is launched. A row that sees no key gets o = 0 and lse =
+/// -inf.
+///
+/// # Errors
+/// Everything that [`ForwardProblem::validate`] and [`plan_forward`] refuse, and errors of the driver.
+///
+/// # Safety
+/// For all work queued up to this call's kernel: every element of q, k and v is readable and stays
+/// unchanged; every element of o and, if wanted, of lse is writable, and shares no memory with q, k, v
+/// or each other. Memory between and around the elements is neither used nor changed.
+pub unsafe fn forward(
+    device: &Device,
+    problem: &ForwardProblem,
+    pointers: &ForwardPointers,
+    stream: Stream,
+) -> Result<()> {
+    let valid = problem.validate()?;
+    let plan = plan_forward(&valid, device.properties(), pointers)?;
+    // SAFETY: the plan was made from these pointers, and the caller vouches for them.
+    plan.map_or(Ok(()), |plan| unsafe { launch_forward(device, &plan, stream) })
+}
+
+/// Launches what was planned: for callers that plan once and launch often.
+///
+/// # Errors
+/// Errors of the driver.
+///
+/// # Safety
+/// As for [`forward`], for the pointers that the plan was made with.
+pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream) -> Result<()> {
+    tracing::debug!(kernel = plan.kernel.name, blocks = plan.blocks, "launch");
+    // SAFETY: passed on to the caller.
+    unsafe { device.driver().launch(plan.kernel, plan.blocks, params_bytes(&plan.params), stream) }
+}
+
+/// The bytes of the kernel's parameter.
+fn params_bytes(params: &ForwardParams) -> &[u8] {
+    const SIZE: usize = size_of::<ForwardParams>();
+    // Four views of 32 bytes, lse, and fourteen 32-bit fields: no padding, so every byte is initialised.
+    const { assert!(SIZE == 4 * 32 + 8 + 14 * 4) };
+    // SAFETY: the struct is `repr(C)`, has no padding, and lives as long as the slice.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast(), SIZE) }
+}

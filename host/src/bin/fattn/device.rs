@@ -1,0 +1,37 @@
+//! The options that choose a device and its kernels.
+
+use anyhow::{Context, Result};
+use clap::Args;
+use finite_attention::device::DeviceName;
+use finite_attention::{Device, KernelImages};
+use std::path::PathBuf;
+
+/// Where to run.
+#[derive(Args)]
+pub struct DeviceArguments {
+    /// cuda, cuda:N, emulated or emulated:sm_80; the first GPU if there is one, else the emulator.
+    #[arg(long)]
+    pub device: Option<DeviceName>,
+    /// A PTX file whose kernels replace those built in.
+    #[arg(long, value_name = "FILE.ptx")]
+    pub kernels: Option<PathBuf>,
+}
+
+impl DeviceArguments {
+    /// The kernels built in, or those of `--kernels`.
+    pub fn images(&self) -> Result<KernelImages> {
+        let Some(path) = &self.kernels else { return Ok(KernelImages::embedded()) };
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("--kernels {}", path.display()))?;
+        KernelImages::with_override(&text).with_context(|| format!("--kernels {}", path.display()))
+    }
+
+    /// The device, and which one it became.
+    pub fn open(&self) -> Result<(DeviceName, Device)> {
+        let images = self.images()?;
+        Ok(match self.device {
+            Some(name) => (name, Device::open(name, images)?),
+            None => Device::open_any(images)?,
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! `fattn`: checks, times and runs the attention kernels from the command line.
+
+mod bench;
+mod check;
+mod device;
+mod devices;
+mod run;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Exact attention on NVIDIA GPUs, checked with no GPU at all.
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Compare the kernels with the reference over ragged cases; exit code 1 if any differs.
+    Check(check::CheckArguments),
+    /// Time the kernels on a GPU.
+    Bench(bench::BenchArguments),
+    /// Attention on tensors from a safetensors file.
+    Run(run::RunArguments),
+    /// List the devices.
+    Devices,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Check(arguments) => check::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Run(arguments) => run::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Devices => devices::run().map(|()| ExitCode::SUCCESS),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("fattn: {error:#}");
+        ExitCode::from(2)
+    })
+}

@@ -1,0 +1,113 @@
+//! Device memory with an owner, and the addresses of memory that others own.
+
+use crate::attention::Element;
+use crate::device::Device;
+use crate::driver::{DevicePointer, Stream};
+use crate::error::{Error, Result};
+use bytemuck::{cast_slice, cast_slice_mut};
+use cust::memory::DeviceCopy;
+use std::marker::PhantomData;
+
+/// A dense array of numbers in device memory, freed when dropped.
+///
+/// ```
+/// use finite_attention::{Device, Stream, buffer::DeviceBuffer};
+/// use kernels_gpu::abi::Arch;
+/// let device = Device::emulated(Arch::Sm80)?;
+/// let buffer = DeviceBuffer::from_slice(&device, &[1.0f32, 2.0, 3.0])?;
+/// assert_eq!(buffer.to_vec(Stream::default())?, [1.0, 2.0, 3.0]);
+/// # Ok::<(), finite_attention::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct DeviceBuffer<T> {
+    device: Device,
+    pointer: DevicePointer,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> DeviceBuffer<T> {
+    /// Room for `len` elements that count as never written.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], also when the size in bytes overflows, and errors of the device.
+    pub fn uninitialised(device: &Device, len: usize) -> Result<Self> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| Error::OutOfMemory {
+            device: device.properties().name.clone(),
+            bytes: usize::MAX,
+        })?;
+        let pointer = device.driver().allocate(bytes)?;
+        Ok(DeviceBuffer { device: device.clone(), pointer, len, element: PhantomData })
+    }
+
+    /// A copy of `elements`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], and errors of the device.
+    pub fn from_slice(device: &Device, elements: &[T]) -> Result<Self> {
+        let buffer = DeviceBuffer::uninitialised(device, elements.len())?;
+        if !elements.is_empty() {
+            device.driver().copy_to_device(buffer.pointer, cast_slice(elements))?;
+        }
+        Ok(buffer)
+    }
+
+    /// Copies the elements to the host after all work queued on `stream`.
+    ///
+    /// # Errors
+    /// Errors of the device, also those of the work before the copy.
+    pub fn to_vec(&self, stream: Stream) -> Result<Vec<T>> {
+        let mut elements = vec![T::zeroed(); self.len];
+        if !elements.is_empty() {
+            self.device.driver().copy_to_host(cast_slice_mut(&mut elements), self.pointer, stream)?;
+        }
+        Ok(elements)
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<T> Drop for DeviceBuffer<T> {
+    /// Waits for the default stream first. Work on other streams must have been waited for.
+    fn drop(&mut self) {
+        // What these two report was reported before, or comes again at the next call.
+        let _ = self.device.synchronize(Stream::default());
+        // SAFETY: allocated by this device, owned by this buffer alone, and the default stream is empty.
+        let _ = unsafe { self.device.driver().free(self.pointer) };
+    }
+}
+
+/// Something that stands in device memory: what fills [`crate::ForwardPointers`].
+///
+/// Buffers of `cust` work on the device whose primary context they were allocated in (`cust::quick_init` and the CUDA
+/// runtime use that one).
+pub trait InDeviceMemory {
+    /// Address of its first byte; null when it is empty.
+    fn device_pointer(&self) -> DevicePointer;
+}
+
+impl<T: Element> InDeviceMemory for DeviceBuffer<T> {
+    fn device_pointer(&self) -> DevicePointer {
+        self.pointer
+    }
+}
+
+impl<T: DeviceCopy> InDeviceMemory for cust::memory::DeviceBuffer<T> {
+    fn device_pointer(&self) -> DevicePointer {
+        self.as_device_ptr().as_raw()
+    }
+}
+
+impl<T: DeviceCopy> InDeviceMemory for cust::memory::DevicePointer<T> {
+    fn device_pointer(&self) -> DevicePointer {
+        self.as_raw()
+    }
+}

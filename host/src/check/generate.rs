@@ -1,0 +1,134 @@
+//! The cases of a sweep: stratified where every value must come up, random elsewhere, the same for the
+//! same seed.
+
+use super::{Case, Placement};
+use crate::problem::{CausalAlignment, Mask};
+use kernels_gpu::abi::Dtype;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+/// Sequence lengths: none, one, both sides of the edges of 16, 32, 64, 128 and 192 rows, and primes. As
+/// many as have no factor in common with the number of dtypes, so that each dtype meets each length.
+pub const LENGTHS: [usize; 23] =
+    [17, 0, 64, 1, 127, 15, 65, 16, 63, 128, 3, 129, 31, 97, 193, 5, 257, 101, 2, 192, 32, 191, 33];
+
+/// Head dimensions: both sides of every compiled size, and everything that divides badly.
+const HEAD_DIMS: [usize; 22] =
+    [64, 128, 1, 32, 40, 33, 96, 7, 72, 65, 80, 127, 16, 129, 8, 100, 192, 31, 256, 2, 160, 255];
+
+/// Multiply-adds of a case before its heads and batches are cut down.
+const WORK_LIMIT: usize = 16 << 20;
+
+/// `count` cases. The first `n` of a longer sweep with the same seed are the same cases.
+pub fn cases(seed: u64, count: usize) -> Vec<Case> {
+    (0..count).map(|id| case(seed, id)).collect()
+}
+
+/// Case `id` of the sweep with this seed.
+pub fn case(seed: u64, id: usize) -> Case {
+    let case_seed = seed.wrapping_add((id as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut random = StdRng::seed_from_u64(case_seed);
+    let head_dim = pick_head_dim(id, &mut random);
+    let dtype = [Dtype::Bf16, Dtype::F16, Dtype::F32][id % 3];
+    let key_heads = random.random_range(1..=3);
+    let case = Case {
+        id,
+        seed: case_seed,
+        batches: random.random_range(1..=3),
+        query_rows: LENGTHS[id % LENGTHS.len()],
+        key_rows: LENGTHS[(id / LENGTHS.len() + 5 * id) % LENGTHS.len()],
+        query_heads: key_heads * random.random_range(1..=4),
+        key_heads,
+        head_dim,
+        value_dim: if random.random_bool(0.25) { random.random_range(1..=256) } else { head_dim },
+        dtype,
+        output_dtype: if random.random_bool(0.25) { Dtype::F32 } else { dtype },
+        mask: pick_mask(&mut random),
+        scale: pick_scale(&mut random),
+        amplitude: if random.random_bool(0.1) { 2.0 } else { 1.0 },
+        logit_shift: [0.0, 200.0, -200.0][random.random_range(0..24usize).saturating_sub(21)],
+        placement: Placement::ALL[id / 3 % Placement::ALL.len()],
+        tight: random.random_bool(0.5),
+    };
+    without_rows(shrunk(case))
+}
+
+/// Half from the list, in turn, so that each comes up; half anything.
+fn pick_head_dim(id: usize, random: &mut StdRng) -> usize {
+    let any = random.random_range(1..=256);
+    if id.is_multiple_of(2) { HEAD_DIMS[id / 2 % HEAD_DIMS.len()] } else { any }
+}
+
+fn pick_mask(random: &mut StdRng) -> Mask {
+    match random.random_range(0..5) {
+        0 | 1 => Mask::Full,
+        2 | 3 => Mask::Causal(CausalAlignment::BottomRight),
+        _ => Mask::Causal(CausalAlignment::TopLeft),
+    }
+}
+
+fn pick_scale(random: &mut StdRng) -> Option<f32> {
+    match random.random_range(0..16) {
+        0 => Some(0.0),
+        1 => Some(-0.1),
+        2 => Some(0.3),
+        _ => None,
+    }
+}
+
+/// Fewer heads and batches where the case would take long.
+fn shrunk(mut case: Case) -> Case {
+    let head = case.query_rows * case.key_rows * (case.head_dim + case.value_dim);
+    while case.batches * case.query_heads > 1 && case.batches * case.query_heads * head > WORK_LIMIT {
+        if case.batches > 1 {
+            case.batches -= 1;
+        } else if case.key_heads > 1 {
+            case.query_heads -= case.query_heads / case.key_heads;
+            case.key_heads -= 1;
+        } else {
+            case.query_heads -= 1;
+        }
+    }
+    case
+}
+
+/// Now and then no batches, or no heads at all.
+fn without_rows(case: Case) -> Case {
+    match case.id % 100 {
+        42 => Case { batches: 0, ..case },
+        77 => Case { query_heads: 0, key_heads: 0, ..case },
+        _ => case,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn a_sweep_covers_lengths_dtypes_masks_and_placements() {
+        let cases = cases(0, 240);
+        assert!(cases.iter().all(|case| case.problem().validate().is_ok()));
+        for length in LENGTHS {
+            assert!(cases.iter().any(|case| case.query_rows == length), "{length} query rows");
+            assert!(cases.iter().any(|case| case.key_rows == length), "{length} keys");
+        }
+        let kinds: HashSet<_> = cases.iter().map(|case| (case.dtype, case.placement)).collect();
+        assert_eq!(kinds.len(), 3 * Placement::ALL.len());
+        let masks: HashSet<_> = cases.iter().map(|case| case.mask).collect();
+        assert_eq!(masks.len(), 3);
+        assert!(cases.iter().any(|case| case.batches == 0));
+        assert!(cases.iter().any(|case| case.query_heads == 0));
+        assert!(cases.iter().any(|case| case.query_heads > case.key_heads));
+        assert!(cases.iter().any(|case| case.value_dim != case.head_dim));
+        let dead = |case: &&Case| case.mask != Mask::Full && case.sizes().visible(0) == 0;
+        assert!(cases.iter().filter(dead).count() > 10);
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_cases_and_another_gives_others() {
+        assert_eq!(cases(7, 20), cases(7, 30)[..20]);
+        assert_ne!(cases(7, 20), cases(8, 20));
+    }
+}

@@ -1,0 +1,170 @@
+//! A machine that attention runs on: a GPU, or the emulator.
+
+use crate::driver::{DeviceProperties, Driver, Stream, cuda::CudaDriver, emulated::EmulatedDriver};
+use crate::error::{Error, Result};
+use crate::images::KernelImages;
+use kernels_gpu::abi::Arch;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The name of a device: `cuda:0`, `emulated:sm_80`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceName {
+    /// A GPU, by its ordinal.
+    Cuda(usize),
+    /// The emulator of this target.
+    Emulated(Arch),
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            DeviceName::Emulated(arch) => write!(f, "emulated:{}", arch.name()),
+        }
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = Error;
+
+    /// Reads `cuda`, `cuda:N`, `emulated` or `emulated:sm_80`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`].
+    fn from_str(text: &str) -> Result<Self> {
+        let unknown = || Error::UnknownDevice { got: text.to_owned() };
+        match text.split_once(':') {
+            None if text == "cuda" => Ok(DeviceName::Cuda(0)),
+            None if text == "emulated" => Ok(DeviceName::Emulated(Arch::Sm80)),
+            Some(("cuda", ordinal)) => ordinal.parse().map(DeviceName::Cuda).map_err(|_| unknown()),
+            Some(("emulated", arch)) if arch == Arch::Sm80.name() => {
+                Ok(DeviceName::Emulated(Arch::Sm80))
+            }
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// A handle of a device; clones share it.
+///
+/// ```no_run
+/// use finite_attention::Device;
+/// let device = Device::parse("cuda:0")?;
+/// println!("{}", device.properties().name);
+/// # Ok::<(), finite_attention::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Device {
+    driver: Arc<dyn Driver>,
+}
+
+impl Device {
+    /// The GPU with this ordinal.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if there is no driver or no such GPU.
+    pub fn cuda(ordinal: usize) -> Result<Self> {
+        Device::open(DeviceName::Cuda(ordinal), KernelImages::embedded())
+    }
+
+    /// A new emulator with memory of its own.
+    ///
+    /// # Errors
+    /// Errors of the emulator.
+    pub fn emulated(arch: Arch) -> Result<Self> {
+        Device::open(DeviceName::Emulated(arch), KernelImages::embedded())
+    }
+
+    /// The device that `text` names: `cuda`, `cuda:N`, `emulated` or `emulated:sm_80`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`], or as [`Device::open`].
+    pub fn parse(text: &str) -> Result<Self> {
+        Device::open(text.parse()?, KernelImages::embedded())
+    }
+
+    /// The first GPU if there is one, else the emulator.
+    ///
+    /// # Errors
+    /// As [`Device::open`]; that there is no GPU is none.
+    #[expect(clippy::should_implement_trait, reason = "it can fail, the trait cannot")]
+    pub fn default() -> Result<Self> {
+        Device::open_any(KernelImages::embedded()).map(|(_, device)| device)
+    }
+
+    /// As [`Device::default`], with kernels from `images`; says which device it became.
+    ///
+    /// # Errors
+    /// As [`Device::default`].
+    pub fn open_any(images: KernelImages) -> Result<(DeviceName, Self)> {
+        let cuda = DeviceName::Cuda(0);
+        match Device::open(cuda, images.clone()) {
+            Ok(device) => Ok((cuda, device)),
+            Err(Error::NoDevice { .. }) => {
+                let emulated = DeviceName::Emulated(Arch::Sm80);
+                Ok((emulated, Device::open(emulated, images)?))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The device of this name, with kernels from `images`.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if it is not there, or what else the driver says.
+    pub fn open(name: DeviceName, images: KernelImages) -> Result<Self> {
+        Ok(match name {
+            DeviceName::Cuda(ordinal) => {
+                Device::from_driver(Arc::new(CudaDriver::new(ordinal, images)?))
+            }
+            DeviceName::Emulated(arch) => {
+                Device::from_driver(Arc::new(EmulatedDriver::new(arch, images)?))
+            }
+        })
+    }
+
+    /// A device of any other kind.
+    pub fn from_driver(driver: Arc<dyn Driver>) -> Self {
+        Device { driver }
+    }
+
+    /// The driver behind it.
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// What the planner needs to know of it.
+    pub fn properties(&self) -> &DeviceProperties {
+        self.driver.properties()
+    }
+
+    /// Waits for everything queued on `stream`.
+    ///
+    /// # Errors
+    /// What went wrong on the device since the last call.
+    pub fn synchronize(&self, stream: Stream) -> Result<()> {
+        self.driver.synchronize(stream)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.properties().name).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_what_its_text_parses_to() {
+        for name in [DeviceName::Cuda(0), DeviceName::Cuda(7), DeviceName::Emulated(Arch::Sm80)] {
+            assert_eq!(name.to_string().parse(), Ok(name));
+        }
+        assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));
+        assert_eq!("emulated".parse(), Ok(DeviceName::Emulated(Arch::Sm80)));
+    }
+}

@@ -1,0 +1,107 @@
+//! Loaded kernels: each is compiled by the driver's JIT when it is first launched, and kept.
+
+use super::context::PrimaryContext;
+use super::raw::{self, LaunchShape};
+use crate::driver::Stream;
+use crate::error::{Error, Result};
+use crate::images::KernelImages;
+use kernels_gpu::abi::KernelSpec;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// The kernels of one context.
+pub(super) struct LoadedKernels {
+    context: Arc<PrimaryContext>,
+    images: KernelImages,
+    kernels: RwLock<HashMap<&'static str, LoadedKernel>>,
+}
+
+/// A kernel that can be launched. Handles of CUDA may be used on any thread.
+#[derive(Clone, Copy)]
+struct LoadedKernel {
+    module: usize,
+    function: usize,
+}
+
+impl LoadedKernels {
+    pub fn new(context: Arc<PrimaryContext>, images: KernelImages) -> Self {
+        LoadedKernels { context, images, kernels: RwLock::default() }
+    }
+
+    /// Queues a kernel, which is loaded first if need be. The context is current.
+    ///
+    /// # Safety
+    /// As for [`crate::driver::Driver::launch`].
+    pub unsafe fn launch(
+        &self,
+        spec: &KernelSpec,
+        blocks: u32,
+        params: &[u8],
+        stream: Stream,
+    ) -> Result<()> {
+        let kernel = self.get(spec)?;
+        let shape = LaunchShape { blocks, threads: spec.threads, shared_bytes: spec.shared_bytes };
+        let stream = stream.0 as raw::StreamHandle;
+        // SAFETY: the module stays loaded as long as `self`; the rest is passed on to the caller.
+        unsafe { raw::launch(kernel.function as raw::Function, shape, stream, params) }.map_err(
+            |failure| {
+                failure.with_detail(format!(
+                    "kernel {}, {blocks} blocks of {} threads, {} bytes of shared memory",
+                    spec.name, spec.threads, spec.shared_bytes
+                ))
+            },
+        )
+    }
+
+    /// The kernel, loaded by the first caller while the others wait.
+    fn get(&self, spec: &KernelSpec) -> Result<LoadedKernel> {
+        // The map stays whole even if a thread panicked while it held the lock: entries are only added.
+        if let Some(kernel) = self.kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec.name)
+        {
+            return Ok(*kernel);
+        }
+        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(spec.name) {
+            return Ok(*kernel);
+        }
+        let kernel = load(spec, &self.images)?;
+        kernels.insert(spec.name, kernel);
+        Ok(kernel)
+    }
+}
+
+impl Drop for LoadedKernels {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter() else { return };
+        let kernels = self.kernels.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (_, kernel) in kernels.drain() {
+            // SAFETY: the handles are dropped with it. The driver waits for kernels that still run.
+            unsafe { raw::unload_module(kernel.module as raw::Module) };
+        }
+    }
+}
+
+/// Compiles the PTX of one kernel for the device of the current context.
+fn load(spec: &KernelSpec, images: &KernelImages) -> Result<LoadedKernel> {
+    let corrupt =
+        |reason: &str| Error::KernelImageCorrupt { kernel: spec.name.into(), reason: reason.into() };
+    let ptx = CString::new(&*images.get(spec)?).map_err(|_| corrupt("it holds a NUL byte"))?;
+    let name = CString::new(spec.name).map_err(|_| corrupt("the name holds a NUL byte"))?;
+    let module = raw::load_module(&ptx)
+        .map_err(|(failure, log)| failure.with_detail(format!("kernel {}\n{log}", spec.name)))?;
+    let named = |failure: raw::Failure| failure.with_detail(format!("kernel {}", spec.name));
+    // SAFETY: the module was loaded just now.
+    let function = unsafe { raw::module_function(module, &name) }.and_then(|function| {
+        // SAFETY: likewise.
+        unsafe { raw::set_max_dynamic_shared_bytes(function, spec.shared_bytes) }.map(|()| function)
+    });
+    match function {
+        Ok(function) => Ok(LoadedKernel { module: module as usize, function: function as usize }),
+        Err(failure) => {
+            // SAFETY: nothing of the module is kept.
+            unsafe { raw::unload_module(module) };
+            Err(named(failure))
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! An NVIDIA GPU, through `cust` and the CUDA driver.
+//!
+//! The driver is not linked but found when it is first needed (`loader`, `trampolines`), so the same program runs
+//! where there is none. Each driver object retains the device's primary context, which it shares with the CUDA
+//! runtime: device pointers and streams of other libraries of the process can be used as they are.
+
+mod context;
+mod event;
+mod kernels;
+mod loader;
+mod raw;
+mod trampolines;
+
+pub use event::CudaEvent;
+
+use super::{DevicePointer, DeviceProperties, Driver, Stream};
+use crate::error::{Error, Result};
+use crate::images::KernelImages;
+use context::PrimaryContext;
+use cust::device::Device;
+use cust::memory::{DevicePointer as CustPointer, cuda_free, cuda_malloc};
+use kernels::LoadedKernels;
+use kernels_gpu::abi::KernelSpec;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One GPU. May be used from any number of threads; every call leaves the thread's current context as it was.
+pub struct CudaDriver {
+    ordinal: usize,
+    properties: DeviceProperties,
+    kernels: LoadedKernels,
+    /// For errors that the device reports later than it makes them.
+    last_launch: Mutex<Option<&'static str>>,
+    context: Arc<PrimaryContext>,
+}
+
+impl CudaDriver {
+    /// Opens the device of this ordinal, in the order of the driver (`CUDA_VISIBLE_DEVICES` applies).
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if there is no driver, no GPU, or none of that ordinal; [`Error::Cuda`].
+    pub fn new(ordinal: usize, images: KernelImages) -> Result<Self> {
+        let count = Self::count().map_err(|error| match error {
+            Error::NoDevice { reason, .. } => Error::NoDevice { device: device_name(ordinal), reason },
+            other => other,
+        })?;
+        if ordinal >= count {
+            let reason =
+                format!("the CUDA driver finds {count} device{}", if count == 1 { "" } else { "s" });
+            return Err(Error::NoDevice { device: device_name(ordinal), reason });
+        }
+        let device = Device::get_device(ordinal as u32).map_err(raw::from_cust("cuDeviceGet"))?;
+        let properties = device_properties(device)?;
+        let context = Arc::new(PrimaryContext::retain(device)?);
+        let kernels = LoadedKernels::new(context.clone(), images);
+        tracing::debug!(device = properties.name, ordinal, "opened");
+        Ok(CudaDriver { ordinal, properties, kernels, last_launch: Mutex::new(None), context })
+    }
+
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if there is no driver or no GPU, with the reason; [`Error::Cuda`].
+    pub fn count() -> Result<usize> {
+        let no_device = |reason: String| Error::NoDevice { device: "cuda".to_owned(), reason };
+        if let Some(reason) = loader::missing_driver() {
+            return Err(no_device(reason));
+        }
+        raw::initialise().map_err(|raw::Failure { call, code }| {
+            no_device(format!("{call} failed: {} ({code})", raw::error_name(code)))
+        })?;
+        match Device::num_devices().map_err(raw::from_cust("cuDeviceGetCount"))? {
+            0 => Err(no_device("the CUDA driver finds no GPU".to_owned())),
+            count => Ok(count as usize),
+        }
+    }
+
+    /// What there is, in the order of ordinals; opens no device.
+    ///
+    /// # Errors
+    /// As for [`CudaDriver::count`].
+    pub fn devices() -> Result<Vec<DeviceProperties>> {
+        (0..Self::count()?)
+            .map(|ordinal| {
+                let device =
+                    Device::get_device(ordinal as u32).map_err(raw::from_cust("cuDeviceGet"))?;
+                device_properties(device)
+            })
+            .collect()
+    }
+
+    /// What the device reports late: names the last kernel, which is the first to suspect.
+    fn late(&self, failure: raw::Failure) -> Error {
+        let last = self.last_launch.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.with_detail(match *last {
+            Some(kernel) => format!("the last kernel launched was {kernel}"),
+            None => String::new(),
+        })
+    }
+}
+
+/// The name by which users ask for the device.
+fn device_name(ordinal: usize) -> String {
+    format!("cuda:{ordinal}")
+}
+
+fn device_properties(device: Device) -> Result<DeviceProperties> {
+    use raw::attribute::*;
+    let number = |attribute| raw::device_attribute(device.as_raw(), attribute);
+    Ok(DeviceProperties {
+        name: device.name().map_err(raw::from_cust("cuDeviceGetName"))?,
+        compute_capability: (number(COMPUTE_CAPABILITY_MAJOR)?, number(COMPUTE_CAPABILITY_MINOR)?),
+        multiprocessors: number(MULTIPROCESSORS)?,
+        shared_bytes_per_block: number(SHARED_BYTES_PER_BLOCK_OPT_IN)?,
+        l2_bytes: u64::from(number(L2_CACHE_BYTES)?),
+    })
+}
+
+impl Driver for CudaDriver {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DevicePointer> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let _entered = self.context.enter()?;
+        // SAFETY: nothing is read from the memory here.
+        let allocated = unsafe { cuda_malloc::<u8>(bytes) }.map_err(raw::from_cust("cuMemAlloc"));
+        match allocated {
+            Ok(pointer) => Ok(pointer.as_raw()),
+            Err(failure) if failure.code == raw::OUT_OF_MEMORY => {
+                Err(Error::OutOfMemory { device: device_name(self.ordinal), bytes })
+            }
+            Err(failure) => Err(self.late(failure)),
+        }
+    }
+
+    unsafe fn free(&self, pointer: DevicePointer) -> Result<()> {
+        if pointer == 0 {
+            return Ok(());
+        }
+        let _entered = self.context.enter()?;
+        // SAFETY: passed on to the caller.
+        let freed = unsafe { cuda_free(CustPointer::<u8>::from_raw(pointer)) };
+        freed.map_err(|error| self.late(raw::from_cust("cuMemFree")(error)))
+    }
+
+    fn copy_to_device(&self, destination: DevicePointer, source: &[u8]) -> Result<()> {
+        if source.is_empty() {
+            return Ok(());
+        }
+        let _entered = self.context.enter()?;
+        raw::copy_to_device(destination, source).map_err(|failure| self.late(failure))?;
+        // A copy from pageable memory returns when the bytes are staged. Streams that do not wait for the default
+        // stream could overtake the rest of the way.
+        // SAFETY: the default stream always exists.
+        unsafe { raw::synchronize(std::ptr::null_mut()) }.map_err(|failure| self.late(failure))
+    }
+
+    fn copy_to_host(&self, destination: &mut [u8], source: DevicePointer, stream: Stream) -> Result<()> {
+        self.synchronize(stream)?;
+        if destination.is_empty() {
+            return Ok(());
+        }
+        let _entered = self.context.enter()?;
+        raw::copy_to_host(destination, source).map_err(|failure| self.late(failure))
+    }
+
+    unsafe fn launch(
+        &self,
+        kernel: &KernelSpec,
+        blocks: u32,
+        params: &[u8],
+        stream: Stream,
+    ) -> Result<()> {
+        if blocks == 0 {
+            return Ok(());
+        }
+        let _entered = self.context.enter()?;
+        *self.last_launch.lock().unwrap_or_else(PoisonError::into_inner) = Some(kernel.name);
+        // SAFETY: passed on to the caller.
+        unsafe { self.kernels.launch(kernel, blocks, params, stream) }
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: a stream is 0 or a live handle by contract of `Stream`.
+        unsafe { raw::synchronize(stream.0 as raw::StreamHandle) }.map_err(|failure| self.late(failure))
+    }
+}

@@ -1,0 +1,323 @@
+//! Calls into the driver that `cust` lacks, or whose outcome it would lose: 48 KiB and more of shared memory, the log
+//! of the JIT compiler, launches with a parameter given as bytes, streams of other libraries, error codes that are
+//! newer than `cust`.
+//!
+//! The functions are declared once more here, with plain integers for the enumerations: a newer driver may return
+//! codes that no enumeration of `cust_raw` has.
+
+use crate::error::Error;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+
+/// `CUmodule`.
+pub(super) type Module = *mut c_void;
+/// `CUfunction`.
+pub(super) type Function = *mut c_void;
+/// `CUstream`.
+pub(super) type StreamHandle = *mut c_void;
+/// `CUevent`.
+pub(super) type EventHandle = *mut c_void;
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(super) const OUT_OF_MEMORY: i32 = 2;
+
+/// `CU_DEVICE_ATTRIBUTE_*`.
+pub(super) mod attribute {
+    pub const MULTIPROCESSORS: i32 = 16;
+    pub const L2_CACHE_BYTES: i32 = 38;
+    pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+    pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+    pub const SHARED_BYTES_PER_BLOCK_OPT_IN: i32 = 97;
+}
+
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const MAX_DYNAMIC_SHARED_BYTES: i32 = 8;
+/// `CU_JIT_ERROR_LOG_BUFFER`.
+const JIT_ERROR_LOG_BUFFER: u32 = 5;
+/// `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
+const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: u32 = 6;
+
+unsafe extern "C" {
+    fn cuInit(flags: u32) -> i32;
+    fn cuGetErrorName(code: i32, text: *mut *const c_char) -> i32;
+    fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) -> i32;
+    fn cuCtxGetCurrent(context: *mut *mut c_void) -> i32;
+    fn cuCtxSetCurrent(context: *mut c_void) -> i32;
+    fn cuCtxPushCurrent_v2(context: *mut c_void) -> i32;
+    fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> i32;
+    fn cuMemcpyHtoD_v2(destination: u64, source: *const c_void, bytes: usize) -> i32;
+    fn cuMemcpyDtoH_v2(destination: *mut c_void, source: u64, bytes: usize) -> i32;
+    fn cuStreamSynchronize(stream: StreamHandle) -> i32;
+    fn cuModuleLoadDataEx(
+        module: *mut Module,
+        image: *const c_void,
+        options: u32,
+        names: *const u32,
+        values: *mut *mut c_void,
+    ) -> i32;
+    fn cuModuleUnload(module: Module) -> i32;
+    fn cuModuleGetFunction(function: *mut Function, module: Module, name: *const c_char) -> i32;
+    fn cuFuncSetAttribute(function: Function, attribute: i32, value: i32) -> i32;
+    fn cuLaunchKernel(
+        function: Function,
+        grid_x: u32,
+        grid_y: u32,
+        grid_z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        shared_bytes: u32,
+        stream: StreamHandle,
+        params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> i32;
+    fn cuEventCreate(event: *mut EventHandle, flags: u32) -> i32;
+    fn cuEventRecord(event: EventHandle, stream: StreamHandle) -> i32;
+    fn cuEventSynchronize(event: EventHandle) -> i32;
+    fn cuEventElapsedTime(milliseconds: *mut f32, start: EventHandle, end: EventHandle) -> i32;
+    fn cuEventDestroy_v2(event: EventHandle) -> i32;
+}
+
+/// What a failed call returned: enough to build an [`Error`] from, with details that only the caller knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// The function that failed.
+    pub call: &'static str,
+    /// Its `CUresult`.
+    pub code: i32,
+}
+
+impl Failure {
+    /// The error, with what the caller knows about it.
+    pub fn with_detail(self, detail: impl Into<String>) -> Error {
+        let Failure { call, code } = self;
+        Error::Cuda { call, code, name: error_name(code), detail: detail.into() }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        failure.with_detail("")
+    }
+}
+
+/// The failure of a call made through `cust`.
+pub(super) fn from_cust(call: &'static str) -> impl Fn(cust::error::CudaError) -> Failure {
+    move |error| Failure { call, code: error as i32 }
+}
+
+/// The name of a `CUresult`, e.g. `CUDA_ERROR_ILLEGAL_ADDRESS`.
+pub(super) fn error_name(code: i32) -> String {
+    let mut text = ptr::null();
+    // SAFETY: `text` is writable; the driver answers with a static string, or leaves null for codes that it lacks.
+    let status = unsafe { cuGetErrorName(code, &mut text) };
+    if status != 0 || text.is_null() {
+        return "unknown error".to_owned();
+    }
+    // SAFETY: not null, and a NUL-terminated string of the driver.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+fn check(call: &'static str, code: i32) -> Result<(), Failure> {
+    if code == 0 { Ok(()) } else { Err(Failure { call, code }) }
+}
+
+/// Initialises the driver; any number of times.
+pub(super) fn initialise() -> Result<(), Failure> {
+    // SAFETY: no preconditions.
+    check("cuInit", unsafe { cuInit(0) })
+}
+
+/// One number about a device.
+pub(super) fn device_attribute(device: i32, attribute: i32) -> Result<u32, Failure> {
+    let mut value = 0;
+    // SAFETY: `value` is writable; unknown devices and attributes are refused.
+    check("cuDeviceGetAttribute", unsafe { cuDeviceGetAttribute(&mut value, attribute, device) })?;
+    Ok(value.max(0).cast_unsigned())
+}
+
+/// The context that is current on this thread, or null.
+pub(super) fn current_context() -> Result<*mut c_void, Failure> {
+    let mut context = ptr::null_mut();
+    // SAFETY: `context` is writable.
+    check("cuCtxGetCurrent", unsafe { cuCtxGetCurrent(&mut context) })?;
+    Ok(context)
+}
+
+/// Makes a context current on this thread.
+///
+/// # Safety
+/// `context` is alive.
+pub(super) unsafe fn set_current_context(context: *mut c_void) -> Result<(), Failure> {
+    // SAFETY: passed on to the caller.
+    check("cuCtxSetCurrent", unsafe { cuCtxSetCurrent(context) })
+}
+
+/// Pushes a context onto this thread's stack of contexts.
+///
+/// # Safety
+/// `context` is alive.
+pub(super) unsafe fn push_context(context: *mut c_void) -> Result<(), Failure> {
+    // SAFETY: passed on to the caller.
+    check("cuCtxPushCurrent", unsafe { cuCtxPushCurrent_v2(context) })
+}
+
+/// Pops what [`push_context`] pushed.
+pub(super) fn pop_context() {
+    let mut popped = ptr::null_mut();
+    // SAFETY: `popped` is writable. Nothing can be done about a failure, which only an empty stack gives.
+    unsafe { cuCtxPopCurrent_v2(&mut popped) };
+}
+
+/// Copies host bytes to device memory; on its way, not always there, when it returns.
+pub(super) fn copy_to_device(destination: u64, source: &[u8]) -> Result<(), Failure> {
+    // SAFETY: the source is a slice; device addresses are checked by the driver.
+    let code = unsafe { cuMemcpyHtoD_v2(destination, source.as_ptr().cast(), source.len()) };
+    check("cuMemcpyHtoD", code)
+}
+
+/// Copies device memory to the host.
+pub(super) fn copy_to_host(destination: &mut [u8], source: u64) -> Result<(), Failure> {
+    let bytes = destination.len();
+    // SAFETY: the destination is a slice; device addresses are checked by the driver.
+    check("cuMemcpyDtoH", unsafe { cuMemcpyDtoH_v2(destination.as_mut_ptr().cast(), source, bytes) })
+}
+
+/// Waits for a stream.
+///
+/// # Safety
+/// `stream` is null or alive.
+pub(super) unsafe fn synchronize(stream: StreamHandle) -> Result<(), Failure> {
+    // SAFETY: passed on to the caller.
+    check("cuStreamSynchronize", unsafe { cuStreamSynchronize(stream) })
+}
+
+/// Compiles and loads PTX into the current context. The error comes with the log of the JIT compiler.
+pub(super) fn load_module(ptx: &CStr) -> Result<Module, (Failure, String)> {
+    let mut log = vec![0_u8; 16 * 1024];
+    let mut module = ptr::null_mut();
+    let names = [JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+    // The driver takes a pointer as it is and a number in the place of a pointer.
+    let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(log.len() - 1)];
+    // SAFETY: the image is NUL-terminated; both arrays have two elements; the log has the length given.
+    let code = unsafe {
+        cuModuleLoadDataEx(&mut module, ptx.as_ptr().cast(), 2, names.as_ptr(), values.as_mut_ptr())
+    };
+    check("cuModuleLoadDataEx", code).map(|()| module).map_err(|failure| {
+        let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+        (failure, String::from_utf8_lossy(&log[..end]).trim().to_owned())
+    })
+}
+
+/// Unloads a module; its context is current.
+///
+/// # Safety
+/// `module` was loaded, and neither it nor its functions are used again.
+pub(super) unsafe fn unload_module(module: Module) {
+    // SAFETY: passed on to the caller. A failure leaks the module, and nobody is left to tell.
+    unsafe { cuModuleUnload(module) };
+}
+
+/// A kernel of a module.
+///
+/// # Safety
+/// `module` is loaded.
+pub(super) unsafe fn module_function(module: Module, name: &CStr) -> Result<Function, Failure> {
+    let mut function = ptr::null_mut();
+    // SAFETY: passed on to the caller; `name` is NUL-terminated.
+    check("cuModuleGetFunction", unsafe { cuModuleGetFunction(&mut function, module, name.as_ptr()) })?;
+    Ok(function)
+}
+
+/// Lets a kernel have up to this much dynamic shared memory: more than 48 KiB must be asked for.
+///
+/// # Safety
+/// The module of `function` is loaded.
+pub(super) unsafe fn set_max_dynamic_shared_bytes(
+    function: Function,
+    bytes: u32,
+) -> Result<(), Failure> {
+    // SAFETY: passed on to the caller.
+    let code = unsafe { cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, bytes.cast_signed()) };
+    check("cuFuncSetAttribute", code)
+}
+
+/// Shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaunchShape {
+    pub blocks: u32,
+    pub threads: u32,
+    pub shared_bytes: u32,
+}
+
+/// Queues a kernel whose only parameter is a struct passed by value.
+///
+/// # Safety
+/// The module of `function` is loaded, its only parameter has the size of `params` and holds valid pointers, and
+/// `stream` is null or alive.
+pub(super) unsafe fn launch(
+    function: Function,
+    shape: LaunchShape,
+    stream: StreamHandle,
+    params: &[u8],
+) -> Result<(), Failure> {
+    let LaunchShape { blocks, threads, shared_bytes } = shape;
+    let mut pointers = [params.as_ptr().cast_mut().cast::<c_void>()];
+    // SAFETY: passed on to the caller. The driver copies the parameter before it returns and never writes to it.
+    let code = unsafe {
+        let params = pointers.as_mut_ptr();
+        cuLaunchKernel(
+            function,
+            blocks,
+            1,
+            1,
+            threads,
+            1,
+            1,
+            shared_bytes,
+            stream,
+            params,
+            ptr::null_mut(),
+        )
+    };
+    check("cuLaunchKernel", code)
+}
+
+/// A new event with timing, in the current context.
+pub(super) fn event_create() -> Result<EventHandle, Failure> {
+    let mut event = ptr::null_mut();
+    // SAFETY: `event` is writable.
+    check("cuEventCreate", unsafe { cuEventCreate(&mut event, 0) })?;
+    Ok(event)
+}
+
+/// Queues the event on a stream.
+///
+/// # Safety
+/// `event` is alive, `stream` is null or alive.
+pub(super) unsafe fn event_record(event: EventHandle, stream: StreamHandle) -> Result<(), Failure> {
+    // SAFETY: passed on to the caller.
+    check("cuEventRecord", unsafe { cuEventRecord(event, stream) })
+}
+
+/// Waits for `end`, and returns the milliseconds from `start` to it.
+///
+/// # Safety
+/// Both events are alive.
+pub(super) unsafe fn event_elapsed(start: EventHandle, end: EventHandle) -> Result<f32, Failure> {
+    let mut milliseconds = 0.0;
+    // SAFETY: passed on to the caller.
+    check("cuEventSynchronize", unsafe { cuEventSynchronize(end) })?;
+    // SAFETY: passed on to the caller; `milliseconds` is writable.
+    check("cuEventElapsedTime", unsafe { cuEventElapsedTime(&mut milliseconds, start, end) })?;
+    Ok(milliseconds)
+}
+
+/// Destroys an event.
+///
+/// # Safety
+/// `event` is alive and not used again.
+pub(super) unsafe fn event_destroy(event: EventHandle) {
+    // SAFETY: passed on to the caller. A failure leaks the event, and nobody is left to tell.
+    unsafe { cuEventDestroy_v2(event) };
+}

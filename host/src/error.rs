@@ -1,0 +1,274 @@
+//! Everything that can go wrong, with the argument's name, what was expected and what came.
+
+use std::fmt::Write as _;
+
+/// Short for a result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of this crate. The texts are part of the interface and are tested.
+///
+/// `argument` is always the name of a tensor or parameter as it stands in the API: `q`, `k`, `v`, `o`,
+/// `lse`, `scale`.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A tensor has the wrong number of dimensions.
+    #[error("{argument}: expected {expected} dimensions {names}, got {got}")]
+    WrongRank {
+        /// Which tensor.
+        argument: &'static str,
+        /// How many dimensions it should have.
+        expected: usize,
+        /// What these dimensions are, e.g. `[batch, row, head, column]`.
+        names: &'static str,
+        /// How many it has.
+        got: usize,
+    },
+    /// One size of a tensor differs from the same size of another.
+    #[error("{argument}: expected {dimension} {expected} like {like}, got {got}")]
+    WrongSize {
+        /// Which tensor.
+        argument: &'static str,
+        /// Which dimension: `batch`, `rows`, `heads`, `head_dim`.
+        dimension: &'static str,
+        /// The size it should have.
+        expected: usize,
+        /// The tensor that says so.
+        like: &'static str,
+        /// The size it has.
+        got: usize,
+    },
+    /// One size of a tensor is outside what kernels accept.
+    #[error("{argument}: expected {dimension} {min}..={max}, got {got}")]
+    SizeRange {
+        /// Which tensor.
+        argument: &'static str,
+        /// Which dimension: `batch`, `rows`, `heads`, `head_dim`.
+        dimension: &'static str,
+        /// Smallest size.
+        min: u64,
+        /// Largest size.
+        max: u64,
+        /// The size it has.
+        got: usize,
+    },
+    /// The query heads cannot be shared out evenly among the key heads.
+    #[error("q: expected heads to be a multiple of the {key_heads} of k, got {query_heads}")]
+    HeadRatio {
+        /// Hq.
+        query_heads: usize,
+        /// Hk.
+        key_heads: usize,
+    },
+    /// Two tensors that must have the same element type do not.
+    #[error("{argument}: expected dtype {expected} like {like}, got {got}")]
+    WrongDtype {
+        /// Which tensor.
+        argument: &'static str,
+        /// Name of the dtype that it should have.
+        expected: &'static str,
+        /// The tensor that says so.
+        like: &'static str,
+        /// Name of the dtype that it has.
+        got: String,
+    },
+    /// A dtype that the library does not know or cannot write.
+    #[error("{argument}: expected dtype {expected}, got {got}")]
+    UnsupportedDtype {
+        /// Which tensor.
+        argument: &'static str,
+        /// What is possible, e.g. `bf16 or f32`.
+        expected: String,
+        /// What was asked for.
+        got: String,
+    },
+    /// The elements of a row do not stand side by side.
+    #[error("{argument}: expected contiguous columns (stride 1), got stride {got}")]
+    ColumnStride {
+        /// Which tensor.
+        argument: &'static str,
+        /// Elements from one column to the next.
+        got: i64,
+    },
+    /// An output has a stride that is zero or negative.
+    #[error(
+        "{argument}: expected a positive stride of {dimension}, got {got}: outputs are written once"
+    )]
+    OutputStride {
+        /// Which tensor.
+        argument: &'static str,
+        /// Which dimension.
+        dimension: &'static str,
+        /// The stride in elements.
+        got: i64,
+    },
+    /// The elements of an output are not provably apart.
+    #[error(
+        "{argument}: expected a stride of {dimension} of at least {expected}, so that no two elements \
+         share an address, got {got}"
+    )]
+    OutputOverlap {
+        /// Which tensor.
+        argument: &'static str,
+        /// Which dimension.
+        dimension: &'static str,
+        /// Elements that one step of this dimension must skip.
+        expected: i128,
+        /// The stride in elements.
+        got: i64,
+    },
+    /// From the first to the last byte of a tensor is more than an address can say.
+    #[error(
+        "{argument}: expected a tensor of less than 2^63 bytes, got shape {shape:?} with strides {strides:?}"
+    )]
+    AddressSpan {
+        /// Which tensor.
+        argument: &'static str,
+        /// Its shape.
+        shape: [usize; 4],
+        /// Its strides in elements.
+        strides: [i64; 4],
+    },
+    /// A device address that is no multiple of the element size.
+    #[error("{argument}: expected an address that is a multiple of {alignment} bytes, got {address:#x}")]
+    Misaligned {
+        /// Which tensor.
+        argument: &'static str,
+        /// Bytes per element.
+        alignment: u32,
+        /// The address.
+        address: u64,
+    },
+    /// A null pointer for a tensor that has elements.
+    #[error("{argument}: expected a device pointer, got null for {elements} elements")]
+    NullPointer {
+        /// Which tensor.
+        argument: &'static str,
+        /// How many elements the tensor has.
+        elements: u128,
+    },
+    /// A host slice or a device buffer is too short for its layout.
+    #[error("{argument}: expected at least {expected} elements for shape {shape:?}, got {got}")]
+    WrongLength {
+        /// Which tensor.
+        argument: &'static str,
+        /// Elements from the first to the last that the layout touches.
+        expected: usize,
+        /// The shape.
+        shape: [usize; 4],
+        /// Elements that are there.
+        got: usize,
+    },
+    /// The softmax scale is NaN or infinite.
+    #[error("scale: expected a finite number, got {got}")]
+    Scale {
+        /// The scale.
+        got: f32,
+    },
+    /// The problem needs more blocks than a grid can have.
+    #[error("grid: expected at most {max} blocks, got {got} ({detail})")]
+    GridTooLarge {
+        /// Largest grid.
+        max: u32,
+        /// Blocks needed.
+        got: u128,
+        /// Where the number comes from.
+        detail: String,
+    },
+    /// Text that names no device.
+    #[error("device: expected cuda, cuda:N, emulated or emulated:sm_80, got `{got}`")]
+    UnknownDevice {
+        /// The text.
+        got: String,
+    },
+    /// The device is not there.
+    #[error("device {device}: not available: {reason}")]
+    NoDevice {
+        /// Name of the device, e.g. `cuda:0`.
+        device: String,
+        /// What the driver says.
+        reason: String,
+    },
+    /// No kernel accepts the problem and runs on the device.
+    #[error("device {device}: no {family} kernel for {dtype} with head_dim {head_dim}: {reason}")]
+    KernelMissing {
+        /// Name of the device.
+        device: String,
+        /// What should be computed, e.g. `forward`.
+        family: &'static str,
+        /// Name of the dtype of q, k and v.
+        dtype: &'static str,
+        /// The larger of D and Dv.
+        head_dim: u32,
+        /// What is there instead.
+        reason: String,
+    },
+    /// Device memory is used up.
+    #[error("device {device}: out of memory: could not allocate {bytes} bytes")]
+    OutOfMemory {
+        /// Name of the device.
+        device: String,
+        /// Size of the allocation that failed.
+        bytes: usize,
+    },
+    /// The compiled kernel was not built into the library.
+    #[error("kernel {kernel}: no PTX is built in; run `cargo xtask build-kernels` and build again")]
+    KernelImageMissing {
+        /// Name of the kernel.
+        kernel: String,
+    },
+    /// The compiled kernel cannot be read.
+    #[error("kernel {kernel}: the PTX cannot be read: {reason}")]
+    KernelImageCorrupt {
+        /// Name of the kernel.
+        kernel: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A call to the CUDA driver failed.
+    #[error("CUDA: {call} failed: {name} ({code}){}", detail_text(.detail))]
+    Cuda {
+        /// The function that was called, e.g. `cuLaunchKernel`.
+        call: &'static str,
+        /// The `CUresult` as a number.
+        code: i32,
+        /// Its name, e.g. `CUDA_ERROR_ILLEGAL_ADDRESS`.
+        name: String,
+        /// What else is known (e.g. the log of the JIT compiler); may be empty.
+        detail: String,
+    },
+    /// The emulator ran the kernel and found faults in it.
+    #[error("kernel {kernel}: the emulator reports {}{}", count_text(.findings), list_text(.findings))]
+    Findings {
+        /// Name of the kernel.
+        kernel: String,
+        /// One text per finding.
+        findings: Vec<String>,
+    },
+    /// The emulator could not run the kernel at all, or was used wrongly.
+    #[error("emulator: {reason}")]
+    Emulator {
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// `: detail`, or nothing.
+fn detail_text(detail: &str) -> String {
+    if detail.is_empty() { String::new() } else { format!(": {detail}") }
+}
+
+/// `1 finding`, `3 findings`.
+fn count_text(findings: &[String]) -> String {
+    let plural = if findings.len() == 1 { "" } else { "s" };
+    format!("{} finding{plural}", findings.len())
+}
+
+/// The findings, a line each.
+fn list_text(findings: &[String]) -> String {
+    findings.iter().fold(String::new(), |mut text, finding| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "\n- {finding}");
+        text
+    })
+}

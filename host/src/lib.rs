@@ -1,0 +1,26 @@
+//! Exact attention on NVIDIA GPUs, with kernels in plain Rust.
+//!
+//! `Problem -> Plan -> Launch`: [`ForwardProblem`] says what is asked and owns every error,
+//! [`plan::plan_forward`] decides and is pure, [`attention`] launches and has no decisions left. A
+//! [`Device`] is a GPU or the emulator, which runs the same PTX and checks every access.
+
+pub mod attention;
+pub mod buffer;
+pub mod c_api;
+pub mod check;
+pub mod device;
+pub mod driver;
+pub mod error;
+pub mod images;
+pub mod plan;
+pub mod problem;
+pub mod reference;
+
+pub use attention::{Element, ForwardOutput, forward, forward_host};
+pub use device::Device;
+pub use driver::{DevicePointer, Stream};
+pub use error::{Error, Result};
+pub use images::KernelImages;
+pub use kernels_gpu::abi::Dtype;
+pub use plan::ForwardPointers;
+pub use problem::{CausalAlignment, ForwardProblem, Layout, Mask};

@@ -1,0 +1,151 @@
+use super::*;
+use crate::problem::ForwardProblem;
+
+fn device() -> DeviceProperties {
+    DeviceProperties {
+        name: "test device".into(),
+        compute_capability: (9, 0),
+        multiprocessors: 132,
+        shared_bytes_per_block: 227 << 10,
+        l2_bytes: 50 << 20,
+    }
+}
+
+fn pointers() -> ForwardPointers {
+    ForwardPointers { q: 0x1000, k: 0x2000, v: 0x3000, o: 0x4000, lse: 0x5000 }
+}
+
+fn problem(dtype: Dtype, head_dim: usize) -> ForwardProblem {
+    let (q, kv) = (Layout::bshd([2, 300, 4, head_dim]), Layout::bshd([2, 200, 2, head_dim]));
+    ForwardProblem::new(dtype, q, kv, kv)
+}
+
+fn plan(problem: &ForwardProblem, pointers: &ForwardPointers) -> ForwardPlan {
+    plan_forward(&problem.validate().unwrap(), &device(), pointers).unwrap().unwrap()
+}
+
+#[test]
+fn the_smallest_kernel_that_is_large_enough_is_taken() {
+    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+        for head_dim in [1, 8, 32, 40, 64, 72, 96, 128, 200, 256] {
+            let kernel = plan(&problem(dtype, head_dim), &pointers()).kernel;
+            assert!(kernel.dtype == dtype && kernel.head_dim as usize >= head_dim);
+            let smaller =
+                KERNELS.iter().filter(|spec| spec.dtype == dtype && spec.access == kernel.access);
+            for spec in smaller.filter(|spec| spec.head_dim < kernel.head_dim) {
+                assert!((spec.head_dim as usize) < head_dim, "{} for {head_dim}", kernel.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_larger_of_the_two_head_dimensions_decides() {
+    let (q, k) = (Layout::bshd([1, 9, 1, 64]), Layout::bshd([1, 9, 1, 64]));
+    let wide = ForwardProblem::new(Dtype::Bf16, q, k, Layout::bshd([1, 9, 1, 120]));
+    assert!(plan(&wide, &pointers()).kernel.head_dim >= 120);
+}
+
+#[test]
+fn sixteen_byte_access_needs_every_row_on_sixteen_bytes() {
+    let access =
+        |problem: &ForwardProblem, pointers: &ForwardPointers| plan(problem, pointers).kernel.access;
+    let aligned = problem(Dtype::Bf16, 64);
+    assert_eq!(access(&aligned, &pointers()), Access::Vector16);
+    assert_eq!(access(&problem(Dtype::Bf16, 63), &pointers()), Access::Element);
+    assert_eq!(access(&problem(Dtype::F32, 4), &pointers()), Access::Vector16);
+    assert_eq!(access(&problem(Dtype::F32, 6), &pointers()), Access::Element);
+    for shift in [
+        ForwardPointers { q: 0x1008, ..pointers() },
+        ForwardPointers { k: 0x2002, ..pointers() },
+        ForwardPointers { v: 0x3004, ..pointers() },
+        ForwardPointers { o: 0x4002, ..pointers() },
+    ] {
+        assert_eq!(access(&aligned, &shift), Access::Element);
+    }
+    let mut padded = problem(Dtype::Bf16, 63);
+    for layout in [&mut padded.q, &mut padded.k, &mut padded.v, &mut padded.o] {
+        let heads = layout.shape[2] as i64;
+        layout.strides = [64 * heads * layout.shape[1] as i64, 64 * heads, 64, 1];
+    }
+    assert_eq!(access(&padded, &pointers()), Access::Vector16);
+}
+
+#[test]
+fn strides_of_single_rows_do_not_count() {
+    let mut layout = Layout::bshd([1, 1, 1, 64]);
+    layout.strides = [3, i64::MIN, 5, 1];
+    let problem = ForwardProblem::new(Dtype::F16, layout, layout, layout).with_output(layout);
+    let plan = plan(&problem, &pointers());
+    assert_eq!(plan.kernel.access, Access::Vector16);
+    assert_eq!(
+        plan.params.q,
+        TensorView { address: 0x1000, batch_stride: 0, row_stride: 0, head_stride: 0 }
+    );
+}
+
+#[test]
+fn one_block_per_batch_head_and_tile() {
+    let plan = plan(&problem(Dtype::Bf16, 128), &pointers());
+    assert_eq!(plan.blocks, 300u32.div_ceil(plan.kernel.query_rows) * 4 * 2);
+}
+
+#[test]
+fn a_wave_fits_half_the_cache_and_keeps_groups_whole() {
+    let valid = problem(Dtype::Bf16, 64).validate().unwrap();
+    let small = DeviceProperties { l2_bytes: 2 * 200 * 256, ..device() };
+    let wave = |device: &DeviceProperties| {
+        plan_forward(&valid, device, &pointers()).unwrap().unwrap().params.heads_per_wave
+    };
+    assert_eq!(wave(&small), 2);
+    assert_eq!(wave(&DeviceProperties { l2_bytes: 0, ..device() }), 2);
+    assert_eq!(wave(&device()), 8);
+}
+
+#[test]
+fn nothing_to_compute_has_no_plan_but_no_keys_has_one() {
+    let rows = |query_rows, key_rows| {
+        let kv = Layout::bshd([1, key_rows, 1, 8]);
+        let q = Layout::bshd([1, query_rows, 1, 8]);
+        let valid = ForwardProblem::new(Dtype::F32, q, kv, kv).validate().unwrap();
+        let null_inputs = ForwardPointers { k: 0, v: 0, ..pointers() };
+        let pointers = if key_rows == 0 { null_inputs } else { pointers() };
+        plan_forward(&valid, &device(), &pointers).unwrap()
+    };
+    assert_eq!(rows(0, 5), None);
+    assert_eq!(rows(5, 0).unwrap().params.key_rows, 0);
+}
+
+#[test]
+fn an_element_kernel_stands_in_where_shared_memory_is_small() {
+    // sm_86: 99 KiB per block.
+    let small = DeviceProperties { shared_bytes_per_block: 99 << 10, ..device() };
+    for spec in KERNELS.iter().filter(|spec| spec.shared_bytes > small.shared_bytes_per_block) {
+        let valid = problem(spec.dtype, spec.head_dim as usize).validate().unwrap();
+        match plan_forward(&valid, &small, &pointers()) {
+            Ok(plan) => assert!(plan.unwrap().kernel.shared_bytes <= small.shared_bytes_per_block),
+            Err(error) => assert!(matches!(error, Error::KernelMissing { .. }), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn lse_is_passed_only_when_wanted() {
+    let wanted = plan(&problem(Dtype::F16, 64), &pointers());
+    assert_eq!(wanted.params.lse, 0x5000);
+    let without = problem(Dtype::F16, 64).without_lse();
+    assert_eq!(plan(&without, &ForwardPointers { lse: 0, ..pointers() }).params.lse, 0);
+}
+
+#[test]
+fn a_plan_prints_its_kernel_and_its_reasons() {
+    let plan = plan(&problem(Dtype::Bf16, 63), &pointers());
+    let line = plan.to_string();
+    assert!(
+        line.starts_with("forward_bf16_d64_strided_sm80: ") && line.ends_with(" 8 heads per wave"),
+        "{line}"
+    );
+    let text = format!("{plan:#}");
+    assert!(text.contains("\n  element access: not every row of q starts on 16 bytes\n"), "{text}");
+    assert!(text.contains("\n  smallest head_dim of at least 63 is 64\n"), "{text}");
+}

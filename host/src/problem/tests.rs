@@ -1,0 +1,107 @@
+use super::*;
+use proptest::prelude::*;
+
+#[test]
+fn the_sizes_of_a_grouped_causal_problem() {
+    let q = Layout::bshd([2, 5, 6, 40]);
+    let k = Layout::bhsd([2, 9, 3, 40]);
+    let v = Layout::bshd([2, 9, 3, 24]);
+    let valid = ForwardProblem::new(Dtype::F16, q, k, v).causal().validate().unwrap();
+    assert_eq!((valid.batches, valid.query_rows, valid.key_rows), (2, 5, 9));
+    assert_eq!((valid.query_heads, valid.key_heads, valid.group_size), (6, 3, 2));
+    assert_eq!((valid.head_dim, valid.value_dim, valid.lse_elements()), (40, 24, 60));
+    assert_eq!((valid.diagonal, valid.window_left, valid.window_right), (4, WINDOW_OPEN, 0));
+    assert_eq!(valid.scale, 40f32.sqrt().recip());
+    assert_eq!(valid.problem.o.shape, [2, 5, 6, 24]);
+}
+
+#[test]
+fn masks_become_a_diagonal_and_a_window() {
+    let problem = |mask| {
+        let (q, k) = (Layout::bshd([1, 9, 1, 8]), Layout::bshd([1, 4, 1, 8]));
+        let valid = ForwardProblem::new(Dtype::F32, q, k, k).with_mask(mask).validate().unwrap();
+        (valid.diagonal, valid.window_right)
+    };
+    assert_eq!(problem(Mask::Full), (0, WINDOW_OPEN));
+    assert_eq!(problem(Mask::Causal(CausalAlignment::BottomRight)), (-5, 0));
+    assert_eq!(problem(Mask::Causal(CausalAlignment::TopLeft)), (0, 0));
+}
+
+#[test]
+fn nothing_may_be_anything_but_the_head_dimension() {
+    for (batches, query_rows, key_rows, heads) in
+        [(0, 1, 1, 1), (1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, 0)]
+    {
+        let q = Layout::bshd([batches, query_rows, heads, 8]);
+        let k = Layout::bshd([batches, key_rows, heads, 8]);
+        let valid = ForwardProblem::new(Dtype::F32, q, k, k).validate().unwrap();
+        assert_eq!(valid.is_empty(), key_rows != 0);
+        assert_eq!(valid.group_size, 1);
+    }
+}
+
+#[test]
+fn inputs_may_repeat_and_run_backwards() {
+    let mut k = Layout::bshd([4, 5, 2, 8]);
+    k.strides = [0, -8, 0, 1];
+    let problem = ForwardProblem::new(Dtype::Bf16, Layout::bshd([4, 3, 2, 8]), k, k);
+    assert!(problem.validate().is_ok());
+    assert_eq!((k.span(), k.origin(), k.offset([3, 4, 1, 7])), (40, 32, -25));
+}
+
+/// Small or anything.
+fn extent() -> impl Strategy<Value = usize> {
+    prop_oneof![0usize..300, any::<usize>()]
+}
+
+proptest! {
+    /// Whatever passes as an output holds each element once: counted, on small layouts.
+    #[test]
+    fn an_accepted_output_has_no_two_elements_at_one_address(
+        shape in proptest::array::uniform4(1usize..4),
+        strides in proptest::array::uniform3(-2i64..20),
+    ) {
+        let [batch, row, head] = strides;
+        let layout = Layout { shape, strides: [batch, row, head, 1] };
+        if layout.check_output("o").is_ok() {
+            let mut seen = std::collections::HashSet::new();
+            for index in 0..shape.iter().product::<usize>() {
+                let column = index % shape[3];
+                let head = index / shape[3] % shape[2];
+                let row = index / shape[3] / shape[2] % shape[1];
+                let batch = index / shape[3] / shape[2] / shape[1];
+                prop_assert!(seen.insert(layout.offset([batch, row, head, column])));
+            }
+        }
+    }
+
+    #[test]
+    fn dense_orders_and_slices_of_them_are_accepted_as_outputs(
+        shape in proptest::array::uniform4(1usize..6), cut in proptest::array::uniform4(0usize..3),
+    ) {
+        for mut layout in [Layout::bshd(shape), Layout::bhsd(shape)] {
+            for (size, cut) in layout.shape.iter_mut().zip(cut) {
+                *size -= cut.min(*size - 1);
+            }
+            prop_assert_eq!(layout.check_output("o"), Ok(()));
+        }
+    }
+
+    /// No input, however large, makes validation panic.
+    #[test]
+    fn validation_never_panics(
+        shapes in proptest::array::uniform3(proptest::array::uniform4(extent())),
+        strides in proptest::array::uniform3(proptest::array::uniform4(any::<i64>())),
+        scale in any::<f32>(),
+    ) {
+        let layout = |i: usize| Layout { shape: shapes[i], strides: strides[i] };
+        let problem = ForwardProblem::new(Dtype::F16, layout(0), layout(1), layout(2)).with_scale(scale);
+        let _ = problem.validate();
+        let _ = problem.q.check_span("q", Dtype::F16);
+        let _ = problem.o.check_output("o");
+        let mut fitting = problem;
+        (fitting.k.shape, fitting.v.shape) = (fitting.q.shape, fitting.q.shape);
+        fitting.o = fitting.q;
+        let _ = fitting.validate();
+    }
+}

@@ -1,0 +1,59 @@
+//! Attention in f64, by the text of SEMANTICS section 1.
+
+use super::Sizes;
+use rayon::prelude::*;
+
+/// Results in f64.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exact {
+    /// `[B, Sq, Hq, Dv]`.
+    pub o: Vec<f64>,
+    /// `[B, Hq, Sq]`.
+    pub lse: Vec<f64>,
+}
+
+/// `s = scale * (q . k)`, `lse = ln(sum exp(s))` and `o = sum exp(s - lse) v` over the visible keys. A
+/// row that sees none has o = 0 and lse = -inf.
+///
+/// `q [B, Sq, Hq, D]`, `k [B, Sk, Hk, D]`, `v [B, Sk, Hk, Dv]`, dense.
+pub fn exact(sizes: &Sizes, q: &[f32], k: &[f32], v: &[f32]) -> Exact {
+    let pairs = sizes.pairs();
+    let done: Vec<(Vec<f64>, Vec<f64>)> =
+        pairs.par_iter().map(|&(batch, head)| exact_head(sizes, q, k, v, batch, head)).collect();
+    let (o, lse): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+    Exact { o: sizes.interleave(&o, sizes.value_dim), lse: lse.concat() }
+}
+
+/// o `[Sq, Dv]` and lse `[Sq]` of one query head.
+fn exact_head(
+    sizes: &Sizes,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    batch: usize,
+    head: usize,
+) -> (Vec<f64>, Vec<f64>) {
+    let q_shape = [sizes.batches, sizes.query_rows, sizes.query_heads, sizes.head_dim];
+    let v_shape = [sizes.batches, sizes.key_rows, sizes.key_heads, sizes.value_dim];
+    let key_head = sizes.key_head(head);
+    let keys: Vec<f64> = sizes.transposed_keys(k, batch, key_head);
+    let mut o = vec![0.0; sizes.query_rows * sizes.value_dim];
+    let mut lse = vec![f64::NEG_INFINITY; sizes.query_rows];
+    for (row, output) in o.chunks_exact_mut(sizes.value_dim).enumerate() {
+        let mut scores = vec![0.0; sizes.visible(row)];
+        for (column, &factor) in Sizes::row(q, q_shape, batch, row, head).iter().enumerate() {
+            let keys = &keys[column * sizes.key_rows..];
+            scores.iter_mut().zip(keys).for_each(|(score, key)| *score += f64::from(factor) * key);
+        }
+        scores.iter_mut().for_each(|score| *score *= f64::from(sizes.scale));
+        let Some(largest) = scores.iter().copied().reduce(f64::max) else { continue };
+        let sum: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
+        lse[row] = largest + sum.ln();
+        for (key_row, score) in scores.iter().enumerate() {
+            let probability = (score - lse[row]).exp();
+            let value = Sizes::row(v, v_shape, batch, key_row, key_head);
+            output.iter_mut().zip(value).for_each(|(o, &v)| *o += probability * f64::from(v));
+        }
+    }
+    (o, lse)
+}

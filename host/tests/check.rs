@@ -1,0 +1,72 @@
+//! The checker passes a device that computes attention, and fails one that does anything else.
+
+mod support;
+
+use finite_attention::check::{Case, Outcome, Placement, cases, run_case, sweep};
+use finite_attention::{CausalAlignment, Dtype, Mask};
+use support::{Fault, device};
+
+fn outcomes(fault: Fault) -> Vec<Outcome> {
+    let small = |case: &Case| case.query_rows * case.key_rows * case.head_dim < 200_000;
+    let cases: Vec<Case> = cases(1, 120).into_iter().filter(small).collect();
+    sweep(&cases, 2, || Ok(device(fault)), |_| ()).unwrap()
+}
+
+#[test]
+fn plain_attention_passes_every_case() {
+    let outcomes = outcomes(Fault::None);
+    assert!(outcomes.len() > 60);
+    for outcome in &outcomes {
+        assert_eq!(outcome.failure, None, "{:?}", outcome.case);
+    }
+    assert!(outcomes.is_sorted_by_key(|outcome| outcome.case.id));
+}
+
+#[test]
+fn every_fault_is_seen() {
+    let faults = [
+        Fault::SkipsLastRow,
+        Fault::ReadsPastTheEnd,
+        Fault::SeesTheFuture,
+        Fault::LseInBaseTwo,
+        Fault::LowestLse,
+        Fault::Unnormalised,
+        Fault::WrongKeyHead,
+    ];
+    for fault in faults {
+        let failed = outcomes(fault).iter().filter(|outcome| outcome.failure.is_some()).count();
+        assert!(failed > 0, "{fault:?} passed every case");
+    }
+}
+
+#[test]
+fn a_row_past_the_end_changes_the_guards() {
+    for placement in [Placement::Bshd, Placement::Padded, Placement::Unaligned] {
+        let case = Case { placement, ..Case::small() };
+        let failure = run_case(&device(Fault::WritesPastTheEnd), &case).failure.unwrap();
+        assert!(
+            failure.starts_with("o: byte ") && failure.ends_with("is outside and was changed"),
+            "{failure}"
+        );
+    }
+}
+
+#[test]
+fn one_future_key_is_seen_in_every_dtype() {
+    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+        let mask = Mask::Causal(CausalAlignment::BottomRight);
+        let case = Case { dtype, output_dtype: dtype, mask, ..Case::small() };
+        assert_eq!(run_case(&device(Fault::None), &case).failure, None);
+        let failure = run_case(&device(Fault::SeesTheFuture), &case).failure.unwrap();
+        assert!(failure.starts_with("o: element ") && failure.contains("allowed"), "{failure}");
+    }
+}
+
+#[test]
+fn an_error_of_the_device_is_the_failure_of_the_case() {
+    let failure = run_case(&device(Fault::Launch), &Case::small()).failure.unwrap();
+    assert_eq!(
+        failure,
+        "kernel forward_bf16_d64_sm80: the emulator reports 2 findings\n- first\n- second"
+    );
+}

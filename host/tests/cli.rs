@@ -1,0 +1,135 @@
+//! The command line: what it refuses, with which text and exit code, and a run from file to file.
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A file of its own for each test, removed when dropped.
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str) -> Self {
+        File(std::env::temp_dir().join(format!("fattn-{}-{name}.safetensors", std::process::id())))
+    }
+
+    /// Tensors of zeros.
+    fn with(name: &str, tensors: &[(&str, Dtype, &[usize])]) -> Self {
+        let file = File::new(name);
+        let bytes: Vec<Vec<u8>> = tensors
+            .iter()
+            .map(|(_, dtype, shape)| vec![0; shape.iter().product::<usize>() * dtype.bitsize() / 8])
+            .collect();
+        let views = tensors.iter().zip(&bytes).map(|((name, dtype, shape), bytes)| {
+            (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap())
+        });
+        std::fs::write(&file.0, safetensors::serialize(views, None).unwrap()).unwrap();
+        file
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn fattn(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fattn")).args(arguments).output().unwrap()
+}
+
+/// What `fattn run` says of this input before it opens a device.
+fn refused(name: &str, tensors: &[(&str, Dtype, &[usize])], options: &[&str]) -> String {
+    let (input, output) = (File::with(name, tensors), File::new(&format!("{name}-out")));
+    let paths = ["run", "--input", input.0.to_str().unwrap(), "--output", output.0.to_str().unwrap()];
+    let answer = fattn(&[&paths, options].concat());
+    assert_eq!(answer.status.code(), Some(2));
+    assert!(!output.0.exists());
+    String::from_utf8(answer.stderr).unwrap()
+}
+
+const SHAPE: &[usize] = &[1, 3, 2, 8];
+
+#[test]
+fn run_refuses_what_is_missing_or_does_not_fit() {
+    let (q, k, v) = (("q", Dtype::F32, SHAPE), ("k", Dtype::F32, SHAPE), ("v", Dtype::F32, SHAPE));
+    assert_eq!(
+        refused("missing", &[q, k, ("value", Dtype::F32, SHAPE)], &[]),
+        "fattn: v: expected a tensor of this name in the input, got k, q, value\n"
+    );
+    assert_eq!(
+        refused("mixed", &[q, ("k", Dtype::BF16, SHAPE), v], &[]),
+        "fattn: k: expected dtype f32 like q, got bf16\n"
+    );
+    assert_eq!(
+        refused("integers", &[("q", Dtype::I64, SHAPE), k, v], &[]),
+        "fattn: q: expected dtype bf16, f16 or f32, got i64\n"
+    );
+    assert_eq!(
+        refused("rank", &[q, k, ("v", Dtype::F32, &[3, 2, 8])], &[]),
+        "fattn: v: expected 4 dimensions [batch, row, head, column], got 3\n"
+    );
+    assert_eq!(
+        refused("rows", &[q, k, ("v", Dtype::F32, &[1, 4, 2, 8])], &[]),
+        "fattn: v: expected rows 3 like k, got 4\n"
+    );
+    assert_eq!(
+        refused("output", &[q, k, v], &["--out-dtype", "bf16"]),
+        "fattn: o: expected dtype f32 like q, or f32, got bf16\n"
+    );
+}
+
+#[test]
+fn run_refuses_files_that_are_not_there_or_not_safetensors() {
+    let answer = fattn(&["run", "--input", "/nowhere/in", "--output", "/nowhere/out"]);
+    let text = String::from_utf8(answer.stderr).unwrap();
+    assert!(text.starts_with("fattn: --input /nowhere/in: "), "{text}");
+    let input = File::new("garbage");
+    std::fs::write(&input.0, b"not safetensors").unwrap();
+    let answer = fattn(&["run", "--input", input.0.to_str().unwrap(), "--output", "/nowhere/out"]);
+    let text = String::from_utf8(answer.stderr).unwrap();
+    assert!(text.starts_with(&format!("fattn: --input {}: ", input.0.display())), "{text}");
+}
+
+#[test]
+fn an_unknown_device_is_refused_by_name() {
+    let answer = fattn(&["check", "--device", "metal"]);
+    let text = String::from_utf8(answer.stderr).unwrap();
+    assert!(text.contains("expected cuda, cuda:N, emulated or emulated:sm_80, got `metal`"), "{text}");
+    assert_eq!(answer.status.code(), Some(2));
+}
+
+#[test]
+fn devices_lists_the_emulator_on_every_machine() {
+    let answer = fattn(&["devices"]);
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert!(answer.status.success());
+    assert!(text.contains("\nemulated:sm_80  ") && text.starts_with("cuda"), "{text}");
+}
+
+#[test]
+fn run_writes_o_and_lse() {
+    let tensors = [("q", Dtype::F32, SHAPE), ("k", Dtype::F32, SHAPE), ("v", Dtype::F32, SHAPE)];
+    let (input, output) = (File::with("zeros", &tensors), File::new("zeros-out"));
+    let answer = fattn(&[
+        "run",
+        "--input",
+        input.0.to_str().unwrap(),
+        "--output",
+        output.0.to_str().unwrap(),
+        "--causal",
+        "--device",
+        "emulated",
+    ]);
+    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    let bytes = std::fs::read(&output.0).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (o, lse) = (file.tensor("o").unwrap(), file.tensor("lse").unwrap());
+    assert_eq!((o.dtype(), o.shape()), (Dtype::F32, SHAPE));
+    assert_eq!((lse.dtype(), lse.shape()), (Dtype::F32, [1, 2, 3].as_slice()));
+    assert!(o.data().iter().all(|&byte| byte == 0));
+    let lse: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(lse.data());
+    for (got, keys) in lse.iter().zip([1f32, 2.0, 3.0].into_iter().cycle()) {
+        assert!((got - keys.ln()).abs() < 1e-5, "{lse:?}");
+    }
+}

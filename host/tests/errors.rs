@@ -1,0 +1,258 @@
+//! The text of every error, and that bad input is an error and never a panic.
+
+mod support;
+
+use finite_attention::device::DeviceName;
+use finite_attention::problem::common_dtype;
+use finite_attention::{
+    Device, Dtype, Error, ForwardOutput, ForwardPointers, ForwardProblem, Layout, Stream, forward,
+    forward_host,
+};
+use half::bf16;
+use kernels_gpu::abi::MAX_ROWS;
+use support::{Fault, device, device_with};
+
+fn problem() -> ForwardProblem {
+    let kv = Layout::bshd([2, 9, 2, 128]);
+    ForwardProblem::new(Dtype::Bf16, Layout::bshd([2, 5, 4, 128]), kv, kv)
+}
+
+fn pointers() -> ForwardPointers {
+    ForwardPointers { q: 0x1000, k: 0x2000, v: 0x3000, o: 0x4000, lse: 0x5000 }
+}
+
+/// The text of what is wrong with a problem.
+fn refused(change: impl FnOnce(&mut ForwardProblem)) -> String {
+    let mut problem = problem();
+    change(&mut problem);
+    problem.validate().unwrap_err().to_string()
+}
+
+/// The text of what is wrong with a launch.
+fn launch_refused(device: &Device, problem: &ForwardProblem, pointers: ForwardPointers) -> String {
+    // SAFETY: the call fails before anything is launched, which is what the tests look at.
+    unsafe { forward(device, problem, &pointers, Stream::default()) }.unwrap_err().to_string()
+}
+
+#[test]
+fn ranks() {
+    let text = |shape: &[usize], strides: &[i64]| {
+        Layout::from_slices("k", shape, strides).unwrap_err().to_string()
+    };
+    assert_eq!(
+        text(&[2, 9, 128], &[1; 3]),
+        "k: expected 4 dimensions [batch, row, head, column], got 3"
+    );
+    assert_eq!(
+        text(&[2, 9, 1, 128], &[1; 5]),
+        "k: expected 4 dimensions [batch, row, head, column], got 5"
+    );
+    assert_eq!(text(&[], &[]), "k: expected 4 dimensions [batch, row, head, column], got 0");
+}
+
+#[test]
+fn shapes_that_do_not_fit_together() {
+    assert_eq!(refused(|p| p.k.shape[3] = 64), "k: expected head_dim 128 like q, got 64");
+    assert_eq!(refused(|p| p.k.shape[0] = 3), "k: expected batch 2 like q, got 3");
+    assert_eq!(refused(|p| p.v.shape[0] = 1), "v: expected batch 2 like q, got 1");
+    assert_eq!(refused(|p| p.o.shape[0] = 1), "o: expected batch 2 like q, got 1");
+    assert_eq!(refused(|p| p.v.shape[1] = 8), "v: expected rows 9 like k, got 8");
+    assert_eq!(refused(|p| p.v.shape[2] = 4), "v: expected heads 2 like k, got 4");
+    assert_eq!(refused(|p| p.o.shape[1] = 9), "o: expected rows 5 like q, got 9");
+    assert_eq!(refused(|p| p.o.shape[2] = 2), "o: expected heads 4 like q, got 2");
+    assert_eq!(refused(|p| p.o.shape[3] = 64), "o: expected head_dim 128 like v, got 64");
+}
+
+#[test]
+fn heads_that_cannot_be_shared_out() {
+    let heads = |query_heads, key_heads| {
+        refused(|p| {
+            (p.q.shape[2], p.o.shape[2]) = (query_heads, query_heads);
+            (p.k.shape[2], p.v.shape[2]) = (key_heads, key_heads);
+        })
+    };
+    assert_eq!(heads(6, 4), "q: expected heads to be a multiple of the 4 of k, got 6");
+    assert_eq!(heads(2, 4), "q: expected heads to be a multiple of the 4 of k, got 2");
+    assert_eq!(heads(2, 0), "q: expected heads to be a multiple of the 0 of k, got 2");
+}
+
+#[test]
+fn sizes_out_of_range() {
+    let head_dim = |dim| {
+        refused(|p| {
+            [&mut p.q, &mut p.k, &mut p.v, &mut p.o].map(|t| t.shape[3] = dim).into_iter().collect()
+        })
+    };
+    assert_eq!(head_dim(0), "q: expected head_dim 1..=256, got 0");
+    assert_eq!(head_dim(257), "q: expected head_dim 1..=256, got 257");
+    assert_eq!(
+        refused(|p| (p.v.shape[3], p.o.shape[3]) = (300, 300)),
+        "v: expected head_dim 1..=256, got 300"
+    );
+    assert_eq!(
+        refused(|p| (p.k.shape[1], p.v.shape[1]) = (1 << 31, 1 << 31)),
+        format!("k: expected rows 0..={MAX_ROWS}, got 2147483648")
+    );
+    assert_eq!(
+        refused(|p| (p.q.shape[1], p.o.shape[1]) = (usize::MAX, usize::MAX)),
+        format!("q: expected rows 0..={MAX_ROWS}, got 18446744073709551615")
+    );
+}
+
+#[test]
+fn dtypes() {
+    let mix = [("q", Dtype::Bf16), ("k", Dtype::F16), ("v", Dtype::Bf16)];
+    assert_eq!(common_dtype(&mix).unwrap_err().to_string(), "k: expected dtype bf16 like q, got f16");
+    assert!(common_dtype(&[]).is_err());
+    assert_eq!(
+        refused(|p| p.output_dtype = Dtype::F16),
+        "o: expected dtype bf16 like q, or f32, got f16"
+    );
+    let inputs = [0f32; 2 * 9 * 4 * 128];
+    let as_f32: Result<ForwardOutput<f32>, _> =
+        forward_host(&device(Fault::None), &problem(), &inputs, &inputs, &inputs);
+    assert_eq!(as_f32.unwrap_err().to_string(), "q: expected dtype bf16 like problem, got f32");
+    let inputs = [bf16::ZERO; 2 * 9 * 4 * 128];
+    let as_f32: Result<ForwardOutput<f32>, _> =
+        forward_host(&device(Fault::None), &problem(), &inputs, &inputs, &inputs);
+    assert_eq!(as_f32.unwrap_err().to_string(), "o: expected dtype bf16 like problem, got f32");
+}
+
+#[test]
+fn strides() {
+    assert_eq!(
+        refused(|p| p.k.strides[3] = 2),
+        "k: expected contiguous columns (stride 1), got stride 2"
+    );
+    assert_eq!(
+        refused(|p| p.o.strides[3] = -1),
+        "o: expected contiguous columns (stride 1), got stride -1"
+    );
+    assert_eq!(
+        refused(|p| p.o.strides[1] = -512),
+        "o: expected a positive stride of rows, got -512: outputs are written once"
+    );
+    assert_eq!(
+        refused(|p| p.o.strides[0] = 0),
+        "o: expected a positive stride of batch, got 0: outputs are written once"
+    );
+    assert_eq!(
+        refused(|p| p.o.strides[2] = 127),
+        "o: expected a stride of heads of at least 128, so that no two elements share an address, got 127"
+    );
+    assert_eq!(
+        refused(|p| p.v.strides[1] = i64::MAX),
+        "v: expected a tensor of less than 2^63 bytes, got shape [2, 9, 2, 128] with strides \
+         [2304, 9223372036854775807, 128, 1]"
+    );
+}
+
+#[test]
+fn scales() {
+    assert_eq!(refused(|p| p.scale = Some(f32::NAN)), "scale: expected a finite number, got NaN");
+    assert_eq!(refused(|p| p.scale = Some(f32::INFINITY)), "scale: expected a finite number, got inf");
+    assert!(
+        problem().with_scale(0.0).validate().is_ok() && problem().with_scale(-1.0).validate().is_ok()
+    );
+}
+
+#[test]
+fn addresses() {
+    let text = |pointers| launch_refused(&device(Fault::None), &problem(), pointers);
+    assert_eq!(
+        text(ForwardPointers { v: 0, ..pointers() }),
+        "v: expected a device pointer, got null for 4608 elements"
+    );
+    assert_eq!(
+        text(ForwardPointers { lse: 0, ..pointers() }),
+        "lse: expected a device pointer, got null for 40 elements"
+    );
+    assert_eq!(
+        text(ForwardPointers { q: 0x1001, ..pointers() }),
+        "q: expected an address that is a multiple of 2 bytes, got 0x1001"
+    );
+    assert_eq!(
+        text(ForwardPointers { lse: 0x5002, ..pointers() }),
+        "lse: expected an address that is a multiple of 4 bytes, got 0x5002"
+    );
+    let wide = problem().with_output_dtype(Dtype::F32);
+    assert_eq!(
+        launch_refused(&device(Fault::None), &wide, ForwardPointers { o: 0x4002, ..pointers() }),
+        "o: expected an address that is a multiple of 4 bytes, got 0x4002"
+    );
+}
+
+#[test]
+fn slices_that_are_too_short() {
+    let (long, short) = ([bf16::ZERO; 5120], [bf16::ZERO; 4607]);
+    let error =
+        |q, k, v| forward_host::<bf16, bf16>(&device(Fault::None), &problem(), q, k, v).unwrap_err();
+    assert_eq!(
+        error(&long, &long, &short).to_string(),
+        "v: expected at least 4608 elements for shape [2, 9, 2, 128], got 4607"
+    );
+    assert!(error(&[], &[], &[]).to_string().starts_with("q: expected at least 5120 elements"));
+}
+
+#[test]
+fn grids_that_are_too_large() {
+    // Every stride is 0 or spans little, so only the number of blocks is wrong.
+    let input = |rows| Layout { shape: [1 << 18, rows, 1 << 10, 8], strides: [0, 0, 0, 1] };
+    let o = Layout::bshd([1 << 18, 1 << 10, 1 << 10, 8]);
+    let large = ForwardProblem::new(Dtype::F16, input(1 << 10), input(1), input(1)).with_output(o);
+    let text = launch_refused(&device(Fault::None), &large, pointers());
+    assert!(text.starts_with("grid: expected at most 2147483647 blocks, got "), "{text}");
+    assert!(text.contains(" query rows x 1024 heads x 262144 batches)"), "{text}");
+}
+
+#[test]
+fn devices() {
+    for text in ["metal", "cuda:", "cuda:x", "cuda:-1", "emulated:sm_10", ""] {
+        assert_eq!(
+            text.parse::<DeviceName>().unwrap_err().to_string(),
+            format!("device: expected cuda, cuda:N, emulated or emulated:sm_80, got `{text}`")
+        );
+    }
+    let no_device = Error::NoDevice { device: "cuda:3".into(), reason: "no driver".into() };
+    assert_eq!(no_device.to_string(), "device cuda:3: not available: no driver");
+    assert_eq!(
+        launch_refused(&device_with(Fault::None, (7, 5)), &problem(), pointers()),
+        "device mock: no forward kernel for bf16 with head_dim 128: forward_bf16_d128_strided_sm80 needs sm_80 \
+         and 81920 bytes of shared memory per block, the device has compute capability 7.5 and 232448 bytes"
+    );
+}
+
+#[test]
+fn device_failures() {
+    let inputs = [bf16::ONE; 5120];
+    let text = |fault| {
+        let device = device(fault);
+        forward_host::<bf16, bf16>(&device, &problem(), &inputs, &inputs, &inputs)
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(text(Fault::OutOfMemory), "device mock: out of memory: could not allocate 10240 bytes");
+    assert_eq!(
+        text(Fault::Launch),
+        "kernel forward_bf16_d128_sm80: the emulator reports 2 findings\n- first\n- second"
+    );
+    let findings = Error::Findings { kernel: "f".into(), findings: vec!["only".into()] };
+    assert_eq!(findings.to_string(), "kernel f: the emulator reports 1 finding\n- only");
+    let emulator = Error::Emulator { reason: "PTX line 3: unsupported instruction".into() };
+    assert_eq!(emulator.to_string(), "emulator: PTX line 3: unsupported instruction");
+}
+
+#[test]
+fn cuda_failures() {
+    let error = |detail: &str| Error::Cuda {
+        call: "cuLaunchKernel",
+        code: 700,
+        name: "CUDA_ERROR_ILLEGAL_ADDRESS".into(),
+        detail: detail.into(),
+    };
+    assert_eq!(error("").to_string(), "CUDA: cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS (700)");
+    assert_eq!(
+        error("in forward").to_string(),
+        "CUDA: cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS (700): in forward"
+    );
+}

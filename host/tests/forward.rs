@@ -1,0 +1,57 @@
+//! The safe door on host slices.
+
+mod support;
+
+use finite_attention::{Dtype, ForwardOutput, ForwardProblem, Layout, forward_host};
+use half::f16;
+use support::{Fault, device};
+
+#[test]
+fn rows_behind_the_causal_diagonal_see_only_their_keys() {
+    let layout = Layout::bshd([1, 3, 1, 2]);
+    let (q, k) = ([0.0f32; 6], [1.0f32; 6]);
+    let v = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout).causal();
+    let output: ForwardOutput<f32> = forward_host(&device(Fault::None), &problem, &q, &k, &v).unwrap();
+    assert_eq!(output.o, [1.0, 2.0, 2.0, 3.0, 3.0, 4.0]);
+    assert_eq!(output.lse, [0.0, 2f32.ln(), 3f32.ln()]);
+}
+
+#[test]
+fn gaps_of_the_output_are_zero_and_a_wider_output_is_f32() {
+    let layout = Layout::bshd([1, 2, 1, 2]);
+    let o = Layout { strides: [10, 5, 2, 1], ..layout };
+    let problem = ForwardProblem::new(Dtype::F16, layout, layout, layout)
+        .with_output(o)
+        .with_output_dtype(Dtype::F32)
+        .without_lse();
+    let one = [f16::ONE; 4];
+    let output: ForwardOutput<f32> =
+        forward_host(&device(Fault::None), &problem, &one, &one, &one).unwrap();
+    assert_eq!(output.o, [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0]);
+    assert!(output.lse.is_empty());
+}
+
+#[test]
+fn inputs_that_run_backwards_start_at_their_lowest_address() {
+    let layout = Layout::bshd([1, 3, 1, 1]);
+    let reversed = Layout { strides: [3, -1, 1, 1], ..layout };
+    let problem = ForwardProblem::new(Dtype::F32, layout, layout, reversed).causal();
+    let zero = [0.0f32; 3];
+    let output: ForwardOutput<f32> =
+        forward_host(&device(Fault::None), &problem, &zero, &zero, &[30.0, 20.0, 10.0]).unwrap();
+    assert_eq!(output.o, [10.0, 15.0, 20.0]);
+}
+
+#[test]
+fn nothing_in_gives_nothing_out_and_no_keys_give_dead_rows() {
+    let (none, some) = (Layout::bshd([1, 0, 2, 4]), Layout::bshd([1, 3, 2, 4]));
+    let device = device(Fault::None);
+    let problem = ForwardProblem::new(Dtype::F32, none, some, some);
+    let output: ForwardOutput<f32> =
+        forward_host(&device, &problem, &[], &[1.0; 24], &[1.0; 24]).unwrap();
+    assert_eq!(output, ForwardOutput { o: vec![], lse: vec![] });
+    let problem = ForwardProblem::new(Dtype::F32, some, none, none);
+    let output: ForwardOutput<f32> = forward_host(&device, &problem, &[1.0; 24], &[], &[]).unwrap();
+    assert_eq!(output, ForwardOutput { o: vec![0.0; 24], lse: vec![f32::NEG_INFINITY; 6] });
+}

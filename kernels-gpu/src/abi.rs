@@ -1,0 +1,481 @@
+//! What the host and the kernels agree on: launch parameters and the table of kernels.
+
+/// Element type of a tensor in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// bfloat16: 8 exponent bits, 7 mantissa bits.
+    Bf16,
+    /// IEEE binary16: 5 exponent bits, 10 mantissa bits.
+    F16,
+    /// IEEE binary32.
+    F32,
+}
+
+impl Dtype {
+    /// Bytes per element.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Dtype::Bf16 | Dtype::F16 => 2,
+            Dtype::F32 => 4,
+        }
+    }
+
+    /// The name used in kernel names, tables and JSON: `bf16`, `f16`, `f32`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::Bf16 => "bf16",
+            Dtype::F16 => "f16",
+            Dtype::F32 => "f32",
+        }
+    }
+}
+
+/// The PTX target a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arch {
+    /// `sm_80`: Ampere and everything newer, through the driver's JIT.
+    Sm80,
+}
+
+impl Arch {
+    /// The name given to the compiler and used in kernel names: `sm_80`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Arch::Sm80 => "sm_80",
+        }
+    }
+
+    /// Whether a device of this compute capability can run the kernel.
+    pub const fn runs_on(self, major: u32, _minor: u32) -> bool {
+        match self {
+            Arch::Sm80 => major >= 8,
+        }
+    }
+}
+
+/// How a kernel reads and writes rows in global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// 16 bytes at a time: every row of q, k, v and o must start on a 16-byte boundary.
+    Vector16,
+    /// One element at a time: any strides. Slower.
+    Element,
+}
+
+impl Access {
+    /// The suffix of the kernel name: empty for the aligned kernel, `_strided` for the other.
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Access::Vector16 => "",
+            Access::Element => "_strided",
+        }
+    }
+}
+
+/// What a kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// o and lse from q, k and v.
+    Forward,
+}
+
+/// One compiled kernel: what it accepts and what it needs to be launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelSpec {
+    /// Entry point in the PTX, also the name of the PTX file.
+    pub name: &'static str,
+    /// What it computes.
+    pub family: Family,
+    /// PTX target.
+    pub arch: Arch,
+    /// Element type of q, k and v.
+    pub dtype: Dtype,
+    /// Head dimensions (of q and k, and of v) up to this one are accepted; smaller ones are padded with zeros on chip.
+    pub head_dim: u32,
+    /// How global memory is accessed.
+    pub access: Access,
+    /// Query rows per block.
+    pub query_rows: u32,
+    /// Keys per step of the inner loop.
+    pub key_rows: u32,
+    /// Threads per block (`.maxntid`).
+    pub threads: u32,
+    /// Blocks that must fit on one multiprocessor (`.minnctapersm`): caps the registers per thread.
+    pub min_blocks: u32,
+    /// Dynamic shared memory per block, bytes.
+    pub shared_bytes: u32,
+}
+
+/// A four-dimensional tensor `[batch, row, head, column]` in device memory; columns are contiguous.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorView {
+    /// Device address of element (0, 0, 0, 0).
+    pub address: u64,
+    /// Elements from one batch to the next. May be zero (broadcast) or negative for inputs.
+    pub batch_stride: i64,
+    /// Elements from one row to the next.
+    pub row_stride: i64,
+    /// Elements from one head to the next.
+    pub head_stride: i64,
+}
+
+/// An open side of the attention window (see [`ForwardParams::window_left`]).
+///
+/// Large enough to hide no key, small enough that `row + diagonal + WINDOW_OPEN` fits an `i32`.
+pub const WINDOW_OPEN: i32 = 1 << 30;
+
+/// No more rows than this in a query or key sequence: row arithmetic in the kernels is 32-bit, and runs up to a
+/// tile past the end.
+pub const MAX_ROWS: u32 = (1 << 30) - 256;
+
+/// The largest head dimension.
+pub const MAX_HEAD_DIM: u32 = 256;
+
+/// Parameters of the forward kernels, passed by value as the only kernel parameter.
+///
+/// Key `j` is visible to query `i` iff `j < key_rows` and
+/// `i + diagonal - window_left <= j <= i + diagonal + window_right`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ForwardParams {
+    /// `[B, Sq, Hq, D]`.
+    pub q: TensorView,
+    /// `[B, Sk, Hk, D]`.
+    pub k: TensorView,
+    /// `[B, Sk, Hk, Dv]`.
+    pub v: TensorView,
+    /// `[B, Sq, Hq, Dv]`.
+    pub o: TensorView,
+    /// Device address of lse, f32, dense `[B, Hq, Sq]`; 0 when not wanted.
+    pub lse: u64,
+    /// B.
+    pub batches: u32,
+    /// Hq.
+    pub query_heads: u32,
+    /// Hq / Hk: how many query heads share a key head.
+    pub group_size: u32,
+    /// Sq.
+    pub query_rows: u32,
+    /// Sk.
+    pub key_rows: u32,
+    /// D.
+    pub head_dim: u32,
+    /// Dv.
+    pub value_dim: u32,
+    /// Key position that query 0 is aligned with: `Sk - Sq` for bottom-right alignment, 0 for top-left.
+    pub diagonal: i32,
+    /// Keys visible to the left of the diagonal, or [`WINDOW_OPEN`].
+    pub window_left: i32,
+    /// Keys visible to the right of the diagonal, or [`WINDOW_OPEN`]; 0 is causal.
+    pub window_right: i32,
+    /// Softmax scale: the score is `scale * (q . k)`.
+    pub scale: f32,
+    /// 1: o is f32; 0: o has the dtype of q.
+    pub output_f32: u32,
+    /// How many (batch, head) pairs are worked on together; see [`crate::geometry::schedule`].
+    pub heads_per_wave: u32,
+    /// Always 0; keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// Parameters of the three backward kernels (delta, main, convert), passed by value as the only kernel parameter.
+///
+/// Visibility is as in [`ForwardParams`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BackwardParams {
+    /// `[B, Sq, Hq, D]`.
+    pub q: TensorView,
+    /// `[B, Sk, Hk, D]`.
+    pub k: TensorView,
+    /// `[B, Sk, Hk, Dv]`.
+    pub v: TensorView,
+    /// `[B, Sq, Hq, Dv]`, what the forward gave.
+    pub o: TensorView,
+    /// `[B, Sq, Hq, Dv]`, the gradient of o.
+    pub d_o: TensorView,
+    /// `[B, Sq, Hq, D]`, the gradient of q.
+    pub dq: TensorView,
+    /// `[B, Sk, Hk, D]`, the gradient of k.
+    pub dk: TensorView,
+    /// `[B, Sk, Hk, Dv]`, the gradient of v.
+    pub dv: TensorView,
+    /// Device address of lse, f32, dense `[B, Hq, Sq]`, what the forward gave.
+    pub lse: u64,
+    /// Device address of the gradient of lse, f32, dense `[B, Hq, Sq]`; 0 when there is none.
+    pub d_lse: u64,
+    /// Workspace: f32 `[B * Hq, 2, padded_rows]`, aligned to 16: lse in powers of two (`+inf` for dead rows and padding),
+    /// then delta.
+    pub statistics: u64,
+    /// Workspace: f32 `[splits, B * Hq, padded_rows, padded head dim]`, aligned to 16: dQ before scaling, in the order in
+    /// which the main kernel's lanes hold it.
+    pub dq_accumulator: u64,
+    /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the same one.
+    pub split_stride: u64,
+    /// B.
+    pub batches: u32,
+    /// Hq.
+    pub query_heads: u32,
+    /// Hq / Hk.
+    pub group_size: u32,
+    /// Sq.
+    pub query_rows: u32,
+    /// Sk.
+    pub key_rows: u32,
+    /// D.
+    pub head_dim: u32,
+    /// Dv.
+    pub value_dim: u32,
+    /// Query rows per head in the workspace: Sq rounded up to a multiple of 128.
+    pub padded_rows: u32,
+    /// As in [`ForwardParams`].
+    pub diagonal: i32,
+    /// As in [`ForwardParams`].
+    pub window_left: i32,
+    /// As in [`ForwardParams`].
+    pub window_right: i32,
+    /// Softmax scale.
+    pub scale: f32,
+    /// 1: o is f32; 0: o has the dtype of q.
+    pub output_f32: u32,
+    /// 1: dq, dk and dv are f32; 0: they have the dtype of q.
+    pub gradients_f32: u32,
+    /// Blocks per key head: block b takes key tiles b, b + key_blocks, ...
+    pub key_blocks: u32,
+    /// Accumulators of dQ: 1, or, where they are kept apart for a fixed order of summation, `key_blocks`.
+    pub splits: u32,
+    /// How many (batch, key head) pairs are worked on together; see [`crate::geometry::schedule`].
+    pub heads_per_wave: u32,
+    /// Elements per row of a dQ accumulator: the head dim of the main kernel.
+    pub padded_dim: u32,
+}
+
+/// `padded_rows` of [`BackwardParams`] is a multiple of this.
+pub const ROW_PADDING: u32 = 128;
+
+/// Calls `$callback!` with one row for each tensor-core forward kernel for sm_80.
+///
+/// This and its sibling for f32 are the only places where instantiations are chosen; the kernels and the table of the
+/// host are both made from them. Columns: name, element type (a variant of [`Dtype`]), head dim, access, query rows,
+/// keys per step, warps, blocks per multiprocessor.
+///
+/// - 128 query rows on 4 warps (two 16-row tiles each): a key fragment read from shared memory feeds two products.
+/// - From head dim 192 on, the output accumulators leave room for one 16-row tile per warp only.
+#[macro_export]
+macro_rules! for_each_forward_mma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (forward_bf16_d32_sm80, Bf16, 32, Vector16, 128, 64, 4, 2)
+            (forward_bf16_d64_sm80, Bf16, 64, Vector16, 128, 64, 4, 2)
+            (forward_bf16_d96_sm80, Bf16, 96, Vector16, 128, 64, 4, 2)
+            (forward_bf16_d128_sm80, Bf16, 128, Vector16, 128, 64, 4, 2)
+            (forward_bf16_d192_sm80, Bf16, 192, Vector16, 64, 64, 4, 1)
+            (forward_bf16_d256_sm80, Bf16, 256, Vector16, 64, 64, 4, 1)
+            (forward_f16_d32_sm80, F16, 32, Vector16, 128, 64, 4, 2)
+            (forward_f16_d64_sm80, F16, 64, Vector16, 128, 64, 4, 2)
+            (forward_f16_d96_sm80, F16, 96, Vector16, 128, 64, 4, 2)
+            (forward_f16_d128_sm80, F16, 128, Vector16, 128, 64, 4, 2)
+            (forward_f16_d192_sm80, F16, 192, Vector16, 64, 64, 4, 1)
+            (forward_f16_d256_sm80, F16, 256, Vector16, 64, 64, 4, 1)
+            (forward_bf16_d32_strided_sm80, Bf16, 32, Element, 64, 64, 4, 1)
+            (forward_bf16_d64_strided_sm80, Bf16, 64, Element, 64, 64, 4, 1)
+            (forward_bf16_d128_strided_sm80, Bf16, 128, Element, 64, 64, 4, 1)
+            (forward_bf16_d256_strided_sm80, Bf16, 256, Element, 64, 32, 4, 1)
+            (forward_f16_d32_strided_sm80, F16, 32, Element, 64, 64, 4, 1)
+            (forward_f16_d64_strided_sm80, F16, 64, Element, 64, 64, 4, 1)
+            (forward_f16_d128_strided_sm80, F16, 128, Element, 64, 64, 4, 1)
+            (forward_f16_d256_strided_sm80, F16, 256, Element, 64, 32, 4, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each true-f32 forward kernel for sm_80 (fused multiply-adds, no tf32).
+///
+/// Columns as in [`for_each_forward_mma_sm80`].
+#[macro_export]
+macro_rules! for_each_forward_fma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (forward_f32_d32_sm80, F32, 32, Vector16, 64, 64, 4, 2)
+            (forward_f32_d64_sm80, F32, 64, Vector16, 64, 64, 4, 2)
+            (forward_f32_d128_sm80, F32, 128, Vector16, 64, 64, 4, 2)
+            (forward_f32_d256_sm80, F32, 256, Vector16, 64, 32, 4, 1)
+            (forward_f32_d64_strided_sm80, F32, 64, Element, 64, 64, 4, 1)
+            (forward_f32_d256_strided_sm80, F32, 256, Element, 32, 32, 2, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each tensor-core backward main kernel for sm_80.
+///
+/// Columns: name, element type, head dim, access, query rows per step, keys per block, warps, blocks per multiprocessor.
+/// The eight warps work in pairs on `keys / 4` keys; 32 keys make fragments of k and v serve two products, 16 is what
+/// the accumulators of wide heads leave room for.
+#[macro_export]
+macro_rules! for_each_backward_mma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_bf16_d64_sm80, Bf16, 64, Vector16, 64, 128, 8, 1)
+            (backward_bf16_d128_sm80, Bf16, 128, Vector16, 64, 128, 8, 1)
+            (backward_bf16_d256_sm80, Bf16, 256, Vector16, 32, 64, 8, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with name and element type of each kernel that prepares a backward on sm_80.
+#[macro_export]
+macro_rules! for_each_backward_delta_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_delta_bf16_sm80, Bf16)
+            (backward_delta_f16_sm80, F16)
+            (backward_delta_f32_sm80, F32)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each kernel that ends a backward of [`for_each_backward_mma_sm80`]: columns as
+/// there.
+#[macro_export]
+macro_rules! for_each_backward_convert_mma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_convert_bf16_d64_sm80, Bf16, 64, Vector16, 64, 128, 8, 1)
+            (backward_convert_bf16_d128_sm80, Bf16, 128, Vector16, 64, 128, 8, 1)
+            (backward_convert_bf16_d256_sm80, Bf16, 256, Vector16, 32, 64, 8, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each true-f32 backward main kernel for sm_80. Columns as in
+/// [`for_each_backward_mma_sm80`].
+#[macro_export]
+macro_rules! for_each_backward_fma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_f32_d64_sm80, F32, 64, Vector16, 64, 64, 4, 2)
+            (backward_f32_d128_sm80, F32, 128, Vector16, 32, 64, 4, 2)
+            (backward_f32_d256_sm80, F32, 256, Vector16, 32, 32, 4, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each kernel that ends a backward of [`for_each_backward_fma_sm80`].
+#[macro_export]
+macro_rules! for_each_backward_convert_fma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_convert_f32_d64_sm80, F32, 64, Vector16, 64, 64, 4, 2)
+            (backward_convert_f32_d128_sm80, F32, 128, Vector16, 32, 64, 4, 2)
+            (backward_convert_f32_d256_sm80, F32, 256, Vector16, 32, 32, 4, 1)
+        }
+    };
+}
+
+/// Shared memory of the f32 backward: key and value tile, one query and output-gradient tile with their row statistics, and
+/// the tile of dS.
+pub const fn backward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    ((2 * key_rows + 2 * query_rows) * head_dim + key_rows * query_rows + 2 * query_rows) * 4
+}
+
+/// Shared memory of the tensor-core backward: key and value tile, two stages of a query and an output-gradient tile with
+/// their row statistics, and the tile of dS.
+pub const fn backward_mma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    let tiles = (2 * key_rows + 2 * 2 * query_rows) * head_dim * 2;
+    tiles + key_rows * query_rows * 2 + 2 * 2 * query_rows * 4
+}
+
+/// Shared memory of the tensor-core forward: the query tile, and two stages of a key tile and a value tile.
+pub const fn forward_mma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    (query_rows + 2 * 2 * key_rows) * head_dim * 2
+}
+
+/// Shared memory of the f32 forward: one tile each of queries, keys, values and probabilities.
+pub const fn forward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    ((query_rows + 2 * key_rows) * head_dim + query_rows * key_rows) * 4
+}
+
+macro_rules! table {
+    ($shared:ident: $(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal, $blocks:literal))*) => {
+        &[$(KernelSpec {
+            name: stringify!($name),
+            family: Family::Forward,
+            arch: Arch::Sm80,
+            dtype: Dtype::$dtype,
+            head_dim: $dim,
+            access: Access::$access,
+            query_rows: $queries,
+            key_rows: $keys,
+            threads: $warps * 32,
+            min_blocks: $blocks,
+            shared_bytes: $shared($dim, $queries, $keys),
+        }),*]
+    };
+}
+
+const FORWARD_MMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(forward_mma_shared_bytes: $($row)*) }; }
+    for_each_forward_mma_sm80!(rows)
+};
+
+const FORWARD_FMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(forward_fma_shared_bytes: $($row)*) }; }
+    for_each_forward_fma_sm80!(rows)
+};
+
+/// Every compiled kernel.
+pub const KERNELS: &[KernelSpec] = {
+    const COUNT: usize = FORWARD_MMA.len() + FORWARD_FMA.len();
+    const ALL: [KernelSpec; COUNT] = {
+        let mut all = [FORWARD_MMA[0]; COUNT];
+        let mut i = 0;
+        while i < COUNT {
+            all[i] =
+                if i < FORWARD_MMA.len() { FORWARD_MMA[i] } else { FORWARD_FMA[i - FORWARD_MMA.len()] };
+            i += 1;
+        }
+        all
+    };
+    &ALL
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_say_what_the_kernel_is() {
+        for (i, spec) in KERNELS.iter().enumerate() {
+            assert!(
+                KERNELS[..i].iter().all(|other| other.name != spec.name),
+                "{} stands twice",
+                spec.name
+            );
+            assert!(spec.name.contains(spec.dtype.name()));
+            assert_eq!(spec.name.contains("_strided"), spec.access == Access::Element);
+        }
+    }
+
+    #[test]
+    fn every_dtype_and_access_reaches_the_largest_head_dim() {
+        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+            for access in [Access::Vector16, Access::Element] {
+                assert!(
+                    KERNELS
+                        .iter()
+                        .any(|k| (k.dtype, k.access, k.head_dim) == (dtype, access, MAX_HEAD_DIM))
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn shared_memory_fits_the_smallest_device_of_the_arch() {
+        // sm_86 and sm_89 have 99 KiB per block, sm_80 163 KiB, sm_90 227 KiB. The aligned kernels want sm_80's.
+        for spec in KERNELS {
+            assert!(spec.shared_bytes <= 163 * 1024, "{} needs {} bytes", spec.name, spec.shared_bytes);
+        }
+    }
+}

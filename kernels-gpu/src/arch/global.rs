@@ -1,0 +1,108 @@
+//! Global memory. Addresses are device addresses in the global window.
+
+use core::arch::asm;
+
+/// Reads 16 bits where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p ld.global.nc.b16`.
+///
+/// # Safety
+/// If `condition`: `address` is readable, aligned to 2, and not written during the kernel.
+#[inline(always)]
+pub unsafe fn load_u16_if(address: u64, condition: bool) -> u16 {
+    let value: u16;
+    asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {2}, 0;", "mov.b16 {0}, 0;",
+        "@%p_in ld.global.nc.b16 {0}, [{1}];", "}}", out(reg16) value, in(reg64) address, in(reg32) condition as u32,
+        options(pure, readonly, nostack));
+    value
+}
+
+/// Reads 32 bits where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p ld.global.nc.b32`.
+///
+/// # Safety
+/// If `condition`: `address` is readable, aligned to 4, and not written during the kernel.
+#[inline(always)]
+pub unsafe fn load_u32_if(address: u64, condition: bool) -> u32 {
+    let value: u32;
+    asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {2}, 0;", "mov.b32 {0}, 0;",
+        "@%p_in ld.global.nc.b32 {0}, [{1}];", "}}", out(reg32) value, in(reg64) address, in(reg32) condition as u32,
+        options(pure, readonly, nostack));
+    value
+}
+
+/// Writes 16 bits. PTX: `st.global.b16`.
+///
+/// # Safety
+/// `address` is writable and aligned to 2.
+#[inline(always)]
+pub unsafe fn store_u16(address: u64, value: u16) {
+    asm!("st.global.b16 [{}], {};", in(reg64) address, in(reg16) value, options(nostack));
+}
+
+/// Writes an f32. PTX: `st.global.b32`.
+///
+/// # Safety
+/// `address` is writable and aligned to 4.
+#[inline(always)]
+pub unsafe fn store_f32(address: u64, value: f32) {
+    asm!("st.global.b32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
+}
+
+/// Writes 2 f32. PTX: `st.global.v2.b32`.
+///
+/// # Safety
+/// `address` is writable and aligned to 8.
+#[inline(always)]
+pub unsafe fn store_f32x2(address: u64, value: [f32; 2]) {
+    asm!("st.global.v2.b32 [{}], {{{}, {}}};", in(reg64) address, in(reg32) value[0], in(reg32) value[1],
+        options(nostack));
+}
+
+/// Writes 16 bytes. PTX: `st.global.v4.b32`.
+///
+/// # Safety
+/// `address` is writable and aligned to 16.
+#[inline(always)]
+pub unsafe fn store_u32x4(address: u64, value: [u32; 4]) {
+    asm!("st.global.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg64) address, in(reg32) value[0], in(reg32) value[1],
+        in(reg32) value[2], in(reg32) value[3], options(nostack));
+}
+
+/// Writes 32 bits. PTX: `st.global.b32`.
+///
+/// # Safety
+/// `address` is writable and aligned to 4.
+#[inline(always)]
+pub unsafe fn store_u32(address: u64, value: u32) {
+    asm!("st.global.b32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
+}
+
+/// Adds to an f32, atomically, in no order. PTX: `red.global.add.f32`.
+///
+/// # Safety
+/// `address` is writable and aligned to 4.
+#[inline(always)]
+pub unsafe fn add_f32(address: u64, value: f32) {
+    asm!("red.global.add.f32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
+}
+
+/// Reads an f32 that an earlier kernel wrote. PTX: `ld.global.nc.b32`.
+///
+/// # Safety
+/// `address` is readable, aligned to 4, and not written during the kernel.
+#[inline(always)]
+pub unsafe fn load_f32(address: u64) -> f32 {
+    let value: f32;
+    asm!("ld.global.nc.b32 {}, [{}];", out(reg32) value, in(reg64) address, options(pure, readonly, nostack));
+    value
+}
+
+/// Reads 16 bytes that an earlier kernel wrote. PTX: `ld.global.nc.v4.b32`.
+///
+/// # Safety
+/// `address` is readable, aligned to 16, and not written during the kernel.
+#[inline(always)]
+pub unsafe fn load_u32x4(address: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    asm!("ld.global.nc.v4.b32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d,
+        in(reg64) address, options(pure, readonly, nostack));
+    [a, b, c, d]
+}

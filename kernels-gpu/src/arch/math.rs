@@ -1,0 +1,62 @@
+//! Arithmetic that Rust's operators do not give as one instruction.
+
+use core::arch::asm;
+
+macro_rules! unary {
+    ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name(x: f32) -> f32 {
+            let y: f32;
+            // SAFETY: arithmetic on registers.
+            unsafe { asm!(concat!($instruction, " {}, {};"), out(reg32) y, in(reg32) x, options(pure, nomem, nostack)) };
+            y
+        }
+    };
+}
+
+unary!(
+    /// `2^x`, to 2 units in the last place; `-inf` gives 0, NaN gives NaN. PTX: `ex2.approx.ftz.f32`.
+    exp2, "ex2.approx.ftz.f32"
+);
+unary!(
+    /// `log2(x)`, absolute error 2^-22 near 1, relative 2^-22 elsewhere; 0 gives `-inf`. PTX: `lg2.approx.ftz.f32`.
+    log2, "lg2.approx.ftz.f32"
+);
+unary!(
+    /// `1 / x` to 1 unit in the last place. PTX: `rcp.approx.ftz.f32`.
+    reciprocal, "rcp.approx.ftz.f32"
+);
+
+/// The larger one; the other one when one is NaN. PTX: `max.f32`.
+#[inline(always)]
+pub fn max(a: f32, b: f32) -> f32 {
+    let y: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("max.f32 {}, {}, {};", out(reg32) y, in(reg32) a, in(reg32) b, options(pure, nomem, nostack))
+    };
+    y
+}
+
+/// The smaller one; NaN when one is NaN. PTX: `min.NaN.f32`. sm_80.
+#[inline(always)]
+pub fn min_or_nan(a: f32, b: f32) -> f32 {
+    let y: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe { asm!("min.NaN.f32 {}, {}, {};", out(reg32) y, in(reg32) a, in(reg32) b, options(pure, nomem, nostack)) };
+    y
+}
+
+/// `a * b + c` rounded once. PTX: `fma.rn.f32`.
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    core::intrinsics::fmaf32(a, b, c)
+}
+
+/// `a / b` without the panic for `b = 0`, which a kernel must not contain.
+#[inline(always)]
+pub fn divide(a: u32, b: u32) -> u32 {
+    // SAFETY: callers divide by counts that the launch keeps at least 1.
+    unsafe { core::intrinsics::unchecked_div(a, b) }
+}

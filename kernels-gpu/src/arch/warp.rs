@@ -1,0 +1,37 @@
+//! Exchange between the 32 lanes of a warp. All lanes take part.
+
+use core::arch::asm;
+
+/// The value of lane `lane ^ mask`. PTX: `shfl.sync.bfly.b32`. sm_30.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn shuffle_xor(value: f32, mask: u32) -> f32 {
+    let result: f32;
+    asm!("shfl.sync.bfly.b32 {}, {}, {}, 31, -1;", out(reg32) result, in(reg32) value, in(reg32) mask,
+        options(nomem, nostack));
+    result
+}
+
+/// Whether any lane says so. PTX: `vote.sync.any.pred`. sm_30.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn any(condition: bool) -> bool {
+    let result: u32;
+    asm!("{{", ".reg .pred %p_in, %p_out;", "setp.ne.u32 %p_in, {1}, 0;",
+        "vote.sync.any.pred %p_out, %p_in, -1;", "selp.u32 {0}, 1, 0, %p_out;", "}}",
+        out(reg32) result, in(reg32) condition as u32, options(nomem, nostack));
+    result != 0
+}
+
+/// The lanes meet, and see each other's writes to shared memory. PTX: `bar.warp.sync`. sm_30.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn warp_sync() {
+    asm!("bar.warp.sync -1;", options(nostack));
+}

@@ -1,0 +1,93 @@
+//! The backward mathematics on transposed tiles: rows are keys, columns are queries.
+//!
+//! `p = 2^(c s - lse)`, `dp = v dO^T`, `ds = p (dp - delta)` (SEMANTICS section 1; FlashAttention-2, algorithm 2). lse and
+//! delta belong to columns, and stand in shared memory as two rows of f32.
+
+use crate::arch::{math, shared};
+use crate::attention::mask;
+use crate::geometry::visible::Visible;
+use crate::tile::fragment::Fragment;
+
+/// Where a tile stands, for its mask.
+#[derive(Clone, Copy)]
+pub struct TilePosition {
+    /// First key.
+    pub key: i32,
+    /// First query.
+    pub query: i32,
+    /// Keys of the sequence.
+    pub key_rows: i32,
+    /// Which queries see a key.
+    pub visible: Visible,
+    /// Whether some pair of the tile is not visible.
+    pub masked: bool,
+}
+
+/// Turns scores into probabilities. `lse` is the shared address of the columns' lse in powers of two; `+inf` (a dead or
+/// padding row) makes a column 0.
+///
+/// # Safety
+/// The lse of all columns are written and visible.
+#[inline(always)]
+pub unsafe fn probabilities<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+    lane: u32,
+    scores: &mut [f32; N],
+    lse: u32,
+    scale_log2: f32,
+    position: &TilePosition,
+) {
+    each_element::<F, ROWS, N>(lane, lse, |register, value| {
+        scores[register] = math::fma(scores[register], scale_log2, -value);
+    });
+    if position.masked {
+        let (visible, rows) = (&position.visible, position.key_rows);
+        mask::hide::<F, ROWS, N>(lane, scores, visible, position.key, position.query, rows);
+    }
+    let mut i = 0;
+    while i < N {
+        // No probability exceeds 1; where |c s| is so large that rounding says otherwise, it must not overflow.
+        scores[i] = math::exp2(math::min_or_nan(scores[i], 0.0));
+        i += 1;
+    }
+}
+
+/// Subtracts from each column its delta (at shared address `delta`).
+///
+/// # Safety
+/// As [`probabilities`].
+#[inline(always)]
+pub unsafe fn subtract_delta<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+    lane: u32,
+    dp: &mut [f32; N],
+    delta: u32,
+) {
+    each_element::<F, ROWS, N>(lane, delta, |register, value| dp[register] -= value);
+}
+
+/// Calls `apply(register, value of its column)` for all registers; the values stand at shared address `values`.
+#[inline(always)]
+unsafe fn each_element<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+    lane: u32,
+    values: u32,
+    mut apply: impl FnMut(usize, f32),
+) {
+    let first = values + 4 * F::first_column(lane);
+    let mut column = 0;
+    while column < F::COLUMNS {
+        let address = first + 4 * F::column_offset(column);
+        let pair = if F::PAIRED {
+            shared::load_f32x2(address)
+        } else {
+            [f32::from_bits(shared::load_u32(address)), 0.0]
+        };
+        let mut row = 0;
+        while row < ROWS {
+            apply(F::register(row, column), pair[0]);
+            if F::PAIRED {
+                apply(F::register(row, column + 1), pair[1]);
+            }
+            row += 1;
+        }
+        column += if F::PAIRED { 2 } else { 1 };
+    }
+}

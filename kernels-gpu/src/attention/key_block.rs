@@ -1,0 +1,161 @@
+//! What a block of threads of the backward works on.
+
+use crate::abi::{BackwardParams, TensorView};
+use crate::arch::{math, thread};
+use crate::geometry::schedule::Schedule;
+use crate::geometry::visible::{TileRange, Visible};
+use crate::pipeline::query_ring::QuerySource;
+use crate::tile::global_rows::GlobalRows;
+
+/// One key head of one batch, and which of its key tiles are this block's.
+#[derive(Clone, Copy)]
+pub struct KeyBlock {
+    /// Batch.
+    pub batch: u32,
+    /// Key head.
+    pub key_head: u32,
+    /// First key tile; the others are [`BackwardParams::key_blocks`] apart.
+    pub first_tile: u32,
+    /// Which queries see a key.
+    pub visible: Visible,
+}
+
+impl KeyBlock {
+    /// The work of this block of threads. Key tiles come in ascending order: with a causal mask, the first is the
+    /// longest.
+    #[inline(always)]
+    pub fn of_this_block(p: &BackwardParams) -> Self {
+        let schedule = Schedule {
+            tiles: p.key_blocks,
+            heads: math::divide(p.query_heads, p.group_size),
+            batches: p.batches,
+            heads_per_wave: p.heads_per_wave,
+        };
+        let work = schedule.work(thread::block_idx_x(), math::divide);
+        let visible = Visible {
+            key_rows: p.key_rows as i32,
+            diagonal: p.diagonal,
+            left: p.window_left,
+            right: p.window_right,
+        };
+        KeyBlock {
+            batch: work.batch,
+            key_head: work.head,
+            first_tile: p.key_blocks - 1 - work.tile,
+            visible: visible.transposed(p.query_rows as i32),
+        }
+    }
+
+    /// How this block walks over the query tiles of `queries` rows that see keys `first_key..first_key + keys`.
+    #[inline(always)]
+    pub fn walk(&self, p: &BackwardParams, first_key: i32, keys: u32, queries: u32) -> Walk {
+        let end = first_key + keys as i32;
+        let ragged = end > p.key_rows as i32;
+        let last = if ragged { p.key_rows as i32 } else { end } - 1;
+        let tiles = self.visible.tiles(first_key, last, queries as i32);
+        Walk { tiles, ragged, steps: (tiles.end - tiles.begin) as u32 * p.group_size }
+    }
+
+    /// Where the tiles of a step come from, with `QUERIES` rows of q and dO.
+    #[inline(always)]
+    pub fn source<const ELEMENT_BYTES: i64>(&self, p: &BackwardParams, at: &Step, queries: u32) -> QuerySource {
+        let head = self.key_head * p.group_size + at.head;
+        let pair = workspace_pair(p, self.batch, head);
+        let row = at.tile * queries as i32;
+        QuerySource {
+            q: self.query_rows::<ELEMENT_BYTES>(p, &p.q, head, p.head_dim).skip(row),
+            d_o: self.query_rows::<ELEMENT_BYTES>(p, &p.d_o, head, p.value_dim).skip(row),
+            lse: statistics(p, pair, 0, row as u32),
+            delta: statistics(p, pair, 1, row as u32),
+        }
+    }
+
+    /// Where dQ of a step is added up.
+    #[inline(always)]
+    pub fn dq_accumulator(&self, p: &BackwardParams, at: &Step, queries: u32) -> u64 {
+        let pair = workspace_pair(p, self.batch, self.key_head * p.group_size + at.head);
+        dq_accumulator(p, self.first_tile, pair, at.tile as u32 * queries)
+    }
+
+    /// The rows of k, v, dk or dv from `first_row` on.
+    #[inline(always)]
+    pub fn key_rows<const ELEMENT_BYTES: i64>(
+        &self, p: &BackwardParams, view: &TensorView, first_row: i32, columns: u32,
+    ) -> GlobalRows {
+        GlobalRows::new::<ELEMENT_BYTES>(view, self.batch, self.key_head, first_row, p.key_rows as i32, columns)
+    }
+
+    /// All rows of q or dO of query head `head`.
+    #[inline(always)]
+    pub fn query_rows<const ELEMENT_BYTES: i64>(
+        &self, p: &BackwardParams, view: &TensorView, head: u32, columns: u32,
+    ) -> GlobalRows {
+        GlobalRows::new::<ELEMENT_BYTES>(view, self.batch, head, 0, p.query_rows as i32, columns)
+    }
+}
+
+/// The query tiles that see a tile of keys, once for each query head of the group.
+#[derive(Clone, Copy)]
+pub struct Walk {
+    /// Tiles of each head.
+    pub tiles: TileRange,
+    /// Whether the key tile reaches past the last key.
+    pub ragged: bool,
+    /// Tiles times heads.
+    pub steps: u32,
+}
+
+/// One step of a [`Walk`].
+#[derive(Clone, Copy)]
+pub struct Step {
+    /// Counts from 0.
+    pub step: u32,
+    /// Query head in the group.
+    pub head: u32,
+    /// Query tile.
+    pub tile: i32,
+}
+
+impl Walk {
+    /// The first step.
+    #[inline(always)]
+    pub fn start(&self) -> Step {
+        Step { step: 0, head: 0, tile: self.tiles.begin }
+    }
+
+    /// The step after `at`.
+    #[inline(always)]
+    pub fn next(&self, at: &Step) -> Step {
+        let same_head = at.tile + 1 < self.tiles.end;
+        Step {
+            step: at.step + 1,
+            head: if same_head { at.head } else { at.head + 1 },
+            tile: if same_head { at.tile + 1 } else { self.tiles.begin },
+        }
+    }
+
+    /// Whether some pair of the step's tile is not visible.
+    #[inline(always)]
+    pub fn is_masked(&self, at: &Step) -> bool {
+        self.ragged || at.tile < self.tiles.full_begin || at.tile >= self.tiles.full_end
+    }
+}
+
+/// Index of (batch, query head) in the workspace.
+#[inline(always)]
+pub fn workspace_pair(p: &BackwardParams, batch: u32, head: u32) -> u64 {
+    batch as u64 * p.query_heads as u64 + head as u64
+}
+
+/// Device address of lse (`which` 0) or delta (1) of row `row` in the workspace.
+#[inline(always)]
+pub fn statistics(p: &BackwardParams, pair: u64, which: u64, row: u32) -> u64 {
+    p.statistics.wrapping_add(4 * ((2 * pair + which) * p.padded_rows as u64 + row as u64))
+}
+
+/// Device address of the first element of row `row` in split `split` of the dQ accumulator.
+#[inline(always)]
+pub fn dq_accumulator(p: &BackwardParams, split: u32, pair: u64, row: u32) -> u64 {
+    let in_split = (pair * p.padded_rows as u64 + row as u64) * p.padded_dim as u64;
+    p.dq_accumulator.wrapping_add(4 * (split as u64 * p.split_stride + in_split))
+}

@@ -1,0 +1,196 @@
+//! Online softmax (Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1), in powers of two.
+//!
+//! For each row a reference value `r` is kept, near the largest score so far, and everything is relative to it:
+//! `sum = sum_j 2^(c (s_j - r))`, `o = sum_j 2^(c (s_j - r)) v_j`, with `c = scale * log2(e)`. `r` follows the maximum
+//! only when that has grown by more than [`SLACK_LOG2`] powers of two: the result is the same, since o and the sum
+//! share r, and the multiplication of o by the correction is skipped for nearly every tile.
+//!
+//! Rows that have seen no key have `r = -inf` and `sum = 0`. No `-inf - (-inf)` is ever formed.
+
+use crate::arch::{math, warp};
+use crate::tile::fragment::Fragment;
+
+/// How far, in powers of two, scores may exceed the reference before it follows. 2^8 times the largest f16
+/// probability 1 is far below 65504, and a sum of 2^30 keys stays far below the largest f32.
+const SLACK_LOG2: f32 = 8.0;
+
+/// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative to is then the
+/// rounded product, here, in the correction and in lse alike, and nothing is lost. But from 2^24 on that rounding
+/// exceeds 1, and `2^(c s - (c r))` could overflow: well below it, go over to `(s - r) c`, which is steep but safe.
+const FUSED_LIMIT: f32 = 65536.0;
+
+/// The running softmax of a lane's `ROWS` rows.
+#[derive(Clone, Copy)]
+pub struct OnlineSoftmax<const ROWS: usize> {
+    reference: [f32; ROWS],
+    sum: [f32; ROWS],
+    steep: bool,
+}
+
+impl<const ROWS: usize> OnlineSoftmax<ROWS> {
+    /// Nothing seen yet.
+    #[inline(always)]
+    pub fn new() -> Self {
+        OnlineSoftmax { reference: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS], steep: false }
+    }
+
+    /// Turns a tile of scores into unnormalised probabilities, and corrects `output` if the reference moved.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn update<F, const N: usize, const O: usize>(
+        &mut self,
+        scores: &mut [f32; N],
+        output: &mut [f32; O],
+        scale_log2: f32,
+    ) where
+        F: Fragment<ROWS, N> + Fragment<ROWS, O>,
+    {
+        let mut maximum = [0.0; ROWS];
+        let mut grown = false;
+        let mut row = 0;
+        while row < ROWS {
+            maximum[row] = row_maximum::<F, ROWS, N>(scores, row);
+            // NaN (both minus infinity) compares false.
+            grown |= (maximum[row] - self.reference[row]) * scale_log2 > SLACK_LOG2;
+            row += 1;
+        }
+        if warp::any(grown) {
+            self.follow::<F, O>(&maximum, output, scale_log2);
+        }
+        if self.steep {
+            self.exponentiate::<F, N, false>(scores, scale_log2);
+        } else {
+            self.exponentiate::<F, N, true>(scores, scale_log2);
+        }
+    }
+
+    /// Moves the reference up to `maximum` and scales what was summed before.
+    #[inline(always)]
+    unsafe fn follow<F: Fragment<ROWS, O>, const O: usize>(
+        &mut self,
+        maximum: &[f32; ROWS],
+        output: &mut [f32; O],
+        scale_log2: f32,
+    ) {
+        let mut new = [0.0; ROWS];
+        let mut steep = false;
+        let mut row = 0;
+        while row < ROWS {
+            new[row] = math::max(self.reference[row], maximum[row]);
+            steep |= new[row] > f32::NEG_INFINITY && !(new[row].abs() * scale_log2 < FUSED_LIMIT);
+            row += 1;
+        }
+        self.steep = warp::any(steep);
+        let mut row = 0;
+        while row < ROWS {
+            let (old, new) = (self.reference[row], new[row]);
+            let exponent =
+                if self.steep { (old - new) * scale_log2 } else { old * scale_log2 - new * scale_log2 };
+            // 1 where the reference stays (also at minus infinity), 0 where the first key appears now.
+            let factor = if new == old { 1.0 } else { math::exp2(exponent) };
+            self.reference[row] = new;
+            self.sum[row] *= factor;
+            let mut column = 0;
+            while column < F::COLUMNS {
+                output[F::register(row, column)] *= factor;
+                column += 1;
+            }
+            row += 1;
+        }
+    }
+
+    /// `scores = 2^(scale_log2 (scores - reference))`, summed per row.
+    #[inline(always)]
+    fn exponentiate<F: Fragment<ROWS, N>, const N: usize, const FUSED: bool>(
+        &mut self,
+        scores: &mut [f32; N],
+        scale_log2: f32,
+    ) {
+        let mut row = 0;
+        while row < ROWS {
+            let seen = self.reference[row] > f32::NEG_INFINITY;
+            // A row that has seen no key has scores of minus infinity (or NaN) only: 2^(-inf - 0) = 0.
+            let reference = if seen { self.reference[row] } else { 0.0 };
+            let shift = -reference * scale_log2;
+            let (mut even, mut odd) = (0.0, 0.0);
+            let mut column = 0;
+            while column < F::COLUMNS {
+                let register = F::register(row, column);
+                let exponent = if FUSED {
+                    math::fma(scores[register], scale_log2, shift)
+                } else {
+                    (scores[register] - reference) * scale_log2
+                };
+                let p = math::exp2(exponent);
+                scores[register] = p;
+                if column % 2 == 0 {
+                    even += p;
+                } else {
+                    odd += p;
+                }
+                column += 1;
+            }
+            self.sum[row] += even + odd;
+            row += 1;
+        }
+    }
+
+    /// Ends the softmax: normalises `output` and gives lse (natural logarithm) of each row.
+    ///
+    /// A row without visible keys gives output 0 and lse `-inf`.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn finish<F: Fragment<ROWS, O>, const O: usize>(
+        &self,
+        output: &mut [f32; O],
+        scale_log2: f32,
+    ) -> [f32; ROWS] {
+        let mut lse = [f32::NEG_INFINITY; ROWS];
+        let mut row = 0;
+        while row < ROWS {
+            let sum = F::row_sum(self.sum[row]);
+            let mut normalise = 0.0;
+            // NaN is not equal to 0: it goes on into the output and lse.
+            if sum != 0.0 {
+                let reference =
+                    if self.reference[row] > f32::NEG_INFINITY { self.reference[row] } else { 0.0 };
+                let rest = math::log2(sum);
+                let lse_log2 = if self.steep {
+                    math::fma(reference, scale_log2, rest)
+                } else {
+                    reference * scale_log2 + rest
+                };
+                normalise = math::reciprocal(sum);
+                lse[row] = lse_log2 * core::f32::consts::LN_2;
+            }
+            let mut column = 0;
+            while column < F::COLUMNS {
+                output[F::register(row, column)] *= normalise;
+                column += 1;
+            }
+            row += 1;
+        }
+        lse
+    }
+}
+
+/// The largest score of a lane's `row`-th row, over all lanes that share it. NaN is passed over: it stays in the scores.
+#[inline(always)]
+unsafe fn row_maximum<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+    scores: &[f32; N],
+    row: usize,
+) -> f32 {
+    let mut even = scores[F::register(row, 0)];
+    let mut odd = scores[F::register(row, 1)];
+    let mut column = 2;
+    while column < F::COLUMNS {
+        even = math::max(even, scores[F::register(row, column)]);
+        odd = math::max(odd, scores[F::register(row, column + 1)]);
+        column += 2;
+    }
+    F::row_max(math::max(even, odd))
+}

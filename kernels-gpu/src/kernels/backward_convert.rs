@@ -1,0 +1,161 @@
+//! Last kernel of the backward: dQ from its accumulators, `dq = scale * sum over splits`, rounded once.
+//!
+//! The accumulator holds each query tile in the order in which the lanes of [`super::backward_mma`] had it. The same
+//! warps and lanes read it back, and write rows.
+
+use super::backward_mma::dq_row_groups;
+use crate::abi::{Access, BackwardParams};
+use crate::arch::{global, math, thread};
+use crate::attention::key_block;
+use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::global_rows::GlobalRows;
+use crate::tile::fma::outer;
+use crate::tile::store::{store_four_f32, store_pairs};
+
+/// Adds a warp's part of dQ to an accumulator, in the order in which lanes hold it: a register of all lanes is 128
+/// contiguous bytes.
+///
+/// # Safety
+/// `tile` is the accumulator's address of the query tile.
+#[inline(always)]
+pub unsafe fn add_in_lane_order(lane: u32, warp: u32, dq: &[f32], tile: u64) {
+    let start = tile.wrapping_add(4 * (warp as u64 * dq.len() as u64 * 32 + lane as u64));
+    let mut i = 0;
+    while i < dq.len() {
+        global::add_f32(start.wrapping_add(128 * i as u64), *dq.get_unchecked(i));
+        i += 1;
+    }
+}
+
+/// The sum over all accumulators of what [`add_in_lane_order`] put there, in a fixed order.
+#[inline(always)]
+unsafe fn sum_in_lane_order(p: &BackwardParams, lane: u32, warp: u32, dq: &mut [f32], pair: u32, first_row: u32) {
+    let mut split = 0;
+    while split < p.splits {
+        let tile = key_block::dq_accumulator(p, split, pair as u64, first_row);
+        let start = tile.wrapping_add(4 * (warp as u64 * dq.len() as u64 * 32 + lane as u64));
+        let mut i = 0;
+        while i < dq.len() {
+            *dq.get_unchecked_mut(i) += global::load_f32(start.wrapping_add(128 * i as u64));
+            i += 1;
+        }
+        split += 1;
+    }
+}
+
+/// Which query tile of which (batch, query head) a block works on.
+struct QueryTile {
+    pair: u32,
+    batch: u32,
+    head: u32,
+    first_row: u32,
+}
+
+impl QueryTile {
+    #[inline(always)]
+    fn of_this_block(p: &BackwardParams, queries: u32) -> Self {
+        let tiles = p.query_rows.div_ceil(queries);
+        let pair = math::divide(thread::block_idx_x(), tiles);
+        let first_row = (thread::block_idx_x() - pair * tiles) * queries;
+        let batch = math::divide(pair, p.query_heads);
+        QueryTile { pair, batch, head: pair - batch * p.query_heads, first_row }
+    }
+
+    #[inline(always)]
+    fn dq<const ELEMENT_BYTES: i64>(&self, p: &BackwardParams) -> GlobalRows {
+        let (first_row, rows) = (self.first_row as i32, p.query_rows as i32);
+        GlobalRows::new::<ELEMENT_BYTES>(&p.dq, self.batch, self.head, first_row, rows, p.head_dim)
+    }
+}
+
+/// One query tile of one (batch, query head). Sizes as in [`super::backward_mma`].
+#[inline(always)]
+unsafe fn convert<
+    E: TensorCoreElement,
+    const VECTOR: bool,
+    const QUERIES: u32,
+    const ROW_GROUPS: u32,
+    const DM: usize,
+    const DO: usize,
+>(
+    p: &BackwardParams,
+) {
+    let (lane, warp) = (thread::thread_idx_x() % 32, thread::thread_idx_x() / 32);
+    let block = QueryTile::of_this_block(p, QUERIES);
+    let mut dq = [[0.0; DO]; DM];
+    sum_in_lane_order(p, lane, warp, dq.as_flattened_mut(), block.pair, block.first_row);
+    let target = if p.gradients_f32 != 0 { block.dq::<4>(p) } else { block.dq::<2>(p) };
+    let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
+    let mut m = 0;
+    while m < DM {
+        let mut i = 0;
+        while i < DO {
+            dq[m][i] *= p.scale;
+            i += 1;
+        }
+        let row = (row_group * DM as u32 + m as u32) * 16;
+        let column = column_group * DO as u32 * 2;
+        store_pairs::<E, DO, VECTOR>(lane, &dq[m], row, column, &target, p.gradients_f32 != 0);
+        m += 1;
+    }
+}
+
+/// The same for the lanes of [`super::backward_fma`].
+#[inline(always)]
+unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, const N: usize>(p: &BackwardParams) {
+    let (lane, warp) = (thread::thread_idx_x() % 32, thread::thread_idx_x() / 32);
+    let block = QueryTile::of_this_block(p, QUERIES);
+    let mut dq = [0.0; N];
+    sum_in_lane_order(p, lane, warp, &mut dq, block.pair, block.first_row);
+    let target = block.dq::<4>(p);
+    let mut four = 0;
+    while four < N / 4 {
+        let (chunk, row) = (four % C, four / C);
+        let row = (outer::row(lane, row / 4) + row as u32 % 4) as i32;
+        let column = (warp * 4 * C as u32 + outer::chunk(lane, chunk)) * 4;
+        let values = [0, 1, 2, 3].map(|e| dq[4 * four + e] * p.scale);
+        store_four_f32::<VECTOR>(&target, row, column, values);
+        four += 1;
+    }
+}
+
+macro_rules! entries {
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+        $blocks:literal))*) => {
+        $(
+            /// An instance of [`convert`], chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardParams`] says, for the main kernel of the same head dim.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
+                const ROW_GROUPS: u32 = dq_row_groups($dim, $queries);
+                convert::<
+                    element::$dtype, { matches!(Access::$access, Access::Vector16) }, $queries, ROW_GROUPS,
+                    { ($queries / ROW_GROUPS / 16) as usize }, { ($dim / (8 / ROW_GROUPS) / 2) as usize },
+                >(&p);
+            }
+        )*
+    };
+}
+crate::for_each_backward_convert_mma_sm80!(entries);
+
+macro_rules! fma_entries {
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+        $blocks:literal))*) => {
+        $(
+            /// An instance of [`convert_fma`], chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardParams`] says, for the main kernel of the same head dim.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
+                convert_fma::<
+                    { matches!(Access::$access, Access::Vector16) }, $queries, { $dim / 64 },
+                    { $queries / 32 * 16 * ($dim / 64) },
+                >(&p);
+            }
+        )*
+    };
+}
+crate::for_each_backward_convert_fma_sm80!(fma_entries);

@@ -1,0 +1,128 @@
+//! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse in powers of two, per query row; zeroes dQ's
+//! accumulators. One warp per row of the padded workspace, 8 columns per lane.
+
+use crate::abi::{BackwardParams, TensorView};
+use crate::arch::{global, math, thread, warp};
+use crate::attention::key_block;
+use crate::tile::element::{self, Element};
+use crate::tile::global_rows::GlobalRows;
+
+/// Rows, and warps, of a block.
+pub const ROWS: u32 = 4;
+
+/// A block takes [`ROWS`] rows of one (batch, query head).
+#[inline(always)]
+unsafe fn delta<E: Element>(p: &BackwardParams) {
+    let (lane, warp) = (thread::thread_idx_x() % 32, thread::thread_idx_x() / 32);
+    let blocks_per_pair = p.padded_rows / ROWS;
+    let pair = math::divide(thread::block_idx_x(), blocks_per_pair);
+    let row = (thread::block_idx_x() - pair * blocks_per_pair) * ROWS + warp;
+    let batch = math::divide(pair, p.query_heads);
+    let head = pair - batch * p.query_heads;
+
+    // Padding rows, like dead ones: probabilities of 2^(s - inf) = 0.
+    let (mut lse_log2, mut delta) = (f32::INFINITY, 0.0);
+    if row < p.query_rows {
+        let d_o = load_columns::<E>(p, &p.d_o, batch, head, row, 8 * lane);
+        let o = if p.output_f32 != 0 {
+            load_columns::<element::F32>(p, &p.o, batch, head, row, 8 * lane)
+        } else {
+            load_columns::<E>(p, &p.o, batch, head, row, 8 * lane)
+        };
+        let mut i = 0;
+        while i < 8 {
+            delta = math::fma(d_o[i], o[i], delta);
+            i += 1;
+        }
+        let mut distance = 16;
+        while distance > 0 {
+            delta += warp::shuffle_xor(delta, distance);
+            distance /= 2;
+        }
+        let index = 4 * (pair as u64 * p.query_rows as u64 + row as u64);
+        let lse = global::load_f32(p.lse.wrapping_add(index));
+        // A NaN stays one.
+        if lse != f32::NEG_INFINITY {
+            lse_log2 = lse * core::f32::consts::LOG2_E;
+        }
+        if p.d_lse != 0 {
+            delta -= global::load_f32(p.d_lse.wrapping_add(index));
+        }
+    }
+    if lane == 0 {
+        global::store_f32(key_block::statistics(p, pair as u64, 0, row), lse_log2);
+        global::store_f32(key_block::statistics(p, pair as u64, 1, row), delta);
+    }
+    let mut split = 0;
+    while split < p.splits {
+        let mut column = 4 * lane;
+        while column < p.padded_dim {
+            let address = key_block::dq_accumulator(p, split, pair as u64, row).wrapping_add(4 * column as u64);
+            global::store_u32x4(address, [0; 4]);
+            column += 4 * 32;
+        }
+        split += 1;
+    }
+}
+
+/// Eight columns of a row from `first` on; 0 past the end.
+#[inline(always)]
+unsafe fn load_columns<E: Element>(
+    p: &BackwardParams,
+    view: &TensorView,
+    batch: u32,
+    head: u32,
+    row: u32,
+    first: u32,
+) -> [f32; 8] {
+    let mut values = [0.0; 8];
+    let rows = p.query_rows as i32;
+    let source = if E::BYTES == 4 {
+        GlobalRows::new::<4>(view, batch, head, row as i32, rows, p.value_dim)
+    } else {
+        GlobalRows::new::<2>(view, batch, head, row as i32, rows, p.value_dim)
+    };
+    let address = source.address.wrapping_add((E::BYTES * first) as u64);
+    if first + 8 <= p.value_dim && address % 16 == 0 {
+        let low = global::load_u32x4(address);
+        let high = if E::BYTES == 4 { global::load_u32x4(address.wrapping_add(16)) } else { low };
+        let mut i = 0;
+        while i < 8 {
+            values[i] = if E::BYTES == 4 {
+                f32::from_bits(if i < 4 { low[i] } else { high[i - 4] })
+            } else {
+                E::from_half_word(low[i / 2], i % 2 == 1)
+            };
+            i += 1;
+        }
+    } else {
+        let mut i = 0;
+        while i < 8 {
+            let at = address.wrapping_add((E::BYTES as usize * i) as u64);
+            let valid = first + (i as u32) < p.value_dim;
+            values[i] = if E::BYTES == 4 {
+                f32::from_bits(global::load_u32_if(at, valid))
+            } else {
+                E::from_half_word(global::load_u16_if(at, valid) as u32, false)
+            };
+            i += 1;
+        }
+    }
+    values
+}
+
+macro_rules! entries {
+    ($(($name:ident, $dtype:ident))*) => {
+        $(
+            /// [`delta`] for one element type.
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardParams`] says.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
+                delta::<element::$dtype>(&p);
+            }
+        )*
+    };
+}
+crate::for_each_backward_delta_sm80!(entries);

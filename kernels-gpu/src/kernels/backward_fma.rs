@@ -1,0 +1,136 @@
+//! The true-f32 backward for sm_80 and newer: as [`super::backward_mma`], with fused multiply-adds (no tf32).
+//!
+//! Each warp has `4 R` keys. p and then ds pass through the warp's rows of one shared tile:
+//!
+//! ```text
+//! each warp:  s = k q^T    p = 2^(c s - lse)    -> shared    dv += p dO
+//!             dp = v dO^T  ds = p (dp - delta)  -> shared    dk += ds q
+//! all:        dq = ds^T k   (added to global f32), while the next q and dO arrive
+//! ```
+
+use super::backward_convert::add_in_lane_order;
+use crate::abi::{Access, BackwardParams};
+use crate::arch::{async_copy, barrier, shared, thread, warp};
+use crate::attention::gradient::{TilePosition, probabilities, subtract_delta};
+use crate::attention::key_block::KeyBlock;
+use crate::pipeline::query_ring::QueryRing;
+use crate::tile::element::F32;
+use crate::tile::fma::{multiply_accumulate, multiply_left_transposed, multiply_transposed, store_probabilities};
+use crate::tile::fragment::FmaFragment;
+use crate::tile::shared_tile::SharedTile;
+use crate::tile::store::store_fma_f32;
+
+/// Threads of a block.
+const THREADS: u32 = 128;
+
+/// Sizes: `R = KEYS / 16` rows of a lane; registers per lane: `S = R * QUERIES / 8` of scores, `O = R * ROW_BYTES / 32` of a
+/// gradient, `N = QUERIES / 32 * 16 * C` of dQ, with `C = ROW_BYTES / 256` chunks of its columns.
+#[inline(always)]
+unsafe fn backward<
+    const VECTOR: bool,
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const QUERY_BYTES: u32,
+    const R: usize,
+    const S: usize,
+    const O: usize,
+    const C: usize,
+    const N: usize,
+>(
+    p: &BackwardParams,
+) {
+    let thread = thread::thread_idx_x();
+    let (lane, warp) = (thread % 32, thread / 32);
+    let warp_row = warp * 4 * R as u32;
+    let block = KeyBlock::of_this_block(p);
+
+    let k_tile = SharedTile::<KEYS, ROW_BYTES> { address: shared::dynamic_base() };
+    let v_tile = SharedTile::<KEYS, ROW_BYTES> { address: k_tile.address + KEYS * ROW_BYTES };
+    let ds_tile = SharedTile::<KEYS, QUERY_BYTES> { address: v_tile.address + KEYS * ROW_BYTES };
+    let ring = QueryRing::<1, QUERIES, ROW_BYTES, THREADS, VECTOR>::new(ds_tile.address + KEYS * QUERY_BYTES, thread);
+    let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+
+    let mut key_tile = block.first_tile;
+    while key_tile * KEYS < p.key_rows {
+        let first_key = (key_tile * KEYS) as i32;
+        let walk = block.walk(p, first_key, KEYS, QUERIES);
+        let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
+        let mut at = walk.start();
+        if walk.steps > 0 {
+            let k = block.key_rows::<4>(p, &p.k, first_key, p.head_dim);
+            let v = block.key_rows::<4>(p, &p.v, first_key, p.value_dim);
+            k_tile.load::<F32, THREADS, VECTOR>(thread, &k);
+            v_tile.load::<F32, THREADS, VECTOR>(thread, &v);
+            ring.request::<F32>(0, &block.source::<4>(p, &at, QUERIES));
+        }
+        while at.step < walk.steps {
+            let next = walk.next(&at);
+            ring.wait();
+            let position = TilePosition {
+                key: first_key + warp_row as i32,
+                query: at.tile * QUERIES as i32,
+                key_rows: p.key_rows as i32,
+                visible: block.visible,
+                masked: walk.is_masked(&at),
+            };
+            let mut scores: [f32; S] = multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
+            probabilities::<FmaFragment, R, S>(lane, &mut scores, ring.lse(0), scale_log2, &position);
+            store_probabilities::<_, _, R, S>(lane, &scores, ds_tile, warp_row);
+            warp::warp_sync();
+            multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dv, ds_tile, warp_row, ring.d_o(0));
+            let mut ds: [f32; S] = multiply_transposed::<_, _, _, R, S>(lane, v_tile, warp_row, ring.d_o(0));
+            subtract_delta::<FmaFragment, R, S>(lane, &mut ds, ring.delta(0));
+            let mut i = 0;
+            while i < S {
+                ds[i] *= scores[i];
+                i += 1;
+            }
+            warp::warp_sync();
+            store_probabilities::<_, _, R, S>(lane, &ds, ds_tile, warp_row);
+            warp::warp_sync();
+            multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dk, ds_tile, warp_row, ring.q(0));
+            barrier::block_sync();
+            if next.step < walk.steps {
+                ring.request::<F32>(0, &block.source::<4>(p, &next, QUERIES));
+            }
+            let dq: [f32; N] =
+                multiply_left_transposed::<_, _, _, C, N>(lane, ds_tile, k_tile, warp * 4 * C as u32);
+            add_in_lane_order(lane, warp, &dq, block.dq_accumulator(p, &at, QUERIES));
+            at = next;
+        }
+        async_copy::wait::<0>();
+        barrier::block_sync();
+        let mut i = 0;
+        while i < O {
+            dk[i] *= p.scale;
+            i += 1;
+        }
+        let dk_rows = block.key_rows::<4>(p, &p.dk, first_key, p.head_dim);
+        let dv_rows = block.key_rows::<4>(p, &p.dv, first_key, p.value_dim);
+        store_fma_f32::<R, O, VECTOR>(lane, &dk, warp_row, &dk_rows);
+        store_fma_f32::<R, O, VECTOR>(lane, &dv, warp_row, &dv_rows);
+        key_tile += p.key_blocks;
+    }
+}
+
+macro_rules! entries {
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+        $blocks:literal))*) => {
+        $(
+            /// An instance of [`backward`], chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardParams`] says, for this kernel's row of the table.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
+                backward::<
+                    { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 4 }, { $queries * 4 },
+                    { $keys / 16 }, { $keys / 16 * $queries / 8 }, { $keys / 16 * $dim / 8 }, { $dim / 64 },
+                    { $queries / 32 * 16 * ($dim / 64) },
+                >(&p);
+            }
+        )*
+    };
+}
+crate::for_each_backward_fma_sm80!(entries);

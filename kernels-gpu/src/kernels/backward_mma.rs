@@ -1,0 +1,200 @@
+//! The tensor-core backward for sm_80 and newer: dV, dK and a share of dQ (SEMANTICS section 1).
+//!
+//! A block takes `KEYS` keys of one key head and walks over the query tiles that see them, of every query head of the
+//! group. Tiles are transposed (rows are keys): then p and ds feed the products with dO and q from registers.
+//!
+//! Four pairs of warps share the keys. In a pair, one warp makes `p` and sums dV, the other makes `dp` and sums dK; p
+//! passes from the first to the second, which makes ds of it:
+//!
+//! ```text
+//! value warp:  s  = k q^T     p = 2^(c s - lse)   give p            dv += p dO
+//! key warp:    dp = v dO^T    take p              ds = p (dp - delta)   dk += ds q
+//! all:                                                              dq  = ds^T k   (added to global f32)
+//! ```
+
+use super::backward_convert::add_in_lane_order;
+use crate::abi::{Access, BackwardParams};
+use crate::arch::{async_copy, barrier, shared, thread, warp};
+use crate::attention::gradient::{TilePosition, probabilities, subtract_delta};
+use crate::attention::key_block::KeyBlock;
+use crate::pipeline::query_ring::QueryRing;
+use crate::pipeline::warp_pair::WarpPair;
+use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::fragment::MmaFragment;
+use crate::tile::mma::{multiply_accumulate, multiply_left_transposed, multiply_transposed, pack_all, store_packed};
+use crate::tile::shared_tile::SharedTile;
+use crate::tile::store::store_pairs;
+
+/// Threads of a block: four pairs of warps.
+const THREADS: u32 = 256;
+/// Pairs of warps.
+const PAIRS: u32 = 4;
+
+/// Sizes: `M = KEYS / 64` tiles of 16 keys per pair; registers per lane: `S = QUERIES / 2` for 16 keys of scores, `P` half of
+/// that packed, `O = ROW_BYTES / 4` for 16 keys of a gradient; dQ is split among the warps in `ROW_GROUPS` groups of
+/// `16 DM` rows, each `DO / 4 * 8` columns wide.
+#[inline(always)]
+unsafe fn backward<
+    E: TensorCoreElement,
+    const VECTOR: bool,
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const QUERY_BYTES: u32,
+    const ROW_GROUPS: u32,
+    const M: usize,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+    const DM: usize,
+    const DO: usize,
+>(
+    p: &BackwardParams,
+) {
+    let thread = thread::thread_idx_x();
+    let (lane, warp) = (thread % 32, thread / 32);
+    let (pair, is_key_warp) = (warp % PAIRS, warp >= PAIRS);
+    let pair_row = pair * 16 * M as u32;
+    let block = KeyBlock::of_this_block(p);
+
+    let k_tile = SharedTile::<KEYS, ROW_BYTES> { address: shared::dynamic_base() };
+    let v_tile = SharedTile::<KEYS, ROW_BYTES> { address: k_tile.address + KEYS * ROW_BYTES };
+    let ds_tile = SharedTile::<KEYS, QUERY_BYTES> { address: v_tile.address + KEYS * ROW_BYTES };
+    let ring = QueryRing::<2, QUERIES, ROW_BYTES, THREADS, VECTOR>::new(ds_tile.address + KEYS * QUERY_BYTES, thread);
+    let exchange = WarpPair::new(pair, ds_tile.address + pair_row * QUERY_BYTES, lane);
+    let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+
+    let mut key_tile = block.first_tile;
+    while key_tile * KEYS < p.key_rows {
+        let first_key = (key_tile * KEYS) as i32;
+        let walk = block.walk(p, first_key, KEYS, QUERIES);
+        let mut gradient = [[0.0; O]; M];
+        let mut at = walk.start();
+        if walk.steps > 0 {
+            let k = block.key_rows::<2>(p, &p.k, first_key, p.head_dim);
+            let v = block.key_rows::<2>(p, &p.v, first_key, p.value_dim);
+            k_tile.load::<E, THREADS, VECTOR>(thread, &k);
+            v_tile.load::<E, THREADS, VECTOR>(thread, &v);
+            ring.request::<E>(0, &block.source::<2>(p, &at, QUERIES));
+        }
+        while at.step < walk.steps {
+            let next = walk.next(&at);
+            ring.wait();
+            if next.step < walk.steps {
+                ring.request::<E>(next.step, &block.source::<2>(p, &next, QUERIES));
+            }
+            let (own, first, second) = if is_key_warp {
+                (v_tile, ring.d_o(at.step), ring.q(at.step))
+            } else {
+                (k_tile, ring.q(at.step), ring.d_o(at.step))
+            };
+            let mut scores: [[f32; S]; M] = multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
+            let packed: [[u32; P]; M] = if is_key_warp {
+                let mut m = 0;
+                while m < M {
+                    subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(at.step));
+                    m += 1;
+                }
+                exchange.receive();
+                let mut m = 0;
+                while m < M {
+                    let mut i = 0;
+                    while i < P / 4 {
+                        let four = exchange.read(m * (P / 4) + i);
+                        let mut j = 0;
+                        while j < 4 {
+                            let (low, high) = E::unpack(four[j]);
+                            scores[m][8 * i + 2 * j] *= low;
+                            scores[m][8 * i + 2 * j + 1] *= high;
+                            j += 1;
+                        }
+                        i += 1;
+                    }
+                    m += 1;
+                }
+                let packed = pack_all::<E, M, S, P>(&scores);
+                warp::warp_sync();
+                let mut m = 0;
+                while m < M {
+                    store_packed(lane, |i| packed[m][i], ds_tile, pair_row + 16 * m as u32);
+                    m += 1;
+                }
+                packed
+            } else {
+                let mut m = 0;
+                while m < M {
+                    let position = TilePosition {
+                        key: first_key + (pair_row + 16 * m as u32) as i32,
+                        query: at.tile * QUERIES as i32,
+                        key_rows: p.key_rows as i32,
+                        visible: block.visible,
+                        masked: walk.is_masked(&at),
+                    };
+                    probabilities::<MmaFragment, 2, S>(lane, &mut scores[m], ring.lse(at.step), scale_log2, &position);
+                    m += 1;
+                }
+                let packed = pack_all::<E, M, S, P>(&scores);
+                exchange.give(&packed);
+                packed
+            };
+            multiply_accumulate::<E, QUERIES, ROW_BYTES, M, P, O>(lane, &mut gradient, &packed, second);
+            barrier::block_sync();
+
+            let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
+            let dq: [[f32; DO]; DM] = multiply_left_transposed::<E, KEYS, QUERY_BYTES, ROW_BYTES, DM, DO>(
+                lane, ds_tile, row_group * 16 * DM as u32, k_tile, column_group * DO as u32 / 8,
+            );
+            add_in_lane_order(lane, warp, dq.as_flattened(), block.dq_accumulator(p, &at, QUERIES));
+            at = next;
+        }
+        async_copy::wait::<0>();
+        barrier::block_sync();
+        let (view, columns, factor) =
+            if is_key_warp { (&p.dk, p.head_dim, p.scale) } else { (&p.dv, p.value_dim, 1.0) };
+        let target = if p.gradients_f32 != 0 {
+            block.key_rows::<4>(p, view, first_key, columns)
+        } else {
+            block.key_rows::<2>(p, view, first_key, columns)
+        };
+        let mut m = 0;
+        while m < M {
+            let mut i = 0;
+            while i < O {
+                gradient[m][i] *= factor;
+                i += 1;
+            }
+            let row = pair_row + 16 * m as u32;
+            store_pairs::<E, O, VECTOR>(lane, &gradient[m], row, 0, &target, p.gradients_f32 != 0);
+            m += 1;
+        }
+        key_tile += p.key_blocks;
+    }
+}
+
+macro_rules! entries {
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+        $blocks:literal))*) => {
+        $(
+            /// An instance of [`backward`], chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardParams`] says, for this kernel's row of the table.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
+                const ROW_GROUPS: u32 = dq_row_groups($dim, $queries);
+                backward::<
+                    element::$dtype, { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 2 },
+                    { $queries * 2 }, ROW_GROUPS, { $keys / 64 }, { $queries / 2 }, { $queries / 4 }, { $dim / 2 },
+                    { ($queries / ROW_GROUPS / 16) as usize }, { ($dim / (8 / ROW_GROUPS) / 2) as usize },
+                >(&p);
+            }
+        )*
+    };
+}
+crate::for_each_backward_mma_sm80!(entries);
+
+/// Into how many groups of rows dQ is split among the eight warps: two of 32 rows where that leaves each a multiple of
+/// 16 columns, else groups of 16 rows.
+pub const fn dq_row_groups(head_dim: u32, queries: u32) -> u32 {
+    if head_dim % 64 == 0 { 2 } else { queries / 16 }
+}

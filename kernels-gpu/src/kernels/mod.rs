@@ -1,0 +1,8 @@
+//! The kernels: one file per family, instantiated from the tables in [`crate::abi`].
+
+pub mod backward_convert;
+pub mod backward_delta;
+pub mod backward_fma;
+pub mod backward_mma;
+pub mod forward_fma;
+pub mod forward_mma;

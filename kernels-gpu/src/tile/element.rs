@@ -1,0 +1,91 @@
+//! The element types of q, k and v.
+
+use crate::arch::{convert, matrix};
+
+/// bf16 on tensor cores.
+pub struct Bf16;
+/// f16 on tensor cores.
+pub struct F16;
+/// True f32: fused multiply-adds, no tf32.
+pub struct F32;
+
+/// An element type of tensors in global memory.
+pub trait Element {
+    /// Bytes per element.
+    const BYTES: u32;
+
+    /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors -1, 0 and 1.
+    fn scale_word(word: u32, factor: f32) -> u32;
+
+    /// A 16-bit element of a word as f32, from its high or low half. Not for f32.
+    fn from_half_word(word: u32, high: bool) -> f32;
+}
+
+/// A 16-bit element type that `mma.sync` multiplies.
+pub trait TensorCoreElement: Element {
+    /// Two f32 rounded to nearest even, `low` in the low half.
+    fn pack(low: f32, high: f32) -> u32;
+
+    /// The two elements of a word, (low, high), exactly.
+    fn unpack(word: u32) -> (f32, f32);
+
+    /// `c += a b` for a 16 x 16 and a 16 x 8 fragment.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    unsafe fn mma(c: &mut [f32; 4], a: [u32; 4], b: [u32; 2]);
+}
+
+macro_rules! tensor_core_element {
+    ($type:ident, $pack:path, $unpack:path, $mma:path) => {
+        impl Element for $type {
+            const BYTES: u32 = 2;
+
+            #[inline(always)]
+            fn scale_word(word: u32, factor: f32) -> u32 {
+                let (low, high) = $unpack(word);
+                $pack(low * factor, high * factor)
+            }
+
+            #[inline(always)]
+            fn from_half_word(word: u32, high: bool) -> f32 {
+                let halves = $unpack(word);
+                if high { halves.1 } else { halves.0 }
+            }
+        }
+
+        impl TensorCoreElement for $type {
+            #[inline(always)]
+            fn pack(low: f32, high: f32) -> u32 {
+                $pack(low, high)
+            }
+
+            #[inline(always)]
+            fn unpack(word: u32) -> (f32, f32) {
+                $unpack(word)
+            }
+
+            #[inline(always)]
+            unsafe fn mma(c: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+                $mma(c, a, b)
+            }
+        }
+    };
+}
+
+tensor_core_element!(Bf16, convert::pack_bf16, convert::unpack_bf16, matrix::mma_bf16);
+tensor_core_element!(F16, convert::pack_f16, convert::unpack_f16, matrix::mma_f16);
+
+impl Element for F32 {
+    const BYTES: u32 = 4;
+
+    #[inline(always)]
+    fn scale_word(word: u32, factor: f32) -> u32 {
+        (f32::from_bits(word) * factor).to_bits()
+    }
+
+    #[inline(always)]
+    fn from_half_word(word: u32, _high: bool) -> f32 {
+        f32::from_bits(word)
+    }
+}

@@ -1,0 +1,51 @@
+//! A block of rows of one head of a tensor in global memory.
+
+use crate::abi::TensorView;
+
+/// `rows` valid rows of `columns` valid elements; nothing else may be touched.
+#[derive(Clone, Copy)]
+pub struct GlobalRows {
+    /// Device address of row 0, column 0.
+    pub address: u64,
+    /// Bytes from a row to the next; may be zero or negative.
+    pub row_bytes: i64,
+    /// Valid rows, counted from row 0 of the block; may be zero or negative.
+    pub rows: i32,
+    /// Valid elements of each row.
+    pub columns: u32,
+}
+
+impl GlobalRows {
+    /// The rows from `first_row` on of (`batch`, `head`), of a sequence of `all_rows` rows.
+    #[inline(always)]
+    pub fn new<const ELEMENT_BYTES: i64>(
+        view: &TensorView,
+        batch: u32,
+        head: u32,
+        first_row: i32,
+        all_rows: i32,
+        columns: u32,
+    ) -> Self {
+        let offset = batch as i64 * view.batch_stride
+            + head as i64 * view.head_stride
+            + first_row as i64 * view.row_stride;
+        GlobalRows {
+            address: view.address.wrapping_add((offset * ELEMENT_BYTES) as u64),
+            row_bytes: view.row_stride * ELEMENT_BYTES,
+            rows: all_rows - first_row,
+            columns,
+        }
+    }
+
+    /// The same, `count` rows further on.
+    #[inline(always)]
+    pub fn skip(self, count: i32) -> Self {
+        GlobalRows { address: self.row(count), rows: self.rows - count, ..self }
+    }
+
+    /// Address of row `row`.
+    #[inline(always)]
+    pub fn row(&self, row: i32) -> u64 {
+        self.address.wrapping_add((row as i64 * self.row_bytes) as u64)
+    }
+}

@@ -1,0 +1,223 @@
+//! Tensor-core products of a warp, between tiles in shared memory and accumulators in registers.
+
+use super::element::TensorCoreElement;
+use super::shared_tile::SharedTile;
+use crate::arch::{matrix, shared};
+use crate::geometry::fragment::{ldmatrix_x4, mma_accumulator};
+use crate::geometry::swizzle::{CHUNK_BYTES, panel_bytes, row_xor};
+
+/// The part of an `ldmatrix` address that depends on the lane alone, for tiles with rows of `ROW_BYTES`.
+///
+/// 16 x 16 blocks start at rows that are multiples of 16: the lane's row inside the block decides the swizzle.
+#[derive(Clone, Copy)]
+pub struct LaneAddress<const ROW_BYTES: u32> {
+    row_offset: u32,
+    chunk_xor: u32,
+}
+
+impl<const ROW_BYTES: u32> LaneAddress<ROW_BYTES> {
+    const PANEL: u32 = panel_bytes(ROW_BYTES);
+    /// 16-column blocks per panel.
+    const BLOCKS: u32 = panel_bytes(ROW_BYTES) / 32;
+
+    #[inline(always)]
+    fn new((row, chunk): (u32, u32)) -> Self {
+        LaneAddress {
+            row_offset: row * Self::PANEL,
+            chunk_xor: (chunk ^ row_xor(Self::PANEL, row)) * CHUNK_BYTES,
+        }
+    }
+
+    /// For A operands, and transposed B operands (see [`ldmatrix_x4::rows_first`]).
+    #[inline(always)]
+    pub fn rows_first(lane: u32) -> Self {
+        Self::new(ldmatrix_x4::rows_first(lane))
+    }
+
+    /// For B operands stored as n rows of k columns (see [`ldmatrix_x4::chunks_first`]).
+    #[inline(always)]
+    pub fn chunks_first(lane: u32) -> Self {
+        Self::new(ldmatrix_x4::chunks_first(lane))
+    }
+
+    /// The lane's address in the block at row `row` (a multiple of 16) and column `16 * block`.
+    #[inline(always)]
+    pub fn of<const ROWS: u32>(self, tile: SharedTile<ROWS, ROW_BYTES>, row: u32, block: u32) -> u32 {
+        let (panel, inner) = (block / Self::BLOCKS, block % Self::BLOCKS);
+        let lane_part = self.row_offset + (self.chunk_xor ^ (inner * 2 * CHUNK_BYTES));
+        tile.address + (panel * ROWS + row) * Self::PANEL + lane_part
+    }
+}
+
+/// `scores = q k^T`, for `M` tiles of 16 query rows from `first_row` on and `KEYS` keys; all of `ROW_BYTES / 2` columns.
+///
+/// # Safety
+/// All 32 lanes call it together; both tiles are written and visible.
+#[inline(always)]
+pub unsafe fn multiply_transposed<
+    E: TensorCoreElement,
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const M: usize,
+    const S: usize,
+>(
+    lane: u32,
+    q: SharedTile<QUERIES, ROW_BYTES>,
+    first_row: u32,
+    k: SharedTile<KEYS, ROW_BYTES>,
+) -> [[f32; S]; M] {
+    let q_lane = LaneAddress::<ROW_BYTES>::rows_first(lane);
+    let k_lane = LaneAddress::<ROW_BYTES>::chunks_first(lane);
+    let mut scores = [[0.0; S]; M];
+    let mut block = 0;
+    while block < ROW_BYTES / 32 {
+        let mut a = [[0; 4]; M];
+        let mut m = 0;
+        while m < M {
+            a[m] = matrix::load_matrix_x4(q_lane.of(q, first_row + 16 * m as u32, block));
+            m += 1;
+        }
+        let mut pair = 0;
+        while pair < KEYS / 16 {
+            let b = matrix::load_matrix_x4(k_lane.of(k, 16 * pair, block));
+            let mut m = 0;
+            while m < M {
+                accumulate::<E, S>(&mut scores[m], 2 * pair as usize, a[m], [b[0], b[1]]);
+                accumulate::<E, S>(&mut scores[m], 2 * pair as usize + 1, a[m], [b[2], b[3]]);
+                m += 1;
+            }
+            pair += 1;
+        }
+        block += 1;
+    }
+    scores
+}
+
+/// Accumulators rounded to the element type, two columns per register: columns `16 k..16 k + 16` are then an A operand,
+/// registers `4 k..4 k + 4`, because the two layouts agree register by register. `H = N / 2`.
+#[inline(always)]
+pub fn pack_all<E: TensorCoreElement, const M: usize, const N: usize, const H: usize>(
+    accumulators: &[[f32; N]; M],
+) -> [[u32; H]; M] {
+    let mut packed = [[0; H]; M];
+    let mut m = 0;
+    while m < M {
+        let mut i = 0;
+        while i < H {
+            packed[m][i] = E::pack(accumulators[m][2 * i], accumulators[m][2 * i + 1]);
+            i += 1;
+        }
+        m += 1;
+    }
+    packed
+}
+
+/// `output += p b`: p packed in registers ([`pack_all`]), b stored as `DEPTH` rows of output columns.
+///
+/// # Safety
+/// As [`multiply_transposed`].
+#[inline(always)]
+pub unsafe fn multiply_accumulate<
+    E: TensorCoreElement, const DEPTH: u32, const ROW_BYTES: u32, const M: usize, const H: usize, const O: usize,
+>(
+    lane: u32, output: &mut [[f32; O]; M], p: &[[u32; H]; M], b: SharedTile<DEPTH, ROW_BYTES>,
+) {
+    let b_lane = LaneAddress::<ROW_BYTES>::rows_first(lane);
+    let mut step = 0;
+    while step < DEPTH / 16 {
+        let mut block = 0;
+        while block < ROW_BYTES / 32 {
+            let b = matrix::load_matrix_x4_transposed(b_lane.of(b, 16 * step, block));
+            let mut m = 0;
+            while m < M {
+                let at = 4 * step as usize;
+                let a = [p[m][at], p[m][at + 1], p[m][at + 2], p[m][at + 3]];
+                accumulate::<E, O>(&mut output[m], 2 * block as usize, a, [b[0], b[1]]);
+                accumulate::<E, O>(&mut output[m], 2 * block as usize + 1, a, [b[2], b[3]]);
+                m += 1;
+            }
+            block += 1;
+        }
+        step += 1;
+    }
+}
+
+/// `a^T b` for a stored as `DEPTH` rows, columns from `first_row` on (these become `16 M` rows of the product), and b
+/// stored as `DEPTH` rows, columns from `16 * first_block` on (`2 O` of them).
+///
+/// # Safety
+/// As [`multiply_transposed`].
+#[inline(always)]
+pub unsafe fn multiply_left_transposed<
+    E: TensorCoreElement, const DEPTH: u32, const A_ROW_BYTES: u32, const B_ROW_BYTES: u32, const M: usize,
+    const O: usize,
+>(
+    lane: u32, a: SharedTile<DEPTH, A_ROW_BYTES>, first_row: u32, b: SharedTile<DEPTH, B_ROW_BYTES>, first_block: u32,
+) -> [[f32; O]; M] {
+    let a_lane = LaneAddress::<A_ROW_BYTES>::chunks_first(lane);
+    let b_lane = LaneAddress::<B_ROW_BYTES>::rows_first(lane);
+    let mut output = [[0.0; O]; M];
+    let mut step = 0;
+    while step < DEPTH / 16 {
+        let mut fragments = [[0; 4]; M];
+        let mut m = 0;
+        while m < M {
+            let address = a_lane.of(a, 16 * step, first_row / 16 + m as u32);
+            fragments[m] = matrix::load_matrix_x4_transposed(address);
+            m += 1;
+        }
+        let mut block = 0;
+        while block < O / 8 {
+            let b = matrix::load_matrix_x4_transposed(b_lane.of(b, 16 * step, first_block + block as u32));
+            let mut m = 0;
+            while m < M {
+                accumulate::<E, O>(&mut output[m], 2 * block, fragments[m], [b[0], b[1]]);
+                accumulate::<E, O>(&mut output[m], 2 * block + 1, fragments[m], [b[2], b[3]]);
+                m += 1;
+            }
+            block += 1;
+        }
+        step += 1;
+    }
+    output
+}
+
+/// Writes 16 rows of `tile` from `first_row` on, out of an accumulator as wide as the tile, rounded and packed by pairs:
+/// `packed(i)` is registers 2 i and 2 i + 1.
+///
+/// # Safety
+/// These rows belong to this warp.
+#[inline(always)]
+pub unsafe fn store_packed<const ROWS: u32, const ROW_BYTES: u32>(
+    lane: u32,
+    packed: impl Fn(usize) -> u32,
+    tile: SharedTile<ROWS, ROW_BYTES>,
+    first_row: u32,
+) {
+    let row = first_row + mma_accumulator::row(lane, 0);
+    let inner = lane % 4 * 4;
+    let mut chunk = 0;
+    while chunk < ROW_BYTES / 16 {
+        shared::store_u32(tile.chunk(row, chunk) + inner, packed(2 * chunk as usize));
+        shared::store_u32(tile.chunk(row + 8, chunk) + inner, packed(2 * chunk as usize + 1));
+        chunk += 1;
+    }
+}
+
+/// One `mma` into the `tile`-th 8 columns of an accumulator.
+#[inline(always)]
+unsafe fn accumulate<E: TensorCoreElement, const N: usize>(
+    accumulator: &mut [f32; N],
+    tile: usize,
+    a: [u32; 4],
+    b: [u32; 2],
+) {
+    let at = 4 * tile;
+    let mut c = [accumulator[at], accumulator[at + 1], accumulator[at + 2], accumulator[at + 3]];
+    E::mma(&mut c, a, b);
+    accumulator[at] = c[0];
+    accumulator[at + 1] = c[1];
+    accumulator[at + 2] = c[2];
+    accumulator[at + 3] = c[3];
+}

@@ -1,0 +1,122 @@
+//! A tile in shared memory, swizzled (see [`crate::geometry::swizzle`]), and how it is filled from global memory.
+
+use super::element::Element;
+use super::global_rows::GlobalRows;
+use crate::arch::{async_copy, global, shared};
+use crate::geometry::swizzle::{CHUNK_BYTES, chunk_offset, panel_bytes, row_xor};
+
+/// `ROWS` rows of `ROW_BYTES` bytes at a shared-memory address that is a multiple of 1024.
+#[derive(Clone, Copy)]
+pub struct SharedTile<const ROWS: u32, const ROW_BYTES: u32> {
+    /// Shared-memory address.
+    pub address: u32,
+}
+
+impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
+    /// Bytes of the tile.
+    pub const BYTES: u32 = ROWS * ROW_BYTES;
+    const PANEL: u32 = panel_bytes(ROW_BYTES);
+    const CHUNKS: u32 = panel_bytes(ROW_BYTES) / CHUNK_BYTES;
+
+    /// Address of chunk `chunk` of row `row`.
+    #[inline(always)]
+    pub fn chunk(self, row: u32, chunk: u32) -> u32 {
+        self.address + chunk_offset(ROWS, ROW_BYTES, row, chunk)
+    }
+
+    /// Panel `index` as a tile of its own.
+    #[inline(always)]
+    pub fn panel(self, index: u32) -> SharedTile<ROWS, 128> {
+        const { assert!(panel_bytes(ROW_BYTES) == 128) };
+        SharedTile { address: self.address + index * ROWS * 128 }
+    }
+
+    /// Fills the tile from `source`, rows and columns outside of it with zeros; nothing outside is read.
+    ///
+    /// `VECTOR`: rows start on 16-byte boundaries, and the copy is asynchronous: done after [`async_copy::wait`] and a
+    /// barrier. Otherwise elements are read one by one, and the tile is done after a barrier.
+    ///
+    /// # Safety
+    /// All `THREADS` threads of the block call it, `thread` is the caller's index; the tile is not in use.
+    #[inline(always)]
+    pub unsafe fn load<E: Element, const THREADS: u32, const VECTOR: bool>(
+        self,
+        thread: u32,
+        source: &GlobalRows,
+    ) {
+        let (row, chunk) = (thread / Self::CHUNKS, thread % Self::CHUNKS);
+        let step = THREADS / Self::CHUNKS;
+        // step is a multiple of 8: the swizzle of a thread's rows is that of its first.
+        let target =
+            self.address + row * Self::PANEL + (chunk ^ row_xor(Self::PANEL, row)) * CHUNK_BYTES;
+        let step_bytes = step as i64 * source.row_bytes;
+        let mut from = source.row(row as i32).wrapping_add((chunk * CHUNK_BYTES) as u64);
+        let mut pass = 0;
+        while pass < ROWS / step {
+            let row_is_valid = ((row + pass * step) as i32) < source.rows;
+            let mut panel = 0;
+            while panel < ROW_BYTES / Self::PANEL {
+                let left = (source.columns * E::BYTES) as i32
+                    - (panel * Self::PANEL + chunk * CHUNK_BYTES) as i32;
+                let bytes = if left < 0 {
+                    0
+                } else if left > 16 {
+                    16
+                } else {
+                    left as u32
+                };
+                let valid = if row_is_valid { bytes } else { 0 };
+                let to = target + (panel * ROWS + pass * step) * Self::PANEL;
+                let from = from.wrapping_add((panel * Self::PANEL) as u64);
+                if VECTOR {
+                    async_copy::copy16(to, from, valid);
+                } else {
+                    shared::store_u32x4(to, load_elements::<E>(from, valid));
+                }
+                panel += 1;
+            }
+            from = from.wrapping_add(step_bytes as u64);
+            pass += 1;
+        }
+    }
+
+    /// Multiplies every element of rows `first..first + COUNT` by `factor`; for factors -1, 0 and 1, which are exact.
+    ///
+    /// # Safety
+    /// One warp calls it, for rows that no other warp uses.
+    #[inline(always)]
+    pub unsafe fn scale_rows<E: Element, const COUNT: u32>(self, lane: u32, first: u32, factor: f32) {
+        let mut panel = 0;
+        while panel < ROW_BYTES / Self::PANEL {
+            let mut offset = lane * CHUNK_BYTES;
+            while offset < COUNT * Self::PANEL {
+                let address = self.address + (panel * ROWS + first) * Self::PANEL + offset;
+                let words = shared::load_u32x4(address);
+                let scaled = words.map(|word| E::scale_word(word, factor));
+                shared::store_u32x4(address, scaled);
+                offset += 32 * CHUNK_BYTES;
+            }
+            panel += 1;
+        }
+    }
+}
+
+/// The first `bytes` bytes at `address`, element by element, then zeros.
+#[inline(always)]
+unsafe fn load_elements<E: Element>(address: u64, bytes: u32) -> [u32; 4] {
+    let mut words = [0; 4];
+    let mut i = 0;
+    while i < 4 {
+        let at = address.wrapping_add(4 * i as u64);
+        let first = 4 * i as u32;
+        words[i] = if E::BYTES == 4 {
+            global::load_u32_if(at, first < bytes)
+        } else {
+            let low = global::load_u16_if(at, first < bytes);
+            let high = global::load_u16_if(at.wrapping_add(2), first + 2 < bytes);
+            low as u32 | (high as u32) << 16
+        };
+        i += 1;
+    }
+    words
+}

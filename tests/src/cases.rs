@@ -1,0 +1,243 @@
+//! Random cases that shrink to the smallest failing shape.
+
+use finite_attention::Mask;
+use finite_attention::check::{Case, Placement, case};
+use proptest::strategy::{NewTree, Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+use rand::Rng as _;
+use std::fmt;
+use std::sync::Arc;
+
+/// Makes a case of the property's own kind out of any case, or refuses it.
+type Fit = Arc<dyn Fn(Case) -> Option<Case>>;
+
+/// Cases of the library's own generator, fitted to a property.
+///
+/// Where the generator is stratified (lengths, head dimensions, dtypes, placements) every value is as likely as the
+/// others, and any two of them can meet.
+#[derive(Clone)]
+pub struct Cases {
+    fit: Fit,
+}
+
+impl fmt::Debug for Cases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cases")
+    }
+}
+
+/// Length of the sweep that cases are drawn from: far more than there are strata.
+const STRATA: u64 = 1 << 16;
+
+/// Fits drawn before it is concluded that a property refuses everything.
+const MOST_TRIES: usize = 10_000;
+
+impl Cases {
+    /// Every case that `fit` accepts, as it returns it. What `fit` returns it must accept unchanged, or shrinking is
+    /// less thorough.
+    pub fn fitted(fit: impl Fn(Case) -> Option<Case> + 'static) -> Self {
+        Cases { fit: Arc::new(fit) }
+    }
+
+    /// Every case after `change`.
+    pub fn changed(change: impl Fn(&mut Case) + 'static) -> Self {
+        Cases::fitted(move |mut case| {
+            change(&mut case);
+            Some(case)
+        })
+    }
+}
+
+impl Strategy for Cases {
+    type Tree = CaseTree;
+    type Value = Case;
+
+    fn new_tree(&self, runner: &mut TestRunner) -> NewTree<Self> {
+        for _ in 0..MOST_TRIES {
+            let random = runner.rng();
+            let (seed, id) = (random.next_u64(), random.next_u64() % STRATA);
+            if let Some(case) = (self.fit)(case(seed, id as usize)) {
+                return Ok(CaseTree { fit: self.fit.clone(), failing: case.clone(), shown: case, next: 0 });
+            }
+        }
+        Err("no case fits the property".into())
+    }
+}
+
+/// A case and how it becomes simpler: greedily, one field (or two that belong together) at a time.
+pub struct CaseTree {
+    fit: Fit,
+    /// The simplest case known to fail.
+    failing: Case,
+    /// The case that is being tried.
+    shown: Case,
+    /// Which simplification of `failing` is tried next.
+    next: usize,
+}
+
+impl fmt::Debug for CaseTree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CaseTree").field("shown", &self.shown).field("next", &self.next).finish()
+    }
+}
+
+impl CaseTree {
+    /// Shows the next simpler case, if there is one.
+    fn advance(&mut self) -> bool {
+        let candidates = simpler(&self.failing);
+        while let Some(candidate) = candidates.get(self.next) {
+            self.next += 1;
+            if let Some(fitted) = (self.fit)(candidate.clone())
+                && size(&fitted) < size(&self.failing)
+            {
+                self.shown = fitted;
+                return true;
+            }
+        }
+        self.shown = self.failing.clone();
+        false
+    }
+}
+
+impl ValueTree for CaseTree {
+    type Value = Case;
+
+    fn current(&self) -> Case {
+        self.shown.clone()
+    }
+
+    fn simplify(&mut self) -> bool {
+        self.failing = self.shown.clone();
+        self.next = 0;
+        self.advance()
+    }
+
+    fn complicate(&mut self) -> bool {
+        self.advance()
+    }
+}
+
+/// How far a case is from the simplest one. Every step of shrinking makes it smaller, so that shrinking ends.
+fn size(case: &Case) -> usize {
+    let numbers = [
+        case.batches,
+        case.query_rows,
+        case.key_rows,
+        case.query_heads,
+        case.key_heads,
+        case.head_dim,
+        case.value_dim,
+    ];
+    let options = [
+        case.mask != Mask::Full,
+        case.placement != Placement::Bshd,
+        case.output_dtype != case.dtype,
+        case.scale.is_some(),
+        case.amplitude != 1.0,
+        case.tight,
+    ];
+    numbers.iter().sum::<usize>() + options.iter().filter(|&&option| option).count()
+}
+
+/// Cases that differ from `case` in one step, the largest steps first.
+fn simpler(case: &Case) -> Vec<Case> {
+    let mut found = Vec::new();
+    let mut push = |change: &dyn Fn(&mut Case)| {
+        let mut next = case.clone();
+        change(&mut next);
+        if next != *case {
+            found.push(next);
+        }
+    };
+    push(&|next| next.batches = 1);
+    push(&|next| (next.query_heads, next.key_heads) = (1, 1));
+    push(&|next| next.query_heads = next.key_heads);
+    push(&|next| next.mask = Mask::Full);
+    push(&|next| next.placement = Placement::Bshd);
+    push(&|next| next.output_dtype = next.dtype);
+    push(&|next| next.scale = None);
+    push(&|next| next.amplitude = 1.0);
+    push(&|next| next.tight = false);
+    for step in steps(case.query_rows.min(case.key_rows)) {
+        push(&|next| (next.query_rows, next.key_rows) = (next.query_rows - step, next.key_rows - step));
+    }
+    for step in steps(case.query_rows) {
+        push(&|next| next.query_rows -= step);
+    }
+    for step in steps(case.key_rows) {
+        push(&|next| next.key_rows -= step);
+    }
+    if case.head_dim == case.value_dim {
+        for step in steps(case.head_dim - 1) {
+            push(&|next| (next.head_dim, next.value_dim) = (next.head_dim - step, next.value_dim - step));
+        }
+    }
+    for step in steps(case.head_dim - 1) {
+        push(&|next| next.head_dim -= step);
+    }
+    for step in steps(case.value_dim - 1) {
+        push(&|next| next.value_dim -= step);
+    }
+    for step in steps(case.batches) {
+        push(&|next| next.batches -= step);
+    }
+    if case.key_heads > 0 {
+        let group = case.query_heads / case.key_heads;
+        for step in steps(group) {
+            push(&|next| next.query_heads = (group - step) * next.key_heads);
+        }
+        for step in steps(case.key_heads) {
+            push(&|next| {
+                (next.query_heads, next.key_heads) =
+                    (group * (next.key_heads - step), next.key_heads - step)
+            });
+        }
+    }
+    found
+}
+
+/// What to take from a number that may become 0: all of it, half, a quarter, down to 1.
+fn steps(number: usize) -> Vec<usize> {
+    std::iter::successors(Some(number), |step| Some(step / 2)).take_while(|&step| step > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::test_runner::{Config, RngSeed, TestError};
+
+    fn smallest(cases: Cases, fails: impl Fn(&Case) -> bool) -> Case {
+        let config =
+            Config { cases: 2000, rng_seed: RngSeed::Fixed(1), failure_persistence: None, ..Config::default() };
+        let result = TestRunner::new(config).run(&cases, |case| {
+            proptest::prop_assert!(!fails(&case));
+            Ok(())
+        });
+        match result {
+            Err(TestError::Fail(_, case)) => case,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_failure_shrinks_to_the_smallest_shape_that_fails() {
+        let case = smallest(Cases::changed(|_| ()), |case| {
+            case.key_rows > 64 && case.head_dim >= 33 && case.mask != Mask::Full
+        });
+        assert_eq!(shape(&case), [0, 0, 65, 0, 0, 33, 1]);
+        assert!(case.mask != Mask::Full && case.placement == Placement::Bshd);
+        assert!(case.output_dtype == case.dtype && case.scale.is_none() && case.amplitude == 1.0);
+    }
+
+    #[test]
+    fn shrinking_keeps_to_what_the_property_asks() {
+        let cases = Cases::fitted(|case| (case.query_rows > case.key_rows + 3).then_some(case));
+        let case = smallest(cases, |case| case.key_rows >= 5 && case.query_heads >= 2 * case.key_heads);
+        assert_eq!(shape(&case), [0, 9, 5, 0, 0, 1, 1]);
+    }
+
+    fn shape(case: &Case) -> [usize; 7] {
+        let Case { batches, query_rows, key_rows, query_heads, key_heads, head_dim, value_dim, .. } = *case;
+        [batches, query_rows, key_rows, query_heads, key_heads, head_dim, value_dim]
+    }
+}

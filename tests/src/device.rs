@@ -1,0 +1,67 @@
+//! The device that the tests run on.
+
+use finite_attention::device::DeviceName;
+use finite_attention::driver::emulated::{EmulatedDriver, Options};
+use finite_attention::{Device, KernelImages};
+use kernels_gpu::abi::Arch;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One test at a time has the GPU: a fault of one would otherwise be reported by another.
+static GPU: Mutex<()> = Mutex::new(());
+
+/// A device of one test. On a GPU it belongs to that test alone until it is dropped.
+pub struct TestDevice {
+    device: Device,
+    _gpu: Option<MutexGuard<'static, ()>>,
+}
+
+impl Deref for TestDevice {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// The name that `FATTN_DEVICE` gives.
+///
+/// # Panics
+/// If the text names no device.
+pub fn name() -> DeviceName {
+    match std::env::var("FATTN_DEVICE") {
+        Ok(text) => text.parse().unwrap_or_else(|error| panic!("FATTN_DEVICE: {error}")),
+        Err(_) => DeviceName::Emulated(Arch::Sm80),
+    }
+}
+
+/// The target of the emulator, if `FATTN_DEVICE` names it.
+pub fn emulated_arch() -> Option<Arch> {
+    match name() {
+        DeviceName::Cuda(_) => None,
+        DeviceName::Emulated(arch) => Some(arch),
+    }
+}
+
+/// Opens the device that `FATTN_DEVICE` names, with the kernels that ship.
+///
+/// # Panics
+/// If it is not there.
+pub fn open() -> TestDevice {
+    let name = name();
+    let gpu = match name {
+        DeviceName::Cuda(_) => Some(GPU.lock().unwrap_or_else(PoisonError::into_inner)),
+        DeviceName::Emulated(_) => None,
+    };
+    let device = Device::open(name, KernelImages::embedded()).unwrap_or_else(|error| panic!("{error}"));
+    TestDevice { device, _gpu: gpu }
+}
+
+/// An emulator with these kernels and options.
+///
+/// # Panics
+/// If the emulator refuses.
+pub fn emulated(arch: Arch, images: KernelImages, options: Options) -> Device {
+    let driver = EmulatedDriver::new(arch, images).unwrap_or_else(|error| panic!("{error}"));
+    Device::from_driver(Arc::new(driver.with_options(options)))
+}

@@ -1,0 +1,59 @@
+//! Runs a property over random cases.
+
+use crate::cases::Cases;
+use crate::device::{emulated_arch, name, open};
+use finite_attention::Device;
+use finite_attention::check::Case;
+use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestCaseError, TestRunner};
+use std::fs::create_dir_all;
+
+/// What a property says of a case: nothing, or what is wrong.
+pub type Finding = Result<(), String>;
+
+/// How many times more cases a GPU gets.
+const GPU_FACTOR: u32 = 20;
+
+/// Checks `property` for `count` cases of `cases` (see `FATTN_CASES`) on the device that `FATTN_DEVICE` names.
+/// Failures are kept in `proptest-regressions/<test>.txt`.
+///
+/// # Panics
+/// If a case fails, with the smallest one that does and the seed.
+pub fn check(test: &str, count: u32, cases: Cases, property: impl Fn(&Device, &Case) -> Finding) {
+    let device = open();
+    let count = count_from_environment(count);
+    let seed = seed_from_environment();
+    eprintln!("{test}: {count} cases on {}, FATTN_SEED={seed}", name());
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/proptest-regressions");
+    // Without the folder the seed is only printed, which proptest says itself.
+    let _ = create_dir_all(folder);
+    // One short text per test and process.
+    let file: &'static str = Box::leak(format!("{folder}/{test}.txt").into_boxed_str());
+    let config = Config {
+        cases: count,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(file))),
+        rng_seed: RngSeed::Fixed(seed),
+        max_shrink_iters: 4096,
+        max_shrink_time: 120_000, // milliseconds
+        ..Config::default()
+    };
+    let result = TestRunner::new(config)
+        .run(&cases, |case| property(&device, &case).map_err(TestCaseError::fail));
+    if let Err(error) = result {
+        panic!("{test} on {}, FATTN_SEED={seed}: {error}", name());
+    }
+}
+
+fn count_from_environment(default: u32) -> u32 {
+    match std::env::var("FATTN_CASES") {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("FATTN_CASES: expected a number, got `{text}`")),
+        Err(_) if emulated_arch().is_some() => default,
+        Err(_) => default * GPU_FACTOR,
+    }
+}
+
+fn seed_from_environment() -> u64 {
+    match std::env::var("FATTN_SEED") {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("FATTN_SEED: expected a number, got `{text}`")),
+        Err(_) => rand::random(),
+    }
+}

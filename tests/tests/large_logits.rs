@@ -1,0 +1,134 @@
+//! Finite in, finite out: whatever the size of the scores and the sign of the scale.
+//!
+//! The rule for lse is relative to lse, so where it is applied the products of a score have one sign: sums of numbers
+//! that cancel have an error that no f32 arithmetic keeps small against the result.
+
+use finite_attention::Dtype;
+use finite_attention::check::{Case, Inputs, Placement, Surroundings, judge};
+use finite_attention_tests::cases::Cases;
+use finite_attention_tests::compare::{finite, passes, run};
+use finite_attention_tests::property::check;
+
+const SCALES: [Option<f32>; 6] = [None, Some(-0.125), Some(0.0), Some(1.0), Some(-3.0), None];
+
+/// Any case, with one of [`SCALES`].
+fn scaled() -> Cases {
+    Cases::changed(|case| {
+        case.amplitude = 1.0;
+        if case.scale.is_none() {
+            case.scale = SCALES[case.id % SCALES.len()];
+        }
+    })
+}
+
+/// Normal numbers without their signs, those of q times `factor`.
+fn without_signs(case: &Case, factor: f32) -> Inputs {
+    let mut inputs = Inputs::normal(case);
+    inputs.q.iter_mut().for_each(|q| *q = q.abs() * factor);
+    inputs.k.iter_mut().for_each(|k| *k = k.abs());
+    inputs
+}
+
+#[test]
+fn logits_thirty_times_as_large_are_within_the_rule() {
+    check("large-logits-30", 40, scaled(), |device, case| {
+        let computed = run(device, case, &without_signs(case, 30.0), Surroundings::Nan)?;
+        finite(case, &computed)?;
+        passes(case, &computed)
+    });
+}
+
+/// o by the rule in 16 bits only: in f32 the few rows whose two largest scores are close decide both sides of the
+/// rule, and then it compares two rounding errors.
+#[test]
+fn logits_a_thousand_times_as_large_are_finite_and_lse_is_right() {
+    check("large-logits-1000", 40, scaled(), |device, case| {
+        let computed = run(device, case, &without_signs(case, 1000.0), Surroundings::Nan)?;
+        finite(case, &computed)?;
+        let lse_passes = judge(case, &computed).lse.is_some_and(|verdict| verdict.passes());
+        match case.dtype {
+            Dtype::F32 if lse_passes => Ok(()),
+            Dtype::F32 => Err(format!("{}: lse is outside the rule", computed.kernel)),
+            Dtype::Bf16 | Dtype::F16 => passes(case, &computed),
+        }
+    });
+}
+
+#[test]
+fn large_logits_of_both_signs_are_finite() {
+    check("large-logits-signs", 40, scaled(), |device, case| {
+        let mut inputs = Inputs::normal(case);
+        inputs.q.iter_mut().for_each(|q| *q *= 1000.0);
+        finite(case, &run(device, case, &inputs, Surroundings::Nan)?)
+    });
+}
+
+/// Every number of q, k and v is within a factor 2 of the largest f16.
+#[test]
+fn f16_near_its_overflow_is_finite() {
+    let f16 = Cases::changed(|case| {
+        (case.dtype, case.output_dtype) = (Dtype::F16, Dtype::F16);
+        case.amplitude = 1.0;
+    });
+    check("large-logits-f16", 40, f16, |device, case| {
+        let mut inputs = Inputs::normal(case);
+        for tensor in [&mut inputs.q, &mut inputs.k, &mut inputs.v] {
+            tensor.iter_mut().for_each(|x| *x = (65504.0 - x.abs().fract() * 32768.0).copysign(*x));
+        }
+        finite(case, &run(device, case, &inputs, Surroundings::Nan)?)
+    });
+}
+
+/// Scores are multiples of a huge number: one key has all the weight, and o is its value.
+#[test]
+fn the_largest_key_takes_all() {
+    check("large-logits-one-key", 40, few_keys(), |device, case| {
+        let inputs = aligned_with_first_column(case, |key| ((key * 37 + 11) % DISTINCT_KEYS) as f32);
+        let computed = run(device, case, &inputs, Surroundings::Nan)?;
+        finite(case, &computed)?;
+        passes(case, &computed)
+    });
+}
+
+/// Scores are huge and all the same: every visible key has the same weight.
+#[test]
+fn equal_keys_share_the_weight() {
+    check("large-logits-equal", 40, few_keys(), |device, case| {
+        let inputs = aligned_with_first_column(case, |_| 3.0);
+        let computed = run(device, case, &inputs, Surroundings::Nan)?;
+        finite(case, &computed)?;
+        passes(case, &computed)
+    });
+}
+
+/// A prime: `key * 37 + 11` differs from key to key modulo it. Whole numbers below are exact in every dtype.
+const DISTINCT_KEYS: usize = 211;
+
+/// Scales that are not 0, and no more keys than there are different numbers for.
+fn few_keys() -> Cases {
+    Cases::changed(|case| {
+        case.key_rows = case.key_rows.min(DISTINCT_KEYS);
+        case.scale = if case.id.is_multiple_of(2) { None } else { Some(-0.25) };
+        case.amplitude = 1.0;
+        if case.placement == Placement::Broadcast {
+            case.placement = Placement::Bshd;
+        }
+    })
+}
+
+/// q is huge in the first column and k is `key_value(key row)` there; both are 0 elsewhere.
+fn aligned_with_first_column(case: &Case, key_value: impl Fn(usize) -> f32) -> Inputs {
+    let huge = match case.dtype {
+        Dtype::F16 => 61440.0,
+        Dtype::Bf16 | Dtype::F32 => 2f32.powi(80),
+    };
+    let mut inputs = Inputs::normal(case);
+    for (at, q) in inputs.q.iter_mut().enumerate() {
+        *q = if at.is_multiple_of(case.head_dim) { huge } else { 0.0 };
+    }
+    for (at, k) in inputs.k.iter_mut().enumerate() {
+        let key = at / (case.head_dim * case.key_heads) % case.key_rows;
+        *k = if at.is_multiple_of(case.head_dim) { key_value(key) } else { 0.0 };
+    }
+    inputs
+}

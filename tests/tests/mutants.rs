@@ -1,0 +1,193 @@
+//! The suite can fail: kernels whose PTX was changed in one way do not pass, and what is found is what was broken.
+
+use finite_attention::check::{Case, Inputs, Placement, Surroundings, compute, judge};
+use finite_attention::driver::emulated::Options;
+use finite_attention::{CausalAlignment, Dtype, Error, KernelImages, Mask};
+use finite_attention_tests::device::{emulated, emulated_arch};
+use finite_attention_tests::ptx::{Ptx, Which, dropped, off_by_one, spec, with_operand};
+use kernels_gpu::abi::{Access, Arch};
+
+const ALIGNED: &str = "forward_bf16_d64_sm80";
+const STRIDED: &str = "forward_bf16_d64_strided_sm80";
+const F32: &str = "forward_f32_d64_sm80";
+
+/// How a mutant gives itself away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caught {
+    /// The emulator reports a finding of its own.
+    ByTheEmulator,
+    /// The results are wrong, or something else was written.
+    ByTheResults,
+}
+
+/// Three key tiles and two query tiles, both ragged, D and Dv below those of the kernel, causal.
+fn ragged(kernel: &str) -> Case {
+    let spec = spec(kernel);
+    Case {
+        query_rows: spec.query_rows as usize + 9,
+        key_rows: 2 * spec.key_rows as usize + 13,
+        head_dim: 60,
+        value_dim: 52,
+        dtype: spec.dtype,
+        output_dtype: spec.dtype,
+        mask: Mask::Causal(CausalAlignment::BottomRight),
+        placement: if spec.access == Access::Element { Placement::Unaligned } else { Placement::Padded },
+        ..Case::small()
+    }
+}
+
+/// How a case fails with these kernels; `None` when it passes.
+///
+/// Panics if the kernel cannot be run at all: a text that is no PTX is not caught, it is no mutant.
+fn failure(arch: Arch, kernel: &str, images: KernelImages, case: &Case) -> Option<(Caught, String)> {
+    let device = emulated(arch, images, Options::default());
+    match compute(&device, case, &Inputs::normal(case), Surroundings::Nan) {
+        Ok(computed) => {
+            assert_eq!(computed.kernel, kernel, "the case is planned for another kernel");
+            judge(case, &computed).failure.map(|failure| (Caught::ByTheResults, failure))
+        }
+        Err(Error::Findings { findings, .. }) => Some((Caught::ByTheEmulator, findings.join("\n"))),
+        Err(error) => panic!("the mutant does not run: {error}"),
+    }
+}
+
+/// The kernel that ships passes the case, its mutant fails it as expected. Nothing on a GPU, which nobody checks.
+fn caught(by: &[Caught], kernel: &str, case: &Case, mutant: impl FnOnce(&Ptx) -> Ptx) {
+    let Some(arch) = emulated_arch() else { return };
+    let shipped = Ptx::shipped(kernel);
+    let healthy = failure(arch, kernel, shipped.images(), case);
+    assert!(healthy.is_none(), "the kernel that ships fails: {healthy:?}");
+    match failure(arch, kernel, mutant(&shipped).images(), case) {
+        None => panic!("the mutant passes"),
+        Some((how, text)) => assert!(by.contains(&how), "expected {by:?}, got {how:?}: {text}"),
+    }
+}
+
+const EMULATOR: &[Caught] = &[Caught::ByTheEmulator];
+const RESULTS: &[Caught] = &[Caught::ByTheResults];
+const EITHER: &[Caught] = &[Caught::ByTheEmulator, Caught::ByTheResults];
+
+#[test]
+fn a_tile_that_is_not_waited_for() {
+    caught(EMULATOR, ALIGNED, &ragged(ALIGNED), |ptx| ptx.edited("cp.async.wait_group", "", Which::Last, dropped));
+}
+
+#[test]
+fn a_tile_that_is_not_waited_for_in_f32() {
+    for number in 0..2 {
+        let which = Which::Number(number + 1); // 0 belongs to scales that are not positive
+        caught(EMULATOR, F32, &ragged(F32), |ptx| ptx.edited("cp.async.wait_group", "", which, dropped));
+    }
+}
+
+#[test]
+fn copies_that_are_not_committed() {
+    caught(EMULATOR, ALIGNED, &ragged(ALIGNED), |ptx| ptx.edited("cp.async.commit_group", "", Which::Last, dropped));
+}
+
+#[test]
+fn a_missing_barrier() {
+    caught(EITHER, ALIGNED, &ragged(ALIGNED), |ptx| ptx.edited("bar.sync", "", Which::Last, dropped));
+}
+
+#[test]
+fn a_missing_barrier_before_element_stores() {
+    caught(EITHER, STRIDED, &ragged(STRIDED), |ptx| ptx.edited("bar.sync", "", Which::Last, dropped));
+}
+
+#[test]
+fn a_missing_barrier_in_f32() {
+    for number in 0..2 {
+        let which = Which::Number(number + 1); // as above
+        caught(EITHER, F32, &ragged(F32), |ptx| ptx.edited("bar.sync", "", which, dropped));
+    }
+}
+
+#[test]
+fn a_barrier_that_one_warp_skips() {
+    caught(EMULATOR, ALIGNED, &ragged(ALIGNED), |ptx| {
+        ptx.edited("bar.sync", "", Which::Last, |_| {
+            "{ .reg .pred %skip; .reg .b32 %who; mov.u32 %who, %tid.x; setp.ge.u32 %skip, %who, 32; @%skip bar.sync 0; }"
+                .to_owned()
+        })
+    });
+}
+
+#[test]
+fn keys_and_values_read_past_the_end() {
+    let case = Case { tight: true, ..ragged(ALIGNED) };
+    let whole_chunks = |line: &str| with_operand(line, 3, "16");
+    for file in ["pipeline/key_value_ring.rs"] {
+        caught(EITHER, ALIGNED, &case, |ptx| ptx.edited("cp.async.cg", file, Which::All, whole_chunks));
+    }
+}
+
+#[test]
+fn elements_read_past_the_end() {
+    let unconditional = |line: &str| line.split_once(' ').map_or_else(String::new, |(_, rest)| rest.to_owned());
+    let case = Case { tight: true, ..ragged(STRIDED) };
+    caught(EITHER, STRIDED, &case, |ptx| ptx.edited("ld.global.nc", "", Which::All, unconditional));
+}
+
+#[test]
+fn rows_stored_past_the_end() {
+    // `row >= rows` becomes false.
+    let never = |line: &str| with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1));
+    caught(EITHER, ALIGNED, &ragged(ALIGNED), |ptx| ptx.edited("setp.ge.s32", "tile/store.rs", Which::All, never));
+}
+
+#[test]
+fn columns_stored_past_the_end() {
+    caught(EITHER, ALIGNED, &ragged(ALIGNED), |ptx| {
+        ptx.edited("setp.ge.u32", "tile/store.rs", Which::All, off_by_one)
+    });
+}
+
+#[test]
+fn one_key_too_many_is_visible() {
+    caught(RESULTS, ALIGNED, &ragged(ALIGNED), |ptx| {
+        ptx.edited("setp.gt.u32", "attention/mask.rs", Which::All, off_by_one)
+    });
+}
+
+#[test]
+fn one_key_too_many_is_visible_in_f32() {
+    caught(RESULTS, F32, &ragged(F32), |ptx| {
+        ptx.edited("setp.gt.u32", "attention/mask.rs", Which::All, off_by_one)
+    });
+}
+
+#[test]
+fn values_that_are_not_transposed() {
+    let plain = |line: &str| line.replace(".trans", "");
+    caught(RESULTS, ALIGNED, &ragged(ALIGNED), |ptx| {
+        ptx.edited("ldmatrix.sync.aligned.m8n8.x4.trans", "", Which::All, plain)
+    });
+}
+
+#[test]
+fn a_product_that_is_left_out() {
+    caught(RESULTS, ALIGNED, &ragged(ALIGNED), |ptx| ptx.edited("mma.sync", "", Which::Last, dropped));
+}
+
+#[test]
+fn sums_over_half_the_lanes() {
+    caught(RESULTS, ALIGNED, &ragged(ALIGNED), |ptx| {
+        ptx.edited("shfl.sync.bfly", "attention/softmax.rs", Which::Last, |line| with_operand(line, 2, "0"))
+    });
+}
+
+#[test]
+fn lse_in_base_two() {
+    let case = Case { value_dim: 64, ..ragged(ALIGNED) };
+    caught(RESULTS, ALIGNED, &case, |ptx| {
+        ptx.edited("mul.rn.f32", "kernels/forward_mma.rs", Which::Last, |line| line.to_owned());
+        ptx.edited_text("0f3F317218", "0f3F800000")
+    });
+}
+
+/// Operand `index` of an instruction.
+fn operand(line: &str, index: usize) -> &str {
+    let (_, operands) = line.trim_end_matches(';').split_once(char::is_whitespace).unwrap_or_default();
+    operands.split(',').nth(index).unwrap_or_default().trim()
+}

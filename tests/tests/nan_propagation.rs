@@ -1,0 +1,188 @@
+//! A NaN or an infinity in an input is never hidden: it reaches every output that depends on it, and no other.
+
+use finite_attention::check::{Case, Computed, Inputs, Placement, Surroundings};
+use finite_attention::reference::{
+    Exact, Precision, exact, judge_lse, judge_output, naive, output_allowance,
+};
+use finite_attention::{Device, Dtype};
+use finite_attention_tests::cases::Cases;
+use finite_attention_tests::compare::run;
+use finite_attention_tests::property::{Finding, check};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tensor {
+    Q,
+    K,
+    V,
+}
+
+/// One element of an input that is not finite.
+#[derive(Clone, Copy, Debug)]
+struct Blemish {
+    tensor: Tensor,
+    batch: usize,
+    row: usize,
+    /// Query head or key head.
+    head: usize,
+    column: usize,
+    value: f32,
+}
+
+impl Blemish {
+    /// An element of `tensor`, drawn with the seed of the case.
+    fn draw(case: &Case, tensor: Tensor) -> Self {
+        let mut random = StdRng::seed_from_u64(!case.seed);
+        let (rows, heads, columns) = match tensor {
+            Tensor::Q => (case.query_rows, case.query_heads, case.head_dim),
+            Tensor::K => (case.key_rows, case.key_heads, case.head_dim),
+            Tensor::V => (case.key_rows, case.key_heads, case.value_dim),
+        };
+        Blemish {
+            tensor,
+            batch: random.random_range(0..case.batches),
+            row: random.random_range(0..rows),
+            head: random.random_range(0..heads),
+            column: random.random_range(0..columns),
+            value: [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random.random_range(0..3)],
+        }
+    }
+
+    fn put(&self, case: &Case, inputs: &mut Inputs) {
+        let (tensor, rows, heads, columns) = match self.tensor {
+            Tensor::Q => (&mut inputs.q, case.query_rows, case.query_heads, case.head_dim),
+            Tensor::K => (&mut inputs.k, case.key_rows, case.key_heads, case.head_dim),
+            Tensor::V => (&mut inputs.v, case.key_rows, case.key_heads, case.value_dim),
+        };
+        tensor[((self.batch * rows + self.row) * heads + self.head) * columns + self.column] = self.value;
+    }
+
+    /// How an output of query head `head` depends on it. Keys that a mask hides inside a sequence still meet the other
+    /// rows of their tile, so a whole head may depend on a key or a value.
+    fn reach(&self, case: &Case, batch: usize, head: usize, row: usize) -> Reach {
+        let key_head = head / (case.query_heads / case.key_heads);
+        match self.tensor {
+            _ if batch != self.batch => Reach::Never,
+            Tensor::Q if head != self.head => Reach::Never,
+            Tensor::Q if row != self.row => Reach::Beside,
+            Tensor::K | Tensor::V if key_head != self.head => Reach::Never,
+            _ => Reach::May,
+        }
+    }
+}
+
+/// Whether an output depends on an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// No: the same bits as without the blemish.
+    Never,
+    /// No, but it is computed by the same warp, which may choose another way to the same result: within the rule.
+    Beside,
+    /// Yes, or through its tile.
+    May,
+}
+
+/// A case with at least one element in each input, each at its own address.
+fn blemishable() -> Cases {
+    Cases::fitted(|mut case| {
+        case.amplitude = 1.0;
+        if case.placement == Placement::Broadcast {
+            case.placement = Placement::Bshd;
+        }
+        let elements = case.batches * case.query_heads * case.query_rows * case.key_rows;
+        (elements > 0).then_some(case)
+    })
+}
+
+/// The batch, head and row of each element of o, and those of lse.
+fn places(case: &Case) -> [Vec<(usize, usize, usize)>; 2] {
+    let (rows, heads, columns) = (case.query_rows, case.query_heads, case.value_dim);
+    let o = (0..case.batches * rows * heads * columns).map(|at| {
+        let pair = at / columns;
+        (pair / (heads * rows), pair % heads, pair / heads % rows)
+    });
+    let lse = (0..case.batches * heads * rows).map(|at| (at / rows / heads, at / rows % heads, at % rows));
+    [o.collect(), lse.collect()]
+}
+
+fn reaches_what_depends_on_it(tensor: Tensor) -> impl Fn(&Device, &Case) -> Finding {
+    move |device, case| {
+        let blemish = Blemish::draw(case, tensor);
+        let mut inputs = Inputs::normal(case);
+        let clean = run(device, case, &inputs, Surroundings::Nan)?;
+        blemish.put(case, &mut inputs);
+        let got = run(device, case, &inputs, Surroundings::Nan)?;
+        let Inputs { q, k, v } = &got.inputs;
+        let expected = exact(&case.sizes(), q, k, v);
+        let [o_places, lse_places] = places(case);
+        let report = |what: &str, at: usize, got: f32, clean: f32, exact: f64| {
+            Err(format!("{what}: element {at} is {got}, without the blemish {clean}, in f64 {exact}: {blemish:?}"))
+        };
+        for (at, &(batch, head, row)) in o_places.iter().enumerate() {
+            let (o, unblemished, exact) = (got.o[at], clean.o[at], expected.o[at]);
+            let other_column = tensor == Tensor::V && at % case.value_dim != blemish.column;
+            let never = other_column || blemish.reach(case, batch, head, row) == Reach::Never;
+            if !exact.is_finite() && o.is_finite() || never && o.to_bits() != unblemished.to_bits() {
+                return report("o", at, o, unblemished, exact);
+            }
+        }
+        for (at, &(batch, head, row)) in lse_places.iter().enumerate() {
+            let (lse, unblemished, exact) = (got.lse[at], clean.lse[at], expected.lse[at]);
+            let never = tensor == Tensor::V || blemish.reach(case, batch, head, row) == Reach::Never;
+            if !exact.is_finite() && lse.is_finite() || never && lse.to_bits() != unblemished.to_bits() {
+                return report("lse", at, lse, unblemished, exact);
+            }
+        }
+        beside_it_all_is_right(case, &blemish, &got, &expected)
+    }
+}
+
+/// The rule, for the rows beside a blemished query.
+fn beside_it_all_is_right(case: &Case, blemish: &Blemish, got: &Computed, exact: &Exact) -> Finding {
+    let Inputs { q, k, v } = &got.inputs;
+    let (input, output) = (precision(case.dtype), precision(case.output_dtype));
+    let naive = naive(&case.sizes(), input, output, q, k, v);
+    let [o_places, lse_places] = places(case);
+    let beside = |places: &[(usize, usize, usize)]| -> Vec<usize> {
+        let reach = |&at: &usize| {
+            let (batch, head, row) = places[at];
+            blemish.reach(case, batch, head, row) == Reach::Beside
+        };
+        (0..places.len()).filter(reach).collect()
+    };
+    let (o, lse) = (beside(&o_places), beside(&lse_places));
+    let (exact_o, exact_lse) = (pick(&exact.o, &o), pick(&exact.lse, &lse));
+    // The allowance is that of the whole tensor: NaN counts for nothing in it.
+    let allowed = output_allowance(&naive.o, &exact.o, output);
+    let o = judge_output(&pick(&got.o, &o), &exact_o, allowed);
+    let lse = judge_lse(&pick(&got.lse, &lse), &exact_lse);
+    if o.passes() && lse.passes() { Ok(()) } else { Err(format!("beside {blemish:?}: o {o:?}, lse {lse:?}")) }
+}
+
+fn pick<T: Copy>(tensor: &[T], elements: &[usize]) -> Vec<T> {
+    elements.iter().map(|&at| tensor[at]).collect()
+}
+
+fn precision(dtype: Dtype) -> Precision {
+    match dtype {
+        Dtype::Bf16 => Precision::Bf16,
+        Dtype::F16 => Precision::F16,
+        Dtype::F32 => Precision::F32,
+    }
+}
+
+#[test]
+fn a_blemish_of_q_reaches_its_row_and_no_other() {
+    check("nan-q", 50, blemishable(), reaches_what_depends_on_it(Tensor::Q));
+}
+
+#[test]
+fn a_blemish_of_k_reaches_the_rows_that_see_it_and_no_other_head() {
+    check("nan-k", 50, blemishable(), reaches_what_depends_on_it(Tensor::K));
+}
+
+#[test]
+fn a_blemish_of_v_reaches_the_rows_that_see_it_and_no_other_column() {
+    check("nan-v", 50, blemishable(), reaches_what_depends_on_it(Tensor::V));
+}

@@ -1,0 +1,55 @@
+//! Nothing outside the logical tensors is read or written: whatever stands before, after and between the elements of
+//! the inputs, the results are the same bits. And all of the outputs is written.
+
+use finite_attention::check::{Case, Inputs, Placement, Surroundings};
+use finite_attention::{Device, Dtype};
+use finite_attention_tests::cases::Cases;
+use finite_attention_tests::compare::{finite, identical, run};
+use finite_attention_tests::property::{Finding, check};
+
+/// Zeros around the inputs against NaN and infinity there. Outputs start as NaN, so that an element that is not
+/// written is not finite.
+fn surroundings_change_nothing(device: &Device, case: &Case) -> Finding {
+    let inputs = Inputs::normal(case);
+    let zeros = run(device, case, &inputs, Surroundings::Zero)?;
+    finite(case, &zeros)?;
+    for surroundings in [Surroundings::Nan, Surroundings::Infinity] {
+        let poisoned = run(device, case, &inputs, surroundings)?;
+        identical(&format!("{}: zeros and {surroundings:?} around", zeros.kernel), &zeros, &poisoned)?;
+        if let Some(spilled) = poisoned.spilled {
+            return Err(format!("{}: {spilled}", zeros.kernel));
+        }
+    }
+    Ok(())
+}
+
+/// Guard bytes on both sides of every tensor.
+#[test]
+fn poison_in_every_layout_changes_nothing() {
+    let guarded = Cases::changed(|case| case.tight = false);
+    check("poison", 40, guarded, surroundings_change_nothing);
+}
+
+/// Rows that are longer than the head dimension, which is off every multiple of a vector.
+#[test]
+fn poison_beyond_the_head_dimension_changes_nothing() {
+    let gapped = Cases::changed(|case| {
+        case.tight = false;
+        case.placement = [Placement::Padded, Placement::Unaligned, Placement::Packed][case.id % 3];
+        if case.head_dim.is_multiple_of(8) {
+            case.head_dim -= 1 + case.seed as usize % 7;
+        }
+    });
+    check("poison-gaps", 40, gapped, surroundings_change_nothing);
+}
+
+/// With NaN before and after only, and rows of o in f32.
+#[test]
+fn poison_around_wide_outputs_changes_nothing() {
+    let wide = Cases::changed(|case| {
+        case.tight = false;
+        case.dtype = [Dtype::Bf16, Dtype::F16][case.id % 2];
+        case.output_dtype = Dtype::F32;
+    });
+    check("poison-wide", 20, wide, surroundings_change_nothing);
+}

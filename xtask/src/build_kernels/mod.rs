@@ -1,0 +1,253 @@
+//! `build-kernels`: from the Rust of `kernels-gpu` to the PTX that ships, in named stages, a file each.
+
+mod artifacts;
+mod compiler;
+mod convergent;
+mod lint;
+mod llvm;
+mod pins;
+mod post;
+mod ptx;
+mod ptxas;
+mod rustc;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use kernels_gpu::abi::{Arch, KERNELS, KernelSpec};
+use rayon::prelude::*;
+
+use crate::workspace::{root, target_dir};
+use compiler::Compiler;
+use ptxas::{Ptxas, Resources};
+
+/// Devices that ptxas assembles each kernel for.
+const DEVICES: [&str; 2] = ["sm_80", "sm_90"];
+
+/// Compile the kernels to PTX.
+#[derive(clap::Args, Default)]
+pub struct Args {
+    /// Write nothing: fail when the committed artifacts are not what the source compiles to.
+    #[arg(long)]
+    pub check: bool,
+    /// With --check: compare the hash of the source alone; needs no compiler.
+    #[arg(long, requires = "check")]
+    pub hash_only: bool,
+    /// Install what is missing (Debian packages or a rustup toolchain, the ptxas wheel), printing the commands.
+    #[arg(long)]
+    pub install: bool,
+    /// Build only kernels whose name contains this; writes no artifacts.
+    #[arg(long, value_name = "SUBSTRING")]
+    pub only: Option<String>,
+    /// Keep the optimised IR and the PTX of every kernel here [default: kernels/out in the target folder].
+    #[arg(long, value_name = "DIR")]
+    pub emit_dir: Option<PathBuf>,
+    /// Insist on ptxas; without this it is used when at hand, and not for --only.
+    #[arg(long)]
+    pub ptxas: bool,
+    /// Pin what was found in kernels-gpu/pins.
+    #[arg(long)]
+    pub bless: bool,
+}
+
+/// A kernel that went through all stages.
+pub struct Built {
+    spec: &'static KernelSpec,
+    ptx: String,
+    assembled: BTreeMap<String, Resources>,
+}
+
+/// Runs the stages.
+///
+/// # Errors
+/// When the compiler is missing, a stage fails, or a check finds something.
+pub fn run(args: &Args) -> Result<()> {
+    if args.hash_only {
+        return artifacts::check_hashes();
+    }
+    let specs: Vec<&KernelSpec> = KERNELS
+        .iter()
+        .filter(|spec| args.only.as_ref().is_none_or(|only| spec.name.contains(only)))
+        .collect();
+    if specs.is_empty() {
+        bail!("no kernel's name contains `{}`", args.only.as_deref().unwrap_or_default());
+    }
+    let started = Instant::now();
+    let compiler = find_compiler(args.install)?;
+    let ptxas = find_ptxas(args)?;
+    let emit = args.emit_dir.clone().unwrap_or_else(|| target_dir().join("kernels/out"));
+    fs::create_dir_all(&emit).with_context(|| format!("cannot create {}", emit.display()))?;
+    let mut built = Vec::new();
+    for arch in archs(&specs) {
+        let ir = prepare_ir(&compiler, arch, args.only.is_some(), &emit)?;
+        let of_arch: Vec<_> = specs.iter().filter(|spec| spec.arch == arch).collect();
+        let compiled =
+            of_arch.par_iter().map(|spec| compile(&compiler, ptxas.as_ref(), &ir, spec, &emit));
+        built.extend(compiled.collect::<Result<Vec<_>>>()?);
+    }
+    println!("{}", table(&built));
+    finish(args, &compiler, ptxas.as_ref(), &built)?;
+    println!("{} kernels in {:.1} s", built.len(), started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// What CI runs: nothing is written, and what is missing is installed when allowed.
+///
+/// # Errors
+/// As [`run`].
+pub fn check(install: bool) -> Result<()> {
+    run(&Args { check: true, install, ..Args::default() })
+}
+
+/// Lints the kernels, compares them with the pins, and writes or checks the artifacts.
+fn finish(args: &Args, compiler: &Compiler, ptxas: Option<&Ptxas>, built: &[Built]) -> Result<()> {
+    let faults: Vec<_> = built.iter().flat_map(|one| lint::faults(&one.ptx, one.spec)).collect();
+    fail(&faults, "")?;
+    let partial = args.only.is_some();
+    if !partial {
+        let manifest = artifacts::manifest(compiler, built)?;
+        if args.check {
+            artifacts::check(&manifest, built)?;
+        } else {
+            artifacts::write(&manifest, built)?;
+        }
+    }
+    let counts =
+        built.iter().map(|one| (one.spec.name.to_owned(), lint::convergent(&one.ptx))).collect();
+    let mut faults = pins::convergent(&counts, args.bless, partial)?;
+    if let Some(ptxas) = ptxas {
+        let kernels =
+            built.iter().map(|one| (one.spec.name.to_owned(), one.assembled.clone())).collect();
+        let found = pins::Assembled { ptxas: ptxas.version.clone(), kernels };
+        faults.extend(pins::assembled(&found, args.bless, partial)?);
+    }
+    fail(&faults, "when this is what you want: `cargo xtask build-kernels --bless`")
+}
+
+fn fail(faults: &[String], hint: &str) -> Result<()> {
+    const SHOWN: usize = 20;
+    if faults.is_empty() {
+        return Ok(());
+    }
+    let more = match faults.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!("\nand {more} more"),
+    };
+    bail!("{}{more}\n{hint}", faults[..faults.len().min(SHOWN)].join("\n"))
+}
+
+fn find_compiler(install: bool) -> Result<Compiler> {
+    match compiler::find() {
+        Err(error) if install => {
+            eprintln!("{error:#}");
+            compiler::install()?;
+            compiler::find()
+        }
+        found => found,
+    }
+}
+
+fn find_ptxas(args: &Args) -> Result<Option<Ptxas>> {
+    if args.only.is_some() && !args.ptxas {
+        return Ok(None);
+    }
+    let mut found = ptxas::find()?;
+    if found.is_none() && args.install {
+        ptxas::install()?;
+        found = ptxas::find()?;
+    }
+    if found.is_none() {
+        let hint =
+            format!("no ptxas: registers and spills are not checked; `{}`", ptxas::install_command());
+        if args.ptxas {
+            bail!(hint);
+        }
+        println!("{hint}");
+    }
+    Ok(found)
+}
+
+fn archs(specs: &[&KernelSpec]) -> Vec<Arch> {
+    let mut archs = Vec::new();
+    for spec in specs {
+        if !archs.contains(&spec.arch) {
+            archs.push(spec.arch);
+        }
+    }
+    archs
+}
+
+/// Stages 1 and 2, and whether the table and the entries in the IR are the same set.
+fn prepare_ir(compiler: &Compiler, arch: Arch, partial: bool, emit: &Path) -> Result<PathBuf> {
+    let root = root();
+    let source = rustc::Source { root: &root, lib: "kernels-gpu/src/lib.rs", name: "kernels_gpu" };
+    let ir = rustc::llvm_ir(compiler, &source, arch.name(), emit)?;
+    if !partial {
+        check_entries(&llvm::entries(&ir)?)?;
+    }
+    let path = emit.join(format!("marked-{}.ll", arch.name()));
+    fs::write(&path, convergent::mark(&ir)?)?;
+    Ok(path)
+}
+
+fn check_entries(entries: &[String]) -> Result<()> {
+    let missing = KERNELS.iter().filter(|spec| !entries.iter().any(|entry| entry == spec.name));
+    let mut faults: Vec<_> =
+        missing.map(|spec| format!("{}: in abi::KERNELS, not in the IR", spec.name)).collect();
+    let unknown = entries.iter().filter(|entry| !KERNELS.iter().any(|spec| spec.name == *entry));
+    faults.extend(unknown.map(|entry| format!("{entry}: compiled, but not in abi::KERNELS")));
+    fail(&faults, "")
+}
+
+/// Stages 3, 4 and 6 for one kernel.
+fn compile(
+    compiler: &Compiler,
+    ptxas: Option<&Ptxas>,
+    ir: &Path,
+    spec: &'static KernelSpec,
+    emit: &Path,
+) -> Result<Built> {
+    let raw = llvm::ptx(compiler, ir, spec.name, spec.arch.name(), emit)?;
+    let ptx = post::finish(&raw, spec)?;
+    let path = emit.join(format!("{}.ptx", spec.name));
+    fs::write(&path, &ptx)?;
+    let mut assembled = BTreeMap::new();
+    if let Some(ptxas) = ptxas.filter(|_| lint::faults(&ptx, spec).is_empty()) {
+        for device in DEVICES {
+            assembled.insert(device.to_owned(), ptxas.assemble(&path, device)?);
+        }
+    }
+    Ok(Built { spec, ptx, assembled })
+}
+
+/// What a person wants to see of a build.
+fn table(built: &[Built]) -> String {
+    let width = built.iter().map(|one| one.spec.name.len()).max().unwrap_or(0);
+    let mut lines = vec![format!(
+        "{:width$} {:>7} {:>5} {:>5}  registers / spilled bytes",
+        "kernel", "instr", "mma", "bar"
+    )];
+    for one in built {
+        let counts = lint::convergent(&one.ptx);
+        let count = |name: &str| counts.get(name).copied().unwrap_or(0);
+        let figures = one
+            .assembled
+            .iter()
+            .map(|(device, r)| format!("  {device}: {} / {}", r.registers, r.spill_bytes));
+        let instructions = ptx::opcodes(&one.ptx).len();
+        let (mma, bar) = (count("mma.sync"), count("bar.sync"));
+        let figures: String = figures.collect();
+        lines.push(format!("{:width$} {instructions:>7} {mma:>5} {bar:>5}{figures}", one.spec.name));
+    }
+    lines.join("\n")
+}
+
+/// Lower-case hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

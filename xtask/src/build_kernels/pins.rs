@@ -1,0 +1,173 @@
+//! The pinned tables under `kernels-gpu/pins`: what the kernels contain and need, compared on every build.
+//!
+//! `convergent.json` must match exactly. `ptxas.json` is a ratchet: a figure may only improve, and a better one is
+//! pinned with `--bless` in the same commit.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::lint::Counts;
+use super::ptxas::Resources;
+use crate::workspace::root;
+
+/// Convergent instructions per kernel.
+pub type Convergent = BTreeMap<String, Counts>;
+
+/// What ptxas says, per kernel and device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assembled {
+    /// Version that the figures are from; another version's are not compared.
+    pub ptxas: String,
+    /// Kernel, then device, then figures.
+    pub kernels: BTreeMap<String, BTreeMap<String, Resources>>,
+}
+
+fn dir() -> PathBuf {
+    root().join("kernels-gpu/pins")
+}
+
+fn read<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
+    match fs::read_to_string(path) {
+        Ok(text) => {
+            serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))
+        }
+        Err(_) => Ok(T::default()),
+    }
+}
+
+fn write(path: &Path, value: &impl Serialize) -> Result<()> {
+    fs::create_dir_all(dir())?;
+    fs::write(path, serde_json::to_string_pretty(value)? + "\n")?;
+    Ok(())
+}
+
+/// Compares the counts with the pinned ones, or pins them. `partial`: other kernels exist and were not built.
+///
+/// # Errors
+/// When the pinned table cannot be read or written. Differences are returned, a line each.
+pub fn convergent(found: &Convergent, bless: bool, partial: bool) -> Result<Vec<String>> {
+    let path = dir().join("convergent.json");
+    let mut pinned: Convergent = read(&path)?;
+    if bless {
+        if !partial {
+            pinned.clear();
+        }
+        pinned.extend(found.clone());
+        write(&path, &pinned)?;
+        return Ok(vec![]);
+    }
+    let mut faults = Vec::new();
+    for (kernel, counts) in found {
+        match pinned.get(kernel) {
+            None => faults.push(format!("{kernel}: convergent instructions not pinned yet")),
+            Some(pin) if pin != counts => faults.push(format!("{kernel}: {}", difference(pin, counts))),
+            Some(_) => {}
+        }
+    }
+    if !partial {
+        let gone = pinned.keys().filter(|kernel| !found.contains_key(*kernel));
+        faults.extend(
+            gone.map(|kernel| format!("{kernel}: pinned in convergent.json but no such kernel")),
+        );
+    }
+    Ok(faults)
+}
+
+fn difference(pinned: &Counts, found: &Counts) -> String {
+    let mut names: Vec<_> = pinned.keys().chain(found.keys()).collect();
+    names.sort();
+    names.dedup();
+    let count = |counts: &Counts, name: &String| counts.get(name).copied().unwrap_or(0);
+    let differing = names.into_iter().filter(|name| count(pinned, name) != count(found, name));
+    let texts = differing
+        .map(|name| format!("{name} pinned {} found {}", count(pinned, name), count(found, name)));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+/// Compares ptxas figures with the pinned ones, or pins them.
+///
+/// # Errors
+/// When the pinned table cannot be read or written. Figures that got worse are returned, a line each; better ones
+/// are printed.
+pub fn assembled(found: &Assembled, bless: bool, partial: bool) -> Result<Vec<String>> {
+    let path = dir().join("ptxas.json");
+    let mut pinned: Assembled = read(&path)?;
+    if bless {
+        if !partial {
+            pinned.kernels.clear();
+        }
+        pinned.ptxas.clone_from(&found.ptxas);
+        pinned.kernels.extend(found.kernels.clone());
+        write(&path, &pinned)?;
+        return Ok(vec![]);
+    }
+    if pinned.ptxas != found.ptxas && !pinned.kernels.is_empty() {
+        println!(
+            "ptxas {} is at hand, figures are pinned for {}: not compared",
+            found.ptxas, pinned.ptxas
+        );
+        return Ok(vec![]);
+    }
+    let (worse, better) = compare(&pinned, found);
+    if !better.is_empty() {
+        println!("better than pinned, re-pin with --bless:\n  {}", better.join("\n  "));
+    }
+    Ok(worse)
+}
+
+/// Lines for what is worse or not pinned, and for what is better.
+fn compare(pinned: &Assembled, found: &Assembled) -> (Vec<String>, Vec<String>) {
+    let (mut worse, mut better) = (Vec::new(), Vec::new());
+    for (kernel, devices) in &found.kernels {
+        for (device, now) in devices {
+            let Some(pin) = pinned.kernels.get(kernel).and_then(|devices| devices.get(device)) else {
+                worse.push(format!("{kernel} on {device}: ptxas figures not pinned yet"));
+                continue;
+            };
+            for ((name, now), (_, pin)) in now.figures().into_iter().zip(pin.figures()) {
+                let line = format!("{kernel} on {device}: {name} pinned {pin} found {now}");
+                match now.cmp(&pin) {
+                    std::cmp::Ordering::Greater => worse.push(line),
+                    std::cmp::Ordering::Less => better.push(line),
+                    std::cmp::Ordering::Equal => {}
+                }
+            }
+        }
+    }
+    (worse, better)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(registers: u32, spill_bytes: u32) -> Assembled {
+        let resources = Resources { registers, spill_bytes, ..Resources::default() };
+        let devices = BTreeMap::from([("sm_80".to_owned(), resources)]);
+        Assembled { ptxas: "13.0".into(), kernels: BTreeMap::from([("k".to_owned(), devices)]) }
+    }
+
+    #[test]
+    fn figures_may_only_improve() {
+        assert_eq!(compare(&table(128, 0), &table(128, 0)), (vec![], vec![]));
+        let (worse, better) = compare(&table(128, 0), &table(120, 8));
+        assert_eq!(worse, ["k on sm_80: spill_bytes pinned 0 found 8"]);
+        assert_eq!(better, ["k on sm_80: registers pinned 128 found 120"]);
+    }
+
+    #[test]
+    fn a_kernel_that_is_not_pinned_is_a_fault() {
+        assert_eq!(compare(&Assembled::default(), &table(1, 0)).0.len(), 1);
+    }
+
+    #[test]
+    fn a_copied_barrier_is_named() {
+        let counts = |n| Counts::from([("bar.sync".to_owned(), n)]);
+        assert_eq!(difference(&counts(2), &counts(3)), "bar.sync pinned 2 found 3");
+    }
+}

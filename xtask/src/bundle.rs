@@ -1,0 +1,223 @@
+//! `cargo xtask bundle`: everything that runs on a GPU, in one folder that needs neither Rust nor CUDA but a driver.
+//!
+//! ```text
+//! target/bundle/
+//!   run.sh                    runs all of the below, prints a table, exits with 1 if anything failed
+//!   fattn                     the command
+//!   libfinite_attention.so    the C interface
+//!   compare.py                the comparison with PyTorch's backends
+//!   tests/                    every test binary of the library and of the property tests
+//! ```
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::workspace;
+
+/// What to put together.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The folder to make, emptied first; target/bundle by default.
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// Fail when the folder grows larger than this.
+    #[arg(long, default_value_t = 40)]
+    max_megabytes: u64,
+}
+
+/// Packages whose tests run on a GPU too.
+const TESTED: [&str; 2] = ["finite-attention", "finite-attention-tests"];
+
+/// What runs on the other machine. `$1` is where the logs go.
+const RUN: &str = r#"#!/bin/sh
+# Runs every test binary and `fattn check` on a device (FATTN_DEVICE, the first GPU by default), prints a table, and
+# exits with 1 if anything failed. Each command may take TIME_LIMIT seconds (600). Logs go to $1, or to logs/ here.
+set -u
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+logs=${1:-$here/logs}
+mkdir -p "$logs" || exit 1
+FATTN_DEVICE=${FATTN_DEVICE:-cuda}
+export FATTN_DEVICE
+failed=0
+
+run() {
+    name=$1
+    shift
+    start=$(date +%s)
+    timeout "${TIME_LIMIT:-600}" "$@" >"$logs/$name.log" 2>&1
+    code=$?
+    seconds=$(($(date +%s) - start))
+    summary=$(sed -n 's/^test result: //p' "$logs/$name.log" | tail -n 1)
+    printf '%-48s %4s %5ss  %s\n' "$name" "$code" "$seconds" "$summary"
+    if [ "$code" -ne 0 ]; then
+        failed=$((failed + 1))
+        tail -n 40 "$logs/$name.log" | sed 's/^/    /'
+    fi
+}
+
+cd "$here" || exit 1
+printf '%-48s %4s %6s\n' command exit time
+run devices ./fattn devices
+for test in tests/*; do
+    run "$(basename "$test")" "$test"
+done
+run check ./fattn check --device "$FATTN_DEVICE"
+echo "$failed failed"
+[ "$failed" -eq 0 ]
+"#;
+
+/// Builds and collects.
+///
+/// # Errors
+/// When a build fails, a file is missing, or the folder is too large.
+pub fn run(args: &Args) -> Result<()> {
+    let output = args.output.clone().unwrap_or_else(|| workspace::target_dir().join("bundle"));
+    let release = ["--release", "--message-format=json-render-diagnostics"];
+    let built = cargo("build", &release, &["finite-attention"])?;
+    let tested = cargo("test", &[&release[..], &["--no-run"]].concat(), &TESTED)?;
+    let fattn = find(&built, |artifact| artifact.executable && artifact.name == "fattn")?;
+    let library = find(&built, |artifact| artifact.path.ends_with("libfinite_attention.so"))?;
+
+    if output.exists() {
+        fs::remove_dir_all(&output).with_context(|| format!("cannot empty {}", output.display()))?;
+    }
+    fs::create_dir_all(output.join("tests"))?;
+    collect(&fattn.path, &output.join("fattn"))?;
+    collect(&library.path, &output.join("libfinite_attention.so"))?;
+    for test in tested.iter().filter(|artifact| artifact.test) {
+        collect(&test.path, &output.join("tests").join(&test.name))?;
+    }
+    fs::copy(workspace::root().join("benchmarks/compare.py"), output.join("compare.py"))?;
+    let script = output.join("run.sh");
+    fs::write(&script, RUN)?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    report(&output, args.max_megabytes)
+}
+
+/// A file that cargo made.
+#[derive(Debug, PartialEq)]
+struct Artifact {
+    /// Package and target, or the target alone outside of tests.
+    name: String,
+    path: PathBuf,
+    executable: bool,
+    test: bool,
+}
+
+/// Runs cargo on some packages and returns what it made.
+fn cargo(command: &str, options: &[&str], packages: &[&str]) -> Result<Vec<Artifact>> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(workspace::root()).arg(command).args(options);
+    for package in packages {
+        cargo.args(["--package", package]);
+    }
+    let (messages, _) = workspace::output(&mut cargo)?;
+    Ok(messages.lines().flat_map(artifacts).collect())
+}
+
+/// The files that one message of cargo names.
+fn artifacts(message: &str) -> Vec<Artifact> {
+    let Ok(message) = serde_json::from_str::<Value>(message) else { return Vec::new() };
+    if message["reason"] != "compiler-artifact" {
+        return Vec::new();
+    }
+    let test = message["profile"]["test"] == true;
+    let executable = message["executable"].as_str();
+    let target = message["target"]["name"].as_str().unwrap_or_default();
+    let package = message["manifest_path"].as_str().map(Path::new).and_then(Path::parent);
+    let folder = package.and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
+    let name = if test { format!("{folder}-{kind}-{target}") } else { target.to_owned() };
+    let files = message["filenames"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let paths: Vec<&str> = match executable {
+        Some(path) => vec![path],
+        None => files.collect(),
+    };
+    let artifact = |path| Artifact {
+        name: name.clone(),
+        path: PathBuf::from(path),
+        executable: executable.is_some(),
+        test: test && executable.is_some(),
+    };
+    paths.into_iter().map(artifact).collect()
+}
+
+fn find(artifacts: &[Artifact], is_it: impl Fn(&Artifact) -> bool) -> Result<&Artifact> {
+    artifacts
+        .iter()
+        .find(|artifact| is_it(artifact))
+        .context("cargo did not build what the bundle needs")
+}
+
+/// Copies a program or library without its symbols, if `strip` is at hand.
+fn collect(from: &Path, to: &Path) -> Result<()> {
+    ensure!(!to.exists(), "two files want to be {}", to.display());
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    match workspace::on_path("strip") {
+        Some(strip) => workspace::output(Command::new(strip).arg("--strip-all").arg(to)).map(|_| ()),
+        None => Ok(()),
+    }
+}
+
+/// Prints the size of every file, and fails if they are too large together.
+fn report(output: &Path, max_megabytes: u64) -> Result<()> {
+    let mut total = 0;
+    for folder in [output.to_path_buf(), output.join("tests")] {
+        let mut files: Vec<PathBuf> = fs::read_dir(&folder)?
+            .map(|entry| Ok(entry?.path()))
+            .filter(|path: &Result<PathBuf>| path.as_ref().map_or(true, |path| path.is_file()))
+            .collect::<Result<_>>()?;
+        files.sort();
+        for file in files {
+            let bytes = file.metadata()?.len();
+            total += bytes;
+            println!("{:>8} KB  {}", bytes / 1000, file.strip_prefix(output)?.display());
+        }
+    }
+    println!("{:>8} KB  in {}", total / 1000, output.display());
+    if total > max_megabytes * 1_000_000 {
+        bail!("the bundle is larger than {max_megabytes} MB");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_binary_is_named_after_its_package_and_target() {
+        let message = r#"{"reason":"compiler-artifact","manifest_path":"/w/host/Cargo.toml",
+            "target":{"kind":["test"],"name":"no_device"},"profile":{"test":true},
+            "filenames":["/t/no_device-1"],"executable":"/t/no_device-1"}"#;
+        let expected = Artifact {
+            name: "host-test-no_device".to_owned(),
+            path: "/t/no_device-1".into(),
+            executable: true,
+            test: true,
+        };
+        assert_eq!(artifacts(message), [expected]);
+    }
+
+    #[test]
+    fn a_library_is_all_of_its_files() {
+        let message = r#"{"reason":"compiler-artifact","manifest_path":"/w/host/Cargo.toml",
+            "target":{"kind":["lib","cdylib"],"name":"finite_attention"},"profile":{"test":false},
+            "filenames":["/t/libfinite_attention.rlib","/t/libfinite_attention.so"],"executable":null}"#;
+        let found = artifacts(message);
+        assert_eq!(found.len(), 2);
+        let library = find(&found, |artifact| artifact.path.ends_with("libfinite_attention.so"));
+        assert!(!library.expect("it is there").executable);
+    }
+
+    #[test]
+    fn other_messages_name_nothing() {
+        assert_eq!(artifacts("not json"), []);
+        assert_eq!(artifacts(r#"{"reason":"build-finished","success":true}"#), []);
+    }
+}

@@ -1,0 +1,41 @@
+//! The project's chores, a subcommand and a file each: `cargo xtask --help`.
+
+mod build_kernels;
+mod bundle;
+mod ci;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// The project's chores.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Xtask {
+    /// Compile the kernels to PTX, check what came out, and write kernels-gpu/artifacts.
+    BuildKernels(build_kernels::Args),
+    /// Put everything that runs on a GPU into one folder.
+    Bundle(bundle::Args),
+    /// Check the rules of the tree that no compiler knows.
+    Tidy,
+    /// Run everything that must be green, with the time of each step.
+    Ci(ci::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Xtask::parse() {
+        Xtask::BuildKernels(args) => build_kernels::run(&args),
+        Xtask::Bundle(args) => bundle::run(&args),
+        Xtask::Tidy => tidy::run(),
+        Xtask::Ci(args) => ci::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

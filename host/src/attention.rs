@@ -55,8 +55,8 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
 /// The bytes of the kernel's parameter.
 fn params_bytes(params: &ForwardParams) -> &[u8] {
     const SIZE: usize = size_of::<ForwardParams>();
-    // Four views of 32 bytes, lse, and fourteen 32-bit fields: no padding, so every byte is initialised.
-    const { assert!(SIZE == 4 * 32 + 8 + 14 * 4) };
+    // Four views of 32 bytes, five 64-bit and fourteen 32-bit fields: no padding, so every byte is initialised.
+    const { assert!(SIZE == 4 * 32 + 5 * 8 + 14 * 4) };
     // SAFETY: the struct is `repr(C)`, has no padding, and lives as long as the slice.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast(), SIZE) }
 }

@@ -164,10 +164,10 @@ impl ForwardProblem {
     fn derive(&self, scale: f32) -> ValidForward {
         let [batches, query_rows, query_heads, head_dim] = self.q.shape.map(|size| size as u32);
         let [_, key_rows, key_heads, value_dim] = self.v.shape.map(|size| size as u32);
-        let (diagonal, window_right) = match self.mask {
-            Mask::Full => (0, WINDOW_OPEN),
-            Mask::Causal(CausalAlignment::BottomRight) => (key_rows as i32 - query_rows as i32, 0),
-            Mask::Causal(CausalAlignment::TopLeft) => (0, 0),
+        let (bottom_right, window_right) = match self.mask {
+            Mask::Full => (false, WINDOW_OPEN),
+            Mask::Causal(CausalAlignment::BottomRight) => (true, 0),
+            Mask::Causal(CausalAlignment::TopLeft) => (false, 0),
         };
         ValidForward {
             problem: *self,
@@ -179,7 +179,7 @@ impl ForwardProblem {
             group_size: query_heads.checked_div(key_heads).unwrap_or(1).max(1),
             head_dim,
             value_dim,
-            diagonal,
+            bottom_right,
             window_left: WINDOW_OPEN,
             window_right,
             scale,
@@ -210,8 +210,8 @@ pub struct ValidForward {
     pub head_dim: u32,
     /// Dv.
     pub value_dim: u32,
-    /// Key position that query 0 is aligned with.
-    pub diagonal: i32,
+    /// Whether the last query is aligned with the last key, instead of the first with the first.
+    pub bottom_right: bool,
     /// Keys visible to the left of the diagonal; [`WINDOW_OPEN`] is all.
     pub window_left: i32,
     /// Keys visible to the right of the diagonal; [`WINDOW_OPEN`] is all.

@@ -77,6 +77,12 @@ impl Access {
 pub enum Family {
     /// o and lse from q, k and v.
     Forward,
+    /// First kernel of a backward: delta and lse per row, and zeroed accumulators. Any head dim, any strides.
+    BackwardDelta,
+    /// Main kernel of a backward: dk, dv and dq before conversion.
+    Backward,
+    /// Last kernel of a backward: dq.
+    BackwardConvert,
 }
 
 /// One compiled kernel: what it accepts and what it needs to be launched.
@@ -134,8 +140,12 @@ pub const MAX_HEAD_DIM: u32 = 256;
 
 /// Parameters of the forward kernels, passed by value as the only kernel parameter.
 ///
-/// Key `j` is visible to query `i` iff `j < key_rows` and
-/// `i + diagonal - window_left <= j <= i + diagonal + window_right`.
+/// Key `j` is visible to query `i` of a sequence of Sq queries and Sk keys iff `j < Sk` and
+/// `i + diagonal - window_left <= j <= i + diagonal + window_right`, where the diagonal is `Sk - Sq` if `bottom_right`,
+/// else 0.
+///
+/// Packed sequences ("varlen"): q, k, v and o are `[rows, heads, columns]` with the sequences one after another, and
+/// `cu_seqlens_q`, `cu_seqlens_k` say where each begins. Batch strides are not used then.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForwardParams {
@@ -147,24 +157,32 @@ pub struct ForwardParams {
     pub v: TensorView,
     /// `[B, Sq, Hq, Dv]`.
     pub o: TensorView,
-    /// Device address of lse, f32, dense `[B, Hq, Sq]`; 0 when not wanted.
+    /// Device address of lse, f32, rows contiguous (`[B, Hq, Sq]`, packed `[Hq, rows]`); 0 when not wanted.
     pub lse: u64,
+    /// f32 elements of lse from one batch to the next.
+    pub lse_batch_stride: i64,
+    /// f32 elements of lse from one head to the next.
+    pub lse_head_stride: i64,
+    /// Device address of B + 1 offsets (i32, ascending from 0) of the sequences in packed q and o; 0 when not packed.
+    pub cu_seqlens_q: u64,
+    /// The same for k and v; 0 iff `cu_seqlens_q` is.
+    pub cu_seqlens_k: u64,
     /// B.
     pub batches: u32,
     /// Hq.
     pub query_heads: u32,
     /// Hq / Hk: how many query heads share a key head.
     pub group_size: u32,
-    /// Sq.
+    /// Sq; the largest one of packed sequences.
     pub query_rows: u32,
-    /// Sk.
+    /// Sk; the largest one of packed sequences.
     pub key_rows: u32,
     /// D.
     pub head_dim: u32,
     /// Dv.
     pub value_dim: u32,
-    /// Key position that query 0 is aligned with: `Sk - Sq` for bottom-right alignment, 0 for top-left.
-    pub diagonal: i32,
+    /// 1: the last query is aligned with the last key; 0: the first with the first.
+    pub bottom_right: u32,
     /// Keys visible to the left of the diagonal, or [`WINDOW_OPEN`].
     pub window_left: i32,
     /// Keys visible to the right of the diagonal, or [`WINDOW_OPEN`]; 0 is causal.
@@ -201,15 +219,23 @@ pub struct BackwardParams {
     pub dk: TensorView,
     /// `[B, Sk, Hk, Dv]`, the gradient of v.
     pub dv: TensorView,
-    /// Device address of lse, f32, dense `[B, Hq, Sq]`, what the forward gave.
+    /// Device address of lse, f32, what the forward gave.
     pub lse: u64,
-    /// Device address of the gradient of lse, f32, dense `[B, Hq, Sq]`; 0 when there is none.
+    /// Device address of the gradient of lse, f32, strided like lse; 0 when there is none.
     pub d_lse: u64,
-    /// Workspace: f32 `[B * Hq, 2, padded_rows]`, aligned to 16: lse in powers of two (`+inf` for dead rows and padding),
+    /// As in [`ForwardParams`].
+    pub lse_batch_stride: i64,
+    /// As in [`ForwardParams`].
+    pub lse_head_stride: i64,
+    /// As in [`ForwardParams`].
+    pub cu_seqlens_q: u64,
+    /// As in [`ForwardParams`].
+    pub cu_seqlens_k: u64,
+    /// Workspace: f32 `[2, Hq, workspace_rows]`, aligned to 16: lse in powers of two (`+inf` for dead rows and padding),
     /// then delta.
     pub statistics: u64,
-    /// Workspace: f32 `[splits, B * Hq, padded_rows, padded head dim]`, aligned to 16: dQ before scaling, in the order in
-    /// which the main kernel's lanes hold it.
+    /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in the order in which
+    /// the main kernel's lanes hold it.
     pub dq_accumulator: u64,
     /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the same one.
     pub split_stride: u64,
@@ -219,18 +245,18 @@ pub struct BackwardParams {
     pub query_heads: u32,
     /// Hq / Hk.
     pub group_size: u32,
-    /// Sq.
+    /// Sq; the largest one of packed sequences.
     pub query_rows: u32,
-    /// Sk.
+    /// Sk; the largest one of packed sequences.
     pub key_rows: u32,
     /// D.
     pub head_dim: u32,
     /// Dv.
     pub value_dim: u32,
-    /// Query rows per head in the workspace: Sq rounded up to a multiple of 128.
-    pub padded_rows: u32,
+    /// Query rows per head in the workspace, of all batches together: see [`workspace_row_packed`].
+    pub workspace_rows: u32,
     /// As in [`ForwardParams`].
-    pub diagonal: i32,
+    pub bottom_right: u32,
     /// As in [`ForwardParams`].
     pub window_left: i32,
     /// As in [`ForwardParams`].
@@ -251,8 +277,21 @@ pub struct BackwardParams {
     pub padded_dim: u32,
 }
 
-/// `padded_rows` of [`BackwardParams`] is a multiple of this.
+/// A sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of query tiles.
 pub const ROW_PADDING: u32 = 128;
+
+/// First row of sequence `batch` in the backward's workspace, for packed sequences (`first_query` is its offset in the
+/// packed rows): the padding of those before it fits in between, and its end is where `batch + 1` may begin.
+#[inline(always)]
+pub const fn workspace_row_packed(first_query: u32, batch: u32) -> u32 {
+    (first_query / ROW_PADDING + batch) * ROW_PADDING
+}
+
+/// First row of sequence `batch` in the backward's workspace, for sequences of `query_rows` rows each.
+#[inline(always)]
+pub const fn workspace_row_strided(query_rows: u32, batch: u32) -> u32 {
+    query_rows.div_ceil(ROW_PADDING) * ROW_PADDING * batch
+}
 
 /// Calls `$callback!` with one row for each tensor-core forward kernel for sm_80.
 ///
@@ -317,8 +356,21 @@ macro_rules! for_each_backward_mma_sm80 {
     ($callback:ident) => {
         $callback! {
             (backward_bf16_d64_sm80, Bf16, 64, Vector16, 64, 128, 8, 1)
+            (backward_bf16_d96_sm80, Bf16, 96, Vector16, 64, 128, 8, 1)
             (backward_bf16_d128_sm80, Bf16, 128, Vector16, 64, 128, 8, 1)
+            (backward_bf16_d192_sm80, Bf16, 192, Vector16, 64, 64, 8, 1)
             (backward_bf16_d256_sm80, Bf16, 256, Vector16, 32, 64, 8, 1)
+            (backward_bf16_d64_strided_sm80, Bf16, 64, Element, 64, 128, 8, 1)
+            (backward_bf16_d128_strided_sm80, Bf16, 128, Element, 64, 128, 8, 1)
+            (backward_bf16_d256_strided_sm80, Bf16, 256, Element, 32, 64, 8, 1)
+            (backward_f16_d64_sm80, F16, 64, Vector16, 64, 128, 8, 1)
+            (backward_f16_d96_sm80, F16, 96, Vector16, 64, 128, 8, 1)
+            (backward_f16_d128_sm80, F16, 128, Vector16, 64, 128, 8, 1)
+            (backward_f16_d192_sm80, F16, 192, Vector16, 64, 64, 8, 1)
+            (backward_f16_d256_sm80, F16, 256, Vector16, 32, 64, 8, 1)
+            (backward_f16_d64_strided_sm80, F16, 64, Element, 64, 128, 8, 1)
+            (backward_f16_d128_strided_sm80, F16, 128, Element, 64, 128, 8, 1)
+            (backward_f16_d256_strided_sm80, F16, 256, Element, 32, 64, 8, 1)
         }
     };
 }
@@ -342,8 +394,21 @@ macro_rules! for_each_backward_convert_mma_sm80 {
     ($callback:ident) => {
         $callback! {
             (backward_convert_bf16_d64_sm80, Bf16, 64, Vector16, 64, 128, 8, 1)
+            (backward_convert_bf16_d96_sm80, Bf16, 96, Vector16, 64, 128, 8, 1)
             (backward_convert_bf16_d128_sm80, Bf16, 128, Vector16, 64, 128, 8, 1)
+            (backward_convert_bf16_d192_sm80, Bf16, 192, Vector16, 64, 64, 8, 1)
             (backward_convert_bf16_d256_sm80, Bf16, 256, Vector16, 32, 64, 8, 1)
+            (backward_convert_bf16_d64_strided_sm80, Bf16, 64, Element, 64, 128, 8, 1)
+            (backward_convert_bf16_d128_strided_sm80, Bf16, 128, Element, 64, 128, 8, 1)
+            (backward_convert_bf16_d256_strided_sm80, Bf16, 256, Element, 32, 64, 8, 1)
+            (backward_convert_f16_d64_sm80, F16, 64, Vector16, 64, 128, 8, 1)
+            (backward_convert_f16_d96_sm80, F16, 96, Vector16, 64, 128, 8, 1)
+            (backward_convert_f16_d128_sm80, F16, 128, Vector16, 64, 128, 8, 1)
+            (backward_convert_f16_d192_sm80, F16, 192, Vector16, 64, 64, 8, 1)
+            (backward_convert_f16_d256_sm80, F16, 256, Vector16, 32, 64, 8, 1)
+            (backward_convert_f16_d64_strided_sm80, F16, 64, Element, 64, 128, 8, 1)
+            (backward_convert_f16_d128_strided_sm80, F16, 128, Element, 64, 128, 8, 1)
+            (backward_convert_f16_d256_strided_sm80, F16, 256, Element, 32, 64, 8, 1)
         }
     };
 }
@@ -357,6 +422,8 @@ macro_rules! for_each_backward_fma_sm80 {
             (backward_f32_d64_sm80, F32, 64, Vector16, 64, 64, 4, 2)
             (backward_f32_d128_sm80, F32, 128, Vector16, 32, 64, 4, 2)
             (backward_f32_d256_sm80, F32, 256, Vector16, 32, 32, 4, 1)
+            (backward_f32_d64_strided_sm80, F32, 64, Element, 64, 64, 4, 1)
+            (backward_f32_d256_strided_sm80, F32, 256, Element, 32, 32, 4, 1)
         }
     };
 }
@@ -369,6 +436,8 @@ macro_rules! for_each_backward_convert_fma_sm80 {
             (backward_convert_f32_d64_sm80, F32, 64, Vector16, 64, 64, 4, 2)
             (backward_convert_f32_d128_sm80, F32, 128, Vector16, 32, 64, 4, 2)
             (backward_convert_f32_d256_sm80, F32, 256, Vector16, 32, 32, 4, 1)
+            (backward_convert_f32_d64_strided_sm80, F32, 64, Element, 64, 64, 4, 1)
+            (backward_convert_f32_d256_strided_sm80, F32, 256, Element, 32, 32, 4, 1)
         }
     };
 }
@@ -397,11 +466,11 @@ pub const fn forward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: 
 }
 
 macro_rules! table {
-    ($shared:ident: $(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
-        $warps:literal, $blocks:literal))*) => {
+    ($family:ident, $shared:expr, $(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal,
+        $keys:literal, $warps:literal, $blocks:literal))*) => {
         &[$(KernelSpec {
             name: stringify!($name),
-            family: Family::Forward,
+            family: Family::$family,
             arch: Arch::Sm80,
             dtype: Dtype::$dtype,
             head_dim: $dim,
@@ -416,29 +485,80 @@ macro_rules! table {
 }
 
 const FORWARD_MMA: &[KernelSpec] = {
-    macro_rules! rows { ($($row:tt)*) => { table!(forward_mma_shared_bytes: $($row)*) }; }
+    macro_rules! rows { ($($row:tt)*) => { table!(Forward, forward_mma_shared_bytes, $($row)*) }; }
     for_each_forward_mma_sm80!(rows)
 };
 
 const FORWARD_FMA: &[KernelSpec] = {
-    macro_rules! rows { ($($row:tt)*) => { table!(forward_fma_shared_bytes: $($row)*) }; }
+    macro_rules! rows { ($($row:tt)*) => { table!(Forward, forward_fma_shared_bytes, $($row)*) }; }
     for_each_forward_fma_sm80!(rows)
 };
 
+const BACKWARD_DELTA: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident))*) => {
+            table!(BackwardDelta, no_shared, $(($name, $dtype, 256, Element, 4, 1, 4, 1))*)
+        };
+    }
+    for_each_backward_delta_sm80!(rows)
+};
+
+const BACKWARD_MMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(Backward, backward_mma_shared_bytes, $($row)*) }; }
+    for_each_backward_mma_sm80!(rows)
+};
+
+const BACKWARD_FMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(Backward, backward_fma_shared_bytes, $($row)*) }; }
+    for_each_backward_fma_sm80!(rows)
+};
+
+const BACKWARD_CONVERT_MMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(BackwardConvert, no_shared, $($row)*) }; }
+    for_each_backward_convert_mma_sm80!(rows)
+};
+
+const BACKWARD_CONVERT_FMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(BackwardConvert, no_shared, $($row)*) }; }
+    for_each_backward_convert_fma_sm80!(rows)
+};
+
+const fn no_shared(_head_dim: u32, _query_rows: u32, _key_rows: u32) -> u32 {
+    0
+}
+
+const FAMILIES: &[&[KernelSpec]] = &[
+    FORWARD_MMA,
+    FORWARD_FMA,
+    BACKWARD_DELTA,
+    BACKWARD_MMA,
+    BACKWARD_FMA,
+    BACKWARD_CONVERT_MMA,
+    BACKWARD_CONVERT_FMA,
+];
+
+const COUNT: usize = {
+    let (mut count, mut family) = (0, 0);
+    while family < FAMILIES.len() {
+        count += FAMILIES[family].len();
+        family += 1;
+    }
+    count
+};
+
 /// Every compiled kernel.
-pub const KERNELS: &[KernelSpec] = {
-    const COUNT: usize = FORWARD_MMA.len() + FORWARD_FMA.len();
-    const ALL: [KernelSpec; COUNT] = {
-        let mut all = [FORWARD_MMA[0]; COUNT];
+pub const KERNELS: &[KernelSpec] = &{
+    let mut all = [FAMILIES[0][0]; COUNT];
+    let (mut next, mut family) = (0, 0);
+    while family < FAMILIES.len() {
         let mut i = 0;
-        while i < COUNT {
-            all[i] =
-                if i < FORWARD_MMA.len() { FORWARD_MMA[i] } else { FORWARD_FMA[i - FORWARD_MMA.len()] };
-            i += 1;
+        while i < FAMILIES[family].len() {
+            all[next] = FAMILIES[family][i];
+            (next, i) = (next + 1, i + 1);
         }
-        all
-    };
-    &ALL
+        family += 1;
+    }
+    all
 };
 
 #[cfg(test)]

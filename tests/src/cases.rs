@@ -57,7 +57,12 @@ impl Strategy for Cases {
             let random = runner.rng();
             let (seed, id) = (random.next_u64(), random.next_u64() % STRATA);
             if let Some(case) = (self.fit)(case(seed, id as usize)) {
-                return Ok(CaseTree { fit: self.fit.clone(), failing: case.clone(), shown: case, next: 0 });
+                return Ok(CaseTree {
+                    fit: self.fit.clone(),
+                    failing: case.clone(),
+                    shown: case,
+                    next: 0,
+                });
             }
         }
         Err("no case fits the property".into())
@@ -169,7 +174,9 @@ fn simpler(case: &Case) -> Vec<Case> {
     }
     if case.head_dim == case.value_dim {
         for step in steps(case.head_dim - 1) {
-            push(&|next| (next.head_dim, next.value_dim) = (next.head_dim - step, next.value_dim - step));
+            push(&|next| {
+                (next.head_dim, next.value_dim) = (next.head_dim - step, next.value_dim - step)
+            });
         }
     }
     for step in steps(case.head_dim - 1) {
@@ -181,8 +188,7 @@ fn simpler(case: &Case) -> Vec<Case> {
     for step in steps(case.batches) {
         push(&|next| next.batches -= step);
     }
-    if case.key_heads > 0 {
-        let group = case.query_heads / case.key_heads;
+    if let Some(group) = case.query_heads.checked_div(case.key_heads) {
         for step in steps(group) {
             push(&|next| next.query_heads = (group - step) * next.key_heads);
         }
@@ -207,8 +213,12 @@ mod tests {
     use proptest::test_runner::{Config, RngSeed, TestError};
 
     fn smallest(cases: Cases, fails: impl Fn(&Case) -> bool) -> Case {
-        let config =
-            Config { cases: 2000, rng_seed: RngSeed::Fixed(1), failure_persistence: None, ..Config::default() };
+        let config = Config {
+            cases: 2000,
+            rng_seed: RngSeed::Fixed(1),
+            failure_persistence: None,
+            ..Config::default()
+        };
         let result = TestRunner::new(config).run(&cases, |case| {
             proptest::prop_assert!(!fails(&case));
             Ok(())
@@ -237,7 +247,8 @@ mod tests {
     }
 
     fn shape(case: &Case) -> [usize; 7] {
-        let Case { batches, query_rows, key_rows, query_heads, key_heads, head_dim, value_dim, .. } = *case;
+        let Case { batches, query_rows, key_rows, query_heads, key_heads, head_dim, value_dim, .. } =
+            *case;
         [batches, query_rows, key_rows, query_heads, key_heads, head_dim, value_dim]
     }
 }

@@ -22,7 +22,9 @@ pub fn run(
 /// # Errors
 /// What is wrong.
 pub fn passes(case: &Case, computed: &Computed) -> Finding {
-    judge(case, computed).failure.map_or(Ok(()), |failure| Err(format!("{}: {failure}", computed.kernel)))
+    judge(case, computed)
+        .failure
+        .map_or(Ok(()), |failure| Err(format!("{}: {failure}", computed.kernel)))
 }
 
 /// o and lse of both results are the same, bit by bit.
@@ -43,9 +45,8 @@ pub fn same_bits(what: &str, left: &[f32], right: &[f32]) -> Finding {
         return Err(format!("{what}: {} and {} elements", left.len(), right.len()));
     }
     let different = left.iter().zip(right).position(|(left, right)| left.to_bits() != right.to_bits());
-    different.map_or(Ok(()), |at| {
-        Err(format!("{what}: element {at} is {:e} and {:e}", left[at], right[at]))
-    })
+    different
+        .map_or(Ok(()), |at| Err(format!("{what}: element {at} is {:e} and {:e}", left[at], right[at])))
 }
 
 /// Every element of o is finite, and of lse too unless the row is dead.
@@ -62,5 +63,7 @@ pub fn finite(case: &Case, computed: &Computed) -> Finding {
         let dead = sizes.visible(at % rows) == 0;
         if dead { *lse != f32::NEG_INFINITY } else { !lse.is_finite() }
     });
-    wrong.map_or(Ok(()), |at| Err(format!("{}: lse: element {at} is {}", computed.kernel, computed.lse[at])))
+    wrong.map_or(Ok(()), |at| {
+        Err(format!("{}: lse: element {at} is {}", computed.kernel, computed.lse[at]))
+    })
 }

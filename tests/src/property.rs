@@ -45,7 +45,9 @@ pub fn check(test: &str, count: u32, cases: Cases, property: impl Fn(&Device, &C
 
 fn count_from_environment(default: u32) -> u32 {
     match std::env::var("FATTN_CASES") {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("FATTN_CASES: expected a number, got `{text}`")),
+        Ok(text) => {
+            text.parse().unwrap_or_else(|_| panic!("FATTN_CASES: expected a number, got `{text}`"))
+        }
         Err(_) if emulated_arch().is_some() => default,
         Err(_) => default * GPU_FACTOR,
     }
@@ -53,7 +55,9 @@ fn count_from_environment(default: u32) -> u32 {
 
 fn seed_from_environment() -> u64 {
     match std::env::var("FATTN_SEED") {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("FATTN_SEED: expected a number, got `{text}`")),
+        Ok(text) => {
+            text.parse().unwrap_or_else(|_| panic!("FATTN_SEED: expected a number, got `{text}`"))
+        }
         Err(_) => rand::random(),
     }
 }

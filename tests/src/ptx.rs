@@ -52,13 +52,7 @@ impl Ptx {
     ///
     /// # Panics
     /// If there is no such instruction, or an edit changes nothing.
-    pub fn edited(
-        &self,
-        opcode: &str,
-        file: &str,
-        which: Which,
-        edit: impl Fn(&str) -> String,
-    ) -> Self {
+    pub fn edited(&self, opcode: &str, file: &str, which: Which, edit: impl Fn(&str) -> String) -> Self {
         let found = self.find(opcode, file);
         let chosen = match which {
             Which::All => found.as_slice(),
@@ -74,6 +68,15 @@ impl Ptx {
             edited.lines[number] = new;
         }
         edited
+    }
+
+    /// The text with every `from` replaced by `to`.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn replaced(&self, from: &str, to: &str) -> Self {
+        assert!(self.lines.iter().any(|line| line.contains(from)), "no `{from}` in the PTX");
+        Ptx { lines: self.lines.iter().map(|line| line.replace(from, to)).collect() }
     }
 
     /// The kernels of this text in place of those that ship.
@@ -117,14 +120,60 @@ pub fn off_by_one(instruction: &str) -> String {
     instruction.replacen(from, to, 1)
 }
 
+/// Operand `index` (from 0) of an instruction.
+///
+/// # Panics
+/// If it has no such operand.
+pub fn operand(instruction: &str, index: usize) -> &str {
+    let (_, operands) = opcode_and_operands(instruction);
+    operands.get(index).unwrap_or_else(|| panic!("`{instruction}` has no operand {index}"))
+}
+
 /// The instruction with operand `index` (from 0) replaced.
 ///
 /// # Panics
 /// If it has no such operand.
-pub fn with_operand(instruction: &str, index: usize, operand: &str) -> String {
-    let (head, body) = instruction.trim_end_matches(';').split_once(char::is_whitespace).unwrap_or_default();
-    let mut operands: Vec<&str> = body.split(',').map(str::trim).collect();
+pub fn with_operand(instruction: &str, index: usize, new: &str) -> String {
+    let (opcode, mut operands) = opcode_and_operands(instruction);
     assert!(index < operands.len(), "`{instruction}` has no operand {index}");
-    operands[index] = operand;
-    format!("{head} {};", operands.join(", "))
+    operands[index] = new;
+    format!("{opcode} {};", operands.join(", "))
+}
+
+/// `add.s32 %r1, %r2, 3;` in its parts.
+fn opcode_and_operands(instruction: &str) -> (&str, Vec<&str>) {
+    let text = instruction.trim_end().trim_end_matches(';');
+    let (opcode, operands) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    (opcode, operands.split(',').map(str::trim).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_found_by_opcode_and_file() {
+        let text = "\t.loc 1 2 3 // a/mask.rs:2:3 @[ b/kernel.rs:9:9 ]\n\tsetp.lt.u32 \t%p1, %r1, %r2;\n\
+                    .loc 1 2 3 // a/store.rs:2:3\n@%p1 setp.lt.u32 %p2, %r1, 7;\nbra x;";
+        let ptx = Ptx { lines: text.lines().map(str::to_owned).collect() };
+        assert_eq!(ptx.find("setp.lt", ""), [1, 3]);
+        assert_eq!(ptx.find("setp.lt", "a/store.rs"), [3]);
+        assert_eq!(ptx.find("setp", "kernel.rs"), [1]);
+        assert_eq!(
+            ptx.edited("setp", "mask.rs", Which::All, off_by_one).lines[1],
+            "setp.le.u32 \t%p1, %r1, %r2;"
+        );
+    }
+
+    #[test]
+    fn operands_are_replaced_by_position() {
+        assert_eq!(operand("cp.async [%r1], [%rd2], 16, %r3;", 3), "%r3");
+        assert_eq!(with_operand("setp.ge.s32 \t%p1, %r1, %r2;", 2, "0"), "setp.ge.s32 %p1, %r1, 0;");
+    }
+
+    #[test]
+    #[should_panic = "no `setp.ge` from `mask.rs`"]
+    fn an_edit_of_nothing_panics() {
+        Ptx { lines: vec!["bra x;".into()] }.edited("setp.ge", "mask.rs", Which::Last, dropped);
+    }
 }

@@ -18,7 +18,8 @@ fn dead_rows_are_zero(case: &Case, computed: &Computed) -> Finding {
         return Err(format!("{}: o: element {at} of dead row {} is {o}", computed.kernel, o_row(at)));
     }
     let lse = computed.lse.iter().enumerate();
-    let wrong = lse.clone().find(|&(at, &lse)| sizes.visible(at % rows) == 0 && lse != f32::NEG_INFINITY);
+    let wrong =
+        lse.clone().find(|&(at, &lse)| sizes.visible(at % rows) == 0 && lse != f32::NEG_INFINITY);
     wrong.map_or(Ok(()), |(at, lse)| {
         Err(format!("{}: lse: dead row {} has {lse}", computed.kernel, at % rows))
     })

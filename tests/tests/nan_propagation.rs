@@ -55,7 +55,8 @@ impl Blemish {
             Tensor::K => (&mut inputs.k, case.key_rows, case.key_heads, case.head_dim),
             Tensor::V => (&mut inputs.v, case.key_rows, case.key_heads, case.value_dim),
         };
-        tensor[((self.batch * rows + self.row) * heads + self.head) * columns + self.column] = self.value;
+        tensor[((self.batch * rows + self.row) * heads + self.head) * columns + self.column] =
+            self.value;
     }
 
     /// How an output of query head `head` depends on it. Keys that a mask hides inside a sequence still meet the other
@@ -102,7 +103,8 @@ fn places(case: &Case) -> [Vec<(usize, usize, usize)>; 2] {
         let pair = at / columns;
         (pair / (heads * rows), pair % heads, pair / heads % rows)
     });
-    let lse = (0..case.batches * heads * rows).map(|at| (at / rows / heads, at / rows % heads, at % rows));
+    let lse =
+        (0..case.batches * heads * rows).map(|at| (at / rows / heads, at / rows % heads, at % rows));
     [o.collect(), lse.collect()]
 }
 
@@ -117,7 +119,9 @@ fn reaches_what_depends_on_it(tensor: Tensor) -> impl Fn(&Device, &Case) -> Find
         let expected = exact(&case.sizes(), q, k, v);
         let [o_places, lse_places] = places(case);
         let report = |what: &str, at: usize, got: f32, clean: f32, exact: f64| {
-            Err(format!("{what}: element {at} is {got}, without the blemish {clean}, in f64 {exact}: {blemish:?}"))
+            Err(format!(
+                "{what}: element {at} is {got}, without the blemish {clean}, in f64 {exact}: {blemish:?}"
+            ))
         };
         for (at, &(batch, head, row)) in o_places.iter().enumerate() {
             let (o, unblemished, exact) = (got.o[at], clean.o[at], expected.o[at]);
@@ -157,7 +161,11 @@ fn beside_it_all_is_right(case: &Case, blemish: &Blemish, got: &Computed, exact:
     let allowed = output_allowance(&naive.o, &exact.o, output);
     let o = judge_output(&pick(&got.o, &o), &exact_o, allowed);
     let lse = judge_lse(&pick(&got.lse, &lse), &exact_lse);
-    if o.passes() && lse.passes() { Ok(()) } else { Err(format!("beside {blemish:?}: o {o:?}, lse {lse:?}")) }
+    if o.passes() && lse.passes() {
+        Ok(())
+    } else {
+        Err(format!("beside {blemish:?}: o {o:?}, lse {lse:?}"))
+    }
 }
 
 fn pick<T: Copy>(tensor: &[T], elements: &[usize]) -> Vec<T> {

@@ -33,6 +33,9 @@ pub struct Args {
 /// Packages whose tests run on a GPU too.
 const TESTED: [&str; 2] = ["finite-attention", "finite-attention-tests"];
 
+/// Tests that look for the command where cargo built it.
+const LEFT_OUT: [&str; 1] = ["host-test-cli"];
+
 /// What runs on the other machine. `$1` is where the logs go.
 const RUN: &str = r#"#!/bin/sh
 # Runs every test binary and `fattn check` on a device (FATTN_DEVICE, the first GPU by default), prints a table, and
@@ -89,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(output.join("tests"))?;
     collect(&fattn.path, &output.join("fattn"))?;
     collect(&library.path, &output.join("libfinite_attention.so"))?;
-    for test in tested.iter().filter(|artifact| artifact.test) {
+    for test in tested.iter().filter(|artifact| artifact.test && !LEFT_OUT.contains(&&*artifact.name)) {
         collect(&test.path, &output.join("tests").join(&test.name))?;
     }
     fs::copy(workspace::root().join("benchmarks/compare.py"), output.join("compare.py"))?;

@@ -7,12 +7,21 @@ use super::{DevicePointer, DeviceProperties, Driver, Stream};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use kernels_gpu::abi::{Arch, KernelSpec};
-use ptx_emulator::{Launch, Memory, Module};
+use ptx_emulator::{Address, Launch, Memory, Module};
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub use ptx_emulator::{Checks, Options, Schedule};
+
+/// Allocations over the life of a device, and bytes of one of them: the emulator never uses an address twice, and
+/// keeps some for the variables of modules.
+const MAX_ALLOCATIONS: usize = 60_000;
+const MAX_BYTES: u64 = 1 << 39;
+
+/// Parsed texts that are kept at most, so that a program that makes up kernels does not fill the memory with them.
+const MAX_MODULES: usize = 256;
 
 /// An emulated GPU with a memory of its own. Any number can be used at once, each from any number of threads.
 pub struct EmulatedDriver {
@@ -20,6 +29,7 @@ pub struct EmulatedDriver {
     images: KernelImages,
     memory: Memory,
     options: Options,
+    allocations: AtomicUsize,
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
 }
 
@@ -31,7 +41,8 @@ impl EmulatedDriver {
     pub fn new(arch: Arch, images: KernelImages) -> Result<Self> {
         let (memory, options) = (Memory::new(), Options::default());
         let properties = properties(arch);
-        Ok(EmulatedDriver { properties, images, memory, options, modules: Mutex::default() })
+        let (allocations, modules) = (AtomicUsize::new(0), Mutex::default());
+        Ok(EmulatedDriver { properties, images, memory, options, allocations, modules })
     }
 
     /// The same device with other checks, another schedule, or more threads.
@@ -79,7 +90,11 @@ fn parse(kernel: &KernelSpec, ptx: Arc<str>) -> Result<Arc<Module>> {
         kernel: kernel.name.to_owned(),
         reason: error.to_string(),
     })?;
-    Ok(lock().entry(ptx).or_insert_with(|| Arc::new(module)).clone())
+    let mut modules = lock();
+    if modules.len() >= MAX_MODULES {
+        modules.clear();
+    }
+    Ok(modules.entry(ptx).or_insert_with(|| Arc::new(module)).clone())
 }
 
 fn refused(error: impl Display) -> Error {
@@ -92,15 +107,28 @@ impl Driver for EmulatedDriver {
     }
 
     fn allocate(&self, bytes: usize) -> Result<DevicePointer> {
-        Ok(if bytes == 0 { 0 } else { self.memory.allocate(bytes) })
+        if bytes == 0 {
+            return Ok(0);
+        }
+        if bytes as u64 > MAX_BYTES {
+            return Err(Error::OutOfMemory { device: self.properties.name.clone(), bytes });
+        }
+        if self.allocations.fetch_add(1, Ordering::Relaxed) >= MAX_ALLOCATIONS {
+            return Err(refused(format!("{MAX_ALLOCATIONS} allocations are made, open another device")));
+        }
+        Ok(self.memory.allocate(bytes).0)
     }
 
     unsafe fn free(&self, pointer: DevicePointer) -> Result<()> {
-        if pointer == 0 { Ok(()) } else { self.memory.free(pointer).map_err(refused) }
+        if pointer == 0 { Ok(()) } else { self.memory.free(Address(pointer)).map_err(refused) }
     }
 
     fn copy_to_device(&self, destination: DevicePointer, source: &[u8]) -> Result<()> {
-        if source.is_empty() { Ok(()) } else { self.memory.write(destination, source).map_err(refused) }
+        if source.is_empty() {
+            Ok(())
+        } else {
+            self.memory.write(Address(destination), source).map_err(refused)
+        }
     }
 
     fn copy_to_host(
@@ -112,7 +140,7 @@ impl Driver for EmulatedDriver {
         if destination.is_empty() {
             Ok(())
         } else {
-            self.memory.read(source, destination).map_err(refused)
+            self.memory.read(Address(source), destination).map_err(refused)
         }
     }
 
@@ -145,5 +173,68 @@ impl Driver for EmulatedDriver {
 
     fn synchronize(&self, _stream: Stream) -> Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn driver() -> EmulatedDriver {
+        EmulatedDriver::new(Arch::Sm80, KernelImages::embedded()).expect("it needs nothing")
+    }
+
+    #[test]
+    fn bytes_come_back_as_they_were_written() {
+        let driver = driver();
+        let pointer = driver.allocate(1001).unwrap();
+        assert_eq!(pointer % 256, 0);
+        let written: Vec<u8> = (0..1001).map(|i| i as u8).collect();
+        driver.copy_to_device(pointer, &written).unwrap();
+        let mut read = vec![0; 1000];
+        driver.copy_to_host(&mut read, pointer + 1, Stream::default()).unwrap();
+        assert_eq!(read, written[1..]);
+        // SAFETY: allocated above, and nothing is in flight.
+        unsafe { driver.free(pointer) }.unwrap();
+        assert!(driver.copy_to_host(&mut read, pointer, Stream::default()).is_err());
+    }
+
+    #[test]
+    fn nothing_can_be_allocated_copied_and_freed() {
+        let driver = driver();
+        let pointer = driver.allocate(0).unwrap();
+        driver.copy_to_device(pointer, &[]).unwrap();
+        driver.copy_to_host(&mut [], pointer, Stream::default()).unwrap();
+        // SAFETY: allocated above, and nothing is in flight.
+        unsafe { driver.free(pointer) }.unwrap();
+    }
+
+    #[test]
+    fn more_memory_than_there_are_addresses_is_refused() {
+        let refused = driver().allocate(usize::MAX).unwrap_err();
+        assert!(matches!(refused, Error::OutOfMemory { bytes: usize::MAX, .. }), "{refused}");
+    }
+
+    #[test]
+    fn a_text_is_parsed_once_for_all_devices() {
+        let text =
+            ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry nothing() {\n    ret;\n}\n";
+        let spec = KernelSpec { name: "nothing", ..kernels_gpu::abi::KERNELS[0] };
+        let module = || {
+            let images = KernelImages::with_override(text).unwrap();
+            EmulatedDriver::new(Arch::Sm80, images).unwrap().module(&spec).unwrap()
+        };
+        assert!(Arc::ptr_eq(&module(), &module()));
+    }
+
+    #[test]
+    fn what_is_no_ptx_names_the_kernel_and_the_line() {
+        let spec = KernelSpec { name: "broken", ..kernels_gpu::abi::KERNELS[0] };
+        let text = ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry broken() {\n    frobnicate;\n}\n";
+        let images = KernelImages::with_override(text).unwrap();
+        let driver = EmulatedDriver::new(Arch::Sm80, images).unwrap();
+        // SAFETY: it cannot start.
+        let error = unsafe { driver.launch(&spec, 1, &[], Stream::default()) }.unwrap_err().to_string();
+        assert!(error.contains("broken") && error.contains("PTX line 5"), "{error}");
     }
 }

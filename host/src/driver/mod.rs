@@ -47,13 +47,24 @@ pub trait Driver: Send + Sync {
     fn copy_to_device(&self, destination: DevicePointer, source: &[u8]) -> Result<(), Error>;
 
     /// Copies device memory to the host after all work queued on `stream`; done when it returns.
-    fn copy_to_host(&self, destination: &mut [u8], source: DevicePointer, stream: Stream) -> Result<(), Error>;
+    fn copy_to_host(
+        &self,
+        destination: &mut [u8],
+        source: DevicePointer,
+        stream: Stream,
+    ) -> Result<(), Error>;
 
     /// Launches one kernel with a one-dimensional grid. `params` are the bytes of its only, by-value parameter.
     ///
     /// # Safety
     /// Every pointer inside `params` is valid for what the kernel does with it.
-    unsafe fn launch(&self, kernel: &KernelSpec, blocks: u32, params: &[u8], stream: Stream) -> Result<(), Error>;
+    unsafe fn launch(
+        &self,
+        kernel: &KernelSpec,
+        blocks: u32,
+        params: &[u8],
+        stream: Stream,
+    ) -> Result<(), Error>;
 
     /// Waits for everything queued on `stream`, and reports what went wrong since the last call.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;

@@ -10,21 +10,21 @@ fn the_sizes_of_a_grouped_causal_problem() {
     assert_eq!((valid.batches, valid.query_rows, valid.key_rows), (2, 5, 9));
     assert_eq!((valid.query_heads, valid.key_heads, valid.group_size), (6, 3, 2));
     assert_eq!((valid.head_dim, valid.value_dim, valid.lse_elements()), (40, 24, 60));
-    assert_eq!((valid.diagonal, valid.window_left, valid.window_right), (4, WINDOW_OPEN, 0));
+    assert_eq!((valid.bottom_right, valid.window_left, valid.window_right), (true, WINDOW_OPEN, 0));
     assert_eq!(valid.scale, 40f32.sqrt().recip());
     assert_eq!(valid.problem.o.shape, [2, 5, 6, 24]);
 }
 
 #[test]
-fn masks_become_a_diagonal_and_a_window() {
+fn masks_become_an_alignment_and_a_window() {
     let problem = |mask| {
         let (q, k) = (Layout::bshd([1, 9, 1, 8]), Layout::bshd([1, 4, 1, 8]));
         let valid = ForwardProblem::new(Dtype::F32, q, k, k).with_mask(mask).validate().unwrap();
-        (valid.diagonal, valid.window_right)
+        (valid.bottom_right, valid.window_right)
     };
-    assert_eq!(problem(Mask::Full), (0, WINDOW_OPEN));
-    assert_eq!(problem(Mask::Causal(CausalAlignment::BottomRight)), (-5, 0));
-    assert_eq!(problem(Mask::Causal(CausalAlignment::TopLeft)), (0, 0));
+    assert_eq!(problem(Mask::Full), (false, WINDOW_OPEN));
+    assert_eq!(problem(Mask::Causal(CausalAlignment::BottomRight)), (true, 0));
+    assert_eq!(problem(Mask::Causal(CausalAlignment::TopLeft)), (false, 0));
 }
 
 #[test]

@@ -144,7 +144,9 @@ impl Launch<'_> {
         let turn = self.fault == Fault::WrongKeyHead;
         let key_head = if turn { head % key_heads } else { head / params.group_size };
         let future = i32::from(self.fault == Fault::SeesTheFuture);
-        let position = row as i32 + params.diagonal + future;
+        let ends = params.key_rows as i32 - params.query_rows as i32;
+        let diagonal = if params.bottom_right == 1 { ends } else { 0 };
+        let position = row as i32 + diagonal + future;
         let visible =
             |key: i32| key >= position - params.window_left && key <= position + params.window_right;
         let past = u32::from(self.fault == Fault::ReadsPastTheEnd && batch == 0);

@@ -84,15 +84,24 @@ pub unsafe fn add_f32(address: u64, value: f32) {
     asm!("red.global.add.f32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
 }
 
-/// Reads an f32 that an earlier kernel wrote. PTX: `ld.global.nc.b32`.
+/// Reads 32 bits. PTX: `ld.global.nc.b32`.
 ///
 /// # Safety
 /// `address` is readable, aligned to 4, and not written during the kernel.
 #[inline(always)]
-pub unsafe fn load_f32(address: u64) -> f32 {
-    let value: f32;
+pub unsafe fn load_u32(address: u64) -> u32 {
+    let value: u32;
     asm!("ld.global.nc.b32 {}, [{}];", out(reg32) value, in(reg64) address, options(pure, readonly, nostack));
     value
+}
+
+/// Reads an f32.
+///
+/// # Safety
+/// As [`load_u32`].
+#[inline(always)]
+pub unsafe fn load_f32(address: u64) -> f32 {
+    f32::from_bits(load_u32(address))
 }
 
 /// Reads 16 bytes that an earlier kernel wrote. PTX: `ld.global.nc.v4.b32`.

@@ -44,7 +44,9 @@ pub fn max(a: f32, b: f32) -> f32 {
 pub fn min_or_nan(a: f32, b: f32) -> f32 {
     let y: f32;
     // SAFETY: arithmetic on registers.
-    unsafe { asm!("min.NaN.f32 {}, {}, {};", out(reg32) y, in(reg32) a, in(reg32) b, options(pure, nomem, nostack)) };
+    unsafe {
+        asm!("min.NaN.f32 {}, {}, {};", out(reg32) y, in(reg32) a, in(reg32) b, options(pure, nomem, nostack))
+    };
     y
 }
 

@@ -1,6 +1,7 @@
 //! What a block of threads of the backward works on.
 
-use crate::abi::{BackwardParams, TensorView};
+use super::sequence::{Sequence, Sequences};
+use crate::abi::{BackwardParams, TensorView, workspace_row_packed, workspace_row_strided};
 use crate::arch::{math, thread};
 use crate::geometry::schedule::Schedule;
 use crate::geometry::visible::{TileRange, Visible};
@@ -10,8 +11,10 @@ use crate::tile::global_rows::GlobalRows;
 /// One key head of one batch, and which of its key tiles are this block's.
 #[derive(Clone, Copy)]
 pub struct KeyBlock {
-    /// Batch.
-    pub batch: u32,
+    /// The sequence.
+    pub sequence: Sequence,
+    /// First row of the sequence in the workspace.
+    workspace_row: u32,
     /// Key head.
     pub key_head: u32,
     /// First key tile; the others are [`BackwardParams::key_blocks`] apart.
@@ -23,8 +26,11 @@ pub struct KeyBlock {
 impl KeyBlock {
     /// The work of this block of threads. Key tiles come in ascending order: with a causal mask, the first is the
     /// longest.
+    ///
+    /// # Safety
+    /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
-    pub fn of_this_block(p: &BackwardParams) -> Self {
+    pub unsafe fn of_this_block(p: &BackwardParams) -> Self {
         let schedule = Schedule {
             tiles: p.key_blocks,
             heads: math::divide(p.query_heads, p.group_size),
@@ -32,17 +38,13 @@ impl KeyBlock {
             heads_per_wave: p.heads_per_wave,
         };
         let work = schedule.work(thread::block_idx_x(), math::divide);
-        let visible = Visible {
-            key_rows: p.key_rows as i32,
-            diagonal: p.diagonal,
-            left: p.window_left,
-            right: p.window_right,
-        };
+        let sequence = sequence(p, work.batch);
         KeyBlock {
-            batch: work.batch,
+            sequence,
+            workspace_row: workspace_row(p, &sequence, work.batch),
             key_head: work.head,
             first_tile: p.key_blocks - 1 - work.tile,
-            visible: visible.transposed(p.query_rows as i32),
+            visible: sequence.visible.transposed(sequence.query_rows),
         }
     }
 
@@ -50,47 +52,53 @@ impl KeyBlock {
     #[inline(always)]
     pub fn walk(&self, p: &BackwardParams, first_key: i32, keys: u32, queries: u32) -> Walk {
         let end = first_key + keys as i32;
-        let ragged = end > p.key_rows as i32;
-        let last = if ragged { p.key_rows as i32 } else { end } - 1;
+        let ragged = end > self.sequence.visible.key_rows;
+        let last = if ragged { self.sequence.visible.key_rows } else { end } - 1;
         let tiles = self.visible.tiles(first_key, last, queries as i32);
         Walk { tiles, ragged, steps: (tiles.end - tiles.begin) as u32 * p.group_size }
     }
 
     /// Where the tiles of a step come from, with `QUERIES` rows of q and dO.
     #[inline(always)]
-    pub fn source<const ELEMENT_BYTES: i64>(&self, p: &BackwardParams, at: &Step, queries: u32) -> QuerySource {
+    pub fn source<const ELEMENT_BYTES: i64>(
+        &self,
+        p: &BackwardParams,
+        at: &Step,
+        queries: u32,
+    ) -> QuerySource {
         let head = self.key_head * p.group_size + at.head;
-        let pair = workspace_pair(p, self.batch, head);
         let row = at.tile * queries as i32;
+        let workspace_row = self.workspace_row + row as u32;
         QuerySource {
-            q: self.query_rows::<ELEMENT_BYTES>(p, &p.q, head, p.head_dim).skip(row),
-            d_o: self.query_rows::<ELEMENT_BYTES>(p, &p.d_o, head, p.value_dim).skip(row),
-            lse: statistics(p, pair, 0, row as u32),
-            delta: statistics(p, pair, 1, row as u32),
+            q: self.sequence.query_rows::<ELEMENT_BYTES>(&p.q, head, row, p.head_dim),
+            d_o: self.sequence.query_rows::<ELEMENT_BYTES>(&p.d_o, head, row, p.value_dim),
+            lse: statistics(p, 0, head, workspace_row),
+            delta: statistics(p, 1, head, workspace_row),
         }
     }
 
     /// Where dQ of a step is added up.
     #[inline(always)]
     pub fn dq_accumulator(&self, p: &BackwardParams, at: &Step, queries: u32) -> u64 {
-        let pair = workspace_pair(p, self.batch, self.key_head * p.group_size + at.head);
-        dq_accumulator(p, self.first_tile, pair, at.tile as u32 * queries)
+        let head = self.key_head * p.group_size + at.head;
+        dq_accumulator(p, self.first_tile, head, self.workspace_row + at.tile as u32 * queries)
+    }
+
+    /// Whether key `row` exists.
+    #[inline(always)]
+    pub fn has_key(&self, row: u32) -> bool {
+        (row as i32) < self.sequence.visible.key_rows
     }
 
     /// The rows of k, v, dk or dv from `first_row` on.
     #[inline(always)]
     pub fn key_rows<const ELEMENT_BYTES: i64>(
-        &self, p: &BackwardParams, view: &TensorView, first_row: i32, columns: u32,
+        &self,
+        view: &TensorView,
+        first_row: i32,
+        columns: u32,
     ) -> GlobalRows {
-        GlobalRows::new::<ELEMENT_BYTES>(view, self.batch, self.key_head, first_row, p.key_rows as i32, columns)
-    }
-
-    /// All rows of q or dO of query head `head`.
-    #[inline(always)]
-    pub fn query_rows<const ELEMENT_BYTES: i64>(
-        &self, p: &BackwardParams, view: &TensorView, head: u32, columns: u32,
-    ) -> GlobalRows {
-        GlobalRows::new::<ELEMENT_BYTES>(view, self.batch, head, 0, p.query_rows as i32, columns)
+        self.sequence.key_rows::<ELEMENT_BYTES>(view, self.key_head, first_row, columns)
     }
 }
 
@@ -141,21 +149,44 @@ impl Walk {
     }
 }
 
-/// Index of (batch, query head) in the workspace.
+/// Sequence `batch` of a backward.
+///
+/// # Safety
+/// `p` is as [`BackwardParams`] says.
 #[inline(always)]
-pub fn workspace_pair(p: &BackwardParams, batch: u32, head: u32) -> u64 {
-    batch as u64 * p.query_heads as u64 + head as u64
+pub unsafe fn sequence(p: &BackwardParams, batch: u32) -> Sequence {
+    let sequences = Sequences {
+        cu_seqlens_q: p.cu_seqlens_q,
+        cu_seqlens_k: p.cu_seqlens_k,
+        query_rows: p.query_rows,
+        key_rows: p.key_rows,
+        bottom_right: p.bottom_right,
+        window_left: p.window_left,
+        window_right: p.window_right,
+    };
+    Sequence::new(&sequences, batch)
+}
+
+/// First row of the sequence in the workspace.
+#[inline(always)]
+pub fn workspace_row(p: &BackwardParams, sequence: &Sequence, batch: u32) -> u32 {
+    if p.cu_seqlens_q != 0 {
+        workspace_row_packed(sequence.first_query as u32, batch)
+    } else {
+        workspace_row_strided(p.query_rows, batch)
+    }
 }
 
 /// Device address of lse (`which` 0) or delta (1) of row `row` in the workspace.
 #[inline(always)]
-pub fn statistics(p: &BackwardParams, pair: u64, which: u64, row: u32) -> u64 {
-    p.statistics.wrapping_add(4 * ((2 * pair + which) * p.padded_rows as u64 + row as u64))
+pub fn statistics(p: &BackwardParams, which: u32, head: u32, row: u32) -> u64 {
+    let index = (which * p.query_heads + head) as u64 * p.workspace_rows as u64 + row as u64;
+    p.statistics.wrapping_add(4 * index)
 }
 
 /// Device address of the first element of row `row` in split `split` of the dQ accumulator.
 #[inline(always)]
-pub fn dq_accumulator(p: &BackwardParams, split: u32, pair: u64, row: u32) -> u64 {
-    let in_split = (pair * p.padded_rows as u64 + row as u64) * p.padded_dim as u64;
+pub fn dq_accumulator(p: &BackwardParams, split: u32, head: u32, row: u32) -> u64 {
+    let in_split = (head as u64 * p.workspace_rows as u64 + row as u64) * p.padded_dim as u64;
     p.dq_accumulator.wrapping_add(4 * (split as u64 * p.split_stride + in_split))
 }

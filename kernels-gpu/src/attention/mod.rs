@@ -3,5 +3,7 @@
 pub mod gradient;
 pub mod key_block;
 pub mod mask;
-pub mod problem;
+pub mod query_block;
+pub mod scale;
+pub mod sequence;
 pub mod softmax;

@@ -7,9 +7,10 @@ use super::backward_mma::dq_row_groups;
 use crate::abi::{Access, BackwardParams};
 use crate::arch::{global, math, thread};
 use crate::attention::key_block;
+use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, TensorCoreElement};
-use crate::tile::global_rows::GlobalRows;
 use crate::tile::fma::outer;
+use crate::tile::global_rows::GlobalRows;
 use crate::tile::store::{store_four_f32, store_pairs};
 
 /// Adds a warp's part of dQ to an accumulator, in the order in which lanes hold it: a register of all lanes is 128
@@ -27,44 +28,56 @@ pub unsafe fn add_in_lane_order(lane: u32, warp: u32, dq: &[f32], tile: u64) {
     }
 }
 
-/// The sum over all accumulators of what [`add_in_lane_order`] put there, in a fixed order.
-#[inline(always)]
-unsafe fn sum_in_lane_order(p: &BackwardParams, lane: u32, warp: u32, dq: &mut [f32], pair: u32, first_row: u32) {
-    let mut split = 0;
-    while split < p.splits {
-        let tile = key_block::dq_accumulator(p, split, pair as u64, first_row);
-        let start = tile.wrapping_add(4 * (warp as u64 * dq.len() as u64 * 32 + lane as u64));
-        let mut i = 0;
-        while i < dq.len() {
-            *dq.get_unchecked_mut(i) += global::load_f32(start.wrapping_add(128 * i as u64));
-            i += 1;
-        }
-        split += 1;
-    }
-}
-
 /// Which query tile of which (batch, query head) a block works on.
 struct QueryTile {
-    pair: u32,
-    batch: u32,
+    sequence: Sequence,
     head: u32,
-    first_row: u32,
+    first_row: i32,
+    workspace_row: u32,
 }
 
 impl QueryTile {
     #[inline(always)]
-    fn of_this_block(p: &BackwardParams, queries: u32) -> Self {
+    unsafe fn of_this_block(p: &BackwardParams, queries: u32) -> Self {
         let tiles = p.query_rows.div_ceil(queries);
         let pair = math::divide(thread::block_idx_x(), tiles);
         let first_row = (thread::block_idx_x() - pair * tiles) * queries;
         let batch = math::divide(pair, p.query_heads);
-        QueryTile { pair, batch, head: pair - batch * p.query_heads, first_row }
+        let sequence = key_block::sequence(p, batch);
+        let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;
+        QueryTile {
+            sequence,
+            head: pair - batch * p.query_heads,
+            first_row: first_row as i32,
+            workspace_row,
+        }
+    }
+
+    /// Whether there is nothing to do, as past the end of a packed sequence.
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.first_row >= self.sequence.query_rows
     }
 
     #[inline(always)]
     fn dq<const ELEMENT_BYTES: i64>(&self, p: &BackwardParams) -> GlobalRows {
-        let (first_row, rows) = (self.first_row as i32, p.query_rows as i32);
-        GlobalRows::new::<ELEMENT_BYTES>(&p.dq, self.batch, self.head, first_row, rows, p.head_dim)
+        self.sequence.query_rows::<ELEMENT_BYTES>(&p.dq, self.head, self.first_row, p.head_dim)
+    }
+
+    /// The sum over all accumulators of what [`add_in_lane_order`] put there, in a fixed order.
+    #[inline(always)]
+    unsafe fn sum_in_lane_order(&self, p: &BackwardParams, lane: u32, warp: u32, dq: &mut [f32]) {
+        let mut split = 0;
+        while split < p.splits {
+            let tile = key_block::dq_accumulator(p, split, self.head, self.workspace_row);
+            let start = tile.wrapping_add(4 * (warp as u64 * dq.len() as u64 * 32 + lane as u64));
+            let mut i = 0;
+            while i < dq.len() {
+                *dq.get_unchecked_mut(i) += global::load_f32(start.wrapping_add(128 * i as u64));
+                i += 1;
+            }
+            split += 1;
+        }
     }
 }
 
@@ -82,8 +95,11 @@ unsafe fn convert<
 ) {
     let (lane, warp) = (thread::thread_idx_x() % 32, thread::thread_idx_x() / 32);
     let block = QueryTile::of_this_block(p, QUERIES);
+    if block.is_empty() {
+        return;
+    }
     let mut dq = [[0.0; DO]; DM];
-    sum_in_lane_order(p, lane, warp, dq.as_flattened_mut(), block.pair, block.first_row);
+    block.sum_in_lane_order(p, lane, warp, dq.as_flattened_mut());
     let target = if p.gradients_f32 != 0 { block.dq::<4>(p) } else { block.dq::<2>(p) };
     let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
     let mut m = 0;
@@ -102,11 +118,16 @@ unsafe fn convert<
 
 /// The same for the lanes of [`super::backward_fma`].
 #[inline(always)]
-unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, const N: usize>(p: &BackwardParams) {
+unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, const N: usize>(
+    p: &BackwardParams,
+) {
     let (lane, warp) = (thread::thread_idx_x() % 32, thread::thread_idx_x() / 32);
     let block = QueryTile::of_this_block(p, QUERIES);
+    if block.is_empty() {
+        return;
+    }
     let mut dq = [0.0; N];
-    sum_in_lane_order(p, lane, warp, &mut dq, block.pair, block.first_row);
+    block.sum_in_lane_order(p, lane, warp, &mut dq);
     let target = block.dq::<4>(p);
     let mut four = 0;
     while four < N / 4 {

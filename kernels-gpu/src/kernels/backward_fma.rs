@@ -15,7 +15,9 @@ use crate::attention::gradient::{TilePosition, probabilities, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::pipeline::query_ring::QueryRing;
 use crate::tile::element::F32;
-use crate::tile::fma::{multiply_accumulate, multiply_left_transposed, multiply_transposed, store_probabilities};
+use crate::tile::fma::{
+    multiply_accumulate, multiply_left_transposed, multiply_transposed, store_probabilities,
+};
 use crate::tile::fragment::FmaFragment;
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::store::store_fma_f32;
@@ -48,18 +50,21 @@ unsafe fn backward<
     let k_tile = SharedTile::<KEYS, ROW_BYTES> { address: shared::dynamic_base() };
     let v_tile = SharedTile::<KEYS, ROW_BYTES> { address: k_tile.address + KEYS * ROW_BYTES };
     let ds_tile = SharedTile::<KEYS, QUERY_BYTES> { address: v_tile.address + KEYS * ROW_BYTES };
-    let ring = QueryRing::<1, QUERIES, ROW_BYTES, THREADS, VECTOR>::new(ds_tile.address + KEYS * QUERY_BYTES, thread);
+    let ring = QueryRing::<1, QUERIES, ROW_BYTES, THREADS, VECTOR>::new(
+        ds_tile.address + KEYS * QUERY_BYTES,
+        thread,
+    );
     let scale_log2 = p.scale * core::f32::consts::LOG2_E;
 
     let mut key_tile = block.first_tile;
-    while key_tile * KEYS < p.key_rows {
+    while block.has_key(key_tile * KEYS) {
         let first_key = (key_tile * KEYS) as i32;
         let walk = block.walk(p, first_key, KEYS, QUERIES);
         let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
         let mut at = walk.start();
         if walk.steps > 0 {
-            let k = block.key_rows::<4>(p, &p.k, first_key, p.head_dim);
-            let v = block.key_rows::<4>(p, &p.v, first_key, p.value_dim);
+            let k = block.key_rows::<4>(&p.k, first_key, p.head_dim);
+            let v = block.key_rows::<4>(&p.v, first_key, p.value_dim);
             k_tile.load::<F32, THREADS, VECTOR>(thread, &k);
             v_tile.load::<F32, THREADS, VECTOR>(thread, &v);
             ring.request::<F32>(0, &block.source::<4>(p, &at, QUERIES));
@@ -70,16 +75,18 @@ unsafe fn backward<
             let position = TilePosition {
                 key: first_key + warp_row as i32,
                 query: at.tile * QUERIES as i32,
-                key_rows: p.key_rows as i32,
+                key_rows: block.sequence.visible.key_rows,
                 visible: block.visible,
                 masked: walk.is_masked(&at),
             };
-            let mut scores: [f32; S] = multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
+            let mut scores: [f32; S] =
+                multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
             probabilities::<FmaFragment, R, S>(lane, &mut scores, ring.lse(0), scale_log2, &position);
             store_probabilities::<_, _, R, S>(lane, &scores, ds_tile, warp_row);
             warp::warp_sync();
             multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dv, ds_tile, warp_row, ring.d_o(0));
-            let mut ds: [f32; S] = multiply_transposed::<_, _, _, R, S>(lane, v_tile, warp_row, ring.d_o(0));
+            let mut ds: [f32; S] =
+                multiply_transposed::<_, _, _, R, S>(lane, v_tile, warp_row, ring.d_o(0));
             subtract_delta::<FmaFragment, R, S>(lane, &mut ds, ring.delta(0));
             let mut i = 0;
             while i < S {
@@ -106,8 +113,8 @@ unsafe fn backward<
             dk[i] *= p.scale;
             i += 1;
         }
-        let dk_rows = block.key_rows::<4>(p, &p.dk, first_key, p.head_dim);
-        let dv_rows = block.key_rows::<4>(p, &p.dv, first_key, p.value_dim);
+        let dk_rows = block.key_rows::<4>(&p.dk, first_key, p.head_dim);
+        let dv_rows = block.key_rows::<4>(&p.dv, first_key, p.value_dim);
         store_fma_f32::<R, O, VECTOR>(lane, &dk, warp_row, &dk_rows);
         store_fma_f32::<R, O, VECTOR>(lane, &dv, warp_row, &dv_rows);
         key_tile += p.key_blocks;

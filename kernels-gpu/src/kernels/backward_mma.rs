@@ -21,7 +21,9 @@ use crate::pipeline::query_ring::QueryRing;
 use crate::pipeline::warp_pair::WarpPair;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
-use crate::tile::mma::{multiply_accumulate, multiply_left_transposed, multiply_transposed, pack_all, store_packed};
+use crate::tile::mma::{
+    multiply_accumulate, multiply_left_transposed, multiply_transposed, pack_all, store_packed,
+};
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::store::store_pairs;
 
@@ -60,19 +62,22 @@ unsafe fn backward<
     let k_tile = SharedTile::<KEYS, ROW_BYTES> { address: shared::dynamic_base() };
     let v_tile = SharedTile::<KEYS, ROW_BYTES> { address: k_tile.address + KEYS * ROW_BYTES };
     let ds_tile = SharedTile::<KEYS, QUERY_BYTES> { address: v_tile.address + KEYS * ROW_BYTES };
-    let ring = QueryRing::<2, QUERIES, ROW_BYTES, THREADS, VECTOR>::new(ds_tile.address + KEYS * QUERY_BYTES, thread);
+    let ring = QueryRing::<2, QUERIES, ROW_BYTES, THREADS, VECTOR>::new(
+        ds_tile.address + KEYS * QUERY_BYTES,
+        thread,
+    );
     let exchange = WarpPair::new(pair, ds_tile.address + pair_row * QUERY_BYTES, lane);
     let scale_log2 = p.scale * core::f32::consts::LOG2_E;
 
     let mut key_tile = block.first_tile;
-    while key_tile * KEYS < p.key_rows {
+    while block.has_key(key_tile * KEYS) {
         let first_key = (key_tile * KEYS) as i32;
         let walk = block.walk(p, first_key, KEYS, QUERIES);
         let mut gradient = [[0.0; O]; M];
         let mut at = walk.start();
         if walk.steps > 0 {
-            let k = block.key_rows::<2>(p, &p.k, first_key, p.head_dim);
-            let v = block.key_rows::<2>(p, &p.v, first_key, p.value_dim);
+            let k = block.key_rows::<2>(&p.k, first_key, p.head_dim);
+            let v = block.key_rows::<2>(&p.v, first_key, p.value_dim);
             k_tile.load::<E, THREADS, VECTOR>(thread, &k);
             v_tile.load::<E, THREADS, VECTOR>(thread, &v);
             ring.request::<E>(0, &block.source::<2>(p, &at, QUERIES));
@@ -88,7 +93,8 @@ unsafe fn backward<
             } else {
                 (k_tile, ring.q(at.step), ring.d_o(at.step))
             };
-            let mut scores: [[f32; S]; M] = multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
+            let mut scores: [[f32; S]; M] =
+                multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
             let packed: [[u32; P]; M] = if is_key_warp {
                 let mut m = 0;
                 while m < M {
@@ -126,11 +132,17 @@ unsafe fn backward<
                     let position = TilePosition {
                         key: first_key + (pair_row + 16 * m as u32) as i32,
                         query: at.tile * QUERIES as i32,
-                        key_rows: p.key_rows as i32,
+                        key_rows: block.sequence.visible.key_rows,
                         visible: block.visible,
                         masked: walk.is_masked(&at),
                     };
-                    probabilities::<MmaFragment, 2, S>(lane, &mut scores[m], ring.lse(at.step), scale_log2, &position);
+                    probabilities::<MmaFragment, 2, S>(
+                        lane,
+                        &mut scores[m],
+                        ring.lse(at.step),
+                        scale_log2,
+                        &position,
+                    );
                     m += 1;
                 }
                 let packed = pack_all::<E, M, S, P>(&scores);
@@ -142,7 +154,11 @@ unsafe fn backward<
 
             let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
             let dq: [[f32; DO]; DM] = multiply_left_transposed::<E, KEYS, QUERY_BYTES, ROW_BYTES, DM, DO>(
-                lane, ds_tile, row_group * 16 * DM as u32, k_tile, column_group * DO as u32 / 8,
+                lane,
+                ds_tile,
+                row_group * 16 * DM as u32,
+                k_tile,
+                column_group * DO as u32 / 8,
             );
             add_in_lane_order(lane, warp, dq.as_flattened(), block.dq_accumulator(p, &at, QUERIES));
             at = next;
@@ -152,9 +168,9 @@ unsafe fn backward<
         let (view, columns, factor) =
             if is_key_warp { (&p.dk, p.head_dim, p.scale) } else { (&p.dv, p.value_dim, 1.0) };
         let target = if p.gradients_f32 != 0 {
-            block.key_rows::<4>(p, view, first_key, columns)
+            block.key_rows::<4>(view, first_key, columns)
         } else {
-            block.key_rows::<2>(p, view, first_key, columns)
+            block.key_rows::<2>(view, first_key, columns)
         };
         let mut m = 0;
         while m < M {

@@ -6,7 +6,8 @@
 use crate::abi::{Access, ForwardParams};
 use crate::arch::{shared, thread, warp};
 use crate::attention::mask;
-use crate::attention::problem::{QueryBlock, Scale};
+use crate::attention::query_block::QueryBlock;
+use crate::attention::scale::Scale;
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::key_value_turns::KeyValueTurns;
 use crate::tile::element::F32;
@@ -35,8 +36,11 @@ unsafe fn forward<
 ) {
     let thread = thread::thread_idx_x();
     let (lane, warp_row) = (thread % 32, thread / 32 * 16);
-    let block = QueryBlock::of_this_block::<QUERIES>(p);
-    let tiles = block.key_tiles(p, QUERIES, KEYS);
+    let block = QueryBlock::of_this_block(p, QUERIES);
+    if block.is_empty() {
+        return;
+    }
+    let tiles = block.key_tiles(QUERIES, KEYS);
     let scale = Scale::new(p.scale);
 
     let q_tile = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
@@ -63,16 +67,17 @@ unsafe fn forward<
     while tile < tiles.end {
         key_value.wait();
         key_value.request_value::<F32>(tile);
-        let mut scores: [f32; S] = multiply_transposed::<_, _, _, LANE_ROWS, S>(lane, q_tile, warp_row, key_value.key);
+        let mut scores: [f32; S] =
+            multiply_transposed::<_, _, _, LANE_ROWS, S>(lane, q_tile, warp_row, key_value.key);
         if tile < tiles.full_begin || tile >= tiles.full_end {
             let first_row = block.first_row + warp_row as i32;
             mask::hide::<FmaFragment, LANE_ROWS, S>(
                 lane,
                 &mut scores,
-                &block.visible,
+                &block.sequence.visible,
                 first_row,
                 tile * KEYS as i32,
-                p.query_rows as i32,
+                block.sequence.query_rows,
             );
         }
         softmax.update::<FmaFragment, S, O>(&mut scores, &mut output, scale.log2);
@@ -81,7 +86,13 @@ unsafe fn forward<
         if tile + 1 < tiles.end {
             key_value.request_key::<F32>(tile + 1);
         }
-        multiply_accumulate::<_, _, _, _, LANE_ROWS, O>(lane, &mut output, p_tile, warp_row, key_value.value);
+        multiply_accumulate::<_, _, _, _, LANE_ROWS, O>(
+            lane,
+            &mut output,
+            p_tile,
+            warp_row,
+            key_value.value,
+        );
         tile += 1;
     }
 

@@ -14,7 +14,8 @@
 use crate::abi::{Access, ForwardParams};
 use crate::arch::{shared, thread, warp};
 use crate::attention::mask;
-use crate::attention::problem::{QueryBlock, Scale};
+use crate::attention::query_block::QueryBlock;
+use crate::attention::scale::Scale;
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::key_value_ring::KeyValueRing;
 use crate::tile::element::{self, TensorCoreElement};
@@ -42,8 +43,11 @@ unsafe fn forward<
 ) {
     let lane = thread::thread_idx_x() % 32;
     let warp_row = thread::thread_idx_x() / 32 * 16 * M as u32;
-    let block = QueryBlock::of_this_block::<QUERIES>(p);
-    let tiles = block.key_tiles(p, QUERIES, KEYS);
+    let block = QueryBlock::of_this_block(p, QUERIES);
+    if block.is_empty() {
+        return;
+    }
+    let tiles = block.key_tiles(QUERIES, KEYS);
     let scale = Scale::new(p.scale);
 
     let q_tile = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
@@ -84,10 +88,10 @@ unsafe fn forward<
                 mask::hide::<MmaFragment, 2, S>(
                     lane,
                     &mut scores[m],
-                    &block.visible,
+                    &block.sequence.visible,
                     first_row,
                     tile * KEYS as i32,
-                    p.query_rows as i32,
+                    block.sequence.query_rows,
                 );
                 m += 1;
             }
@@ -98,7 +102,12 @@ unsafe fn forward<
             m += 1;
         }
         let probabilities: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
-        multiply_accumulate::<E, KEYS, ROW_BYTES, M, P, O>(lane, &mut output, &probabilities, ring.value(tile));
+        multiply_accumulate::<E, KEYS, ROW_BYTES, M, P, O>(
+            lane,
+            &mut output,
+            &probabilities,
+            ring.value(tile),
+        );
         tile += 1;
     }
     let target = if p.output_f32 != 0 { block.o::<4>(p) } else { block.o::<2>(p) };

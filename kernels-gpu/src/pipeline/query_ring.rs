@@ -22,7 +22,13 @@ pub struct QuerySource {
 }
 
 /// `STAGES` (1 or 2) stages of a q tile, a dO tile and two rows of statistics, in [`QueryRing::BYTES`] bytes of shared memory.
-pub struct QueryRing<const STAGES: u32, const ROWS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bool> {
+pub struct QueryRing<
+    const STAGES: u32,
+    const ROWS: u32,
+    const ROW_BYTES: u32,
+    const THREADS: u32,
+    const VECTOR: bool,
+> {
     address: u32,
     thread: u32,
 }
@@ -75,9 +81,17 @@ impl<const STAGES: u32, const ROWS: u32, const ROW_BYTES: u32, const THREADS: u3
         // 4 rows per thread: the first ROWS / 4 threads bring lse, the next delta.
         let chunk = self.thread % (ROWS / 4);
         if self.thread < ROWS / 4 {
-            async_copy::copy16(self.lse(step) + 16 * chunk, source.lse.wrapping_add(16 * chunk as u64), 16);
+            async_copy::copy16(
+                self.lse(step) + 16 * chunk,
+                source.lse.wrapping_add(16 * chunk as u64),
+                16,
+            );
         } else if self.thread < ROWS / 2 {
-            async_copy::copy16(self.delta(step) + 16 * chunk, source.delta.wrapping_add(16 * chunk as u64), 16);
+            async_copy::copy16(
+                self.delta(step) + 16 * chunk,
+                source.delta.wrapping_add(16 * chunk as u64),
+                16,
+            );
         }
         async_copy::commit();
     }

@@ -34,7 +34,8 @@ impl WarpPair {
         while m < M {
             let mut i = 0;
             while i < N / 4 {
-                let four = [values[m][4 * i], values[m][4 * i + 1], values[m][4 * i + 2], values[m][4 * i + 3]];
+                let four =
+                    [values[m][4 * i], values[m][4 * i + 1], values[m][4 * i + 2], values[m][4 * i + 3]];
                 shared::store_u32x4(self.place(m * (N / 4) + i), four);
                 i += 1;
             }

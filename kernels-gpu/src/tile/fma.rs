@@ -70,7 +70,12 @@ pub unsafe fn multiply_transposed<
 /// # Safety
 /// These rows of `p` belong to this warp.
 #[inline(always)]
-pub unsafe fn store_probabilities<const ROWS: u32, const P_ROW_BYTES: u32, const R: usize, const S: usize>(
+pub unsafe fn store_probabilities<
+    const ROWS: u32,
+    const P_ROW_BYTES: u32,
+    const R: usize,
+    const S: usize,
+>(
     lane: u32,
     values: &[f32; S],
     p: SharedTile<ROWS, P_ROW_BYTES>,

@@ -16,25 +16,24 @@ pub struct GlobalRows {
 }
 
 impl GlobalRows {
-    /// The rows from `first_row` on of (`batch`, `head`), of a sequence of `all_rows` rows.
+    /// `rows` rows of `view` from device address `address` on.
     #[inline(always)]
     pub fn new<const ELEMENT_BYTES: i64>(
         view: &TensorView,
-        batch: u32,
-        head: u32,
-        first_row: i32,
-        all_rows: i32,
+        address: u64,
+        rows: i32,
         columns: u32,
     ) -> Self {
+        GlobalRows { address, row_bytes: view.row_stride * ELEMENT_BYTES, rows, columns }
+    }
+
+    /// Device address of row `row` of (`batch`, `head`).
+    #[inline(always)]
+    pub fn address<const ELEMENT_BYTES: i64>(view: &TensorView, batch: u32, head: u32, row: i32) -> u64 {
         let offset = batch as i64 * view.batch_stride
             + head as i64 * view.head_stride
-            + first_row as i64 * view.row_stride;
-        GlobalRows {
-            address: view.address.wrapping_add((offset * ELEMENT_BYTES) as u64),
-            row_bytes: view.row_stride * ELEMENT_BYTES,
-            rows: all_rows - first_row,
-            columns,
-        }
+            + row as i64 * view.row_stride;
+        view.address.wrapping_add((offset * ELEMENT_BYTES) as u64)
     }
 
     /// The same, `count` rows further on.

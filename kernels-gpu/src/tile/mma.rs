@@ -119,9 +119,17 @@ pub fn pack_all<E: TensorCoreElement, const M: usize, const N: usize, const H: u
 /// As [`multiply_transposed`].
 #[inline(always)]
 pub unsafe fn multiply_accumulate<
-    E: TensorCoreElement, const DEPTH: u32, const ROW_BYTES: u32, const M: usize, const H: usize, const O: usize,
+    E: TensorCoreElement,
+    const DEPTH: u32,
+    const ROW_BYTES: u32,
+    const M: usize,
+    const H: usize,
+    const O: usize,
 >(
-    lane: u32, output: &mut [[f32; O]; M], p: &[[u32; H]; M], b: SharedTile<DEPTH, ROW_BYTES>,
+    lane: u32,
+    output: &mut [[f32; O]; M],
+    p: &[[u32; H]; M],
+    b: SharedTile<DEPTH, ROW_BYTES>,
 ) {
     let b_lane = LaneAddress::<ROW_BYTES>::rows_first(lane);
     let mut step = 0;
@@ -150,10 +158,18 @@ pub unsafe fn multiply_accumulate<
 /// As [`multiply_transposed`].
 #[inline(always)]
 pub unsafe fn multiply_left_transposed<
-    E: TensorCoreElement, const DEPTH: u32, const A_ROW_BYTES: u32, const B_ROW_BYTES: u32, const M: usize,
+    E: TensorCoreElement,
+    const DEPTH: u32,
+    const A_ROW_BYTES: u32,
+    const B_ROW_BYTES: u32,
+    const M: usize,
     const O: usize,
 >(
-    lane: u32, a: SharedTile<DEPTH, A_ROW_BYTES>, first_row: u32, b: SharedTile<DEPTH, B_ROW_BYTES>, first_block: u32,
+    lane: u32,
+    a: SharedTile<DEPTH, A_ROW_BYTES>,
+    first_row: u32,
+    b: SharedTile<DEPTH, B_ROW_BYTES>,
+    first_block: u32,
 ) -> [[f32; O]; M] {
     let a_lane = LaneAddress::<A_ROW_BYTES>::chunks_first(lane);
     let b_lane = LaneAddress::<B_ROW_BYTES>::rows_first(lane);
@@ -169,7 +185,8 @@ pub unsafe fn multiply_left_transposed<
         }
         let mut block = 0;
         while block < O / 8 {
-            let b = matrix::load_matrix_x4_transposed(b_lane.of(b, 16 * step, first_block + block as u32));
+            let b =
+                matrix::load_matrix_x4_transposed(b_lane.of(b, 16 * step, first_block + block as u32));
             let mut m = 0;
             while m < M {
                 accumulate::<E, O>(&mut output[m], 2 * block, fragments[m], [b[0], b[1]]);

@@ -89,13 +89,18 @@ pub unsafe fn store_pairs<E: TensorCoreElement, const N: usize, const VECTOR: bo
             let mut tile = 0;
             while tile < N / 4 {
                 let register = 4 * tile + 2 * half;
-                let column = first_column + <MmaFragment as Fragment<2, N>>::first_column(lane) + 8 * tile as u32;
+                let column =
+                    first_column + <MmaFragment as Fragment<2, N>>::first_column(lane) + 8 * tile as u32;
                 let pair = [values[register], values[register + 1]];
                 let valid = target.columns as i32 - column as i32;
                 if as_f32 {
                     store_pair_f32::<VECTOR>(start.wrapping_add(4 * column as u64), pair, valid);
                 } else {
-                    store_pair::<VECTOR>(start.wrapping_add(2 * column as u64), E::pack(pair[0], pair[1]), valid);
+                    store_pair::<VECTOR>(
+                        start.wrapping_add(2 * column as u64),
+                        E::pack(pair[0], pair[1]),
+                        valid,
+                    );
                 }
                 tile += 1;
             }
@@ -162,7 +167,12 @@ pub unsafe fn store_fma_f32<const ROWS: usize, const N: usize, const VECTOR: boo
 /// # Safety
 /// `target` is writable where valid; with `VECTOR`, its rows are 16-byte aligned.
 #[inline(always)]
-pub unsafe fn store_four_f32<const VECTOR: bool>(target: &GlobalRows, row: i32, column: u32, values: [f32; 4]) {
+pub unsafe fn store_four_f32<const VECTOR: bool>(
+    target: &GlobalRows,
+    row: i32,
+    column: u32,
+    values: [f32; 4],
+) {
     if row >= target.rows {
         return;
     }

@@ -1,4 +1,5 @@
-//! Stage 7: the committed PTX, one compressed file per kernel, and the manifest that ties it to its source.
+//! Stage 7: the committed PTX, one compressed file per kernel, and the manifest that ties it to its
+//! source.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -86,8 +87,8 @@ pub fn write(manifest: &Manifest, built: &[Built]) -> Result<()> {
     }
     for one in built {
         let path = dir().join(format!("{}.ptx.gz", one.spec.name));
-        // A file that holds the right text already is left alone: another version of the compressor may write
-        // other bytes for the same text.
+        // A file that holds the right text already is left alone: another version of the compressor may
+        // write other bytes for the same text.
         if unpack(&path).is_ok_and(|text| text == one.ptx) {
             continue;
         }

@@ -1,4 +1,5 @@
-//! Which compiler turns the kernels into PTX: found in a fixed order, its version checked, and installed on request.
+//! Which compiler turns the kernels into PTX: found in a fixed order, its version checked, and installed
+//! on request.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -72,7 +73,7 @@ pub fn install() -> Result<()> {
         vec![rustup_command()]
     } else {
         bail!(
-            "neither apt-get nor rustup is at hand: install Rust {RUST_RELEASE} with its source and LLVM {LLVM_MAJOR}"
+            "neither apt-get nor rustup is at hand: install Rust {RUST_RELEASE}, its source and LLVM {LLVM_MAJOR}"
         );
     };
     for words in commands {

@@ -1,14 +1,16 @@
 //! Stage 2: tell LLVM which inline assembly is convergent.
 //!
-//! A convergent operation (a barrier, a shuffle, an `mma`) may not be made to depend on more conditions than the
-//! source says, so no pass may copy it into two branches or sink it into one. Clang marks all inline assembly so on
-//! GPU targets; rustc marks the functions but not the `asm!` in them, and LLVM then duplicates barriers: two
-//! `bar.sync` between branches of lane 0 come out as three. This stage adds the attribute to the IR text, to every
-//! `asm` call except those whose instructions are all known to concern one thread only.
+//! A convergent operation (a barrier, a shuffle, an `mma`) may not be made to depend on more conditions
+//! than the source says, so no pass may copy it into two branches or sink it into one. Clang marks all
+//! inline assembly so on GPU targets; rustc marks the functions but not the `asm!` in them, and LLVM
+//! then duplicates barriers: two `bar.sync` between branches of lane 0 come out as three. This stage
+//! adds the attribute to the IR text, to every `asm` call except those whose instructions are all known
+//! to concern one thread only.
 
 use anyhow::{Result, anyhow, bail};
 
-/// Instructions of one thread: moving and computing registers, plain loads and stores. Everything else is convergent.
+/// Instructions of one thread: moving and computing registers, plain loads and stores. Everything else
+/// is convergent.
 const THREAD_LOCAL: &[&str] = &[
     "abs", "add", "and", "bfe", "bfi", "clz", "copysign", "cvt", "cvta", "ex2", "fma", "isspacep", "ld",
     "lg2", "lop3", "mad", "max", "min", "mov", "mul", "neg", "not", "or", "popc", "prefetch", "prmt",
@@ -19,8 +21,8 @@ const THREAD_LOCAL: &[&str] = &[
 /// Returns the IR with every `asm` call that is not thread-local marked convergent.
 ///
 /// # Errors
-/// When an `asm` call has a form that this stage does not know, or a function is not convergent although rustc makes
-/// all functions convergent on this target: either would let LLVM move barriers unseen.
+/// When an `asm` call has a form that this stage does not know, or a function is not convergent although
+/// rustc makes all functions convergent on this target: either would let LLVM move barriers unseen.
 pub fn mark(ir: &str) -> Result<String> {
     let mut marked = String::with_capacity(ir.len() + ir.len() / 64);
     for line in ir.lines() {
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn existing_attributes_stay() {
-        let line = r#"  %1 = tail call { i32, i32 } asm "shfl.sync.bfly.b32 $0|p, $1;", "=&r,r"(i32 %x) #23, !dbg !3"#;
+        let line = r#"  %1 = tail call { i32, i32 } asm "shfl.sync $0|p, $1;", "=&r,r"(i32 %x) #23, !dbg !3"#;
         assert!(mark_line(line).contains(r#""=&r,r"(i32 %x) convergent #23, !dbg"#));
     }
 

@@ -6,7 +6,8 @@ use kernels_gpu::abi::{Access, KernelSpec};
 
 use super::ptx::opcodes;
 
-/// Instructions whose number is pinned per kernel: one more or less means that a pass copied or merged them.
+/// Instructions whose number is pinned per kernel: one more or less means that a pass copied or merged
+/// them.
 const CONVERGENT: &[&str] = &[
     "activemask",
     "bar.arrive",
@@ -50,7 +51,7 @@ pub fn faults(ptx: &str, spec: &KernelSpec) -> Vec<String> {
             fault(format!(
                 "an array in local memory (a loop not unrolled, an index not constant): {line}"
             ));
-        } else if line.starts_with(".file") && line.contains("\"/") {
+        } else if ["\"/", "// /", "@[ /"].iter().any(|start| line.contains(start)) {
             fault(format!("a path of the building machine: {line}"));
         }
     }
@@ -120,7 +121,8 @@ mod tests {
 
     #[test]
     fn counting_takes_the_longest_name() {
-        let body = "cp.async.cg.shared.global [%r1], [%rd1], 16; cp.async.commit_group; cp.async.wait_group 0; bar.sync 0;";
+        let body = "cp.async.cg.shared.global [%r1], [%rd1], 16; cp.async.commit_group;\n\
+                    cp.async.wait_group 0; bar.sync 0;";
         let counts = convergent(&entry(body));
         let want =
             [("bar.sync", 1), ("cp.async", 1), ("cp.async.commit_group", 1), ("cp.async.wait_group", 1)];

@@ -15,8 +15,8 @@ const PTX_VERSION: &str = "ptx80";
 /// Everything but the entry goes, then the usual passes.
 const PASSES: &str = "-passes=internalize,globaldce,default<O3>";
 
-/// Loops over register arrays must unroll fully, however long the body: what stays a loop indexes an array in local
-/// memory, ten times slower.
+/// Loops over register arrays must unroll fully, however long the body: what stays a loop indexes an
+/// array in local memory, ten times slower.
 const UNROLL: &str = "-unroll-threshold=100000";
 
 /// Compiles one entry. `dir` receives `<entry>.ll` (optimised) and `<entry>.raw.ptx`.

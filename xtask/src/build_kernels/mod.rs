@@ -38,13 +38,15 @@ pub struct Args {
     /// With --check: compare the hash of the source alone; needs no compiler.
     #[arg(long, requires = "check")]
     pub hash_only: bool,
-    /// Install what is missing (Debian packages or a rustup toolchain, the ptxas wheel), printing the commands.
+    /// Install what is missing (Debian packages or a rustup toolchain, the ptxas wheel), printing the
+    /// commands.
     #[arg(long)]
     pub install: bool,
     /// Build only kernels whose name contains this; writes no artifacts.
     #[arg(long, value_name = "SUBSTRING")]
     pub only: Option<String>,
-    /// Keep the optimised IR and the PTX of every kernel here [default: kernels/out in the target folder].
+    /// Keep the optimised IR and the PTX of every kernel here [default: kernels/out in the target
+    /// folder].
     #[arg(long, value_name = "DIR")]
     pub emit_dir: Option<PathBuf>,
     /// Insist on ptxas; without this it is used when at hand, and not for --only.

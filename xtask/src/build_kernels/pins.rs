@@ -1,7 +1,8 @@
-//! The pinned tables under `kernels-gpu/pins`: what the kernels contain and need, compared on every build.
+//! The pinned tables under `kernels-gpu/pins`: what the kernels contain and need, compared on every
+//! build.
 //!
-//! `convergent.json` must match exactly. `ptxas.json` is a ratchet: a figure may only improve, and a better one is
-//! pinned with `--bless` in the same commit.
+//! `convergent.json` must match exactly. `ptxas.json` is a ratchet: a figure may only improve, and a
+//! better one is pinned with `--bless` in the same commit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,7 +47,8 @@ fn write(path: &Path, value: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
-/// Compares the counts with the pinned ones, or pins them. `partial`: other kernels exist and were not built.
+/// Compares the counts with the pinned ones, or pins them. `partial`: other kernels exist and were not
+/// built.
 ///
 /// # Errors
 /// When the pinned table cannot be read or written. Differences are returned, a line each.
@@ -92,8 +94,8 @@ fn difference(pinned: &Counts, found: &Counts) -> String {
 /// Compares ptxas figures with the pinned ones, or pins them.
 ///
 /// # Errors
-/// When the pinned table cannot be read or written. Figures that got worse are returned, a line each; better ones
-/// are printed.
+/// When the pinned table cannot be read or written. Figures that got worse are returned, a line each;
+/// better ones are printed.
 pub fn assembled(found: &Assembled, bless: bool, partial: bool) -> Result<Vec<String>> {
     let path = dir().join("ptxas.json");
     let mut pinned: Assembled = read(&path)?;

@@ -1,4 +1,5 @@
-//! Stage 6: what NVIDIA's assembler makes of the kernels. Optional: it is not free software and not everywhere.
+//! Stage 6: what NVIDIA's assembler makes of the kernels. Optional: it is not free software and not
+//! everywhere.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,8 +70,8 @@ pub fn install() -> Result<()> {
     ]))
 }
 
-/// Finds the assembler: `$PTXAS`, `PATH`, `$FATTN_NV_TOOLS`, the folder that `--install` fills, the wheels of the
-/// Python at hand, and a CUDA toolkit in its usual place.
+/// Finds the assembler: `$PTXAS`, `PATH`, `$FATTN_NV_TOOLS`, the folder that `--install` fills, the
+/// wheels of the Python at hand, and a CUDA toolkit in its usual place.
 ///
 /// # Errors
 /// When the one found does not run.

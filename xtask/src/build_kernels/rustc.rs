@@ -1,9 +1,10 @@
 //! Stage 1: Rust to LLVM IR, nothing optimised yet.
 //!
-//! `core` is not linked: the kernels take from it only what is generic or `#[inline]`, and that is compiled into
-//! their own IR. So its metadata with the bodies of all functions (`-Zalways-encode-mir`) is enough; it is made once
-//! per compiler and kept in the target folder. Whatever a kernel calls that is *not* inline stays an external
-//! function, which the lint refuses: it is a panic or something as unwelcome.
+//! `core` is not linked: the kernels take from it only what is generic or `#[inline]`, and that is
+//! compiled into their own IR. So its metadata with the bodies of all functions (`-Zalways-encode-mir`)
+//! is enough; it is made once per compiler and kept in the target folder. Whatever a kernel calls that
+//! is *not* inline stays an external function, which the lint refuses: it is a panic or something as
+//! unwelcome.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,8 @@ use crate::workspace::{output, target_dir};
 /// What every crate in the GPU build is compiled with.
 ///
 /// - `-Zmir-enable-passes=-JumpThreading`: the pass copies blocks, and with them barriers.
-/// - `-Cdebuginfo=line-directives-only`: `.loc` lines for the emulator and the profilers, no debug sections.
+/// - `-Cdebuginfo=line-directives-only`: `.loc` lines for the emulator and the profilers, no debug
+///   sections.
 /// - `-Aunsafe_op_in_unsafe_fn`: as in `kernels-gpu/Cargo.toml`, which rustc does not read.
 const FLAGS: [&str; 8] = [
     "--edition=2024",

@@ -1,7 +1,7 @@
 //! Rust text without what the compiler does not read as code.
 
-/// Blanks comments and the insides of string and character literals; every line keeps its number and length in
-/// characters.
+/// Blanks comments and the insides of string and character literals; every line keeps its number and
+/// length in characters.
 pub fn only(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -38,8 +38,8 @@ fn token(chars: &[char], at: usize) -> Token {
         ('\'', '\\') => Token::Literal((find(chars, at + 3, "'") + 1).min(chars.len())),
         ('\'', _) if next(2) == '\'' => Token::Literal(at + 3),
         (c, _) if is_word(c) => {
-            // A whole word at once, so that the r of `for"` is not taken for a raw string. b"" and c"" are words
-            // followed by a string.
+            // A whole word at once, so that the r of `for"` is not taken for a raw string. b"" and c""
+            // are words followed by a string.
             let end = (at..chars.len()).find(|&i| !is_word(chars[i])).unwrap_or(chars.len());
             let raw = chars[end - 1] == 'r' && end - at == 2 && raw_string(chars, end - 1).is_some();
             Token::Code(if raw { end - 1 } else { end })
@@ -85,7 +85,8 @@ fn string(chars: &[char], mut i: usize) -> usize {
     (i + 1).min(chars.len())
 }
 
-/// Index behind a raw string that starts with the `r` at `at`, or none when it is a word such as `r#type`.
+/// Index behind a raw string that starts with the `r` at `at`, or none when it is a word such as
+/// `r#type`.
 fn raw_string(chars: &[char], at: usize) -> Option<usize> {
     let hashes = chars[at + 1..].iter().take_while(|&&c| c == '#').count();
     let open = at + 1 + hashes;

@@ -97,7 +97,8 @@ pub fn oracle(files: &[File]) -> Vec<String> {
     broken
 }
 
-/// Inline assembly and intrinsics: in `kernels-gpu/src/arch`, and in the host's trampolines to the CUDA driver.
+/// Inline assembly and intrinsics: in `kernels-gpu/src/arch`, and in the host's trampolines to the CUDA
+/// driver.
 pub fn asm(files: &[File]) -> Vec<String> {
     const HOMES: &[&str] = &["kernels-gpu/src/arch/", "host/src/driver/cuda/", "xtask/fixtures/"];
     const WORDS: &[&str] = &["asm!", "core::arch", "core::intrinsics", "std::arch"];
@@ -115,7 +116,8 @@ pub fn asm(files: &[File]) -> Vec<String> {
     broken
 }
 
-/// The names that follow `prefix` in the code, with the index of the line: `use crate::{tile, arch::x}` names two.
+/// The names that follow `prefix` in the code, with the index of the line: `use crate::{tile, arch::x}`
+/// names two.
 fn paths(code: &str, prefix: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (start, _) in code.match_indices(prefix) {
@@ -169,7 +171,8 @@ mod tests {
 
     #[test]
     fn imports_to_the_left_are_fine() {
-        let text = "use crate::{abi::Dtype, arch::{warp, barrier}};\n// use crate::kernels::x\nuse super::fragment;";
+        let text = "use crate::{abi::Dtype, arch::{warp, barrier}};\n\
+                    // use crate::kernels::x\nuse super::fragment;";
         assert_eq!(layers(&file("kernels-gpu/src/tile/mma.rs", text)), Vec::<String>::new());
     }
 

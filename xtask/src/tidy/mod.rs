@@ -1,4 +1,5 @@
-//! `tidy`: the rules of the tree that no compiler knows. `ARCHITECTURE.md` says why; each rule's name stands there.
+//! `tidy`: the rules of the tree that no compiler knows. `ARCHITECTURE.md` says why; each rule's name
+//! stands there.
 
 mod code;
 mod invariants;

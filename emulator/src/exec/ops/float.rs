@@ -1,0 +1,180 @@
+//! Arithmetic on f32 and f64.
+//!
+//! Results that are NaN have one bit pattern, as on the hardware.
+
+use super::math;
+use crate::exec::lanes::{map1, map2, map3};
+use crate::exec::registers::Registers;
+use crate::isa::{FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FloatOp, Instruction};
+
+/// The f32 NaN that arithmetic produces.
+pub const NAN32: u32 = 0x7fff_ffff;
+const NAN64: u64 = 0x7fff_ffff_ffff_ffff;
+
+/// A subnormal number becomes a zero of its sign.
+#[inline(always)]
+pub fn flush(value: f32) -> f32 {
+    let bits = value.to_bits();
+    f32::from_bits(if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits })
+}
+
+#[inline(always)]
+fn canonical(value: f32) -> f32 {
+    if value.is_nan() { f32::from_bits(NAN32) } else { value }
+}
+
+#[inline(always)]
+fn canonical64(value: f64) -> f64 {
+    if value.is_nan() { f64::from_bits(NAN64) } else { value }
+}
+
+/// NaN becomes 0.
+#[inline(always)]
+fn saturate(value: f32) -> f32 {
+    if value > 1.0 {
+        1.0
+    } else if value > 0.0 {
+        value
+    } else {
+        0.0
+    }
+}
+
+/// The smaller one; the other one if one is NaN; -0 is smaller than +0.
+#[inline(always)]
+pub fn minimum(a: f32, b: f32) -> f32 {
+    let smaller = if a < b { a } else { b };
+    let equal = f32::from_bits(a.to_bits() | b.to_bits());
+    let ordered = if a == b { equal } else { smaller };
+    if a.is_nan() {
+        b
+    } else if b.is_nan() {
+        a
+    } else {
+        ordered
+    }
+}
+
+/// The larger one; the other one if one is NaN; +0 is larger than -0.
+#[inline(always)]
+pub fn maximum(a: f32, b: f32) -> f32 {
+    let larger = if a > b { a } else { b };
+    let equal = f32::from_bits(a.to_bits() & b.to_bits());
+    let ordered = if a == b { equal } else { larger };
+    if a.is_nan() {
+        b
+    } else if b.is_nan() {
+        a
+    } else {
+        ordered
+    }
+}
+
+#[inline(always)]
+fn unary(r: &mut Registers, i: &Instruction, m: u32, f: impl Fn(f32) -> f32) {
+    if i.has(FLAG_FTZ) {
+        map1(r, i, m, |a| canonical(flush(f(flush(a)))));
+    } else {
+        map1(r, i, m, |a| canonical(f(a)));
+    }
+}
+
+#[inline(always)]
+fn binary(r: &mut Registers, i: &Instruction, m: u32, f: impl Fn(f32, f32) -> f32) {
+    if i.flags & (FLAG_FTZ | FLAG_SATURATE) == 0 {
+        map2(r, i, m, |a, b| canonical(f(a, b)));
+        return;
+    }
+    let (ftz, sat) = (i.has(FLAG_FTZ), i.has(FLAG_SATURATE));
+    let input = |value: f32| if ftz { flush(value) } else { value };
+    map2(r, i, m, |a, b| {
+        let value = input(f(input(a), input(b)));
+        if sat { saturate(value) } else { canonical(value) }
+    });
+}
+
+#[inline(always)]
+fn fused(r: &mut Registers, i: &Instruction, m: u32) {
+    if i.flags & (FLAG_FTZ | FLAG_SATURATE) == 0 {
+        map3(r, i, m, |a: f32, b: f32, c: f32| canonical(a.mul_add(b, c)));
+        return;
+    }
+    let (ftz, sat) = (i.has(FLAG_FTZ), i.has(FLAG_SATURATE));
+    let input = |value: f32| if ftz { flush(value) } else { value };
+    map3(r, i, m, |a: f32, b: f32, c: f32| {
+        let value = input(input(a).mul_add(input(b), input(c)));
+        if sat { saturate(value) } else { canonical(value) }
+    });
+}
+
+/// f32.
+#[inline(always)]
+pub fn run32(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
+    match op {
+        FloatOp::Add => binary(r, i, m, |a, b| a + b),
+        FloatOp::Sub => binary(r, i, m, |a, b| a - b),
+        FloatOp::Mul => binary(r, i, m, |a, b| a * b),
+        FloatOp::Div => binary(r, i, m, |a, b| a / b),
+        FloatOp::Fma => fused(r, i, m),
+        FloatOp::Min if i.has(FLAG_VARIANT) => binary(r, i, m, |a, b| nan_or(a, b, minimum(a, b))),
+        FloatOp::Max if i.has(FLAG_VARIANT) => binary(r, i, m, |a, b| nan_or(a, b, maximum(a, b))),
+        FloatOp::Min => binary(r, i, m, minimum),
+        FloatOp::Max => binary(r, i, m, maximum),
+        // The sign of a NaN changes too: these two are operations on bits.
+        FloatOp::Neg if !i.has(FLAG_FTZ) => map1(r, i, m, |a: u32| a ^ 0x8000_0000),
+        FloatOp::Abs if !i.has(FLAG_FTZ) => map1(r, i, m, |a: u32| a & 0x7fff_ffff),
+        FloatOp::Neg => unary(r, i, m, |a| -a),
+        FloatOp::Abs => unary(r, i, m, f32::abs),
+        FloatOp::Rcp => unary(r, i, m, |a| 1.0 / a),
+        FloatOp::Sqrt => unary(r, i, m, f32::sqrt),
+        FloatOp::Rsqrt => unary(r, i, m, math::rsqrt),
+        FloatOp::Ex2 => unary(r, i, m, math::exp2),
+        FloatOp::Lg2 => unary(r, i, m, math::log2),
+        FloatOp::Tanh => unary(r, i, m, math::tanh),
+        FloatOp::Sin => unary(r, i, m, math::sin),
+        FloatOp::Cos => unary(r, i, m, math::cos),
+        FloatOp::CopySign => {
+            map2(r, i, m, |a: u32, b: u32| b & 0x7fff_ffff | a & 0x8000_0000);
+        }
+    }
+}
+
+#[inline(always)]
+fn nan_or(a: f32, b: f32, value: f32) -> f32 {
+    if a.is_nan() | b.is_nan() { f32::NAN } else { value }
+}
+
+/// f64.
+#[inline(always)]
+pub fn run64(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
+    match op {
+        FloatOp::Add => map2(r, i, m, |a: f64, b: f64| canonical64(a + b)),
+        FloatOp::Sub => map2(r, i, m, |a: f64, b: f64| canonical64(a - b)),
+        FloatOp::Mul => map2(r, i, m, |a: f64, b: f64| canonical64(a * b)),
+        FloatOp::Div => map2(r, i, m, |a: f64, b: f64| canonical64(a / b)),
+        FloatOp::Fma => map3(r, i, m, |a: f64, b: f64, c: f64| canonical64(a.mul_add(b, c))),
+        FloatOp::Min => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, a < b))),
+        FloatOp::Max => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, a > b))),
+        FloatOp::Neg => map1(r, i, m, |a: u64| a ^ 1 << 63),
+        FloatOp::Abs => map1(r, i, m, |a: u64| a & !(1 << 63)),
+        FloatOp::Rcp => map1(r, i, m, |a: f64| canonical64(1.0 / a)),
+        FloatOp::Sqrt => map1(r, i, m, |a: f64| canonical64(a.sqrt())),
+        FloatOp::Rsqrt => map1(r, i, m, |a: f64| canonical64(1.0 / a.sqrt())),
+        FloatOp::CopySign => map2(r, i, m, |a: f64, b: f64| b.copysign(a)),
+        FloatOp::Ex2 | FloatOp::Lg2 | FloatOp::Tanh | FloatOp::Sin | FloatOp::Cos => {
+            unreachable!("the decoder makes {op:?} for f32 alone")
+        }
+    }
+}
+
+/// `a` if it comes first or `b` is NaN; zeros by their sign.
+#[inline(always)]
+fn ordered64(a: f64, b: f64, first: bool) -> f64 {
+    if a.is_nan() {
+        b
+    } else if b.is_nan() || first {
+        a
+    } else {
+        b
+    }
+}

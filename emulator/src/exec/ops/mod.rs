@@ -1,0 +1,14 @@
+//! The instruction families, a file each.
+
+pub mod async_copy;
+pub mod atomic;
+pub mod compare;
+pub mod convert;
+pub mod float;
+pub mod half;
+pub mod integer;
+pub mod math;
+pub mod matrix;
+pub mod memory;
+pub mod moves;
+pub mod shuffle;

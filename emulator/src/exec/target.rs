@@ -1,0 +1,98 @@
+//! One table of instruction families per kind of CPU.
+//!
+//! The families are plain Rust loops. They are compiled twice: portably, and with AVX2 and FMA, where a
+//! fused multiply-add is one instruction instead of a library call. The table is chosen once per launch.
+
+use super::context::{Context, Flow};
+use super::ops;
+use super::registers::Registers;
+use super::warp::Warp;
+use crate::isa::{CompareType, FloatOp, Instruction, IntegerOp, MatrixOp, Op};
+use crate::memory::Space;
+
+/// The instruction families of which a faster version exists.
+pub struct Families {
+    pub integer16: fn(&mut Registers, &Instruction, u32, IntegerOp),
+    pub integer32: fn(&mut Registers, &Instruction, u32, IntegerOp),
+    pub integer64: fn(&mut Registers, &Instruction, u32, IntegerOp),
+    pub float32: fn(&mut Registers, &Instruction, u32, FloatOp),
+    pub float64: fn(&mut Registers, &Instruction, u32, FloatOp),
+    pub half: fn(&mut Registers, &Instruction, u32, Op),
+    pub compare: fn(&mut Registers, &Instruction, u32, CompareType),
+    pub convert: fn(&mut Registers, &Instruction, u32, Op),
+    pub load: fn(&mut Context<'_>, &mut Warp, &Instruction, u32, Space) -> Flow,
+    pub store: fn(&mut Context<'_>, &mut Warp, &Instruction, u32, Space) -> Flow,
+    pub matrix: fn(&mut Context<'_>, &mut Warp, &Instruction, u32, MatrixOp) -> Flow,
+}
+
+macro_rules! families {
+    ($wrap:ident) => {
+        Families {
+            integer16: $wrap!(ops::integer::run16, (r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) -> ()),
+            integer32: $wrap!(ops::integer::run32, (r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) -> ()),
+            integer64: $wrap!(ops::integer::run64, (r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) -> ()),
+            float32: $wrap!(ops::float::run32, (r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) -> ()),
+            float64: $wrap!(ops::float::run64, (r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) -> ()),
+            half: $wrap!(ops::half::run, (r: &mut Registers, i: &Instruction, m: u32, op: Op) -> ()),
+            compare: $wrap!(ops::compare::run, (r: &mut Registers, i: &Instruction, m: u32, op: CompareType) -> ()),
+            convert: $wrap!(ops::convert::run, (r: &mut Registers, i: &Instruction, m: u32, op: Op) -> ()),
+            load: $wrap!(ops::memory::load,
+                (c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow),
+            store: $wrap!(ops::memory::store,
+                (c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow),
+            matrix: $wrap!(ops::matrix::run,
+                (c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: MatrixOp) -> Flow),
+        }
+    };
+}
+
+macro_rules! portable {
+    ($path:path, ($($name:ident: $type:ty),*) -> $result:ty) => {{
+        fn run($($name: $type),*) -> $result {
+            $path($($name),*)
+        }
+        run
+    }};
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! avx2 {
+    ($path:path, ($($name:ident: $type:ty),*) -> $result:ty) => {{
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        fn vector($($name: $type),*) -> $result {
+            $path($($name),*)
+        }
+        fn run($($name: $type),*) -> $result {
+            // SAFETY: `families` hands out this table only where the CPU has these features.
+            unsafe { vector($($name),*) }
+        }
+        run
+    }};
+}
+
+static PORTABLE: Families = families!(portable);
+#[cfg(target_arch = "x86_64")]
+static AVX2: Families = families!(avx2);
+
+/// The fastest table for this CPU.
+pub fn families() -> &'static Families {
+    #[cfg(target_arch = "x86_64")]
+    if ["avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt", "popcnt"].iter().all(|name| has(name)) {
+        return &AVX2;
+    }
+    &PORTABLE
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has(feature: &str) -> bool {
+    match feature {
+        "avx2" => is_x86_feature_detected!("avx2"),
+        "fma" => is_x86_feature_detected!("fma"),
+        "f16c" => is_x86_feature_detected!("f16c"),
+        "bmi1" => is_x86_feature_detected!("bmi1"),
+        "bmi2" => is_x86_feature_detected!("bmi2"),
+        "lzcnt" => is_x86_feature_detected!("lzcnt"),
+        "popcnt" => is_x86_feature_detected!("popcnt"),
+        _ => false,
+    }
+}

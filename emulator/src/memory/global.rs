@@ -1,0 +1,428 @@
+//! Global memory of the emulated device.
+
+use super::{Refusal, SHARED_WINDOW};
+use crate::error::MemoryError;
+use crate::module::ModuleData;
+use crate::shadow::{Shadow, State};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::collections::HashMap;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// Bits of an address that count bytes inside an allocation.
+const OFFSET_BITS: u32 = 40;
+const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
+/// Every allocation starts on such a boundary.
+const ALIGN: usize = 256;
+/// Unwritten bytes: NaN in every floating-point type, and no plausible integer.
+const POISON: u8 = 0xff;
+
+/// An address in emulated global memory, as a kernel parameter carries it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub u64);
+
+impl Address {
+    /// The address so many bytes further on.
+    pub const fn offset(self, bytes: u64) -> Address {
+        Address(self.0.wrapping_add(bytes))
+    }
+
+    /// The bytes of a kernel parameter with this value.
+    pub const fn to_le_bytes(self) -> [u8; 8] {
+        self.0.to_le_bytes()
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl From<Address> for u64 {
+    fn from(address: Address) -> u64 {
+        address.0
+    }
+}
+
+/// What a memory holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStatistics {
+    /// Live allocations, module variables included.
+    pub allocations: usize,
+    /// Bytes in them.
+    pub bytes_live: u64,
+}
+
+/// One allocation and its shadow.
+struct Allocation {
+    data: NonNull<u8>,
+    states: NonNull<u8>,
+    bytes: usize,
+    read_only: bool,
+    /// All bytes are known to be written; the shadow need not be asked.
+    all_written: AtomicBool,
+}
+
+// SAFETY: the pointers are owned. Host operations on them are plain copies that a `Memory` bounds-checks;
+// kernels access them from several threads. Accesses that race are races of the emulated program, which
+// has no defined result either; the bytes have no invalid values.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+fn layout(bytes: usize) -> Layout {
+    // Room for a whole vector behind the last byte; never zero.
+    let size = bytes.next_multiple_of(64) + 64;
+    Layout::from_size_align(size, ALIGN).expect("allocations are smaller than the address space")
+}
+
+fn filled(bytes: usize, value: u8) -> NonNull<u8> {
+    let layout = layout(bytes);
+    // SAFETY: the layout has a size of at least 64.
+    let pointer = unsafe { alloc(layout) };
+    let Some(pointer) = NonNull::new(pointer) else { handle_alloc_error(layout) };
+    // SAFETY: freshly allocated with this size.
+    unsafe { pointer.as_ptr().write_bytes(value, layout.size()) };
+    pointer
+}
+
+impl Allocation {
+    fn new(bytes: usize) -> Self {
+        Allocation {
+            data: filled(bytes, POISON),
+            states: filled(bytes, State::Unwritten as u8),
+            bytes,
+            read_only: false,
+            all_written: AtomicBool::new(bytes == 0),
+        }
+    }
+
+    fn shadow(&self) -> Shadow {
+        Shadow::new(self.states.as_ptr())
+    }
+
+    fn is_written(&self, offset: usize, bytes: usize) -> bool {
+        // SAFETY: every caller has checked the range against `self.bytes`.
+        unsafe { self.shadow().is_written(offset, bytes) }
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        // SAFETY: every caller has checked the range against `self.bytes`.
+        unsafe {
+            self.data.as_ptr().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            self.shadow().set(offset, bytes.len(), State::Written);
+        }
+        if bytes.len() == self.bytes {
+            self.all_written.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let layout = layout(self.bytes);
+        // SAFETY: both were allocated with this layout and nothing refers to them any more.
+        unsafe {
+            dealloc(self.data.as_ptr(), layout);
+            dealloc(self.states.as_ptr(), layout);
+        }
+    }
+}
+
+/// Global memory of the emulated device.
+///
+/// Allocations lie so far apart that no overrun of one reaches another, and addresses are never reused:
+/// an access to a freed allocation is found as such. Bytes start uninitialised; their contents are
+/// `0xff`, a NaN in every floating-point type.
+///
+/// All methods take `&self` and may be called from several threads. A host write that races with a
+/// launch, like two blocks that race, leaves unspecified bytes.
+#[derive(Default)]
+pub struct Memory {
+    /// By index; 0 is never given out. `None`: freed.
+    allocations: RwLock<Vec<Option<Arc<Allocation>>>>,
+    /// Addresses of the variables of each module that launched a kernel here.
+    variables: Mutex<HashMap<u64, Arc<[Address]>>>,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("statistics", &self.statistics()).finish()
+    }
+}
+
+impl Memory {
+    /// An empty memory.
+    pub fn new() -> Self {
+        Memory::default()
+    }
+
+    /// Allocates bytes; they start uninitialised. The address is a multiple of 256.
+    ///
+    /// # Panics
+    ///
+    /// After 65,535 allocations, freed ones included, or for 1 TiB and more at once: addresses run out.
+    pub fn allocate(&self, bytes: usize) -> Address {
+        assert!((bytes as u64) < OFFSET_MASK, "an allocation of {bytes} bytes");
+        self.insert(Allocation::new(bytes))
+    }
+
+    fn insert(&self, allocation: Allocation) -> Address {
+        let mut allocations = self.allocations.write().unwrap_or_else(PoisonError::into_inner);
+        if allocations.is_empty() {
+            allocations.push(None);
+        }
+        let index = allocations.len() as u64;
+        assert!(index << OFFSET_BITS < SHARED_WINDOW, "too many allocations in one memory");
+        allocations.push(Some(Arc::new(allocation)));
+        Address(index << OFFSET_BITS)
+    }
+
+    /// Frees an allocation.
+    ///
+    /// # Errors
+    ///
+    /// The address is not the start of a live allocation.
+    pub fn free(&self, address: Address) -> Result<(), MemoryError> {
+        let mut allocations = self.allocations.write().unwrap_or_else(PoisonError::into_inner);
+        let slot = allocations.get_mut((address.0 >> OFFSET_BITS) as usize);
+        match slot.filter(|_| address.0 & OFFSET_MASK == 0).and_then(Option::take) {
+            Some(_) => Ok(()),
+            None => Err(MemoryError::NotAllocated(address)),
+        }
+    }
+
+    /// The allocation of a range and the offset in it.
+    fn find(&self, address: Address, bytes: usize) -> Result<(Arc<Allocation>, usize), MemoryError> {
+        let allocations = self.allocations.read().unwrap_or_else(PoisonError::into_inner);
+        let slot = allocations.get((address.0 >> OFFSET_BITS) as usize).and_then(Option::as_ref);
+        let offset = (address.0 & OFFSET_MASK) as usize;
+        match slot {
+            Some(found) if offset + bytes <= found.bytes => Ok((Arc::clone(found), offset)),
+            found => {
+                let allocated = found.map_or(0, |found| found.bytes);
+                Err(MemoryError::OutOfBounds { address, bytes, allocated })
+            }
+        }
+    }
+
+    /// Writes bytes; they count as initialised from then on.
+    ///
+    /// # Errors
+    ///
+    /// The range is not inside one live allocation.
+    pub fn write(&self, address: Address, bytes: &[u8]) -> Result<(), MemoryError> {
+        let (allocation, offset) = self.find(address, bytes.len())?;
+        allocation.write(offset, bytes);
+        Ok(())
+    }
+
+    /// Reads bytes, initialised or not.
+    ///
+    /// # Errors
+    ///
+    /// The range is not inside one live allocation.
+    pub fn read(&self, address: Address, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let (allocation, offset) = self.find(address, bytes.len())?;
+        // SAFETY: `find` has checked the range.
+        unsafe {
+            allocation.data.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
+        }
+        Ok(())
+    }
+
+    /// Declares bytes uninitialised again. Their contents stay.
+    ///
+    /// # Errors
+    ///
+    /// The range is not inside one live allocation.
+    pub fn mark_uninitialised(&self, address: Address, bytes: usize) -> Result<(), MemoryError> {
+        let (allocation, offset) = self.find(address, bytes)?;
+        // SAFETY: `find` has checked the range.
+        unsafe { allocation.shadow().set(offset, bytes, State::Unwritten) };
+        allocation.all_written.store(bytes == 0 && allocation.bytes == 0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether all bytes of a range were written, by the host or by a kernel.
+    ///
+    /// # Errors
+    ///
+    /// The range is not inside one live allocation.
+    pub fn is_initialised(&self, address: Address, bytes: usize) -> Result<bool, MemoryError> {
+        let (allocation, offset) = self.find(address, bytes)?;
+        Ok(allocation.is_written(offset, bytes))
+    }
+
+    /// What the memory holds now.
+    pub fn statistics(&self) -> MemoryStatistics {
+        let allocations = self.allocations.read().unwrap_or_else(PoisonError::into_inner);
+        let live = allocations.iter().flatten();
+        live.fold(MemoryStatistics::default(), |sum, allocation| MemoryStatistics {
+            allocations: sum.allocations + 1,
+            bytes_live: sum.bytes_live + allocation.bytes as u64,
+        })
+    }
+
+    /// Addresses of a module's variables, allocated and initialised on first use.
+    pub(crate) fn variables(&self, module: &ModuleData) -> Arc<[Address]> {
+        let mut known = self.variables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(addresses) = known.get(&module.id) {
+            return Arc::clone(addresses);
+        }
+        // Addresses are handed out in order, so that initial values can refer to later variables.
+        let mut fresh: Vec<Allocation> =
+            module.variables.iter().map(|variable| Allocation::new(variable.bytes.len())).collect();
+        fresh.iter_mut().zip(&module.variables).for_each(|(a, v)| a.read_only = v.read_only);
+        let addresses: Arc<[Address]> = fresh.into_iter().map(|allocation| self.insert(allocation)).collect();
+        for (variable, &address) in module.variables.iter().zip(addresses.iter()) {
+            let mut bytes = variable.bytes.clone();
+            for &(offset, target, addend) in &variable.addresses {
+                let value = addresses[target as usize].0.wrapping_add(addend as u64);
+                bytes[offset as usize..][..8].copy_from_slice(&value.to_le_bytes());
+            }
+            let (allocation, _) = self.find(address, bytes.len()).expect("allocated above");
+            allocation.write(0, &bytes);
+        }
+        known.insert(module.id, Arc::clone(&addresses));
+        addresses
+    }
+
+    /// The allocations as a launch sees them.
+    pub(crate) fn view(&self) -> GlobalView {
+        let allocations = self.allocations.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let views = allocations.iter().map(|slot| View::of(slot.as_deref())).collect();
+        GlobalView { views, _owners: allocations }
+    }
+}
+
+/// One allocation as a launch sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// First byte.
+    pub data: *mut u8,
+    /// Its shadow.
+    pub shadow: Shadow,
+    /// Length; 0 once freed.
+    pub bytes: u64,
+    /// The shadow need not be asked: every byte was written before the launch.
+    pub all_written: bool,
+    /// Stores are refused.
+    pub read_only: bool,
+    /// Whether the allocation is live.
+    pub live: bool,
+}
+
+impl View {
+    fn of(allocation: Option<&Allocation>) -> View {
+        let Some(a) = allocation else {
+            let nothing = std::ptr::null_mut();
+            let shadow = Shadow::new(nothing);
+            return View {
+                data: nothing,
+                shadow,
+                bytes: 0,
+                all_written: false,
+                read_only: false,
+                live: false,
+            };
+        };
+        let all_written = a.all_written.load(Ordering::Relaxed) || a.is_written(0, a.bytes);
+        a.all_written.store(all_written, Ordering::Relaxed);
+        View {
+            data: a.data.as_ptr(),
+            shadow: a.shadow(),
+            bytes: a.bytes as u64,
+            all_written,
+            read_only: a.read_only,
+            live: true,
+        }
+    }
+}
+
+/// The allocations that were live when a launch began; they stay until it ends.
+pub struct GlobalView {
+    views: Vec<View>,
+    _owners: Vec<Option<Arc<Allocation>>>,
+}
+
+// SAFETY: the pointers in the views belong to `_owners`, which are shareable (see `Allocation`).
+unsafe impl Send for GlobalView {}
+// SAFETY: as above.
+unsafe impl Sync for GlobalView {}
+
+impl GlobalView {
+    /// The index of an address's allocation.
+    #[inline(always)]
+    pub fn index(address: u64) -> u64 {
+        address >> OFFSET_BITS
+    }
+
+    /// The offset of an address in its allocation.
+    #[inline(always)]
+    pub fn offset(address: u64) -> u64 {
+        address & OFFSET_MASK
+    }
+
+    /// The allocation of an address.
+    #[inline(always)]
+    pub fn get(&self, address: u64) -> Result<&View, Refusal> {
+        match self.views.get(Self::index(address) as usize) {
+            Some(view) if view.live => Ok(view),
+            Some(_) if Self::index(address) != 0 => Err(Refusal::Freed),
+            _ if Self::index(address) == 0 => Err(Refusal::Null),
+            _ => Err(Refusal::NoSpace),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_uninitialised_until_written() {
+        let memory = Memory::new();
+        let a = memory.allocate(10);
+        assert_eq!(a.0 % 256, 0);
+        assert!(!memory.is_initialised(a, 10).unwrap());
+        memory.write(a.offset(2), &[1, 2, 3]).unwrap();
+        assert!(memory.is_initialised(a.offset(2), 3).unwrap());
+        assert!(!memory.is_initialised(a.offset(1), 3).unwrap());
+        let mut bytes = [0; 6];
+        memory.read(a, &mut bytes).unwrap();
+        assert_eq!(bytes, [0xff, 0xff, 1, 2, 3, 0xff]);
+        memory.mark_uninitialised(a.offset(3), 1).unwrap();
+        assert!(!memory.is_initialised(a.offset(2), 3).unwrap());
+    }
+
+    #[test]
+    fn ranges_outside_and_freed_allocations_are_refused() {
+        let memory = Memory::new();
+        let (a, b) = (memory.allocate(10), memory.allocate(10));
+        assert!(memory.write(a.offset(8), &[0; 3]).is_err());
+        assert!(memory.write(b.offset(8), &[0; 2]).is_ok());
+        assert!(memory.free(b.offset(1)).is_err());
+        memory.free(b).unwrap();
+        assert_eq!(memory.free(b), Err(MemoryError::NotAllocated(b)));
+        assert_eq!(
+            memory.read(b, &mut [0]),
+            Err(MemoryError::OutOfBounds { address: b, bytes: 1, allocated: 0 })
+        );
+        assert_eq!(memory.statistics(), MemoryStatistics { allocations: 1, bytes_live: 10 });
+    }
+
+    #[test]
+    fn a_view_knows_what_is_fully_written() {
+        let memory = Memory::new();
+        let a = memory.allocate(100);
+        assert!(!memory.view().get(a.0).unwrap().all_written);
+        memory.write(a, &[0; 60]).unwrap();
+        memory.write(a.offset(60), &[0; 40]).unwrap();
+        assert!(memory.view().get(a.0).unwrap().all_written);
+        assert_eq!(memory.view().get(64).unwrap_err(), Refusal::Null);
+    }
+}

@@ -1,17 +1,21 @@
 //! Attention on a device: the core takes raw device pointers, the doors above it take host slices.
 
+mod backward;
 mod element;
 mod host;
 
+pub use backward::{Workspace, backward, backward_and_wait, launch_backward};
 pub use element::Element;
-pub use host::{ForwardOutput, forward_host};
+pub use host::{
+    BackwardInputs, BackwardOutput, ForwardOutput, backward_host, forward_host, forward_packed_host,
+};
 
 use crate::device::Device;
 use crate::driver::Stream;
 use crate::error::Result;
 use crate::plan::{ForwardPlan, ForwardPointers, plan_forward};
 use crate::problem::ForwardProblem;
-use kernels_gpu::abi::ForwardParams;
+use kernels_gpu::abi::{BackwardParams, ForwardParams};
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
 /// [`Device::synchronize`] or anything else that waits for the stream.
@@ -26,7 +30,8 @@ use kernels_gpu::abi::ForwardParams;
 /// # Safety
 /// For all work queued up to this call's kernel: every element of q, k and v is readable and stays
 /// unchanged; every element of o and, if wanted, of lse is writable, and shares no memory with q, k, v
-/// or each other. Memory between and around the elements is neither used nor changed.
+/// or each other. Memory between and around the elements is neither used nor changed. The offsets of packed sequences
+/// are readable and as [`crate::Sequences::Packed`] says.
 pub unsafe fn forward(
     device: &Device,
     problem: &ForwardProblem,
@@ -49,14 +54,25 @@ pub unsafe fn forward(
 pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream) -> Result<()> {
     tracing::debug!(kernel = plan.kernel.name, blocks = plan.blocks, "launch");
     // SAFETY: passed on to the caller.
-    unsafe { device.driver().launch(plan.kernel, plan.blocks, params_bytes(&plan.params), stream) }
+    unsafe { device.driver().launch(plan.kernel, plan.blocks, plan.params.bytes(), stream) }
 }
 
-/// The bytes of the kernel's parameter.
-fn params_bytes(params: &ForwardParams) -> &[u8] {
-    const SIZE: usize = size_of::<ForwardParams>();
-    // Four views of 32 bytes, five 64-bit and fourteen 32-bit fields: no padding, so every byte is initialised.
-    const { assert!(SIZE == 4 * 32 + 5 * 8 + 14 * 4) };
-    // SAFETY: the struct is `repr(C)`, has no padding, and lives as long as the slice.
-    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast(), SIZE) }
+/// The parameter of a kernel: `repr(C)`, with no padding.
+///
+/// # Safety
+/// All bytes of a value are initialised.
+unsafe trait Params: Copy {
+    /// What the kernel gets.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the value lives as long as the slice, and all its bytes are initialised.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
 }
+
+// SAFETY: four views of 32 bytes, five 64-bit and fourteen 32-bit fields: no padding.
+unsafe impl Params for ForwardParams {}
+const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 14 * 4);
+
+// SAFETY: eight views of 32 bytes, nine 64-bit and eighteen 32-bit fields: no padding.
+unsafe impl Params for BackwardParams {}
+const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 9 * 8 + 18 * 4);

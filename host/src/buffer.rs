@@ -1,10 +1,9 @@
 //! Device memory with an owner, and the addresses of memory that others own.
 
-use crate::attention::Element;
 use crate::device::Device;
 use crate::driver::{DevicePointer, Stream};
 use crate::error::{Error, Result};
-use bytemuck::{cast_slice, cast_slice_mut};
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use cust::memory::DeviceCopy;
 use std::marker::PhantomData;
 
@@ -26,7 +25,7 @@ pub struct DeviceBuffer<T> {
     element: PhantomData<T>,
 }
 
-impl<T: Element> DeviceBuffer<T> {
+impl<T: Pod> DeviceBuffer<T> {
     /// Room for `len` elements that count as never written.
     ///
     /// # Errors
@@ -94,7 +93,7 @@ pub trait InDeviceMemory {
     fn device_pointer(&self) -> DevicePointer;
 }
 
-impl<T: Element> InDeviceMemory for DeviceBuffer<T> {
+impl<T: Pod> InDeviceMemory for DeviceBuffer<T> {
     fn device_pointer(&self) -> DevicePointer {
         self.pointer
     }

@@ -201,6 +201,7 @@ pub unsafe extern "C" fn fattn_forward(
             v: args.v.address,
             o: args.o.address,
             lse: args.lse,
+            ..ForwardPointers::default()
         };
         // SAFETY: passed on to the caller.
         unsafe { forward(device, &problem, &pointers, Stream(stream as usize)) }.map_err(failure)

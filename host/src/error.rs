@@ -159,6 +159,68 @@ pub enum Error {
         /// Elements that are there.
         got: usize,
     },
+    /// Packed sequences of at most this length cannot have that many rows.
+    #[error("{argument}: expected at most {count} sequences of {longest} rows, got {got} rows")]
+    PackedRows {
+        /// Which tensor.
+        argument: &'static str,
+        /// How many sequences.
+        count: usize,
+        /// Rows of the longest.
+        longest: usize,
+        /// Rows that are there.
+        got: usize,
+    },
+    /// The offsets of packed sequences are not as many as they should be.
+    #[error("{argument}: expected {expected} offsets, got {got}")]
+    OffsetCount {
+        /// `cu_seqlens_q` or `cu_seqlens_k`.
+        argument: &'static str,
+        /// How many there should be: one more than sequences, none without packed sequences.
+        expected: usize,
+        /// How many there are.
+        got: usize,
+    },
+    /// An offset of a packed sequence is wrong.
+    #[error("{argument}: expected offset {index} to be {expected}, got {got}")]
+    Offset {
+        /// `cu_seqlens_q` or `cu_seqlens_k`.
+        argument: &'static str,
+        /// Which offset.
+        index: usize,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        got: i32,
+    },
+    /// A packed sequence is longer than the caller said that any is.
+    #[error("{argument}: expected at most {max} rows per sequence, got {got} in sequence {sequence}")]
+    SequenceTooLong {
+        /// `cu_seqlens_q` or `cu_seqlens_k`.
+        argument: &'static str,
+        /// Which sequence.
+        sequence: usize,
+        /// The longest that was announced.
+        max: usize,
+        /// Its rows.
+        got: usize,
+    },
+    /// The workspace of a backward pass is too small.
+    #[error("workspace: expected at least {expected} bytes, got {got}")]
+    WorkspaceTooSmall {
+        /// Bytes that the plan needs.
+        expected: u64,
+        /// Bytes that are there.
+        got: u64,
+    },
+    /// The workspace of a backward pass has more rows than the kernels can count.
+    #[error("workspace: expected at most {max} rows per head, got {got}")]
+    WorkspaceRows {
+        /// The most rows.
+        max: u32,
+        /// Rows needed.
+        got: u64,
+    },
     /// The softmax scale is NaN or infinite.
     #[error("scale: expected a finite number, got {got}")]
     Scale {

@@ -16,11 +16,14 @@ pub mod plan;
 pub mod problem;
 pub mod reference;
 
-pub use attention::{Element, ForwardOutput, forward, forward_host};
+pub use attention::{
+    BackwardInputs, BackwardOutput, Element, ForwardOutput, Workspace, backward, backward_host, forward,
+    forward_host, forward_packed_host,
+};
 pub use device::Device;
 pub use driver::{DevicePointer, Stream};
 pub use error::{Error, Result};
 pub use images::KernelImages;
 pub use kernels_gpu::abi::Dtype;
-pub use plan::ForwardPointers;
-pub use problem::{CausalAlignment, ForwardProblem, Layout, Mask};
+pub use plan::{BackwardPointers, ForwardPointers};
+pub use problem::{BackwardProblem, CausalAlignment, ForwardProblem, Layout, Mask, Mode, Sequences};

@@ -1,44 +1,19 @@
 //! What is asked: shapes, strides, dtypes and options, and the errors of every one of them.
 
+mod backward;
 mod layout;
+mod mask;
+mod sequences;
 #[cfg(test)]
 mod tests;
 
+pub use backward::{BackwardProblem, Mode, ValidBackward};
 pub use layout::{DIMENSIONS, Layout};
+pub use mask::{CausalAlignment, Mask};
+pub use sequences::Sequences;
 
 use crate::error::{Error, Result};
-use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, WINDOW_OPEN};
-
-/// Which key the first query of a causal problem is aligned with when Sq and Sk differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum CausalAlignment {
-    /// The last query sees the last key: `j <= i + Sk - Sq`. The rule of FlashAttention since 2.1.
-    #[default]
-    BottomRight,
-    /// The first query sees the first key alone: `j <= i`. The rule of PyTorch's `is_causal`.
-    TopLeft,
-}
-
-/// Which keys a query sees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mask {
-    /// All of its sequence.
-    #[default]
-    Full,
-    /// Those up to the diagonal.
-    Causal(CausalAlignment),
-}
-
-impl Mask {
-    /// The name used in tables and JSON: `full`, `causal`, `causal-top-left`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Mask::Full => "full",
-            Mask::Causal(CausalAlignment::BottomRight) => "causal",
-            Mask::Causal(CausalAlignment::TopLeft) => "causal-top-left",
-        }
-    }
-}
+use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS};
 
 /// One forward pass: `o = softmax(scale * q k^T + mask) v` and `lse`, the logarithm of each row's
 /// softmax denominator.
@@ -46,6 +21,19 @@ impl Mask {
 /// Logical shapes: q `[B, Sq, Hq, D]`, k `[B, Sk, Hk, D]`, v `[B, Sk, Hk, Dv]`, o `[B, Sq, Hq, Dv]`,
 /// lse `[B, Hq, Sq]` (f32, dense). Hq is a multiple of Hk; query head h uses key head `h / (Hq / Hk)`.
 /// B, Sq, Sk and the heads may be 0; D and Dv are 1 to 256.
+///
+/// Sequences of different lengths are packed one after another ([`Sequences::Packed`]):
+///
+/// ```
+/// use finite_attention::{Dtype, ForwardProblem, Layout, Sequences};
+/// let (q, kv) = (Layout::packed([7, 8, 64]), Layout::packed([9, 2, 64]));
+/// let problem = ForwardProblem::new(Dtype::Bf16, q, kv, kv)
+///     .with_sequences(Sequences::from_offsets(&[0, 3, 7], &[0, 9, 9])?);
+/// assert_eq!(problem.validate()?.query_rows, 4);
+/// # Ok::<(), finite_attention::Error>(())
+/// ```
+///
+/// And of the same length, in any layout:
 ///
 /// ```
 /// use finite_attention::{Dtype, ForwardProblem, Layout};
@@ -72,6 +60,8 @@ pub struct ForwardProblem {
     pub scale: Option<f32>,
     /// Which keys a query sees.
     pub mask: Mask,
+    /// One sequence per batch, or packed ones.
+    pub sequences: Sequences,
     /// Whether lse is wanted.
     pub wants_lse: bool,
 }
@@ -81,8 +71,19 @@ impl ForwardProblem {
     pub fn new(dtype: Dtype, q: Layout, k: Layout, v: Layout) -> Self {
         let [batches, rows, heads, _] = q.shape;
         let o = Layout::bshd([batches, rows, heads, v.shape[3]]);
-        let (scale, mask) = (None, Mask::Full);
-        ForwardProblem { q, k, v, o, dtype, output_dtype: dtype, scale, mask, wants_lse: true }
+        let (scale, mask, sequences) = (None, Mask::Full, Sequences::Strided);
+        ForwardProblem {
+            q,
+            k,
+            v,
+            o,
+            dtype,
+            output_dtype: dtype,
+            scale,
+            mask,
+            sequences,
+            wants_lse: true,
+        }
     }
 
     /// Causal with bottom-right alignment.
@@ -93,6 +94,11 @@ impl ForwardProblem {
     /// Sets the mask.
     pub fn with_mask(self, mask: Mask) -> Self {
         ForwardProblem { mask, ..self }
+    }
+
+    /// Says how sequences stand in the tensors.
+    pub fn with_sequences(self, sequences: Sequences) -> Self {
+        ForwardProblem { sequences, ..self }
     }
 
     /// Sets the softmax scale.
@@ -129,6 +135,7 @@ impl ForwardProblem {
             layout.check_span(argument, dtype)?;
         }
         self.o.check_output("o")?;
+        self.check_sequences()?;
         if self.output_dtype != self.dtype && self.output_dtype != Dtype::F32 {
             return Err(Error::UnsupportedDtype {
                 argument: "o",
@@ -160,15 +167,41 @@ impl ForwardProblem {
         if divides { Ok(()) } else { Err(Error::HeadRatio { query_heads, key_heads }) }
     }
 
+    /// Packed sequences have no batches, fit the rows, and there are no more of them than a grid can have.
+    fn check_sequences(&self) -> Result<()> {
+        let Sequences::Packed { count, max_query_rows, max_key_rows } = self.sequences else {
+            return Ok(());
+        };
+        check_size("q", "batch", 1, "packed sequences", self.q.shape[0])?;
+        let max = u64::from(u32::MAX);
+        if count as u64 > max {
+            return Err(Error::SizeRange {
+                argument: "cu_seqlens_q",
+                dimension: "batch",
+                min: 0,
+                max,
+                got: count,
+            });
+        }
+        let rows = [("q", self.q.shape[1], max_query_rows), ("k", self.k.shape[1], max_key_rows)];
+        match rows.into_iter().find(|&(_, rows, longest)| rows > count.saturating_mul(longest)) {
+            None => Ok(()),
+            Some((argument, got, longest)) => Err(Error::PackedRows { argument, count, longest, got }),
+        }
+    }
+
     /// The derived sizes of a problem whose layouts have all been checked, so that every cast fits.
     fn derive(&self, scale: f32) -> ValidForward {
         let [batches, query_rows, query_heads, head_dim] = self.q.shape.map(|size| size as u32);
         let [_, key_rows, key_heads, value_dim] = self.v.shape.map(|size| size as u32);
-        let (bottom_right, window_right) = match self.mask {
-            Mask::Full => (false, WINDOW_OPEN),
-            Mask::Causal(CausalAlignment::BottomRight) => (true, 0),
-            Mask::Causal(CausalAlignment::TopLeft) => (false, 0),
+        let (batches, query_rows, key_rows) = match self.sequences {
+            Sequences::Strided => (batches, query_rows, key_rows),
+            Sequences::Packed { count, max_query_rows, max_key_rows } => {
+                let longest = |rows: u32, max: usize| (rows as usize).min(max) as u32;
+                (count as u32, longest(query_rows, max_query_rows), longest(key_rows, max_key_rows))
+            }
         };
+        let sides = self.mask.kernel_sides();
         ValidForward {
             problem: *self,
             batches,
@@ -179,9 +212,9 @@ impl ForwardProblem {
             group_size: query_heads.checked_div(key_heads).unwrap_or(1).max(1),
             head_dim,
             value_dim,
-            bottom_right,
-            window_left: WINDOW_OPEN,
-            window_right,
+            bottom_right: sides.bottom_right,
+            window_left: sides.left,
+            window_right: sides.right,
             scale,
         }
     }
@@ -194,11 +227,11 @@ impl ForwardProblem {
 pub struct ValidForward {
     /// The problem as it was asked.
     pub problem: ForwardProblem,
-    /// B.
+    /// B; of packed sequences, how many.
     pub batches: u32,
-    /// Sq.
+    /// Sq; of packed sequences, the most.
     pub query_rows: u32,
-    /// Sk.
+    /// Sk; of packed sequences, the most.
     pub key_rows: u32,
     /// Hq.
     pub query_heads: u32,
@@ -212,9 +245,9 @@ pub struct ValidForward {
     pub value_dim: u32,
     /// Whether the last query is aligned with the last key, instead of the first with the first.
     pub bottom_right: bool,
-    /// Keys visible to the left of the diagonal; [`WINDOW_OPEN`] is all.
+    /// Keys visible to the left of the diagonal; `WINDOW_OPEN` of the kernels is all.
     pub window_left: i32,
-    /// Keys visible to the right of the diagonal; [`WINDOW_OPEN`] is all.
+    /// Keys visible to the right of the diagonal; `WINDOW_OPEN` is all.
     pub window_right: i32,
     /// Softmax scale, finite.
     pub scale: f32,
@@ -226,9 +259,22 @@ impl ValidForward {
         self.batches == 0 || self.query_rows == 0 || self.query_heads == 0
     }
 
-    /// Number of elements of lse `[B, Hq, Sq]`.
+    /// Whether sequences are packed.
+    pub fn is_packed(&self) -> bool {
+        matches!(self.problem.sequences, Sequences::Packed { .. })
+    }
+
+    /// Number of elements of lse: `[B, Hq, Sq]`, packed `[Hq, Tq]`.
     pub fn lse_elements(&self) -> usize {
-        self.batches as usize * self.query_heads as usize * self.query_rows as usize
+        let [batches, rows, heads, _] = self.problem.q.shape;
+        batches * heads * rows
+    }
+
+    /// f32 elements of lse from one batch to the next and from one head to the next.
+    pub fn lse_strides(&self) -> [i64; 2] {
+        let [_, rows, heads, _] = self.problem.q.shape;
+        let batch = if self.is_packed() { 0 } else { heads as i64 * rows as i64 };
+        [batch, rows as i64]
     }
 }
 

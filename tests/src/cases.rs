@@ -139,6 +139,7 @@ fn size(case: &Case) -> usize {
         case.output_dtype != case.dtype,
         case.scale.is_some(),
         case.amplitude != 1.0,
+        case.logit_shift != 0.0,
         case.tight,
     ];
     numbers.iter().sum::<usize>() + options.iter().filter(|&&option| option).count()
@@ -162,6 +163,7 @@ fn simpler(case: &Case) -> Vec<Case> {
     push(&|next| next.output_dtype = next.dtype);
     push(&|next| next.scale = None);
     push(&|next| next.amplitude = 1.0);
+    push(&|next| next.logit_shift = 0.0);
     push(&|next| next.tight = false);
     for step in steps(case.query_rows.min(case.key_rows)) {
         push(&|next| (next.query_rows, next.key_rows) = (next.query_rows - step, next.key_rows - step));

@@ -2,15 +2,13 @@
 //! layout. What surrounds the elements is NaN, and nothing outside the outputs may be written.
 
 use finite_attention::Dtype;
-use finite_attention::check::{Inputs, Surroundings};
+use finite_attention::check::Inputs;
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::{passes, run};
+use finite_attention_tests::compare::within_the_rule;
 use finite_attention_tests::property::check;
 
-fn within_the_rule(test: &str, count: u32, cases: Cases) {
-    check(test, count, cases, |device, case| {
-        passes(case, &run(device, case, &Inputs::normal(case), Surroundings::Nan)?)
-    });
+fn accurate(test: &str, count: u32, cases: Cases) {
+    check(test, count, cases, |device, case| within_the_rule(device, case, Inputs::normal).map(|_| ()));
 }
 
 /// Cases of one dtype; o is in f32 where it was to differ from the inputs.
@@ -24,23 +22,23 @@ fn of(dtype: Dtype) -> Cases {
 
 #[test]
 fn bf16_is_within_the_rule() {
-    within_the_rule("accuracy-bf16", 60, of(Dtype::Bf16));
+    accurate("accuracy-bf16", 60, of(Dtype::Bf16));
 }
 
 #[test]
 fn f16_is_within_the_rule() {
-    within_the_rule("accuracy-f16", 60, of(Dtype::F16));
+    accurate("accuracy-f16", 60, of(Dtype::F16));
 }
 
 #[test]
 fn f32_is_within_the_rule() {
-    within_the_rule("accuracy-f32", 40, of(Dtype::F32));
+    accurate("accuracy-f32", 40, of(Dtype::F32));
 }
 
 /// One row of queries, as in decoding, and one key at the least.
 #[test]
 fn a_single_query_row_is_within_the_rule() {
-    within_the_rule("accuracy-decode", 30, Cases::changed(|case| case.query_rows = 1));
+    accurate("accuracy-decode", 30, Cases::changed(|case| case.query_rows = 1));
 }
 
 /// Query heads in large groups: the key head of a query head must be the right one.
@@ -51,5 +49,5 @@ fn heads_of_a_group_share_their_key_head() {
         (case.key_heads, case.query_heads) = (key_heads, 4 * key_heads);
         (case.query_rows, case.key_rows) = (case.query_rows.min(20), case.key_rows.min(40));
     });
-    within_the_rule("accuracy-groups", 30, grouped);
+    accurate("accuracy-groups", 30, grouped);
 }

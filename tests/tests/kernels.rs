@@ -54,7 +54,7 @@ fn forward_failure(device: &Device, kernel: &KernelSpec, case: &Case) -> Option<
 }
 
 #[test]
-fn every_kernel_is_run_and_right() {
+fn every_forward_kernel_is_run_and_right() {
     let device = open();
     let wrong: Vec<String> = KERNELS
         .iter()
@@ -64,6 +64,8 @@ fn every_kernel_is_run_and_right() {
                     grid(kernel).into_iter().map(|case| forward_failure(&device, kernel, &case));
                 failures.flatten().collect::<Vec<_>>()
             }
+            // `check` has no backward cases yet.
+            Family::BackwardDelta | Family::Backward | Family::BackwardConvert => Vec::new(),
         })
         .collect();
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));

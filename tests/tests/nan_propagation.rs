@@ -1,12 +1,10 @@
 //! A NaN or an infinity in an input is never hidden: it reaches every output that depends on it, and no other.
 
+use finite_attention::Device;
 use finite_attention::check::{Case, Computed, Inputs, Placement, Surroundings};
-use finite_attention::reference::{
-    Exact, Precision, exact, judge_lse, judge_output, naive, output_allowance,
-};
-use finite_attention::{Device, Dtype};
+use finite_attention::reference::{Exact, exact, judge_lse, judge_output, naive, output_allowance};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::run;
+use finite_attention_tests::compare::{precision, run};
 use finite_attention_tests::property::{Finding, check};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -170,14 +168,6 @@ fn beside_it_all_is_right(case: &Case, blemish: &Blemish, got: &Computed, exact:
 
 fn pick<T: Copy>(tensor: &[T], elements: &[usize]) -> Vec<T> {
     elements.iter().map(|&at| tensor[at]).collect()
-}
-
-fn precision(dtype: Dtype) -> Precision {
-    match dtype {
-        Dtype::Bf16 => Precision::Bf16,
-        Dtype::F16 => Precision::F16,
-        Dtype::F32 => Precision::F32,
-    }
 }
 
 #[test]

@@ -1,14 +1,15 @@
 //! Where things are, and how other programs are run.
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The root of the workspace that this xtask was compiled from.
+/// The root of the workspace: the one that cargo runs this in, else the one that it was compiled from.
 pub fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let compiled = || PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(compiled, PathBuf::from);
     manifest.parent().expect("xtask stands in the workspace").to_path_buf()
 }
 

@@ -70,7 +70,7 @@ fn flags(s: &Statement<'_>, op: FloatOp) -> Result<u8> {
             // Within the error that the approximate forms are allowed.
             "approx" if !exact => 0,
             "full" if op == FloatOp::Div => 0,
-            "ftz" if ty != "f64" => FLAG_FTZ,
+            "ftz" if ty == "f32" || (op == FloatOp::Ex2 && ty.starts_with("bf16")) => FLAG_FTZ,
             "sat" if exact && ty != "f64" => FLAG_SATURATE,
             "NaN" if matches!(op, FloatOp::Min | FloatOp::Max) => FLAG_VARIANT,
             "relu" if op == FloatOp::Fma && ty != "f32" && ty != "f64" => FLAG_VARIANT,

@@ -41,7 +41,7 @@ macro_rules! element {
     };
 }
 
-// 16-bit values live in the lower half of a 32-bit lane; the upper half is zero.
+// 16-bit values live in the lower half of a 32-bit lane; nothing reads the upper half.
 element!(u16, u32, row32, row32_mut, |cell: u32| cell as u16, |value: u16| u32::from(value));
 element!(i16, u32, row32, row32_mut, |cell: u32| cell as i16, |value: i16| u32::from(value as u16));
 element!(u32, u32, row32, row32_mut, |cell: u32| cell, |value: u32| value);

@@ -1,12 +1,12 @@
 //! Attention on host slices: copied to the device, computed, copied back.
 
-use super::{Element, forward};
+use super::{Element, backward_and_wait, forward};
 use crate::buffer::{DeviceBuffer, InDeviceMemory};
 use crate::device::Device;
 use crate::driver::{DevicePointer, Stream};
 use crate::error::{Error, Result};
-use crate::plan::ForwardPointers;
-use crate::problem::{ForwardProblem, Layout, common_dtype};
+use crate::plan::{BackwardPointers, ForwardPointers};
+use crate::problem::{BackwardProblem, ForwardProblem, Layout, ValidForward, common_dtype};
 
 /// What a forward pass gives, on the host.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +14,7 @@ pub struct ForwardOutput<T> {
     /// `[B, Sq, Hq, Dv]` in the layout of the problem's o: [`Layout::span`] elements, zeros between
     /// them.
     pub o: Vec<T>,
-    /// Dense `[B, Hq, Sq]`; empty when the problem does not want it.
+    /// Dense `[B, Hq, Sq]`, packed `[Hq, Tq]`; empty when the problem does not want it.
     pub lse: Vec<f32>,
 }
 
@@ -45,10 +45,25 @@ pub fn forward_host<T: Element, O: Element>(
     k: &[T],
     v: &[T],
 ) -> Result<ForwardOutput<O>> {
+    forward_packed_host(device, problem, [q, k, v], &[], &[])
+}
+
+/// As [`forward_host`], for packed sequences: with the offsets of q's and of k's.
+///
+/// # Errors
+/// As [`forward_host`], and what [`crate::Sequences::check_offsets`] refuses.
+pub fn forward_packed_host<T: Element, O: Element>(
+    device: &Device,
+    problem: &ForwardProblem,
+    [q, k, v]: [&[T]; 3],
+    cu_seqlens_q: &[i32],
+    cu_seqlens_k: &[i32],
+) -> Result<ForwardOutput<O>> {
     common_dtype(&[("problem", problem.dtype), ("q", T::DTYPE)])?;
     common_dtype(&[("problem", problem.output_dtype), ("o", O::DTYPE)])?;
     let valid = problem.validate()?;
     let stream = Stream::default();
+    let [offsets_q, offsets_k] = copied_offsets(device, &valid, cu_seqlens_q, cu_seqlens_k)?;
     let q = Copied::new(device, "q", &problem.q, q)?;
     let k = Copied::new(device, "k", &problem.k, k)?;
     let v = Copied::new(device, "v", &problem.v, v)?;
@@ -61,12 +76,114 @@ pub fn forward_host<T: Element, O: Element>(
         v: v.pointer(),
         o: o.device_pointer(),
         lse: lse.device_pointer(),
+        cu_seqlens_q: offsets_q.device_pointer(),
+        cu_seqlens_k: offsets_k.device_pointer(),
     };
     // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past
-    // `synchronize`.
+    // `synchronize`; the offsets were checked.
     unsafe { forward(device, problem, &pointers, stream) }?;
     device.synchronize(stream)?;
     Ok(ForwardOutput { o: o.to_vec(stream)?, lse: lse.to_vec(stream)? })
+}
+
+/// What a backward pass takes, on the host. Slices of tensors as in [`forward_host`]: `T` is the element type of q, k, v
+/// and dO, `O` that of o.
+#[derive(Clone, Copy, Debug)]
+pub struct BackwardInputs<'s, T, O> {
+    /// `[B, Sq, Hq, D]`.
+    pub q: &'s [T],
+    /// `[B, Sk, Hk, D]`.
+    pub k: &'s [T],
+    /// `[B, Sk, Hk, Dv]`.
+    pub v: &'s [T],
+    /// `[B, Sq, Hq, Dv]`, what the forward gave.
+    pub o: &'s [O],
+    /// Dense `[B, Hq, Sq]`, packed `[Hq, Tq]`, what the forward gave.
+    pub lse: &'s [f32],
+    /// `[B, Sq, Hq, Dv]`.
+    pub d_o: &'s [T],
+    /// Like lse; empty unless the problem has it.
+    pub d_lse: &'s [f32],
+    /// Offsets of packed sequences in q; empty without them.
+    pub cu_seqlens_q: &'s [i32],
+    /// Offsets of packed sequences in k; empty without them.
+    pub cu_seqlens_k: &'s [i32],
+}
+
+/// What a backward pass gives, on the host: each in its layout of the problem, [`Layout::span`] elements, zeros between
+/// them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackwardOutput<G> {
+    /// `[B, Sq, Hq, D]`.
+    pub dq: Vec<G>,
+    /// `[B, Sk, Hk, D]`.
+    pub dk: Vec<G>,
+    /// `[B, Sk, Hk, Dv]`.
+    pub dv: Vec<G>,
+}
+
+/// Backward pass on host slices. `G` is the element type of dq, dk and dv: `T`, or f32.
+///
+/// # Errors
+/// As [`forward_packed_host`], for every tensor, and [`Error::OutOfMemory`].
+pub fn backward_host<T: Element, O: Element, G: Element>(
+    device: &Device,
+    problem: &BackwardProblem,
+    inputs: &BackwardInputs<'_, T, O>,
+) -> Result<BackwardOutput<G>> {
+    let forward = &problem.forward;
+    common_dtype(&[("problem", forward.dtype), ("q", T::DTYPE)])?;
+    common_dtype(&[("problem", forward.output_dtype), ("o", O::DTYPE)])?;
+    common_dtype(&[("problem", problem.gradient_dtype), ("dq", G::DTYPE)])?;
+    let valid = problem.validate()?.forward;
+    let stream = Stream::default();
+    let [offsets_q, offsets_k] =
+        copied_offsets(device, &valid, inputs.cu_seqlens_q, inputs.cu_seqlens_k)?;
+    let q = Copied::new(device, "q", &forward.q, inputs.q)?;
+    let k = Copied::new(device, "k", &forward.k, inputs.k)?;
+    let v = Copied::new(device, "v", &forward.v, inputs.v)?;
+    let o = Copied::new(device, "o", &forward.o, inputs.o)?;
+    let d_o = Copied::new(device, "do", &problem.d_o, inputs.d_o)?;
+    let lse_layout = Layout::bshd([1, 1, 1, valid.lse_elements()]);
+    let lse = Copied::new(device, "lse", &lse_layout, inputs.lse)?;
+    let d_lse_layout = if problem.has_d_lse { lse_layout } else { Layout::bshd([1, 1, 1, 0]) };
+    let d_lse = Copied::new(device, "dlse", &d_lse_layout, inputs.d_lse)?;
+    let dq = output_buffer::<G>(device, &problem.dq)?;
+    let dk = output_buffer::<G>(device, &problem.dk)?;
+    let dv = output_buffer::<G>(device, &problem.dv)?;
+    let pointers = BackwardPointers {
+        q: q.pointer(),
+        k: k.pointer(),
+        v: v.pointer(),
+        o: o.pointer(),
+        d_o: d_o.pointer(),
+        dq: dq.device_pointer(),
+        dk: dk.device_pointer(),
+        dv: dv.device_pointer(),
+        lse: lse.pointer(),
+        d_lse: d_lse.pointer(),
+        cu_seqlens_q: offsets_q.device_pointer(),
+        cu_seqlens_k: offsets_k.device_pointer(),
+    };
+    // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past the end of the
+    // call, which waits; the offsets were checked.
+    unsafe { backward_and_wait(device, problem, &pointers, stream) }?;
+    Ok(BackwardOutput { dq: dq.to_vec(stream)?, dk: dk.to_vec(stream)?, dv: dv.to_vec(stream)? })
+}
+
+/// The offsets of packed sequences on the device, after they were checked; empty buffers without.
+fn copied_offsets(
+    device: &Device,
+    valid: &ValidForward,
+    cu_seqlens_q: &[i32],
+    cu_seqlens_k: &[i32],
+) -> Result<[DeviceBuffer<i32>; 2]> {
+    let ForwardProblem { q, k, sequences, .. } = &valid.problem;
+    sequences.check_offsets(q.shape[1], k.shape[1], cu_seqlens_q, cu_seqlens_k)?;
+    Ok([
+        DeviceBuffer::from_slice(device, cu_seqlens_q)?,
+        DeviceBuffer::from_slice(device, cu_seqlens_k)?,
+    ])
 }
 
 /// Zeros where a layout has gaps; else left uninitialised, so that the emulator sees an element that is

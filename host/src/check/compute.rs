@@ -109,6 +109,7 @@ fn compute_typed<T: Element, O: Element>(
         v: v.pointer(),
         o: o.pointer(),
         lse: lse.pointer(),
+        ..ForwardPointers::default()
     };
     let stream = Stream::default();
     let start = Instant::now();

@@ -12,7 +12,7 @@ fn device() -> DeviceProperties {
 }
 
 fn pointers() -> ForwardPointers {
-    ForwardPointers { q: 0x1000, k: 0x2000, v: 0x3000, o: 0x4000, lse: 0x5000 }
+    ForwardPointers { q: 0x1000, k: 0x2000, v: 0x3000, o: 0x4000, lse: 0x5000, ..Default::default() }
 }
 
 fn problem(dtype: Dtype, head_dim: usize) -> ForwardProblem {

@@ -32,6 +32,11 @@ impl Layout {
         Layout::dense(shape, [0, 2, 1, 3])
     }
 
+    /// Dense rows of packed sequences, `[row, head, column]`: a batch size of 1.
+    pub fn packed([rows, heads, columns]: [usize; 3]) -> Self {
+        Layout::bshd([1, rows, heads, columns])
+    }
+
     /// From slices of any length, both in logical order; strides in elements.
     ///
     /// # Errors

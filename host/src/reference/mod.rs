@@ -6,18 +6,23 @@
 //! exactly.
 
 mod exact;
+mod exact_backward;
 mod naive;
+mod naive_backward;
 mod precision;
 #[cfg(test)]
 mod tests;
 mod tolerance;
 
 pub use exact::{Exact, exact};
+pub use exact_backward::{ExactGradients, exact_backward};
 pub use naive::{Naive, naive};
+pub use naive_backward::{NaiveGradients, naive_backward};
 pub use precision::Precision;
-pub use tolerance::{LSE_TOLERANCE, Verdict, judge_lse, judge_output, output_allowance};
+pub use tolerance::{LSE_TOLERANCE, Verdict, judge_gradient, judge_lse, judge_output, output_allowance};
 
 use crate::problem::{CausalAlignment, Mask};
+use std::ops::Range;
 
 /// The problem as the reference sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,22 +48,40 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// How many keys, from key 0 on, query `row` sees: SEMANTICS section 1.
+    /// How many keys query `row` sees.
     pub fn visible(&self, row: usize) -> usize {
-        let last = match self.mask {
-            Mask::Full => return self.key_rows,
-            Mask::Causal(CausalAlignment::BottomRight) => {
-                row as i64 + self.key_rows as i64 - self.query_rows as i64
-            }
-            Mask::Causal(CausalAlignment::TopLeft) => row as i64,
+        self.visible_keys(row).len()
+    }
+
+    /// Which keys query `row` sees: SEMANTICS section 1.
+    pub fn visible_keys(&self, row: usize) -> Range<usize> {
+        let diagonal = match self.mask.alignment() {
+            CausalAlignment::BottomRight => row as i64 + self.key_rows as i64 - self.query_rows as i64,
+            CausalAlignment::TopLeft => row as i64,
         };
-        (last + 1).clamp(0, self.key_rows as i64) as usize
+        let (left, right) = self.mask.sides();
+        let first = left.map_or(0, |keys| diagonal - i64::from(keys));
+        let end = right.map_or(i64::MAX, |keys| diagonal + i64::from(keys) + 1);
+        let within = |key: i64| key.clamp(0, self.key_rows as i64) as usize;
+        within(first)..within(end).max(within(first))
     }
 
     /// The (batch, query head) pairs, in the order of lse.
     fn pairs(&self) -> Vec<(usize, usize)> {
         let heads = self.query_heads;
         (0..self.batches).flat_map(|batch| (0..heads).map(move |head| (batch, head))).collect()
+    }
+
+    /// The (batch, key head) pairs.
+    fn key_pairs(&self) -> Vec<(usize, usize)> {
+        let heads = self.key_heads;
+        (0..self.batches).flat_map(|batch| (0..heads).map(move |head| (batch, head))).collect()
+    }
+
+    /// The query heads that use a key head.
+    fn group(&self, key_head: usize) -> Range<usize> {
+        let size = self.query_heads / self.key_heads;
+        key_head * size..(key_head + 1) * size
     }
 
     /// The key head of a query head.
@@ -82,13 +105,18 @@ impl Sizes {
         (0..self.head_dim).flat_map(|column| keys.iter().map(move |key| key[column].into())).collect()
     }
 
-    /// Puts per-pair rows `[pair][row, column]` into `[batch, row, head, column]` order.
-    fn interleave<T: Copy + Default>(&self, pairs: &[Vec<T>], columns: usize) -> Vec<T> {
-        let mut tensor = vec![T::default(); pairs.len() * self.query_rows * columns];
+    /// Puts per-pair rows `[pair][row, column]` of `heads` heads into `[batch, row, head, column]` order.
+    fn interleave<T: Copy + Default>(
+        pairs: &[Vec<T>],
+        rows: usize,
+        heads: usize,
+        columns: usize,
+    ) -> Vec<T> {
+        let mut tensor = vec![T::default(); pairs.len() * rows * columns];
         for (pair, values) in pairs.iter().enumerate() {
-            let (batch, head) = (pair / self.query_heads, pair % self.query_heads);
+            let (batch, head) = (pair / heads, pair % heads);
             for (row, source) in values.chunks_exact(columns).enumerate() {
-                let start = ((batch * self.query_rows + row) * self.query_heads + head) * columns;
+                let start = ((batch * rows + row) * heads + head) * columns;
                 tensor[start..start + columns].copy_from_slice(source);
             }
         }

@@ -24,7 +24,7 @@ pub fn naive(
     let pairs = sizes.pairs();
     let o: Vec<Vec<f32>> =
         pairs.par_iter().map(|&pair| naive_head(sizes, input, output, [q, k, v], pair)).collect();
-    Naive { o: sizes.interleave(&o, sizes.value_dim) }
+    Naive { o: Sizes::interleave(&o, sizes.query_rows, sizes.query_heads, sizes.value_dim) }
 }
 
 /// o `[Sq, Dv]` of one (batch, query head).
@@ -41,16 +41,17 @@ fn naive_head(
     let keys: Vec<f32> = sizes.transposed_keys(k, batch, key_head);
     let mut o = vec![0.0f32; sizes.query_rows * sizes.value_dim];
     for (row, result) in o.chunks_exact_mut(sizes.value_dim).enumerate() {
-        let mut scores = vec![0.0f32; sizes.visible(row)];
+        let visible = sizes.visible_keys(row);
+        let mut scores = vec![0.0f32; visible.len()];
         for (column, &factor) in Sizes::row(q, q_shape, batch, row, head).iter().enumerate() {
-            let keys = &keys[column * sizes.key_rows..];
+            let keys = &keys[column * sizes.key_rows + visible.start..];
             scores.iter_mut().zip(keys).for_each(|(score, key)| *score += factor * key);
         }
         scores.iter_mut().for_each(|score| *score = input.round(*score * sizes.scale));
         let Some(largest) = scores.iter().copied().reduce(f32::max) else { continue };
         scores.iter_mut().for_each(|score| *score = (*score - largest).exp());
         let sum: f32 = scores.iter().sum();
-        for (key_row, weight) in scores.iter().enumerate() {
+        for (key_row, weight) in visible.zip(&scores) {
             let probability = input.round(weight / sum);
             let value = Sizes::row(v, v_shape, batch, key_row, key_head);
             result.iter_mut().zip(value).for_each(|(o, &v)| *o += probability * v);

@@ -34,7 +34,9 @@ pub fn output_allowance(naive: &[f32], exact: &[f64], output: Precision) -> f64 
         let start = output.round_f64(exact);
         (output.round_f64(output.round_f64(start + 0.3) - 0.3) - start).abs()
     });
-    // f64::max skips a NaN: where unfused code overflows, it allows nothing.
+    // Where unfused code overflows, it allows nothing.
+    let unfused = unfused.filter(|difference| difference.is_finite());
+    let rounding = rounding.filter(|difference| difference.is_finite());
     2.0 * unfused.fold(0.0, f64::max) + 2.0 * rounding.fold(0.0, f64::max)
 }
 
@@ -42,6 +44,20 @@ pub fn output_allowance(naive: &[f32], exact: &[f64], output: Precision) -> f64 
 /// [`output_allowance`].
 pub fn judge_output(got: &[f32], exact: &[f64], allowed: f64) -> Verdict {
     let differences = got.iter().zip(exact).map(|(&got, exact)| (f64::from(got) - exact).abs());
+    worst_of(differences, allowed, got.len() == exact.len())
+}
+
+/// Compares a gradient with the exact result. Where that is too large for `output`, the gradient must be infinity with its
+/// sign.
+pub fn judge_gradient(got: &[f32], exact: &[f64], allowed: f64, output: Precision) -> Verdict {
+    let differences = got.iter().zip(exact).map(|(&got, &exact)| {
+        let rounded = output.round_f64(exact);
+        if exact.is_finite() && rounded.is_infinite() {
+            if f64::from(got) == rounded { 0.0 } else { f64::NAN }
+        } else {
+            (f64::from(got) - exact).abs()
+        }
+    });
     worst_of(differences, allowed, got.len() == exact.len())
 }
 

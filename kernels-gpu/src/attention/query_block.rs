@@ -56,6 +56,12 @@ impl QueryBlock {
         self.first_row >= self.sequence.query_rows
     }
 
+    /// Whether its row `row` exists.
+    #[inline(always)]
+    pub fn has_row(&self, row: u32) -> bool {
+        self.first_row + (row as i32) < self.sequence.query_rows
+    }
+
     /// The tiles of `keys` keys that its (at most `rows`) rows visit.
     #[inline(always)]
     pub fn key_tiles(&self, rows: u32, keys: u32) -> TileRange {

@@ -51,8 +51,11 @@ impl Schedule {
 ///
 /// Measured: DRAM traffic of the causal forward halves against taking all heads at once.
 pub const fn heads_per_wave(bytes_per_key_head: u64, group_size: u32, l2_bytes: u64, pairs: u32) -> u32 {
-    let sets = if bytes_per_key_head == 0 { u64::MAX } else { (l2_bytes / 2) / bytes_per_key_head };
-    let sets = if sets == 0 { 1 } else { sets };
+    let sets = match (l2_bytes / 2).checked_div(bytes_per_key_head) {
+        None => u64::MAX,
+        Some(0) => 1,
+        Some(sets) => sets,
+    };
     let heads = sets.saturating_mul(group_size as u64);
     let limit = if pairs == 0 { 1 } else { pairs as u64 };
     if heads < limit { heads as u32 } else { limit as u32 }

@@ -62,6 +62,11 @@ unsafe fn backward<
         let walk = block.walk(p, first_key, KEYS, QUERIES);
         let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
         let mut at = walk.start();
+        let has_keys = block.has_key(key_tile * KEYS + warp_row);
+        if !has_keys {
+            // Past the last key: the warp does nothing, but dQ reads its part of ds.
+            store_probabilities::<_, _, R, S>(lane, &[0.0; S], ds_tile, warp_row);
+        }
         if walk.steps > 0 {
             let k = block.key_rows::<4>(&p.k, first_key, p.head_dim);
             let v = block.key_rows::<4>(&p.v, first_key, p.value_dim);
@@ -72,31 +77,39 @@ unsafe fn backward<
         while at.step < walk.steps {
             let next = walk.next(&at);
             ring.wait();
-            let position = TilePosition {
-                key: first_key + warp_row as i32,
-                query: at.tile * QUERIES as i32,
-                key_rows: block.sequence.visible.key_rows,
-                visible: block.visible,
-                masked: walk.is_masked(&at),
-            };
-            let mut scores: [f32; S] =
-                multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
-            probabilities::<FmaFragment, R, S>(lane, &mut scores, ring.lse(0), scale_log2, &position);
-            store_probabilities::<_, _, R, S>(lane, &scores, ds_tile, warp_row);
-            warp::warp_sync();
-            multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dv, ds_tile, warp_row, ring.d_o(0));
-            let mut ds: [f32; S] =
-                multiply_transposed::<_, _, _, R, S>(lane, v_tile, warp_row, ring.d_o(0));
-            subtract_delta::<FmaFragment, R, S>(lane, &mut ds, ring.delta(0));
-            let mut i = 0;
-            while i < S {
-                ds[i] *= scores[i];
-                i += 1;
+            if has_keys {
+                let position = TilePosition {
+                    key: first_key + warp_row as i32,
+                    query: at.tile * QUERIES as i32,
+                    key_rows: block.sequence.visible.key_rows,
+                    visible: block.visible,
+                    masked: walk.is_masked(&at),
+                };
+                let mut scores: [f32; S] =
+                    multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
+                probabilities::<FmaFragment, R, S>(
+                    lane,
+                    &mut scores,
+                    ring.lse(0),
+                    scale_log2,
+                    &position,
+                );
+                store_probabilities::<_, _, R, S>(lane, &scores, ds_tile, warp_row);
+                warp::warp_sync();
+                multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dv, ds_tile, warp_row, ring.d_o(0));
+                let mut ds: [f32; S] =
+                    multiply_transposed::<_, _, _, R, S>(lane, v_tile, warp_row, ring.d_o(0));
+                subtract_delta::<FmaFragment, R, S>(lane, &mut ds, ring.delta(0));
+                let mut i = 0;
+                while i < S {
+                    ds[i] *= scores[i];
+                    i += 1;
+                }
+                warp::warp_sync();
+                store_probabilities::<_, _, R, S>(lane, &ds, ds_tile, warp_row);
+                warp::warp_sync();
+                multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dk, ds_tile, warp_row, ring.q(0));
             }
-            warp::warp_sync();
-            store_probabilities::<_, _, R, S>(lane, &ds, ds_tile, warp_row);
-            warp::warp_sync();
-            multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dk, ds_tile, warp_row, ring.q(0));
             barrier::block_sync();
             if next.step < walk.steps {
                 ring.request::<F32>(0, &block.source::<4>(p, &next, QUERIES));

@@ -63,39 +63,47 @@ unsafe fn forward<
             warp::warp_sync();
         }
     }
+    // Past the last query a warp only helps to load.
+    let has_rows = block.has_row(warp_row);
     let mut tile = tiles.begin;
     while tile < tiles.end {
         key_value.wait();
         key_value.request_value::<F32>(tile);
-        let mut scores: [f32; S] =
-            multiply_transposed::<_, _, _, LANE_ROWS, S>(lane, q_tile, warp_row, key_value.key);
-        if tile < tiles.full_begin || tile >= tiles.full_end {
-            let first_row = block.first_row + warp_row as i32;
-            mask::hide::<FmaFragment, LANE_ROWS, S>(
-                lane,
-                &mut scores,
-                &block.sequence.visible,
-                first_row,
-                tile * KEYS as i32,
-                block.sequence.query_rows,
-            );
+        if has_rows {
+            let mut scores: [f32; S] =
+                multiply_transposed::<_, _, _, LANE_ROWS, S>(lane, q_tile, warp_row, key_value.key);
+            if tile < tiles.full_begin || tile >= tiles.full_end {
+                let first_row = block.first_row + warp_row as i32;
+                mask::hide::<FmaFragment, LANE_ROWS, S>(
+                    lane,
+                    &mut scores,
+                    &block.sequence.visible,
+                    first_row,
+                    tile * KEYS as i32,
+                    block.sequence.query_rows,
+                );
+            }
+            softmax.update::<FmaFragment, S, O>(&mut scores, &mut output, scale.log2);
+            store_probabilities::<_, _, LANE_ROWS, S>(lane, &scores, p_tile, warp_row);
         }
-        softmax.update::<FmaFragment, S, O>(&mut scores, &mut output, scale.log2);
-        store_probabilities::<_, _, LANE_ROWS, S>(lane, &scores, p_tile, warp_row);
         key_value.wait();
         if tile + 1 < tiles.end {
             key_value.request_key::<F32>(tile + 1);
         }
-        multiply_accumulate::<_, _, _, _, LANE_ROWS, O>(
-            lane,
-            &mut output,
-            p_tile,
-            warp_row,
-            key_value.value,
-        );
+        if has_rows {
+            multiply_accumulate::<_, _, _, _, LANE_ROWS, O>(
+                lane,
+                &mut output,
+                p_tile,
+                warp_row,
+                key_value.value,
+            );
+        }
         tile += 1;
     }
-
+    if !has_rows {
+        return;
+    }
     let lse = softmax.finish::<FmaFragment, O>(&mut output, scale.log2);
     let mut row = 0;
     while row < LANE_ROWS {

@@ -73,11 +73,17 @@ unsafe fn forward<
             warp::warp_sync();
         }
     }
+    let has_rows = block.has_row(warp_row);
     let mut tile = tiles.begin;
     while tile < tiles.end {
         ring.wait();
         if tile + 1 < tiles.end {
             ring.request::<E>(tile + 1);
+        }
+        if !has_rows {
+            // Past the last query: such a warp only helps to load.
+            tile += 1;
+            continue;
         }
         let mut scores: [[f32; S]; M] =
             multiply_transposed::<E, _, _, _, M, S>(lane, q_tile, warp_row, ring.key(tile));
@@ -109,6 +115,9 @@ unsafe fn forward<
             ring.value(tile),
         );
         tile += 1;
+    }
+    if !has_rows {
+        return;
     }
     let target = if p.output_f32 != 0 { block.o::<4>(p) } else { block.o::<2>(p) };
     let mut m = 0;

@@ -137,7 +137,8 @@ mod tests {
 
     #[test]
     fn existing_attributes_stay() {
-        let line = r#"  %1 = tail call { i32, i32 } asm "shfl.sync $0|p, $1;", "=&r,r"(i32 %x) #23, !dbg !3"#;
+        let line =
+            r#"  %1 = tail call { i32, i32 } asm "shfl.sync $0|p, $1;", "=&r,r"(i32 %x) #23, !dbg !3"#;
         assert!(mark_line(line).contains(r#""=&r,r"(i32 %x) convergent #23, !dbg"#));
     }
 

@@ -79,6 +79,9 @@ pub fn run(args: &Args) -> Result<()> {
     if specs.is_empty() {
         bail!("no kernel's name contains `{}`", args.only.as_deref().unwrap_or_default());
     }
+    if args.check {
+        artifacts::check_hashes()?;
+    }
     let started = Instant::now();
     let compiler = find_compiler(args.install)?;
     let ptxas = find_ptxas(args)?;
@@ -88,8 +91,10 @@ pub fn run(args: &Args) -> Result<()> {
     for arch in archs(&specs) {
         let ir = prepare_ir(&compiler, arch, args.only.is_some(), &emit)?;
         let of_arch: Vec<_> = specs.iter().filter(|spec| spec.arch == arch).collect();
-        let compiled =
-            of_arch.par_iter().map(|spec| compile(&compiler, ptxas.as_ref(), &ir, spec, &emit));
+        let compiled = of_arch
+            .par_iter()
+            .with_max_len(1)
+            .map(|spec| compile(&compiler, ptxas.as_ref(), &ir, spec, &emit));
         built.extend(compiled.collect::<Result<Vec<_>>>()?);
     }
     println!("{}", table(&built));
@@ -192,9 +197,7 @@ fn prepare_ir(compiler: &Compiler, arch: Arch, partial: bool, emit: &Path) -> Re
     if !partial {
         check_entries(&llvm::entries(&ir)?)?;
     }
-    let path = emit.join(format!("marked-{}.ll", arch.name()));
-    fs::write(&path, convergent::mark(&ir)?)?;
-    Ok(path)
+    llvm::bitcode(compiler, &convergent::mark(&ir)?, &format!("marked-{}", arch.name()), emit)
 }
 
 fn check_entries(entries: &[String]) -> Result<()> {

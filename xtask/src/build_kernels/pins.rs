@@ -63,12 +63,12 @@ pub fn convergent(found: &Convergent, bless: bool, partial: bool) -> Result<Vec<
         write(&path, &pinned)?;
         return Ok(vec![]);
     }
-    let mut faults = Vec::new();
+    let missing = found.keys().filter(|kernel| !pinned.contains_key(*kernel));
+    let mut faults = not_pinned("convergent.json", missing);
     for (kernel, counts) in found {
         match pinned.get(kernel) {
-            None => faults.push(format!("{kernel}: convergent instructions not pinned yet")),
             Some(pin) if pin != counts => faults.push(format!("{kernel}: {}", difference(pin, counts))),
-            Some(_) => {}
+            _ => {}
         }
     }
     if !partial {
@@ -78,6 +78,12 @@ pub fn convergent(found: &Convergent, bless: bool, partial: bool) -> Result<Vec<
         );
     }
     Ok(faults)
+}
+
+/// One line for all kernels that a table lacks.
+fn not_pinned<'a>(table: &str, kernels: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let names: Vec<_> = kernels.map(String::as_str).collect();
+    if names.is_empty() { vec![] } else { vec![format!("not in {table} yet: {}", names.join(", "))] }
 }
 
 fn difference(pinned: &Counts, found: &Counts) -> String {
@@ -124,13 +130,13 @@ pub fn assembled(found: &Assembled, bless: bool, partial: bool) -> Result<Vec<St
 
 /// Lines for what is worse or not pinned, and for what is better.
 fn compare(pinned: &Assembled, found: &Assembled) -> (Vec<String>, Vec<String>) {
-    let (mut worse, mut better) = (Vec::new(), Vec::new());
+    let pin_of = |kernel: &String, device: &String| pinned.kernels.get(kernel)?.get(device);
+    let is_pinned = |kernel: &String| found.kernels[kernel].keys().all(|d| pin_of(kernel, d).is_some());
+    let mut worse = not_pinned("ptxas.json", found.kernels.keys().filter(|kernel| !is_pinned(kernel)));
+    let mut better = Vec::new();
     for (kernel, devices) in &found.kernels {
         for (device, now) in devices {
-            let Some(pin) = pinned.kernels.get(kernel).and_then(|devices| devices.get(device)) else {
-                worse.push(format!("{kernel} on {device}: ptxas figures not pinned yet"));
-                continue;
-            };
+            let Some(pin) = pin_of(kernel, device) else { continue };
             for ((name, now), (_, pin)) in now.figures().into_iter().zip(pin.figures()) {
                 let line = format!("{kernel} on {device}: {name} pinned {pin} found {now}");
                 match now.cmp(&pin) {

@@ -213,7 +213,8 @@ fn apply<T: Format>(op: FloatOp, flags: u8, [a, b, c]: [T; 3]) -> T {
         FloatOp::Min | FloatOp::Max if flags & FLAG_VARIANT != 0 && (x.is_nan() || y.is_nan()) => f32::NAN,
         FloatOp::Min => minimum(x, y),
         FloatOp::Max => maximum(x, y),
-        FloatOp::Ex2 => math::exp2(if ftz { flush(x) } else { x }),
+        FloatOp::Ex2 if ftz => flush(math::exp2(flush(x))),
+        FloatOp::Ex2 => math::exp2(x),
         _ => math::tanh(x),
     };
     finish(T::from_f32(value), if matches!(op, FloatOp::Min | FloatOp::Max) { 0 } else { flags })

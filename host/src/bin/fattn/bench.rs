@@ -316,6 +316,7 @@ impl TensorSet {
             v: v.device_pointer(),
             o: o.device_pointer(),
             lse: lse.device_pointer(),
+            ..ForwardPointers::default()
         };
         let Some(plan) = plan_forward(&valid, device.properties(), &pointers)? else {
             bail!("nothing to compute");

@@ -1,0 +1,218 @@
+//! Asynchronous copies on their way: `cp.async`.
+//!
+//! A copy has two moments. Its bytes land, as the schedule has it, anywhere between its issue and the
+//! wait that requires it. And it completes, for the thread that issued it, at that wait: until then its
+//! target counts as in flight, whether or not the bytes have landed.
+
+use super::context::{Context, Flow, Stop};
+use super::registers::{LANES, lanes};
+use super::warp::Warp;
+use super::window::{Addresses, Want, Window, resolve};
+use crate::memory::Space;
+use crate::shadow::State;
+
+/// One copy instruction of a warp.
+#[derive(Clone, Debug)]
+pub struct Copy {
+    /// The instruction.
+    pub pc: u32,
+    /// Bytes that each lane writes.
+    pub bytes: u32,
+    /// Shared addresses.
+    pub target: Addresses,
+    /// Global addresses.
+    pub source: Addresses,
+    /// Bytes that each lane reads; the rest is zero.
+    pub source_bytes: [u32; LANES],
+    /// The group of each lane's copy.
+    pub group: [u32; LANES],
+    /// Lanes whose copy has not completed.
+    pub open: u32,
+    /// Lanes whose bytes have landed.
+    pub landed: u32,
+}
+
+/// The copies of a warp in the order of issue.
+#[derive(Clone, Debug, Default)]
+pub struct CopyQueue {
+    copies: Vec<Copy>,
+    /// Groups that each lane has committed.
+    committed: [u32; LANES],
+}
+
+impl CopyQueue {
+    /// Forgets everything, for the next block.
+    pub fn clear(&mut self) {
+        *self = CopyQueue::default();
+    }
+
+    /// Whether nothing is on its way.
+    pub fn is_empty(&self) -> bool {
+        self.copies.is_empty()
+    }
+
+    /// The group that a new copy of each lane will belong to.
+    pub fn open_group(&self) -> [u32; LANES] {
+        self.committed
+    }
+
+    /// Appends a copy.
+    pub fn push(&mut self, copy: Copy) {
+        self.copies.push(copy);
+    }
+
+    /// Ends the open group of some lanes.
+    pub fn commit(&mut self, mask: u32) {
+        for lane in lanes(mask) {
+            self.committed[lane] += 1;
+        }
+    }
+
+    /// The lanes of a copy whose groups are not among the `left` latest.
+    fn due(&self, copy: &Copy, mask: u32, left: Option<u32>) -> u32 {
+        let Some(left) = left else { return copy.open & mask };
+        let due = |&lane: &usize| copy.group[lane].saturating_add(left) < self.committed[lane];
+        lanes(copy.open & mask).filter(due).fold(0, |due, lane| due | 1 << lane)
+    }
+}
+
+/// Completes the copies of some lanes, except those of the `left` latest groups. `None`: all copies,
+/// committed or not.
+pub fn complete(context: &mut Context<'_>, warp: &mut Warp, mask: u32, left: Option<u32>) -> Flow {
+    if warp.copies.is_empty() {
+        return Ok(());
+    }
+    let mut copies = std::mem::take(&mut warp.copies.copies);
+    let mut flow = Ok(());
+    for copy in &mut copies {
+        let due = warp.copies.due(copy, mask, left);
+        if due != 0 && flow.is_ok() {
+            flow = land(context, warp, copy, due).and_then(|()| settle(context, warp, copy, due));
+        }
+    }
+    copies.retain(|copy| copy.open != 0);
+    warp.copies.copies = copies;
+    flow
+}
+
+/// Lets one random copy land.
+pub fn land_some(context: &mut Context<'_>, warp: &mut Warp) -> Flow {
+    let count = warp.copies.copies.len() as u64;
+    if count == 0 {
+        return Ok(());
+    }
+    let index = context.random.below(count) as usize;
+    let mut copy = warp.copies.copies[index].clone();
+    let mask = copy.open;
+    land(context, warp, &mut copy, mask)?;
+    warp.copies.copies[index].landed = copy.landed;
+    Ok(())
+}
+
+/// Where a copy writes.
+fn target(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u32) -> Result<Window, Stop> {
+    let want = Want { space: Space::Shared, bytes: copy.bytes, store: true };
+    resolve(context, warp, want, &copy.target, mask)
+}
+
+/// Checks the addresses of a new copy and marks its target as in flight.
+pub fn start(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy) -> Flow {
+    let reads = |&lane: &usize| copy.source_bytes[lane] != 0;
+    let mut rest = lanes(copy.open).filter(reads).fold(0u32, |mask, lane| mask | 1 << lane);
+    while rest != 0 {
+        // Sources that are read in part need not exist beyond that part.
+        let bytes = copy.source_bytes[rest.trailing_zeros() as usize];
+        let same = lanes(rest).filter(|&l| copy.source_bytes[l] == bytes).fold(0u32, |m, l| m | 1 << l);
+        check_source(context, warp, copy, same, bytes)?;
+        rest &= !same;
+    }
+    let window = target(context, warp, copy, copy.open)?;
+    if context.checks_uninitialised() {
+        for lane in lanes(copy.open) {
+            // SAFETY: the window was checked for the copy's bytes.
+            unsafe { window.shadow.set_in_flight(window.offsets[lane] as usize, copy.bytes as usize) };
+        }
+    }
+    Ok(())
+}
+
+/// Checks that lanes may read so many bytes, from addresses aligned to the whole copy.
+fn check_source(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u32, bytes: u32) -> Flow {
+    for lane in lanes(mask) {
+        let view = context.environment.global.get(copy.source[lane]);
+        let offset = crate::memory::global::GlobalView::offset(copy.source[lane]);
+        let refusal = match view {
+            Err(refusal) => refusal,
+            Ok(view) if offset + u64::from(bytes) > view.bytes => {
+                crate::memory::Refusal::OutOfBounds(view.bytes)
+            }
+            Ok(_) if offset % u64::from(copy.bytes) != 0 => crate::memory::Refusal::Misaligned,
+            Ok(_) => continue,
+        };
+        let at = super::context::Access {
+            space: Space::Global,
+            address: copy.source[lane],
+            bytes,
+            store: false,
+            pc: copy.pc,
+            warp: warp.id,
+            lane: lane as u32,
+        };
+        return context.refuse(at, refusal);
+    }
+    Ok(())
+}
+
+/// Writes the bytes of some lanes, unless they have landed already.
+pub fn land(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u32) -> Flow {
+    let mask = mask & !copy.landed;
+    if mask == 0 {
+        return Ok(());
+    }
+    let window = target(context, warp, copy, mask)?;
+    for lane in lanes(mask) {
+        let bytes = copy.source_bytes[lane] as usize;
+        let mut value = [0u8; 16];
+        if bytes != 0 {
+            let Ok(&view) = context.environment.global.get(copy.source[lane]) else { return Err(Stop) };
+            let offset = crate::memory::global::GlobalView::offset(copy.source[lane]) as usize;
+            // SAFETY: `start` checked that these bytes exist; the allocation outlives the launch.
+            let written = unsafe {
+                view.data.add(offset).copy_to_nonoverlapping(value.as_mut_ptr(), bytes);
+                view.all_written || view.shadow.is_written(offset, bytes)
+            };
+            if !written && context.checks_uninitialised() {
+                unwritten_source(context, warp, copy, lane);
+            }
+        }
+        // SAFETY: the window was checked for the copy's bytes, of which there are at most 16.
+        unsafe {
+            let at = window.data.add(window.offsets[lane] as usize);
+            at.copy_from_nonoverlapping(value.as_ptr(), copy.bytes as usize);
+        }
+    }
+    copy.landed |= mask;
+    Ok(())
+}
+
+#[cold]
+fn unwritten_source(context: &mut Context<'_>, warp: &Warp, copy: &Copy, lane: usize) {
+    let kind = crate::report::FindingKind::UninitialisedRead { space: Space::Global };
+    let (bytes, source) = (copy.source_bytes[lane], copy.source[lane]);
+    context.report(kind, copy.pc, warp.id, lane as u32, |_| {
+        format!("asynchronous copy of {bytes} bytes from {source:#x}, not all of which were written")
+    });
+}
+
+/// Ends the copies of some lanes: their bytes can be read.
+fn settle(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u32) -> Flow {
+    if context.checks_uninitialised() {
+        let window = target(context, warp, copy, mask)?;
+        for lane in lanes(mask) {
+            // SAFETY: the window was checked for the copy's bytes.
+            unsafe { window.shadow.set(window.offsets[lane] as usize, copy.bytes as usize, State::Written) };
+        }
+    }
+    copy.open &= !mask;
+    Ok(())
+}

@@ -1,0 +1,284 @@
+//! A block: its warps, whose turn it is, and what happens when nothing moves.
+
+use super::async_copy;
+use super::barrier::Outcome;
+use super::context::{Context, Environment, Stop};
+use super::registers::{LANES, Registers};
+use super::step::{Event, run};
+use super::warp::{State, Warp};
+use crate::isa::{BarrierOp, Fill, Op, PREDICATE_TRUE, Special};
+use crate::memory::SHARED_BASE;
+use crate::options::Schedule;
+use crate::report::FindingKind;
+use std::fmt::Write;
+
+/// Instructions of a fragment's turn, so that lanes which spin let others go on.
+const TURN: u64 = 1 << 13;
+/// The longest turn of a random schedule.
+const RANDOM_TURN: u64 = 400;
+/// One in so many turns of a random schedule lets a copy land.
+const LANDING_ODDS: u64 = 4;
+
+/// Whether a block has come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It has; its findings say whether well.
+    Done,
+    /// It has had its turn, and can go on.
+    Paused,
+}
+
+/// A block in execution.
+pub struct Block<'a> {
+    /// What its instructions share.
+    pub context: Context<'a>,
+    warps: Vec<Warp>,
+    /// Registers before the kernel starts, for each warp.
+    initial: Vec<Registers>,
+    /// The warp whose turn it is.
+    turn: usize,
+}
+
+fn live_lanes(threads: u32, warp: u32) -> u32 {
+    match threads - (warp * LANES as u32).min(threads) {
+        0 => 0,
+        n if n >= LANES as u32 => !0,
+        n => (1 << n) - 1,
+    }
+}
+
+impl<'a> Block<'a> {
+    /// A block at the start of a kernel.
+    pub fn new(environment: &'a Environment<'a>, number: u64) -> Self {
+        let context = Context::new(environment, number);
+        let threads = environment.threads();
+        let count = threads.div_ceil(LANES as u32);
+        let local = environment.kernel.data.local_bytes as usize;
+        let initial: Vec<Registers> =
+            (0..count).map(|warp| initial_registers(environment, context.block, warp)).collect();
+        let warps = (0..count)
+            .map(|warp| {
+                let registers = initial[warp as usize].clone();
+                Warp::new(warp, registers, live_lanes(threads, warp), local)
+            })
+            .collect();
+        Block { context, warps, initial, turn: 0 }
+    }
+
+    /// Makes it another block of the same launch.
+    pub fn restart(&mut self, number: u64) {
+        self.context.reset(number);
+        self.turn = 0;
+        let environment = self.context.environment;
+        let threads = environment.threads();
+        for (warp, initial) in self.warps.iter_mut().zip(&mut self.initial) {
+            fill_block(initial, environment, self.context.block);
+            warp.registers.copy_from(initial);
+            warp.restart(live_lanes(threads, warp.id));
+        }
+    }
+
+    /// Runs for about so many warp instructions.
+    pub fn run(&mut self, budget: u64) -> Progress {
+        let end = self.context.statistics.warp_instructions.saturating_add(budget);
+        while self.context.statistics.warp_instructions < end {
+            match self.step() {
+                Ok(true) => {}
+                Ok(false) | Err(Stop) => return Progress::Done,
+            }
+        }
+        Progress::Paused
+    }
+
+    /// Lets one fragment run. False when all threads have exited.
+    fn step(&mut self) -> Result<bool, Stop> {
+        let random = matches!(self.context.environment.options.schedule, Schedule::Random(_));
+        if random && self.context.random.below(LANDING_ODDS) == 0 {
+            let warp = self.context.random.below(self.warps.len() as u64) as usize;
+            async_copy::land_some(&mut self.context, &mut self.warps[warp])?;
+        }
+        let choice = if random { self.choose_random() } else { self.choose_next() };
+        let Some((warp, fragment)) = choice else {
+            if self.warps.iter().all(|warp| warp.live == 0) {
+                return Ok(false);
+            }
+            self.report_stuck();
+            return Err(Stop);
+        };
+        let turn = if random { 1 + self.context.random.below(RANDOM_TURN) } else { TURN };
+        match run(&mut self.context, &mut self.warps[warp], fragment, turn)? {
+            // The other fragments of the warp come first, then the other warps.
+            Event::Yield => self.turn = (warp + usize::from(!random)) % self.warps.len(),
+            Event::Barrier(id) => self.settle(id),
+            Event::Gone => {
+                self.turn = warp;
+                if self.warps[warp].live == 0 {
+                    (0..super::barrier::BARRIERS as u32).for_each(|id| self.settle(id));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn choose_next(&self) -> Option<(usize, usize)> {
+        let count = self.warps.len();
+        (0..count).map(|step| (self.turn + step) % count).find_map(|warp| {
+            let ready = |fragment: &super::warp::Fragment| fragment.state == State::Ready;
+            self.warps[warp].fragments.iter().position(ready).map(|fragment| (warp, fragment))
+        })
+    }
+
+    fn choose_random(&mut self) -> Option<(usize, usize)> {
+        let mut choice = None;
+        let mut seen = 0;
+        for (index, warp) in self.warps.iter().enumerate() {
+            for (position, fragment) in warp.fragments.iter().enumerate() {
+                if fragment.state == State::Ready {
+                    seen += 1;
+                    if self.context.random.below(seen) == 0 {
+                        choice = Some((index, position));
+                    }
+                }
+            }
+        }
+        choice
+    }
+
+    /// Lets those go on who wait at a barrier that is complete.
+    fn settle(&mut self, id: u32) {
+        let mut live = [0; LANES];
+        for warp in &self.warps {
+            live[warp.id as usize] = warp.live;
+        }
+        let Some(outcome) = self.context.barriers.complete(id, &live[..self.warps.len()]) else { return };
+        for warp in &mut self.warps {
+            for index in 0..warp.fragments.len() {
+                let fragment = &mut warp.fragments[index];
+                if fragment.state == State::Barrier(id) {
+                    let (pc, mask) = (fragment.pc, fragment.mask);
+                    fragment.state = State::Ready;
+                    fragment.pc += 1;
+                    deliver(self.context.environment, &mut warp.registers, pc, mask, outcome);
+                }
+            }
+        }
+    }
+
+    /// Nothing is ready and somebody is still there.
+    #[cold]
+    fn report_stuck(&mut self) {
+        let mut table = String::new();
+        let mut first: Option<(FindingKind, u32, u32, u32)> = None;
+        for warp in &self.warps {
+            for fragment in &warp.fragments {
+                let kernel = self.context.environment.kernel;
+                let (line, text) = (kernel.line(fragment.pc), kernel.text(fragment.pc));
+                let (what, kind) = match fragment.state {
+                    State::Lanes(_) if matches!(self.op(fragment.pc), Op::Barrier(_)) => {
+                        ("the rest of the warp at a barrier", FindingKind::BarrierDivergence)
+                    }
+                    State::Lanes(_) => ("other lanes of the warp", FindingKind::WarpDivergence),
+                    _ => ("the barrier", FindingKind::Deadlock),
+                };
+                let lanes = fragment.mask;
+                let _ = write!(
+                    table,
+                    "\n    warp {} lanes {lanes:#010x} at line {line} `{text}`: {what}",
+                    warp.id
+                );
+                // A warp that has torn apart is the cause; who waits at a barrier suffers from it.
+                let rank = |kind| usize::from(kind == FindingKind::Deadlock);
+                if first.is_none_or(|(known, ..)| rank(kind) < rank(known)) {
+                    first = Some((kind, fragment.pc, warp.id, lanes.trailing_zeros() & 31));
+                }
+            }
+        }
+        for (id, barrier) in self.context.barriers.waiting() {
+            let awaited = barrier.count.map_or("all".to_string(), |count| count.to_string());
+            let _ = write!(table, "\n    barrier {id}: {} of {awaited} threads", barrier.threads());
+        }
+        if let Some((kind, pc, warp, lane)) = first {
+            let message = format!("no thread of the block can go on; each waits for{table}");
+            self.context.report(kind, pc, warp, lane, |_| message);
+        }
+    }
+
+    fn op(&self, pc: u32) -> Op {
+        self.context.environment.code().instructions[pc as usize].op
+    }
+}
+
+/// Hands the result of a reducing barrier to lanes that waited.
+fn deliver(environment: &Environment<'_>, r: &mut Registers, pc: u32, mask: u32, outcome: Outcome) {
+    let i = &environment.code().instructions[pc as usize];
+    let holds = |holds: bool| if holds { !0 } else { 0 };
+    match i.op {
+        Op::Barrier(BarrierOp::ReducePopulation) => r.set32(i.d, mask, &[outcome.population; LANES]),
+        Op::Barrier(BarrierOp::ReduceAnd) => r.set_predicate(i.d, mask, holds(outcome.all)),
+        Op::Barrier(BarrierOp::ReduceOr) => r.set_predicate(i.d, mask, holds(outcome.any)),
+        _ => {}
+    }
+}
+
+fn initial_registers(environment: &Environment<'_>, block: [u32; 3], warp: u32) -> Registers {
+    let code = environment.code();
+    let mut registers = Registers::new(code.rows, code.predicates);
+    registers.set_predicate(PREDICATE_TRUE, !0, !0);
+    let dynamic = u64::from(SHARED_BASE + environment.dynamic_offset);
+    for &(row, fill) in &code.fills {
+        let (value, wide) = match fill {
+            Fill::Constant32(value) => (u64::from(value), false),
+            Fill::Constant64(value) => (value, true),
+            Fill::DynamicShared { wide } => (dynamic, wide),
+            Fill::Variable { index, offset, wide } => {
+                (environment.variables[index as usize].0.wrapping_add(offset as u64), wide)
+            }
+            Fill::Special(special) => {
+                *registers.row32_mut(row) = special_row(environment, block, warp, special);
+                continue;
+            }
+        };
+        if wide {
+            *registers.row64_mut(row) = [value; LANES];
+        } else {
+            *registers.row32_mut(row) = [value as u32; LANES];
+        }
+    }
+    registers
+}
+
+/// Rewrites the special registers that differ between blocks.
+fn fill_block(registers: &mut Registers, environment: &Environment<'_>, block: [u32; 3]) {
+    for &(row, fill) in &environment.code().fills {
+        if let Fill::Special(Special::Block(dimension)) = fill {
+            *registers.row32_mut(row) = [block[usize::from(dimension)]; LANES];
+        }
+    }
+}
+
+fn special_row(environment: &Environment<'_>, block: [u32; 3], warp: u32, special: Special) -> [u32; LANES] {
+    let launch = &environment.launch;
+    std::array::from_fn(|lane| {
+        let lane = lane as u32;
+        let bit = 1u32 << lane;
+        match special {
+            Special::Thread(d) => environment.thread(warp * LANES as u32 + lane)[usize::from(d)],
+            Special::Threads(d) => launch.block[usize::from(d)],
+            Special::Block(d) => block[usize::from(d)],
+            Special::Blocks(d) => launch.grid[usize::from(d)],
+            Special::Lane => lane,
+            Special::Warp => warp,
+            Special::Warps => environment.threads().div_ceil(LANES as u32),
+            Special::LaneMaskEq => bit,
+            Special::LaneMaskLt => bit - 1,
+            Special::LaneMaskLe => bit | (bit - 1),
+            Special::LaneMaskGt => !(bit | (bit - 1)),
+            Special::LaneMaskGe => !(bit - 1),
+            Special::DynamicSharedBytes => launch.shared_bytes,
+            Special::TotalSharedBytes => environment.shared_bytes,
+            Special::Zero => 0,
+            Special::One => 1,
+        }
+    })
+}
+

@@ -1,0 +1,207 @@
+//! What the instructions of a block share: shared memory, findings, and the launch around them.
+
+use super::barrier::Barriers;
+use super::target::Families;
+use crate::isa::Code;
+use crate::memory::Refusal;
+use crate::memory::Space;
+use crate::memory::global::{Address, GlobalView};
+use crate::memory::shared::SharedMemory;
+use crate::module::Kernel;
+use crate::options::{Launch, Options, Schedule};
+use crate::report::{Finding, FindingKind, Statistics};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The block cannot go on; why is among its findings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop;
+
+/// Whether the block goes on.
+pub type Flow = Result<(), Stop>;
+
+/// What all blocks of a launch share.
+pub struct Environment<'a> {
+    pub kernel: &'a Kernel,
+    pub launch: Launch<'a>,
+    pub options: &'a Options,
+    pub global: GlobalView,
+    pub variables: Arc<[Address]>,
+    /// Bytes of shared memory before the dynamic part.
+    pub dynamic_offset: u32,
+    /// Static and dynamic bytes.
+    pub shared_bytes: u32,
+    pub families: &'static Families,
+}
+
+impl Environment<'_> {
+    pub fn code(&self) -> &Code {
+        &self.kernel.data.code
+    }
+
+    pub fn threads(&self) -> u32 {
+        self.launch.block.iter().product()
+    }
+
+    /// The coordinates of a thread by its number in the block.
+    pub fn thread(&self, number: u32) -> [u32; 3] {
+        let [x, y, _] = self.launch.block;
+        [number % x, number / x % y, number / x / y]
+    }
+
+    /// The coordinates of a block by its number in the grid.
+    pub fn block(&self, number: u64) -> [u32; 3] {
+        let [x, y, _] = self.launch.grid.map(u64::from);
+        [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32]
+    }
+}
+
+/// A small generator of random numbers (xorshift*), so that a seed means the same everywhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(schedule: Schedule, block: u64) -> Self {
+        let seed = if let Schedule::Random(seed) = schedule { seed } else { 0 };
+        let mixed = (seed ^ block.wrapping_mul(0xd134_2543_de82_ef95)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        Random((mixed ^ mixed >> 27) | 1)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % bound
+    }
+}
+
+/// A block's state apart from its warps.
+pub struct Context<'a> {
+    pub environment: &'a Environment<'a>,
+    pub block: [u32; 3],
+    pub shared: SharedMemory,
+    pub barriers: Barriers,
+    pub random: Random,
+    pub findings: Vec<Finding>,
+    /// Which kind at which instruction has which place in `findings`.
+    known: HashMap<(FindingKind, u32), usize>,
+    pub statistics: Statistics,
+}
+
+impl<'a> Context<'a> {
+    pub fn new(environment: &'a Environment<'a>, number: u64) -> Self {
+        Context {
+            environment,
+            block: environment.block(number),
+            shared: SharedMemory::new(environment.shared_bytes as usize),
+            barriers: Barriers::default(),
+            random: Random::new(environment.options.schedule, number),
+            findings: Vec::new(),
+            known: HashMap::new(),
+            statistics: Statistics { blocks: 1, ..Statistics::default() },
+        }
+    }
+
+    /// Makes the context that of another block. The findings must have been taken.
+    pub fn reset(&mut self, number: u64) {
+        self.block = self.environment.block(number);
+        self.shared.reset();
+        self.barriers = Barriers::default();
+        self.random = Random::new(self.environment.options.schedule, number);
+        self.findings.clear();
+        self.known.clear();
+        self.statistics = Statistics { blocks: 1, ..Statistics::default() };
+    }
+
+    /// Whether reads of unwritten bytes are looked for.
+    #[inline(always)]
+    pub fn checks_uninitialised(&self) -> bool {
+        self.environment.options.checks.uninitialised
+    }
+
+    /// Records a fault. The message is only made the first time this kind is met at this instruction.
+    #[cold]
+    #[inline(never)]
+    pub fn report(
+        &mut self,
+        kind: FindingKind,
+        pc: u32,
+        warp: u32,
+        lane: u32,
+        message: impl FnOnce(&Self) -> String,
+    ) {
+        self.statistics.faults += 1;
+        if let Some(&place) = self.known.get(&(kind, pc)) {
+            self.findings[place].occurrences += 1;
+            return;
+        }
+        if self.findings.len() >= self.environment.options.max_findings {
+            return;
+        }
+        let kernel = self.environment.kernel;
+        let finding = Finding {
+            kind,
+            kernel: kernel.name().to_string(),
+            block: self.block,
+            thread: self.environment.thread(warp * 32 + lane),
+            ptx_line: kernel.line(pc),
+            ptx: kernel.text(pc),
+            source: kernel.location(pc),
+            message: message(self),
+            occurrences: 1,
+        };
+        self.known.insert((kind, pc), self.findings.len());
+        self.findings.push(finding);
+    }
+
+    /// Records a refused access and stops the block.
+    #[cold]
+    #[inline(never)]
+    pub fn refuse(&mut self, at: Access, refusal: Refusal) -> Flow {
+        let Access { space, address, bytes, pc, warp, lane, .. } = at;
+        let kind = match refusal {
+            Refusal::OutOfBounds(_) | Refusal::NoSpace => FindingKind::OutOfBounds { space },
+            Refusal::Misaligned => FindingKind::Misaligned { space },
+            Refusal::Null => FindingKind::NullPointer,
+            Refusal::Freed => FindingKind::UseAfterFree,
+            Refusal::ReadOnly => FindingKind::WriteToReadOnly { space },
+        };
+        self.report(kind, pc, warp, lane, |_| {
+            let verb = at.verb();
+            let place = format!("{verb} of {bytes} bytes at {space} address {address:#x}");
+            match refusal {
+                Refusal::OutOfBounds(end) if space == Space::Global => {
+                    let offset = GlobalView::offset(address);
+                    format!("{place}: offset {offset} in an allocation of {end} bytes")
+                }
+                Refusal::OutOfBounds(end) => format!("{place}, which ends at {end:#x}"),
+                Refusal::Misaligned => format!("{place}, which is no multiple of {bytes}"),
+                Refusal::NoSpace => format!("{place}, which belongs to nothing"),
+                Refusal::Null => format!("{place}, in the first page"),
+                Refusal::Freed => format!("{place}, in an allocation that was freed"),
+                Refusal::ReadOnly => place,
+            }
+        });
+        Err(Stop)
+    }
+}
+
+/// An access of one lane, for reports.
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    pub space: Space,
+    pub address: u64,
+    pub bytes: u32,
+    pub store: bool,
+    pub pc: u32,
+    pub warp: u32,
+    pub lane: u32,
+}
+
+impl Access {
+    pub fn verb(&self) -> &'static str {
+        if self.store { "store" } else { "load" }
+    }
+}

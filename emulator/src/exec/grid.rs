@@ -1,0 +1,180 @@
+//! A launch: checks its shape, runs its blocks, collects what they found.
+
+use super::block::{Block, Progress};
+use super::context::Environment;
+use super::target::families;
+use crate::error::LaunchError;
+use crate::memory::SHARED_BASE;
+use crate::memory::global::Memory;
+use crate::module::Kernel;
+use crate::options::{Launch, Options};
+use crate::report::{Finding, Report, Statistics};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Threads of a block on any GPU.
+const MAX_THREADS: u64 = 1024;
+/// Shared memory of a block on the largest GPU.
+const MAX_SHARED_BYTES: u64 = 227 * 1024;
+/// Warp instructions after which a block lets others run, in case it waits for them.
+const PAUSE: u64 = 1 << 22;
+/// Blocks that a thread keeps in the middle of their execution.
+const MAX_RESIDENT: usize = 64;
+
+/// Runs a kernel.
+///
+/// Blocks run in parallel on [`Options::threads`] threads. A block that spins for long lets blocks that
+/// have not started yet run before it goes on.
+///
+/// # Errors
+///
+/// The launch is impossible on any GPU, its parameters do not have the kernel's size, or the kernel
+/// holds an instruction that the emulator does not know. Faults of the kernel itself are no errors: the
+/// report lists them.
+pub fn launch(
+    kernel: &Kernel,
+    memory: &Memory,
+    launch: &Launch<'_>,
+    options: &Options,
+) -> Result<Report, LaunchError> {
+    let name = || kernel.name().to_string();
+    if let Some(unsupported) = kernel.unsupported().first() {
+        return Err(LaunchError::Unsupported { kernel: name(), error: unsupported.to_error() });
+    }
+    check_shape(kernel, launch)?;
+    let dynamic_offset =
+        kernel.static_shared_bytes().next_multiple_of(kernel.data.dynamic_shared_align.max(16));
+    let needs_dynamic = launch.shared_bytes > 0;
+    let base = if needs_dynamic { dynamic_offset } else { kernel.static_shared_bytes() };
+    let shared = u64::from(base) + u64::from(launch.shared_bytes);
+    if shared > MAX_SHARED_BYTES {
+        return Err(LaunchError::Shared { kernel: name(), bytes: shared, limit: MAX_SHARED_BYTES });
+    }
+    debug_assert_eq!(SHARED_BASE % 1024, 0);
+    let environment = Environment {
+        kernel,
+        launch: *launch,
+        options,
+        variables: memory.variables(&kernel.module),
+        global: memory.view(),
+        dynamic_offset: base,
+        shared_bytes: shared as u32,
+        families: families(),
+    };
+    Ok(run_blocks(&environment))
+}
+
+fn check_shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> {
+    let name = || kernel.name().to_string();
+    let (expected, got) = (kernel.parameter_bytes(), launch.params.len());
+    if expected != got {
+        return Err(LaunchError::Parameters { kernel: name(), expected, got });
+    }
+    let product = |sizes: [u32; 3]| sizes.iter().map(|&size| u64::from(size)).try_fold(1, u64::checked_mul);
+    let threads = product(launch.block).unwrap_or(u64::MAX);
+    let limit = kernel.max_threads().unwrap_or([MAX_THREADS as u32, 1, 1]);
+    let most = product(limit).unwrap_or(u64::MAX).min(MAX_THREADS);
+    let required = kernel.data.required_threads.is_none_or(|required| required == launch.block);
+    if threads == 0 || threads > most || !required {
+        return Err(LaunchError::Threads { kernel: name(), block: launch.block, limit });
+    }
+    match product(launch.grid) {
+        Some(1..=0xffff_ffff) => Ok(()),
+        _ => Err(LaunchError::Grid { kernel: name(), grid: launch.grid }),
+    }
+}
+
+/// What the blocks that have ended found, by block.
+#[derive(Default)]
+struct Collected {
+    findings: BTreeMap<u64, Vec<Finding>>,
+    statistics: Statistics,
+}
+
+fn run_blocks(environment: &Environment<'_>) -> Report {
+    let blocks: u64 = environment.launch.grid.iter().map(|&size| u64::from(size)).product();
+    let threads = environment.options.threads.clamp(1, blocks.min(1024) as usize);
+    let next = AtomicU64::new(0);
+    let collected = Mutex::new(Collected::default());
+    let worker = || Worker { environment, next: &next, blocks, collected: &collected }.run();
+    if threads == 1 {
+        worker();
+    } else {
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(worker);
+            }
+        });
+    }
+    let Collected { findings, statistics } =
+        collected.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Report { findings: merge(findings, environment.options.max_findings), statistics }
+}
+
+/// One finding per kind and instruction, from the first block that met it.
+fn merge(by_block: BTreeMap<u64, Vec<Finding>>, limit: usize) -> Vec<Finding> {
+    let mut merged: Vec<Finding> = Vec::new();
+    for finding in by_block.into_values().flatten() {
+        let same = |known: &Finding| {
+            (known.kind, known.ptx_line, &known.ptx) == (finding.kind, finding.ptx_line, &finding.ptx)
+        };
+        match merged.iter().position(same) {
+            Some(place) => merged[place].occurrences += finding.occurrences,
+            None if merged.len() < limit => merged.push(finding),
+            None => {}
+        }
+    }
+    merged
+}
+
+/// One thread's share of a launch.
+struct Worker<'w, 'a> {
+    environment: &'a Environment<'a>,
+    next: &'w AtomicU64,
+    blocks: u64,
+    collected: &'w Mutex<Collected>,
+}
+
+impl<'a> Worker<'_, 'a> {
+    fn run(self) {
+        let mut resident: VecDeque<(u64, Block<'a>)> = VecDeque::new();
+        let mut spare: Option<Block<'a>> = None;
+        loop {
+            let fresh = if resident.len() < MAX_RESIDENT { self.start(&mut spare) } else { None };
+            let Some((number, mut block)) = fresh.or_else(|| resident.pop_front()) else { return };
+            match block.run(PAUSE) {
+                Progress::Paused => resident.push_back((number, block)),
+                Progress::Done => {
+                    self.collect(number, &mut block);
+                    spare = Some(block);
+                }
+            }
+        }
+    }
+
+    /// The next block that nobody has started.
+    fn start(&self, spare: &mut Option<Block<'a>>) -> Option<(u64, Block<'a>)> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if number >= self.blocks {
+            return None;
+        }
+        let block = match spare.take() {
+            Some(mut block) => {
+                block.restart(number);
+                block
+            }
+            None => Block::new(self.environment, number),
+        };
+        Some((number, block))
+    }
+
+    fn collect(&self, number: u64, block: &mut Block<'a>) {
+        let mut collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
+        collected.statistics.add(&block.context.statistics);
+        if !block.context.findings.is_empty() {
+            collected.findings.insert(number, std::mem::take(&mut block.context.findings));
+        }
+    }
+}

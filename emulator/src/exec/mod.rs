@@ -1,0 +1,16 @@
+//! Execution: the grid, its blocks, their warps, and the instruction families.
+
+mod async_copy;
+mod barrier;
+mod block;
+mod context;
+mod grid;
+mod lanes;
+mod ops;
+mod registers;
+mod step;
+mod target;
+mod warp;
+mod window;
+
+pub use grid::launch;

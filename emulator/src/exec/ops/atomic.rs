@@ -1,0 +1,133 @@
+//! Atomic read-modify-write operations, lane after lane.
+
+use super::half::{Bfloat, Format, Half};
+use crate::decode::atomic::{AtomicType, SPACES};
+use crate::exec::context::{Context, Flow};
+use crate::exec::registers::{LANES, lanes};
+use crate::exec::warp::Warp;
+use crate::exec::window::{Want, Window, addresses, resolve};
+use crate::isa::{AtomicOp, Instruction};
+use crate::memory::Space;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// `atom` and `red`.
+pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: AtomicOp) -> Flow {
+    let ty = AtomicType::ALL[usize::from(i.count)];
+    let bytes = bytes_of(ty);
+    let want = Want { space: SPACES[i.e as usize], bytes, store: true };
+    let addresses = addresses(w, i);
+    let mut old = [0u64; LANES];
+    let value = |w: &Warp, row: u32, lane: usize| match bytes {
+        8 => w.registers.row64(row)[lane],
+        _ => u64::from(w.registers.row32(row)[lane]),
+    };
+    let mut rest = m;
+    while rest != 0 {
+        let window = resolve(c, w, want, &addresses, rest)?;
+        window.check_written(c, w, bytes, false);
+        for lane in lanes(window.mask) {
+            let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));
+            // SAFETY: the window was checked for this many bytes, and alignment, at the lane's offset.
+            old[lane] = unsafe { update(&window, lane, bytes, |old| apply(op, ty, old, operand, second)) };
+        }
+        window.set_written(bytes, false);
+        rest &= !window.mask;
+    }
+    match bytes {
+        8 => w.registers.set64(i.d, m, &old),
+        _ => w.registers.set32(i.d, m, &old.map(|value| value as u32)),
+    }
+    Ok(())
+}
+
+fn bytes_of(ty: AtomicType) -> u32 {
+    match ty {
+        AtomicType::B16 | AtomicType::F16 | AtomicType::Bf16 => 2,
+        AtomicType::B64 | AtomicType::U64 | AtomicType::S64 | AtomicType::F64 => 8,
+        _ => 4,
+    }
+}
+
+/// Replaces a value and returns the old one; in global memory, atomically among the blocks.
+///
+/// # Safety
+///
+/// The bytes at the lane's offset lie inside the window and are aligned to their number.
+unsafe fn update(window: &Window, lane: usize, bytes: u32, f: impl Fn(u64) -> u64) -> u64 {
+    // SAFETY: the caller vouches for the range.
+    let at = unsafe { window.data.add(window.offsets[lane] as usize) };
+    macro_rules! update {
+        ($type:ty, $atomic:ty) => {{
+            let at = at.cast::<$type>();
+            if matches!(window.space, Space::Global | Space::Const) {
+                // SAFETY: global allocations are aligned to 256 bytes, and the offset to the type.
+                let cell = unsafe { <$atomic>::from_ptr(at) };
+                let next = |old: $type| Some(f(u64::from(old)) as $type);
+                let (Ok(old) | Err(old)) = cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+                u64::from(old)
+            } else {
+                // SAFETY: the memory belongs to this block alone.
+                unsafe {
+                    let old = at.read_unaligned();
+                    at.write_unaligned(f(u64::from(old)) as $type);
+                    u64::from(old)
+                }
+            }
+        }};
+    }
+    match bytes {
+        2 => update!(u16, AtomicU16),
+        4 => update!(u32, AtomicU32),
+        _ => update!(u64, AtomicU64),
+    }
+}
+
+fn apply(op: AtomicOp, ty: AtomicType, old: u64, operand: u64, second: u64) -> u64 {
+    match op {
+        AtomicOp::Exchange => operand,
+        AtomicOp::CompareExchange => {
+            if old == operand { second } else { old }
+        }
+        AtomicOp::And => old & operand,
+        AtomicOp::Or => old | operand,
+        AtomicOp::Xor => old ^ operand,
+        AtomicOp::Increment => {
+            if old as u32 >= operand as u32 { 0 } else { old + 1 }
+        }
+        AtomicOp::Decrement => {
+            if old as u32 == 0 || old as u32 > operand as u32 { operand } else { old - 1 }
+        }
+        AtomicOp::Min => if less(ty, operand, old) { operand } else { old },
+        AtomicOp::Max => if less(ty, old, operand) { operand } else { old },
+        AtomicOp::Add => add(ty, old, operand),
+    }
+}
+
+fn less(ty: AtomicType, a: u64, b: u64) -> bool {
+    match ty {
+        AtomicType::S32 => (a as i32) < b as i32,
+        AtomicType::S64 => (a as i64) < b as i64,
+        AtomicType::U32 => (a as u32) < b as u32,
+        _ => a < b,
+    }
+}
+
+fn add(ty: AtomicType, old: u64, operand: u64) -> u64 {
+    fn one<T: Format>(a: u16, b: u16) -> u16 {
+        T::from_f32(T::from_bits(a).to_f32() + T::from_bits(b).to_f32()).bits()
+    }
+    fn two<T: Format>(a: u64, b: u64) -> u64 {
+        u64::from(one::<T>(a as u16, b as u16)) | u64::from(one::<T>((a >> 16) as u16, (b >> 16) as u16)) << 16
+    }
+    match ty {
+        AtomicType::F32 => {
+            u64::from((f32::from_bits(old as u32) + f32::from_bits(operand as u32)).to_bits())
+        }
+        AtomicType::F64 => (f64::from_bits(old) + f64::from_bits(operand)).to_bits(),
+        AtomicType::F16 => u64::from(one::<Half>(old as u16, operand as u16)),
+        AtomicType::Bf16 => u64::from(one::<Bfloat>(old as u16, operand as u16)),
+        AtomicType::F16x2 => two::<Half>(old, operand),
+        AtomicType::Bf16x2 => two::<Bfloat>(old, operand),
+        _ => old.wrapping_add(operand),
+    }
+}

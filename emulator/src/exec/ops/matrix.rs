@@ -1,0 +1,199 @@
+//! Matrix loads, stores and multiply-accumulates.
+//!
+//! A multiply-accumulate adds the products in the order of k, each with one fused f32 operation:
+//! `d = fma(a[k], b[k], d)`. Products of bf16, f16 and tf32 values are exact in f32, so each step rounds
+//! once. The hardware adds several products at a time in an order of its own; results agree within the
+//! usual error of an f32 sum.
+
+use super::half::{Bfloat, Format, Half};
+use crate::exec::context::{Context, Flow};
+use crate::exec::registers::{LANES, Registers, Row};
+use crate::exec::warp::Warp;
+use crate::exec::window::{Want, addresses, resolve};
+use crate::isa::{FLAG_TRANSPOSE, Instruction, MatrixOp};
+use crate::memory::Space;
+
+/// Every matrix instruction.
+#[inline(always)]
+pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: MatrixOp) -> Flow {
+    let lists = &c.environment.kernel.data.code.lists;
+    match op {
+        MatrixOp::LoadMatrix => return transfer(c, w, i, m, false),
+        MatrixOp::StoreMatrix => return transfer(c, w, i, m, true),
+        MatrixOp::M16N8K16Bf16 => multiply16::<Bfloat, 16>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K16F16 => multiply16::<Half, 16>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K8Bf16 => multiply16::<Bfloat, 8>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K8F16 => multiply16::<Half, 8>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K8Tf32 => multiply32::<8>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K4Tf32 => multiply32::<4>(&mut w.registers, i, m, lists),
+    }
+    c.statistics.matrix_instructions += 1;
+    Ok(())
+}
+
+/// A as rows of 16 values of k, for all 16 rows.
+type Left = [[f32; 16]; 16];
+/// B as rows of 8 columns, the even columns before the odd ones, as the lanes hold D.
+type Right = [[f32; 8]; 16];
+
+/// 16-bit inputs. Register 0 of A holds rows 0 to 7 and k 0 to 7, register 1 rows 8 to 15, registers 2
+/// and 3 the same rows and k 8 to 15. In each, four lanes hold a row, two values a lane: as 64 halves,
+/// `row * 8 + k`. B likewise, `column * 8 + k`.
+#[inline(always)]
+fn multiply16<T: Format, const K: usize>(r: &mut Registers, i: &Instruction, m: u32, lists: &[u32]) {
+    let (mut left, mut right): (Left, Right) = ([[0.0; 16]; 16], [[0.0; 8]; 16]);
+    for register in 0..K / 4 {
+        let values = widen::<T>(r.row32(lists[i.a as usize + register]));
+        let (rows, ks) = (register % 2 * 8, register / 2 * 8);
+        for row in 0..8 {
+            left[rows + row][ks..ks + 8].copy_from_slice(&values[row * 8..row * 8 + 8]);
+        }
+    }
+    for register in 0..K / 8 {
+        let values = widen::<T>(r.row32(lists[i.b as usize + register]));
+        for k in 0..8 {
+            for column in 0..8 {
+                right[register * 8 + k][column / 2 + column % 2 * 4] = values[column * 8 + k];
+            }
+        }
+    }
+    accumulate::<K>(r, i, m, lists, &left, &right);
+}
+
+/// The 64 halves of a register's lanes.
+#[inline(always)]
+fn widen<T: Format>(row: &[u32; LANES]) -> [f32; 2 * LANES] {
+    // SAFETY: both are 128 bytes, and any bits are a u16. The CPUs that this runs on are little-endian
+    // or would fail every test.
+    let halves: &[u16; 2 * LANES] = unsafe { &*std::ptr::from_ref(row).cast() };
+    let mut out = [0.0; 2 * LANES];
+    for (value, &half) in out.iter_mut().zip(halves) {
+        *value = T::from_bits(half).to_f32();
+    }
+    out
+}
+
+/// tf32 inputs: as above with one value a lane; the hardware ignores the low 13 bits.
+#[inline(always)]
+fn multiply32<const K: usize>(r: &mut Registers, i: &Instruction, m: u32, lists: &[u32]) {
+    let (mut left, mut right): (Left, Right) = ([[0.0; 16]; 16], [[0.0; 8]; 16]);
+    let value = |bits: u32| f32::from_bits(bits & !0x1fff);
+    for register in 0..K / 2 {
+        let row = r.row32(lists[i.a as usize + register]);
+        for lane in 0..LANES {
+            left[register % 2 * 8 + lane / 4][register / 2 * 4 + lane % 4] = value(row[lane]);
+        }
+    }
+    for register in 0..K / 4 {
+        let row = r.row32(lists[i.b as usize + register]);
+        for lane in 0..LANES {
+            let column = lane / 4;
+            right[register * 4 + lane % 4][column / 2 + column % 2 * 4] = value(row[lane]);
+        }
+    }
+    accumulate::<K>(r, i, m, lists, &left, &right);
+}
+
+/// `d = a * b + c`. Registers 0 and 1 of C and D hold the even and the odd columns of rows 0 to 7, four
+/// lanes a row; registers 2 and 3 those of rows 8 to 15.
+#[inline(always)]
+fn accumulate<const K: usize>(
+    r: &mut Registers,
+    i: &Instruction,
+    m: u32,
+    lists: &[u32],
+    left: &Left,
+    right: &Right,
+) {
+    let mut out = [Row([0; LANES]); 4];
+    for half in 0..2 {
+        let even = *r.row32(lists[i.c as usize + 2 * half]);
+        let odd = *r.row32(lists[i.c as usize + 2 * half + 1]);
+        let mut sums = [[0f32; 8]; 8];
+        for row in 0..8 {
+            for quad in 0..4 {
+                sums[row][quad] = f32::from_bits(even[row * 4 + quad]);
+                sums[row][quad + 4] = f32::from_bits(odd[row * 4 + quad]);
+            }
+        }
+        for k in 0..K {
+            for row in 0..8 {
+                let a = left[half * 8 + row][k];
+                for column in 0..8 {
+                    sums[row][column] = a.mul_add(right[k][column], sums[row][column]);
+                }
+            }
+        }
+        for row in 0..8 {
+            for quad in 0..4 {
+                out[2 * half].0[row * 4 + quad] = sums[row][quad].to_bits();
+                out[2 * half + 1].0[row * 4 + quad] = sums[row][quad + 4].to_bits();
+            }
+        }
+    }
+    for (register, row) in out.iter().enumerate() {
+        r.set32(lists[i.d as usize + register], m, &row.0);
+    }
+}
+
+/// `ldmatrix` and `stmatrix`: lane 8j + r has the address of row r of matrix j; the row's four words
+/// belong to lanes 4r to 4r + 3. Transposed, lane 4r + q holds elements 2q and 2q + 1 of column r.
+#[inline(always)]
+fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: bool) -> Flow {
+    let lists = &c.environment.kernel.data.code.lists;
+    let count = usize::from(i.count);
+    let rows = &lists[i.d as usize..i.d as usize + count];
+    let owners = if count == 4 { !0 } else { (1u32 << (8 * count)) - 1 } & m;
+    if owners == 0 {
+        return Ok(());
+    }
+    let want = Want { space: Space::Shared, bytes: 16, store };
+    let addresses = addresses(w, i);
+    let window = resolve(c, w, want, &addresses, owners)?;
+    if store {
+        window.set_written(16, false);
+    } else {
+        window.check_written(c, w, 16, window.is_contiguous(16));
+    }
+    for (matrix, &register) in rows.iter().enumerate() {
+        let words = if store { arrange(w.registers.row32(register), i) } else { [0; LANES] };
+        let mut read = [0; LANES];
+        for row in 0..8 {
+            let lane = matrix * 8 + row;
+            if owners >> lane & 1 == 0 {
+                continue;
+            }
+            let place: &mut [u32; 4] = (&mut read[row * 4..row * 4 + 4]).try_into().expect("four words");
+            // SAFETY: the window was checked for 16 bytes at each owner's offset.
+            unsafe {
+                let at = window.data.add(window.offsets[lane] as usize).cast::<[u32; 4]>();
+                if store {
+                    at.write_unaligned([words[row * 4], words[row * 4 + 1], words[row * 4 + 2], words[row * 4 + 3]]);
+                } else {
+                    *place = at.read_unaligned();
+                }
+            }
+        }
+        if !store {
+            let read = arrange(&read, i);
+            w.registers.set32(register, m, &read);
+        }
+    }
+    Ok(())
+}
+
+/// The words of a matrix, transposed if the instruction says so.
+#[inline(always)]
+fn arrange(words: &[u32; LANES], i: &Instruction) -> [u32; LANES] {
+    if !i.has(FLAG_TRANSPOSE) {
+        return *words;
+    }
+    let mut out = [0; LANES];
+    for row in 0..8 {
+        for quad in 0..4 {
+            let element = |k: usize| words[(2 * quad + k) * 4 + row / 2] >> (row % 2 * 16) & 0xffff;
+            out[row * 4 + quad] = element(0) | element(1) << 16;
+        }
+    }
+    out
+}

@@ -1,0 +1,179 @@
+//! Loads and stores.
+
+use crate::exec::context::{Context, Flow};
+use crate::exec::registers::{FULL, LANES, Registers, lanes};
+use crate::exec::warp::Warp;
+use crate::exec::window::{Addresses, Want, Window, addresses, resolve};
+use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction};
+use crate::memory::{PARAM_WINDOW, Space};
+
+/// `ld`.
+#[inline(always)]
+pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow {
+    let bytes = i.b * u32::from(i.count);
+    let (space, addresses) = place(w, i, space);
+    let want = Want { space, bytes, store: false };
+    let lists = &c.environment.kernel.data.code.lists;
+    let rows = &lists[i.d as usize..i.d as usize + usize::from(i.count)];
+    let mut rest = m;
+    while rest != 0 {
+        let window = resolve(c, w, want, &addresses, rest)?;
+        let contiguous = window.is_contiguous(bytes);
+        window.check_written(c, w, bytes, contiguous);
+        for (position, &row) in rows.iter().enumerate() {
+            let at = position * i.b as usize;
+            if contiguous && bytes == 4 {
+                // SAFETY: 32 lanes of 4 bytes from the first offset, all inside the window.
+                unsafe { load_contiguous(&window, w.registers.row32_mut(row)) };
+            } else {
+                // SAFETY: `at` plus the element lies inside the bytes that the window was checked for.
+                unsafe { load_element(&window, &mut w.registers, i, row, at) };
+            }
+        }
+        rest &= !window.mask;
+    }
+    Ok(())
+}
+
+/// The space and the addresses. A parameter that is accessed by name becomes a generic address.
+#[inline(always)]
+fn place(w: &Warp, i: &Instruction, space: Space) -> (Space, Addresses) {
+    if i.has(FLAG_OPTIONAL) {
+        let address = PARAM_WINDOW.wrapping_add(i64::from(i.immediate) as u64);
+        return (Space::Param, [address; LANES]);
+    }
+    (space, addresses(w, i))
+}
+
+/// # Safety
+///
+/// 128 bytes from the first offset lie inside the window.
+#[inline(always)]
+unsafe fn load_contiguous(window: &Window, row: &mut [u32; LANES]) {
+    // SAFETY: the caller vouches for the range.
+    *row = unsafe { window.data.add(window.offsets[0] as usize).cast::<[u32; LANES]>().read_unaligned() };
+}
+
+/// # Safety
+///
+/// The element at `at` from each offset lies inside the window.
+#[inline(always)]
+unsafe fn load_element(window: &Window, r: &mut Registers, i: &Instruction, row: u32, at: usize) {
+    let signed = i.has(FLAG_SATURATE);
+    let wide = i.c != 0;
+    // SAFETY: the caller vouches for the ranges.
+    unsafe {
+        match (i.b, signed, wide) {
+            (4, _, false) => gather(window, at, r.row32_mut(row), |value: u32| value),
+            (8, ..) => gather(window, at, r.row64_mut(row), |value: u64| value),
+            (2, false, false) => gather(window, at, r.row32_mut(row), |value: u16| u32::from(value)),
+            (2, true, false) => gather(window, at, r.row32_mut(row), |value: i16| value as u32),
+            (1, false, false) => gather(window, at, r.row32_mut(row), |value: u8| u32::from(value)),
+            (1, true, false) => gather(window, at, r.row32_mut(row), |value: i8| value as u32),
+            (4, _, true) => gather(window, at, r.row64_mut(row), |value: u32| u64::from(value)),
+            (2, false, true) => gather(window, at, r.row64_mut(row), |value: u16| u64::from(value)),
+            (2, true, true) => gather(window, at, r.row64_mut(row), |value: i16| value as u64),
+            (1, false, true) => gather(window, at, r.row64_mut(row), |value: u8| u64::from(value)),
+            (1, true, true) => gather(window, at, r.row64_mut(row), |value: i8| value as u64),
+            _ => {
+                gather(window, at, r.row64_mut(row), |value: u64| value);
+                gather(window, at + 8, r.row64_mut(row + 2), |value: u64| value);
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// A `T` at `at` from each offset of the mask lies inside the window.
+#[inline(always)]
+unsafe fn gather<T: Copy, C: Copy>(
+    window: &Window,
+    at: usize,
+    row: &mut [C; LANES],
+    convert: impl Fn(T) -> C,
+) {
+    let read = |lane: usize| {
+        // SAFETY: the caller vouches for the range.
+        let value = unsafe { window.data.add(window.offsets[lane] as usize + at).cast::<T>().read_unaligned() };
+        convert(value)
+    };
+    if window.mask == FULL {
+        for lane in 0..LANES {
+            row[lane] = read(lane);
+        }
+    } else {
+        for lane in lanes(window.mask) {
+            row[lane] = read(lane);
+        }
+    }
+}
+
+/// `st`.
+#[inline(always)]
+pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow {
+    let bytes = i.b * u32::from(i.count);
+    let (space, addresses) = place(w, i, space);
+    let want = Want { space, bytes, store: true };
+    let lists = &c.environment.kernel.data.code.lists;
+    let rows = &lists[i.d as usize..i.d as usize + usize::from(i.count)];
+    let mut rest = m;
+    while rest != 0 {
+        let window = resolve(c, w, want, &addresses, rest)?;
+        let contiguous = window.is_contiguous(bytes);
+        for (position, &row) in rows.iter().enumerate() {
+            let at = position * i.b as usize;
+            if contiguous && bytes == 4 {
+                // SAFETY: 32 lanes of 4 bytes from the first offset, all inside the window.
+                unsafe { store_contiguous(&window, w.registers.row32(row)) };
+            } else {
+                // SAFETY: `at` plus the element lies inside the bytes that the window was checked for.
+                unsafe { store_element(&window, &w.registers, i.b, row, at) };
+            }
+        }
+        window.set_written(bytes, contiguous);
+        rest &= !window.mask;
+    }
+    Ok(())
+}
+
+/// # Safety
+///
+/// 128 bytes from the first offset lie inside the window.
+#[inline(always)]
+unsafe fn store_contiguous(window: &Window, row: &[u32; LANES]) {
+    // SAFETY: the caller vouches for the range.
+    unsafe { window.data.add(window.offsets[0] as usize).cast::<[u32; LANES]>().write_unaligned(*row) };
+}
+
+/// # Safety
+///
+/// The element at `at` from each offset lies inside the window.
+#[inline(always)]
+unsafe fn store_element(window: &Window, r: &Registers, element: u32, row: u32, at: usize) {
+    // SAFETY: the caller vouches for the ranges.
+    unsafe {
+        match element {
+            1 => scatter(window, at, r.row32(row), |value| value as u8),
+            2 => scatter(window, at, r.row32(row), |value| value as u16),
+            4 => scatter(window, at, r.row32(row), |value| value),
+            8 => scatter(window, at, r.row64(row), |value| value),
+            _ => {
+                scatter(window, at, r.row64(row), |value| value);
+                scatter(window, at + 8, r.row64(row + 2), |value| value);
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// A `T` at `at` from each offset of the mask lies inside the window.
+#[inline(always)]
+unsafe fn scatter<T, C: Copy>(window: &Window, at: usize, row: &[C; LANES], convert: impl Fn(C) -> T) {
+    for lane in lanes(window.mask) {
+        let value = convert(row[lane]);
+        // SAFETY: the caller vouches for the range.
+        unsafe { window.data.add(window.offsets[lane] as usize + at).cast::<T>().write_unaligned(value) };
+    }
+}

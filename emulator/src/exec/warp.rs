@@ -1,0 +1,152 @@
+//! A warp: registers, and which of its lanes are where.
+//!
+//! A warp that has not diverged is one [`Fragment`]. A branch that lanes decide differently splits it in
+//! two, with a [`Record`] of who is to meet at the branch's immediate post-dominator. A fragment that
+//! gets there hands its lanes to the record; the last one to come goes on with all of them. Lanes that
+//! exit leave every record they are awaited in. Fragments run independently, so that lanes may wait for
+//! each other across a divergence.
+
+use super::async_copy::CopyQueue;
+use super::registers::Registers;
+use crate::isa::NO_RECONVERGENCE;
+use crate::memory::local::LocalMemory;
+
+/// No record.
+pub const NONE: u32 = u32::MAX;
+
+/// What a fragment waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing.
+    Ready,
+    /// A block-wide barrier by its id.
+    Barrier(u32),
+    /// Other lanes of the warp, at a warp-wide instruction that the lanes of the mask have reached.
+    Lanes(u32),
+}
+
+/// Lanes of a warp that run together.
+#[derive(Clone, Copy, Debug)]
+pub struct Fragment {
+    /// The next instruction.
+    pub pc: u32,
+    /// The lanes.
+    pub mask: u32,
+    /// The record they are awaited in.
+    pub record: u32,
+    /// What they wait for.
+    pub state: State,
+}
+
+/// Lanes that are to meet again.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    /// Where.
+    pc: u32,
+    /// Who: 0 marks a free record.
+    need: u32,
+    /// Who is there already.
+    got: u32,
+    /// The record in which they are awaited after that.
+    parent: u32,
+}
+
+/// A warp.
+#[derive(Debug)]
+pub struct Warp {
+    /// Its number in the block.
+    pub id: u32,
+    /// Its registers.
+    pub registers: Registers,
+    /// Its lanes, by where they are.
+    pub fragments: Vec<Fragment>,
+    records: Vec<Record>,
+    /// Lanes that have not exited.
+    pub live: u32,
+    /// Local memory of its lanes.
+    pub local: LocalMemory,
+    /// Its asynchronous copies on their way.
+    pub copies: CopyQueue,
+    /// The instruction being executed, for reports.
+    pub pc: u32,
+}
+
+impl Warp {
+    /// A warp at the start of a kernel.
+    pub fn new(id: u32, registers: Registers, live: u32, local_bytes: usize) -> Self {
+        let local = LocalMemory::new(local_bytes);
+        let copies = CopyQueue::default();
+        let mut warp =
+            Warp { id, registers, fragments: Vec::new(), records: Vec::new(), live, local, copies, pc: 0 };
+        warp.restart(live);
+        warp
+    }
+
+    /// Puts all lanes at the start, for the next block. Registers are the caller's business.
+    pub fn restart(&mut self, live: u32) {
+        self.live = live;
+        self.fragments.clear();
+        self.records.clear();
+        self.copies.clear();
+        self.local.reset();
+        if live != 0 {
+            self.fragments.push(Fragment { pc: 0, mask: live, record: NONE, state: State::Ready });
+        }
+    }
+
+    /// Where a fragment's lanes are awaited.
+    pub fn meeting_point(&self, record: u32) -> u32 {
+        if record == NONE { NO_RECONVERGENCE } else { self.records[record as usize].pc }
+    }
+
+    /// The record for lanes that split at a branch with this reconvergence point.
+    pub fn split(&mut self, point: u32, mask: u32, parent: u32) -> u32 {
+        // Without a point of their own, or with the one where they are awaited anyway, nothing is added.
+        if point == NO_RECONVERGENCE || point == self.meeting_point(parent) {
+            return parent;
+        }
+        let record = Record { pc: point, need: mask, got: 0, parent };
+        match self.records.iter().position(|record| record.need == 0) {
+            Some(free) => {
+                self.records[free] = record;
+                free as u32
+            }
+            None => {
+                self.records.push(record);
+                self.records.len() as u32 - 1
+            }
+        }
+    }
+
+    /// Lanes reach their meeting point. If they are the last, all of them and their next record.
+    pub fn arrive(&mut self, record: u32, mask: u32) -> Option<(u32, u32)> {
+        let meeting = &mut self.records[record as usize];
+        meeting.got |= mask;
+        if meeting.got != meeting.need {
+            return None;
+        }
+        let result = (meeting.need, meeting.parent);
+        meeting.need = 0;
+        Some(result)
+    }
+
+    /// Lanes end. Those that waited only for them go on as new fragments; waiting lanes look again.
+    pub fn exit(&mut self, mask: u32, mut record: u32) {
+        self.live &= !mask;
+        while record != NONE {
+            let meeting = &mut self.records[record as usize];
+            meeting.need &= !mask;
+            let Record { pc, need, got, parent } = *meeting;
+            if need != 0 && need == got {
+                meeting.need = 0;
+                self.fragments.push(Fragment { pc, mask: need, record: parent, state: State::Ready });
+            }
+            record = parent;
+        }
+        for fragment in &mut self.fragments {
+            if matches!(fragment.state, State::Lanes(_)) {
+                fragment.state = State::Ready;
+            }
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! From the addresses of a warp to memory that may be touched.
+//!
+//! The lanes of a warp nearly always access one allocation, so bounds and alignment are checked for all
+//! of them in one vectorised pass, and what follows works on one base pointer and 32 offsets. Lanes
+//! that access different allocations or spaces are taken one window after the other.
+
+use super::context::{Access, Context, Stop};
+use super::registers::{FULL, LANES, lanes};
+use super::warp::Warp;
+use crate::isa::{FLAG_WIDE_ADDRESS, Instruction};
+use crate::memory::global::{GlobalView, View};
+use crate::memory::{LOCAL_BASE, PARAM_WINDOW, Refusal, SHARED_BASE, Space, WINDOW_SHIFT};
+use crate::report::FindingKind;
+use crate::shadow::{Shadow, State};
+
+/// Addresses of all lanes.
+pub type Addresses = [u64; LANES];
+
+/// Memory in which the lanes of a mask may access so many bytes each.
+pub struct Window {
+    /// Base of the offsets.
+    pub data: *mut u8,
+    /// The shadow of the base.
+    pub shadow: Shadow,
+    /// Where each lane accesses. Only the lanes of the mask have been checked.
+    pub offsets: Addresses,
+    /// The lanes.
+    pub mask: u32,
+    /// The space that it lies in.
+    pub space: Space,
+    /// Whether the shadow has anything to tell, or to learn.
+    pub tracked: bool,
+}
+
+/// A kind of access.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    /// The space that the instruction names.
+    pub space: Space,
+    /// Bytes of each lane; a power of two.
+    pub bytes: u32,
+    /// Whether memory is written.
+    pub store: bool,
+}
+
+/// The addresses of a memory instruction.
+#[inline(always)]
+pub fn addresses(warp: &Warp, i: &Instruction) -> Addresses {
+    let mut out = [0; LANES];
+    if i.has(FLAG_WIDE_ADDRESS) {
+        let base = warp.registers.row64(i.a);
+        let offset = i64::from(i.immediate) as u64;
+        for lane in 0..LANES {
+            out[lane] = base[lane].wrapping_add(offset);
+        }
+    } else {
+        let base = warp.registers.row32(i.a);
+        for lane in 0..LANES {
+            out[lane] = u64::from(base[lane].wrapping_add(i.immediate as u32));
+        }
+    }
+    out
+}
+
+/// The lanes for which something holds.
+#[inline(always)]
+fn mask_where(addresses: &Addresses, holds: impl Fn(u64) -> bool) -> u32 {
+    let mut bits = [0u32; LANES];
+    for lane in 0..LANES {
+        bits[lane] = u32::from(holds(addresses[lane])) << lane;
+    }
+    bits.iter().fold(0, |mask, bit| mask | bit)
+}
+
+/// Memory of one space before the lanes' offsets are checked.
+struct Region {
+    data: *mut u8,
+    shadow: Shadow,
+    bytes: u64,
+    /// What to take off an address.
+    origin: u64,
+    tracked: bool,
+}
+
+/// The window of the first lanes of a mask, as many as can be taken together.
+#[inline(always)]
+pub fn resolve(
+    context: &mut Context<'_>,
+    warp: &mut Warp,
+    want: Want,
+    addresses: &Addresses,
+    mask: u32,
+) -> Result<Window, Stop> {
+    let first = addresses[mask.trailing_zeros() as usize & 31];
+    let (space, taken) = match want.space {
+        Space::Generic => {
+            let number = first >> WINDOW_SHIFT;
+            let space = Space::of_address(first).unwrap_or(Space::Generic);
+            (space, mask & mask_where(addresses, |address| address >> WINDOW_SHIFT == number))
+        }
+        space => (space, mask),
+    };
+    let window = if want.space == Space::Generic { space.window() } else { 0 };
+    let found = match space {
+        Space::Global | Space::Const => {
+            let index = GlobalView::index(first);
+            let same = mask_where(addresses, |address| GlobalView::index(address) == index);
+            global(context, want, first).map(|region| (region, taken & same))
+        }
+        Space::Shared => Ok((shared(context, window), taken)),
+        Space::Local => Ok((local(warp, window), taken)),
+        Space::Param => parameters(context, want).map(|region| (region, taken)),
+        Space::Generic => Err(Refusal::NoSpace),
+    };
+    match found {
+        Ok((region, taken)) => check(context, warp, want, space, &region, addresses, taken),
+        Err(refusal) => Err(refuse(context, warp, want, space, addresses, mask.trailing_zeros(), refusal)),
+    }
+}
+
+#[inline(always)]
+fn global(context: &Context<'_>, want: Want, first: u64) -> Result<Region, Refusal> {
+    let view: &View = context.environment.global.get(first)?;
+    if want.store && view.read_only {
+        return Err(Refusal::ReadOnly);
+    }
+    let origin = first - GlobalView::offset(first);
+    let tracked = !view.all_written;
+    Ok(Region { data: view.data, shadow: view.shadow, bytes: view.bytes, origin, tracked })
+}
+
+#[inline(always)]
+fn shared(context: &mut Context<'_>, window: u64) -> Region {
+    Region {
+        bytes: context.shared.bytes() as u64,
+        origin: window + u64::from(SHARED_BASE),
+        tracked: context.checks_uninitialised(),
+        data: context.shared.data(),
+        shadow: context.shared.shadow(),
+    }
+}
+
+fn local(warp: &mut Warp, window: u64) -> Region {
+    Region {
+        bytes: warp.local.bytes() as u64,
+        origin: window + u64::from(LOCAL_BASE),
+        tracked: true,
+        data: warp.local.data(),
+        shadow: warp.local.shadow(),
+    }
+}
+
+fn parameters(context: &Context<'_>, want: Want) -> Result<Region, Refusal> {
+    if want.store {
+        return Err(Refusal::ReadOnly);
+    }
+    let bytes = context.environment.launch.params;
+    // Never written through: stores are refused above, and the shadow is not looked at.
+    let data = bytes.as_ptr().cast_mut();
+    let shadow = Shadow::new(std::ptr::null_mut());
+    Ok(Region { data, shadow, bytes: bytes.len() as u64, origin: PARAM_WINDOW, tracked: false })
+}
+
+#[inline(always)]
+fn check(
+    context: &mut Context<'_>,
+    warp: &Warp,
+    want: Want,
+    space: Space,
+    region: &Region,
+    addresses: &Addresses,
+    mask: u32,
+) -> Result<Window, Stop> {
+    let mut offsets = [0; LANES];
+    for lane in 0..LANES {
+        offsets[lane] = addresses[lane].wrapping_sub(region.origin);
+    }
+    let align = u64::from(want.bytes) - 1;
+    let last = region.bytes.wrapping_sub(u64::from(want.bytes));
+    let none_fits = region.bytes < u64::from(want.bytes);
+    let bad = mask_where(&offsets, |offset| (offset > last) | (offset & align != 0));
+    if bad & mask != 0 || none_fits {
+        let lane = if none_fits { mask } else { bad & mask }.trailing_zeros();
+        let inside = !none_fits && offsets[lane as usize & 31] <= last;
+        let end = match space {
+            Space::Global | Space::Const => region.bytes,
+            _ => region.origin + region.bytes,
+        };
+        let refusal = if inside { Refusal::Misaligned } else { Refusal::OutOfBounds(end) };
+        return Err(refuse(context, warp, want, space, addresses, lane, refusal));
+    }
+    if space == Space::Local {
+        for (lane, offset) in offsets.iter_mut().enumerate() {
+            *offset = offset.wrapping_add(lane as u64 * region.bytes);
+        }
+    }
+    let Region { data, shadow, tracked, .. } = *region;
+    Ok(Window { data, shadow, offsets, mask, space, tracked })
+}
+
+#[cold]
+fn refuse(
+    context: &mut Context<'_>,
+    warp: &Warp,
+    want: Want,
+    space: Space,
+    addresses: &Addresses,
+    lane: u32,
+    refusal: Refusal,
+) -> Stop {
+    let Want { bytes, store, .. } = want;
+    let address = addresses[lane as usize & 31];
+    let at = Access { space, address, bytes, store, pc: warp.pc, warp: warp.id, lane };
+    let _ = context.refuse(at, refusal);
+    Stop
+}
+
+impl Window {
+    /// Whether lane after lane accesses one byte range without gaps, all lanes taking part.
+    #[inline(always)]
+    pub fn is_contiguous(&self, bytes: u32) -> bool {
+        let base = self.offsets[0];
+        let mut differs = 0;
+        for lane in 0..LANES {
+            differs |= self.offsets[lane].wrapping_sub(base) ^ (lane as u64 * u64::from(bytes));
+        }
+        self.mask == FULL && differs == 0
+    }
+
+    /// Reports the first lane that reads bytes which nothing wrote, or which a copy is yet to write.
+    #[inline(always)]
+    pub fn check_written(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32, contiguous: bool) {
+        if !self.tracked || !context.checks_uninitialised() {
+            return;
+        }
+        let size = bytes as usize;
+        // SAFETY: the window's offsets have been checked for this size.
+        let written = unsafe {
+            if contiguous {
+                self.shadow.is_written(self.offsets[0] as usize, LANES * size)
+            } else if self.mask == FULL {
+                let mut all = true;
+                for lane in 0..LANES {
+                    all &= self.shadow.is_written(self.offsets[lane] as usize, size);
+                }
+                all
+            } else {
+                lanes(self.mask).all(|lane| self.shadow.is_written(self.offsets[lane] as usize, size))
+            }
+        };
+        if !written {
+            self.report_unwritten(context, warp, bytes);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn report_unwritten(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32) {
+        let space = self.space;
+        for lane in lanes(self.mask) {
+            let offset = self.offsets[lane] as usize;
+            // SAFETY: the window's offsets have been checked for this size.
+            let Some((byte, state)) = (unsafe { self.shadow.first_unwritten(offset, bytes as usize) }) else {
+                continue;
+            };
+            let kind = match state {
+                State::InFlightOverWritten => FindingKind::AsyncCopyInFlight,
+                _ => FindingKind::UninitialisedRead { space },
+            };
+            let offset = match space {
+                Space::Shared => offset + SHARED_BASE as usize,
+                Space::Local => offset - lane * warp.local.bytes() + LOCAL_BASE as usize,
+                _ => offset,
+            };
+            context.report(kind, warp.pc, warp.id, lane as u32, |_| {
+                let why = match state {
+                    State::InFlight => "an asynchronous copy into it has not been waited for",
+                    State::InFlightOverWritten => "an asynchronous copy over it has not been waited for",
+                    _ => "nothing wrote it",
+                };
+                format!("byte {byte} of {bytes} bytes read at {space} offset {offset:#x}: {why}")
+            });
+        }
+    }
+
+    /// Notes that the lanes wrote their bytes.
+    #[inline(always)]
+    pub fn set_written(&self, bytes: u32, contiguous: bool) {
+        if !self.tracked {
+            return;
+        }
+        let size = bytes as usize;
+        // SAFETY: the window's offsets have been checked for this size. Other threads that write states
+        // of the same bytes are blocks that race.
+        unsafe {
+            if contiguous {
+                self.shadow.set(self.offsets[0] as usize, LANES * size, State::Written);
+            } else {
+                for lane in lanes(self.mask) {
+                    self.shadow.set(self.offsets[lane] as usize, size, State::Written);
+                }
+            }
+        }
+    }
+}

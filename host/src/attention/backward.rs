@@ -1,0 +1,104 @@
+//! The backward pass on device memory.
+
+use super::Params as _;
+use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
+use crate::device::Device;
+use crate::driver::{DevicePointer, Stream};
+use crate::error::{Error, Result};
+use crate::plan::{BackwardPlan, BackwardPointers, plan_backward};
+use crate::problem::BackwardProblem;
+
+/// Device memory that the kernels of a backward pass use between them. Its contents do not matter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Workspace {
+    /// A multiple of [`BackwardPlan::WORKSPACE_ALIGNMENT`].
+    pub pointer: DevicePointer,
+    /// At least [`BackwardPlan::workspace_bytes`].
+    pub bytes: u64,
+}
+
+/// Queues one backward pass on `stream` and returns without waiting.
+///
+/// Shapes, dtypes and strides are those of `problem`. All of dq, dk and dv is written: 0 for a row that sees no key and for
+/// a key that no row sees. How large the workspace must be says the plan of the same problem, device and pointers:
+///
+/// ```no_run
+/// # use finite_attention::*;
+/// # use finite_attention::attention::{Workspace, backward};
+/// # fn f(device: &Device, problem: &BackwardProblem, pointers: &BackwardPointers, workspace: Workspace) -> Result<()> {
+/// let plan = plan::plan_backward(&problem.validate()?, device.properties(), pointers)?;
+/// assert!(workspace.bytes >= plan.workspace_bytes());
+/// // SAFETY: (what the caller knows of the pointers)
+/// unsafe { backward(device, problem, pointers, workspace, Stream::default()) }
+/// # }
+/// ```
+///
+/// # Errors
+/// Everything that [`BackwardProblem::validate`], [`plan_backward`] and [`BackwardPlan::params_with`] refuse, and errors of
+/// the driver.
+///
+/// # Safety
+/// For all work queued up to this call's last kernel: every element of the inputs is readable and stays unchanged; every
+/// element of dq, dk and dv and the workspace is writable, used by nothing else, and shares no memory with the inputs or
+/// each other. Memory between and around the elements is neither used nor changed. The offsets of packed sequences are
+/// readable and as [`crate::Sequences::Packed`] says.
+pub unsafe fn backward(
+    device: &Device,
+    problem: &BackwardProblem,
+    pointers: &BackwardPointers,
+    workspace: Workspace,
+    stream: Stream,
+) -> Result<()> {
+    let plan = plan_backward(&problem.validate()?, device.properties(), pointers)?;
+    // SAFETY: the plan was made from these pointers, and the caller vouches for them.
+    unsafe { launch_backward(device, &plan, workspace, stream) }
+}
+
+/// Launches what was planned: for callers that plan once and launch often.
+///
+/// # Errors
+/// Those of [`BackwardPlan::params_with`], and errors of the driver.
+///
+/// # Safety
+/// As for [`backward`], for the pointers that the plan was made with.
+pub unsafe fn launch_backward(
+    device: &Device,
+    plan: &BackwardPlan,
+    workspace: Workspace,
+    stream: Stream,
+) -> Result<()> {
+    let params = plan.params_with(workspace.pointer, workspace.bytes)?;
+    for launch in &plan.launches {
+        tracing::debug!(kernel = launch.kernel.name, blocks = launch.blocks, "launch");
+        // SAFETY: passed on to the caller.
+        unsafe { device.driver().launch(launch.kernel, launch.blocks, params.bytes(), stream) }?;
+    }
+    Ok(())
+}
+
+/// As [`backward`], with a workspace of its own, which is why it waits until all is done.
+///
+/// # Errors
+/// As [`backward`], and [`Error::OutOfMemory`].
+///
+/// # Safety
+/// As [`backward`].
+pub unsafe fn backward_and_wait(
+    device: &Device,
+    problem: &BackwardProblem,
+    pointers: &BackwardPointers,
+    stream: Stream,
+) -> Result<()> {
+    let plan = plan_backward(&problem.validate()?, device.properties(), pointers)?;
+    let bytes = plan.workspace_bytes();
+    let elements = usize::try_from(bytes / 4).map_err(|_| Error::OutOfMemory {
+        device: device.properties().name.clone(),
+        bytes: usize::MAX,
+    })?;
+    let memory = DeviceBuffer::<f32>::uninitialised(device, elements)?;
+    let workspace = Workspace { pointer: memory.device_pointer(), bytes };
+    // SAFETY: the workspace is as large as planned and this call's alone; the caller vouches for the rest.
+    let launched = unsafe { launch_backward(device, &plan, workspace, stream) };
+    // Also after an error: kernels before it may still use the workspace.
+    launched.and(device.synchronize(stream))
+}

@@ -1,0 +1,380 @@
+//! The plan of a backward pass: three kernels, one after the other, with a workspace between them.
+//!
+//! 1. delta: per query row lse and delta, and zeroed accumulators of dq
+//! 2. main: dk and dv, and dq added up in f32
+//! 3. convert: dq
+//!
+//! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with no keys dq does
+//! (delta and convert).
+
+use super::forward::check_offsets;
+use super::{Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, view};
+use crate::driver::{DevicePointer, DeviceProperties};
+use crate::error::{Error, Result};
+use crate::problem::{Mode, ValidBackward, ValidForward};
+use kernels_gpu::abi::{
+    Access, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, workspace_row_packed,
+    workspace_row_strided,
+};
+use kernels_gpu::geometry::schedule;
+use std::fmt;
+
+/// Where the tensors of a backward pass stand in device memory: the addresses of their elements (0, 0, 0, 0).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackwardPointers {
+    /// `[B, Sq, Hq, D]`.
+    pub q: DevicePointer,
+    /// `[B, Sk, Hk, D]`.
+    pub k: DevicePointer,
+    /// `[B, Sk, Hk, Dv]`.
+    pub v: DevicePointer,
+    /// `[B, Sq, Hq, Dv]`, what the forward gave.
+    pub o: DevicePointer,
+    /// `[B, Sq, Hq, Dv]`.
+    pub d_o: DevicePointer,
+    /// `[B, Sq, Hq, D]`, written.
+    pub dq: DevicePointer,
+    /// `[B, Sk, Hk, D]`, written.
+    pub dk: DevicePointer,
+    /// `[B, Sk, Hk, Dv]`, written.
+    pub dv: DevicePointer,
+    /// Dense f32 `[B, Hq, Sq]`, packed `[Hq, Tq]`, what the forward gave.
+    pub lse: DevicePointer,
+    /// f32 like lse; not looked at unless the problem has it.
+    pub d_lse: DevicePointer,
+    /// i32 `[B + 1]`; not looked at unless sequences are packed.
+    pub cu_seqlens_q: DevicePointer,
+    /// i32 `[B + 1]`; not looked at unless sequences are packed.
+    pub cu_seqlens_k: DevicePointer,
+}
+
+impl BackwardPointers {
+    /// Every tensor with elements has an address, and it is a multiple of the element size.
+    fn check(&self, valid: &ValidBackward) -> Result<()> {
+        let problem = &valid.problem.forward;
+        let o =
+            Tensor { argument: "o", layout: &problem.o, address: self.o, dtype: problem.output_dtype };
+        self.tensors(valid).iter().chain([&o]).try_for_each(Tensor::check)?;
+        let lse_elements = valid.forward.lse_elements() as u128;
+        check_pointer("lse", self.lse, Dtype::F32, lse_elements)?;
+        let d_lse_elements = if valid.problem.has_d_lse { lse_elements } else { 0 };
+        check_pointer("dlse", self.d_lse, Dtype::F32, d_lse_elements)?;
+        check_offsets(&valid.forward, self.cu_seqlens_q, self.cu_seqlens_k)
+    }
+
+    /// The tensors whose rows decide how memory is accessed. That of o does not: only the first kernel reads it, which
+    /// takes any strides.
+    fn tensors<'p>(&self, valid: &'p ValidBackward) -> [Tensor<'p>; 7] {
+        let (problem, forward) = (&valid.problem, &valid.problem.forward);
+        let (dtype, gradient) = (forward.dtype, problem.gradient_dtype);
+        [
+            Tensor { argument: "q", layout: &forward.q, address: self.q, dtype },
+            Tensor { argument: "k", layout: &forward.k, address: self.k, dtype },
+            Tensor { argument: "v", layout: &forward.v, address: self.v, dtype },
+            Tensor { argument: "do", layout: &problem.d_o, address: self.d_o, dtype },
+            Tensor { argument: "dq", layout: &problem.dq, address: self.dq, dtype: gradient },
+            Tensor { argument: "dk", layout: &problem.dk, address: self.dk, dtype: gradient },
+            Tensor { argument: "dv", layout: &problem.dv, address: self.dv, dtype: gradient },
+        ]
+    }
+}
+
+/// One kernel and its grid.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelLaunch {
+    /// The kernel.
+    pub kernel: &'static KernelSpec,
+    /// Blocks of the one-dimensional grid; not 0.
+    pub blocks: u32,
+}
+
+/// Everything that launching a backward pass takes, except the workspace. Printable: `{}` is a line per kernel, with the
+/// reasons `{:#}`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackwardPlan {
+    /// The kernels in their order; none when there is nothing to compute.
+    pub launches: Vec<KernelLaunch>,
+    /// The parameter of all of them; the addresses of the workspace are 0.
+    pub params: BackwardParams,
+    /// Why these kernels and this order, a sentence each.
+    pub reasons: Vec<String>,
+}
+
+impl BackwardPlan {
+    /// What the address of the workspace must be a multiple of.
+    pub const WORKSPACE_ALIGNMENT: u32 = 256;
+
+    /// Device memory that the kernels need between them. Its contents do not matter before or after.
+    pub fn workspace_bytes(&self) -> u64 {
+        let params = &self.params;
+        let accumulators =
+            params.query_heads as u64 * params.workspace_rows as u64 * params.padded_dim as u64;
+        self.statistics_bytes() + 4 * accumulators * u64::from(params.splits)
+    }
+
+    /// f32 `[2, Hq, workspace_rows]`.
+    fn statistics_bytes(&self) -> u64 {
+        4 * 2 * u64::from(self.params.query_heads) * u64::from(self.params.workspace_rows)
+    }
+
+    /// The main kernel, unless there is nothing for it to do.
+    pub fn main_kernel(&self) -> Option<&'static KernelSpec> {
+        let kernels = self.launches.iter().map(|launch| launch.kernel);
+        kernels.into_iter().find(|kernel| kernel.family == Family::Backward)
+    }
+
+    /// The parameter of the kernels, with a workspace of this many bytes at this address.
+    ///
+    /// # Errors
+    /// [`Error::WorkspaceTooSmall`], [`Error::NullPointer`], [`Error::Misaligned`].
+    pub fn params_with(&self, workspace: DevicePointer, bytes: u64) -> Result<BackwardParams> {
+        let (expected, alignment) = (self.workspace_bytes(), BackwardPlan::WORKSPACE_ALIGNMENT);
+        if expected == 0 {
+            return Ok(self.params);
+        }
+        if bytes < expected {
+            return Err(Error::WorkspaceTooSmall { expected, got: bytes });
+        }
+        if workspace == 0 {
+            return Err(Error::NullPointer {
+                argument: "workspace",
+                elements: u128::from(expected) / 4,
+            });
+        }
+        if !workspace.is_multiple_of(u64::from(alignment)) {
+            return Err(Error::Misaligned { argument: "workspace", alignment, address: workspace });
+        }
+        let dq_accumulator = workspace + self.statistics_bytes();
+        Ok(BackwardParams { statistics: workspace, dq_accumulator, ..self.params })
+    }
+}
+
+impl fmt::Display for BackwardPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, KernelLaunch { kernel, blocks }) in self.launches.iter().enumerate() {
+            let KernelSpec { name, threads, shared_bytes, .. } = kernel;
+            let line = if index == 0 { "" } else { "\n" };
+            write!(
+                f,
+                "{line}{name}: {blocks} blocks of {threads} threads, {shared_bytes} shared bytes"
+            )?;
+        }
+        if f.alternate() {
+            write!(f, "\n  {} bytes of workspace", self.workspace_bytes())?;
+            self.reasons.iter().try_for_each(|reason| write!(f, "\n  {reason}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Plans a backward pass.
+///
+/// # Errors
+/// [`Error::NullPointer`], [`Error::Misaligned`], [`Error::KernelMissing`], [`Error::GridTooLarge`],
+/// [`Error::WorkspaceRows`].
+pub fn plan_backward(
+    valid: &ValidBackward,
+    device: &DeviceProperties,
+    pointers: &BackwardPointers,
+) -> Result<BackwardPlan> {
+    pointers.check(valid)?;
+    let mut reasons = Vec::new();
+    let access = choose_access(&pointers.tensors(valid), &mut reasons);
+    let forward = &valid.forward;
+    let (dtype, head_dim) = (forward.problem.dtype, forward.head_dim.max(forward.value_dim));
+    let choice = Choice { family: Family::Backward, dtype, head_dim, access };
+    let main = choose_kernel(device, &choice, &mut reasons)?;
+    let mut params = BackwardParams {
+        heads_per_wave: choose_wave(forward, device, &mut reasons),
+        workspace_rows: workspace_rows(forward)?,
+        padded_dim: main.head_dim,
+        ..tensor_params(valid, pointers)
+    };
+    without_queries(forward, &mut params);
+    let key_tiles = params.key_rows.div_ceil(main.key_rows);
+    split(valid.problem.mode, key_tiles, main, device, &mut params, &mut reasons);
+    let launches = launches(main, &params)?;
+    Ok(BackwardPlan { launches, params, reasons })
+}
+
+/// The kernels with something to do.
+fn launches(main: &'static KernelSpec, params: &BackwardParams) -> Result<Vec<KernelLaunch>> {
+    let &BackwardParams { batches, query_heads, query_rows, key_rows, .. } = params;
+    let key_heads = query_heads / params.group_size;
+    let key_blocks = if key_rows == 0 { 0 } else { params.key_blocks };
+    let delta = sibling(main, Family::BackwardDelta)?;
+    let delta_blocks = query_rows.next_multiple_of(ROW_PADDING) / delta.query_rows;
+    let what = format!("groups of {} query rows", delta.query_rows);
+    let delta_blocks = count_blocks(delta_blocks, &what, query_heads, batches)?;
+    let what = format!("groups of tiles of {} keys", main.key_rows);
+    let main_blocks = count_blocks(key_blocks, &what, key_heads, batches)?;
+    let what = format!("tiles of {} query rows", main.query_rows);
+    let convert_blocks =
+        count_blocks(query_rows.div_ceil(main.query_rows), &what, query_heads, batches)?;
+    let launches = [
+        KernelLaunch { kernel: delta, blocks: delta_blocks },
+        KernelLaunch { kernel: main, blocks: main_blocks },
+        KernelLaunch { kernel: sibling(main, Family::BackwardConvert)?, blocks: convert_blocks },
+    ];
+    Ok(launches.into_iter().filter(|launch| launch.blocks > 0).collect())
+}
+
+/// The kernel before or after the main one. The first is the same for every head dimension and access.
+fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
+    let key = |spec: &KernelSpec| {
+        let (head_dim, access) = if family == Family::BackwardConvert {
+            (spec.head_dim, spec.access)
+        } else {
+            (0, Access::Element)
+        };
+        (spec.arch, spec.dtype, head_dim, access)
+    };
+    let found = KERNELS.iter().find(|spec| spec.family == family && key(spec) == key(main));
+    found.ok_or_else(|| Error::KernelMissing {
+        device: "any".into(),
+        family: "backward",
+        dtype: main.dtype.name(),
+        head_dim: main.head_dim,
+        reason: format!("nothing goes with {}", main.name),
+    })
+}
+
+/// With no queries at all, dk and dv are still to be zeroed, whatever the heads of q and however sequences are packed: as
+/// strided tensors with one query head per key head and no rows.
+fn without_queries(valid: &ValidForward, params: &mut BackwardParams) {
+    if !valid.is_empty() {
+        return;
+    }
+    let [batches, key_rows, key_heads, _] = valid.problem.k.shape.map(|size| size as u32);
+    *params = BackwardParams {
+        batches,
+        query_heads: key_heads,
+        group_size: 1,
+        query_rows: 0,
+        key_rows,
+        cu_seqlens_q: 0,
+        cu_seqlens_k: 0,
+        workspace_rows: 0,
+        ..*params
+    };
+}
+
+/// Query rows per head in the workspace.
+fn workspace_rows(valid: &ValidForward) -> Result<u32> {
+    if valid.is_empty() {
+        return Ok(0);
+    }
+    // The formulas of the kernels, whose result fits if this one does.
+    let padding = u64::from(ROW_PADDING);
+    let sequences = u64::from(valid.batches);
+    let total_rows = valid.problem.q.shape[1] as u64;
+    let got = if valid.is_packed() {
+        (total_rows / padding + sequences) * padding
+    } else {
+        total_rows.div_ceil(padding) * padding * sequences
+    };
+    if got > i32::MAX as u64 {
+        return Err(Error::WorkspaceRows { max: i32::MAX as u32, got });
+    }
+    Ok(if valid.is_packed() {
+        workspace_row_packed(total_rows as u32, valid.batches)
+    } else {
+        workspace_row_strided(total_rows as u32, valid.batches)
+    })
+}
+
+/// How key tiles are shared out, and into how many accumulators dq is added up.
+fn split(
+    mode: Mode,
+    key_tiles: u32,
+    main: &KernelSpec,
+    device: &DeviceProperties,
+    params: &mut BackwardParams,
+    reasons: &mut Vec<String>,
+) {
+    let key_tiles = key_tiles.max(1);
+    if mode == Mode::Fast {
+        (params.key_blocks, params.splits, params.split_stride) = (key_tiles, 1, 0);
+        return;
+    }
+    let pairs = u64::from(params.batches) * u64::from(params.query_heads / params.group_size);
+    let splits = choose_splits(pairs, key_tiles, u64::from(device.multiprocessors * main.min_blocks));
+    (params.key_blocks, params.splits) = (splits, splits);
+    params.split_stride =
+        u64::from(params.query_heads) * u64::from(params.workspace_rows) * u64::from(params.padded_dim);
+    reasons.push(format!(
+        "{splits} blocks per key head for {key_tiles} key tiles, each with its own sum of dq"
+    ));
+}
+
+/// Most accumulators of dq, which is what deterministic mode costs in memory.
+const MAX_SPLITS: u32 = 16;
+
+/// How many blocks each of `pairs` (batch, key head) pairs gets when block b takes the key tiles b, b + blocks, ...: as many as
+/// finish first on a machine with room for `slots` blocks; the fewest on a tie.
+fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
+    let time = |splits: u32| {
+        let waves = (pairs * u64::from(splits)).div_ceil(slots.max(1));
+        waves * u64::from(key_tiles.div_ceil(splits))
+    };
+    (1..=key_tiles.clamp(1, MAX_SPLITS)).min_by_key(|&splits| (time(splits), splits)).unwrap_or(1)
+}
+
+/// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads stay in the L2
+/// cache.
+fn choose_wave(valid: &ValidForward, device: &DeviceProperties, reasons: &mut Vec<String>) -> u32 {
+    let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
+    let row_bytes = columns * u64::from(valid.problem.dtype.bytes()) * u64::from(valid.group_size);
+    let bytes = u64::from(valid.query_rows) * row_bytes;
+    let pairs = valid.batches.saturating_mul(valid.key_heads);
+    let wave = schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs);
+    reasons.push(format!(
+        "{wave} of {pairs} (batch, key head) pairs at once: {bytes} bytes of q and dO per key head, {} of L2",
+        device.l2_bytes
+    ));
+    wave
+}
+
+/// What the tensors and the problem alone say; the rest is 0.
+fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> BackwardParams {
+    let (problem, forward) = (&valid.problem, &valid.forward);
+    let layouts = &problem.forward;
+    let [lse_batch_stride, lse_head_stride] = forward.lse_strides();
+    BackwardParams {
+        q: view(pointers.q, &layouts.q),
+        k: view(pointers.k, &layouts.k),
+        v: view(pointers.v, &layouts.v),
+        o: view(pointers.o, &layouts.o),
+        d_o: view(pointers.d_o, &problem.d_o),
+        dq: view(pointers.dq, &problem.dq),
+        dk: view(pointers.dk, &problem.dk),
+        dv: view(pointers.dv, &problem.dv),
+        lse: pointers.lse,
+        d_lse: if problem.has_d_lse { pointers.d_lse } else { 0 },
+        lse_batch_stride,
+        lse_head_stride,
+        cu_seqlens_q: if forward.is_packed() { pointers.cu_seqlens_q } else { 0 },
+        cu_seqlens_k: if forward.is_packed() { pointers.cu_seqlens_k } else { 0 },
+        statistics: 0,
+        dq_accumulator: 0,
+        split_stride: 0,
+        batches: forward.batches,
+        query_heads: forward.query_heads,
+        group_size: forward.group_size,
+        query_rows: forward.query_rows,
+        key_rows: forward.key_rows,
+        head_dim: forward.head_dim,
+        value_dim: forward.value_dim,
+        workspace_rows: 0,
+        bottom_right: u32::from(forward.bottom_right),
+        window_left: forward.window_left,
+        window_right: forward.window_right,
+        scale: forward.scale,
+        output_f32: u32::from(layouts.output_dtype == Dtype::F32),
+        gradients_f32: u32::from(problem.gradient_dtype == Dtype::F32),
+        key_blocks: 0,
+        splits: 0,
+        heads_per_wave: 0,
+        padded_dim: 0,
+    }
+}

@@ -1,0 +1,171 @@
+//! The plan of a forward pass.
+
+use super::{Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, view};
+use crate::driver::{DevicePointer, DeviceProperties};
+use crate::error::Result;
+use crate::problem::ValidForward;
+use kernels_gpu::abi::{Access, Dtype, Family, ForwardParams, KernelSpec};
+use kernels_gpu::geometry::schedule;
+use std::fmt;
+
+/// Where the tensors of a forward pass stand in device memory: the addresses of their elements (0, 0, 0,
+/// 0).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForwardPointers {
+    /// `[B, Sq, Hq, D]`.
+    pub q: DevicePointer,
+    /// `[B, Sk, Hk, D]`.
+    pub k: DevicePointer,
+    /// `[B, Sk, Hk, Dv]`.
+    pub v: DevicePointer,
+    /// `[B, Sq, Hq, Dv]`.
+    pub o: DevicePointer,
+    /// Dense f32 `[B, Hq, Sq]`, packed `[Hq, Tq]`; not looked at unless the problem wants lse.
+    pub lse: DevicePointer,
+    /// i32 `[B + 1]`; not looked at unless sequences are packed.
+    pub cu_seqlens_q: DevicePointer,
+    /// i32 `[B + 1]`; not looked at unless sequences are packed.
+    pub cu_seqlens_k: DevicePointer,
+}
+
+impl ForwardPointers {
+    /// Every tensor with elements has an address, and it is a multiple of the element size.
+    fn check(&self, valid: &ValidForward) -> Result<()> {
+        let lse_elements = if valid.problem.wants_lse { valid.lse_elements() } else { 0 };
+        self.tensors(valid).iter().try_for_each(Tensor::check)?;
+        check_pointer("lse", self.lse, Dtype::F32, lse_elements as u128)?;
+        check_offsets(valid, self.cu_seqlens_q, self.cu_seqlens_k)
+    }
+
+    fn tensors<'p>(&self, valid: &'p ValidForward) -> [Tensor<'p>; 4] {
+        let problem = &valid.problem;
+        [
+            Tensor { argument: "q", layout: &problem.q, address: self.q, dtype: problem.dtype },
+            Tensor { argument: "k", layout: &problem.k, address: self.k, dtype: problem.dtype },
+            Tensor { argument: "v", layout: &problem.v, address: self.v, dtype: problem.dtype },
+            Tensor { argument: "o", layout: &problem.o, address: self.o, dtype: problem.output_dtype },
+        ]
+    }
+}
+
+/// Packed sequences have offsets in device memory. They are as wide as an f32.
+pub(super) fn check_offsets(
+    valid: &ValidForward,
+    cu_seqlens_q: DevicePointer,
+    cu_seqlens_k: DevicePointer,
+) -> Result<()> {
+    let offsets = if valid.is_packed() { u128::from(valid.batches) + 1 } else { 0 };
+    check_pointer("cu_seqlens_q", cu_seqlens_q, Dtype::F32, offsets)?;
+    check_pointer("cu_seqlens_k", cu_seqlens_k, Dtype::F32, offsets)
+}
+
+/// Everything that launching a forward pass takes. Printable: `{}` is a line, with the reasons `{:#}`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ForwardPlan {
+    /// The kernel.
+    pub kernel: &'static KernelSpec,
+    /// Blocks of the one-dimensional grid.
+    pub blocks: u32,
+    /// The kernel's parameter.
+    pub params: ForwardParams,
+    /// Why this kernel and this order, a sentence each.
+    pub reasons: Vec<String>,
+}
+
+impl fmt::Display for ForwardPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let KernelSpec { name, threads, shared_bytes, .. } = self.kernel;
+        let wave = self.params.heads_per_wave;
+        write!(f, "{name}: {} blocks of {threads} threads, {shared_bytes} shared bytes", self.blocks)?;
+        write!(f, ", {wave} heads per wave")?;
+        if f.alternate() {
+            self.reasons.iter().try_for_each(|reason| write!(f, "\n  {reason}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Plans a forward pass; `None` when o and lse have no elements and there is nothing to do.
+///
+/// A problem without keys (Sk = 0) is still launched: o must become 0 and lse minus infinity.
+///
+/// # Errors
+/// [`Error::NullPointer`], [`Error::Misaligned`], [`Error::KernelMissing`], [`Error::GridTooLarge`].
+pub fn plan_forward(
+    valid: &ValidForward,
+    device: &DeviceProperties,
+    pointers: &ForwardPointers,
+) -> Result<Option<ForwardPlan>> {
+    pointers.check(valid)?;
+    if valid.is_empty() {
+        return Ok(None);
+    }
+    let mut reasons = Vec::new();
+    let access = choose_access(&pointers.tensors(valid), &mut reasons);
+    let kernel = choose_kernel(device, &choice(valid, access), &mut reasons)?;
+    let tiles = valid.query_rows.div_ceil(kernel.query_rows);
+    let what = format!("tiles of {} query rows", kernel.query_rows);
+    let blocks = count_blocks(tiles, &what, valid.query_heads, valid.batches)?;
+    let heads_per_wave = choose_wave(valid, device, &mut reasons);
+    let params = forward_params(valid, pointers, heads_per_wave);
+    Ok(Some(ForwardPlan { kernel, blocks, params, reasons }))
+}
+
+/// What the kernel must accept.
+fn choice(valid: &ValidForward, access: Access) -> Choice {
+    Choice {
+        family: Family::Forward,
+        dtype: valid.problem.dtype,
+        head_dim: valid.head_dim.max(valid.value_dim),
+        access,
+    }
+}
+
+/// How many (batch, query head) pairs are worked on together, so that their keys and values stay in the
+/// L2 cache.
+fn choose_wave(valid: &ValidForward, device: &DeviceProperties, reasons: &mut Vec<String>) -> u32 {
+    let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
+    let row_bytes = columns * u64::from(valid.problem.dtype.bytes());
+    let bytes = u64::from(valid.key_rows) * row_bytes;
+    let pairs = valid.batches.saturating_mul(valid.query_heads);
+    let wave = schedule::heads_per_wave(bytes, valid.group_size, device.l2_bytes, pairs);
+    reasons.push(format!(
+        "{wave} of {pairs} (batch, head) pairs at once: {bytes} bytes of k and v per key head, {} of L2",
+        device.l2_bytes
+    ));
+    wave
+}
+
+fn forward_params(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    heads_per_wave: u32,
+) -> ForwardParams {
+    let problem = &valid.problem;
+    let [lse_batch_stride, lse_head_stride] = valid.lse_strides();
+    ForwardParams {
+        q: view(pointers.q, &problem.q),
+        k: view(pointers.k, &problem.k),
+        v: view(pointers.v, &problem.v),
+        o: view(pointers.o, &problem.o),
+        lse: if problem.wants_lse { pointers.lse } else { 0 },
+        lse_batch_stride,
+        lse_head_stride,
+        cu_seqlens_q: if valid.is_packed() { pointers.cu_seqlens_q } else { 0 },
+        cu_seqlens_k: if valid.is_packed() { pointers.cu_seqlens_k } else { 0 },
+        batches: valid.batches,
+        query_heads: valid.query_heads,
+        group_size: valid.group_size,
+        query_rows: valid.query_rows,
+        key_rows: valid.key_rows,
+        head_dim: valid.head_dim,
+        value_dim: valid.value_dim,
+        bottom_right: u32::from(valid.bottom_right),
+        window_left: valid.window_left,
+        window_right: valid.window_right,
+        scale: valid.scale,
+        output_f32: u32::from(problem.output_dtype == Dtype::F32),
+        heads_per_wave,
+        reserved: 0,
+    }
+}

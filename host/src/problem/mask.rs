@@ -1,0 +1,90 @@
+//! Which keys a query sees.
+
+use kernels_gpu::abi::WINDOW_OPEN;
+use std::fmt;
+
+/// Which key the first query is aligned with, under a mask, when Sq and Sk differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CausalAlignment {
+    /// The last query with the last key: query i stands at key `i + Sk - Sq`. The rule of FlashAttention since 2.1.
+    #[default]
+    BottomRight,
+    /// The first query with the first key: query i stands at key i. The rule of PyTorch's `is_causal`.
+    TopLeft,
+}
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mask {
+    /// All of its sequence.
+    #[default]
+    Full,
+    /// Those up to the diagonal.
+    Causal(CausalAlignment),
+    /// Those near the diagonal: from `left` keys before it to `right` keys after it, both included. `right: Some(0)` is
+    /// causal.
+    Window {
+        /// Keys seen before the diagonal; all if `None`.
+        left: Option<u32>,
+        /// Keys seen after the diagonal; all if `None`.
+        right: Option<u32>,
+        /// Where the diagonal is.
+        alignment: CausalAlignment,
+    },
+}
+
+/// A mask as the kernels take it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sides {
+    pub bottom_right: bool,
+    pub left: i32,
+    pub right: i32,
+}
+
+impl Mask {
+    /// The name used in tables and JSON: `full`, `causal`, `causal-top-left`, `window`, `window-top-left`. What
+    /// `Display` writes has the sides of a window too.
+    pub const fn name(self) -> &'static str {
+        match (self, self.alignment()) {
+            (Mask::Full, _) => "full",
+            (Mask::Causal(_), CausalAlignment::BottomRight) => "causal",
+            (Mask::Causal(_), CausalAlignment::TopLeft) => "causal-top-left",
+            (Mask::Window { .. }, CausalAlignment::BottomRight) => "window",
+            (Mask::Window { .. }, CausalAlignment::TopLeft) => "window-top-left",
+        }
+    }
+
+    /// Where the diagonal is; that of a full mask means nothing.
+    pub const fn alignment(self) -> CausalAlignment {
+        match self {
+            Mask::Full => CausalAlignment::TopLeft,
+            Mask::Causal(alignment) | Mask::Window { alignment, .. } => alignment,
+        }
+    }
+
+    /// How many keys are seen before and after the diagonal; all if `None`.
+    pub const fn sides(self) -> (Option<u32>, Option<u32>) {
+        match self {
+            Mask::Full => (None, None),
+            Mask::Causal(_) => (None, Some(0)),
+            Mask::Window { left, right, .. } => (left, right),
+        }
+    }
+
+    /// No sequence is as long as an open window, so that a longer one hides nothing either.
+    pub(super) fn kernel_sides(self) -> Sides {
+        let clamped =
+            |side: Option<u32>| side.map_or(WINDOW_OPEN, |keys| keys.min(WINDOW_OPEN as u32) as i32);
+        let (left, right) = self.sides();
+        let bottom_right = self.alignment() == CausalAlignment::BottomRight;
+        Sides { bottom_right, left: clamped(left), right: clamped(right) }
+    }
+}
+
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Mask::Window { left, right, .. } = self else { return f.pad(self.name()) };
+        let side = |side: &Option<u32>| side.map_or("open".to_owned(), |keys| keys.to_string());
+        f.pad(&format!("{}({},{})", self.name(), side(left), side(right)))
+    }
+}

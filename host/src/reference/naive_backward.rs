@@ -1,0 +1,115 @@
+//! Gradients as unfused code in the low precision computes them: the yardstick of the tolerance rule.
+
+use super::{Precision, Sizes};
+use rayon::prelude::*;
+
+/// Gradients of the unfused computation, rounded to the output precision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NaiveGradients {
+    /// `[B, Sq, Hq, D]`.
+    pub dq: Vec<f32>,
+    /// `[B, Sk, Hk, D]`.
+    pub dk: Vec<f32>,
+    /// `[B, Sk, Hk, Dv]`.
+    pub dv: Vec<f32>,
+}
+
+/// Gradients of one key head: dq of each query head of its group.
+struct HeadGradients {
+    dq: Vec<Vec<f32>>,
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+}
+
+/// The inputs of a backward pass.
+struct Tensors<'t> {
+    q: &'t [f32],
+    k: &'t [f32],
+    v: &'t [f32],
+    d_o: &'t [f32],
+    d_lse: Option<&'t [f32]>,
+}
+
+/// Every tensor that unfused code writes to memory (scores, probabilities, dp, ds) is rounded to `input`, sums are taken in
+/// f32, gradients are rounded to `output`.
+///
+/// Shapes as in [`super::exact_backward`].
+pub fn naive_backward(
+    sizes: &Sizes,
+    [input, output]: [Precision; 2],
+    [q, k, v]: [&[f32]; 3],
+    d_o: &[f32],
+    d_lse: Option<&[f32]>,
+) -> NaiveGradients {
+    let tensors = Tensors { q, k, v, d_o, d_lse };
+    let pairs = sizes.key_pairs();
+    let mut done: Vec<HeadGradients> =
+        pairs.par_iter().map(|&pair| head_gradients(sizes, input, &tensors, pair)).collect();
+    let dq: Vec<_> = done.iter_mut().flat_map(|head| std::mem::take(&mut head.dq)).collect();
+    let (dk, dv): (Vec<_>, Vec<_>) = done.into_iter().map(|head| (head.dk, head.dv)).unzip();
+    let rounded = |mut gradient: Vec<f32>| {
+        gradient.iter_mut().for_each(|value| *value = output.round(*value));
+        gradient
+    };
+    NaiveGradients {
+        dq: rounded(Sizes::interleave(&dq, sizes.query_rows, sizes.query_heads, sizes.head_dim)),
+        dk: rounded(Sizes::interleave(&dk, sizes.key_rows, sizes.key_heads, sizes.head_dim)),
+        dv: rounded(Sizes::interleave(&dv, sizes.key_rows, sizes.key_heads, sizes.value_dim)),
+    }
+}
+
+fn head_gradients(
+    sizes: &Sizes,
+    input: Precision,
+    tensors: &Tensors<'_>,
+    (batch, key_head): (usize, usize),
+) -> HeadGradients {
+    let &Sizes { query_rows, key_rows, query_heads, key_heads, head_dim, value_dim, scale, .. } = sizes;
+    let k_shape = [sizes.batches, key_rows, key_heads, head_dim];
+    let v_shape = [sizes.batches, key_rows, key_heads, value_dim];
+    let key = |row| Sizes::row(tensors.k, k_shape, batch, row, key_head);
+    let value = |row| Sizes::row(tensors.v, v_shape, batch, row, key_head);
+    let (mut dk, mut dv) = (vec![0.0; key_rows * head_dim], vec![0.0; key_rows * value_dim]);
+    let mut dq = Vec::new();
+    for head in sizes.group(key_head) {
+        let mut head_dq = vec![0.0; query_rows * head_dim];
+        for (row, dq) in head_dq.chunks_exact_mut(head_dim).enumerate() {
+            let q_shape = [sizes.batches, query_rows, query_heads, head_dim];
+            let o_shape = [sizes.batches, query_rows, query_heads, value_dim];
+            let query = Sizes::row(tensors.q, q_shape, batch, row, head);
+            let d_o = Sizes::row(tensors.d_o, o_shape, batch, row, head);
+            let at = (batch * query_heads + head) * query_rows + row;
+            let d_lse = tensors.d_lse.map_or(0.0, |d_lse| d_lse[at]);
+            let visible = sizes.visible_keys(row);
+            let scores = visible.clone().map(|row| input.round(dot(query, key(row)) * scale));
+            let p = softmax(input, scores.collect());
+            let dp: Vec<f32> = visible.clone().map(|row| input.round(dot(d_o, value(row)))).collect();
+            let delta = dot(&p, &dp) - d_lse;
+            for ((&p, &dp), key_row) in p.iter().zip(&dp).zip(visible) {
+                let ds = input.round(p * (dp - delta));
+                add(dq, ds * scale, key(key_row));
+                add(&mut dk[key_row * head_dim..][..head_dim], ds * scale, query);
+                add(&mut dv[key_row * value_dim..][..value_dim], p, d_o);
+            }
+        }
+        dq.push(head_dq);
+    }
+    HeadGradients { dq, dk, dv }
+}
+
+/// Probabilities of a row's visible scores, rounded.
+fn softmax(input: Precision, scores: Vec<f32>) -> Vec<f32> {
+    let Some(largest) = scores.iter().copied().reduce(f32::max) else { return scores };
+    let weights: Vec<f32> = scores.into_iter().map(|score| (score - largest).exp()).collect();
+    let sum: f32 = weights.iter().sum();
+    weights.into_iter().map(|weight| input.round(weight / sum)).collect()
+}
+
+fn dot(left: &[f32], right: &[f32]) -> f32 {
+    left.iter().zip(right).map(|(left, right)| left * right).sum()
+}
+
+/// `target += factor * row`.
+fn add(target: &mut [f32], factor: f32, row: &[f32]) {
+    target.iter_mut().zip(row).for_each(|(target, value)| *target += factor * value);
+}

@@ -1,0 +1,311 @@
+//! The table of kernels: what is compiled, and with which sizes.
+
+use super::{Access, Arch, Dtype, Family, KernelSpec};
+
+/// Calls `$callback!` with one row for each tensor-core forward kernel for sm_80.
+///
+/// This and its sibling for f32 are the only places where instantiations are chosen; the kernels and the table of the
+/// host are both made from them. Columns: name, element type (a variant of [`Dtype`]), head dim, access, query rows,
+/// keys per step, warps, blocks per multiprocessor.
+///
+/// - 128 query rows on 4 warps (two 16-row tiles each): a key fragment read from shared memory feeds two products.
+/// - From head dim 192 on, the output accumulators leave room for one 16-row tile per warp only.
+#[macro_export]
+macro_rules! for_each_forward_mma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (forward_bf16_d32_sm80, Bf16, 32, Vector16, 128, 64, 4, 2)
+            (forward_bf16_d64_sm80, Bf16, 64, Vector16, 128, 64, 4, 2)
+            (forward_bf16_d96_sm80, Bf16, 96, Vector16, 128, 64, 4, 2)
+            (forward_bf16_d128_sm80, Bf16, 128, Vector16, 128, 64, 4, 2)
+            (forward_bf16_d192_sm80, Bf16, 192, Vector16, 64, 64, 4, 1)
+            (forward_bf16_d256_sm80, Bf16, 256, Vector16, 64, 64, 4, 1)
+            (forward_f16_d32_sm80, F16, 32, Vector16, 128, 64, 4, 2)
+            (forward_f16_d64_sm80, F16, 64, Vector16, 128, 64, 4, 2)
+            (forward_f16_d96_sm80, F16, 96, Vector16, 128, 64, 4, 2)
+            (forward_f16_d128_sm80, F16, 128, Vector16, 128, 64, 4, 2)
+            (forward_f16_d192_sm80, F16, 192, Vector16, 64, 64, 4, 1)
+            (forward_f16_d256_sm80, F16, 256, Vector16, 64, 64, 4, 1)
+            (forward_bf16_d32_strided_sm80, Bf16, 32, Element, 64, 64, 4, 1)
+            (forward_bf16_d64_strided_sm80, Bf16, 64, Element, 64, 64, 4, 1)
+            (forward_bf16_d128_strided_sm80, Bf16, 128, Element, 64, 64, 4, 1)
+            (forward_bf16_d256_strided_sm80, Bf16, 256, Element, 64, 32, 4, 1)
+            (forward_f16_d32_strided_sm80, F16, 32, Element, 64, 64, 4, 1)
+            (forward_f16_d64_strided_sm80, F16, 64, Element, 64, 64, 4, 1)
+            (forward_f16_d128_strided_sm80, F16, 128, Element, 64, 64, 4, 1)
+            (forward_f16_d256_strided_sm80, F16, 256, Element, 64, 32, 4, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each true-f32 forward kernel for sm_80 (fused multiply-adds, no tf32).
+///
+/// Columns as in [`for_each_forward_mma_sm80`].
+#[macro_export]
+macro_rules! for_each_forward_fma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (forward_f32_d32_sm80, F32, 32, Vector16, 64, 64, 4, 2)
+            (forward_f32_d64_sm80, F32, 64, Vector16, 64, 64, 4, 2)
+            (forward_f32_d128_sm80, F32, 128, Vector16, 64, 64, 4, 2)
+            (forward_f32_d256_sm80, F32, 256, Vector16, 64, 32, 4, 1)
+            (forward_f32_d64_strided_sm80, F32, 64, Element, 64, 64, 4, 1)
+            (forward_f32_d256_strided_sm80, F32, 256, Element, 32, 32, 2, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each tensor-core backward main kernel for sm_80.
+///
+/// Columns: name, element type, head dim, access, query rows per step, keys per block, warps, blocks per multiprocessor.
+/// The eight warps work in pairs on `keys / 4` keys; 32 keys make fragments of k and v serve two products, 16 is what
+/// the accumulators of wide heads leave room for.
+#[macro_export]
+macro_rules! for_each_backward_mma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_bf16_d64_sm80, Bf16, 64, Vector16, 64, 128, 8, 1)
+            (backward_bf16_d96_sm80, Bf16, 96, Vector16, 64, 128, 8, 1)
+            (backward_bf16_d128_sm80, Bf16, 128, Vector16, 64, 128, 8, 1)
+            (backward_bf16_d192_sm80, Bf16, 192, Vector16, 64, 64, 8, 1)
+            (backward_bf16_d256_sm80, Bf16, 256, Vector16, 32, 64, 8, 1)
+            (backward_bf16_d64_strided_sm80, Bf16, 64, Element, 64, 128, 8, 1)
+            (backward_bf16_d128_strided_sm80, Bf16, 128, Element, 64, 128, 8, 1)
+            (backward_bf16_d256_strided_sm80, Bf16, 256, Element, 32, 64, 8, 1)
+            (backward_f16_d64_sm80, F16, 64, Vector16, 64, 128, 8, 1)
+            (backward_f16_d96_sm80, F16, 96, Vector16, 64, 128, 8, 1)
+            (backward_f16_d128_sm80, F16, 128, Vector16, 64, 128, 8, 1)
+            (backward_f16_d192_sm80, F16, 192, Vector16, 64, 64, 8, 1)
+            (backward_f16_d256_sm80, F16, 256, Vector16, 32, 64, 8, 1)
+            (backward_f16_d64_strided_sm80, F16, 64, Element, 64, 128, 8, 1)
+            (backward_f16_d128_strided_sm80, F16, 128, Element, 64, 128, 8, 1)
+            (backward_f16_d256_strided_sm80, F16, 256, Element, 32, 64, 8, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with name and element type of each kernel that prepares a backward on sm_80.
+#[macro_export]
+macro_rules! for_each_backward_delta_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_delta_bf16_sm80, Bf16)
+            (backward_delta_f16_sm80, F16)
+            (backward_delta_f32_sm80, F32)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each kernel that ends a backward of [`for_each_backward_mma_sm80`]: columns as
+/// there.
+#[macro_export]
+macro_rules! for_each_backward_convert_mma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_convert_bf16_d64_sm80, Bf16, 64, Vector16, 64, 128, 8, 1)
+            (backward_convert_bf16_d96_sm80, Bf16, 96, Vector16, 64, 128, 8, 1)
+            (backward_convert_bf16_d128_sm80, Bf16, 128, Vector16, 64, 128, 8, 1)
+            (backward_convert_bf16_d192_sm80, Bf16, 192, Vector16, 64, 64, 8, 1)
+            (backward_convert_bf16_d256_sm80, Bf16, 256, Vector16, 32, 64, 8, 1)
+            (backward_convert_bf16_d64_strided_sm80, Bf16, 64, Element, 64, 128, 8, 1)
+            (backward_convert_bf16_d128_strided_sm80, Bf16, 128, Element, 64, 128, 8, 1)
+            (backward_convert_bf16_d256_strided_sm80, Bf16, 256, Element, 32, 64, 8, 1)
+            (backward_convert_f16_d64_sm80, F16, 64, Vector16, 64, 128, 8, 1)
+            (backward_convert_f16_d96_sm80, F16, 96, Vector16, 64, 128, 8, 1)
+            (backward_convert_f16_d128_sm80, F16, 128, Vector16, 64, 128, 8, 1)
+            (backward_convert_f16_d192_sm80, F16, 192, Vector16, 64, 64, 8, 1)
+            (backward_convert_f16_d256_sm80, F16, 256, Vector16, 32, 64, 8, 1)
+            (backward_convert_f16_d64_strided_sm80, F16, 64, Element, 64, 128, 8, 1)
+            (backward_convert_f16_d128_strided_sm80, F16, 128, Element, 64, 128, 8, 1)
+            (backward_convert_f16_d256_strided_sm80, F16, 256, Element, 32, 64, 8, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each true-f32 backward main kernel for sm_80. Columns as in
+/// [`for_each_backward_mma_sm80`].
+#[macro_export]
+macro_rules! for_each_backward_fma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_f32_d64_sm80, F32, 64, Vector16, 64, 64, 4, 2)
+            (backward_f32_d128_sm80, F32, 128, Vector16, 32, 64, 4, 2)
+            (backward_f32_d256_sm80, F32, 256, Vector16, 32, 32, 4, 1)
+            (backward_f32_d64_strided_sm80, F32, 64, Element, 64, 64, 4, 1)
+            (backward_f32_d256_strided_sm80, F32, 256, Element, 32, 32, 4, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each kernel that ends a backward of [`for_each_backward_fma_sm80`].
+#[macro_export]
+macro_rules! for_each_backward_convert_fma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_convert_f32_d64_sm80, F32, 64, Vector16, 64, 64, 4, 2)
+            (backward_convert_f32_d128_sm80, F32, 128, Vector16, 32, 64, 4, 2)
+            (backward_convert_f32_d256_sm80, F32, 256, Vector16, 32, 32, 4, 1)
+            (backward_convert_f32_d64_strided_sm80, F32, 64, Element, 64, 64, 4, 1)
+            (backward_convert_f32_d256_strided_sm80, F32, 256, Element, 32, 32, 4, 1)
+        }
+    };
+}
+
+/// Shared memory of the f32 backward: key and value tile, one query and output-gradient tile with their row statistics, and
+/// the tile of dS.
+pub const fn backward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    ((2 * key_rows + 2 * query_rows) * head_dim + key_rows * query_rows + 2 * query_rows) * 4
+}
+
+/// Shared memory of the tensor-core backward: key and value tile, two stages of a query and an output-gradient tile with
+/// their row statistics, and the tile of dS.
+pub const fn backward_mma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    let tiles = (2 * key_rows + 2 * 2 * query_rows) * head_dim * 2;
+    tiles + key_rows * query_rows * 2 + 2 * 2 * query_rows * 4
+}
+
+/// Shared memory of the tensor-core forward: the query tile, and two stages of a key tile and a value tile.
+pub const fn forward_mma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    (query_rows + 2 * 2 * key_rows) * head_dim * 2
+}
+
+/// Shared memory of the f32 forward: one tile each of queries, keys, values and probabilities.
+pub const fn forward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    ((query_rows + 2 * key_rows) * head_dim + query_rows * key_rows) * 4
+}
+
+macro_rules! table {
+    ($family:ident, $shared:expr, $(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal,
+        $keys:literal, $warps:literal, $blocks:literal))*) => {
+        &[$(KernelSpec {
+            name: stringify!($name),
+            family: Family::$family,
+            arch: Arch::Sm80,
+            dtype: Dtype::$dtype,
+            head_dim: $dim,
+            access: Access::$access,
+            query_rows: $queries,
+            key_rows: $keys,
+            threads: $warps * 32,
+            min_blocks: $blocks,
+            shared_bytes: $shared($dim, $queries, $keys),
+        }),*]
+    };
+}
+
+const FORWARD_MMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(Forward, forward_mma_shared_bytes, $($row)*) }; }
+    for_each_forward_mma_sm80!(rows)
+};
+
+const FORWARD_FMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(Forward, forward_fma_shared_bytes, $($row)*) }; }
+    for_each_forward_fma_sm80!(rows)
+};
+
+const BACKWARD_DELTA: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident))*) => {
+            table!(BackwardDelta, no_shared, $(($name, $dtype, 256, Element, 4, 1, 4, 1))*)
+        };
+    }
+    for_each_backward_delta_sm80!(rows)
+};
+
+const BACKWARD_MMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(Backward, backward_mma_shared_bytes, $($row)*) }; }
+    for_each_backward_mma_sm80!(rows)
+};
+
+const BACKWARD_FMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(Backward, backward_fma_shared_bytes, $($row)*) }; }
+    for_each_backward_fma_sm80!(rows)
+};
+
+const BACKWARD_CONVERT_MMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(BackwardConvert, no_shared, $($row)*) }; }
+    for_each_backward_convert_mma_sm80!(rows)
+};
+
+const BACKWARD_CONVERT_FMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(BackwardConvert, no_shared, $($row)*) }; }
+    for_each_backward_convert_fma_sm80!(rows)
+};
+
+const fn no_shared(_head_dim: u32, _query_rows: u32, _key_rows: u32) -> u32 {
+    0
+}
+
+const FAMILIES: &[&[KernelSpec]] = &[
+    FORWARD_MMA,
+    FORWARD_FMA,
+    BACKWARD_DELTA,
+    BACKWARD_MMA,
+    BACKWARD_FMA,
+    BACKWARD_CONVERT_MMA,
+    BACKWARD_CONVERT_FMA,
+];
+
+const COUNT: usize = {
+    let (mut count, mut family) = (0, 0);
+    while family < FAMILIES.len() {
+        count += FAMILIES[family].len();
+        family += 1;
+    }
+    count
+};
+
+/// Every compiled kernel.
+pub const KERNELS: &[KernelSpec] = &{
+    let mut all = [FAMILIES[0][0]; COUNT];
+    let (mut next, mut family) = (0, 0);
+    while family < FAMILIES.len() {
+        let mut i = 0;
+        while i < FAMILIES[family].len() {
+            all[next] = FAMILIES[family][i];
+            (next, i) = (next + 1, i + 1);
+        }
+        family += 1;
+    }
+    all
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::MAX_HEAD_DIM;
+
+    #[test]
+    fn names_are_unique_and_say_what_the_kernel_is() {
+        for (i, spec) in KERNELS.iter().enumerate() {
+            assert!(
+                KERNELS[..i].iter().all(|other| other.name != spec.name),
+                "{} stands twice",
+                spec.name
+            );
+            assert!(spec.name.contains(spec.dtype.name()));
+            assert_eq!(spec.name.contains("_strided"), spec.access == Access::Element);
+        }
+    }
+
+    #[test]
+    fn every_dtype_and_access_reaches_the_largest_head_dim() {
+        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+            for access in [Access::Vector16, Access::Element] {
+                assert!(
+                    KERNELS
+                        .iter()
+                        .any(|k| (k.dtype, k.access, k.head_dim) == (dtype, access, MAX_HEAD_DIM))
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn shared_memory_fits_the_smallest_device_of_the_arch() {
+        // sm_86 and sm_89 have 99 KiB per block, sm_80 163 KiB, sm_90 227 KiB. The aligned kernels want sm_80's.
+        for spec in KERNELS {
+            assert!(spec.shared_bytes <= 163 * 1024, "{} needs {} bytes", spec.name, spec.shared_bytes);
+        }
+    }
+}

@@ -57,7 +57,7 @@ class Library:
     """libfinite_attention.so, opened on torch's current GPU."""
 
     def __init__(self, path):
-        self.c = ctypes.CDLL(str(path))
+        self.c = ctypes.CDLL(str(Path(path).resolve()))
         self.c.fattn_last_error.restype = ctypes.c_char_p
         self.c.fattn_device_open.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p)]
         self.c.fattn_forward.argtypes = [ctypes.c_void_p, ctypes.POINTER(ForwardArgs), ctypes.c_void_p]

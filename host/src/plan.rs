@@ -2,6 +2,8 @@
 //! device and the addresses, so that it can be printed and tested with no GPU.
 
 mod backward;
+#[cfg(test)]
+mod backward_tests;
 mod forward;
 #[cfg(test)]
 mod tests;

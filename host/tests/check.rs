@@ -2,8 +2,8 @@
 
 mod support;
 
-use finite_attention::check::{Case, Outcome, Placement, cases, run_case, sweep};
-use finite_attention::{CausalAlignment, Dtype, Mask};
+use finite_attention::check::{Case, Gradients, Outcome, Placement, cases, run_case, sweep};
+use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use support::{Fault, device};
 
 fn outcomes(fault: Fault) -> Vec<Outcome> {
@@ -32,6 +32,11 @@ fn every_fault_is_seen() {
         Fault::LowestLse,
         Fault::Unnormalised,
         Fault::WrongKeyHead,
+        Fault::SkipsLastKey,
+        Fault::IgnoresLseGradient,
+        Fault::UnscaledGradient,
+        Fault::DirtyWorkspace,
+        Fault::WritesPastTheWorkspace,
     ];
     for fault in faults {
         let failed = outcomes(fault).iter().filter(|outcome| outcome.failure.is_some()).count();
@@ -49,6 +54,25 @@ fn a_row_past_the_end_changes_the_guards() {
             "{failure}"
         );
     }
+}
+
+#[test]
+fn every_output_of_a_backward_is_judged() {
+    let gradients = Gradients { dtype: Dtype::F32, has_d_lse: true, mode: Mode::Deterministic };
+    let case = Case { gradients: Some(gradients), packed: true, batches: 3, ..Case::small() };
+    let outcome = run_case(&device(Fault::None), &case);
+    assert_eq!(outcome.failure, None);
+    let names: Vec<_> = outcome.tensors.iter().map(|tensor| tensor.name).collect();
+    assert_eq!(names, ["o", "lse", "dq", "dk", "dv"]);
+    assert_eq!(outcome.backward_kernel, "backward_bf16_d64_sm80");
+    let failure = |fault| run_case(&device(fault), &case).failure.unwrap();
+    assert!(failure(Fault::UnscaledGradient).starts_with("dq: element "));
+    assert!(failure(Fault::SkipsLastKey).starts_with("dk: element "));
+    assert!(failure(Fault::WritesPastTheWorkspace).starts_with("workspace: byte "));
+    let skipped = run_case(&device(Fault::SkipsLastKey), &case);
+    let dk = skipped.tensor("dk").unwrap();
+    let sequences = case.lengths().iter().filter(|[_, keys]| *keys > 0).count();
+    assert_eq!((dk.non_finite, dk.first_non_finite.is_some()), (sequences * 64, true));
 }
 
 #[test]

@@ -81,7 +81,8 @@ impl Access {
 pub enum Family {
     /// o and lse from q, k and v.
     Forward,
-    /// First kernel of a backward: delta and lse per row, and zeroed accumulators. Any head dim, any strides.
+    /// First kernel of a backward: delta and lse per row, and zeroed accumulators. Any head dim, any
+    /// strides.
     BackwardDelta,
     /// Main kernel of a backward: dk, dv and dq before conversion.
     Backward,
@@ -100,7 +101,8 @@ pub struct KernelSpec {
     pub arch: Arch,
     /// Element type of q, k and v.
     pub dtype: Dtype,
-    /// Head dimensions (of q and k, and of v) up to this one are accepted; smaller ones are padded with zeros on chip.
+    /// Head dimensions (of q and k, and of v) up to this one are accepted; smaller ones are padded with
+    /// zeros on chip.
     pub head_dim: u32,
     /// How global memory is accessed.
     pub access: Access,
@@ -135,8 +137,8 @@ pub struct TensorView {
 /// Large enough to hide no key, small enough that `row + diagonal + WINDOW_OPEN` fits an `i32`.
 pub const WINDOW_OPEN: i32 = 1 << 30;
 
-/// No more rows than this in a query or key sequence: row arithmetic in the kernels is 32-bit, and runs up to a
-/// tile past the end.
+/// No more rows than this in a query or key sequence: row arithmetic in the kernels is 32-bit, and runs
+/// up to a tile past the end.
 pub const MAX_ROWS: u32 = (1 << 30) - 256;
 
 /// The largest head dimension.
@@ -145,11 +147,11 @@ pub const MAX_HEAD_DIM: u32 = 256;
 /// Parameters of the forward kernels, passed by value as the only kernel parameter.
 ///
 /// Key `j` is visible to query `i` of a sequence of Sq queries and Sk keys iff `j < Sk` and
-/// `i + diagonal - window_left <= j <= i + diagonal + window_right`, where the diagonal is `Sk - Sq` if `bottom_right`,
-/// else 0.
+/// `i + diagonal - window_left <= j <= i + diagonal + window_right`, where the diagonal is `Sk - Sq` if
+/// `bottom_right`, else 0.
 ///
-/// Packed sequences ("varlen"): q, k, v and o are `[rows, heads, columns]` with the sequences one after another, and
-/// `cu_seqlens_q`, `cu_seqlens_k` say where each begins. Batch strides are not used then.
+/// Packed sequences ("varlen"): q, k, v and o are `[rows, heads, columns]` with the sequences one after
+/// another, and `cu_seqlens_q`, `cu_seqlens_k` say where each begins. Batch strides are not used then.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForwardParams {
@@ -161,13 +163,15 @@ pub struct ForwardParams {
     pub v: TensorView,
     /// `[B, Sq, Hq, Dv]`.
     pub o: TensorView,
-    /// Device address of lse, f32, rows contiguous (`[B, Hq, Sq]`, packed `[Hq, rows]`); 0 when not wanted.
+    /// Device address of lse, f32, rows contiguous (`[B, Hq, Sq]`, packed `[Hq, rows]`); 0 when not
+    /// wanted.
     pub lse: u64,
     /// f32 elements of lse from one batch to the next.
     pub lse_batch_stride: i64,
     /// f32 elements of lse from one head to the next.
     pub lse_head_stride: i64,
-    /// Device address of B + 1 offsets (i32, ascending from 0) of the sequences in packed q and o; 0 when not packed.
+    /// Device address of B + 1 offsets (i32, ascending from 0) of the sequences in packed q and o; 0
+    /// when not packed.
     pub cu_seqlens_q: u64,
     /// The same for k and v; 0 iff `cu_seqlens_q` is.
     pub cu_seqlens_k: u64,
@@ -201,7 +205,8 @@ pub struct ForwardParams {
     pub reserved: u32,
 }
 
-/// Parameters of the three backward kernels (delta, main, convert), passed by value as the only kernel parameter.
+/// Parameters of the three backward kernels (delta, main, convert), passed by value as the only kernel
+/// parameter.
 ///
 /// Visibility is as in [`ForwardParams`].
 #[repr(C)]
@@ -235,13 +240,14 @@ pub struct BackwardParams {
     pub cu_seqlens_q: u64,
     /// As in [`ForwardParams`].
     pub cu_seqlens_k: u64,
-    /// Workspace: f32 `[2, Hq, workspace_rows]`, aligned to 16: lse in powers of two (`+inf` for dead rows and padding),
-    /// then delta.
+    /// Workspace: f32 `[2, Hq, workspace_rows]`, aligned to 16: lse in powers of two (`+inf` for dead
+    /// rows and padding), then delta.
     pub statistics: u64,
-    /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in the order in which
-    /// the main kernel's lanes hold it.
+    /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in
+    /// the order in which the main kernel's lanes hold it.
     pub dq_accumulator: u64,
-    /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the same one.
+    /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the
+    /// same one.
     pub split_stride: u64,
     /// B.
     pub batches: u32,
@@ -273,7 +279,8 @@ pub struct BackwardParams {
     pub gradients_f32: u32,
     /// Blocks per key head: block b takes key tiles b, b + key_blocks, ...
     pub key_blocks: u32,
-    /// Accumulators of dQ: 1, or, where they are kept apart for a fixed order of summation, `key_blocks`.
+    /// Accumulators of dQ: 1, or, where they are kept apart for a fixed order of summation,
+    /// `key_blocks`.
     pub splits: u32,
     /// How many (batch, key head) pairs are worked on together; see [`crate::geometry::schedule`].
     pub heads_per_wave: u32,
@@ -281,11 +288,13 @@ pub struct BackwardParams {
     pub padded_dim: u32,
 }
 
-/// A sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of query tiles.
+/// A sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of
+/// query tiles.
 pub const ROW_PADDING: u32 = 128;
 
-/// First row of sequence `batch` in the backward's workspace, for packed sequences (`first_query` is its offset in the
-/// packed rows): the padding of those before it fits in between, and its end is where `batch + 1` may begin.
+/// First row of sequence `batch` in the backward's workspace, for packed sequences (`first_query` is its
+/// offset in the packed rows): the padding of those before it fits in between, and its end is where
+/// `batch + 1` may begin.
 #[inline(always)]
 pub const fn workspace_row_packed(first_query: u32, batch: u32) -> u32 {
     (first_query / ROW_PADDING + batch) * ROW_PADDING

@@ -1,4 +1,5 @@
-//! Everything of finite-attention that runs on the GPU, and the integer arithmetic that it shares with the host.
+//! Everything of finite-attention that runs on the GPU, and the integer arithmetic that it shares with
+//! the host.
 //!
 //! Layers, each importing only what stands to its left:
 //!
@@ -6,8 +7,9 @@
 //! abi, geometry <- arch <- tile <- pipeline <- attention <- kernels
 //! ```
 //!
-//! `abi` and `geometry` are plain integer Rust and build everywhere: the host plans with them and the tests check
-//! them with no GPU. The other layers build for `nvptx64-nvidia-cuda` alone, by `cargo xtask build-kernels`.
+//! `abi` and `geometry` are plain integer Rust and build everywhere: the host plans with them and the
+//! tests check them with no GPU. The other layers build for `nvptx64-nvidia-cuda` alone, by `cargo xtask
+//! build-kernels`.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_intrinsics))]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]

@@ -2,13 +2,12 @@
 //! layout. What surrounds the elements is NaN, and nothing outside the outputs may be written.
 
 use finite_attention::Dtype;
-use finite_attention::check::Inputs;
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::within_the_rule;
+use finite_attention_tests::compare::{numbers, within_the_rule};
 use finite_attention_tests::property::check;
 
 fn accurate(test: &str, count: u32, cases: Cases) {
-    check(test, count, cases, |device, case| within_the_rule(device, case, Inputs::normal).map(|_| ()));
+    check(test, count, cases, |device, case| within_the_rule(device, case, numbers).map(|_| ()));
 }
 
 /// Cases of one dtype; o is in f32 where it was to differ from the inputs.

@@ -1,9 +1,9 @@
 //! A row that sees no key has o = 0 and lse = -inf, exactly; the rows beside it are right.
 
-use finite_attention::check::{Case, Computed, Inputs};
+use finite_attention::check::{Case, Computed};
 use finite_attention::{CausalAlignment, Device, Mask};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::within_the_rule;
+use finite_attention_tests::compare::{numbers, within_the_rule};
 use finite_attention_tests::property::{Finding, check};
 
 const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
@@ -26,7 +26,7 @@ fn dead_rows_are_zero(case: &Case, computed: &Computed) -> Finding {
 }
 
 fn right(device: &Device, case: &Case) -> Finding {
-    dead_rows_are_zero(case, &within_the_rule(device, case, Inputs::normal)?)
+    dead_rows_are_zero(case, &within_the_rule(device, case, numbers)?)
 }
 
 /// Causal, aligned at the bottom right, with more queries than keys: the first rows are dead.

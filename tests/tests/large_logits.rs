@@ -7,7 +7,7 @@ use finite_attention::check::{Case, Inputs, Placement, Surroundings};
 use finite_attention::reference::{exact, judge_lse};
 use finite_attention::{Device, Dtype};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::{finite, run, within_the_rule};
+use finite_attention_tests::compare::{finite, numbers, run, within_the_rule};
 use finite_attention_tests::property::{Finding, check};
 
 const SCALES: [Option<f32>; 6] = [None, Some(-0.125), Some(0.0), Some(1.0), Some(-3.0), None];
@@ -29,10 +29,10 @@ fn judged(case: &mut Case) {
     }
 }
 
-/// Normal numbers without their signs, those of q times `factor`.
+/// Numbers without their signs, those of q times `factor`.
 fn without_signs(factor: f32) -> impl Fn(&Case) -> Inputs {
     move |case| {
-        let mut inputs = Inputs::normal(case);
+        let mut inputs = numbers(case);
         inputs.q.iter_mut().for_each(|q| *q = q.abs() * factor);
         inputs.k.iter_mut().for_each(|k| *k = k.abs());
         inputs

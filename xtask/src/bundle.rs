@@ -1,4 +1,5 @@
-//! `cargo xtask bundle`: everything that runs on a GPU, in one folder that needs neither Rust nor CUDA but a driver.
+//! `cargo xtask bundle`: everything that runs on a GPU, in one folder that needs neither Rust nor CUDA
+//! but a driver.
 //!
 //! ```text
 //! target/bundle/

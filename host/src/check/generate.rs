@@ -1,8 +1,8 @@
 //! The cases of a sweep: stratified where every value must come up, random elsewhere, the same for the
 //! same seed.
 
-use super::{Case, Placement};
-use crate::problem::{CausalAlignment, Mask};
+use super::{Case, Gradients, Placement};
+use crate::problem::{CausalAlignment, Mask, Mode};
 use kernels_gpu::abi::Dtype;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -19,12 +19,44 @@ const HEAD_DIMS: [usize; 22] =
 /// Multiply-adds of a case before its heads and batches are cut down.
 const WORK_LIMIT: usize = 16 << 20;
 
+/// The same for one with a backward pass, which takes five products instead of two, and three kernels.
+const BACKWARD_WORK_LIMIT: usize = 4 << 20;
+
 /// `count` cases. The first `n` of a longer sweep with the same seed are the same cases.
 pub fn cases(seed: u64, count: usize) -> Vec<Case> {
-    (0..count).map(|id| case(seed, id)).collect()
+    (0..count).map(|id| extended_case(seed, id)).collect()
 }
 
-/// Case `id` of the sweep with this seed.
+/// Case `id` of the sweep with this seed: as [`case`], and now and then with a window, packed sequences or gradients.
+pub fn extended_case(seed: u64, id: usize) -> Case {
+    let mut case = case(seed, id);
+    let mut random = StdRng::seed_from_u64(case.seed.rotate_left(32));
+    if random.random_bool(0.25) {
+        case.mask = pick_window(&mut random);
+    }
+    if random.random_bool(0.3) && case.batches > 0 {
+        case.packed = true;
+        case.batches = random.random_range(1..=5);
+    }
+    if random.random_bool(0.6) {
+        case.gradients = Some(Gradients {
+            dtype: if random.random_bool(0.25) { Dtype::F32 } else { case.dtype },
+            has_d_lse: random.random_bool(0.3),
+            mode: if random.random_bool(0.5) { Mode::Deterministic } else { Mode::Fast },
+        });
+    }
+    let limit = if case.gradients.is_some() { BACKWARD_WORK_LIMIT } else { WORK_LIMIT };
+    shrunk(case, limit)
+}
+
+fn pick_window(random: &mut StdRng) -> Mask {
+    let mut side = || random.random_bool(0.7).then(|| random.random_range(0..=80));
+    let (left, right) = (side(), side());
+    let alignment = [CausalAlignment::BottomRight, CausalAlignment::TopLeft][random.random_range(0..2)];
+    Mask::Window { left, right, alignment }
+}
+
+/// Case `id` of the plain sweep with this seed: forward only, full or causal, all sequences of the same lengths.
 pub fn case(seed: u64, id: usize) -> Case {
     let case_seed = seed.wrapping_add((id as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let mut random = StdRng::seed_from_u64(case_seed);
@@ -49,8 +81,10 @@ pub fn case(seed: u64, id: usize) -> Case {
         logit_shift: [0.0, 200.0, -200.0][random.random_range(0..24usize).saturating_sub(21)],
         placement: Placement::ALL[id / 3 % Placement::ALL.len()],
         tight: random.random_bool(0.5),
+        packed: false,
+        gradients: None,
     };
-    without_rows(shrunk(case))
+    without_rows(shrunk(case, WORK_LIMIT))
 }
 
 /// Half from the list, in turn, so that each comes up; half anything.
@@ -77,9 +111,9 @@ fn pick_scale(random: &mut StdRng) -> Option<f32> {
 }
 
 /// Fewer heads and batches where the case would take long.
-fn shrunk(mut case: Case) -> Case {
+fn shrunk(mut case: Case, limit: usize) -> Case {
     let head = case.query_rows * case.key_rows * (case.head_dim + case.value_dim);
-    while case.batches * case.query_heads > 1 && case.batches * case.query_heads * head > WORK_LIMIT {
+    while case.batches * case.query_heads > 1 && case.batches * case.query_heads * head > limit {
         if case.batches > 1 {
             case.batches -= 1;
         } else if case.key_heads > 1 {
@@ -116,8 +150,17 @@ mod tests {
         }
         let kinds: HashSet<_> = cases.iter().map(|case| (case.dtype, case.placement)).collect();
         assert_eq!(kinds.len(), 3 * Placement::ALL.len());
-        let masks: HashSet<_> = cases.iter().map(|case| case.mask).collect();
-        assert_eq!(masks.len(), 3);
+        let masks: HashSet<_> = cases.iter().map(|case| case.mask.name()).collect();
+        assert_eq!(masks.len(), 5);
+        assert!(
+            cases.iter().any(|case| case.packed && case.lengths().iter().any(|l| l[0] == 0 && l[1] > 0))
+        );
+        assert!(
+            cases.iter().any(|case| case.packed && case.lengths().iter().any(|l| l[1] == 0 && l[0] > 0))
+        );
+        let backward = cases.iter().filter_map(|case| Some((case.dtype, case.gradients?)));
+        // Three dtypes, two modes, with and without dLSE, and dtypes of gradients: two, one for f32.
+        assert_eq!(backward.collect::<HashSet<_>>().len(), 2 * 2 * (2 + 2 + 1));
         assert!(cases.iter().any(|case| case.batches == 0));
         assert!(cases.iter().any(|case| case.query_heads == 0));
         assert!(cases.iter().any(|case| case.query_heads > case.key_heads));

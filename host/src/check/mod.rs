@@ -1,18 +1,28 @@
 //! Attention on a device against the reference, over ragged cases: what `fattn check` and the tests run.
 //!
-//! Every input is surrounded by NaN, between its rows and on both sides; every output starts as NaN and
-//! is surrounded by guard bytes that must not change.
+//! Every input is surrounded by NaN, between its rows and on both sides; every output and the workspace of
+//! a backward starts as NaN and is surrounded by guard bytes that must not change.
 
+mod backward;
 mod case;
 mod compute;
+mod equivalence;
+mod expected;
 mod generate;
+mod gradcheck;
+mod inputs;
 mod memory;
 mod placement;
 mod run;
 
-pub use case::Case;
-pub use compute::{Computed, Inputs, compute};
-pub use generate::{LENGTHS, case, cases};
+pub use backward::ComputedGradients;
+pub use case::{Case, Gradients, Part};
+pub use compute::{Computed, compute, compute_with};
+pub use equivalence::equivalence_cases;
+pub use expected::{Expected, expected};
+pub use generate::{LENGTHS, case, cases, extended_case};
+pub use gradcheck::{GradcheckRow, gradcheck, gradcheck_cases};
+pub use inputs::{GradientInputs, Inputs};
 pub use memory::{GUARD_BYTES, Surroundings, TensorMemory};
 pub use placement::Placement;
-pub use run::{Outcome, judge, run_case, sweep};
+pub use run::{Outcome, TensorVerdict, judge, run_case, sweep};

@@ -312,7 +312,7 @@ const MAX_SPLITS: u32 = 16;
 
 /// How many blocks each of `pairs` (batch, key head) pairs gets when block b takes the key tiles b, b + blocks, ...: as many as
 /// finish first on a machine with room for `slots` blocks; the fewest on a tie.
-fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
+pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
     let time = |splits: u32| {
         let waves = (pairs * u64::from(splits)).div_ceil(slots.max(1));
         waves * u64::from(key_tiles.div_ceil(splits))

@@ -1,4 +1,5 @@
 use super::*;
+use kernels_gpu::abi::WINDOW_OPEN;
 use proptest::prelude::*;
 
 #[test]
@@ -25,6 +26,40 @@ fn masks_become_an_alignment_and_a_window() {
     assert_eq!(problem(Mask::Full), (false, WINDOW_OPEN));
     assert_eq!(problem(Mask::Causal(CausalAlignment::BottomRight)), (true, 0));
     assert_eq!(problem(Mask::Causal(CausalAlignment::TopLeft)), (false, 0));
+}
+
+#[test]
+fn sides_of_a_window_are_clamped_to_what_kernels_can_add() {
+    let sides = |left, right, alignment| {
+        let layout = Layout::bshd([1, 9, 1, 8]);
+        let mask = Mask::Window { left, right, alignment };
+        let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout).with_mask(mask);
+        let valid = problem.validate().unwrap();
+        (valid.bottom_right, valid.window_left, valid.window_right)
+    };
+    assert_eq!(sides(Some(3), Some(0), CausalAlignment::BottomRight), (true, 3, 0));
+    assert_eq!(sides(None, Some(5), CausalAlignment::TopLeft), (false, WINDOW_OPEN, 5));
+    let (bottom_right, most) = (CausalAlignment::BottomRight, WINDOW_OPEN);
+    assert_eq!(sides(Some(u32::MAX), Some(1 << 30), bottom_right), (true, most, most));
+    let mask = Mask::Window { left: Some(3), right: None, alignment: CausalAlignment::TopLeft };
+    assert_eq!(mask.to_string(), "window-top-left(3,open)");
+    assert_eq!(Mask::Causal(bottom_right).to_string(), "causal");
+}
+
+#[test]
+fn packed_sequences_are_as_long_as_the_longest_and_lse_as_all() {
+    let (q, k) = (Layout::packed([7, 4, 8]), Layout::packed([0, 2, 8]));
+    let problem = ForwardProblem::new(Dtype::F32, q, k, k);
+    let offsets = Sequences::from_offsets(&[0, 2, 2, 7], &[0; 4]).unwrap();
+    assert_eq!(offsets, Sequences::Packed { count: 3, max_query_rows: 5, max_key_rows: 0 });
+    let valid = problem.with_sequences(offsets).validate().unwrap();
+    assert_eq!((valid.batches, valid.query_rows, valid.key_rows), (3, 5, 0));
+    assert_eq!((valid.lse_elements(), valid.lse_strides()), (28, [0, 7]));
+    let loose = Sequences::Packed { count: 3, max_query_rows: usize::MAX, max_key_rows: 100 };
+    let valid = problem.with_sequences(loose).validate().unwrap();
+    assert_eq!((valid.query_rows, valid.key_rows), (7, 0));
+    let strided = problem.with_sequences(Sequences::Strided).validate().unwrap();
+    assert_eq!((strided.lse_elements(), strided.lse_strides()), (28, [28, 7]));
 }
 
 #[test]

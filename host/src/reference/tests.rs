@@ -37,6 +37,63 @@ fn causal_rows_see_what_the_alignment_says() {
 }
 
 #[test]
+fn windowed_rows_see_what_is_near_the_diagonal() {
+    let keys = |left, right, alignment| {
+        let sizes = sizes(4, 6, Mask::Window { left, right, alignment });
+        (0..4).map(|row| sizes.visible_keys(row)).collect::<Vec<_>>()
+    };
+    let (bottom_right, top_left) = (CausalAlignment::BottomRight, CausalAlignment::TopLeft);
+    assert_eq!(keys(Some(1), Some(0), bottom_right), [1..3, 2..4, 3..5, 4..6]);
+    assert_eq!(keys(Some(1), Some(2), top_left), [0..3, 0..4, 1..5, 2..6]);
+    assert_eq!(keys(None, Some(0), bottom_right), [0..3, 0..4, 0..5, 0..6]);
+    assert_eq!(keys(Some(u32::MAX), None, top_left), [0..6, 0..6, 0..6, 0..6]);
+    let beyond = sizes(9, 2, Mask::Window { left: Some(1), right: Some(1), alignment: top_left });
+    assert_eq!((0..5).map(|row| beyond.visible(row)).collect::<Vec<_>>(), [2, 2, 1, 0, 0]);
+}
+
+#[test]
+fn gradients_worked_by_hand() {
+    // Probabilities 1/4 and 3/4, o = 5, dO v = (8, 4) dO: ds = p (dO v - dO o) = (3/4, -3/4) dO.
+    let sizes = sizes(1, 2, Mask::Full);
+    let (q, k, v, d_o) = ([1.0, 2.0], [0.0, 9.0, 3f32.ln(), 9.0], [8.0, 4.0], [2.0]);
+    let exact = exact_backward(&sizes, &q, &k, &v, &d_o, None);
+    let near = |got: &[f64], expected: &[f64]| {
+        got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-6)
+    };
+    assert!(near(&exact.dv, &[0.5, 1.5]), "{exact:?}");
+    assert!(near(&exact.dk, &[1.5, 3.0, -1.5, -3.0]), "{exact:?}");
+    assert!(near(&exact.dq, &[-1.5 * 3f64.ln(), 0.0]), "{exact:?}");
+    let naive = naive_backward(&sizes, [Precision::Bf16; 2], [&q, &k, &v], &d_o, None);
+    assert!((naive.dk[1] - 3.0).abs() < 0.1 && (naive.dv[1] - 1.5).abs() < 0.05, "{naive:?}");
+    let more = exact_backward(&sizes, &q, &k, &v, &d_o, Some(&[4.0]));
+    assert!(near(&more.dk, &[1.5 + 1.0, 3.0 + 2.0, -1.5 + 3.0, -3.0 + 6.0]), "{more:?}");
+}
+
+#[test]
+fn dead_rows_and_unseen_keys_get_no_gradient() {
+    let sizes = sizes(2, 1, Mask::Causal(CausalAlignment::BottomRight));
+    let sizes = Sizes { key_rows: 1, query_rows: 2, ..sizes };
+    let exact = exact_backward(&sizes, &[1.0f32; 4], &[1.0; 2], &[7.0], &[1.0; 2], Some(&[1.0; 2]));
+    assert_eq!((&exact.dq[..2], &exact.dv[..]), ([0.0, 0.0].as_slice(), [1.0].as_slice()));
+    let unseen =
+        Sizes { query_rows: 1, key_rows: 2, mask: Mask::Causal(CausalAlignment::TopLeft), ..sizes };
+    let exact = exact_backward(&unseen, &[1.0f32; 2], &[1.0; 4], &[7.0; 2], &[1.0], None);
+    assert_eq!((&exact.dk[2..], exact.dv[1]), ([0.0, 0.0].as_slice(), 0.0));
+    let naive =
+        naive_backward(&unseen, [Precision::F16; 2], [&[1.0; 2], &[1.0; 4], &[7.0; 2]], &[1.0], None);
+    assert_eq!((naive.dk[2], naive.dv[1]), (0.0, 0.0));
+}
+
+#[test]
+fn a_gradient_beyond_the_range_must_be_infinity_with_its_sign() {
+    let judge = |got| judge_gradient(&[got], &[-1e6], f64::INFINITY, Precision::F16).passes();
+    assert!(judge(f32::NEG_INFINITY));
+    assert!(!judge(f32::INFINITY) && !judge(-65504.0) && !judge(f32::NAN));
+    assert!(!judge_gradient(&[f32::INFINITY], &[1.0], 1.0, Precision::F16).passes());
+    assert!(output_allowance(&[f32::INFINITY], &[1.0], Precision::F16).is_finite());
+}
+
+#[test]
 fn a_dead_row_is_zero_and_minus_infinity() {
     let sizes = sizes(2, 1, Mask::Causal(CausalAlignment::BottomRight));
     let (q, k, v) = ([1.0; 4], [1.0; 2], [7.0]);

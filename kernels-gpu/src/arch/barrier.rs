@@ -2,7 +2,8 @@
 
 use core::arch::asm;
 
-/// All threads of the block meet; what they wrote to shared or global memory before is visible to all after.
+/// All threads of the block meet; what they wrote to shared or global memory before is visible to all
+/// after.
 ///
 /// PTX: `bar.sync 0`. sm_20.
 ///
@@ -13,7 +14,8 @@ pub unsafe fn block_sync() {
     asm!("bar.sync 0;", options(nostack));
 }
 
-/// Meets `threads` threads at barrier `id` (1..16); memory as with [`block_sync`]. PTX: `bar.sync id, threads`. sm_20.
+/// Meets `threads` threads at barrier `id` (1..16); memory as with [`block_sync`]. PTX: `bar.sync id,
+/// threads`. sm_20.
 ///
 /// # Safety
 /// Whole warps call it, and exactly `threads` threads arrive at `id`, here or through [`arrive`].
@@ -22,7 +24,8 @@ pub unsafe fn sync(id: u32, threads: u32) {
     asm!("bar.sync {}, {};", in(reg32) id, in(reg32) threads, options(nostack));
 }
 
-/// Says at barrier `id` that what was written before is ready, without waiting. PTX: `bar.arrive id, threads`. sm_20.
+/// Says at barrier `id` that what was written before is ready, without waiting. PTX: `bar.arrive id,
+/// threads`. sm_20.
 ///
 /// # Safety
 /// As [`sync`].

@@ -23,7 +23,8 @@ pack!(
     pack_bf16, "cvt.rn.bf16x2.f32"
 );
 pack!(
-    /// Two f32 rounded to nearest even to f16, `low` in the low half; too large gives inf. PTX: `cvt.rn.f16x2.f32`, sm_80.
+    /// Two f32 rounded to nearest even to f16, `low` in the low half; too large gives inf. PTX:
+    /// `cvt.rn.f16x2.f32`, sm_80.
     pack_f16, "cvt.rn.f16x2.f32"
 );
 

@@ -2,7 +2,8 @@
 
 use core::arch::asm;
 
-/// Reads 16 bits where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p ld.global.nc.b16`.
+/// Reads 16 bits where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p
+/// ld.global.nc.b16`.
 ///
 /// # Safety
 /// If `condition`: `address` is readable, aligned to 2, and not written during the kernel.
@@ -10,12 +11,14 @@ use core::arch::asm;
 pub unsafe fn load_u16_if(address: u64, condition: bool) -> u16 {
     let value: u16;
     asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {2}, 0;", "mov.b16 {0}, 0;",
-        "@%p_in ld.global.nc.b16 {0}, [{1}];", "}}", out(reg16) value, in(reg64) address, in(reg32) condition as u32,
+        "@%p_in ld.global.nc.b16 {0}, [{1}];", "}}", out(reg16) value, in(reg64) address,
+            in(reg32) condition as u32,
         options(pure, readonly, nostack));
     value
 }
 
-/// Reads 32 bits where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p ld.global.nc.b32`.
+/// Reads 32 bits where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p
+/// ld.global.nc.b32`.
 ///
 /// # Safety
 /// If `condition`: `address` is readable, aligned to 4, and not written during the kernel.
@@ -23,7 +26,8 @@ pub unsafe fn load_u16_if(address: u64, condition: bool) -> u16 {
 pub unsafe fn load_u32_if(address: u64, condition: bool) -> u32 {
     let value: u32;
     asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {2}, 0;", "mov.b32 {0}, 0;",
-        "@%p_in ld.global.nc.b32 {0}, [{1}];", "}}", out(reg32) value, in(reg64) address, in(reg32) condition as u32,
+        "@%p_in ld.global.nc.b32 {0}, [{1}];", "}}", out(reg32) value, in(reg64) address,
+            in(reg32) condition as u32,
         options(pure, readonly, nostack));
     value
 }
@@ -62,7 +66,8 @@ pub unsafe fn store_f32x2(address: u64, value: [f32; 2]) {
 /// `address` is writable and aligned to 16.
 #[inline(always)]
 pub unsafe fn store_u32x4(address: u64, value: [u32; 4]) {
-    asm!("st.global.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg64) address, in(reg32) value[0], in(reg32) value[1],
+    asm!("st.global.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg64) address, in(reg32) value[0],
+        in(reg32) value[1],
         in(reg32) value[2], in(reg32) value[3], options(nostack));
 }
 
@@ -111,7 +116,8 @@ pub unsafe fn load_f32(address: u64) -> f32 {
 #[inline(always)]
 pub unsafe fn load_u32x4(address: u64) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    asm!("ld.global.nc.v4.b32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d,
+    asm!("ld.global.nc.v4.b32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b, out(reg32) c,
+        out(reg32) d,
         in(reg64) address, options(pure, readonly, nostack));
     [a, b, c, d]
 }

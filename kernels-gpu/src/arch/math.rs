@@ -9,7 +9,8 @@ macro_rules! unary {
         pub fn $name(x: f32) -> f32 {
             let y: f32;
             // SAFETY: arithmetic on registers.
-            unsafe { asm!(concat!($instruction, " {}, {};"), out(reg32) y, in(reg32) x, options(pure, nomem, nostack)) };
+            unsafe { asm!(concat!($instruction, " {}, {};"), out(reg32) y, in(reg32) x,
+                options(pure, nomem, nostack)) };
             y
         }
     };
@@ -20,7 +21,8 @@ unary!(
     exp2, "ex2.approx.ftz.f32"
 );
 unary!(
-    /// `log2(x)`, absolute error 2^-22 near 1, relative 2^-22 elsewhere; 0 gives `-inf`. PTX: `lg2.approx.ftz.f32`.
+    /// `log2(x)`, absolute error 2^-22 near 1, relative 2^-22 elsewhere; 0 gives `-inf`. PTX:
+    /// `lg2.approx.ftz.f32`.
     log2, "lg2.approx.ftz.f32"
 );
 unary!(

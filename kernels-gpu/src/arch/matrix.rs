@@ -1,12 +1,14 @@
-//! Tensor cores of a warp: `ldmatrix` and `mma.sync`. Fragment maps stand in [`crate::geometry::fragment`].
+//! Tensor cores of a warp: `ldmatrix` and `mma.sync`. Fragment maps stand in
+//! [`crate::geometry::fragment`].
 
 use core::arch::asm;
 
-/// Reads four 8 x 8 matrices of 16-bit elements; lane `8 i + r` gives the address of row `r` of matrix `i`.
-/// PTX: `ldmatrix.sync.aligned.m8n8.x4.shared.b16`. sm_75.
+/// Reads four 8 x 8 matrices of 16-bit elements; lane `8 i + r` gives the address of row `r` of matrix
+/// `i`. PTX: `ldmatrix.sync.aligned.m8n8.x4.shared.b16`. sm_75.
 ///
 /// # Safety
-/// All 32 lanes call it together; each address is aligned to 16 and its 16 bytes are written and visible.
+/// All 32 lanes call it together; each address is aligned to 16 and its 16 bytes are written and
+/// visible.
 #[inline(always)]
 pub unsafe fn load_matrix_x4(address: u32) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
@@ -22,7 +24,8 @@ pub unsafe fn load_matrix_x4(address: u32) -> [u32; 4] {
 #[inline(always)]
 pub unsafe fn load_matrix_x4_transposed(address: u32) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    asm!("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b,
+    asm!("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{}, {}, {}, {}}}, [{}];", out(reg32) a,
+        out(reg32) b,
         out(reg32) c, out(reg32) d, in(reg32) address, options(nostack));
     [a, b, c, d]
 }
@@ -35,9 +38,15 @@ macro_rules! mma_m16n8k16 {
         /// All 32 lanes call it together.
         #[inline(always)]
         pub unsafe fn $name(c: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
-            asm!(concat!($instruction, " {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};"),
+            asm!(
+                concat!(
+                    $instruction,
+                    " {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}},",
+                    " {{{0}, {1}, {2}, {3}}};"
+                ),
                 inout(reg32) c[0], inout(reg32) c[1], inout(reg32) c[2], inout(reg32) c[3],
-                in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg32) b[0], in(reg32) b[1],
+                in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg32) b[0],
+                    in(reg32) b[1],
                 options(pure, nomem, nostack));
         }
     };

@@ -58,14 +58,16 @@ pub unsafe fn load_f32x4(address: u32) -> [f32; 4] {
 #[inline(always)]
 pub unsafe fn load_f32x2(address: u32) -> [f32; 2] {
     let (a, b): (f32, f32);
-    asm!("ld.shared.v2.b32 {{{}, {}}}, [{}];", out(reg32) a, out(reg32) b, in(reg32) address, options(nostack));
+    asm!("ld.shared.v2.b32 {{{}, {}}}, [{}];", out(reg32) a, out(reg32) b, in(reg32) address,
+        options(nostack));
     [a, b]
 }
 
 /// Writes 4 bytes. PTX: `st.shared.b32`.
 ///
 /// # Safety
-/// `address` lies in the block's shared memory, aligned to 4, and no other thread uses it before the next barrier.
+/// `address` lies in the block's shared memory, aligned to 4, and no other thread uses it before the
+/// next barrier.
 #[inline(always)]
 pub unsafe fn store_u32(address: u32, value: u32) {
     asm!("st.shared.b32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack));
@@ -77,6 +79,7 @@ pub unsafe fn store_u32(address: u32, value: u32) {
 /// As [`store_u32`], aligned to 16.
 #[inline(always)]
 pub unsafe fn store_u32x4(address: u32, value: [u32; 4]) {
-    asm!("st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg32) address, in(reg32) value[0], in(reg32) value[1],
+    asm!("st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg32) address, in(reg32) value[0],
+        in(reg32) value[1],
         in(reg32) value[2], in(reg32) value[3], options(nostack));
 }

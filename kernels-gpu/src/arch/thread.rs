@@ -9,7 +9,8 @@ macro_rules! special_register {
         pub fn $name() -> u32 {
             let value: u32;
             // SAFETY: reading a special register has no effect.
-            unsafe { asm!(concat!("mov.u32 {}, ", $register, ";"), out(reg32) value, options(pure, nomem, nostack)) };
+            unsafe { asm!(concat!("mov.u32 {}, ", $register, ";"), out(reg32) value, options(pure,
+                nomem, nostack)) };
             value
         }
     };

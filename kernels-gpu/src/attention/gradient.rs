@@ -1,7 +1,7 @@
 //! The backward mathematics on transposed tiles: rows are keys, columns are queries.
 //!
-//! `p = 2^(c s - lse)`, `dp = v dO^T`, `ds = p (dp - delta)` (SEMANTICS section 1; FlashAttention-2, algorithm 2). lse and
-//! delta belong to columns, and stand in shared memory as two rows of f32.
+//! `p = 2^(c s - lse)`, `dp = v dO^T`, `ds = p (dp - delta)` (SEMANTICS section 1; FlashAttention-2,
+//! algorithm 2). lse and delta belong to columns, and stand in shared memory as two rows of f32.
 
 use crate::arch::{math, shared};
 use crate::attention::mask;
@@ -23,8 +23,8 @@ pub struct TilePosition {
     pub masked: bool,
 }
 
-/// Turns scores into probabilities. `lse` is the shared address of the columns' lse in powers of two; `+inf` (a dead or
-/// padding row) makes a column 0.
+/// Turns scores into probabilities. `lse` is the shared address of the columns' lse in powers of two;
+/// `+inf` (a dead or padding row) makes a column 0.
 ///
 /// # Safety
 /// The lse of all columns are written and visible.
@@ -45,7 +45,8 @@ pub unsafe fn probabilities<F: Fragment<ROWS, N>, const ROWS: usize, const N: us
     }
     let mut i = 0;
     while i < N {
-        // No probability exceeds 1; where |c s| is so large that rounding says otherwise, it must not overflow.
+        // No probability exceeds 1; where |c s| is so large that rounding says otherwise, it must not
+        // overflow.
         scores[i] = math::exp2(math::min_or_nan(scores[i], 0.0));
         i += 1;
     }
@@ -64,7 +65,8 @@ pub unsafe fn subtract_delta<F: Fragment<ROWS, N>, const ROWS: usize, const N: u
     each_element::<F, ROWS, N>(lane, delta, |register, value| dp[register] -= value);
 }
 
-/// Calls `apply(register, value of its column)` for all registers; the values stand at shared address `values`.
+/// Calls `apply(register, value of its column)` for all registers; the values stand at shared address
+/// `values`.
 #[inline(always)]
 unsafe fn each_element<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     lane: u32,

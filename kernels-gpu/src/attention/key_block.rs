@@ -24,8 +24,8 @@ pub struct KeyBlock {
 }
 
 impl KeyBlock {
-    /// The work of this block of threads. Key tiles come in ascending order: with a causal mask, the first is the
-    /// longest.
+    /// The work of this block of threads. Key tiles come in ascending order: with a causal mask, the
+    /// first is the longest.
     ///
     /// # Safety
     /// `p` is as [`BackwardParams`] says.
@@ -48,7 +48,8 @@ impl KeyBlock {
         }
     }
 
-    /// How this block walks over the query tiles of `queries` rows that see keys `first_key..first_key + keys`.
+    /// How this block walks over the query tiles of `queries` rows that see keys `first_key..first_key +
+    /// keys`.
     #[inline(always)]
     pub fn walk(&self, p: &BackwardParams, first_key: i32, keys: u32, queries: u32) -> Walk {
         let end = first_key + keys as i32;

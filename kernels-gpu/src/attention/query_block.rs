@@ -14,7 +14,8 @@ pub struct QueryBlock {
     pub sequence: Sequence,
     /// Query head.
     pub head: u32,
-    /// First query row in the sequence. May lie past its end, in a packed batch: then there is nothing to do.
+    /// First query row in the sequence. May lie past its end, in a packed batch: then there is nothing
+    /// to do.
     pub first_row: i32,
     key_head: u32,
 }

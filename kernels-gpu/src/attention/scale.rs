@@ -1,6 +1,7 @@
 //! The softmax scale, ready for use.
 
-/// `scale` as the kernels use it: a positive factor for scores in powers of two, and a factor -1, 0 or 1 for q.
+/// `scale` as the kernels use it: a positive factor for scores in powers of two, and a factor -1, 0 or 1
+/// for q.
 ///
 /// The online maximum is taken of unscaled scores, which is right for positive scales only.
 #[derive(Clone, Copy)]

@@ -8,7 +8,8 @@ use crate::tile::global_rows::GlobalRows;
 /// What the launch parameters say of all sequences.
 #[derive(Clone, Copy)]
 pub struct Sequences {
-    /// Device address of B + 1 offsets of the sequences in q's packed rows, i32; 0 when nothing is packed.
+    /// Device address of B + 1 offsets of the sequences in q's packed rows, i32; 0 when nothing is
+    /// packed.
     pub cu_seqlens_q: u64,
     /// The same for k and v.
     pub cu_seqlens_k: u64,

@@ -1,22 +1,24 @@
 //! Online softmax (Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1), in powers of two.
 //!
-//! For each row a reference value `r` is kept, near the largest score so far, and everything is relative to it:
-//! `sum = sum_j 2^(c (s_j - r))`, `o = sum_j 2^(c (s_j - r)) v_j`, with `c = scale * log2(e)`. `r` follows the maximum
-//! only when that has grown by more than [`SLACK_LOG2`] powers of two: the result is the same, since o and the sum
-//! share r, and the multiplication of o by the correction is skipped for nearly every tile.
+//! For each row a reference value `r` is kept, near the largest score so far, and everything is relative
+//! to it: `sum = sum_j 2^(c (s_j - r))`, `o = sum_j 2^(c (s_j - r)) v_j`, with `c = scale * log2(e)`.
+//! `r` follows the maximum only when that has grown by more than [`SLACK_LOG2`] powers of two: the
+//! result is the same, since o and the sum share r, and the multiplication of o by the correction is
+//! skipped for nearly every tile.
 //!
 //! Rows that have seen no key have `r = -inf` and `sum = 0`. No `-inf - (-inf)` is ever formed.
 
 use crate::arch::{math, warp};
 use crate::tile::fragment::Fragment;
 
-/// How far, in powers of two, scores may exceed the reference before it follows. 2^8 times the largest f16
-/// probability 1 is far below 65504, and a sum of 2^30 keys stays far below the largest f32.
+/// How far, in powers of two, scores may exceed the reference before it follows. 2^8 times the largest
+/// f16 probability 1 is far below 65504, and a sum of 2^30 keys stays far below the largest f32.
 const SLACK_LOG2: f32 = 8.0;
 
-/// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative to is then the
-/// rounded product, here, in the correction and in lse alike, and nothing is lost. But from 2^24 on that rounding
-/// exceeds 1, and `2^(c s - (c r))` could overflow: well below it, go over to `(s - r) c`, which is steep but safe.
+/// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative
+/// to is then the rounded product, here, in the correction and in lse alike, and nothing is lost. But
+/// from 2^24 on that rounding exceeds 1, and `2^(c s - (c r))` could overflow: well below it, go over to
+/// `(s - r) c`, which is steep but safe.
 const FUSED_LIMIT: f32 = 65536.0;
 
 /// The running softmax of a lane's `ROWS` rows.
@@ -24,17 +26,21 @@ const FUSED_LIMIT: f32 = 65536.0;
 pub struct OnlineSoftmax<const ROWS: usize> {
     reference: [f32; ROWS],
     sum: [f32; ROWS],
+    /// Scores are so large that they must be subtracted before they are scaled.
     steep: bool,
+    /// They are subtracted first in any case: the largest one then has a probability of exactly 1.
+    exact: bool,
 }
 
 impl<const ROWS: usize> OnlineSoftmax<ROWS> {
-    /// Nothing seen yet.
+    /// Nothing seen yet. `exact` is for results in f32: one instruction more per score.
     #[inline(always)]
-    pub fn new() -> Self {
-        OnlineSoftmax { reference: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS], steep: false }
+    pub fn new(exact: bool) -> Self {
+        OnlineSoftmax { reference: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS], steep: exact, exact }
     }
 
-    /// Turns a tile of scores into unnormalised probabilities, and corrects `output` if the reference moved.
+    /// Turns a tile of scores into unnormalised probabilities, and corrects `output` if the reference
+    /// moved.
     ///
     /// # Safety
     /// All 32 lanes call it together.
@@ -82,7 +88,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             steep |= new[row] > f32::NEG_INFINITY && !(new[row].abs() * scale_log2 < FUSED_LIMIT);
             row += 1;
         }
-        self.steep = warp::any(steep);
+        self.steep = self.exact || warp::any(steep);
         let mut row = 0;
         while row < ROWS {
             let (old, new) = (self.reference[row], new[row]);
@@ -178,7 +184,8 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     }
 }
 
-/// The largest score of a lane's `row`-th row, over all lanes that share it. NaN is passed over: it stays in the scores.
+/// The largest score of a lane's `row`-th row, over all lanes that share it. NaN is passed over: it
+/// stays in the scores.
 #[inline(always)]
 unsafe fn row_maximum<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     scores: &[f32; N],

@@ -1,7 +1,8 @@
-//! Which element of a tile a lane holds in which register, for the tensor-core fragments and the plain-FMA one.
+//! Which element of a tile a lane holds in which register, for the tensor-core fragments and the
+//! plain-FMA one.
 
-/// Accumulator of `mma.m16n8k16` (PTX ISA, "Matrix Fragments for mma.m16n8k16"), and of `wgmma` for each warp: the
-/// 16 rows of a warp, in tiles of 8 columns with 4 registers each.
+/// Accumulator of `mma.m16n8k16` (PTX ISA, "Matrix Fragments for mma.m16n8k16"), and of `wgmma` for each
+/// warp: the 16 rows of a warp, in tiles of 8 columns with 4 registers each.
 ///
 /// ```text
 /// lane = 4 * group + pair:  registers 0, 1: row group,     columns 2 pair, 2 pair + 1
@@ -21,25 +22,28 @@ pub mod mma_accumulator {
     }
 }
 
-/// The row and the chunk, of a 16 x 16 block of 16-bit elements, whose address a lane gives to `ldmatrix.x4`.
+/// The row and the chunk, of a 16 x 16 block of 16-bit elements, whose address a lane gives to
+/// `ldmatrix.x4`.
 pub mod ldmatrix_x4 {
-    /// For an A operand stored row by row, and (with `.trans`) for a B operand stored as k rows of n columns:
-    /// registers 0..4 are the quarters (top, left), (bottom, left), (top, right), (bottom, right).
+    /// For an A operand stored row by row, and (with `.trans`) for a B operand stored as k rows of n
+    /// columns: registers 0..4 are the quarters (top, left), (bottom, left), (top, right), (bottom,
+    /// right).
     #[inline(always)]
     pub const fn rows_first(lane: u32) -> (u32, u32) {
         (lane % 16, lane / 16)
     }
 
-    /// For a B operand stored as n rows of k columns: registers 0, 1 are the two k halves of the first 8 rows,
-    /// registers 2, 3 those of the other 8.
+    /// For a B operand stored as n rows of k columns: registers 0, 1 are the two k halves of the first 8
+    /// rows, registers 2, 3 those of the other 8.
     #[inline(always)]
     pub const fn chunks_first(lane: u32) -> (u32, u32) {
         (lane % 8 + lane / 16 * 8, lane / 8 % 2)
     }
 }
 
-/// The fragment of the plain-FMA kernels: a warp is `LANE_ROWS x 32 / LANE_ROWS` lanes; each lane holds `ROWS` rows and
-/// `COLUMNS` columns, `LANE_ROWS` and `LANE_COLUMNS` apart, so that neighbouring lanes read neighbouring rows.
+/// The fragment of the plain-FMA kernels: a warp is `LANE_ROWS x 32 / LANE_ROWS` lanes; each lane holds
+/// `ROWS` rows and `COLUMNS` columns, `LANE_ROWS` and `LANE_COLUMNS` apart, so that neighbouring lanes
+/// read neighbouring rows.
 pub mod fma_accumulator {
     /// Row of a lane's `index`-th row.
     #[inline(always)]

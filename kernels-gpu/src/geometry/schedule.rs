@@ -1,7 +1,8 @@
 //! Which (query tile, head, batch) a block works on.
 //!
-//! (batch, query head) pairs are taken in waves that share the level-2 cache; inside a wave the last query tile comes
-//! first for every head: with a causal mask it is the longest, and long tiles started last would leave the machine idle.
+//! (batch, query head) pairs are taken in waves that share the level-2 cache; inside a wave the last
+//! query tile comes first for every head: with a causal mask it is the longest, and long tiles started
+//! last would leave the machine idle.
 
 /// One block's piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,8 @@ pub struct Schedule {
 impl Schedule {
     /// The work of block `block`, below `tiles * heads * batches`.
     ///
-    /// Division goes through `divide`, because a kernel must not contain the panic of a division by zero.
+    /// Division goes through `divide`, because a kernel must not contain the panic of a division by
+    /// zero.
     #[inline(always)]
     pub fn work(&self, block: u32, divide: impl Fn(u32, u32) -> u32) -> Work {
         let pairs = self.heads * self.batches;
@@ -46,8 +48,9 @@ impl Schedule {
     }
 }
 
-/// How many (batch, query head) pairs to work on together so that their keys and values fill at most half of the
-/// level-2 cache: `group_size` query heads share one set. A multiple of `group_size`, at least `group_size`.
+/// How many (batch, query head) pairs to work on together so that their keys and values fill at most
+/// half of the level-2 cache: `group_size` query heads share one set. A multiple of `group_size`, at
+/// least `group_size`.
 ///
 /// Measured: DRAM traffic of the causal forward halves against taking all heads at once.
 pub const fn heads_per_wave(bytes_per_key_head: u64, group_size: u32, l2_bytes: u64, pairs: u32) -> u32 {

@@ -1,8 +1,9 @@
 //! Where a 16-byte chunk of a tile stands in shared memory.
 //!
-//! A tile is stored as panels, one after another: each holds 128 bytes of every row (64 when the row is no multiple of
-//! 128 bytes long). Inside a panel the chunk number is XORed with bits of the row, so that the eight rows which
-//! `ldmatrix` reads at once, or eight lanes that each read 16 bytes of their own row, hit eight different bank groups:
+//! A tile is stored as panels, one after another: each holds 128 bytes of every row (64 when the row is
+//! no multiple of 128 bytes long). Inside a panel the chunk number is XORed with bits of the row, so
+//! that the eight rows which `ldmatrix` reads at once, or eight lanes that each read 16 bytes of their
+//! own row, hit eight different bank groups:
 //!
 //! ```text
 //! 128-byte panels: chunk ^ (row & 7)        64-byte panels: chunk ^ (row >> 1 & 3)
@@ -10,7 +11,8 @@
 //!   row 1: 1 0 3 2 5 4 7 6                    row 2: 1 0 3 2   row 3: 1 0 3 2
 //! ```
 //!
-//! These are the tensor-memory-accelerator's own SWIZZLE_128B and SWIZZLE_64B: a tile looks the same whoever wrote it.
+//! These are the tensor-memory-accelerator's own SWIZZLE_128B and SWIZZLE_64B: a tile looks the same
+//! whoever wrote it.
 
 /// Bytes of a chunk: what `ldmatrix` and `cp.async` move for one row.
 pub const CHUNK_BYTES: u32 = 16;

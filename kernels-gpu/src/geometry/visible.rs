@@ -3,8 +3,8 @@
 /// The visible keys of one sequence: key `j` is visible to query `i` iff `0 <= j < key_rows` and
 /// `i + diagonal - left <= j <= i + diagonal + right`.
 ///
-/// `left` and `right` are at most [`crate::abi::WINDOW_OPEN`], row counts at most [`crate::abi::MAX_ROWS`]: every sum
-/// below then fits an `i32`.
+/// `left` and `right` are at most [`crate::abi::WINDOW_OPEN`], row counts at most
+/// [`crate::abi::MAX_ROWS`]: every sum below then fits an `i32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Visible {
     /// Number of keys of the sequence.
@@ -17,7 +17,8 @@ pub struct Visible {
     pub right: i32,
 }
 
-/// A half-open range of key tiles, and the part of it in which every key is visible to every query of the block.
+/// A half-open range of key tiles, and the part of it in which every key is visible to every query of
+/// the block.
 ///
 /// `begin <= full_begin <= full_end <= end`; only tiles of `full_begin..full_end` may skip the mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +49,8 @@ impl Visible {
 
     /// The same with the roles of queries and keys exchanged: which of `query_rows` queries see a key.
     ///
-    /// It knows the number of queries instead of that of the keys: keys past the end must be hidden by the caller.
+    /// It knows the number of queries instead of that of the keys: keys past the end must be hidden by
+    /// the caller.
     #[inline(always)]
     pub const fn transposed(&self, query_rows: i32) -> Visible {
         Visible { key_rows: query_rows, diagonal: -self.diagonal, left: self.right, right: self.left }
@@ -63,7 +65,8 @@ impl Visible {
         }
         let begin = lowest / keys;
         let end = ceil_div(highest, keys);
-        // Visible to every query of the block: from the last query's first key to the first query's last key.
+        // Visible to every query of the block: from the last query's first key to the first query's last
+        // key.
         let full_begin = min(ceil_div(self.begin(last), keys), end);
         let full_end = max(max(self.end(first), 0) / keys, full_begin);
         TileRange { begin, full_begin, full_end, end }
@@ -83,7 +86,8 @@ const fn max(a: i32, b: i32) -> i32 {
 /// `a / b` rounded up, for `a >= 0`, `b > 0`.
 #[inline(always)]
 const fn ceil_div(a: i32, b: i32) -> i32 {
-    // Written without a + b - 1, which could overflow. The operands are not negative: unsigned division is cheaper.
+    // Written without a + b - 1, which could overflow. The operands are not negative: unsigned division
+    // is cheaper.
     let (a, b) = (a as u32, b as u32);
     (a / b + (a % b != 0) as u32) as i32
 }

@@ -1,7 +1,7 @@
 //! Last kernel of the backward: dQ from its accumulators, `dq = scale * sum over splits`, rounded once.
 //!
-//! The accumulator holds each query tile in the order in which the lanes of [`super::backward_mma`] had it. The same
-//! warps and lanes read it back, and write rows.
+//! The accumulator holds each query tile in the order in which the lanes of [`super::backward_mma`] had
+//! it. The same warps and lanes read it back, and write rows.
 
 use super::backward_mma::dq_row_groups;
 use crate::abi::{Access, BackwardParams};
@@ -13,8 +13,8 @@ use crate::tile::fma::outer;
 use crate::tile::global_rows::GlobalRows;
 use crate::tile::store::{store_four_f32, store_pairs};
 
-/// Adds a warp's part of dQ to an accumulator, in the order in which lanes hold it: a register of all lanes is 128
-/// contiguous bytes.
+/// Adds a warp's part of dQ to an accumulator, in the order in which lanes hold it: a register of all
+/// lanes is 128 contiguous bytes.
 ///
 /// # Safety
 /// `tile` is the accumulator's address of the query tile.
@@ -141,7 +141,8 @@ unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, co
 }
 
 macro_rules! entries {
-    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal,
         $blocks:literal))*) => {
         $(
             /// An instance of [`convert`], chosen in [`crate::abi`].
@@ -162,7 +163,8 @@ macro_rules! entries {
 crate::for_each_backward_convert_mma_sm80!(entries);
 
 macro_rules! fma_entries {
-    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal,
         $blocks:literal))*) => {
         $(
             /// An instance of [`convert_fma`], chosen in [`crate::abi`].

@@ -1,5 +1,5 @@
-//! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse in powers of two, per query row; zeroes dQ's
-//! accumulators. One warp per row of the padded workspace, 8 columns per lane.
+//! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse in powers of two, per query row;
+//! zeroes dQ's accumulators. One warp per row of the padded workspace, 8 columns per lane.
 
 use crate::abi::{BackwardParams, ROW_PADDING, TensorView};
 use crate::arch::{global, math, thread, warp};

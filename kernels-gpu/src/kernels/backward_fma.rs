@@ -1,4 +1,5 @@
-//! The true-f32 backward for sm_80 and newer: as [`super::backward_mma`], with fused multiply-adds (no tf32).
+//! The true-f32 backward for sm_80 and newer: as [`super::backward_mma`], with fused multiply-adds (no
+//! tf32).
 //!
 //! Each warp has `4 R` keys. p and then ds pass through the warp's rows of one shared tile:
 //!
@@ -25,8 +26,9 @@ use crate::tile::store::store_fma_f32;
 /// Threads of a block.
 const THREADS: u32 = 128;
 
-/// Sizes: `R = KEYS / 16` rows of a lane; registers per lane: `S = R * QUERIES / 8` of scores, `O = R * ROW_BYTES / 32` of a
-/// gradient, `N = QUERIES / 32 * 16 * C` of dQ, with `C = ROW_BYTES / 256` chunks of its columns.
+/// Sizes: `R = KEYS / 16` rows of a lane; registers per lane: `S = R * QUERIES / 8` of scores, `O = R *
+/// ROW_BYTES / 32` of a gradient, `N = QUERIES / 32 * 16 * C` of dQ, with `C = ROW_BYTES / 256` chunks
+/// of its columns.
 #[inline(always)]
 unsafe fn backward<
     const VECTOR: bool,
@@ -135,7 +137,8 @@ unsafe fn backward<
 }
 
 macro_rules! entries {
-    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal,
         $blocks:literal))*) => {
         $(
             /// An instance of [`backward`], chosen in [`crate::abi`].
@@ -145,7 +148,8 @@ macro_rules! entries {
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
                 backward::<
-                    { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 4 }, { $queries * 4 },
+                    { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 4 },
+                        { $queries * 4 },
                     { $keys / 16 }, { $keys / 16 * $queries / 8 }, { $keys / 16 * $dim / 8 }, { $dim / 64 },
                     { $queries / 32 * 16 * ($dim / 64) },
                 >(&p);

@@ -1,10 +1,11 @@
 //! The tensor-core backward for sm_80 and newer: dV, dK and a share of dQ (SEMANTICS section 1).
 //!
-//! A block takes `KEYS` keys of one key head and walks over the query tiles that see them, of every query head of the
-//! group. Tiles are transposed (rows are keys): then p and ds feed the products with dO and q from registers.
+//! A block takes `KEYS` keys of one key head and walks over the query tiles that see them, of every
+//! query head of the group. Tiles are transposed (rows are keys): then p and ds feed the products with
+//! dO and q from registers.
 //!
-//! Four pairs of warps share the keys. In a pair, one warp makes `p` and sums dV, the other makes `dp` and sums dK; p
-//! passes from the first to the second, which makes ds of it:
+//! Four pairs of warps share the keys. In a pair, one warp makes `p` and sums dV, the other makes `dp`
+//! and sums dK; p passes from the first to the second, which makes ds of it:
 //!
 //! ```text
 //! value warp:  s  = k q^T     p = 2^(c s - lse)   give p            dv += p dO
@@ -32,9 +33,9 @@ const THREADS: u32 = 256;
 /// Pairs of warps.
 const PAIRS: u32 = 4;
 
-/// Sizes: `M = KEYS / 64` tiles of 16 keys per pair; registers per lane: `S = QUERIES / 2` for 16 keys of scores, `P` half of
-/// that packed, `O = ROW_BYTES / 4` for 16 keys of a gradient; dQ is split among the warps in `ROW_GROUPS` groups of
-/// `16 DM` rows, each `DO / 4 * 8` columns wide.
+/// Sizes: `M = KEYS / 64` tiles of 16 keys per pair; registers per lane: `S = QUERIES / 2` for 16 keys
+/// of scores, `P` half of that packed, `O = ROW_BYTES / 4` for 16 keys of a gradient; dQ is split among
+/// the warps in `ROW_GROUPS` groups of `16 DM` rows, each `DO / 4 * 8` columns wide.
 #[inline(always)]
 unsafe fn backward<
     E: TensorCoreElement,
@@ -204,7 +205,8 @@ unsafe fn backward<
 }
 
 macro_rules! entries {
-    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal,
         $blocks:literal))*) => {
         $(
             /// An instance of [`backward`], chosen in [`crate::abi`].
@@ -215,8 +217,10 @@ macro_rules! entries {
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
                 const ROW_GROUPS: u32 = dq_row_groups($dim, $queries);
                 backward::<
-                    element::$dtype, { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 2 },
-                    { $queries * 2 }, ROW_GROUPS, { $keys / 64 }, { $queries / 2 }, { $queries / 4 }, { $dim / 2 },
+                    element::$dtype, { matches!(Access::$access, Access::Vector16) }, $queries,
+                        $keys, { $dim * 2 },
+                    { $queries * 2 }, ROW_GROUPS, { $keys / 64 }, { $queries / 2 },
+                        { $queries / 4 }, { $dim / 2 },
                     { ($queries / ROW_GROUPS / 16) as usize }, { ($dim / (8 / ROW_GROUPS) / 2) as usize },
                 >(&p);
             }
@@ -225,8 +229,8 @@ macro_rules! entries {
 }
 crate::for_each_backward_mma_sm80!(entries);
 
-/// Into how many groups of rows dQ is split among the eight warps: two of 32 rows where that leaves each a multiple of
-/// 16 columns, else groups of 16 rows.
+/// Into how many groups of rows dQ is split among the eight warps: two of 32 rows where that leaves each
+/// a multiple of 16 columns, else groups of 16 rows.
 pub const fn dq_row_groups(head_dim: u32, queries: u32) -> u32 {
     if head_dim % 64 == 0 { 2 } else { queries / 16 }
 }

@@ -1,7 +1,8 @@
-//! The true-f32 forward for sm_80 and newer: as [`super::forward_mma`], with fused multiply-adds instead of tensor cores.
+//! The true-f32 forward for sm_80 and newer: as [`super::forward_mma`], with fused multiply-adds instead
+//! of tensor cores.
 //!
-//! No tf32 anywhere: the error stays at the level of f32. Each warp has 16 query rows; probabilities pass from the lanes
-//! that made them to the lanes that need them through shared memory of the warp.
+//! No tf32 anywhere: the error stays at the level of f32. Each warp has 16 query rows; probabilities
+//! pass from the lanes that made them to the lanes that need them through shared memory of the warp.
 
 use crate::abi::{Access, ForwardParams};
 use crate::arch::{shared, thread, warp};
@@ -19,8 +20,8 @@ use crate::tile::store;
 /// Rows of each lane: 16 per warp.
 const LANE_ROWS: usize = 4;
 
-/// One block. `S = KEYS / 2` and `O = ROW_BYTES / 8` registers per lane hold 16 rows of scores and of output;
-/// `QUERIES` is 16 rows per warp.
+/// One block. `S = KEYS / 2` and `O = ROW_BYTES / 8` registers per lane hold 16 rows of scores and of
+/// output; `QUERIES` is 16 rows per warp.
 #[inline(always)]
 unsafe fn forward<
     const VECTOR: bool,
@@ -52,7 +53,7 @@ unsafe fn forward<
         block.v::<4>(p),
     );
     let mut output = [0.0; O];
-    let mut softmax = OnlineSoftmax::<LANE_ROWS>::new();
+    let mut softmax = OnlineSoftmax::<LANE_ROWS>::new(true);
 
     if tiles.begin < tiles.end {
         q_tile.load::<F32, THREADS, VECTOR>(thread, &block.q::<4>(p));
@@ -120,7 +121,8 @@ unsafe fn forward<
 }
 
 macro_rules! entries {
-    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal,
         $blocks:literal))*) => {
         $(
             /// An instance of [`forward`], chosen in [`crate::abi`].
@@ -130,7 +132,8 @@ macro_rules! entries {
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: ForwardParams) {
                 forward::<
-                    { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 4 }, { $keys * 4 },
+                    { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 4 },
+                        { $keys * 4 },
                     { $warps * 32 }, { $keys / 2 }, { $dim / 2 },
                 >(&p);
             }

@@ -1,7 +1,7 @@
 //! The tensor-core forward for sm_80 and newer: `o = softmax(scale q k^T) v`, lse (SEMANTICS section 1).
 //!
-//! A block takes `QUERIES` query rows of one head and walks over the visible key tiles. Each warp has `16 M` rows to
-//! itself, so that softmax never crosses warps:
+//! A block takes `QUERIES` query rows of one head and walks over the visible key tiles. Each warp has
+//! `16 M` rows to itself, so that softmax never crosses warps:
 //!
 //! ```text
 //! for each key tile:   s = q k^T      (tensor cores, q and k from shared memory)
@@ -24,8 +24,8 @@ use crate::tile::mma::{multiply_accumulate, multiply_transposed, pack_all};
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::store;
 
-/// One block. `S = KEYS / 2` and `O = ROW_BYTES / 4` registers per lane hold 16 rows of scores and of output, `P = S / 2`
-/// those of packed probabilities; `QUERIES = WARPS * 16 * M`.
+/// One block. `S = KEYS / 2` and `O = ROW_BYTES / 4` registers per lane hold 16 rows of scores and of
+/// output, `P = S / 2` those of packed probabilities; `QUERIES = WARPS * 16 * M`.
 #[inline(always)]
 unsafe fn forward<
     E: TensorCoreElement,
@@ -58,7 +58,7 @@ unsafe fn forward<
         block.v::<2>(p),
     );
     let mut output = [[0.0; O]; M];
-    let mut softmax = [OnlineSoftmax::<2>::new(); M];
+    let mut softmax = [OnlineSoftmax::<2>::new(p.output_f32 != 0); M];
 
     if tiles.begin < tiles.end {
         q_tile.load::<E, THREADS, VECTOR>(thread::thread_idx_x(), &block.q::<2>(p));
@@ -141,7 +141,8 @@ unsafe fn forward<
 }
 
 macro_rules! entries {
-    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal, $warps:literal,
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal,
         $blocks:literal))*) => {
         $(
             /// An instance of [`forward`], chosen in [`crate::abi`].
@@ -151,7 +152,8 @@ macro_rules! entries {
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: ForwardParams) {
                 forward::<
-                    element::$dtype, { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 2 },
+                    element::$dtype, { matches!(Access::$access, Access::Vector16) }, $queries,
+                        $keys, { $dim * 2 },
                     { $warps * 32 }, { $queries / ($warps * 16) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                 >(&p);
             }

@@ -4,15 +4,16 @@
 //! step n:   wait for pair n | barrier | request pair n + 1 into the other stage | use pair n
 //! ```
 //!
-//! One barrier per step does both: it makes pair n, copied by all threads, visible to all, and it says that all threads
-//! are done with pair n - 1, whose stage pair n + 1 overwrites.
+//! One barrier per step does both: it makes pair n, copied by all threads, visible to all, and it says
+//! that all threads are done with pair n - 1, whose stage pair n + 1 overwrites.
 
 use crate::arch::{async_copy, barrier};
 use crate::tile::element::Element;
 use crate::tile::global_rows::GlobalRows;
 use crate::tile::shared_tile::SharedTile;
 
-/// Two stages of a key tile and a value tile of `KEYS` rows, in `4 * KEYS * ROW_BYTES` bytes of shared memory.
+/// Two stages of a key tile and a value tile of `KEYS` rows, in `4 * KEYS * ROW_BYTES` bytes of shared
+/// memory.
 pub struct KeyValueRing<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bool> {
     address: u32,
     thread: u32,

@@ -1,7 +1,7 @@
 //! Query and output-gradient tiles with their row statistics: the backward's [`super::key_value_ring`].
 //!
-//! With two stages, one is used while the other is filled. With one stage, the next tiles may be requested after a
-//! barrier that follows the last use of these.
+//! With two stages, one is used while the other is filled. With one stage, the next tiles may be
+//! requested after a barrier that follows the last use of these.
 
 use crate::arch::{async_copy, barrier};
 use crate::tile::element::Element;
@@ -21,7 +21,8 @@ pub struct QuerySource {
     pub delta: u64,
 }
 
-/// `STAGES` (1 or 2) stages of a q tile, a dO tile and two rows of statistics, in [`QueryRing::BYTES`] bytes of shared memory.
+/// `STAGES` (1 or 2) stages of a q tile, a dO tile and two rows of statistics, in [`QueryRing::BYTES`]
+/// bytes of shared memory.
 pub struct QueryRing<
     const STAGES: u32,
     const ROWS: u32,
@@ -81,16 +82,11 @@ impl<const STAGES: u32, const ROWS: u32, const ROW_BYTES: u32, const THREADS: u3
         // 4 rows per thread: the first ROWS / 4 threads bring lse, the next delta.
         let chunk = self.thread % (ROWS / 4);
         if self.thread < ROWS / 4 {
-            async_copy::copy16(
-                self.lse(step) + 16 * chunk,
-                source.lse.wrapping_add(16 * chunk as u64),
-                16,
-            );
+            async_copy::copy16(self.lse(step) + 16 * chunk, source.lse.wrapping_add(16 * chunk as u64));
         } else if self.thread < ROWS / 2 {
             async_copy::copy16(
                 self.delta(step) + 16 * chunk,
                 source.delta.wrapping_add(16 * chunk as u64),
-                16,
             );
         }
         async_copy::commit();

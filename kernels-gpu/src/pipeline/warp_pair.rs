@@ -5,7 +5,8 @@
 //! taker:                   receive  | read the tile
 //! ```
 //!
-//! The shared memory belongs to the taker from [`WarpPair::receive`] until the next barrier of the whole block.
+//! The shared memory belongs to the taker from [`WarpPair::receive`] until the next barrier of the whole
+//! block.
 
 use crate::arch::{barrier, shared};
 

@@ -14,7 +14,8 @@ pub trait Element {
     /// Bytes per element.
     const BYTES: u32;
 
-    /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors -1, 0 and 1.
+    /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors
+    /// -1, 0 and 1.
     fn scale_word(word: u32, factor: f32) -> u32;
 
     /// A 16-bit element of a word as f32, from its high or low half. Not for f32.

@@ -1,8 +1,8 @@
 //! Products in true f32 by fused multiply-adds, between tiles in shared memory and registers of a warp.
 //!
-//! A warp has `4 R` rows; its lanes stand 4 x 8, with `R` rows each ([`super::fragment::FmaFragment`]). Everything is
-//! read 16 bytes at a time: the 8 lanes of a row read the same 16 bytes of the left operand, and 8 different rows (or
-//! neighbouring columns) of the right one.
+//! A warp has `4 R` rows; its lanes stand 4 x 8, with `R` rows each ([`super::fragment::FmaFragment`]).
+//! Everything is read 16 bytes at a time: the 8 lanes of a row read the same 16 bytes of the left
+//! operand, and 8 different rows (or neighbouring columns) of the right one.
 
 use super::fragment::FMA_LANE_COLUMNS;
 use super::shared_tile::SharedTile;
@@ -156,8 +156,8 @@ pub unsafe fn multiply_accumulate<
     }
 }
 
-/// Rows and columns of a lane in [`multiply_left_transposed`]: 8 lanes of 4 neighbouring rows each, times 4 lanes of
-/// chunks of 4 neighbouring columns.
+/// Rows and columns of a lane in [`multiply_left_transposed`]: 8 lanes of 4 neighbouring rows each,
+/// times 4 lanes of chunks of 4 neighbouring columns.
 pub mod outer {
     /// First of the 4 rows of a lane, in the 32 rows of group `group`.
     #[inline(always)]
@@ -172,10 +172,11 @@ pub mod outer {
     }
 }
 
-/// `a^T b` for a stored as `DEPTH` rows of `A_ROW_BYTES / 4` columns (the rows of the product, in groups of 32), and b
-/// stored as `DEPTH` rows, `4 * 4 * C` columns of it from chunk `first_chunk` on.
+/// `a^T b` for a stored as `DEPTH` rows of `A_ROW_BYTES / 4` columns (the rows of the product, in groups
+/// of 32), and b stored as `DEPTH` rows, `4 * 4 * C` columns of it from chunk `first_chunk` on.
 ///
-/// Register `((group * 4 + row) * C + chunk) * 4 + column`; places of a lane in [`outer`]. `N = groups * 16 * C`.
+/// Register `((group * 4 + row) * C + chunk) * 4 + column`; places of a lane in [`outer`]. `N = groups *
+/// 16 * C`.
 ///
 /// # Safety
 /// Both tiles are written and visible.

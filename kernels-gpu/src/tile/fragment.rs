@@ -1,7 +1,7 @@
 //! How the rows and columns of a tile in registers are spread over the lanes of a warp.
 //!
-//! Softmax, masks and the epilogue are written once over this trait: `mma.sync`, `wgmma` (whose warps hold the same
-//! fragment) and the plain-FMA kernels differ in nothing else.
+//! Softmax, masks and the epilogue are written once over this trait: `mma.sync`, `wgmma` (whose warps
+//! hold the same fragment) and the plain-FMA kernels differ in nothing else.
 
 use crate::arch::{math, warp};
 use crate::geometry::fragment::{fma_accumulator, mma_accumulator};

@@ -8,7 +8,8 @@ use crate::geometry::swizzle::{CHUNK_BYTES, panel_bytes, row_xor};
 
 /// The part of an `ldmatrix` address that depends on the lane alone, for tiles with rows of `ROW_BYTES`.
 ///
-/// 16 x 16 blocks start at rows that are multiples of 16: the lane's row inside the block decides the swizzle.
+/// 16 x 16 blocks start at rows that are multiples of 16: the lane's row inside the block decides the
+/// swizzle.
 #[derive(Clone, Copy)]
 pub struct LaneAddress<const ROW_BYTES: u32> {
     row_offset: u32,
@@ -49,7 +50,8 @@ impl<const ROW_BYTES: u32> LaneAddress<ROW_BYTES> {
     }
 }
 
-/// `scores = q k^T`, for `M` tiles of 16 query rows from `first_row` on and `KEYS` keys; all of `ROW_BYTES / 2` columns.
+/// `scores = q k^T`, for `M` tiles of 16 query rows from `first_row` on and `KEYS` keys; all of
+/// `ROW_BYTES / 2` columns.
 ///
 /// # Safety
 /// All 32 lanes call it together; both tiles are written and visible.
@@ -94,8 +96,9 @@ pub unsafe fn multiply_transposed<
     scores
 }
 
-/// Accumulators rounded to the element type, two columns per register: columns `16 k..16 k + 16` are then an A operand,
-/// registers `4 k..4 k + 4`, because the two layouts agree register by register. `H = N / 2`.
+/// Accumulators rounded to the element type, two columns per register: columns `16 k..16 k + 16` are
+/// then an A operand, registers `4 k..4 k + 4`, because the two layouts agree register by register. `H =
+/// N / 2`.
 #[inline(always)]
 pub fn pack_all<E: TensorCoreElement, const M: usize, const N: usize, const H: usize>(
     accumulators: &[[f32; N]; M],
@@ -151,8 +154,8 @@ pub unsafe fn multiply_accumulate<
     }
 }
 
-/// `a^T b` for a stored as `DEPTH` rows, columns from `first_row` on (these become `16 M` rows of the product), and b
-/// stored as `DEPTH` rows, columns from `16 * first_block` on (`2 O` of them).
+/// `a^T b` for a stored as `DEPTH` rows, columns from `first_row` on (these become `16 M` rows of the
+/// product), and b stored as `DEPTH` rows, columns from `16 * first_block` on (`2 O` of them).
 ///
 /// # Safety
 /// As [`multiply_transposed`].
@@ -200,8 +203,8 @@ pub unsafe fn multiply_left_transposed<
     output
 }
 
-/// Writes 16 rows of `tile` from `first_row` on, out of an accumulator as wide as the tile, rounded and packed by pairs:
-/// `packed(i)` is registers 2 i and 2 i + 1.
+/// Writes 16 rows of `tile` from `first_row` on, out of an accumulator as wide as the tile, rounded and
+/// packed by pairs: `packed(i)` is registers 2 i and 2 i + 1.
 ///
 /// # Safety
 /// These rows belong to this warp.

@@ -1,6 +1,8 @@
-//! Tiles: pieces of a tensor in shared memory or spread over the registers of a warp, and what moves between them.
+//! Tiles: pieces of a tensor in shared memory or spread over the registers of a warp, and what moves
+//! between them.
 //!
-//! Names say place, then shape. A tile operation is one line in a kernel; which lane holds what stays in here.
+//! Names say place, then shape. A tile operation is one line in a kernel; which lane holds what stays in
+//! here.
 
 pub mod element;
 pub mod fma;

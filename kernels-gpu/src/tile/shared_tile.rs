@@ -1,8 +1,9 @@
-//! A tile in shared memory, swizzled (see [`crate::geometry::swizzle`]), and how it is filled from global memory.
+//! A tile in shared memory, swizzled (see [`crate::geometry::swizzle`]), and how it is filled from
+//! global memory.
 
 use super::element::Element;
 use super::global_rows::GlobalRows;
-use crate::arch::{async_copy, global, shared};
+use crate::arch::{async_copy, global, shared, thread};
 use crate::geometry::swizzle::{CHUNK_BYTES, chunk_offset, panel_bytes, row_xor};
 
 /// `ROWS` rows of `ROW_BYTES` bytes at a shared-memory address that is a multiple of 1024.
@@ -33,11 +34,13 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
 
     /// Fills the tile from `source`, rows and columns outside of it with zeros; nothing outside is read.
     ///
-    /// `VECTOR`: rows start on 16-byte boundaries, and the copy is asynchronous: done after [`async_copy::wait`] and a
-    /// barrier. Otherwise elements are read one by one, and the tile is done after a barrier.
+    /// `VECTOR`: rows start on 16-byte boundaries, and the copy is asynchronous: done after
+    /// [`async_copy::wait`] and a barrier. Otherwise elements are read one by one, and the tile is
+    /// done after a barrier.
     ///
     /// # Safety
-    /// All `THREADS` threads of the block call it, `thread` is the caller's index; the tile is not in use.
+    /// All `THREADS` threads of the block call it, `thread` is the caller's index; the tile is not in
+    /// use.
     #[inline(always)]
     pub unsafe fn load<E: Element, const THREADS: u32, const VECTOR: bool>(
         self,
@@ -49,6 +52,8 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
         // step is a multiple of 8: the swizzle of a thread's rows is that of its first.
         let target =
             self.address + row * Self::PANEL + (chunk ^ row_xor(Self::PANEL, row)) * CHUNK_BYTES;
+        let row_bytes = source.columns * E::BYTES;
+        let (whole_chunks, rest) = (row_bytes / CHUNK_BYTES, row_bytes % CHUNK_BYTES);
         let step_bytes = step as i64 * source.row_bytes;
         let mut from = source.row(row as i32).wrapping_add((chunk * CHUNK_BYTES) as u64);
         let mut pass = 0;
@@ -56,31 +61,47 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
             let row_is_valid = ((row + pass * step) as i32) < source.rows;
             let mut panel = 0;
             while panel < ROW_BYTES / Self::PANEL {
-                let left = (source.columns * E::BYTES) as i32
-                    - (panel * Self::PANEL + chunk * CHUNK_BYTES) as i32;
-                let bytes = if left < 0 {
-                    0
-                } else if left > 16 {
-                    16
-                } else {
-                    left as u32
-                };
-                let valid = if row_is_valid { bytes } else { 0 };
                 let to = target + (panel * ROWS + pass * step) * Self::PANEL;
                 let from = from.wrapping_add((panel * Self::PANEL) as u64);
+                let this_chunk = panel * Self::CHUNKS + chunk;
                 if VECTOR {
-                    async_copy::copy16(to, from, valid);
+                    let whole = row_is_valid && this_chunk < whole_chunks;
+                    async_copy::copy16_if(to, from, whole, rest == 0 || this_chunk != whole_chunks);
                 } else {
-                    shared::store_u32x4(to, load_elements::<E>(from, valid));
+                    let left = row_bytes as i32 - (this_chunk * CHUNK_BYTES) as i32;
+                    let bytes = if left < 0 || !row_is_valid { 0 } else { left as u32 };
+                    shared::store_u32x4(to, load_elements::<E>(from, bytes));
                 }
                 panel += 1;
             }
             from = from.wrapping_add(step_bytes as u64);
             pass += 1;
         }
+        if VECTOR && rest != 0 {
+            self.load_last_chunks::<E, THREADS>(thread, source, whole_chunks, rest);
+        }
     }
 
-    /// Multiplies every element of rows `first..first + COUNT` by `factor`; for factors -1, 0 and 1, which are exact.
+    /// Fills chunk `chunk` of every row, of which `bytes` are valid, element by element.
+    #[inline(always)]
+    unsafe fn load_last_chunks<E: Element, const THREADS: u32>(
+        self,
+        thread: u32,
+        source: &GlobalRows,
+        chunk: u32,
+        bytes: u32,
+    ) {
+        let mut row = thread;
+        while row < thread::opaque(ROWS) {
+            let from = source.row(row as i32).wrapping_add((chunk * CHUNK_BYTES) as u64);
+            let bytes = if (row as i32) < source.rows { bytes } else { 0 };
+            shared::store_u32x4(self.chunk(row, chunk), load_elements::<E>(from, bytes));
+            row += THREADS;
+        }
+    }
+
+    /// Multiplies every element of rows `first..first + COUNT` by `factor`; for factors -1, 0 and 1,
+    /// which are exact.
     ///
     /// # Safety
     /// One warp calls it, for rows that no other warp uses.

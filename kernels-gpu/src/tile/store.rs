@@ -7,11 +7,12 @@ use super::mma::store_packed;
 use super::shared_tile::SharedTile;
 use crate::arch::{global, shared, warp};
 
-/// Writes 16 rows in 16 bits, through the warp's own 16 rows of `staging` so that 16 bytes leave at a time.
+/// Writes 16 rows in 16 bits, through the warp's own 16 rows of `staging` so that 16 bytes leave at a
+/// time.
 ///
 /// # Safety
-/// All 32 lanes call it together; rows `first_row..first_row + 16` of `staging` belong to this warp and `target`'s rows
-/// are 16-byte aligned.
+/// All 32 lanes call it together; rows `first_row..first_row + 16` of `staging` belong to this warp and
+/// `target`'s rows are 16-byte aligned.
 #[inline(always)]
 pub unsafe fn store_staged<
     E: TensorCoreElement,
@@ -67,8 +68,8 @@ unsafe fn store_chunk(target: &GlobalRows, row: i32, column: u32, words: [u32; 4
     }
 }
 
-/// Writes 16 rows pair by pair, straight from registers: `as_f32` in f32, otherwise in 16 bits. The accumulator's column
-/// 0 is column `first_column` (even) of the target.
+/// Writes 16 rows pair by pair, straight from registers: `as_f32` in f32, otherwise in 16 bits. The
+/// accumulator's column 0 is column `first_column` (even) of the target.
 ///
 /// # Safety
 /// `target` is writable where valid; with `VECTOR`, its rows are 16-byte aligned.

@@ -19,7 +19,8 @@ const PASSES: &str = "-passes=internalize,globaldce,default<O3>";
 /// array in local memory, ten times slower.
 const UNROLL: &str = "-unroll-threshold=100000";
 
-/// Writes IR text as `<name>.bc`: LLVM reads that three times as fast, and each entry starts from all of it.
+/// Writes IR text as `<name>.bc`: LLVM reads that three times as fast, and each entry starts from all of
+/// it.
 ///
 /// # Errors
 /// When the IR is not valid.

@@ -3,10 +3,9 @@
 use crate::device::DeviceArguments;
 use anyhow::{Result, ensure};
 use clap::Args;
-use finite_attention::Device;
-use finite_attention::check::{Outcome, cases, sweep};
+use finite_attention::check::{Case, Outcome, TensorVerdict, cases, sweep};
 use finite_attention::device::DeviceName;
-use finite_attention::reference::Verdict;
+use finite_attention::{Device, Mode};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -33,29 +32,9 @@ pub struct CheckArguments {
 
 /// Runs the sweep and prints it; exit code 1 if a case failed.
 pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
-    let (name, first) = arguments.device.open()?;
-    let device_text = first.properties().name.clone();
     let mut cases = cases(arguments.seed, arguments.cases);
     cases.retain(|case| arguments.only.is_none_or(|only| only == case.id));
-    ensure!(!cases.is_empty(), "no case to run");
-    let workers = match name {
-        DeviceName::Cuda(_) => 1,
-        DeviceName::Emulated(_) => available_parallelism().map_or(1, usize::from),
-    };
-    let images = arguments.device.images()?;
-    let open = || match name {
-        DeviceName::Cuda(_) => Ok(first.clone()),
-        DeviceName::Emulated(_) => Device::open(name, images.clone()),
-    };
-    let progress = ProgressBar::new(cases.len() as u64)
-        .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} cases, {elapsed} {msg}")?);
-    let outcomes = sweep(&cases, workers, open, |outcome| {
-        progress.inc(1);
-        if outcome.failure.is_some() {
-            progress.set_message(format!("case {} failed", outcome.case.id));
-        }
-    })?;
-    progress.finish_and_clear();
+    let Swept { name, device_text, outcomes } = sweep_all(&arguments.device, &cases)?;
     let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
     if arguments.json {
         println!("{}", json_report(&device_text, arguments.seed, &outcomes, failed));
@@ -67,31 +46,81 @@ pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
+/// What came of some cases.
+pub struct Swept {
+    pub name: DeviceName,
+    pub device_text: String,
+    pub outcomes: Vec<Outcome>,
+}
+
+/// Runs the cases with a progress bar: on all cores where the device is emulated.
+pub fn sweep_all(device: &DeviceArguments, cases: &[Case]) -> Result<Swept> {
+    ensure!(!cases.is_empty(), "no case to run");
+    let (name, first) = device.open()?;
+    let device_text = first.properties().name.clone();
+    let workers = match name {
+        DeviceName::Cuda(_) => 1,
+        DeviceName::Emulated(_) => available_parallelism().map_or(1, usize::from),
+    };
+    let images = device.images()?;
+    let open = || match name {
+        DeviceName::Cuda(_) => Ok(first.clone()),
+        DeviceName::Emulated(_) => Device::open(name, images.clone()),
+    };
+    let progress = ProgressBar::new(cases.len() as u64)
+        .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} cases, {elapsed} {msg}")?);
+    let outcomes = sweep(cases, workers, open, |outcome| {
+        progress.inc(1);
+        if outcome.failure.is_some() {
+            progress.set_message(format!("case {} failed", outcome.case.id));
+        }
+    })?;
+    progress.finish_and_clear();
+    Ok(Swept { name, device_text, outcomes })
+}
+
+/// Errors of all outputs of a case, each as a share of what is allowed.
 fn print_table(outcomes: &[Outcome]) {
     println!(
-        "{:>4} {:<26} {:<10} {:<15} {:<9} {:>8} {:>8} {:>8}  verdict",
-        "case", "shape", "dtype", "mask", "layout", "err o", "allowed", "err lse"
+        "{:>4} {:<26} {:<10} {:<18} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6}  verdict",
+        "case", "shape", "dtype", "mask", "layout", "grad", "o", "lse", "dq", "dk", "dv"
     );
-    for Outcome { case, o, lse, failure, .. } in outcomes {
-        let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1e}"));
+    for outcome in outcomes {
+        let case = &outcome.case;
+        let share = |name| match outcome.tensor(name).map(|tensor| tensor.verdict) {
+            None => "-".to_owned(),
+            Some(verdict) if verdict.error == 0.0 => "0".to_owned(),
+            Some(verdict) => format!("{:.2}", verdict.error / verdict.allowed),
+        };
         println!(
-            "{:>4} {:<26} {:<10} {:<15} {:<9} {:>8} {:>8} {:>8}  {}",
+            "{:>4} {:<26} {:<10} {:<18} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6}  {}",
             case.id,
             case.shape_text(),
             dtype_text(case.dtype.name(), case.output_dtype.name()),
-            case.mask.name(),
+            case.mask,
             case.placement.name(),
-            number(o.map(|verdict| verdict.error)),
-            number(o.map(|verdict| verdict.allowed)),
-            number(lse.map(|verdict| verdict.error)),
-            failure.as_deref().map_or("pass".to_owned(), |failure| format!("FAIL {failure}")),
+            gradients_text(case),
+            share("o"),
+            share("lse"),
+            share("dq"),
+            share("dk"),
+            share("dv"),
+            outcome.failure.as_deref().map_or("pass".to_owned(), |failure| format!("FAIL {failure}")),
         );
     }
+    println!("o, lse, dq, dk, dv: largest error as a share of what is allowed");
 }
 
 /// `bf16`, or `bf16->f32` where o is wider.
 fn dtype_text(input: &str, output: &str) -> String {
     if input == output { input.to_owned() } else { format!("{input}->{output}") }
+}
+
+/// The dtype of gradients, with `d` in deterministic mode and `l` with a dLSE.
+fn gradients_text(case: &Case) -> String {
+    let Some(gradients) = case.gradients else { return "-".to_owned() };
+    let mode = if gradients.mode == Mode::Deterministic { "d" } else { "" };
+    format!("{}{mode}{}", gradients.dtype.name(), if gradients.has_d_lse { "l" } else { "" })
 }
 
 fn json_report(device: &str, seed: u64, outcomes: &[Outcome], failed: usize) -> Value {
@@ -100,14 +129,22 @@ fn json_report(device: &str, seed: u64, outcomes: &[Outcome], failed: usize) -> 
     json!({ "device": device, "seed": seed, "cases": cases, "passed": passed, "failed": failed })
 }
 
-fn json_case(outcome: &Outcome) -> Value {
-    let Outcome { case, kernel, o, lse, failure, elapsed } = outcome;
-    let verdict = |verdict: &Option<Verdict>| {
-        verdict.map(|verdict| json!({ "error": verdict.error, "allowed": verdict.allowed }))
-    };
+/// A case and what came of it. An output that was not asked for is null.
+pub fn json_case(outcome: &Outcome) -> Value {
+    let Outcome { case, failure, .. } = outcome;
+    let window = |side: Option<u32>| side.map_or(-1, i64::from);
+    let (left, right) = case.mask.sides();
+    let gradients = case.gradients.map(|gradients| {
+        json!({
+            "dtype": gradients.dtype.name(),
+            "has_dlse": gradients.has_d_lse,
+            "mode": gradients.mode.name(),
+        })
+    });
     json!({
         "id": case.id,
-        "kernel": kernel,
+        "kernel": outcome.kernel,
+        "backward_kernel": outcome.backward_kernel,
         "batches": case.batches,
         "query_rows": case.query_rows,
         "key_rows": case.key_rows,
@@ -118,14 +155,32 @@ fn json_case(outcome: &Outcome) -> Value {
         "dtype": case.dtype.name(),
         "output_dtype": case.output_dtype.name(),
         "mask": case.mask.name(),
+        "window": [window(left), window(right)],
+        "packed": case.packed,
+        "gradients": gradients,
         "layout": case.placement.name(),
         "scale": case.sizes().scale,
         "amplitude": case.amplitude,
         "logit_shift": case.logit_shift,
-        "o": verdict(o),
-        "lse": verdict(lse),
-        "milliseconds": elapsed.as_secs_f64() * 1e3,
+        "o": json_tensor(outcome.tensor("o")),
+        "lse": json_tensor(outcome.tensor("lse")),
+        "dq": json_tensor(outcome.tensor("dq")),
+        "dk": json_tensor(outcome.tensor("dk")),
+        "dv": json_tensor(outcome.tensor("dv")),
+        "milliseconds": outcome.elapsed.as_secs_f64() * 1e3,
         "pass": failure.is_none(),
         "failure": failure,
+    })
+}
+
+fn json_tensor(tensor: Option<&TensorVerdict>) -> Option<Value> {
+    tensor.map(|tensor| {
+        json!({
+            "error": tensor.verdict.error,
+            "allowed": tensor.verdict.allowed,
+            "relative_error": tensor.relative,
+            "non_finite": tensor.non_finite,
+            "first_non_finite": tensor.first_non_finite,
+        })
     })
 }

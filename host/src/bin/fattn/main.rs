@@ -4,6 +4,9 @@ mod bench;
 mod check;
 mod device;
 mod devices;
+mod equivalence;
+mod gradcheck;
+mod plot;
 mod run;
 
 use clap::{Parser, Subcommand};
@@ -23,6 +26,10 @@ enum Command {
     Check(check::CheckArguments),
     /// Time the kernels on a GPU.
     Bench(bench::BenchArguments),
+    /// Errors of every output over a regular grid of lengths, head dimensions and masks; exit code 1 if any is too large.
+    Equivalence(equivalence::EquivalenceArguments),
+    /// Compare the reference's gradients with finite differences, and the kernels' with the reference's.
+    Gradcheck(gradcheck::GradcheckArguments),
     /// Attention on tensors from a safetensors file.
     Run(run::RunArguments),
     /// List the devices.
@@ -33,6 +40,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Equivalence(arguments) => equivalence::run(&arguments),
+        Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Run(arguments) => run::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Devices => devices::run().map(|()| ExitCode::SUCCESS),
     };

@@ -1,0 +1,95 @@
+//! Atomic operations, alone and among blocks in parallel.
+
+mod common;
+use common::{kernel, run_clean, run_with, words};
+use ptx_emulator::{Memory, Options, Schedule};
+
+#[test]
+fn each_operation_on_global_and_shared_memory() {
+    let cases: [(&str, u32, u32); 12] = [
+        ("add.u32", 100, 100 + 496),
+        ("add.s32", u32::MAX, 495),
+        ("exch.b32", 5, 31),
+        ("min.u32", 7, 0),
+        ("min.s32", -7i32 as u32, -7i32 as u32),
+        ("max.u32", 7, 31),
+        ("max.s32", -7i32 as u32, 31),
+        ("and.b32", 0xffff, 0),
+        ("or.b32", 64, 127),
+        ("xor.b32", 9, 9),
+        ("inc.u32", 3, 0),
+        ("add.f32", 0, 0),
+    ];
+    for (operation, start, want) in cases {
+        for space in ["global", "shared"] {
+            let place = if space == "global" { "%data" } else { "dynamic" };
+            let operand = if operation == "inc.u32" { "6" } else { "%tid" };
+            let words = run_clean(
+                &format!(
+                    "setp.eq.u32 %p1, %tid, 0; @%p1 st.{space}.b32 [{place}], {start}; bar.sync 0;
+                     atom.{space}.{operation} %r1, [{place}], {operand}; bar.sync 0;
+                     ld.{space}.b32 %r2, [{place}]; st.global.b32 [%data+4], %r2;"
+                ),
+                32,
+            );
+            // 32 increments from 3 wrapping behind 6: (3 + 32) mod 7.
+            let want = if operation == "add.f32" { words[1] } else { want };
+            assert_eq!(words[1], want, "{space} {operation}");
+        }
+    }
+}
+
+#[test]
+fn old_values_are_handed_out_in_lane_order() {
+    let words = run_clean("atom.global.add.u32 %r1, [%data+2048], 3; st.global.b32 [%mine], %r1;", 32);
+    (0..32).for_each(|lane| assert_eq!(words[lane], 3 * lane as u32));
+}
+
+#[test]
+fn compare_and_swap_builds_a_lock() {
+    for schedule in [Schedule::Eager, Schedule::Latest, Schedule::Random(5)] {
+        let memory = Memory::new();
+        let data = memory.allocate(4096);
+        memory.write(data, &[0; 4096]).unwrap();
+        // Lanes of one warp spin for each other: the lock needs them to run independently.
+        let body = "SPIN: atom.global.cas.b32 %r1, [%data], 0, 1; setp.ne.b32 %p1, %r1, 0; @%p1 bra SPIN;
+             ld.volatile.global.b32 %r2, [%data+4]; add.s32 %r2, %r2, 1; st.volatile.global.b32 [%data+4], %r2;
+             membar.gl; atom.global.exch.b32 %r3, [%data], 0;";
+        let options = Options { schedule, threads: 2, ..Options::default() };
+        let report = run_with(&kernel(body), &memory, 3, 64, 0, &data.to_le_bytes(), &options);
+        assert!(report.is_clean(), "{}", report.findings[0]);
+        assert_eq!(words(&memory, data, 2), [0, 192]);
+    }
+}
+
+#[test]
+fn floats_and_64_bits() {
+    let words = run_clean(
+        "cvt.rn.f32.u32 %r1, %tid; red.global.add.f32 [%data], %r1;
+         cvt.u64.u32 %d1, %tid; red.relaxed.gpu.global.add.u64 [%data+8], %d1;
+         mov.b32 %r2, 0x3C003C00; red.global.add.noftz.f16x2 [%data+16], %r2;
+         mov.b32 %r3, 0x3F803F80; red.global.add.noftz.bf16x2 [%data+20], %r3;
+         cvt.rn.f64.u32 %d2, %tid; atom.global.add.f64 %d3, [%data+24], %d2;
+         atom.max.u64 %d4, [%data+32], %d1;",
+        32,
+    );
+    assert_eq!(f32::from_bits(words[0]), 496.0);
+    assert_eq!((words[2], words[3]), (496, 0));
+    assert_eq!(words[4], 0x5000_5000);
+    assert_eq!(words[5], 0x4200_4200);
+    assert_eq!(f64::from_bits(u64::from(words[7]) << 32 | u64::from(words[6])), 496.0);
+    assert_eq!(words[8], 31);
+}
+
+#[test]
+fn blocks_in_parallel_lose_no_addition() {
+    let memory = Memory::new();
+    let data = memory.allocate(4096);
+    memory.write(data, &[0; 4096]).unwrap();
+    let body = "mov.b32 %r1, 0; AGAIN: red.global.add.u32 [%data], 1; add.s32 %r1, %r1, 1;
+                setp.lt.u32 %p1, %r1, 50; @%p1 bra AGAIN;";
+    let options = Options { threads: 4, ..Options::default() };
+    let report = run_with(&kernel(body), &memory, 16, 64, 0, &data.to_le_bytes(), &options);
+    assert!(report.is_clean());
+    assert_eq!(words(&memory, data, 1), [16 * 64 * 50]);
+}

@@ -1,0 +1,234 @@
+//! Floating-point instructions against plain Rust.
+
+mod common;
+use common::{Random, evaluate};
+
+const COUNT: usize = 4096;
+
+/// Edge values and random bits, among them many of similar size.
+fn singles(seed: u64) -> Vec<u64> {
+    let edges = [
+        0u32, 0x8000_0000, 1, 0x8000_0001, 0x007f_ffff, 0x0080_0000, 0x3f80_0000, 0xbf80_0000, 0x3f00_0000,
+        0x7f7f_ffff, 0xff7f_ffff, 0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0x7fff_ffff, 0xffc0_0001,
+    ];
+    let mut random = Random(seed | 1);
+    (0..COUNT)
+        .map(|_| {
+            let pick = random.next();
+            let bits = random.next() as u32;
+            match pick % 4 {
+                0 => edges[(pick >> 8) as usize % edges.len()],
+                1 => bits,
+                _ => bits & 0x81ff_ffff | 0x3e00_0000,
+            }
+        })
+        .map(u64::from)
+        .collect()
+}
+
+fn doubles(seed: u64) -> Vec<u64> {
+    let mut random = Random(seed | 1);
+    singles(seed)
+        .into_iter()
+        .map(|bits| match random.next() % 3 {
+            0 => f64::from(f32::from_bits(bits as u32)).to_bits(),
+            1 => random.next(),
+            _ => random.next() & 0x800f_ffff_ffff_ffff | 0x3ff0_0000_0000_0000,
+        })
+        .collect()
+}
+
+fn flush(value: f32) -> f32 {
+    if value.is_subnormal() { 0f32.copysign(value) } else { value }
+}
+
+/// Equal bits, or NaN where the canonical NaN is expected.
+fn check32(template: &str, operands: usize, expected: impl Fn(&[f32]) -> f32) {
+    let sources: Vec<(u32, Vec<u64>)> = (0..operands).map(|i| (32, singles(5 + i as u64))).collect();
+    let got = evaluate(template, 32, &sources);
+    for row in 0..COUNT {
+        let inputs: Vec<f32> = sources.iter().map(|(_, c)| f32::from_bits(c[row] as u32)).collect();
+        let want = expected(&inputs);
+        let want = if want.is_nan() { 0x7fff_ffff } else { want.to_bits() };
+        assert_eq!(got[row] as u32, want, "{template} on {inputs:?}: {:e}", f32::from_bits(got[row] as u32));
+    }
+}
+
+/// Equal to a rounding error of so many units in the last place.
+fn check_close(template: &str, ulps: f64, ftz: bool, expected: impl Fn(f64) -> f64) {
+    let source = singles(3);
+    let got = evaluate(template, 32, &[(32, source.clone())]);
+    for row in 0..COUNT {
+        let x = f32::from_bits(source[row] as u32);
+        let x = if ftz { flush(x) } else { x };
+        let exact = expected(f64::from(x));
+        let rounded = exact as f32;
+        let want = if ftz { flush(rounded) } else { rounded };
+        let value = f32::from_bits(got[row] as u32);
+        let ulp = f64::from(rounded.abs().max(f32::MIN_POSITIVE)) * 2f64.powi(-23);
+        let edge = ftz && exact.abs() < 2.0 * f64::from(f32::MIN_POSITIVE) && value.abs() <= 2.0 * f32::MIN_POSITIVE;
+        let good = value == want
+            || value.is_nan() && want.is_nan()
+            || (f64::from(value) - exact).abs() <= ulps * ulp
+            || edge;
+        assert!(good, "{template} of {x:e}: {value:e}, expected {exact:e}");
+    }
+}
+
+#[test]
+fn arithmetic_rounds_to_nearest() {
+    for form in ["add.f32", "add.rn.f32"] {
+        check32(&format!("{form} {{d}}, {{a}}, {{b}};"), 2, |v| v[0] + v[1]);
+    }
+    check32("sub.rn.f32 {d}, {a}, {b};", 2, |v| v[0] - v[1]);
+    check32("mul.f32 {d}, {a}, {b};", 2, |v| v[0] * v[1]);
+    check32("div.rn.f32 {d}, {a}, {b};", 2, |v| v[0] / v[1]);
+    check32("fma.rn.f32 {d}, {a}, {b}, {c};", 3, |v| v[0].mul_add(v[1], v[2]));
+    check32("rcp.rn.f32 {d}, {a};", 1, |v| 1.0 / v[0]);
+    check32("sqrt.rn.f32 {d}, {a};", 1, |v| v[0].sqrt());
+}
+
+#[test]
+fn ftz_flushes_inputs_and_results() {
+    check32("add.ftz.f32 {d}, {a}, {b};", 2, |v| flush(flush(v[0]) + flush(v[1])));
+    check32("mul.rn.ftz.f32 {d}, {a}, {b};", 2, |v| flush(flush(v[0]) * flush(v[1])));
+    check32("fma.rn.ftz.f32 {d}, {a}, {b}, {c};", 3, |v| {
+        flush(flush(v[0]).mul_add(flush(v[1]), flush(v[2])))
+    });
+    check32("max.ftz.f32 {d}, {a}, {b};", 2, |v| max(flush(v[0]), flush(v[1])));
+}
+
+#[test]
+fn sat_clamps_to_the_unit_interval() {
+    let clamp = |value: f32| if value > 0.0 { value.min(1.0) } else { 0.0 };
+    check32("add.sat.f32 {d}, {a}, {b};", 2, |v| clamp(v[0] + v[1]));
+    check32("fma.rn.sat.f32 {d}, {a}, {b}, {c};", 3, |v| clamp(v[0].mul_add(v[1], v[2])));
+}
+
+fn max(a: f32, b: f32) -> f32 {
+    match (a.is_nan(), b.is_nan()) {
+        (true, _) => b,
+        (_, true) => a,
+        _ if a == b => if a.is_sign_negative() { b } else { a },
+        _ => if a > b { a } else { b },
+    }
+}
+
+#[test]
+fn minimum_and_maximum_order_zeros_and_skip_nan() {
+    check32("max.f32 {d}, {a}, {b};", 2, |v| max(v[0], v[1]));
+    check32("min.f32 {d}, {a}, {b};", 2, |v| -max(-v[0], -v[1]));
+    let nan = |v: &[f32]| v[0].is_nan() || v[1].is_nan();
+    check32("max.NaN.f32 {d}, {a}, {b};", 2, |v| if nan(v) { f32::NAN } else { max(v[0], v[1]) });
+    check32("min.NaN.f32 {d}, {a}, {b};", 2, |v| if nan(v) { f32::NAN } else { -max(-v[0], -v[1]) });
+}
+
+#[test]
+fn signs_are_bits() {
+    let source = singles(9);
+    let check = |template: &str, expected: fn(u32, u32) -> u32| {
+        let other = singles(10);
+        let got = evaluate(template, 32, &[(32, source.clone()), (32, other.clone())]);
+        for row in 0..COUNT {
+            assert_eq!(got[row] as u32, expected(source[row] as u32, other[row] as u32), "{template}");
+        }
+    };
+    check("neg.f32 {d}, {a};", |a, _| a ^ 0x8000_0000);
+    check("abs.f32 {d}, {a};", |a, _| a & 0x7fff_ffff);
+    check("copysign.f32 {d}, {a}, {b};", |a, b| b & 0x7fff_ffff | a & 0x8000_0000);
+}
+
+#[test]
+fn approximations_are_within_their_bounds() {
+    check_close("ex2.approx.f32 {d}, {a};", 1.0, false, f64::exp2);
+    check_close("ex2.approx.ftz.f32 {d}, {a};", 1.0, true, f64::exp2);
+    check_close("lg2.approx.f32 {d}, {a};", 1.0, false, f64::log2);
+    check_close("lg2.approx.ftz.f32 {d}, {a};", 1.0, true, f64::log2);
+    check_close("rcp.approx.ftz.f32 {d}, {a};", 1.0, true, f64::recip);
+    check_close("rcp.approx.f32 {d}, {a};", 1.0, false, f64::recip);
+    check_close("sqrt.approx.f32 {d}, {a};", 1.0, false, f64::sqrt);
+    check_close("rsqrt.approx.f32 {d}, {a};", 1.0, false, |x| 1.0 / x.sqrt());
+    check_close("tanh.approx.f32 {d}, {a};", 1.0, false, f64::tanh);
+    check_close("sin.approx.f32 {d}, {a};", 1.0, false, f64::sin);
+    check_close("cos.approx.f32 {d}, {a};", 1.0, false, f64::cos);
+    check32("div.approx.f32 {d}, {a}, {b};", 2, |v| v[0] / v[1]);
+    check32("div.full.f32 {d}, {a}, {b};", 2, |v| v[0] / v[1]);
+}
+
+#[test]
+fn doubles_are_exact() {
+    let check = |template: &str, operands: usize, expected: fn(&[f64]) -> f64| {
+        let sources: Vec<(u32, Vec<u64>)> = (0..operands).map(|i| (64, doubles(50 + i as u64))).collect();
+        let got = evaluate(template, 64, &sources);
+        for row in 0..COUNT {
+            let inputs: Vec<f64> = sources.iter().map(|(_, c)| f64::from_bits(c[row])).collect();
+            let (want, got) = (expected(&inputs), f64::from_bits(got[row]));
+            assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{template} {inputs:?}");
+        }
+    };
+    check("add.f64 {d}, {a}, {b};", 2, |v| v[0] + v[1]);
+    check("sub.rn.f64 {d}, {a}, {b};", 2, |v| v[0] - v[1]);
+    check("mul.rn.f64 {d}, {a}, {b};", 2, |v| v[0] * v[1]);
+    check("div.rn.f64 {d}, {a}, {b};", 2, |v| v[0] / v[1]);
+    check("fma.rn.f64 {d}, {a}, {b}, {c};", 3, |v| v[0].mul_add(v[1], v[2]));
+    check("sqrt.rn.f64 {d}, {a};", 1, |v| v[0].sqrt());
+    check("rcp.rn.f64 {d}, {a};", 1, |v| 1.0 / v[0]);
+    check("abs.f64 {d}, {a};", 1, |v| v[0].abs());
+}
+
+/// Sixteen-bit formats, by the exact result in f64 rounded once.
+fn check16(template: &str, brain: bool, operands: usize, expected: fn(&[f64]) -> f64) {
+    let mut random = Random(99);
+    let column = |random: &mut Random| -> Vec<u64> { (0..COUNT).map(|_| random.next() & 0xffff).collect() };
+    let sources: Vec<(u32, Vec<u64>)> = (0..operands).map(|_| (16, column(&mut random))).collect();
+    let got = evaluate(template, 16, &sources);
+    for row in 0..COUNT {
+        let value = |bits: u64| {
+            if brain {
+                half::bf16::from_bits(bits as u16).to_f64()
+            } else {
+                half::f16::from_bits(bits as u16).to_f64()
+            }
+        };
+        let inputs: Vec<f64> = sources.iter().map(|(_, c)| value(c[row])).collect();
+        let exact = expected(&inputs);
+        let want = if exact.is_nan() {
+            0x7fff
+        } else if brain {
+            half::bf16::from_f64(exact).to_bits()
+        } else {
+            half::f16::from_f64(exact).to_bits()
+        };
+        assert_eq!(got[row] as u16, want, "{template} on {inputs:?}, exact {exact:e}");
+    }
+}
+
+#[test]
+fn half_precision_rounds_once() {
+    for (name, brain) in [("f16", false), ("bf16", true)] {
+        check16(&format!("add.rn.{name} {{d}}, {{a}}, {{b}};"), brain, 2, |v| v[0] + v[1]);
+        check16(&format!("sub.rn.{name} {{d}}, {{a}}, {{b}};"), brain, 2, |v| v[0] - v[1]);
+        check16(&format!("mul.rn.{name} {{d}}, {{a}}, {{b}};"), brain, 2, |v| v[0] * v[1]);
+    }
+}
+
+#[test]
+fn pairs_are_two_values() {
+    let column = |seed: u64| -> Vec<u64> {
+        let mut random = Random(seed);
+        (0..COUNT).map(|_| random.next() & 0x43ff_43ff | 0x3800_3800).collect()
+    };
+    let sources = [(32, column(1)), (32, column(2)), (32, column(3))];
+    let got = evaluate("fma.rn.bf16x2 {d}, {a}, {b}, {c};", 32, &sources);
+    let half = evaluate("add.rn.f16x2 {d}, {a}, {b};", 32, &sources);
+    for row in 0..COUNT {
+        for shift in [0, 16] {
+            let part = |source: usize| (sources[source].1[row] >> shift) as u16;
+            let value = |source| half::bf16::from_bits(part(source)).to_f64();
+            let want = half::bf16::from_f64(value(0).mul_add(value(1), value(2))).to_bits();
+            assert_eq!((got[row] >> shift) as u16, want);
+            let value = |source| half::f16::from_bits(part(source)).to_f64();
+            assert_eq!((half[row] >> shift) as u16, half::f16::from_f64(value(0) + value(1)).to_bits());
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Integer instructions against plain Rust.
+
+mod common;
+use common::{Random, evaluate};
+
+/// Edge values and random ones, cut to a width.
+fn values(bits: u32, count: usize, seed: u64) -> Vec<u64> {
+    let mask = if bits == 64 { !0 } else { (1u64 << bits) - 1 };
+    let top = 1u64 << (bits - 1);
+    let edges = [0, 1, 2, 3, 7, 31, 32, 33, 63, 64, 255, top - 1, top, top + 1, mask, mask - 1, 0x00ff_00ff];
+    let mut random = Random(seed | 1);
+    (0..count)
+        .map(|_| {
+            let pick = random.next();
+            let value = random.next() >> (random.next() % 64);
+            if pick % 3 == 0 { edges[(pick >> 8) as usize % edges.len()] } else { value }
+        })
+        .map(|value| value & mask)
+        .collect()
+}
+
+const COUNT: usize = 2048;
+
+fn check(template: &str, result: u32, widths: &[u32], expected: impl Fn(&[u64]) -> u64) {
+    let sources: Vec<(u32, Vec<u64>)> =
+        widths.iter().enumerate().map(|(i, &w)| (w, values(w, COUNT, 77 + 13 * i as u64))).collect();
+    let got = evaluate(template, result, &sources);
+    let mask = if result == 64 { !0 } else { (1u64 << result) - 1 };
+    for row in 0..COUNT {
+        let inputs: Vec<u64> = sources.iter().map(|(_, column)| column[row]).collect();
+        let want = expected(&inputs) & mask;
+        assert_eq!(got[row] & mask, want, "{template} on {inputs:x?}: {:#x} != {want:#x}", got[row]);
+    }
+}
+
+fn signed(value: u64, bits: u32) -> i64 {
+    (value << (64 - bits)) as i64 >> (64 - bits)
+}
+
+#[test]
+fn sums_products_and_logic_of_every_width() {
+    for w in [16u32, 32, 64] {
+        let two = [w, w];
+        check(&format!("add.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].wrapping_add(v[1]));
+        check(&format!("add.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].wrapping_add(v[1]));
+        check(&format!("sub.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].wrapping_sub(v[1]));
+        check(&format!("mul.lo.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].wrapping_mul(v[1]));
+        check(&format!("mul.hi.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            ((u128::from(v[0]) * u128::from(v[1])) >> w) as u64
+        });
+        check(&format!("mul.hi.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            ((i128::from(signed(v[0], w)) * i128::from(signed(v[1], w))) >> w) as u64
+        });
+        check(&format!("mad.lo.u{w} {{d}}, {{a}}, {{b}}, {{c}};"), w, &[w, w, w], |v| {
+            v[0].wrapping_mul(v[1]).wrapping_add(v[2])
+        });
+        check(&format!("and.b{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0] & v[1]);
+        check(&format!("or.b{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0] | v[1]);
+        check(&format!("xor.b{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0] ^ v[1]);
+        check(&format!("not.b{w} {{d}}, {{a}};"), w, &[w], |v| !v[0]);
+        check(&format!("cnot.b{w} {{d}}, {{a}};"), w, &[w], |v| u64::from(v[0] == 0));
+        check(&format!("neg.s{w} {{d}}, {{a}};"), w, &[w], |v| v[0].wrapping_neg());
+        check(&format!("abs.s{w} {{d}}, {{a}};"), w, &[w], |v| signed(v[0], w).wrapping_abs() as u64);
+        check(&format!("min.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            signed(v[0], w).min(signed(v[1], w)) as u64
+        });
+        check(&format!("max.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            signed(v[0], w).max(signed(v[1], w)) as u64
+        });
+        check(&format!("min.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].min(v[1]));
+        check(&format!("max.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].max(v[1]));
+    }
+}
+
+#[test]
+fn immediates_are_operands_like_any_other() {
+    check("add.s32 {d}, {a}, -5;", 32, &[32], |v| v[0].wrapping_sub(5));
+    check("and.b64 {d}, {a}, 0xFF00;", 64, &[64], |v| v[0] & 0xff00);
+    check("sub.s16 {d}, 7, {a};", 16, &[16], |v| 7u64.wrapping_sub(v[0]));
+    check("mad.lo.s32 {d}, {a}, 12, 0x10U;", 32, &[32], |v| v[0].wrapping_mul(12).wrapping_add(16));
+}
+
+#[test]
+fn divisions_follow_the_hardware_by_zero_and_on_overflow() {
+    for w in [16u32, 32, 64] {
+        let divide = |a: i128, b: i128, none: i128| if b == 0 { none } else { a / b } as u64;
+        let two = [w, w];
+        check(&format!("div.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            divide(v[0].into(), v[1].into(), -1)
+        });
+        check(&format!("div.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            divide(signed(v[0], w).into(), signed(v[1], w).into(), -1)
+        });
+        check(&format!("rem.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].checked_rem(v[1]).unwrap_or(v[0]));
+        check(&format!("rem.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            let (a, b) = (i128::from(signed(v[0], w)), i128::from(signed(v[1], w)));
+            if b == 0 { v[0] } else { (a % b) as u64 }
+        });
+    }
+}
+
+#[test]
+fn wide_products() {
+    for w in [16u32, 32] {
+        let unsigned = |v: &[u64]| v[0] * v[1];
+        let product = |v: &[u64]| (signed(v[0], w) * signed(v[1], w)) as u64;
+        check(&format!("mul.wide.u{w} {{d}}, {{a}}, {{b}};"), 2 * w, &[w, w], unsigned);
+        check(&format!("mul.wide.s{w} {{d}}, {{a}}, {{b}};"), 2 * w, &[w, w], product);
+        let template = format!("mad.wide.u{w} {{d}}, {{a}}, {{b}}, {{c}};");
+        check(&template, 2 * w, &[w, w, 2 * w], |v| unsigned(v).wrapping_add(v[2]));
+        let template = format!("mad.wide.s{w} {{d}}, {{a}}, {{b}}, {{c}};");
+        check(&template, 2 * w, &[w, w, 2 * w], |v| product(v).wrapping_add(v[2]));
+    }
+    check("mad.hi.u32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| ((v[0] * v[1]) >> 32).wrapping_add(v[2]));
+    check("mad.hi.s32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| {
+        ((signed(v[0], 32) * signed(v[1], 32)) >> 32).wrapping_add(v[2] as i64) as u64
+    });
+    check("mul24.lo.u32 {d}, {a}, {b};", 32, &[32; 2], |v| (v[0] & 0xff_ffff) * (v[1] & 0xff_ffff));
+    check("mul24.lo.s32 {d}, {a}, {b};", 32, &[32; 2], |v| {
+        signed(v[0] & 0xff_ffff, 24).wrapping_mul(signed(v[1] & 0xff_ffff, 24)) as u64
+    });
+}
+
+#[test]
+fn shifts_clamp_their_amount() {
+    for w in [16u32, 32, 64] {
+        let amount = |v: &[u64]| v[1].min(u64::from(w)) as u32;
+        let two = [w, 32];
+        check(&format!("shl.b{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].checked_shl(amount(v)).unwrap_or(0));
+        check(&format!("shr.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].checked_shr(amount(v)).unwrap_or(0));
+        check(&format!("shr.b{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].checked_shr(amount(v)).unwrap_or(0));
+        check(&format!("shr.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            (signed(v[0], w) >> amount(v).min(63)) as u64
+        });
+    }
+    let pair = |v: &[u64]| v[1] << 32 | v[0];
+    check("shf.l.wrap.b32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| pair(v) << (v[2] & 31) >> 32);
+    check("shf.l.clamp.b32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| pair(v) << v[2].min(32) >> 32);
+    check("shf.r.wrap.b32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| pair(v) >> (v[2] & 31));
+    check("shf.r.clamp.b32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| pair(v) >> v[2].min(32));
+}
+
+#[test]
+fn counts_and_searches() {
+    for w in [32u32, 64] {
+        check(&format!("popc.b{w} {{d}}, {{a}};"), 32, &[w], |v| u64::from(v[0].count_ones()));
+        check(&format!("clz.b{w} {{d}}, {{a}};"), 32, &[w], |v| {
+            u64::from(v[0].leading_zeros()) - u64::from(64 - w)
+        });
+        check(&format!("brev.b{w} {{d}}, {{a}};"), w, &[w], |v| v[0].reverse_bits() >> (64 - w));
+        check(&format!("bfind.u{w} {{d}}, {{a}};"), 32, &[w], |v| v[0].checked_ilog2().map_or(!0, u64::from));
+        check(&format!("bfind.s{w} {{d}}, {{a}};"), 32, &[w], |v| {
+            let value = signed(v[0], w);
+            let magnitude = if value < 0 { !value } else { value } as u64;
+            magnitude.checked_ilog2().map_or(!0, u64::from)
+        });
+    }
+}
+
+/// The definition of the PTX manual, bit by bit.
+fn field_extract(a: u64, position: u64, length: u64, bits: u64, sign_extend: bool) -> u64 {
+    let (position, length) = (position & 0xff, length & 0xff);
+    let top = bits - 1;
+    let sign = sign_extend && length != 0 && a >> (position + length - 1).min(top) & 1 != 0;
+    (0..bits).fold(0, |value, bit| {
+        let inside = bit < length && position + bit <= top;
+        let one = if inside { a >> (position + bit) & 1 != 0 } else { sign };
+        value | u64::from(one) << bit
+    })
+}
+
+fn field_insert(a: u64, b: u64, position: u64, length: u64, bits: u64) -> u64 {
+    let (position, length) = (position & 0xff, length & 0xff);
+    (0..length).take_while(|bit| position + bit < bits).fold(b, |value, bit| {
+        value & !(1 << (position + bit)) | (a >> bit & 1) << (position + bit)
+    })
+}
+
+#[test]
+fn bit_fields_follow_the_manual() {
+    for w in [32u32, 64] {
+        let bits = u64::from(w);
+        check(&format!("bfe.u{w} {{d}}, {{a}}, {{b}}, {{c}};"), w, &[w, 32, 32], |v| {
+            field_extract(v[0], v[1], v[2], bits, false)
+        });
+        check(&format!("bfe.s{w} {{d}}, {{a}}, {{b}}, {{c}};"), w, &[w, 32, 32], |v| {
+            field_extract(v[0], v[1], v[2], bits, true)
+        });
+        check(&format!("bfi.b{w} {{d}}, {{a}}, {{b}}, {{c}}, {{e}};"), w, &[w, w, 32, 32], |v| {
+            field_insert(v[0], v[1], v[2], v[3], bits)
+        });
+    }
+}
+
+#[test]
+fn permutation_logic_and_dot_products() {
+    check("prmt.b32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| {
+        let bytes = [v[0].to_le_bytes(), v[1].to_le_bytes()];
+        (0..4).fold(0, |value, position| {
+            let selector = v[2] >> (4 * position);
+            let byte = bytes[(selector >> 2 & 1) as usize][(selector & 3) as usize];
+            let byte = if selector & 8 != 0 { if byte >= 128 { 255 } else { 0 } } else { byte };
+            value | u64::from(byte) << (8 * position)
+        })
+    });
+    for table in [0u64, 0x96, 0xe8, 0xca, 0xff, 0x80, 0x01] {
+        check(&format!("lop3.b32 {{d}}, {{a}}, {{b}}, {{c}}, {table};"), 32, &[32; 3], |v| {
+            (0..32).fold(0, |value, bit| {
+                let entry = (v[0] >> bit & 1) << 2 | (v[1] >> bit & 1) << 1 | v[2] >> bit & 1;
+                value | (table >> entry & 1) << bit
+            })
+        });
+    }
+    check("sad.u32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| v[0].abs_diff(v[1]) + v[2]);
+    check("sad.s32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| {
+        signed(v[0], 32).abs_diff(signed(v[1], 32)) + v[2]
+    });
+    check("dp4a.s32.s32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| {
+        (0..4).fold(v[2], |sum, byte| {
+            let part = |value: u64| signed(value >> (8 * byte) & 0xff, 8);
+            sum.wrapping_add((part(v[0]) * part(v[1])) as u64)
+        })
+    });
+    check("dp4a.u32.u32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| {
+        (0..4).fold(v[2], |sum, byte| sum + (v[0] >> (8 * byte) & 0xff) * (v[1] >> (8 * byte) & 0xff))
+    });
+    check("add.sat.s32 {d}, {a}, {b};", 32, &[32; 2], |v| (v[0] as i32).saturating_add(v[1] as i32) as u64);
+    check("sub.sat.s32 {d}, {a}, {b};", 32, &[32; 2], |v| (v[0] as i32).saturating_sub(v[1] as i32) as u64);
+}

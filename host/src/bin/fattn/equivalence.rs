@@ -1,0 +1,124 @@
+//! `fattn equivalence`: errors of every output over a regular grid of lengths, head dimensions and masks.
+
+use crate::check::{Swept, json_case, sweep_all};
+use crate::device::DeviceArguments;
+use crate::plot::{Curve, Plot};
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use finite_attention::Dtype;
+use finite_attention::check::{Outcome, equivalence_cases};
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// The grid, and where it runs.
+#[derive(Args)]
+pub struct EquivalenceArguments {
+    #[command(flatten)]
+    device: DeviceArguments,
+    /// Element type of all tensors.
+    #[arg(long, default_value = "bf16")]
+    dtype: GridDtype,
+    /// Query rows, and as many keys.
+    #[arg(long, value_delimiter = ',', default_value = "1,16,63,64,100,128,129,256")]
+    seqlen: Vec<usize>,
+    /// Head dimensions.
+    #[arg(long, value_delimiter = ',', default_value = "64,128")]
+    head_dim: Vec<usize>,
+    /// Write all numbers to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a plot of errors against length to this file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum GridDtype {
+    Bf16,
+    F16,
+    F32,
+}
+
+const OUTPUTS: [&str; 5] = ["o", "lse", "dq", "dk", "dv"];
+
+/// Runs the grid and prints it; exit code 1 if an error is too large.
+pub fn run(arguments: &EquivalenceArguments) -> Result<ExitCode> {
+    let dtype = match arguments.dtype {
+        GridDtype::Bf16 => Dtype::Bf16,
+        GridDtype::F16 => Dtype::F16,
+        GridDtype::F32 => Dtype::F32,
+    };
+    let cases = equivalence_cases(dtype, &arguments.seqlen, &arguments.head_dim);
+    let swept = sweep_all(&arguments.device, &cases)?;
+    print(&swept, dtype);
+    if let Some(path) = &arguments.json {
+        let cases: Vec<_> = swept.outcomes.iter().map(json_case).collect();
+        let report = json!({ "device": swept.device_text, "dtype": dtype.name(), "cases": cases });
+        std::fs::write(path, format!("{report:#}\n"))
+            .with_context(|| format!("--json {}", path.display()))?;
+    }
+    if let Some(path) = &arguments.svg {
+        std::fs::write(path, plot(&swept, dtype).svg())
+            .with_context(|| format!("--svg {}", path.display()))?;
+    }
+    let failed = swept.outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
+    println!("{} passed, {failed} failed", swept.outcomes.len() - failed);
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// A line per case and output.
+fn print(swept: &Swept, dtype: Dtype) {
+    println!("{}, {}", swept.device_text, dtype.name());
+    println!(
+        "{:<13} {:>4} {:>6} {:<4} {:>9} {:>9} {:>9} {:>10} {:>5}",
+        "mask", "dim", "length", "", "error", "relative", "allowed", "non-finite", "first"
+    );
+    for Outcome { case, tensors, failure, .. } in &swept.outcomes {
+        for tensor in tensors {
+            println!(
+                "{:<13} {:>4} {:>6} {:<4} {:>9.2e} {:>9.2e} {:>9.2e} {:>10} {:>5}",
+                case.mask,
+                case.head_dim,
+                case.query_rows,
+                tensor.name,
+                tensor.verdict.error,
+                tensor.relative,
+                tensor.verdict.allowed,
+                tensor.non_finite,
+                tensor.first_non_finite.map_or("-".to_owned(), |index| index.to_string()),
+            );
+        }
+        if let Some(failure) = failure {
+            println!("{} {} {}: FAIL {failure}", case.mask, case.head_dim, case.query_rows);
+        }
+    }
+}
+
+/// Largest error of each output at each length, over all masks and head dimensions.
+fn plot(swept: &Swept, dtype: Dtype) -> Plot {
+    let curve = |name: &'static str, number: fn(&finite_attention::check::TensorVerdict) -> f64| {
+        let mut points: Vec<(f64, f64)> = Vec::new();
+        for outcome in &swept.outcomes {
+            let Some(tensor) = outcome.tensor(name) else { continue };
+            let (length, value) = (outcome.case.query_rows as f64, number(tensor));
+            match points.iter_mut().find(|(at, _)| *at == length) {
+                Some((_, largest)) => *largest = if value > *largest { value } else { *largest },
+                None => points.push((length, value)),
+            }
+        }
+        points.sort_by(|left, right| left.0.total_cmp(&right.0));
+        points
+    };
+    let mut curves = Vec::new();
+    for name in OUTPUTS {
+        curves.push(Curve { name, dashed: false, points: curve(name, |tensor| tensor.verdict.error) });
+        curves.push(Curve { name, dashed: true, points: curve(name, |tensor| tensor.verdict.allowed) });
+    }
+    Plot {
+        title: format!("{} on {}: largest error (dashed: allowed)", dtype.name(), swept.device_text),
+        x_label: "rows and keys",
+        y_label: "absolute error",
+        curves,
+    }
+}

@@ -1,0 +1,61 @@
+//! The numbers in the tensors of a case.
+
+use super::Case;
+use crate::problem::Layout;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+
+/// The numbers of q, k and v: one per element, in logical order. Each is rounded to the dtype of its
+/// case when used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inputs {
+    /// `[B, Sq, Hq, D]`.
+    pub q: Vec<f32>,
+    /// `[B, Sk, Hk, D]`.
+    pub k: Vec<f32>,
+    /// `[B, Sk, Hk, Dv]`.
+    pub v: Vec<f32>,
+}
+
+impl Inputs {
+    /// Normally distributed numbers from the seed of the case: q and k of its amplitude, v of 1. The
+    /// first column of q and of k is moved so that the logits move by the case's `logit_shift`.
+    pub fn normal(case: &Case) -> Self {
+        let problem = case.problem();
+        let mut random = StdRng::seed_from_u64(case.seed);
+        let mut numbers = |layout: &Layout, deviation: f32, first_column: f32| {
+            let sample = |index: usize| {
+                let mean = if index % layout.shape[3] == 0 { first_column } else { 0.0 };
+                random.sample::<f32, _>(StandardNormal) * deviation + mean
+            };
+            (0..layout.elements() as usize).map(sample).collect()
+        };
+        let shift = (case.logit_shift.abs() * (case.head_dim as f32).sqrt()).sqrt();
+        let q = numbers(&problem.q, case.amplitude, shift);
+        let k = numbers(&problem.k, case.amplitude, shift.copysign(case.logit_shift));
+        Inputs { q, k, v: numbers(&problem.v, 1.0, 0.0) }
+    }
+}
+
+/// The numbers of dO and dLSE: one per element, in logical order. dO is rounded to the dtype of its case when used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GradientInputs {
+    /// `[B, Sq, Hq, Dv]`.
+    pub d_o: Vec<f32>,
+    /// `[B, Hq, Sq]`, packed `[Hq, Tq]`; empty unless the case has it.
+    pub d_lse: Vec<f32>,
+}
+
+impl GradientInputs {
+    /// Normally distributed numbers from the seed of the case, others than those of [`Inputs::normal`].
+    pub fn normal(case: &Case) -> Self {
+        let problem = case.problem();
+        let mut random = StdRng::seed_from_u64(!case.seed);
+        let mut numbers = |count| (0..count).map(|_| random.sample(StandardNormal)).collect();
+        let [batches, rows, heads, _] = problem.q.shape;
+        let has_d_lse = case.gradients.is_some_and(|gradients| gradients.has_d_lse);
+        let d_o = numbers(problem.o.elements() as usize);
+        GradientInputs { d_o, d_lse: numbers(if has_d_lse { batches * heads * rows } else { 0 }) }
+    }
+}

@@ -1,0 +1,177 @@
+use super::backward::choose_splits;
+use super::*;
+use crate::problem::{BackwardProblem, ForwardProblem, Mode, Sequences};
+use kernels_gpu::abi::ROW_PADDING;
+use proptest::prelude::*;
+
+fn device() -> DeviceProperties {
+    DeviceProperties {
+        name: "test device".into(),
+        compute_capability: (9, 0),
+        multiprocessors: 132,
+        shared_bytes_per_block: 227 << 10,
+        l2_bytes: 50 << 20,
+    }
+}
+
+fn pointers() -> BackwardPointers {
+    let [q, k, v, o, d_o] = [0x1000, 0x2000, 0x3000, 0x4000, 0x5000];
+    let [dq, dk, dv, lse, d_lse] = [0x6000, 0x7000, 0x8000, 0x9000, 0xa000];
+    let (cu_seqlens_q, cu_seqlens_k) = (0xb000, 0xc000);
+    BackwardPointers { q, k, v, o, d_o, dq, dk, dv, lse, d_lse, cu_seqlens_q, cu_seqlens_k }
+}
+
+fn problem(dtype: Dtype, head_dim: usize) -> BackwardProblem {
+    let (q, kv) = (Layout::bshd([2, 300, 4, head_dim]), Layout::bshd([2, 200, 2, head_dim]));
+    BackwardProblem::new(ForwardProblem::new(dtype, q, kv, kv))
+}
+
+fn plan(problem: &BackwardProblem) -> BackwardPlan {
+    plan_backward(&problem.validate().unwrap(), &device(), &pointers()).unwrap()
+}
+
+fn families(plan: &BackwardPlan) -> Vec<Family> {
+    plan.launches.iter().map(|launch| launch.kernel.family).collect()
+}
+
+#[test]
+fn three_kernels_that_belong_together() {
+    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+        for head_dim in [1, 8, 32, 63, 64, 72, 96, 128, 200, 256] {
+            let plan = plan(&problem(dtype, head_dim));
+            assert_eq!(
+                families(&plan),
+                [Family::BackwardDelta, Family::Backward, Family::BackwardConvert]
+            );
+            let [delta, main, convert] = [0, 1, 2].map(|at| plan.launches[at].kernel);
+            assert!(delta.dtype == dtype && main.dtype == dtype && convert.dtype == dtype);
+            assert!(main.head_dim as usize >= head_dim && main.head_dim == plan.params.padded_dim);
+            assert_eq!((convert.head_dim, convert.access), (main.head_dim, main.access));
+            assert_eq!((convert.query_rows, convert.threads), (main.query_rows, main.threads));
+        }
+    }
+}
+
+#[test]
+fn grids_cover_padded_rows_keys_and_query_tiles() {
+    let plan = plan(&problem(Dtype::Bf16, 128));
+    let blocks: Vec<u32> = plan.launches.iter().map(|launch| launch.blocks).collect();
+    assert_eq!(blocks, [384 / 4 * 4 * 2, 200u32.div_ceil(128) * 2 * 2, 300u32.div_ceil(64) * 4 * 2]);
+    assert_eq!((plan.params.key_blocks, plan.params.splits, plan.params.split_stride), (2, 1, 0));
+}
+
+#[test]
+fn the_workspace_holds_statistics_and_accumulators() {
+    let fast = plan(&problem(Dtype::Bf16, 128));
+    let rows = 384 * 2;
+    assert_eq!(u64::from(fast.params.workspace_rows), rows);
+    assert_eq!(fast.workspace_bytes(), 4 * (2 * 4 * rows + 4 * rows * 128));
+    let deterministic = plan(&problem(Dtype::Bf16, 128).with_mode(Mode::Deterministic));
+    assert_eq!((deterministic.params.key_blocks, deterministic.params.splits), (2, 2));
+    assert_eq!(deterministic.params.split_stride, 4 * rows * 128);
+    assert_eq!(deterministic.workspace_bytes(), 4 * (2 * 4 * rows + 2 * 4 * rows * 128));
+    let params = fast.params_with(0x100, fast.workspace_bytes()).unwrap();
+    assert_eq!((params.statistics, params.dq_accumulator), (0x100, 0x100 + 4 * 2 * 4 * rows));
+}
+
+#[test]
+fn packed_rows_are_padded_once_per_sequence() {
+    let (q, kv) = (Layout::packed([300, 4, 64]), Layout::packed([200, 2, 64]));
+    let sequences = Sequences::Packed { count: 5, max_query_rows: 150, max_key_rows: 130 };
+    let forward = ForwardProblem::new(Dtype::F16, q, kv, kv).with_sequences(sequences);
+    let plan = plan(&BackwardProblem::new(forward));
+    assert_eq!(plan.params.workspace_rows, (300 / 128 + 5) * 128);
+    assert_eq!((plan.params.cu_seqlens_q, plan.params.cu_seqlens_k), (0xb000, 0xc000));
+    assert_eq!((plan.params.lse_batch_stride, plan.params.lse_head_stride), (0, 300));
+    let blocks: Vec<u32> = plan.launches.iter().map(|launch| launch.blocks).collect();
+    assert_eq!(blocks, [256 / 4 * 4 * 5, 2 * 2 * 5, 3 * 4 * 5]);
+}
+
+#[test]
+fn the_fewest_splits_that_end_first_are_taken() {
+    // 32 pairs, 32 key tiles, 132 places: 4 splits make one wave of 8 tiles, 8 make two of 4.
+    assert_eq!(choose_splits(32, 32, 132), 4);
+    assert_eq!(choose_splits(1, 32, 132), 16);
+    assert_eq!(choose_splits(1000, 32, 132), 1);
+    assert_eq!(choose_splits(1, 1, 132), 1);
+    assert_eq!(choose_splits(0, 7, 0), 1);
+}
+
+#[test]
+fn without_queries_the_main_kernel_runs_alone_and_without_keys_it_does_not() {
+    let shape = |query_rows, query_heads, key_rows| {
+        let q = Layout::bshd([2, query_rows, query_heads, 8]);
+        let kv = Layout::bshd([2, key_rows, 2, 8]);
+        plan(&BackwardProblem::new(ForwardProblem::new(Dtype::F32, q, kv, kv)))
+    };
+    for plan in [shape(0, 4, 9), shape(7, 0, 9)] {
+        assert_eq!(families(&plan), [Family::Backward]);
+        assert_eq!((plan.launches[0].blocks, plan.workspace_bytes()), (4, 0));
+        assert_eq!((plan.params.query_heads, plan.params.group_size), (2, 1));
+    }
+    assert_eq!(families(&shape(7, 4, 0)), [Family::BackwardDelta, Family::BackwardConvert]);
+    assert_eq!(families(&shape(0, 4, 0)), []);
+}
+
+#[test]
+fn every_tensor_of_the_main_kernel_counts_for_the_access_and_o_does_not() {
+    let access = |change: &dyn Fn(&mut BackwardPointers)| {
+        let mut pointers = pointers();
+        change(&mut pointers);
+        let valid = problem(Dtype::Bf16, 64).validate().unwrap();
+        plan_backward(&valid, &device(), &pointers).unwrap().main_kernel().unwrap().access
+    };
+    assert_eq!(access(&|p| p.o += 2), Access::Vector16);
+    assert_eq!(access(&|p| p.d_o += 2), Access::Element);
+    assert_eq!(access(&|p| p.dq += 8), Access::Element);
+    assert_eq!(access(&|p| p.dv += 4), Access::Element);
+}
+
+#[test]
+fn a_plan_prints_its_kernels_and_its_reasons() {
+    let plan = plan(&problem(Dtype::Bf16, 63).with_mode(Mode::Deterministic));
+    let text = plan.to_string();
+    assert_eq!(text.lines().count(), 3);
+    assert!(
+        text.lines().nth(1).unwrap().starts_with("backward_bf16_d64_strided_sm80: 8 blocks"),
+        "{text}"
+    );
+    let text = format!("{plan:#}");
+    assert!(text.contains("bytes of workspace\n  element access: not every row of q starts"), "{text}");
+    assert!(
+        text.contains("\n  2 blocks per key head for 2 key tiles, each with its own sum of dq"),
+        "{text}"
+    );
+}
+
+proptest! {
+    /// No workspace row of a packed sequence is used by two, and none is past the end.
+    #[test]
+    fn packed_sequences_do_not_meet_in_the_workspace(lengths in proptest::collection::vec(0u32..400, 1..9)) {
+        use kernels_gpu::abi::workspace_row_packed;
+        let total: u32 = lengths.iter().sum();
+        let (q, kv) = (Layout::packed([total as usize, 1, 8]), Layout::packed([1, 1, 8]));
+        let max_query_rows = *lengths.iter().max().unwrap() as usize;
+        let sequences = Sequences::Packed { count: lengths.len(), max_query_rows, max_key_rows: 1 };
+        let forward = ForwardProblem::new(Dtype::F32, q, kv, kv).with_sequences(sequences);
+        let rows = plan(&BackwardProblem::new(forward)).params.workspace_rows;
+        let (mut first_query, mut free) = (0, 0);
+        for (batch, length) in lengths.iter().enumerate() {
+            let start = workspace_row_packed(first_query, batch as u32);
+            prop_assert!(start >= free);
+            free = start + length.next_multiple_of(ROW_PADDING);
+            first_query += length;
+        }
+        prop_assert!(total == 0 || free <= rows);
+    }
+
+    #[test]
+    fn splits_are_never_more_than_tiles_and_never_slower_than_one(
+        pairs in 0..5000u64, tiles in 1..600u32, slots in 1..300u64,
+    ) {
+        let splits = choose_splits(pairs, tiles, slots);
+        prop_assert!(splits >= 1 && splits <= tiles && splits <= 16);
+        let time = |splits: u32| (pairs * u64::from(splits)).div_ceil(slots) * u64::from(tiles.div_ceil(splits));
+        prop_assert!(time(splits) <= time(1));
+    }
+}

@@ -173,7 +173,11 @@ impl Kernel {
     /// Text of an instruction.
     pub(crate) fn text(&self, pc: u32) -> String {
         let (start, end) = self.data.code.texts[pc as usize];
-        if start == end { "end of the kernel".to_string() } else { quote(&self.module.source, start, end) }
+        if start == end {
+            "end of the kernel".to_string()
+        } else {
+            quote(&self.module.source, start, end)
+        }
     }
 
     /// Source location of an instruction.

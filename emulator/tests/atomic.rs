@@ -15,7 +15,7 @@ fn each_operation_on_global_and_shared_memory() {
         ("max.u32", 7, 31),
         ("max.s32", -7i32 as u32, 31),
         ("and.b32", 0xffff, 0),
-        ("or.b32", 64, 127),
+        ("or.b32", 64, 95),
         ("xor.b32", 9, 9),
         ("inc.u32", 3, 0),
         ("add.f32", 0, 0),

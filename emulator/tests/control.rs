@@ -68,7 +68,13 @@ fn lanes_that_exit_early_are_not_awaited() {
         96,
     );
     for thread in 0..96 {
-        let want = if thread >= 40 { 5 } else if thread % 2 == 0 { 0 } else { 6 };
+        let want = if thread >= 40 {
+            5
+        } else if thread % 2 == 0 {
+            0
+        } else {
+            6
+        };
         assert_eq!(words[thread], want, "thread {thread}");
     }
 }
@@ -176,8 +182,15 @@ fn a_spin_for_a_later_block_lets_it_start() {
     let body = "mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %r1, 1; @%p1 bra SIGNAL;
          SPIN: ld.acquire.gpu.global.b32 %r2, [%data]; setp.eq.b32 %p2, %r2, 0; @%p2 bra SPIN; bra END;
          SIGNAL: st.release.gpu.global.b32 [%data], 1; END:";
-    let report =
-        common::run_with(&common::kernel(body), &memory, 2, 32, 0, &data.to_le_bytes(), &Options::default());
+    let report = common::run_with(
+        &common::kernel(body),
+        &memory,
+        2,
+        32,
+        0,
+        &data.to_le_bytes(),
+        &Options::default(),
+    );
     assert!(report.is_clean());
 }
 

@@ -31,7 +31,11 @@ fn random_bits(bits: u32, seed: u64) -> Vec<u64> {
 /// The value of the low bits of a register.
 fn value(raw: u64, bits: u32, signed: bool) -> i128 {
     let unused = 64 - bits;
-    if signed { i128::from((raw << unused) as i64 >> unused) } else { i128::from(raw << unused >> unused) }
+    if signed {
+        i128::from((raw << unused) as i64 >> unused)
+    } else {
+        i128::from(raw << unused >> unused)
+    }
 }
 
 /// Registers that a type lives in: never narrower than 16 bits.
@@ -46,7 +50,8 @@ fn integers_are_cut_and_extended() {
             for sat in ["", ".sat"] {
                 let column = random_bits(register(from_bits), 7);
                 let template = format!("cvt{sat}.{to}.{from} {{d}}, {{a}};");
-                let got = evaluate(&template, register(to_bits), &[(register(from_bits), column.clone())]);
+                let got =
+                    evaluate(&template, register(to_bits), &[(register(from_bits), column.clone())]);
                 for row in 0..COUNT {
                     let x = value(column[row], from_bits, from_signed);
                     let (low, high) = if to_signed {
@@ -77,7 +82,23 @@ fn registers_may_be_wider_than_the_types() {
 }
 
 fn floats(seed: u64) -> Vec<u64> {
-    let edges = [0f32, -0.0, 0.5, 1.5, 2.5, -0.5, -2.5, 1e-40, 3e9, -3e9, 1e19, -1e20, f32::MAX, 65504.0, 65520.0];
+    let edges = [
+        0f32,
+        -0.0,
+        0.5,
+        1.5,
+        2.5,
+        -0.5,
+        -2.5,
+        1e-40,
+        3e9,
+        -3e9,
+        1e19,
+        -1e20,
+        f32::MAX,
+        65504.0,
+        65520.0,
+    ];
     let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
     let mut random = Random(seed | 1);
     (0..COUNT)
@@ -106,8 +127,11 @@ fn floats_to_integers_round_and_clamp() {
             let got = evaluate(&template, register(bits), &[(32, column.clone())]);
             for row in 0..COUNT {
                 let x = f64::from(f32::from_bits(column[row] as u32));
-                let (low, high) =
-                    if signed { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
+                let (low, high) = if signed {
+                    (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1)
+                } else {
+                    (0, (1i128 << bits) - 1)
+                };
                 let want = if x.is_nan() { 0 } else { (round(x) as i128).clamp(low, high) };
                 let mask = if bits == 64 { !0 } else { (1u64 << register(bits)) - 1 };
                 assert_eq!(got[row] & mask, want as u64 & mask, "{template} of {x}");
@@ -211,9 +235,12 @@ fn floats_to_wider_floats_are_exact() {
 fn floats_round_to_integral_floats() {
     let column = floats(30);
     let sources = [(32, column.clone())];
-    for (mode, round) in
-        [("rni", f32::round_ties_even as fn(f32) -> f32), ("rzi", f32::trunc), ("rmi", f32::floor), ("rpi", f32::ceil)]
-    {
+    for (mode, round) in [
+        ("rni", f32::round_ties_even as fn(f32) -> f32),
+        ("rzi", f32::trunc),
+        ("rmi", f32::floor),
+        ("rpi", f32::ceil),
+    ] {
         let got = evaluate(&format!("cvt.{mode}.f32.f32 {{d}}, {{a}};"), 32, &sources);
         for row in 0..COUNT {
             let x = f32::from_bits(column[row] as u32);

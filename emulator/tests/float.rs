@@ -8,8 +8,22 @@ const COUNT: usize = 4096;
 /// Edge values and random bits, among them many of similar size.
 fn singles(seed: u64) -> Vec<u64> {
     let edges = [
-        0u32, 0x8000_0000, 1, 0x8000_0001, 0x007f_ffff, 0x0080_0000, 0x3f80_0000, 0xbf80_0000, 0x3f00_0000,
-        0x7f7f_ffff, 0xff7f_ffff, 0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0x7fff_ffff, 0xffc0_0001,
+        0u32,
+        0x8000_0000,
+        1,
+        0x8000_0001,
+        0x007f_ffff,
+        0x0080_0000,
+        0x3f80_0000,
+        0xbf80_0000,
+        0x3f00_0000,
+        0x7f7f_ffff,
+        0xff7f_ffff,
+        0x7f80_0000,
+        0xff80_0000,
+        0x7fc0_0000,
+        0x7fff_ffff,
+        0xffc0_0001,
     ];
     let mut random = Random(seed | 1);
     (0..COUNT)
@@ -50,7 +64,12 @@ fn check32(template: &str, operands: usize, expected: impl Fn(&[f32]) -> f32) {
         let inputs: Vec<f32> = sources.iter().map(|(_, c)| f32::from_bits(c[row] as u32)).collect();
         let want = expected(&inputs);
         let want = if want.is_nan() { 0x7fff_ffff } else { want.to_bits() };
-        assert_eq!(got[row] as u32, want, "{template} on {inputs:?}: {:e}", f32::from_bits(got[row] as u32));
+        assert_eq!(
+            got[row] as u32,
+            want,
+            "{template} on {inputs:?}: {:e}",
+            f32::from_bits(got[row] as u32)
+        );
     }
 }
 
@@ -66,7 +85,9 @@ fn check_close(template: &str, ulps: f64, ftz: bool, expected: impl Fn(f64) -> f
         let want = if ftz { flush(rounded) } else { rounded };
         let value = f32::from_bits(got[row] as u32);
         let ulp = f64::from(rounded.abs().max(f32::MIN_POSITIVE)) * 2f64.powi(-23);
-        let edge = ftz && exact.abs() < 2.0 * f64::from(f32::MIN_POSITIVE) && value.abs() <= 2.0 * f32::MIN_POSITIVE;
+        let edge = ftz
+            && exact.abs() < 2.0 * f64::from(f32::MIN_POSITIVE)
+            && value.abs() <= 2.0 * f32::MIN_POSITIVE;
         let good = value == want
             || value.is_nan() && want.is_nan()
             || (f64::from(value) - exact).abs() <= ulps * ulp
@@ -109,8 +130,20 @@ fn max(a: f32, b: f32) -> f32 {
     match (a.is_nan(), b.is_nan()) {
         (true, _) => b,
         (_, true) => a,
-        _ if a == b => if a.is_sign_negative() { b } else { a },
-        _ => if a > b { a } else { b },
+        _ if a == b => {
+            if a.is_sign_negative() {
+                b
+            } else {
+                a
+            }
+        }
+        _ => {
+            if a > b {
+                a
+            } else {
+                b
+            }
+        }
     }
 }
 
@@ -158,12 +191,16 @@ fn approximations_are_within_their_bounds() {
 #[test]
 fn doubles_are_exact() {
     let check = |template: &str, operands: usize, expected: fn(&[f64]) -> f64| {
-        let sources: Vec<(u32, Vec<u64>)> = (0..operands).map(|i| (64, doubles(50 + i as u64))).collect();
+        let sources: Vec<(u32, Vec<u64>)> =
+            (0..operands).map(|i| (64, doubles(50 + i as u64))).collect();
         let got = evaluate(template, 64, &sources);
         for row in 0..COUNT {
             let inputs: Vec<f64> = sources.iter().map(|(_, c)| f64::from_bits(c[row])).collect();
             let (want, got) = (expected(&inputs), f64::from_bits(got[row]));
-            assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{template} {inputs:?}");
+            assert!(
+                got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
+                "{template} {inputs:?}"
+            );
         }
     };
     check("add.f64 {d}, {a}, {b};", 2, |v| v[0] + v[1]);
@@ -179,7 +216,8 @@ fn doubles_are_exact() {
 /// Sixteen-bit formats, by the exact result in f64 rounded once.
 fn check16(template: &str, brain: bool, operands: usize, expected: fn(&[f64]) -> f64) {
     let mut random = Random(99);
-    let column = |random: &mut Random| -> Vec<u64> { (0..COUNT).map(|_| random.next() & 0xffff).collect() };
+    let column =
+        |random: &mut Random| -> Vec<u64> { (0..COUNT).map(|_| random.next() & 0xffff).collect() };
     let sources: Vec<(u32, Vec<u64>)> = (0..operands).map(|_| (16, column(&mut random))).collect();
     let got = evaluate(template, 16, &sources);
     for row in 0..COUNT {

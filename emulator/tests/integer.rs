@@ -7,7 +7,8 @@ use common::{Random, evaluate};
 fn values(bits: u32, count: usize, seed: u64) -> Vec<u64> {
     let mask = if bits == 64 { !0 } else { (1u64 << bits) - 1 };
     let top = 1u64 << (bits - 1);
-    let edges = [0, 1, 2, 3, 7, 31, 32, 33, 63, 64, 255, top - 1, top, top + 1, mask, mask - 1, 0x00ff_00ff];
+    let edges =
+        [0, 1, 2, 3, 7, 31, 32, 33, 63, 64, 255, top - 1, top, top + 1, mask, mask - 1, 0x00ff_00ff];
     let mut random = Random(seed | 1);
     (0..count)
         .map(|_| {
@@ -91,7 +92,9 @@ fn divisions_follow_the_hardware_by_zero_and_on_overflow() {
         check(&format!("div.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
             divide(signed(v[0], w).into(), signed(v[1], w).into(), -1)
         });
-        check(&format!("rem.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].checked_rem(v[1]).unwrap_or(v[0]));
+        check(&format!("rem.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            v[0].checked_rem(v[1]).unwrap_or(v[0])
+        });
         check(&format!("rem.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
             let (a, b) = (i128::from(signed(v[0], w)), i128::from(signed(v[1], w)));
             if b == 0 { v[0] } else { (a % b) as u64 }
@@ -126,9 +129,15 @@ fn shifts_clamp_their_amount() {
     for w in [16u32, 32, 64] {
         let amount = |v: &[u64]| v[1].min(u64::from(w)) as u32;
         let two = [w, 32];
-        check(&format!("shl.b{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].checked_shl(amount(v)).unwrap_or(0));
-        check(&format!("shr.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].checked_shr(amount(v)).unwrap_or(0));
-        check(&format!("shr.b{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| v[0].checked_shr(amount(v)).unwrap_or(0));
+        check(&format!("shl.b{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            v[0].checked_shl(amount(v)).unwrap_or(0)
+        });
+        check(&format!("shr.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            v[0].checked_shr(amount(v)).unwrap_or(0)
+        });
+        check(&format!("shr.b{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
+            v[0].checked_shr(amount(v)).unwrap_or(0)
+        });
         check(&format!("shr.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
             (signed(v[0], w) >> amount(v).min(63)) as u64
         });
@@ -148,7 +157,9 @@ fn counts_and_searches() {
             u64::from(v[0].leading_zeros()) - u64::from(64 - w)
         });
         check(&format!("brev.b{w} {{d}}, {{a}};"), w, &[w], |v| v[0].reverse_bits() >> (64 - w));
-        check(&format!("bfind.u{w} {{d}}, {{a}};"), 32, &[w], |v| v[0].checked_ilog2().map_or(!0, u64::from));
+        check(&format!("bfind.u{w} {{d}}, {{a}};"), 32, &[w], |v| {
+            v[0].checked_ilog2().map_or(!0, u64::from)
+        });
         check(&format!("bfind.s{w} {{d}}, {{a}};"), 32, &[w], |v| {
             let value = signed(v[0], w);
             let magnitude = if value < 0 { !value } else { value } as u64;
@@ -171,9 +182,9 @@ fn field_extract(a: u64, position: u64, length: u64, bits: u64, sign_extend: boo
 
 fn field_insert(a: u64, b: u64, position: u64, length: u64, bits: u64) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
-    (0..length).take_while(|bit| position + bit < bits).fold(b, |value, bit| {
-        value & !(1 << (position + bit)) | (a >> bit & 1) << (position + bit)
-    })
+    (0..length)
+        .take_while(|bit| position + bit < bits)
+        .fold(b, |value, bit| value & !(1 << (position + bit)) | (a >> bit & 1) << (position + bit))
 }
 
 #[test]
@@ -224,6 +235,10 @@ fn permutation_logic_and_dot_products() {
     check("dp4a.u32.u32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| {
         (0..4).fold(v[2], |sum, byte| sum + (v[0] >> (8 * byte) & 0xff) * (v[1] >> (8 * byte) & 0xff))
     });
-    check("add.sat.s32 {d}, {a}, {b};", 32, &[32; 2], |v| (v[0] as i32).saturating_add(v[1] as i32) as u64);
-    check("sub.sat.s32 {d}, {a}, {b};", 32, &[32; 2], |v| (v[0] as i32).saturating_sub(v[1] as i32) as u64);
+    check("add.sat.s32 {d}, {a}, {b};", 32, &[32; 2], |v| {
+        (v[0] as i32).saturating_add(v[1] as i32) as u64
+    });
+    check("sub.sat.s32 {d}, {a}, {b};", 32, &[32; 2], |v| {
+        (v[0] as i32).saturating_sub(v[1] as i32) as u64
+    });
 }

@@ -29,9 +29,8 @@ fn multiply(opcode: &str, a: &[[u32; 32]], b: &[[u32; 32]], c: &[[u32; 32]]) -> 
     let loads: String =
         (0..inputs.len()).map(|i| format!("ld.global.b32 %r{i}, [%rd2+{}];\n", 128 * i)).collect();
     let first = inputs.len();
-    let stores: String = (0..4)
-        .map(|i| format!("st.global.b32 [%rd2+{}], %r{};\n", 128 * (first + i), 40 + i))
-        .collect();
+    let stores: String =
+        (0..4).map(|i| format!("st.global.b32 [%rd2+{}], %r{};\n", 128 * (first + i), 40 + i)).collect();
     let (an, bn, cn) = (names(0, a.len()), names(a.len(), b.len()), names(a.len() + b.len(), 4));
     let ptx = format!(
         "{HEAD}.visible .entry m(.param .u64 data) {{ .reg .b32 %r<48>; .reg .b64 %rd<3>;
@@ -52,7 +51,9 @@ fn multiply(opcode: &str, a: &[[u32; 32]], b: &[[u32; 32]], c: &[[u32; 32]]) -> 
 
 fn check(opcode: &str, k: usize, encode: fn(f32) -> u16) {
     let (a, b, c) = (random_matrix(16, k, 1), random_matrix(k, 8, 2), random_matrix(16, 8, 3));
-    let lanes = |f: &dyn Fn(usize, usize) -> u32| -> [u32; 32] { std::array::from_fn(|lane| f(lane / 4, lane % 4)) };
+    let lanes = |f: &dyn Fn(usize, usize) -> u32| -> [u32; 32] {
+        std::array::from_fn(|lane| f(lane / 4, lane % 4))
+    };
     // The layouts of the PTX manual: group = lane / 4, in_group = lane % 4.
     let a_fragment: Vec<[u32; 32]> = (0..k / 4)
         .map(|register| {

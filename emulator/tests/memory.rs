@@ -197,7 +197,8 @@ fn blocks_see_their_coordinates_in_three_dimensions() {
         let shape =
             ptx_emulator::Launch { grid: [2, 3, 2], block: [5, 3, 4], shared_bytes: 0, params: &params };
         let options = Options { threads, ..Options::default() };
-        let report = ptx_emulator::launch(module.kernel("k").unwrap(), &memory, &shape, &options).unwrap();
+        let report =
+            ptx_emulator::launch(module.kernel("k").unwrap(), &memory, &shape, &options).unwrap();
         assert!(report.is_clean());
         assert_eq!(report.statistics.blocks, 12);
         assert_eq!(words(&memory, data, count), (0..count as u32).collect::<Vec<_>>());

@@ -10,7 +10,8 @@ fn pairs(bits: u32) -> [(u32, Vec<u64>); 2] {
     let mask = if bits == 64 { !0 } else { (1u64 << bits) - 1 };
     let mut random = Random(u64::from(bits));
     let first: Vec<u64> = (0..COUNT).map(|_| random.next() & mask).collect();
-    let second = first.iter().map(|&x| if random.next() % 3 == 0 { x } else { random.next() & mask }).collect();
+    let second =
+        first.iter().map(|&x| if random.next() % 3 == 0 { x } else { random.next() & mask }).collect();
     [(bits, first), (bits, second)]
 }
 
@@ -76,7 +77,9 @@ fn floats_compare_ordered_and_unordered() {
     for row in 0..COUNT {
         let (a, b) = (sources[0].1[row], sources[1].1[row]);
         assert_eq!((number[row], not[row]), (u64::from(!nan(a, b)), u64::from(nan(a, b))));
-        let flush = |x: u64| if f32::from_bits(x as u32).is_subnormal() { 0.0 } else { f32::from_bits(x as u32) };
+        let flush = |x: u64| {
+            if f32::from_bits(x as u32).is_subnormal() { 0.0 } else { f32::from_bits(x as u32) }
+        };
         assert_eq!(flushed[row] == 1, flush(a) == flush(b));
     }
 }
@@ -91,7 +94,8 @@ fn results_combine_with_a_predicate_and_have_a_complement() {
     {
         let direct = evaluate(&format!("setp.lt.{name}.u32 {{d}}, {{a}}, {{b}}, {{c}};"), 1, &sources);
         let negated = evaluate(&format!("setp.lt.{name}.u32 {{d}}, {{a}}, {{b}}, !{{c}};"), 1, &sources);
-        let complement = evaluate(&format!("setp.lt.{name}.u32 %p8|{{d}}, {{a}}, {{b}}, {{c}};"), 1, &sources);
+        let complement =
+            evaluate(&format!("setp.lt.{name}.u32 %p8|{{d}}, {{a}}, {{b}}, {{c}};"), 1, &sources);
         for row in 0..COUNT {
             let (less, c) = (sources[0].1[row] < sources[1].1[row], sources[2].1[row] != 0);
             assert_eq!(direct[row] == 1, combine(less, c), "{name}");
@@ -114,7 +118,9 @@ fn selections_and_predicate_logic() {
     }
     let column = |step: u64| (1, (0..64).map(|row| row / step % 2).collect::<Vec<u64>>());
     let sources = [column(1), column(2)];
-    for (name, f) in [("and", (|a, b| a & b) as fn(u64, u64) -> u64), ("or", |a, b| a | b), ("xor", |a, b| a ^ b)] {
+    for (name, f) in
+        [("and", (|a, b| a & b) as fn(u64, u64) -> u64), ("or", |a, b| a | b), ("xor", |a, b| a ^ b)]
+    {
         let got = evaluate(&format!("{name}.pred {{d}}, {{a}}, {{b}};"), 1, &sources);
         (0..64).for_each(|row| assert_eq!(got[row], f(sources[0].1[row], sources[1].1[row])));
     }

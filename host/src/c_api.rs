@@ -2,117 +2,83 @@
 //!
 //! ```c
 //! typedef struct fattn_device fattn_device;
-//! typedef struct {                  // logical order: batch, row, head, column
-//!     uint64_t address;             // device address of element (0, 0, 0, 0)
+//! typedef struct {               // logical order: batch, row, head, column
+//!     uint64_t address;          // device address of element (0, 0, 0, 0)
 //!     int64_t shape[4];
-//!     int64_t strides[4];           // in elements
+//!     int64_t strides[4];        // in elements
 //! } fattn_tensor;
+//!
 //! typedef struct {
-//!     uint32_t struct_bytes;        // sizeof(fattn_forward_args)
-//!     int32_t dtype;                // of q, k and v: 0 bf16, 1 f16, 2 f32
-//!     int32_t output_dtype;         // of o: that of q, or f32
-//!     int32_t mask;                 // 0 full, 1 causal aligned bottom right, 2 causal aligned top left
-//!     float scale;                  // of the scores; NaN for head_dim ^ -0.5
-//!     uint32_t reserved;            // 0
-//!     fattn_tensor q, k, v, o;
-//!     uint64_t lse;                 // device address of dense f32 [B, Hq, Sq], or 0
+//!     int32_t dtype;             // of q, k, v and do: 0 bf16, 1 f16, 2 f32
+//!     int32_t output_dtype;      // of o: that of q, or f32
+//!     int32_t mask;              // 0 full, 1 causal, 2 window
+//!     int32_t alignment;         // of the diagonal: 0 last query on last key, 1 first on first
+//!     int64_t window_left;       // keys seen before the diagonal, -1 all; window only
+//!     int64_t window_right;      // keys seen after the diagonal, -1 all; window only
+//!     float scale;               // of the scores; NaN for head_dim ^ -0.5
+//!     uint32_t reserved;         // 0
+//!     fattn_tensor q, k, v, o;   // [B, Sq, Hq, D] [B, Sk, Hk, D] [B, Sk, Hk, Dv] [B, Sq, Hq, Dv]
+//!     uint64_t lse;              // device address of dense f32 [B, Hq, Sq]
+//!     uint64_t cu_seqlens_q;     // packed sequences: device addresses of int32 [sequences + 1],
+//!     uint64_t cu_seqlens_k;     //     both 0 if not packed; the tensors have B = 1, lse is [Hq, Tq]
+//!     int64_t sequences;         // packed only: how many,
+//!     int64_t max_query_rows;    //     the longest of q (or more)
+//!     int64_t max_key_rows;      //     and of k (or more)
+//! } fattn_attention;
+//!
+//! typedef struct {
+//!     uint32_t struct_bytes;     // sizeof(fattn_forward_args): its version
+//!     uint32_t reserved;         // 0
+//!     fattn_attention attention; // o is written, and lse unless its address is 0
 //! } fattn_forward_args;
+//!
+//! typedef struct {
+//!     uint32_t struct_bytes;     // sizeof(fattn_backward_args): its version
+//!     uint32_t reserved;         // 0
+//!     fattn_attention attention; // o and lse are inputs: what the forward pass gave
+//!     int32_t deterministic;     // 1 for gradients that are the same bits from run to run
+//!     int32_t gradients_f32;     // 1 for dq, dk and dv in f32, 0 for the dtype of q
+//!     fattn_tensor d_o;          // like o, of the dtype of q
+//!     fattn_tensor dq, dk, dv;   // like q, k and v, written
+//!     uint64_t dlse;             // device address of the gradient of lse (f32, like lse), or 0
+//!     uint64_t workspace;        // device address, a multiple of 256; contents do not matter
+//!     uint64_t workspace_bytes;  // at least what fattn_backward_workspace_bytes says
+//! } fattn_backward_args;
 //!
 //! int32_t fattn_device_open(const char *name, fattn_device **device);   // "cuda:0", "emulated"
 //! void fattn_device_close(fattn_device *device);
 //! int32_t fattn_forward(const fattn_device *device, const fattn_forward_args *args, void *stream);
-//! const char *fattn_last_error(void);                                   // of this thread's last failed call
+//! int32_t fattn_backward(const fattn_device *device, const fattn_backward_args *args, void *stream);
+//! int32_t fattn_backward_workspace_bytes(const fattn_device *device, const fattn_backward_args *args,
+//!                                        uint64_t *bytes);   // workspace in args is not looked at
+//! const char *fattn_last_error(void);   // of this thread's last failed call
 //! ```
 //!
-//! Functions return 0, or one of the numbers of [`Status`]. A GPU is opened in its primary context, so addresses and
-//! streams of the CUDA runtime and of PyTorch can be passed as they are. Work is queued on `stream` and not waited for.
+//! Functions return 0, or one of the numbers of [`Status`]. A GPU is opened in its primary context,
+//! so addresses and streams of the CUDA runtime and of PyTorch can be passed as they are. Work is
+//! queued on `stream` and not waited for. A struct that grows gets a new size, so that a caller who
+//! was compiled for another version is told, instead of misread.
 
-use crate::attention::forward;
+mod convert;
+mod types;
+
+pub use types::{CAttention, CBackwardArgs, CForwardArgs, CTensor, Status};
+
+use crate::attention::{backward, forward};
 use crate::device::Device;
 use crate::driver::Stream;
-use crate::error::Error;
-use crate::plan::ForwardPointers;
-use crate::problem::{CausalAlignment, ForwardProblem, Layout, Mask};
-use kernels_gpu::abi::Dtype;
+use crate::plan::plan_backward;
+use convert::failure;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// What the functions return.
-#[repr(i32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// Done, or queued.
-    Success = 0,
-    /// An argument is wrong; nothing was done.
-    InvalidArgument = 1,
-    /// There is no such device.
-    NoDevice = 2,
-    /// The device, its driver or the emulator failed.
-    DeviceFailed = 3,
-    /// The library is at fault.
-    Panicked = 4,
-}
-
-/// `fattn_tensor`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CTensor {
-    /// Device address of element (0, 0, 0, 0).
-    pub address: u64,
-    /// `[batch, row, head, column]`.
-    pub shape: [i64; 4],
-    /// In elements.
-    pub strides: [i64; 4],
-}
-
-/// `fattn_forward_args`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CForwardArgs {
-    /// Size of this struct.
-    pub struct_bytes: u32,
-    /// Of q, k and v: 0 bf16, 1 f16, 2 f32.
-    pub dtype: i32,
-    /// Of o.
-    pub output_dtype: i32,
-    /// 0 full, 1 causal aligned bottom right, 2 causal aligned top left.
-    pub mask: i32,
-    /// Softmax scale; NaN for the default.
-    pub scale: f32,
-    /// 0.
-    pub reserved: u32,
-    /// `[B, Sq, Hq, D]`.
-    pub q: CTensor,
-    /// `[B, Sk, Hk, D]`.
-    pub k: CTensor,
-    /// `[B, Sk, Hk, Dv]`.
-    pub v: CTensor,
-    /// `[B, Sq, Hq, Dv]`.
-    pub o: CTensor,
-    /// Device address of dense f32 `[B, Hq, Sq]`, or 0.
-    pub lse: u64,
-}
+use types::Versioned;
 
 /// Status and text of what went wrong.
 type Failure = (Status, String);
 
 fn invalid(text: impl Into<String>) -> Failure {
     (Status::InvalidArgument, text.into())
-}
-
-fn failure(error: Error) -> Failure {
-    let status = match &error {
-        Error::NoDevice { .. } => Status::NoDevice,
-        Error::OutOfMemory { .. }
-        | Error::KernelImageMissing { .. }
-        | Error::KernelImageCorrupt { .. }
-        | Error::Cuda { .. }
-        | Error::Findings { .. }
-        | Error::Emulator { .. } => Status::DeviceFailed,
-        _ => Status::InvalidArgument,
-    };
-    (status, error.to_string())
 }
 
 thread_local! {
@@ -132,6 +98,33 @@ fn guarded(call: impl FnOnce() -> Result<(), Failure>) -> i32 {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     LAST_ERROR.with(|last| *last.borrow_mut() = text);
     status as i32
+}
+
+/// The device and the arguments of a call, once neither is null and the size is that of this version.
+///
+/// # Safety
+/// `device` is null or valid; `args` is null, or as large as its first field says.
+unsafe fn inputs<'a, A: Versioned>(
+    function: &str,
+    device: *const Device,
+    args: *const A,
+) -> Result<(&'a Device, &'a A), Failure> {
+    // SAFETY: null, or valid by the caller's word.
+    let (Some(device), Some(&got)) =
+        (unsafe { device.as_ref() }, unsafe { args.cast::<u32>().as_ref() })
+    else {
+        return Err(invalid(format!("{function}: expected a device and arguments, got null")));
+    };
+    let expected = size_of::<A>();
+    if got as usize != expected {
+        return Err(invalid(format!("{function}: expected struct_bytes {expected}, got {got}")));
+    }
+    // SAFETY: not null, and of the size just checked.
+    let args = unsafe { &*args };
+    match args.reserved().into_iter().find(|&number| number != 0) {
+        None => Ok((device, args)),
+        Some(got) => Err(invalid(format!("{function}: expected 0 in reserved, got {got}"))),
+    }
 }
 
 /// Opens a device by its name: `cuda`, `cuda:N`, `emulated`, `emulated:sm_80`.
@@ -181,77 +174,69 @@ pub unsafe extern "C" fn fattn_forward(
     stream: *mut c_void,
 ) -> i32 {
     guarded(|| {
-        // SAFETY: null, or valid by the caller's word.
-        let (Some(device), Some(struct_bytes)) =
-            (unsafe { device.as_ref() }, unsafe { args.cast::<u32>().as_ref() })
-        else {
-            return Err(invalid("fattn_forward: expected a device and arguments, got null"));
-        };
-        let expected = size_of::<CForwardArgs>();
-        if *struct_bytes as usize != expected {
-            let text = format!("fattn_forward: expected struct_bytes {expected}, got {struct_bytes}");
-            return Err(invalid(text));
-        }
-        // SAFETY: not null, and of the size just checked.
-        let args = unsafe { &*args };
-        let problem = problem(args)?;
-        let pointers = ForwardPointers {
-            q: args.q.address,
-            k: args.k.address,
-            v: args.v.address,
-            o: args.o.address,
-            lse: args.lse,
-            ..ForwardPointers::default()
-        };
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs("fattn_forward", device, args) }?;
+        let problem = convert::forward_problem(&args.attention)?;
+        let pointers = convert::forward_pointers(&args.attention);
         // SAFETY: passed on to the caller.
         unsafe { forward(device, &problem, &pointers, Stream(stream as usize)) }.map_err(failure)
     })
 }
 
-/// Text of this thread's last failed call, valid until its next failed call; empty before the first one.
+/// Queues one backward pass on `stream` (a `CUstream` or `cudaStream_t`; null is the default stream).
+///
+/// # Safety
+/// `device` and `args` are null or valid, and the tensors and the workspace are as [`backward`]
+/// demands.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_backward(
+    device: *const Device,
+    args: *const CBackwardArgs,
+    stream: *mut c_void,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs("fattn_backward", device, args) }?;
+        let problem = convert::backward_problem(args)?;
+        let pointers = convert::backward_pointers(args);
+        let (workspace, stream) = (convert::workspace(args), Stream(stream as usize));
+        // SAFETY: passed on to the caller.
+        unsafe { backward(device, &problem, &pointers, workspace, stream) }.map_err(failure)
+    })
+}
+
+/// How many bytes of workspace [`fattn_backward`] needs for these arguments, addresses included:
+/// how the tensors are aligned decides which kernel runs. The workspace in `args` is not looked at.
+///
+/// # Safety
+/// `device` and `args` are null or valid, `bytes` is null or writable. No tensor is touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_backward_workspace_bytes(
+    device: *const Device,
+    args: *const CBackwardArgs,
+    bytes: *mut u64,
+) -> i32 {
+    guarded(|| {
+        let function = "fattn_backward_workspace_bytes";
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs(function, device, args) }?;
+        if bytes.is_null() {
+            return Err(invalid(format!("{function}: expected a place for the size, got null")));
+        }
+        let problem = convert::backward_problem(args)?.validate().map_err(failure)?;
+        let pointers = convert::backward_pointers(args);
+        let plan = plan_backward(&problem, device.properties(), &pointers).map_err(failure)?;
+        // SAFETY: not null, and the caller vouches for the rest.
+        unsafe { bytes.write(plan.workspace_bytes()) };
+        Ok(())
+    })
+}
+
+/// Text of this thread's last failed call, valid until its next failed call; empty before the first
+/// one.
 #[unsafe(no_mangle)]
 pub extern "C" fn fattn_last_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())
-}
-
-fn problem(args: &CForwardArgs) -> Result<ForwardProblem, Failure> {
-    let CForwardArgs { q, k, v, o, .. } = args;
-    let mut problem = ForwardProblem::new(
-        dtype("dtype", args.dtype)?,
-        layout("q", q)?,
-        layout("k", k)?,
-        layout("v", v)?,
-    )
-    .with_output(layout("o", o)?)
-    .with_output_dtype(dtype("output_dtype", args.output_dtype)?)
-    .with_mask(match args.mask {
-        0 => Mask::Full,
-        1 => Mask::Causal(CausalAlignment::BottomRight),
-        2 => Mask::Causal(CausalAlignment::TopLeft),
-        other => return Err(invalid(format!("mask: expected 0, 1 or 2, got {other}"))),
-    });
-    problem.scale = (!args.scale.is_nan()).then_some(args.scale);
-    problem.wants_lse = args.lse != 0;
-    Ok(problem)
-}
-
-fn dtype(argument: &str, number: i32) -> Result<Dtype, Failure> {
-    match number {
-        0 => Ok(Dtype::Bf16),
-        1 => Ok(Dtype::F16),
-        2 => Ok(Dtype::F32),
-        other => Err(invalid(format!("{argument}: expected 0, 1 or 2, got {other}"))),
-    }
-}
-
-fn layout(argument: &str, tensor: &CTensor) -> Result<Layout, Failure> {
-    let mut shape = [0; 4];
-    for (size, given) in shape.iter_mut().zip(tensor.shape) {
-        *size = usize::try_from(given).map_err(|_| {
-            invalid(format!("{argument}: expected sizes of at least 0, got {:?}", tensor.shape))
-        })?;
-    }
-    Ok(Layout { shape, strides: tensor.strides })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Random cases that shrink to the smallest failing shape.
 
-use finite_attention::Mask;
-use finite_attention::check::{Case, Placement, case};
+use finite_attention::check::{Case, Gradients, Placement, case, extended_case};
+use finite_attention::{Mask, Mode};
 use proptest::strategy::{NewTree, Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use rand::Rng as _;
@@ -17,6 +17,7 @@ type Fit = Arc<dyn Fn(Case) -> Option<Case>>;
 /// others, and any two of them can meet.
 #[derive(Clone)]
 pub struct Cases {
+    generate: fn(u64, usize) -> Case,
     fit: Fit,
 }
 
@@ -36,7 +37,7 @@ impl Cases {
     /// Every case that `fit` accepts, as it returns it. What `fit` returns it must accept unchanged, or shrinking is
     /// less thorough.
     pub fn fitted(fit: impl Fn(Case) -> Option<Case> + 'static) -> Self {
-        Cases { fit: Arc::new(fit) }
+        Cases { generate: case, fit: Arc::new(fit) }
     }
 
     /// Every case after `change`.
@@ -45,6 +46,11 @@ impl Cases {
             change(&mut case);
             Some(case)
         })
+    }
+
+    /// The same, out of cases that may have windows, packed sequences and gradients too.
+    pub fn extended(self) -> Self {
+        Cases { generate: extended_case, ..self }
     }
 }
 
@@ -56,7 +62,7 @@ impl Strategy for Cases {
         for _ in 0..MOST_TRIES {
             let random = runner.rng();
             let (seed, id) = (random.next_u64(), random.next_u64() % STRATA);
-            if let Some(case) = (self.fit)(case(seed, id as usize)) {
+            if let Some(case) = (self.fit)((self.generate)(seed, id as usize)) {
                 return Ok(CaseTree {
                     fit: self.fit.clone(),
                     failing: case.clone(),
@@ -141,8 +147,17 @@ fn size(case: &Case) -> usize {
         case.amplitude != 1.0,
         case.logit_shift != 0.0,
         case.tight,
+        case.packed,
+        case.gradients.is_some(),
+        case.gradients.is_some_and(|gradients| gradients.has_d_lse),
+        case.gradients.is_some_and(|gradients| gradients.dtype != case.dtype),
+        case.gradients.is_some_and(|gradients| gradients.mode != Mode::Deterministic),
     ];
-    numbers.iter().sum::<usize>() + options.iter().filter(|&&option| option).count()
+    let window = match case.mask {
+        Mask::Window { left, right, .. } => 1 + (left.unwrap_or(81) + right.unwrap_or(81)) as usize,
+        _ => 0,
+    };
+    numbers.iter().sum::<usize>() + window + options.iter().filter(|&&option| option).count()
 }
 
 /// Cases that differ from `case` in one step, the largest steps first.
@@ -165,6 +180,29 @@ fn simpler(case: &Case) -> Vec<Case> {
     push(&|next| next.amplitude = 1.0);
     push(&|next| next.logit_shift = 0.0);
     push(&|next| next.tight = false);
+    push(&|next| next.packed = false);
+    push(&|next| next.gradients = None);
+    push(&|next| {
+        next.gradients = next.gradients.map(|gradients| Gradients { has_d_lse: false, ..gradients })
+    });
+    push(&|next| {
+        next.gradients = next.gradients.map(|gradients| Gradients { dtype: next.dtype, ..gradients })
+    });
+    push(&|next| {
+        let mode = Mode::Deterministic;
+        next.gradients = next.gradients.map(|gradients| Gradients { mode, ..gradients })
+    });
+    if let Mask::Window { left, right, alignment } = case.mask {
+        push(&|next| next.mask = Mask::Causal(alignment));
+        for step in steps(left.unwrap_or(0) as usize) {
+            let left = left.map(|left| left - step as u32);
+            push(&|next| next.mask = Mask::Window { left, right, alignment });
+        }
+        for step in steps(right.unwrap_or(0) as usize) {
+            let right = right.map(|right| right - step as u32);
+            push(&|next| next.mask = Mask::Window { left, right, alignment });
+        }
+    }
     for step in steps(case.query_rows.min(case.key_rows)) {
         push(&|next| (next.query_rows, next.key_rows) = (next.query_rows - step, next.key_rows - step));
     }

@@ -12,3 +12,5 @@ pub mod compare;
 pub mod device;
 pub mod property;
 pub mod ptx;
+pub mod recorder;
+pub mod rule;

@@ -1,22 +1,38 @@
-//! o and lse are as near to the f64 reference as the tolerance rule asks, for every ragged shape, dtype, mask and
+//! o, lse and the gradients are as near to the f64 reference as the tolerance rule asks, for every ragged shape, dtype, mask and
 //! layout. What surrounds the elements is NaN, and nothing outside the outputs may be written.
 
-use finite_attention::Dtype;
+use finite_attention::check::Case;
+use finite_attention::{Dtype, Mask};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::{numbers, within_the_rule};
 use finite_attention_tests::property::check;
+use finite_attention_tests::rule::{numbers, within_the_rule};
 
 fn accurate(test: &str, count: u32, cases: Cases) {
     check(test, count, cases, |device, case| within_the_rule(device, case, numbers).map(|_| ()));
 }
 
-/// Cases of one dtype; o is in f32 where it was to differ from the inputs.
+/// In this dtype; o and the gradients are in f32 where they were to differ from the inputs.
+fn retyped(case: &mut Case, dtype: Dtype) {
+    let retype = |output: Dtype| if output == case.dtype { dtype } else { Dtype::F32 };
+    case.output_dtype = retype(case.output_dtype);
+    if let Some(gradients) = &mut case.gradients {
+        gradients.dtype = retype(gradients.dtype);
+    }
+    case.dtype = dtype;
+}
+
+/// Full and causal cases of one dtype.
 fn of(dtype: Dtype) -> Cases {
-    Cases::changed(move |case| {
-        let widened = case.output_dtype != case.dtype;
-        case.dtype = dtype;
-        case.output_dtype = if widened { Dtype::F32 } else { dtype };
-    })
+    Cases::changed(move |case| retyped(case, dtype))
+}
+
+/// Cases of one dtype with gradients, among them such with windows and packed sequences.
+fn with_gradients(dtype: Dtype) -> Cases {
+    let cases = Cases::fitted(move |mut case| {
+        retyped(&mut case, dtype);
+        case.gradients.is_some().then_some(case)
+    });
+    cases.extended()
 }
 
 #[test]
@@ -49,4 +65,28 @@ fn heads_of_a_group_share_their_key_head() {
         (case.query_rows, case.key_rows) = (case.query_rows.min(20), case.key_rows.min(40));
     });
     accurate("accuracy-groups", 30, grouped);
+}
+
+#[test]
+fn windows_and_packed_sequences_are_within_the_rule() {
+    let cases = Cases::fitted(|mut case| {
+        case.gradients = None;
+        (case.packed || matches!(case.mask, Mask::Window { .. })).then_some(case)
+    });
+    accurate("accuracy-windows-and-packed", 100, cases.extended());
+}
+
+#[test]
+fn gradients_in_bf16_are_within_the_rule() {
+    accurate("accuracy-gradients-bf16", 60, with_gradients(Dtype::Bf16));
+}
+
+#[test]
+fn gradients_in_f16_are_within_the_rule() {
+    accurate("accuracy-gradients-f16", 60, with_gradients(Dtype::F16));
+}
+
+#[test]
+fn gradients_in_f32_are_within_the_rule() {
+    accurate("accuracy-gradients-f32", 40, with_gradients(Dtype::F32));
 }

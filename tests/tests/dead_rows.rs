@@ -1,28 +1,34 @@
-//! A row that sees no key has o = 0 and lse = -inf, exactly; the rows beside it are right.
+//! A row that sees no key has o = 0, lse = -inf and dq = 0, exactly; the rows beside it are right.
 
 use finite_attention::check::{Case, Computed};
 use finite_attention::{CausalAlignment, Device, Mask};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::{numbers, within_the_rule};
+use finite_attention_tests::compare::RowVisibility;
 use finite_attention_tests::property::{Finding, check};
+use finite_attention_tests::rule::{numbers, within_the_rule};
 
 const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
 
-/// o of dead rows is 0 and their lse -inf.
+/// o and dq of dead rows are 0 and their lse -inf.
 fn dead_rows_are_zero(case: &Case, computed: &Computed) -> Finding {
-    let sizes = case.sizes();
-    let rows = case.query_rows.max(1);
-    let o_row = |at: usize| at / (case.value_dim * case.query_heads) % rows;
-    let o = computed.o.iter().enumerate().find(|&(at, &o)| sizes.visible(o_row(at)) == 0 && o != 0.0);
-    if let Some((at, o)) = o {
-        return Err(format!("{}: o: element {at} of dead row {} is {o}", computed.kernel, o_row(at)));
+    let visible = RowVisibility::of(case);
+    let dq = computed.gradients.as_ref().map_or(&[][..], |gradients| &gradients.dq);
+    for (name, tensor, columns) in [("o", &*computed.o, case.value_dim), ("dq", dq, case.head_dim)] {
+        for (at, &number) in tensor.iter().enumerate() {
+            if visible.of_element(case, columns, at) == 0 && number != 0.0 {
+                return Err(format!(
+                    "{}: {name}: element {at} of a dead row is {number}",
+                    computed.kernel
+                ));
+            }
+        }
     }
-    let lse = computed.lse.iter().enumerate();
-    let wrong =
-        lse.clone().find(|&(at, &lse)| sizes.visible(at % rows) == 0 && lse != f32::NEG_INFINITY);
-    wrong.map_or(Ok(()), |(at, lse)| {
-        Err(format!("{}: lse: dead row {} has {lse}", computed.kernel, at % rows))
-    })
+    for (at, &lse) in computed.lse.iter().enumerate() {
+        if visible.of_lse(case, at) == 0 && lse != f32::NEG_INFINITY {
+            return Err(format!("{}: lse: element {at} of a dead row is {lse}", computed.kernel));
+        }
+    }
+    Ok(())
 }
 
 fn right(device: &Device, case: &Case) -> Finding {
@@ -58,4 +64,17 @@ fn the_first_living_row_may_stand_anywhere_in_a_tile() {
 #[test]
 fn without_keys_every_row_is_dead() {
     check("dead-rows-no-keys", 40, Cases::changed(|case| case.key_rows = 0), right);
+}
+
+/// Windows that end before the first key or begin after the last, and packed sequences without keys; with gradients.
+#[test]
+fn dead_rows_have_no_gradients() {
+    let cases = Cases::fitted(|mut case| {
+        if case.mask == Mask::Full && !case.packed {
+            case.mask = CAUSAL;
+        }
+        let dead = RowVisibility::of(&case).0.contains(&0);
+        (dead && case.gradients.is_some()).then_some(case)
+    });
+    check("dead-rows-gradients", 50, cases.extended(), right);
 }

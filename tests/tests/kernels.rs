@@ -1,8 +1,10 @@
-//! Every kernel that ships is run: a fixed grid of cases for each, which the planner must give to it.
+//! Every kernel that ships is run: a fixed grid of cases for each, from which the planner must choose it.
 
-use finite_attention::check::{Case, Placement, run_case};
-use finite_attention::{CausalAlignment, Device, Dtype, Mask};
+use finite_attention::check::{Case, Gradients, Placement};
+use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use finite_attention_tests::device::open;
+use finite_attention_tests::recorder::recording;
+use finite_attention_tests::rule::{numbers, within_the_rule};
 use kernels_gpu::abi::{Access, Family, KERNELS, KernelSpec};
 
 /// Cases for one kernel: head dimensions from the smallest that no smaller kernel takes to its own.
@@ -22,6 +24,8 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
     let masks =
         [Mask::Full, Mask::Causal(CausalAlignment::BottomRight), Mask::Causal(CausalAlignment::TopLeft)];
     let output_dtypes = [kernel.dtype, Dtype::F32, kernel.dtype];
+    let gradients = kernel.family != Family::Forward;
+    let modes = [Mode::Deterministic, Mode::Fast, Mode::Fast];
     let rows = [(kernel.query_rows + 1, kernel.key_rows - 1), (3, 2 * kernel.key_rows + 1), (70, 70)];
     (0..3)
         .map(|id| Case {
@@ -35,38 +39,39 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
             output_dtype: output_dtypes[id],
             mask: masks[id],
             placement: placements[id],
+            gradients: gradients.then_some(Gradients {
+                dtype: output_dtypes[id],
+                has_d_lse: id == 0,
+                mode: modes[id],
+            }),
             ..Case::small()
         })
         .collect()
 }
 
-/// What is wrong with one case of a forward kernel.
-fn forward_failure(device: &Device, kernel: &KernelSpec, case: &Case) -> Option<String> {
-    let outcome = run_case(device, case);
-    let text = format!("{}, {}", kernel.name, case.shape_text());
-    match outcome.failure {
-        Some(failure) => Some(format!("{text}: {failure}")),
-        None if outcome.kernel != kernel.name => {
-            Some(format!("{text} is planned for {}", outcome.kernel))
-        }
-        None => None,
-    }
-}
-
 #[test]
-fn every_forward_kernel_is_run_and_right() {
-    let device = open();
-    let wrong: Vec<String> = KERNELS
+fn every_kernel_is_run_and_right() {
+    let (device, launched) = recording(&open());
+    let runs_here = |kernel: &&KernelSpec| {
+        let (major, minor) = device.properties().compute_capability;
+        kernel.arch.runs_on(major, minor)
+    };
+    let failed: Vec<String> = KERNELS
         .iter()
-        .flat_map(|kernel| match kernel.family {
-            Family::Forward => {
-                let failures =
-                    grid(kernel).into_iter().map(|case| forward_failure(&device, kernel, &case));
-                failures.flatten().collect::<Vec<_>>()
-            }
-            // `check` has no backward cases yet.
-            Family::BackwardDelta | Family::Backward | Family::BackwardConvert => Vec::new(),
+        .filter(runs_here)
+        .flat_map(grid)
+        .filter_map(|case| {
+            let failure = within_the_rule(&device, &case, numbers).err()?;
+            Some(format!("{} {}: {failure}", case.dtype.name(), case.shape_text()))
         })
         .collect();
-    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
+    let launched = launched.names();
+    let missing: Vec<&str> = KERNELS
+        .iter()
+        .filter(runs_here)
+        .map(|kernel| kernel.name)
+        .filter(|name| !launched.contains(name))
+        .collect();
+    assert!(missing.is_empty(), "no case is planned for {missing:?}");
 }

@@ -7,8 +7,9 @@ use finite_attention::check::{Case, Inputs, Placement, Surroundings};
 use finite_attention::reference::{exact, judge_lse};
 use finite_attention::{Device, Dtype};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::{finite, numbers, run, within_the_rule};
+use finite_attention_tests::compare::{finite, run};
 use finite_attention_tests::property::{Finding, check};
+use finite_attention_tests::rule::{numbers, within_the_rule};
 
 const SCALES: [Option<f32>; 6] = [None, Some(-0.125), Some(0.0), Some(1.0), Some(-3.0), None];
 
@@ -84,6 +85,21 @@ fn lse_of_logits_a_thousand_times_as_large_is_within_the_rule() {
 #[test]
 fn large_logits_of_both_signs_are_finite() {
     check("large-logits-signs", 40, Cases::changed(scaled), |device, case| {
+        let mut inputs = Inputs::normal(case);
+        inputs.q.iter_mut().for_each(|q| *q *= 1000.0);
+        finite(case, &run(device, case, &inputs, Surroundings::Nan)?)
+    });
+}
+
+/// dq, dk and dv in f32, which holds their true values.
+#[test]
+fn gradients_of_large_logits_are_finite() {
+    let cases = Cases::fitted(|mut case| {
+        scaled(&mut case);
+        case.gradients.as_mut()?.dtype = Dtype::F32;
+        Some(case)
+    });
+    check("large-logits-gradients", 40, cases.extended(), |device, case| {
         let mut inputs = Inputs::normal(case);
         inputs.q.iter_mut().for_each(|q| *q *= 1000.0);
         finite(case, &run(device, case, &inputs, Surroundings::Nan)?)

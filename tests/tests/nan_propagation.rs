@@ -4,8 +4,9 @@ use finite_attention::Device;
 use finite_attention::check::{Case, Computed, Inputs, Placement, Surroundings};
 use finite_attention::reference::{Exact, exact, judge_lse, judge_output, naive, output_allowance};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::{precision, run};
+use finite_attention_tests::compare::run;
 use finite_attention_tests::property::{Finding, check};
+use finite_attention_tests::rule::precision;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 

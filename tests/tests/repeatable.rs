@@ -1,10 +1,10 @@
-//! The forward pass gives the same bits in every run, and whatever the order in which warps run and copies land.
+//! The same call gives the same bits in every run (of dq: in deterministic mode), and whatever the order in which warps run and copies land.
 
 use finite_attention::check::{Inputs, Surroundings};
 use finite_attention::driver::emulated::{Checks, Options, Schedule};
 use finite_attention::{KernelImages, check::Case};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::{identical, run};
+use finite_attention_tests::compare::{has_repeatable_dq, identical, run};
 use finite_attention_tests::device::{emulated, emulated_arch};
 use finite_attention_tests::property::check;
 
@@ -14,13 +14,23 @@ fn busy(case: &mut Case) {
     case.batches = case.batches.max(1);
 }
 
+/// Such cases, half of them with gradients, some with packed sequences.
+fn cases() -> Cases {
+    Cases::changed(busy).extended()
+}
+
 #[test]
 fn runs_give_the_same_bits() {
-    check("repeatable", 24, Cases::changed(busy), |device, case| {
+    check("repeatable", 24, cases(), |device, case| {
         let inputs = Inputs::normal(case);
         let first = run(device, case, &inputs, Surroundings::Nan)?;
         for _ in 0..3 {
-            identical(first.kernel, &first, &run(device, case, &inputs, Surroundings::Nan)?)?;
+            identical(
+                first.kernel,
+                has_repeatable_dq(case),
+                &first,
+                &run(device, case, &inputs, Surroundings::Nan)?,
+            )?;
         }
         Ok(())
     });
@@ -30,7 +40,7 @@ fn runs_give_the_same_bits() {
 #[test]
 fn schedules_give_the_same_bits() {
     let Some(arch) = emulated_arch() else { return };
-    check("repeatable-schedules", 24, Cases::changed(busy), |device, case| {
+    check("repeatable-schedules", 24, cases(), |device, case| {
         let inputs = Inputs::normal(case);
         let first = run(device, case, &inputs, Surroundings::Nan)?;
         let orders = [
@@ -44,7 +54,8 @@ fn schedules_give_the_same_bits() {
             let other = emulated(arch, KernelImages::embedded(), options);
             let other = run(&other, case, &inputs, Surroundings::Nan)
                 .map_err(|error| format!("{schedule:?}, {threads} threads: {error}"))?;
-            identical(&format!("{}: {schedule:?}, {threads} threads", first.kernel), &first, &other)?;
+            let what = format!("{}: {schedule:?}, {threads} threads", first.kernel);
+            identical(&what, has_repeatable_dq(case), &first, &other)?;
         }
         Ok(())
     });
@@ -54,11 +65,11 @@ fn schedules_give_the_same_bits() {
 #[test]
 fn checks_change_no_bits() {
     let Some(arch) = emulated_arch() else { return };
-    check("repeatable-checks", 12, Cases::changed(busy), |device, case| {
+    check("repeatable-checks", 12, cases(), |device, case| {
         let inputs = Inputs::normal(case);
         let checked = run(device, case, &inputs, Surroundings::Nan)?;
         let options = Options { checks: Checks::none(), ..Options::default() };
         let plain = emulated(arch, KernelImages::embedded(), options);
-        identical(checked.kernel, &checked, &run(&plain, case, &inputs, Surroundings::Nan)?)
+        identical(checked.kernel, true, &checked, &run(&plain, case, &inputs, Surroundings::Nan)?)
     });
 }

@@ -6,9 +6,12 @@
 //!   run.sh                    runs all of the below, prints a table, exits with 1 if anything failed
 //!   fattn                     the command
 //!   libfinite_attention.so    the C interface
-//!   compare.py                the comparison with PyTorch's backends
-//!   tests/                    every test binary of the library and of the property tests
+//!   compare.py, comparison/   the comparison with PyTorch's backends
+//!   tests.tar.xz              every test binary of the library and of the property tests
 //! ```
+//!
+//! The test binaries hold the same kernels, which cannot be compressed further but can be stored
+//! once: hence one archive with a window that is wider than a binary.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -37,40 +40,73 @@ const TESTED: [&str; 2] = ["finite-attention", "finite-attention-tests"];
 /// Tests that look for the command where cargo built it.
 const LEFT_OUT: [&str; 1] = ["host-test-cli"];
 
-/// What runs on the other machine. `$1` is where the logs go.
+/// What runs on the other machine.
 const RUN: &str = r#"#!/bin/sh
-# Runs every test binary and `fattn check` on a device (FATTN_DEVICE, the first GPU by default), prints a table, and
-# exits with 1 if anything failed. Each command may take TIME_LIMIT seconds (600). Logs go to $1, or to logs/ here.
+# Runs every test binary and `fattn check` on a device, prints a table, and exits with 1 if any failed.
+#
+#     run.sh [LOGS] [TEST...]     logs go to LOGS, or to logs/ here; without tests, all of them
+#
+# FATTN_DEVICE   where: the first GPU (cuda) by default
+# FATTN_CASES    cases of every property test; FATTN_SEED their seed
+# CHECK_CASES    cases of `fattn check` (240)
+# JOBS           commands at a time (4)
+# TIME_LIMIT     seconds for one command (240)
+# TOTAL_LIMIT    seconds for all of them (450): what is not done by then has failed
 set -u
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
-logs=${1:-$here/logs}
-mkdir -p "$logs" || exit 1
-FATTN_DEVICE=${FATTN_DEVICE:-cuda}
-export FATTN_DEVICE
-failed=0
 
-run() {
-    name=$1
-    shift
+# One command of the table: run.sh --one LOGS NAME COMMAND...
+if [ "${1:-}" = --one ]; then
+    logs=$2
+    name=$3
+    shift 3
     start=$(date +%s)
-    timeout "${TIME_LIMIT:-600}" "$@" >"$logs/$name.log" 2>&1
-    code=$?
+    left=$((DEADLINE - start))
+    [ "$left" -lt "$TIME_LIMIT" ] || left=$TIME_LIMIT
+    if [ "$left" -gt 0 ]; then
+        timeout "$left" "$@" >"$logs/$name.log" 2>&1
+        code=$?
+    else
+        echo "no time left" >"$logs/$name.log"
+        code=124
+    fi
     seconds=$(($(date +%s) - start))
     summary=$(sed -n 's/^test result: //p' "$logs/$name.log" | tail -n 1)
-    printf '%-48s %4s %5ss  %s\n' "$name" "$code" "$seconds" "$summary"
+    [ "$code" -ne 124 ] || summary="out of time"
+    line=$(printf '%-48s %4s %5ss  %s' "$name" "$code" "$seconds" "$summary")
     if [ "$code" -ne 0 ]; then
-        failed=$((failed + 1))
-        tail -n 40 "$logs/$name.log" | sed 's/^/    /'
+        echo "$name" >>"$logs/failed"
+        line=$(printf '%s\n' "$line"; tail -n 40 "$logs/$name.log" | sed 's/^/    /')
     fi
-}
+    printf '%s\n' "$line"
+    exit 0
+fi
 
+logs=${1:-$here/logs}
+mkdir -p "$logs" && logs=$(CDPATH= cd -- "$logs" && pwd) || exit 1
+[ "$#" -eq 0 ] || shift
+rm -f "$logs/failed"
 cd "$here" || exit 1
+if [ ! -d tests ]; then
+    tar -xJf tests.tar.xz || python3 -m tarfile -e tests.tar.xz . || exit 1
+    chmod +x tests/*
+fi
+FATTN_DEVICE=${FATTN_DEVICE:-cuda}
+TIME_LIMIT=${TIME_LIMIT:-240}
+DEADLINE=$(($(date +%s) + ${TOTAL_LIMIT:-450}))
+export FATTN_DEVICE TIME_LIMIT DEADLINE
+
 printf '%-48s %4s %6s\n' command exit time
-run devices ./fattn devices
-for test in tests/*; do
-    run "$(basename "$test")" "$test"
-done
-run check ./fattn check --device "$FATTN_DEVICE"
+"$here/run.sh" --one "$logs" devices ./fattn devices
+{
+    if [ "$#" -gt 0 ]; then
+        printf '%s\n' "$@" | sed 's|.*|& tests/&|'
+    else
+        echo "check ./fattn check --device $FATTN_DEVICE --cases ${CHECK_CASES:-240}"
+        ls tests | sed 's|.*|& tests/&|'
+    fi
+} | xargs -P "${JOBS:-4}" -L 1 "$here/run.sh" --one "$logs"
+failed=$(cat "$logs/failed" 2>/dev/null | wc -l)
 echo "$failed failed"
 [ "$failed" -eq 0 ]
 "#;
@@ -96,7 +132,8 @@ pub fn run(args: &Args) -> Result<()> {
     for test in tested.iter().filter(|artifact| artifact.test && !LEFT_OUT.contains(&&*artifact.name)) {
         collect(&test.path, &output.join("tests").join(&test.name))?;
     }
-    fs::copy(workspace::root().join("benchmarks/compare.py"), output.join("compare.py"))?;
+    pack(&output)?;
+    copy_comparison(&workspace::root().join("benchmarks"), &output)?;
     let script = output.join("run.sh");
     fs::write(&script, RUN)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
@@ -168,10 +205,33 @@ fn collect(from: &Path, to: &Path) -> Result<()> {
     }
 }
 
+/// Puts the test binaries into one archive.
+fn pack(output: &Path) -> Result<()> {
+    let mut tar = Command::new("tar");
+    // -9 for its window of 64 MiB, which sees the kernels of the binaries before.
+    tar.env("XZ_OPT", "-9 -T1").current_dir(output).args(["-cJf", "tests.tar.xz", "tests"]);
+    workspace::output(&mut tar)?;
+    Ok(fs::remove_dir_all(output.join("tests"))?)
+}
+
+/// Copies compare.py and its parts.
+fn copy_comparison(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from.join("compare.py"), to.join("compare.py")).context("cannot copy compare.py")?;
+    fs::create_dir_all(to.join("comparison"))?;
+    for entry in fs::read_dir(from.join("comparison")).context("cannot read comparison/")? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "py") {
+            let name = path.file_name().context("a file has a name")?;
+            fs::copy(&path, to.join("comparison").join(name))?;
+        }
+    }
+    Ok(())
+}
+
 /// Prints the size of every file, and fails if they are too large together.
 fn report(output: &Path, max_megabytes: u64) -> Result<()> {
     let mut total = 0;
-    for folder in [output.to_path_buf(), output.join("tests")] {
+    for folder in [output.to_path_buf(), output.join("comparison")] {
         let mut files: Vec<PathBuf> = fs::read_dir(&folder)?
             .map(|entry| Ok(entry?.path()))
             .filter(|path: &Result<PathBuf>| path.as_ref().map_or(true, |path| path.is_file()))

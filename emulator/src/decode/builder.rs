@@ -182,7 +182,9 @@ impl<'a, 'm> Builder<'a, 'm> {
         let constant = match symbol {
             Symbol::Param(at) => Space::Param.window() + u64::from(at),
             Symbol::Local(at) | Symbol::Shared(at) => u64::from(at),
-            Symbol::DynamicShared if offset == 0 => return self.fill(Fill::DynamicShared { wide }, wide),
+            Symbol::DynamicShared if offset == 0 => {
+                return self.fill(Fill::DynamicShared { wide }, wide);
+            }
             Symbol::DynamicShared => return Err(ParseErrorKind::UnsupportedInstruction),
             Symbol::Variable(index) => return self.fill(Fill::Variable { index, offset, wide }, wide),
         };

@@ -63,11 +63,7 @@ fn branch_indexed<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Inst
 }
 
 /// `bar` is `barrier…aligned`; so is any form on targets before sm_70, which are not of interest.
-fn barrier<'a>(
-    s: &Statement<'a>,
-    b: &mut Builder<'a, '_>,
-    modifiers: &[&str],
-) -> Result<Instruction> {
+fn barrier<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, modifiers: &[&str]) -> Result<Instruction> {
     let modifiers = if let ["cta", rest @ ..] = modifiers { rest } else { modifiers };
     let (modifiers, aligned) = match modifiers {
         [first, "aligned", rest @ ..] => ([&[*first], rest].concat(), true),

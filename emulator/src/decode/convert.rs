@@ -1,9 +1,7 @@
 //! Conversions.
 
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
-use crate::isa::{
-    ConvertType, FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, Instruction, Op, Rounding,
-};
+use crate::isa::{ConvertType, FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, Instruction, Op, Rounding};
 
 fn convert_type(name: &str) -> Result<ConvertType> {
     Ok(match name {

@@ -151,8 +151,7 @@ fn field<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> 
         return Ok(with_rows(op, d, &[insert, base, position, length]));
     }
     s.expect_operands(4, 4)?;
-    let op =
-        if is_signed(ty) { IntegerOp::FieldExtractSigned } else { IntegerOp::FieldExtractUnsigned };
+    let op = if is_signed(ty) { IntegerOp::FieldExtractSigned } else { IntegerOp::FieldExtractUnsigned };
     let sources = [b.source(s, 1, width)?, b.source(s, 2, 32)?, b.source(s, 3, 32)?];
     Ok(with_rows(of_width(width, op)?, d, &sources))
 }

@@ -22,7 +22,17 @@ pub fn space(name: &str) -> Option<Space> {
 fn is_hint(name: &str) -> bool {
     matches!(
         name,
-        "volatile" | "relaxed" | "acquire" | "release" | "weak" | "mmio" | "nc" | "cta" | "cluster" | "gpu" | "sys"
+        "volatile"
+            | "relaxed"
+            | "acquire"
+            | "release"
+            | "weak"
+            | "mmio"
+            | "nc"
+            | "cta"
+            | "cluster"
+            | "gpu"
+            | "sys"
     ) || is_cache_hint(name)
 }
 
@@ -58,7 +68,7 @@ pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     if elements.len() != vector as usize {
         return Err(ParseErrorKind::Operand("a vector of the wrong length"));
     }
-    let signed = s.last().starts_with('s') && bits < 32;
+    let signed = s.last().starts_with('s') && bits < 64;
     let mut rows = Vec::with_capacity(elements.len());
     let mut wide_registers = 0;
     for &element in &elements {

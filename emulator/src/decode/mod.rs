@@ -82,7 +82,9 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         {
             float::decode(s, b)
         }
-        "rcp" | "sqrt" | "rsqrt" | "ex2" | "lg2" | "tanh" | "sin" | "cos" | "copysign" => float::decode(s, b),
+        "rcp" | "sqrt" | "rsqrt" | "ex2" | "lg2" | "tanh" | "sin" | "cos" | "copysign" => {
+            float::decode(s, b)
+        }
         "and" | "or" | "xor" | "not" if s.last() == "pred" => select::predicate(s, b),
         "setp" => select::compare(s, b),
         "selp" => select::select(s, b),

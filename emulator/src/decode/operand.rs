@@ -62,7 +62,9 @@ impl<'a> Builder<'a, '_> {
             Scalar::Register(_) => Err(WIDTH),
             _ if bits > 64 => Err(KIND),
             Scalar::Integer(value) => self.constant(value, wide),
-            Scalar::Single(value) if wide => self.constant(f64::from(f32::from_bits(value)).to_bits(), true),
+            Scalar::Single(value) if wide => {
+                self.constant(f64::from(f32::from_bits(value)).to_bits(), true)
+            }
             Scalar::Single(value) => self.constant(u64::from(value), false),
             Scalar::Double(value) if wide => self.constant(value, true),
             Scalar::Double(value) => {
@@ -116,7 +118,9 @@ impl<'a> Builder<'a, '_> {
     pub fn any_register(&self, s: &Statement<'a>, index: usize) -> Result<Register> {
         match s.operands.get(index) {
             Some(&Operand::Scalar(Scalar::Register(register))) => Ok(register),
-            Some(Operand::Scalar(Scalar::Name(name))) => Err(ParseErrorKind::UnknownName(name.to_string())),
+            Some(Operand::Scalar(Scalar::Name(name))) => {
+                Err(ParseErrorKind::UnknownName(name.to_string()))
+            }
             _ => Err(KIND),
         }
     }
@@ -124,8 +128,12 @@ impl<'a> Builder<'a, '_> {
     /// The predicate of a source, and whether it is negated.
     pub fn predicate_source(&mut self, s: &Statement<'a>, index: usize) -> Result<(u32, bool)> {
         match s.operands.get(index) {
-            Some(&Operand::Scalar(Scalar::Register(r))) if r.class == Class::Predicate => Ok((r.index, false)),
-            Some(&Operand::Negated(Scalar::Register(r))) if r.class == Class::Predicate => Ok((r.index, true)),
+            Some(&Operand::Scalar(Scalar::Register(r))) if r.class == Class::Predicate => {
+                Ok((r.index, false))
+            }
+            Some(&Operand::Negated(Scalar::Register(r))) if r.class == Class::Predicate => {
+                Ok((r.index, true))
+            }
             Some(&Operand::Scalar(Scalar::Integer(0))) => Ok((PREDICATE_FALSE, false)),
             Some(&Operand::Scalar(Scalar::Integer(_))) => Ok((PREDICATE_TRUE, false)),
             _ => Err(KIND),
@@ -143,7 +151,11 @@ impl<'a> Builder<'a, '_> {
     }
 
     /// `d` or `d|p`: the destination and the predicate that goes with it.
-    pub fn destination_pair(&self, s: &Statement<'a>, index: usize) -> Result<(Scalar<'a>, Option<Scalar<'a>>)> {
+    pub fn destination_pair(
+        &self,
+        s: &Statement<'a>,
+        index: usize,
+    ) -> Result<(Scalar<'a>, Option<Scalar<'a>>)> {
         match s.operands.get(index) {
             Some(&Operand::Scalar(scalar)) => Ok((scalar, None)),
             Some(&Operand::Pair(first, second)) => Ok((first, Some(second))),

@@ -46,8 +46,7 @@ fn relation(name: &str, float: bool) -> Result<Relation> {
 /// `setp.relation{.and|.or|.xor}{.ftz}.type p{|q}, a, b{, {!}c};`
 pub fn compare<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let ty = compare_type(s.last())?;
-    let float =
-        matches!(ty, CompareType::F16 | CompareType::Bf16 | CompareType::F32 | CompareType::F64);
+    let float = matches!(ty, CompareType::F16 | CompareType::Bf16 | CompareType::F32 | CompareType::F64);
     let [first, rest @ ..] = s.middle() else { return Err(UNSUPPORTED) };
     let relation = relation(first, float)?;
     let (mut flags, mut combination) = (0, 0);

@@ -210,7 +210,9 @@ fn settle(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u32
         let window = target(context, warp, copy, mask)?;
         for lane in lanes(mask) {
             // SAFETY: the window was checked for the copy's bytes.
-            unsafe { window.shadow.set(window.offsets[lane] as usize, copy.bytes as usize, State::Written) };
+            unsafe {
+                window.shadow.set(window.offsets[lane] as usize, copy.bytes as usize, State::Written)
+            };
         }
     }
     copy.open &= !mask;

@@ -24,8 +24,6 @@ pub struct Barrier {
     pub arrivals: Vec<Arrival>,
     /// Threads awaited, if an operand says so.
     pub count: Option<u32>,
-    /// The first instruction that arrived in this phase.
-    pub pc: u32,
     /// Threads whose predicate holds, and whether it holds for all and for any.
     pub population: u32,
     pub all: bool,
@@ -47,22 +45,17 @@ pub struct Barriers {
 }
 
 impl Barriers {
-    pub fn get(&self, id: u32) -> &Barrier {
-        &self.named[id as usize % BARRIERS]
-    }
-
     /// Lanes arrive; `predicate` holds for some of them. An error says what disagrees.
     pub fn arrive(
         &mut self,
         id: u32,
         count: Option<u32>,
-        pc: u32,
         arrival: Arrival,
         predicate: u32,
     ) -> Result<(), String> {
         let barrier = &mut self.named[id as usize % BARRIERS];
         if barrier.arrivals.is_empty() {
-            *barrier = Barrier { count, pc, all: true, ..Barrier::default() };
+            *barrier = Barrier { count, all: true, ..Barrier::default() };
         } else if barrier.count != count {
             let name = |count: Option<u32>| count.map_or("all".to_string(), |n| n.to_string());
             return Err(format!(

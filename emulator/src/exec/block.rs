@@ -150,7 +150,9 @@ impl<'a> Block<'a> {
         for warp in &self.warps {
             live[warp.id as usize] = warp.live;
         }
-        let Some(outcome) = self.context.barriers.complete(id, &live[..self.warps.len()]) else { return };
+        let Some(outcome) = self.context.barriers.complete(id, &live[..self.warps.len()]) else {
+            return;
+        };
         for warp in &mut self.warps {
             for index in 0..warp.fragments.len() {
                 let fragment = &mut warp.fragments[index];
@@ -256,7 +258,12 @@ fn fill_block(registers: &mut Registers, environment: &Environment<'_>, block: [
     }
 }
 
-fn special_row(environment: &Environment<'_>, block: [u32; 3], warp: u32, special: Special) -> [u32; LANES] {
+fn special_row(
+    environment: &Environment<'_>,
+    block: [u32; 3],
+    warp: u32,
+    special: Special,
+) -> [u32; LANES] {
     let launch = &environment.launch;
     std::array::from_fn(|lane| {
         let lane = lane as u32;
@@ -281,4 +288,3 @@ fn special_row(environment: &Environment<'_>, block: [u32; 3], warp: u32, specia
         }
     })
 }
-

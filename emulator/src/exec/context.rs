@@ -63,7 +63,8 @@ pub struct Random(u64);
 impl Random {
     pub fn new(schedule: Schedule, block: u64) -> Self {
         let seed = if let Schedule::Random(seed) = schedule { seed } else { 0 };
-        let mixed = (seed ^ block.wrapping_mul(0xd134_2543_de82_ef95)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed =
+            (seed ^ block.wrapping_mul(0xd134_2543_de82_ef95)).wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         Random((mixed ^ mixed >> 27) | 1)
     }
@@ -171,20 +172,31 @@ impl<'a> Context<'a> {
         self.report(kind, pc, warp, lane, |_| {
             let verb = at.verb();
             let place = format!("{verb} of {bytes} bytes at {space} address {address:#x}");
-            match refusal {
-                Refusal::OutOfBounds(end) if space == Space::Global => {
-                    let offset = GlobalView::offset(address);
-                    format!("{place}: offset {offset} in an allocation of {end} bytes")
+            let underrun = GlobalView::underrun(address).filter(|_| space == Space::Global);
+            match (refusal, underrun) {
+                (Refusal::OutOfBounds(_) | Refusal::NoSpace, Some(bytes)) => {
+                    format!("{place}: {bytes} bytes before the start of an allocation")
                 }
-                Refusal::OutOfBounds(end) => format!("{place}, which ends at {end:#x}"),
-                Refusal::Misaligned => format!("{place}, which is no multiple of {bytes}"),
-                Refusal::NoSpace => format!("{place}, which belongs to nothing"),
-                Refusal::Null => format!("{place}, in the first page"),
-                Refusal::Freed => format!("{place}, in an allocation that was freed"),
-                Refusal::ReadOnly => place,
+                (refusal, _) => explain(refusal, place, at),
             }
         });
         Err(Stop)
+    }
+}
+
+fn explain(refusal: Refusal, place: String, at: Access) -> String {
+    let Access { space, address, bytes, .. } = at;
+    match refusal {
+        Refusal::OutOfBounds(end) if space == Space::Global => {
+            let offset = GlobalView::offset(address);
+            format!("{place}: offset {offset} in an allocation of {end} bytes")
+        }
+        Refusal::OutOfBounds(end) => format!("{place}, which ends at {end:#x}"),
+        Refusal::Misaligned => format!("{place}, which is no multiple of {bytes}"),
+        Refusal::NoSpace => format!("{place}, which belongs to nothing"),
+        Refusal::Null => format!("{place}, in the first page"),
+        Refusal::Freed => format!("{place}, in an allocation that was freed"),
+        Refusal::ReadOnly => place,
     }
 }
 

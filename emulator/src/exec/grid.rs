@@ -72,7 +72,8 @@ fn check_shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> 
     if expected != got {
         return Err(LaunchError::Parameters { kernel: name(), expected, got });
     }
-    let product = |sizes: [u32; 3]| sizes.iter().map(|&size| u64::from(size)).try_fold(1, u64::checked_mul);
+    let product =
+        |sizes: [u32; 3]| sizes.iter().map(|&size| u64::from(size)).try_fold(1, u64::checked_mul);
     let threads = product(launch.block).unwrap_or(u64::MAX);
     let limit = kernel.max_threads().unwrap_or([MAX_THREADS as u32, 1, 1]);
     let most = product(limit).unwrap_or(u64::MAX).min(MAX_THREADS);

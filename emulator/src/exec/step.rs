@@ -7,8 +7,7 @@ use super::ops;
 use super::registers::lanes;
 use super::warp::{Fragment, State, Warp};
 use crate::isa::{
-    BarrierOp, FLAG_ALIGNED, FLAG_NEGATE_GUARD, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction,
-    Op,
+    BarrierOp, FLAG_ALIGNED, FLAG_NEGATE_GUARD, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, Op,
 };
 use crate::report::FindingKind;
 
@@ -90,6 +89,7 @@ impl Runner<'_, '_> {
             return Err(Stop);
         }
         self.park(State::Ready);
+        self.warp.stall(turn);
         Ok(Event::Yield)
     }
 
@@ -160,7 +160,9 @@ impl Runner<'_, '_> {
             Op::Atomic(op) => ops::atomic::run(self.context, self.warp, i, m, op)?,
             Op::AsyncCopy(op) => ops::async_copy::run(self.context, self.warp, i, m, op)?,
             Op::Matrix(op) => {
-                let Some(m) = self.gather(self.warp.live, m)? else { return Ok(Next::Leave(Event::Yield)) };
+                let Some(m) = self.gather(self.warp.live, m)? else {
+                    return Ok(Next::Leave(Event::Yield));
+                };
                 (families.matrix)(self.context, self.warp, i, m, op)?;
             }
             Op::Shuffle(_)
@@ -256,6 +258,10 @@ impl Runner<'_, '_> {
         if needed & !m == 0 {
             return Ok(Some(m));
         }
+        if let Some(all) = self.merge(needed, m) {
+            self.mask = all;
+            return Ok(Some(all));
+        }
         let pc = self.pc;
         let mut all = m;
         for fragment in &self.warp.fragments {
@@ -317,18 +323,20 @@ impl Runner<'_, '_> {
         let count = i.has(FLAG_OPTIONAL).then(|| self.warp.registers.row32(i.b)[lane]);
         let uniform = lanes(m).all(|lane| self.warp.registers.row32(i.a)[lane] == id);
         if id as usize >= BARRIERS || !uniform {
-            let message = format!("barrier id {id}, uniform: {uniform}; a block has {BARRIERS} barriers");
+            let message =
+                format!("barrier id {id}, uniform: {uniform}; a block has {BARRIERS} barriers");
             self.report(FindingKind::InvalidOperand, m, message);
             return Err(Stop);
         }
         if let Some(count) = count.filter(|count| count % 32 != 0 || *count == 0) {
-            let message = format!("a barrier for {count} threads, which is not a positive multiple of 32");
+            let message =
+                format!("a barrier for {count} threads, which is not a positive multiple of 32");
             self.report(FindingKind::InvalidOperand, m, message);
             return Err(Stop);
         }
         let holds = self.warp.registers.predicate(i.c) ^ if i.has(FLAG_NEGATE_SOURCE) { !0 } else { 0 };
         let arrival = Arrival { warp: self.warp.id, mask: m, threads: weight(m, self.warp.live) };
-        if let Err(message) = self.context.barriers.arrive(id, count, self.pc, arrival, holds & m) {
+        if let Err(message) = self.context.barriers.arrive(id, count, arrival, holds & m) {
             self.report(FindingKind::BarrierDivergence, m, message);
             return Err(Stop);
         }
@@ -353,7 +361,7 @@ impl Runner<'_, '_> {
     /// The rest may be about to exit, so the lanes wait; whoever finds that nothing moves any more
     /// reports it.
     fn divergent_barrier(&mut self, m: u32) -> Result<Next, Stop> {
-        let Some(all) = self.gather_to_front(m) else {
+        let Some(all) = self.merge(self.warp.live, m) else {
             self.park(State::Lanes(m));
             return Ok(Next::Leave(Event::Yield));
         };
@@ -361,15 +369,15 @@ impl Runner<'_, '_> {
         Ok(Next::Stay)
     }
 
-    /// Takes over all lanes that wait at this instruction, if that makes the warp whole and they are
-    /// awaited at the same place.
-    fn gather_to_front(&mut self, m: u32) -> Option<u32> {
+    /// Takes over the lanes that wait at this instruction and are awaited at the same place, if with them
+    /// all the needed ones are here.
+    fn merge(&mut self, needed: u32, m: u32) -> Option<u32> {
         let (pc, record) = (self.pc, self.record);
         let here = |f: &Fragment| {
             matches!(f.state, State::Lanes(mask) if mask == f.mask) && f.pc == pc && f.record == record
         };
         let all = self.warp.fragments.iter().filter(|f| here(f)).fold(m, |mask, f| mask | f.mask);
-        if m != self.mask || self.warp.live & !all != 0 {
+        if m != self.mask || needed & !all != 0 {
             return None;
         }
         self.warp.fragments.retain(|f| !here(f));

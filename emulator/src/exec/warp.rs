@@ -4,7 +4,9 @@
 //! two, with a [`Record`] of who is to meet at the branch's immediate post-dominator. A fragment that
 //! gets there hands its lanes to the record; the last one to come goes on with all of them. Lanes that
 //! exit leave every record they are awaited in. Fragments run independently, so that lanes may wait for
-//! each other across a divergence.
+//! each other across a divergence. Meeting is a convenience, not a duty: when the lanes that are awaited
+//! run for long, perhaps because they spin for something that the waiting ones have yet to do, these
+//! go on without them.
 
 use super::async_copy::CopyQueue;
 use super::registers::Registers;
@@ -69,15 +71,29 @@ pub struct Warp {
     pub copies: CopyQueue,
     /// The instruction being executed, for reports.
     pub pc: u32,
+    /// Instructions executed while lanes waited at a meeting point.
+    stalled: u64,
 }
+
+/// Instructions after which waiting lanes give up the others.
+const PATIENCE: u64 = 1 << 13;
 
 impl Warp {
     /// A warp at the start of a kernel.
     pub fn new(id: u32, registers: Registers, live: u32, local_bytes: usize) -> Self {
         let local = LocalMemory::new(local_bytes);
         let copies = CopyQueue::default();
-        let mut warp =
-            Warp { id, registers, fragments: Vec::new(), records: Vec::new(), live, local, copies, pc: 0 };
+        let mut warp = Warp {
+            id,
+            registers,
+            fragments: Vec::new(),
+            records: Vec::new(),
+            live,
+            local,
+            copies,
+            pc: 0,
+            stalled: 0,
+        };
         warp.restart(live);
         warp
     }
@@ -87,6 +103,7 @@ impl Warp {
         self.live = live;
         self.fragments.clear();
         self.records.clear();
+        self.stalled = 0;
         self.copies.clear();
         self.local.reset();
         if live != 0 {
@@ -127,7 +144,29 @@ impl Warp {
         }
         let result = (meeting.need, meeting.parent);
         meeting.need = 0;
+        self.stalled = 0;
         Some(result)
+    }
+
+    /// Notes that a fragment ran for so long without ending, and lets lanes that have waited at a meeting
+    /// point for too long go on.
+    pub fn stall(&mut self, instructions: u64) {
+        if self.records.iter().all(|record| record.need == 0 || record.got == 0) {
+            return;
+        }
+        self.stalled += instructions;
+        if self.stalled < PATIENCE {
+            return;
+        }
+        self.stalled = 0;
+        for record in &mut self.records {
+            if record.need != 0 && record.got != 0 {
+                let Record { pc, got, parent, .. } = *record;
+                record.need &= !got;
+                record.got = 0;
+                self.fragments.push(Fragment { pc, mask: got, record: parent, state: State::Ready });
+            }
+        }
     }
 
     /// Lanes end. Those that waited only for them go on as new fragments; waiting lanes look again.

@@ -114,7 +114,9 @@ pub fn resolve(
     };
     match found {
         Ok((region, taken)) => check(context, warp, want, space, &region, addresses, taken),
-        Err(refusal) => Err(refuse(context, warp, want, space, addresses, mask.trailing_zeros(), refusal)),
+        Err(refusal) => {
+            Err(refuse(context, warp, want, space, addresses, mask.trailing_zeros(), refusal))
+        }
     }
 }
 
@@ -260,7 +262,8 @@ impl Window {
         for lane in lanes(self.mask) {
             let offset = self.offsets[lane] as usize;
             // SAFETY: the window's offsets have been checked for this size.
-            let Some((byte, state)) = (unsafe { self.shadow.first_unwritten(offset, bytes as usize) }) else {
+            let Some((byte, state)) = (unsafe { self.shadow.first_unwritten(offset, bytes as usize) })
+            else {
                 continue;
             };
             let kind = match state {

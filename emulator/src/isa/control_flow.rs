@@ -46,7 +46,8 @@ impl Graph {
             block_of[start..end].fill(block);
         }
         let mut graph = Graph { starts, block_of, successors: Vec::new() };
-        graph.successors = (0..graph.starts.len()).map(|block| graph.successors_of(code, block)).collect();
+        graph.successors =
+            (0..graph.starts.len()).map(|block| graph.successors_of(code, block)).collect();
         graph.successors.push(Vec::new());
         graph
     }

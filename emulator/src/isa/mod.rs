@@ -4,8 +4,8 @@ pub mod control_flow;
 pub mod op;
 
 pub use op::{
-    AsyncCopyOp, AtomicOp, BarrierOp, CompareType, ConvertType, FloatOp, IntegerOp, MatrixOp, MoveOp, Op,
-    PredicateOp, ReduxOp, Relation, Rounding, ShuffleOp, VoteOp,
+    AsyncCopyOp, AtomicOp, BarrierOp, CompareType, ConvertType, FloatOp, IntegerOp, MatrixOp, MoveOp,
+    Op, PredicateOp, ReduxOp, Relation, Rounding, ShuffleOp, VoteOp,
 };
 
 /// Predicate that is always true, also the guard of an unguarded instruction.

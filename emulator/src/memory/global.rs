@@ -16,6 +16,10 @@ const OFFSET_BITS: u32 = 40;
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 /// Every allocation starts on such a boundary.
 const ALIGN: usize = 256;
+/// Addresses below this one are offsets from a null pointer.
+const NULL_BYTES: u64 = 1 << 20;
+/// An address so close below an allocation is taken for an underrun of it.
+const UNDERRUN_BYTES: u64 = 1 << 20;
 /// Unwritten bytes: NaN in every floating-point type, and no plausible integer.
 const POISON: u8 = 0xff;
 
@@ -277,7 +281,8 @@ impl Memory {
         let mut fresh: Vec<Allocation> =
             module.variables.iter().map(|variable| Allocation::new(variable.bytes.len())).collect();
         fresh.iter_mut().zip(&module.variables).for_each(|(a, v)| a.read_only = v.read_only);
-        let addresses: Arc<[Address]> = fresh.into_iter().map(|allocation| self.insert(allocation)).collect();
+        let addresses: Arc<[Address]> =
+            fresh.into_iter().map(|allocation| self.insert(allocation)).collect();
         for (variable, &address) in module.variables.iter().zip(addresses.iter()) {
             let mut bytes = variable.bytes.clone();
             for &(offset, target, addend) in &variable.addresses {
@@ -367,13 +372,19 @@ impl GlobalView {
         address & OFFSET_MASK
     }
 
+    /// Bytes from an address to the allocation behind it, if it looks like an underrun of that one.
+    pub fn underrun(address: u64) -> Option<u64> {
+        let left = (1 << OFFSET_BITS) - Self::offset(address);
+        (left <= UNDERRUN_BYTES).then_some(left)
+    }
+
     /// The allocation of an address.
     #[inline(always)]
     pub fn get(&self, address: u64) -> Result<&View, Refusal> {
         match self.views.get(Self::index(address) as usize) {
             Some(view) if view.live => Ok(view),
             Some(_) if Self::index(address) != 0 => Err(Refusal::Freed),
-            _ if Self::index(address) == 0 => Err(Refusal::Null),
+            _ if address < NULL_BYTES => Err(Refusal::Null),
             _ => Err(Refusal::NoSpace),
         }
     }

@@ -1,6 +1,5 @@
 //! Shared memory of a block.
 
-use super::SHARED_BASE;
 use crate::shadow::{Shadow, State};
 
 /// Unwritten bytes: NaN in every floating-point type.
@@ -30,11 +29,6 @@ impl SharedMemory {
     pub fn reset(&mut self) {
         self.data.fill(POISON);
         self.states.fill(State::Unwritten as u8);
-    }
-
-    /// The address behind the last byte.
-    pub fn end(&self) -> u64 {
-        u64::from(SHARED_BASE) + self.bytes as u64
     }
 
     /// Length.

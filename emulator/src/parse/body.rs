@@ -138,7 +138,9 @@ fn instruction<'a>(
     let guard = if cursor.accept(b'@') {
         let negated = cursor.accept(b'!');
         match operand::read(cursor, &builder.scopes)? {
-            Operand::Scalar(Scalar::Register(r)) if r.class == Class::Predicate => Some((r.index, negated)),
+            Operand::Scalar(Scalar::Register(r)) if r.class == Class::Predicate => {
+                Some((r.index, negated))
+            }
             _ => return Err(cursor.expected("a predicate")),
         }
     } else {
@@ -174,7 +176,7 @@ fn read_operands<'a>(
         cursor.expect(b';', ";")?;
         return Ok(last);
     }
-    let mut last = cursor.peek();
+    let mut last = cursor.behind();
     if cursor.accept(b';') {
         return Ok(last);
     }

@@ -240,11 +240,8 @@ impl<'a> ModuleParser<'a> {
             locations: self.locations,
             variables: self.variables,
         });
-        let kernels = self
-            .kernels
-            .into_iter()
-            .map(|data| Kernel { data, module: Arc::clone(&shared) })
-            .collect();
+        let kernels =
+            self.kernels.into_iter().map(|data| Kernel { data, module: Arc::clone(&shared) }).collect();
         Ok(Module { shared, kernels })
     }
 }

@@ -1,7 +1,9 @@
 //! Running single instructions and small kernels.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use ptx_emulator::{Address, Checks, Finding, Launch, Memory, Module, Options, Report, Schedule, launch};
+use ptx_emulator::{
+    Address, Checks, Finding, Launch, Memory, Module, Options, Report, Schedule, launch,
+};
 
 /// The head of every module.
 pub const HEAD: &str = ".version 7.8\n.target sm_80\n.address_size 64\n";

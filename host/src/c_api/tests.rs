@@ -1,44 +1,69 @@
 //! The C interface as a caller sees it.
 
 use super::*;
+use crate::buffer::{DeviceBuffer, InDeviceMemory};
 use std::ptr;
+
+const INVALID: i32 = Status::InvalidArgument as i32;
 
 fn last_error() -> String {
     // SAFETY: a NUL-terminated string of this thread.
     unsafe { CStr::from_ptr(fattn_last_error()) }.to_string_lossy().into_owned()
 }
 
-fn tensor() -> CTensor {
-    CTensor { address: 0, shape: [0, 3, 2, 64], strides: [384, 128, 64, 1] }
+fn dense(shape: [i64; 4]) -> CTensor {
+    let [_, rows, heads, columns] = shape;
+    CTensor { address: 0, shape, strides: [rows * heads * columns, heads * columns, columns, 1] }
 }
 
 /// A forward pass of no batches, so that there is nothing to compute.
 fn empty() -> CForwardArgs {
-    CForwardArgs {
-        struct_bytes: size_of::<CForwardArgs>() as u32,
-        dtype: 0,
-        output_dtype: 0,
-        mask: 0,
-        scale: f32::NAN,
-        reserved: 0,
-        q: tensor(),
-        k: tensor(),
-        v: tensor(),
-        o: tensor(),
-        lse: 0,
+    let tensor = dense([0, 3, 2, 64]);
+    let attention =
+        CAttention { scale: f32::NAN, q: tensor, k: tensor, v: tensor, o: tensor, ..Default::default() };
+    CForwardArgs { struct_bytes: size_of::<CForwardArgs>() as u32, reserved: 0, attention }
+}
+
+/// The backward pass of the same.
+fn empty_backward() -> CBackwardArgs {
+    let tensor = dense([0, 3, 2, 64]);
+    CBackwardArgs {
+        struct_bytes: size_of::<CBackwardArgs>() as u32,
+        attention: empty().attention,
+        d_o: tensor,
+        dq: tensor,
+        dk: tensor,
+        dv: tensor,
+        ..Default::default()
     }
 }
 
-/// Opens the emulator, calls `fattn_forward`, and closes it.
-fn call(args: &CForwardArgs) -> i32 {
+/// Calls with an emulator that is open meanwhile.
+fn with_device(call: impl FnOnce(*const Device) -> i32) -> i32 {
     let mut device = ptr::null_mut();
-    // SAFETY: a string and a writable place; a device that is open, valid arguments; closed once.
-    unsafe {
-        assert_eq!(fattn_device_open(c"emulated".as_ptr(), &mut device), 0);
-        let status = fattn_forward(device, args, ptr::null_mut());
-        fattn_device_close(device);
-        status
-    }
+    // SAFETY: a string and a writable place.
+    assert_eq!(unsafe { fattn_device_open(c"emulated".as_ptr(), &mut device) }, 0);
+    let status = call(device);
+    // SAFETY: opened above, closed once.
+    unsafe { fattn_device_close(device) };
+    status
+}
+
+fn forward_of(args: &CForwardArgs) -> i32 {
+    // SAFETY: the device is open, the arguments are valid and have no elements.
+    with_device(|device| unsafe { fattn_forward(device, args, ptr::null_mut()) })
+}
+
+fn backward_of(args: &CBackwardArgs) -> i32 {
+    // SAFETY: the device is open, the arguments are valid and have no elements.
+    with_device(|device| unsafe { fattn_backward(device, args, ptr::null_mut()) })
+}
+
+#[track_caller]
+fn refused(change: impl FnOnce(&mut CForwardArgs), text: &str) {
+    let mut args = empty();
+    change(&mut args);
+    assert_eq!((forward_of(&args), last_error()), (INVALID, text.to_owned()));
 }
 
 #[test]
@@ -46,7 +71,7 @@ fn an_unknown_device_is_an_argument_error_with_its_text() {
     let mut device = ptr::null_mut();
     // SAFETY: a string and a writable place.
     let status = unsafe { fattn_device_open(c"abacus".as_ptr(), &mut device) };
-    assert_eq!((status, device), (Status::InvalidArgument as i32, ptr::null_mut()));
+    assert_eq!((status, device), (INVALID, ptr::null_mut()));
     assert!(last_error().contains("abacus"), "{}", last_error());
 }
 
@@ -56,27 +81,113 @@ fn null_is_refused() {
     let open = unsafe { fattn_device_open(ptr::null(), ptr::null_mut()) };
     // SAFETY: null is allowed.
     let forward = unsafe { fattn_forward(ptr::null(), &empty(), ptr::null_mut()) };
-    assert_eq!((open, forward), (Status::InvalidArgument as i32, Status::InvalidArgument as i32));
+    assert_eq!((open, forward), (INVALID, INVALID));
     assert_eq!(last_error(), "fattn_forward: expected a device and arguments, got null");
+    // SAFETY: null is allowed.
+    let size =
+        |device| unsafe { fattn_backward_workspace_bytes(device, &empty_backward(), ptr::null_mut()) };
+    assert_eq!(with_device(size), INVALID);
+    assert_eq!(last_error(), "fattn_backward_workspace_bytes: expected a place for the size, got null");
 }
 
 #[test]
 fn an_empty_problem_succeeds() {
-    assert_eq!(call(&empty()), 0);
+    assert_eq!(forward_of(&empty()), 0);
+    assert_eq!(backward_of(&empty_backward()), 0);
+}
+
+#[test]
+fn a_struct_of_another_version_is_refused() {
+    let bytes = size_of::<CForwardArgs>();
+    let text = format!("fattn_forward: expected struct_bytes {bytes}, got 8");
+    refused(|args| args.struct_bytes = 8, &text);
+    assert_eq!(backward_of(&CBackwardArgs { struct_bytes: 8, ..empty_backward() }), INVALID);
+    assert!(last_error().starts_with("fattn_backward: expected struct_bytes "), "{}", last_error());
+    refused(|args| args.reserved = 1, "fattn_forward: expected 0 in reserved, got 1");
+    refused(|args| args.attention.reserved = 2, "fattn_forward: expected 0 in reserved, got 2");
 }
 
 #[test]
 fn wrong_arguments_are_named() {
-    let mut args = CForwardArgs { struct_bytes: 8, ..empty() };
-    assert_eq!(call(&args), Status::InvalidArgument as i32);
-    assert!(last_error().starts_with("fattn_forward: expected struct_bytes "), "{}", last_error());
+    refused(|args| args.attention.mask = 3, "mask: expected 0, 1 or 2, got 3");
+    refused(|args| args.attention.alignment = 2, "alignment: expected 0 or 1, got 2");
+    refused(|args| args.attention.dtype = -1, "dtype: expected 0, 1 or 2, got -1");
+    refused(
+        |args| (args.attention.mask, args.attention.window_left) = (2, -2),
+        "window_left: expected -1 to 4294967295, got -2",
+    );
+    refused(
+        |args| (args.attention.cu_seqlens_k, args.attention.sequences) = (256, -1),
+        "sequences: expected at least 0, got -1",
+    );
+    refused(|args| args.attention.k.shape[3] = 32, "k: expected head_dim 64 like q, got 32");
+    let backward = CBackwardArgs { deterministic: 2, ..empty_backward() };
+    assert_eq!(backward_of(&backward), INVALID);
+    assert_eq!(last_error(), "deterministic: expected 0 or 1, got 2");
+}
 
-    args = CForwardArgs { mask: 3, ..empty() };
-    assert_eq!(call(&args), Status::InvalidArgument as i32);
-    assert_eq!(last_error(), "mask: expected 0, 1 or 2, got 3");
+#[test]
+fn a_window_is_a_mask_with_its_sides() {
+    let window =
+        CAttention { mask: 2, alignment: 1, window_left: -1, window_right: 5, ..empty().attention };
+    let mask = convert::forward_problem(&window).unwrap().mask;
+    assert_eq!(mask.to_string(), "window-top-left(open,5)");
+}
 
-    args = empty();
-    args.k.shape[3] = 32;
-    assert_eq!(call(&args), Status::InvalidArgument as i32);
-    assert_eq!(last_error(), "k: expected head_dim 64 like q, got 32");
+/// Two packed sequences of one and two rows whose keys are all the same: each o is v, and the
+/// gradients of q and k are 0.
+#[test]
+fn a_packed_backward_runs_through_its_workspace() {
+    let device = Device::parse("emulated").unwrap();
+    let buffer = |value: f32| DeviceBuffer::from_slice(&device, &[value; 3 * 4]).unwrap();
+    let (q, k, v, d_o) = (buffer(0.5), buffer(1.0), buffer(2.0), buffer(1.0));
+    let (o, dq, dk, dv) = (buffer(9.0), buffer(9.0), buffer(9.0), buffer(9.0));
+    let lse = DeviceBuffer::<f32>::uninitialised(&device, 3).unwrap();
+    let offsets = DeviceBuffer::from_slice(&device, &[0i32, 1, 3]).unwrap();
+    let tensor =
+        |buffer: &DeviceBuffer<f32>| CTensor { address: buffer.device_pointer(), ..dense([1, 3, 1, 4]) };
+    let attention = CAttention {
+        dtype: 2,
+        output_dtype: 2,
+        mask: 1,
+        scale: f32::NAN,
+        q: tensor(&q),
+        k: tensor(&k),
+        v: tensor(&v),
+        o: tensor(&o),
+        lse: lse.device_pointer(),
+        cu_seqlens_q: offsets.device_pointer(),
+        cu_seqlens_k: offsets.device_pointer(),
+        sequences: 2,
+        max_query_rows: 2,
+        max_key_rows: 2,
+        ..Default::default()
+    };
+    let forward = CForwardArgs { attention, ..empty() };
+    let mut backward = CBackwardArgs {
+        attention,
+        d_o: tensor(&d_o),
+        dq: tensor(&dq),
+        dk: tensor(&dk),
+        dv: tensor(&dv),
+        deterministic: 1,
+        ..empty_backward()
+    };
+    let (mut bytes, stream) = (0, ptr::null_mut());
+    // SAFETY: the device is open, and every address is that of a buffer as large as its tensor.
+    unsafe {
+        assert_eq!(fattn_forward(&device, &forward, stream), 0, "{}", last_error());
+        assert_eq!(fattn_backward_workspace_bytes(&device, &backward, &mut bytes), 0);
+        assert_eq!(fattn_backward(&device, &backward, stream), INVALID, "there is no workspace yet");
+        let workspace = DeviceBuffer::<f32>::uninitialised(&device, bytes as usize / 4).unwrap();
+        (backward.workspace, backward.workspace_bytes) = (workspace.device_pointer(), bytes);
+        assert_eq!(fattn_backward(&device, &backward, stream), 0, "{}", last_error());
+    }
+    let read = |buffer: &DeviceBuffer<f32>| buffer.to_vec(Stream::default()).unwrap();
+    assert_eq!(read(&o), [2.0; 12]);
+    assert_eq!((read(&dq), read(&dk)), (vec![0.0; 12], vec![0.0; 12]));
+    // Of the second sequence, the first key is seen by both rows: once alone, once with the other key.
+    for (got, expected) in read(&dv).chunks(4).zip([1.0, 1.5, 0.5]) {
+        assert!(got.iter().all(|got| (got - expected).abs() < 1e-6), "{got:?}, expected {expected}");
+    }
 }

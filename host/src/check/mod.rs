@@ -5,6 +5,7 @@
 
 mod backward;
 mod case;
+mod company;
 mod compute;
 mod equivalence;
 mod expected;

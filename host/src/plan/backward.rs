@@ -310,14 +310,17 @@ fn split(
 /// Most accumulators of dq, which is what deterministic mode costs in memory.
 const MAX_SPLITS: u32 = 16;
 
-/// How many blocks each of `pairs` (batch, key head) pairs gets when block b takes the key tiles b, b + blocks, ...: as many as
-/// finish first on a machine with room for `slots` blocks; the fewest on a tie.
+/// How many blocks each of `pairs` (batch, key head) pairs gets, when block b takes the key tiles b, b + blocks, ...: the
+/// fewest that end within a tenth of the earliest end, on a machine with room for `slots` blocks. More blocks mean more
+/// accumulators, which are to be zeroed and added up.
 pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
     let time = |splits: u32| {
         let waves = (pairs * u64::from(splits)).div_ceil(slots.max(1));
         waves * u64::from(key_tiles.div_ceil(splits))
     };
-    (1..=key_tiles.clamp(1, MAX_SPLITS)).min_by_key(|&splits| (time(splits), splits)).unwrap_or(1)
+    let candidates = 1..=key_tiles.clamp(1, MAX_SPLITS);
+    let best = candidates.clone().map(time).min().unwrap_or(0);
+    candidates.into_iter().find(|&splits| 10 * time(splits) <= 11 * best).unwrap_or(1)
 }
 
 /// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads stay in the L2

@@ -34,6 +34,11 @@ fn families(plan: &BackwardPlan) -> Vec<Family> {
     plan.launches.iter().map(|launch| launch.kernel.family).collect()
 }
 
+/// Query rows of a block of the first kernel.
+fn delta_rows(plan: &BackwardPlan) -> u32 {
+    plan.launches[0].kernel.query_rows
+}
+
 #[test]
 fn three_kernels_that_belong_together() {
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
@@ -56,7 +61,10 @@ fn three_kernels_that_belong_together() {
 fn grids_cover_padded_rows_keys_and_query_tiles() {
     let plan = plan(&problem(Dtype::Bf16, 128));
     let blocks: Vec<u32> = plan.launches.iter().map(|launch| launch.blocks).collect();
-    assert_eq!(blocks, [384 / 4 * 4 * 2, 200u32.div_ceil(128) * 2 * 2, 300u32.div_ceil(64) * 4 * 2]);
+    assert_eq!(
+        blocks,
+        [384 / delta_rows(&plan) * 4 * 2, 200u32.div_ceil(128) * 2 * 2, 300u32.div_ceil(64) * 4 * 2]
+    );
     assert_eq!((plan.params.key_blocks, plan.params.splits, plan.params.split_stride), (2, 1, 0));
 }
 
@@ -84,7 +92,7 @@ fn packed_rows_are_padded_once_per_sequence() {
     assert_eq!((plan.params.cu_seqlens_q, plan.params.cu_seqlens_k), (0xb000, 0xc000));
     assert_eq!((plan.params.lse_batch_stride, plan.params.lse_head_stride), (0, 300));
     let blocks: Vec<u32> = plan.launches.iter().map(|launch| launch.blocks).collect();
-    assert_eq!(blocks, [256 / 4 * 4 * 5, 2 * 2 * 5, 3 * 4 * 5]);
+    assert_eq!(blocks, [256 / delta_rows(&plan) * 4 * 5, 2 * 2 * 5, 3 * 4 * 5]);
 }
 
 #[test]

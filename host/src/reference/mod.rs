@@ -19,7 +19,10 @@ pub use exact_backward::{ExactGradients, exact_backward};
 pub use naive::{Naive, naive};
 pub use naive_backward::{NaiveGradients, naive_backward};
 pub use precision::Precision;
-pub use tolerance::{LSE_TOLERANCE, Verdict, judge_gradient, judge_lse, judge_output, output_allowance};
+pub use tolerance::{
+    LSE_TOLERANCE, Verdict, judge_gradient, judge_lse, judge_output, output_allowance, rounding_error,
+    unfused_error,
+};
 
 use crate::problem::{CausalAlignment, Mask};
 use std::ops::Range;

@@ -30,8 +30,9 @@ struct Tensors<'t> {
     d_lse: Option<&'t [f32]>,
 }
 
-/// Every tensor that unfused code writes to memory (scores, probabilities, dp, ds) is rounded to `input`, sums are taken in
-/// f32, gradients are rounded to `output`.
+/// Every tensor that unfused code writes to memory (scores, probabilities, dp, ds) is rounded to `input`; lse, delta and sums
+/// are f32; gradients are rounded to `output`. Probabilities come from lse, as SEMANTICS says: in f32 the rounding of lse
+/// is what limits them.
 ///
 /// Shapes as in [`super::exact_backward`].
 pub fn naive_backward(
@@ -84,7 +85,9 @@ fn head_gradients(
             let scores = visible.clone().map(|row| input.round(dot(query, key(row)) * scale));
             let p = softmax(input, scores.collect());
             let dp: Vec<f32> = visible.clone().map(|row| input.round(dot(d_o, value(row)))).collect();
-            let delta = dot(&p, &dp) - d_lse;
+            let mut o = vec![0.0; value_dim];
+            p.iter().zip(visible.clone()).for_each(|(&p, row)| add(&mut o, p, value(row)));
+            let delta = dot(d_o, &o) - d_lse;
             for ((&p, &dp), key_row) in p.iter().zip(&dp).zip(visible) {
                 let ds = input.round(p * (dp - delta));
                 add(dq, ds * scale, key(key_row));
@@ -100,9 +103,9 @@ fn head_gradients(
 /// Probabilities of a row's visible scores, rounded.
 fn softmax(input: Precision, scores: Vec<f32>) -> Vec<f32> {
     let Some(largest) = scores.iter().copied().reduce(f32::max) else { return scores };
-    let weights: Vec<f32> = scores.into_iter().map(|score| (score - largest).exp()).collect();
-    let sum: f32 = weights.iter().sum();
-    weights.into_iter().map(|weight| input.round(weight / sum)).collect()
+    let sum: f32 = scores.iter().map(|score| (score - largest).exp()).sum();
+    let lse = largest + sum.ln();
+    scores.into_iter().map(|score| input.round((score - lse).exp())).collect()
 }
 
 fn dot(left: &[f32], right: &[f32]) -> f32 {

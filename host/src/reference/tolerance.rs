@@ -29,15 +29,22 @@ impl Verdict {
 /// precision: twice the error of unfused code, and a little more where that happens to have none.
 /// FlashAttention's rule.
 pub fn output_allowance(naive: &[f32], exact: &[f64], output: Precision) -> f64 {
-    let unfused = naive.iter().zip(exact).map(|(&naive, exact)| (f64::from(naive) - exact).abs());
-    let rounding = exact.iter().map(|&exact| {
+    2.0 * unfused_error(naive, exact) + 2.0 * rounding_error(exact, output)
+}
+
+/// `max|naive - exact|`. Where unfused code overflows, it allows nothing.
+pub fn unfused_error(naive: &[f32], exact: &[f64]) -> f64 {
+    let differences = naive.iter().zip(exact).map(|(&naive, exact)| (f64::from(naive) - exact).abs());
+    differences.filter(|difference| difference.is_finite()).fold(0.0, f64::max)
+}
+
+/// `max|(exact + 0.3 - 0.3) - exact|`, taken in the output precision.
+pub fn rounding_error(exact: &[f64], output: Precision) -> f64 {
+    let differences = exact.iter().map(|&exact| {
         let start = output.round_f64(exact);
         (output.round_f64(output.round_f64(start + 0.3) - 0.3) - start).abs()
     });
-    // Where unfused code overflows, it allows nothing.
-    let unfused = unfused.filter(|difference| difference.is_finite());
-    let rounding = rounding.filter(|difference| difference.is_finite());
-    2.0 * unfused.fold(0.0, f64::max) + 2.0 * rounding.fold(0.0, f64::max)
+    differences.filter(|difference| difference.is_finite()).fold(0.0, f64::max)
 }
 
 /// Compares o, or any tensor without infinities, with the exact result; `allowed` from

@@ -214,7 +214,7 @@ const FORWARD_FMA: &[KernelSpec] = {
 const BACKWARD_DELTA: &[KernelSpec] = {
     macro_rules! rows {
         ($(($name:ident, $dtype:ident))*) => {
-            table!(BackwardDelta, no_shared, $(($name, $dtype, 256, Element, 4, 1, 4, 1))*)
+            table!(BackwardDelta, no_shared, $(($name, $dtype, 256, Element, 64, 1, 4, 1))*)
         };
     }
     for_each_backward_delta_sm80!(rows)

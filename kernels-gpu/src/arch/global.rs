@@ -109,8 +109,6 @@ pub unsafe fn load_f32(address: u64) -> f32 {
     f32::from_bits(load_u32(address))
 }
 
-/// Reads 16 bytes that an earlier kernel wrote. PTX: `ld.global.nc.v4.b32`.
-///
 /// # Safety
 /// `address` is readable, aligned to 16, and not written during the kernel.
 #[inline(always)]

@@ -14,6 +14,18 @@ pub unsafe fn shuffle_xor(value: f32, mask: u32) -> f32 {
     result
 }
 
+/// The value of lane `lane`, the same for all. PTX: `shfl.sync.idx.b32`. sm_30.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn shuffle(value: f32, lane: u32) -> f32 {
+    let result: f32;
+    asm!("shfl.sync.idx.b32 {}, {}, {}, 31, -1;", out(reg32) result, in(reg32) value, in(reg32) lane,
+        options(nomem, nostack));
+    result
+}
+
 /// Whether any lane says so. PTX: `vote.sync.any.pred`. sm_30.
 ///
 /// # Safety

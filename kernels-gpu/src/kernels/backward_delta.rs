@@ -1,134 +1,254 @@
 //! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse in powers of two, per query row;
-//! zeroes dQ's accumulators. One warp per row of the padded workspace, 8 columns per lane.
+//! zeroes dQ's accumulators. Each warp takes 16 rows of the padded workspace.
+//!
+//! The main kernel subtracts delta from `dp = dO v`. For a row that sees one key, `o = v`, and the
+//! difference must be 0, not the difference of two roundings: so delta is summed by the same instructions in
+//! the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`), one chain of fused
+//! multiply-adds for f32.
 
 use crate::abi::{BackwardParams, ROW_PADDING, TensorView};
 use crate::arch::{global, math, thread, warp};
 use crate::attention::key_block;
 use crate::attention::sequence::Sequence;
-use crate::tile::element::{self, Element};
+use crate::tile::element::{self, Element, TensorCoreElement};
+use crate::tile::global_rows::GlobalRows;
 
-/// Rows, and warps, of a block.
-pub const ROWS: u32 = 4;
+/// Rows of a warp.
+const WARP_ROWS: u32 = 16;
+/// Rows of a block of four warps.
+const ROWS: u32 = 4 * WARP_ROWS;
 
-/// A block takes [`ROWS`] rows of one (batch, query head).
-#[inline(always)]
-unsafe fn delta<E: Element>(p: &BackwardParams) {
-    let (lane, warp) = (thread::thread_idx_x() % 32, thread::thread_idx_x() / 32);
-    let blocks_per_pair = p.query_rows.div_ceil(ROW_PADDING) * (ROW_PADDING / ROWS);
-    let pair = math::divide(thread::block_idx_x(), blocks_per_pair);
-    let row = ((thread::block_idx_x() - pair * blocks_per_pair) * ROWS + warp) as i32;
-    let batch = math::divide(pair, p.query_heads);
-    let head = pair - batch * p.query_heads;
-    let sequence = key_block::sequence(p, batch);
-    if row >= (sequence.query_rows as u32).next_multiple_of(ROW_PADDING) as i32 {
-        return;
+/// The rows of a warp, of one (batch, query head).
+struct DeltaRows<'p> {
+    p: &'p BackwardParams,
+    sequence: Sequence,
+    head: u32,
+    /// First row in the sequence.
+    first_row: i32,
+    /// The same row in the workspace.
+    workspace_row: u32,
+}
+
+impl<'p> DeltaRows<'p> {
+    /// The rows of this warp; none past the end of the sequence's padding.
+    #[inline(always)]
+    unsafe fn of_this_warp(p: &'p BackwardParams) -> Option<Self> {
+        let warp = thread::thread_idx_x() / 32;
+        let blocks_per_pair = p.query_rows.div_ceil(ROW_PADDING) * (ROW_PADDING / ROWS);
+        let pair = math::divide(thread::block_idx_x(), blocks_per_pair);
+        let first_row = (thread::block_idx_x() - pair * blocks_per_pair) * ROWS + warp * WARP_ROWS;
+        let batch = math::divide(pair, p.query_heads);
+        let sequence = key_block::sequence(p, batch);
+        if first_row >= (sequence.query_rows as u32).next_multiple_of(ROW_PADDING) {
+            return None;
+        }
+        let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;
+        let (head, first_row) = (pair - batch * p.query_heads, first_row as i32);
+        Some(DeltaRows { p, sequence, head, first_row, workspace_row })
     }
 
-    // Padding rows, like dead ones: probabilities of 2^(s - inf) = 0.
-    let (mut lse_log2, mut delta) = (f32::INFINITY, 0.0);
-    if row < sequence.query_rows {
-        let d_o = load_columns::<E>(&sequence, &p.d_o, head, row, 8 * lane, p.value_dim);
-        let o = if p.output_f32 != 0 {
-            load_columns::<element::F32>(&sequence, &p.o, head, row, 8 * lane, p.value_dim)
-        } else {
-            load_columns::<E>(&sequence, &p.o, head, row, 8 * lane, p.value_dim)
-        };
-        let mut i = 0;
-        while i < 8 {
-            delta = math::fma(d_o[i], o[i], delta);
-            i += 1;
-        }
-        let mut distance = 16;
-        while distance > 0 {
-            delta += warp::shuffle_xor(delta, distance);
-            distance /= 2;
-        }
-        let in_head = sequence.batch as i64 * p.lse_batch_stride + (sequence.first_query + row) as i64;
-        let index = 4 * (head as i64 * p.lse_head_stride + in_head) as u64;
-        let lse = global::load_f32(p.lse.wrapping_add(index));
-        // A NaN stays one.
-        if lse != f32::NEG_INFINITY {
-            lse_log2 = lse * core::f32::consts::LOG2_E;
-        }
-        if p.d_lse != 0 {
-            delta -= global::load_f32(p.d_lse.wrapping_add(index));
-        }
+    #[inline(always)]
+    fn rows<const ELEMENT_BYTES: i64>(&self, view: &TensorView) -> GlobalRows {
+        self.sequence.query_rows::<ELEMENT_BYTES>(view, self.head, self.first_row, self.p.value_dim)
     }
-    let workspace_row = key_block::workspace_row(p, &sequence, batch) + row as u32;
-    if lane == 0 {
-        global::store_f32(key_block::statistics(p, 0, head, workspace_row), lse_log2);
-        global::store_f32(key_block::statistics(p, 1, head, workspace_row), delta);
-    }
-    let mut split = 0;
-    while split < p.splits {
-        let mut column = 4 * lane;
-        while column < p.padded_dim {
-            let address =
-                key_block::dq_accumulator(p, split, head, workspace_row).wrapping_add(4 * column as u64);
-            global::store_u32x4(address, [0; 4]);
-            column += 4 * 32;
+
+    /// Writes the statistics of row `row` (of 16), whose `sum(dO o)` is `sum`.
+    #[inline(always)]
+    unsafe fn store(&self, row: u32, sum: f32) {
+        // Padding rows, like dead ones: probabilities of 2^(s - inf) = 0.
+        let (mut lse_log2, mut delta) = (f32::INFINITY, 0.0);
+        let in_sequence = self.first_row + row as i32;
+        if in_sequence < self.sequence.query_rows {
+            let in_head = self.sequence.batch as i64 * self.p.lse_batch_stride
+                + (self.sequence.first_query + in_sequence) as i64;
+            let index = 4 * (self.head as i64 * self.p.lse_head_stride + in_head) as u64;
+            let lse = global::load_f32(self.p.lse.wrapping_add(index));
+            // A NaN stays one.
+            if lse != f32::NEG_INFINITY {
+                lse_log2 = lse * core::f32::consts::LOG2_E;
+            }
+            delta = sum;
+            if self.p.d_lse != 0 {
+                delta -= global::load_f32(self.p.d_lse.wrapping_add(index));
+            }
         }
-        split += 1;
+        let workspace_row = self.workspace_row + row;
+        global::store_f32(key_block::statistics(self.p, 0, self.head, workspace_row), lse_log2);
+        global::store_f32(key_block::statistics(self.p, 1, self.head, workspace_row), delta);
+    }
+
+    /// Zeroes the accumulators of these rows, which are contiguous.
+    #[inline(always)]
+    unsafe fn zero(&self, lane: u32) {
+        let mut split = 0;
+        while split < self.p.splits {
+            let start = key_block::dq_accumulator(self.p, split, self.head, self.workspace_row);
+            let mut offset = 16 * lane;
+            while offset < 4 * WARP_ROWS * self.p.padded_dim {
+                global::store_u32x4(start.wrapping_add(offset as u64), [0; 4]);
+                offset += 16 * 32;
+            }
+            split += 1;
+        }
     }
 }
 
-/// Eight columns of a row from `first` on; 0 past the end.
+/// For 16-bit elements: the diagonal of `o dO^T` on tensor cores.
 #[inline(always)]
-unsafe fn load_columns<E: Element>(
-    sequence: &Sequence,
-    view: &TensorView,
-    head: u32,
-    row: i32,
-    first: u32,
-    columns: u32,
-) -> [f32; 8] {
-    let mut values = [0.0; 8];
-    let source = if E::BYTES == 4 {
-        sequence.query_rows::<4>(view, head, row, columns)
-    } else {
-        sequence.query_rows::<2>(view, head, row, columns)
-    };
-    let address = source.address.wrapping_add((E::BYTES * first) as u64);
-    if first + 8 <= columns && address % 16 == 0 {
-        let low = global::load_u32x4(address);
-        let high = if E::BYTES == 4 { global::load_u32x4(address.wrapping_add(16)) } else { low };
-        let mut i = 0;
-        while i < 8 {
-            values[i] = if E::BYTES == 4 {
-                f32::from_bits(if i < 4 { low[i] } else { high[i - 4] })
-            } else {
-                E::from_half_word(low[i / 2], i % 2 == 1)
-            };
-            i += 1;
-        }
-    } else {
-        let mut i = 0;
-        while i < 8 {
-            let at = address.wrapping_add((E::BYTES as usize * i) as u64);
-            let valid = first + (i as u32) < columns;
-            values[i] = if E::BYTES == 4 {
-                f32::from_bits(global::load_u32_if(at, valid))
-            } else {
-                E::from_half_word(global::load_u16_if(at, valid) as u32, false)
-            };
-            i += 1;
-        }
+unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
+    let Some(rows) = DeltaRows::of_this_warp(p) else { return };
+    let lane = thread::thread_idx_x() % 32;
+    let (group, pair) = (lane / 4, lane % 4);
+    let d_o = rows.rows::<2>(&p.d_o);
+    let o = if p.output_f32 != 0 { rows.rows::<4>(&p.o) } else { rows.rows::<2>(&p.o) };
+    let (mut upper, mut lower) = ([0.0; 4], [0.0; 4]);
+    let (mut upper_rest, mut lower_rest) = (0.0, 0.0);
+    let mut block = 0;
+    while block < p.value_dim.div_ceil(16) {
+        let column = 16 * block + 2 * pair;
+        let load = |row, column| load_products::<E>(&d_o, &o, p.output_f32 != 0, row, column);
+        let (a0, b0, rest0) = load(group, column);
+        let (a1, b1, rest1) = load(group + 8, column);
+        let (a2, b2, rest2) = load(group, column + 8);
+        let (a3, b3, rest3) = load(group + 8, column + 8);
+        E::mma(&mut upper, [a0, a1, a2, a3], [b0, b2]);
+        E::mma(&mut lower, [a0, a1, a2, a3], [b1, b3]);
+        upper_rest += rest0 + rest2;
+        lower_rest += rest1 + rest3;
+        block += 1;
     }
-    values
+    upper_rest += warp::shuffle_xor(upper_rest, 1);
+    upper_rest += warp::shuffle_xor(upper_rest, 2);
+    lower_rest += warp::shuffle_xor(lower_rest, 1);
+    lower_rest += warp::shuffle_xor(lower_rest, 2);
+    // Lane (group, pair) holds columns 2 pair and 2 pair + 1 of rows group and group + 8.
+    if pair == group / 2 {
+        let is_even = group % 2 == 0;
+        rows.store(group, (if is_even { upper[0] } else { upper[1] }) + upper_rest);
+        rows.store(group + 8, (if is_even { lower[2] } else { lower[3] }) + lower_rest);
+    }
+    rows.zero(lane);
+}
+
+/// o and dO of two columns of a row, and what rounding an o in f32 to 16 bits leaves over of their product.
+#[inline(always)]
+unsafe fn load_products<E: TensorCoreElement>(
+    d_o: &GlobalRows,
+    o: &GlobalRows,
+    o_is_f32: bool,
+    row: u32,
+    column: u32,
+) -> (u32, u32, f32) {
+    let d_o = load_pair(d_o, row as i32, column);
+    if !o_is_f32 {
+        return (load_pair(o, row as i32, column), d_o, 0.0);
+    }
+    let exact = load_pair_f32(o, row as i32, column);
+    let packed = E::pack(exact[0], exact[1]);
+    let (rounded, factor) = (E::unpack(packed), E::unpack(d_o));
+    let rest = math::fma(factor.0, exact[0] - rounded.0, factor.1 * (exact[1] - rounded.1));
+    (packed, d_o, rest)
+}
+
+/// For f32: one chain of fused multiply-adds per row, 8 columns in each lane.
+#[inline(always)]
+unsafe fn delta_fma(p: &BackwardParams) {
+    let Some(rows) = DeltaRows::of_this_warp(p) else { return };
+    let lane = thread::thread_idx_x() % 32;
+    let (d_o, o) = (rows.rows::<4>(&p.d_o), rows.rows::<4>(&p.o));
+    let mut row = 0;
+    while row < thread::opaque(WARP_ROWS) {
+        let (mut left, mut right) = ([0.0; 8], [0.0; 8]);
+        let mut i = 0;
+        while i < 8 {
+            let [first, second] = load_pair_f32(&d_o, row as i32, 8 * lane + i as u32);
+            (left[i], left[i + 1]) = (first, second);
+            let [first, second] = load_pair_f32(&o, row as i32, 8 * lane + i as u32);
+            (right[i], right[i + 1]) = (first, second);
+            i += 2;
+        }
+        // The chain goes from lane to lane.
+        let mut chain = 0.0;
+        let mut owner = 0;
+        while 8 * owner < p.value_dim {
+            let mut i = 0;
+            while i < 8 {
+                chain = math::fma(left[i], right[i], chain);
+                i += 1;
+            }
+            chain = warp::shuffle(chain, owner);
+            owner += 1;
+        }
+        if lane == 0 {
+            rows.store(row, chain);
+        }
+        row += 1;
+    }
+    rows.zero(lane);
+}
+
+/// Two neighbouring 16-bit elements from an even column on, 0 where there are none.
+#[inline(always)]
+unsafe fn load_pair(rows: &GlobalRows, row: i32, column: u32) -> u32 {
+    let address = rows.row(row).wrapping_add(2 * column as u64);
+    let valid = row < rows.rows;
+    let both = valid && column + 1 < rows.columns;
+    if both && address % 4 == 0 {
+        return global::load_u32(address);
+    }
+    let low = global::load_u16_if(address, valid && column < rows.columns);
+    let high = global::load_u16_if(address.wrapping_add(2), both);
+    low as u32 | (high as u32) << 16
+}
+
+/// Two neighbouring f32 from an even column on, 0 where there are none.
+#[inline(always)]
+unsafe fn load_pair_f32(rows: &GlobalRows, row: i32, column: u32) -> [f32; 2] {
+    let address = rows.row(row).wrapping_add(4 * column as u64);
+    let valid = row < rows.rows;
+    let first = global::load_u32_if(address, valid && column < rows.columns);
+    let second = global::load_u32_if(address.wrapping_add(4), valid && column + 1 < rows.columns);
+    [f32::from_bits(first), f32::from_bits(second)]
 }
 
 macro_rules! entries {
     ($(($name:ident, $dtype:ident))*) => {
         $(
-            /// [`delta`] for one element type.
+            /// The delta kernel of one element type.
             ///
             /// # Safety
             /// `p` is as [`BackwardParams`] says.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
-                delta::<element::$dtype>(&p);
+                element::$dtype::delta(&p);
             }
         )*
     };
 }
 crate::for_each_backward_delta_sm80!(entries);
+
+/// Which of the two an element type takes.
+trait Delta: Element {
+    unsafe fn delta(p: &BackwardParams);
+}
+
+impl Delta for element::Bf16 {
+    #[inline(always)]
+    unsafe fn delta(p: &BackwardParams) {
+        delta_mma::<element::Bf16>(p);
+    }
+}
+
+impl Delta for element::F16 {
+    #[inline(always)]
+    unsafe fn delta(p: &BackwardParams) {
+        delta_mma::<element::F16>(p);
+    }
+}
+
+impl Delta for element::F32 {
+    #[inline(always)]
+    unsafe fn delta(p: &BackwardParams) {
+        delta_fma(p);
+    }
+}

@@ -17,9 +17,6 @@ pub trait Element {
     /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors
     /// -1, 0 and 1.
     fn scale_word(word: u32, factor: f32) -> u32;
-
-    /// A 16-bit element of a word as f32, from its high or low half. Not for f32.
-    fn from_half_word(word: u32, high: bool) -> f32;
 }
 
 /// A 16-bit element type that `mma.sync` multiplies.
@@ -46,12 +43,6 @@ macro_rules! tensor_core_element {
             fn scale_word(word: u32, factor: f32) -> u32 {
                 let (low, high) = $unpack(word);
                 $pack(low * factor, high * factor)
-            }
-
-            #[inline(always)]
-            fn from_half_word(word: u32, high: bool) -> f32 {
-                let halves = $unpack(word);
-                if high { halves.1 } else { halves.0 }
             }
         }
 
@@ -83,10 +74,5 @@ impl Element for F32 {
     #[inline(always)]
     fn scale_word(word: u32, factor: f32) -> u32 {
         (f32::from_bits(word) * factor).to_bits()
-    }
-
-    #[inline(always)]
-    fn from_half_word(word: u32, _high: bool) -> f32 {
-        f32::from_bits(word)
     }
 }

@@ -28,7 +28,8 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         for lane in lanes(window.mask) {
             let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));
             // SAFETY: the window was checked for this many bytes, and alignment, at the lane's offset.
-            old[lane] = unsafe { update(&window, lane, bytes, |old| apply(op, ty, old, operand, second)) };
+            old[lane] =
+                unsafe { update(&window, lane, bytes, |old| apply(op, ty, old, operand, second)) };
         }
         window.set_written(bytes, false);
         rest &= !window.mask;
@@ -86,19 +87,43 @@ fn apply(op: AtomicOp, ty: AtomicType, old: u64, operand: u64, second: u64) -> u
     match op {
         AtomicOp::Exchange => operand,
         AtomicOp::CompareExchange => {
-            if old == operand { second } else { old }
+            if old == operand {
+                second
+            } else {
+                old
+            }
         }
         AtomicOp::And => old & operand,
         AtomicOp::Or => old | operand,
         AtomicOp::Xor => old ^ operand,
         AtomicOp::Increment => {
-            if old as u32 >= operand as u32 { 0 } else { old + 1 }
+            if old as u32 >= operand as u32 {
+                0
+            } else {
+                old + 1
+            }
         }
         AtomicOp::Decrement => {
-            if old as u32 == 0 || old as u32 > operand as u32 { operand } else { old - 1 }
+            if old as u32 == 0 || old as u32 > operand as u32 {
+                operand
+            } else {
+                old - 1
+            }
         }
-        AtomicOp::Min => if less(ty, operand, old) { operand } else { old },
-        AtomicOp::Max => if less(ty, old, operand) { operand } else { old },
+        AtomicOp::Min => {
+            if less(ty, operand, old) {
+                operand
+            } else {
+                old
+            }
+        }
+        AtomicOp::Max => {
+            if less(ty, old, operand) {
+                operand
+            } else {
+                old
+            }
+        }
         AtomicOp::Add => add(ty, old, operand),
     }
 }
@@ -117,7 +142,8 @@ fn add(ty: AtomicType, old: u64, operand: u64) -> u64 {
         T::from_f32(T::from_bits(a).to_f32() + T::from_bits(b).to_f32()).bits()
     }
     fn two<T: Format>(a: u64, b: u64) -> u64 {
-        u64::from(one::<T>(a as u16, b as u16)) | u64::from(one::<T>((a >> 16) as u16, (b >> 16) as u16)) << 16
+        u64::from(one::<T>(a as u16, b as u16))
+            | u64::from(one::<T>((a >> 16) as u16, (b >> 16) as u16)) << 16
     }
     match ty {
         AtomicType::F32 => {

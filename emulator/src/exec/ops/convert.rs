@@ -78,8 +78,7 @@ fn general(r: &mut Registers, i: &Instruction, m: u32, job: Job) {
     let (wide_result, wide_source) = (i.immediate & 1 != 0, i.immediate & 2 != 0);
     let mut out = [0u64; LANES];
     for (lane, value) in out.iter_mut().enumerate() {
-        let raw =
-            if wide_source { r.row64(i.a)[lane] } else { u64::from(r.row32(i.a)[lane]) };
+        let raw = if wide_source { r.row64(i.a)[lane] } else { u64::from(r.row32(i.a)[lane]) };
         *value = job.convert(raw);
     }
     if wide_result {
@@ -112,9 +111,8 @@ impl Job {
     }
 
     fn read(self, raw: u64) -> Exact {
-        let float = |value: f32| {
-            Exact::Float(f64::from(if self.has(FLAG_FTZ) { flush(value) } else { value }))
-        };
+        let float =
+            |value: f32| Exact::Float(f64::from(if self.has(FLAG_FTZ) { flush(value) } else { value }));
         match self.from {
             ConvertType::U8 => Exact::Integer(i128::from(raw as u8)),
             ConvertType::S8 => Exact::Integer(i128::from(raw as i8)),
@@ -148,13 +146,19 @@ impl Job {
             ConvertType::U64 => (64, false),
             _ => (64, true),
         };
-        let (low, high) =
-            if signed { (-(1i128 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
+        let (low, high) = if signed {
+            (-(1i128 << (bits - 1)), (1 << (bits - 1)) - 1)
+        } else {
+            (0, (1i128 << bits) - 1)
+        };
         let clamps = self.from.is_float() || self.has(FLAG_SATURATE);
         let value = if clamps { value.clamp(low, high) } else { value };
         let unused = 128 - bits;
-        let extended =
-            if signed { value << unused >> unused } else { ((value as u128) << unused >> unused) as i128 };
+        let extended = if signed {
+            value << unused >> unused
+        } else {
+            ((value as u128) << unused >> unused) as i128
+        };
         extended as u64
     }
 
@@ -184,7 +188,11 @@ impl Job {
         };
         match self.to {
             ConvertType::F64 => {
-                if value.is_nan() { 0x7fff_ffff_ffff_ffff } else { value.to_bits() }
+                if value.is_nan() {
+                    0x7fff_ffff_ffff_ffff
+                } else {
+                    value.to_bits()
+                }
             }
             ConvertType::F32 => {
                 let nearest = value as f32;
@@ -246,7 +254,12 @@ fn odd_f64(value: i128) -> f64 {
 macro_rules! direct {
     ($name:ident, $type:ty) => {
         /// Moves the nearest value to the one on the required side; `order` compares it with the exact one.
-        fn $name(nearest: $type, order: std::cmp::Ordering, negative: bool, rounding: Rounding) -> $type {
+        fn $name(
+            nearest: $type,
+            order: std::cmp::Ordering,
+            negative: bool,
+            rounding: Rounding,
+        ) -> $type {
             let (above, below) = (order.is_gt(), order.is_lt());
             match rounding {
                 Rounding::Down if above => nearest.next_down(),
@@ -284,4 +297,3 @@ fn narrow<T: Format>(value: f64, rounding: Rounding) -> T {
         _ => nearest,
     }
 }
-

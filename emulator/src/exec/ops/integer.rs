@@ -14,12 +14,12 @@ macro_rules! common {
             IntegerOp::Mad => map3($r, $i, $m, |a: $u, b: $u, c: $u| a.wrapping_mul(b).wrapping_add(c)),
             IntegerOp::MulHighUnsigned => map2($r, $i, $m, |a: $u, b: $u| high!($u, $wide, a, b) as $u),
             IntegerOp::MulHighSigned => map2($r, $i, $m, |a: $s, b: $s| high!($u, $swide, a, b) as $u),
-            IntegerOp::MadHighUnsigned => map3($r, $i, $m, |a: $u, b: $u, c: $u| {
-                (high!($u, $wide, a, b) as $u).wrapping_add(c)
-            }),
-            IntegerOp::MadHighSigned => map3($r, $i, $m, |a: $s, b: $s, c: $u| {
-                (high!($u, $swide, a, b) as $u).wrapping_add(c)
-            }),
+            IntegerOp::MadHighUnsigned => {
+                map3($r, $i, $m, |a: $u, b: $u, c: $u| (high!($u, $wide, a, b) as $u).wrapping_add(c))
+            }
+            IntegerOp::MadHighSigned => {
+                map3($r, $i, $m, |a: $s, b: $s, c: $u| (high!($u, $swide, a, b) as $u).wrapping_add(c))
+            }
             // The hardware gives all ones for a division by zero.
             IntegerOp::DivUnsigned => map2($r, $i, $m, |a: $u, b: $u| a.checked_div(b).unwrap_or(!0)),
             IntegerOp::RemUnsigned => map2($r, $i, $m, |a: $u, b: $u| a.checked_rem(b).unwrap_or(a)),

@@ -168,7 +168,12 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
             unsafe {
                 let at = window.data.add(window.offsets[lane] as usize).cast::<[u32; 4]>();
                 if store {
-                    at.write_unaligned([words[row * 4], words[row * 4 + 1], words[row * 4 + 2], words[row * 4 + 3]]);
+                    at.write_unaligned([
+                        words[row * 4],
+                        words[row * 4 + 1],
+                        words[row * 4 + 2],
+                        words[row * 4 + 3],
+                    ]);
                 } else {
                     *place = at.read_unaligned();
                 }

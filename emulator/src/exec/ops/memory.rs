@@ -22,7 +22,7 @@ pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: S
         window.check_written(c, w, bytes, contiguous);
         for (position, &row) in rows.iter().enumerate() {
             let at = position * i.b as usize;
-            if contiguous && bytes == 4 {
+            if contiguous && bytes == 4 && i.c == 0 {
                 // SAFETY: 32 lanes of 4 bytes from the first offset, all inside the window.
                 unsafe { load_contiguous(&window, w.registers.row32_mut(row)) };
             } else {
@@ -51,7 +51,8 @@ fn place(w: &Warp, i: &Instruction, space: Space) -> (Space, Addresses) {
 #[inline(always)]
 unsafe fn load_contiguous(window: &Window, row: &mut [u32; LANES]) {
     // SAFETY: the caller vouches for the range.
-    *row = unsafe { window.data.add(window.offsets[0] as usize).cast::<[u32; LANES]>().read_unaligned() };
+    *row =
+        unsafe { window.data.add(window.offsets[0] as usize).cast::<[u32; LANES]>().read_unaligned() };
 }
 
 /// # Safety
@@ -70,7 +71,8 @@ unsafe fn load_element(window: &Window, r: &mut Registers, i: &Instruction, row:
             (2, true, false) => gather(window, at, r.row32_mut(row), |value: i16| value as u32),
             (1, false, false) => gather(window, at, r.row32_mut(row), |value: u8| u32::from(value)),
             (1, true, false) => gather(window, at, r.row32_mut(row), |value: i8| value as u32),
-            (4, _, true) => gather(window, at, r.row64_mut(row), |value: u32| u64::from(value)),
+            (4, false, true) => gather(window, at, r.row64_mut(row), |value: u32| u64::from(value)),
+            (4, true, true) => gather(window, at, r.row64_mut(row), |value: i32| value as u64),
             (2, false, true) => gather(window, at, r.row64_mut(row), |value: u16| u64::from(value)),
             (2, true, true) => gather(window, at, r.row64_mut(row), |value: i16| value as u64),
             (1, false, true) => gather(window, at, r.row64_mut(row), |value: u8| u64::from(value)),
@@ -95,7 +97,8 @@ unsafe fn gather<T: Copy, C: Copy>(
 ) {
     let read = |lane: usize| {
         // SAFETY: the caller vouches for the range.
-        let value = unsafe { window.data.add(window.offsets[lane] as usize + at).cast::<T>().read_unaligned() };
+        let value =
+            unsafe { window.data.add(window.offsets[lane] as usize + at).cast::<T>().read_unaligned() };
         convert(value)
     };
     if window.mask == FULL {
@@ -174,6 +177,8 @@ unsafe fn scatter<T, C: Copy>(window: &Window, at: usize, row: &[C; LANES], conv
     for lane in lanes(window.mask) {
         let value = convert(row[lane]);
         // SAFETY: the caller vouches for the range.
-        unsafe { window.data.add(window.offsets[lane] as usize + at).cast::<T>().write_unaligned(value) };
+        unsafe {
+            window.data.add(window.offsets[lane] as usize + at).cast::<T>().write_unaligned(value)
+        };
     }
 }

@@ -24,9 +24,8 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, op: MoveOp, lists: &[u32]
         MoveOp::IsSpace => {
             let space = i.immediate as u64;
             let a = r.row64(i.a);
-            let inside = (0..LANES).fold(0, |mask, lane| {
-                mask | u32::from(a[lane] >> WINDOW_SHIFT == space) << lane
-            });
+            let inside = (0..LANES)
+                .fold(0, |mask, lane| mask | u32::from(a[lane] >> WINDOW_SHIFT == space) << lane);
             r.set_predicate(i.d, m, inside);
         }
     }

@@ -65,7 +65,8 @@ pub fn match_any(r: &mut Registers, i: &Instruction, m: u32) {
     let a = *r.row32(i.a);
     let mut out = [0; LANES];
     for lane in lanes(m) {
-        out[lane] = lanes(m).filter(|&other| a[other] == a[lane]).fold(0, |mask, other| mask | 1 << other);
+        out[lane] =
+            lanes(m).filter(|&other| a[other] == a[lane]).fold(0, |mask, other| mask | 1 << other);
     }
     r.set32(i.d, m, &out);
 }

@@ -1,0 +1,1 @@
+"""The parts of compare.py: C interface, cases, contestants, guard, clock, tables."""

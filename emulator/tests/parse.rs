@@ -1,0 +1,147 @@
+//! Modules that parse, and errors of those that do not.
+
+mod common;
+use common::{HEAD, kernel};
+use ptx_emulator::{Launch, LaunchError, Memory, Module, Options, ParseErrorKind, launch};
+
+fn error(body: &str) -> String {
+    Module::parse(&kernel(body)).expect_err(body).to_string()
+}
+
+#[test]
+fn errors_name_the_line_and_the_text() {
+    let cases = [
+        ("add.s32 %r1, %r2, %nope;", "PTX line 11: unknown name %nope: `add.s32 %r1, %r2, %nope`"),
+        ("bra NOWHERE;", "PTX line 11: unknown name NOWHERE: `NOWHERE`"),
+        ("add.s32 %r1, %r2;", "PTX line 11: wrong number of operands: `add.s32 %r1, %r2`"),
+        ("add.s32 %d1, %r2, %r3;", "PTX line 11: operand of the wrong width: `add.s32 %d1, %r2, %r3`"),
+        ("add.s32 5, %r2, %r3;", "PTX line 11: operand of the wrong kind: `add.s32 5, %r2, %r3`"),
+        ("add.s32 %r1, %r2, %r3", "PTX line 12: expected ; or ,: `ret`"),
+        ("\n  mov.u32 %r1, ;", "PTX line 12: expected an operand: `;`"),
+        (".frobnicate;", "PTX line 11: unsupported directive: ``"),
+        ("@%r1 bra X; X:", "PTX line 11: expected a predicate: `bra X`"),
+        (
+            "ld.global.v2.b32 {%r1}, [%d1];",
+            "PTX line 11: a vector of the wrong length: `ld.global.v2.b32 {%r1}, [%d1]`",
+        ),
+        (
+            "cp.async.cg.shared.global [%r1], [%d1], 8;",
+            "PTX line 11: cp.async copies 4, 8 or 16 bytes, .cg only 16: `cp.async.cg.shared.global [%r1], [%d1], 8`",
+        ),
+        ("X: X:", "PTX line 11: expected a label that is new in its scope: `X:`"),
+    ];
+    for (body, want) in cases {
+        assert_eq!(error(body), want);
+    }
+}
+
+#[test]
+fn an_unknown_instruction_parses_and_refuses_to_launch() {
+    let unknown = [
+        "frobnicate.b32 %r1, %r2;",
+        "add.rz.f32 %r1, %r2, %r3;",
+        "add.cc.u32 %r1, %r2, %r3;",
+        "ld.global.b32.unknown %r1, [%d1];",
+        "ld.strange.b32 %r1, [%d1];",
+        "mul.f32.hi %r1, %r2, %r3;",
+        "setp.lt.ftz.u32 %p1, %r1, %r2;",
+        "cvt.f32.u32 %r1, %r2;",
+        "cvt.rn.u32.u64 %r1, %d2;",
+        "shl.s32.wrap %r1, %r2, %r3;",
+        "call (%r1), f, (%r2);",
+        "wgmma.fence.sync.aligned;",
+        "fence.proxy.async;",
+        "atom.global.add.b32 %r1, [%d1], 1;",
+        "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%r1}, {%r2}, {%r3}, {%r4};",
+        "bar.red.xor.pred %p1, 0, %p2;",
+        "cp.async.bulk.commit_group;",
+        "shfl.up.b32 %r1, %r2, 1, 0;",
+    ];
+    for statement in unknown {
+        let module = Module::parse(&kernel(statement)).unwrap_or_else(|error| panic!("{error}"));
+        let kernel = module.kernel("k").unwrap();
+        assert_eq!(kernel.unsupported().len(), 1, "{statement}");
+        let shape = Launch { grid: [1; 3], block: [1; 3], shared_bytes: 0, params: &[0; 8] };
+        let Err(LaunchError::Unsupported { error, .. }) =
+            launch(kernel, &Memory::new(), &shape, &Options::default())
+        else {
+            panic!("{statement} launches")
+        };
+        assert_eq!((error.line, error.kind), (11, ParseErrorKind::UnsupportedInstruction));
+        assert_eq!(error.text, statement.trim_end_matches(';'));
+    }
+}
+
+#[test]
+fn kernels_describe_themselves() {
+    let ptx = format!(
+        "{HEAD}.visible .entry first(.param .align 8 .b8 p[20]) .maxntid 128, 2 .minnctapersm 2 {{ ret; }}
+         .weak .entry second() .reqntid 64 {{ .shared .align 16 .b8 tile[100]; .local .b8 depot[12]; ret; }}
+         .func (.param .b32 r) helper(.param .b32 a) {{ ret; }}
+         .section .debug_abbrev {{ .b8 1, 2 // comment }}
+         .b8 3 }}"
+    );
+    let module = Module::parse(&ptx).unwrap();
+    assert_eq!(module.target(), "sm_80");
+    let names: Vec<&str> = module.kernels().map(|kernel| kernel.name()).collect();
+    assert_eq!(names, ["first", "second"]);
+    let first = module.kernel("first").unwrap();
+    assert_eq!(
+        (first.parameter_bytes(), first.max_threads(), first.instructions()),
+        (20, Some([128, 2, 1]), 1)
+    );
+    let second = module.kernel("second").unwrap();
+    assert_eq!((second.static_shared_bytes(), second.local_bytes()), (100, 12));
+    assert!(module.kernel("helper").is_none());
+}
+
+#[test]
+fn impossible_launches_are_refused() {
+    let module = Module::parse(&format!(
+        "{HEAD}.visible .entry k(.param .u64 p) .maxntid 64 {{ ret; }} .entry r() .reqntid 32 {{ ret; }}"
+    ))
+    .unwrap();
+    let kernel = module.kernel("k").unwrap();
+    let good = Launch { grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, params: &[0; 8] };
+    let try_launch = |shape: &Launch<'_>| launch(kernel, &Memory::new(), shape, &Options::default());
+    assert!(try_launch(&good).is_ok());
+    let text = |shape: Launch<'_>| try_launch(&shape).unwrap_err().to_string();
+    assert_eq!(text(Launch { params: &[0; 4], ..good }), "k: expected 8 bytes of parameters, got 4");
+    assert_eq!(
+        text(Launch { block: [65, 1, 1], ..good }),
+        "k: block [65, 1, 1] exceeds [64, 1, 1] threads"
+    );
+    assert_eq!(
+        text(Launch { block: [0, 1, 1], ..good }),
+        "k: block [0, 1, 1] exceeds [64, 1, 1] threads"
+    );
+    assert_eq!(text(Launch { grid: [1, 0, 1], ..good }), "k: grid [1, 0, 1] is empty or too large");
+    assert_eq!(
+        text(Launch { shared_bytes: 300_000, ..good }),
+        "k: 300000 bytes of shared memory exceed 232448"
+    );
+    let required = module.kernel("r").unwrap();
+    let shape = Launch { params: &[], ..good };
+    assert!(matches!(
+        launch(required, &Memory::new(), &shape, &Options::default()),
+        Err(LaunchError::Threads { .. })
+    ));
+}
+
+#[test]
+fn source_locations_follow_the_line_tables() {
+    let body = "\n.loc 1 10 5\nmov.u32 %r1, dynamic;
+.loc\t2 7 3, function_name $L__info_string0, inlined_at 1 20 9\nld.shared.b32 %r2, [%r1];
+.loc 1 30 1 // src/x.rs:30:1 @[ src/y.rs:4:2 ]\nld.shared.b32 %r3, [%r1+4];\n.pragma \"nounroll\";\n$L__tmp3:";
+    let ptx = kernel(body)
+        + "\n.file 1 \"src/a.rs\"\n.file 2 \"src/b.rs\", 12, 34\n.section .debug_loc { .b8 1 }\n";
+    let memory = Memory::new();
+    let data = memory.allocate(4096);
+    let report = common::run_with(&ptx, &memory, 1, 1, 64, &data.to_le_bytes(), &Options::default());
+    let place = |index: usize| report.findings[index].source.clone().unwrap();
+    assert_eq!(place(0).to_string(), "src/b.rs:7:3");
+    assert_eq!(place(0).inlined_at.unwrap().to_string(), "src/a.rs:20:9");
+    assert_eq!(place(1).to_string(), "src/x.rs:30:1");
+    let text = report.findings[1].to_string();
+    assert!(text.contains("at src/x.rs:30:1") && text.contains("inlined at src/y.rs:4:2"), "{text}");
+}

@@ -1,0 +1,239 @@
+//! A GPU on which launches are timed, and the tensors that they work on.
+
+use super::task::Task;
+use anyhow::{Result, bail};
+use finite_attention::attention::{launch_backward, launch_forward};
+use finite_attention::buffer::{DeviceBuffer, InDeviceMemory};
+use finite_attention::driver::cuda::{CudaDriver, CudaEvent};
+use finite_attention::driver::{DeviceProperties, Driver};
+use finite_attention::plan::{BackwardPlan, ForwardPlan, plan_backward, plan_forward};
+use finite_attention::{
+    BackwardPointers, BackwardProblem, Device, Dtype, Element, ForwardPointers, KernelImages, Layout,
+    Stream, Workspace,
+};
+use half::{bf16, f16};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+use std::sync::Arc;
+
+/// Sets of tensors at most, however small they are.
+const MAX_SETS: u64 = 64;
+
+/// A GPU on which kernels are timed.
+pub struct Bench {
+    driver: Arc<CudaDriver>,
+    device: Device,
+}
+
+impl Bench {
+    pub fn new(ordinal: usize, images: KernelImages) -> Result<Self> {
+        let driver = Arc::new(CudaDriver::new(ordinal, images)?);
+        Ok(Bench { device: Device::from_driver(driver.clone()), driver })
+    }
+
+    pub fn properties(&self) -> &DeviceProperties {
+        self.device.properties()
+    }
+
+    /// As many copies of the tensors as leave nothing of the last use of a copy in the L2 cache.
+    pub fn sets(&self, task: &Task) -> Result<Vec<TensorSet>> {
+        match task.problem.dtype {
+            Dtype::Bf16 => self.sets_of::<bf16>(task),
+            Dtype::F16 => self.sets_of::<f16>(task),
+            Dtype::F32 => self.sets_of::<f32>(task),
+        }
+    }
+
+    fn sets_of<T: Element>(&self, task: &Task) -> Result<Vec<TensorSet>> {
+        let problem = &task.problem;
+        let tensors = [&problem.q, &problem.k, &problem.v, &problem.o];
+        let mut bytes =
+            tensors.iter().map(|layout| layout.span() as u64).sum::<u64>() * size_of::<T>() as u64;
+        if task.backward().is_some() {
+            bytes *= 2; // every tensor has a gradient
+        }
+        let count = (2 * self.properties().l2_bytes).div_ceil(bytes).clamp(1, MAX_SETS);
+        let pattern = pattern::<T>();
+        (0..count).map(|_| TensorSet::new(&self.device, task, &pattern)).collect()
+    }
+
+    /// Queues launches and waits for them.
+    pub fn load(&self, sets: &[TensorSet], count: usize) -> Result<()> {
+        for set in sets.iter().cycle().take(count) {
+            set.work.launch(&self.device)?;
+        }
+        Ok(self.driver.synchronize(Stream::default())?)
+    }
+
+    /// Milliseconds of each of `count` launches, queued back to back.
+    pub fn time(&self, sets: &[TensorSet], count: usize) -> Result<Vec<f32>> {
+        let stream = Stream::default();
+        let events: Vec<CudaEvent> =
+            (0..=count).map(|_| CudaEvent::new(&self.driver)).collect::<Result<_, _>>()?;
+        // SAFETY: the default stream always exists.
+        unsafe { events[0].record(stream) }?;
+        for (set, event) in sets.iter().cycle().zip(&events[1..]) {
+            set.work.launch(&self.device)?;
+            // SAFETY: the default stream always exists.
+            unsafe { event.record(stream) }?;
+        }
+        self.driver.synchronize(stream)?;
+        let pairs = events.windows(2);
+        Ok(pairs.map(|pair| pair[1].milliseconds_since(&pair[0])).collect::<Result<_, _>>()?)
+    }
+}
+
+/// What one launch does, planned for the addresses of one set.
+enum Work {
+    Forward(ForwardPlan),
+    Backward(BackwardPlan, Workspace),
+}
+
+impl Work {
+    fn launch(&self, device: &Device) -> Result<()> {
+        let stream = Stream::default();
+        // SAFETY: only a `TensorSet` makes one, which owns the tensors that the plan was made for;
+        // they are freed after the default stream was waited for.
+        unsafe {
+            match self {
+                Work::Forward(plan) => launch_forward(device, plan, stream)?,
+                Work::Backward(plan, workspace) => launch_backward(device, plan, *workspace, stream)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tensors of one problem, and the plan made for their addresses.
+pub struct TensorSet {
+    work: Work,
+    _tensors: Vec<Box<dyn InDeviceMemory>>,
+}
+
+impl TensorSet {
+    /// The forward pass runs once here if the task is backward: o and lse are what it gives.
+    fn new<T: Element>(device: &Device, task: &Task, pattern: &[T]) -> Result<Self> {
+        let problem = &task.problem;
+        let valid = problem.validate()?;
+        let mut memory = Memory { device, pattern, tensors: Vec::new() };
+        let offsets = memory.keep(DeviceBuffer::from_slice(device, &task.offsets())?);
+        let pointers = ForwardPointers {
+            q: memory.input(&problem.q)?,
+            k: memory.input(&problem.k)?,
+            v: memory.input(&problem.v)?,
+            o: memory.output::<T>(problem.o.span())?,
+            lse: memory.output::<f32>(valid.lse_elements())?,
+            cu_seqlens_q: offsets,
+            cu_seqlens_k: offsets,
+        };
+        let Some(plan) = plan_forward(&valid, device.properties(), &pointers)? else {
+            bail!("nothing to compute");
+        };
+        let mut work = Work::Forward(plan);
+        if let Some(backward) = task.backward() {
+            work.launch(device)?;
+            device.synchronize(Stream::default())?;
+            work = memory.backward(&backward, &pointers)?;
+        }
+        Ok(TensorSet { work, _tensors: memory.tensors })
+    }
+
+    /// Name of the kernel that does most of the work.
+    pub fn kernel_name(&self) -> &'static str {
+        match &self.work {
+            Work::Forward(plan) => plan.kernel.name,
+            Work::Backward(plan, _) => plan.main_kernel().map_or("none", |kernel| kernel.name),
+        }
+    }
+
+    pub fn workspace_bytes(&self) -> u64 {
+        match &self.work {
+            Work::Forward(_) => 0,
+            Work::Backward(plan, _) => plan.workspace_bytes(),
+        }
+    }
+
+    /// The plan with its reasons.
+    pub fn explain(&self) -> String {
+        match &self.work {
+            Work::Forward(plan) => format!("{plan:#}"),
+            Work::Backward(plan, _) => format!("{plan:#}"),
+        }
+    }
+}
+
+/// Makes tensors and keeps them.
+struct Memory<'m, T> {
+    device: &'m Device,
+    pattern: &'m [T],
+    tensors: Vec<Box<dyn InDeviceMemory>>,
+}
+
+impl<T: Element> Memory<'_, T> {
+    fn keep(&mut self, buffer: impl InDeviceMemory + 'static) -> u64 {
+        let address = buffer.device_pointer();
+        self.tensors.push(Box::new(buffer));
+        address
+    }
+
+    /// Normally distributed numbers. Every tensor starts elsewhere in the pattern.
+    fn input(&mut self, layout: &Layout) -> Result<u64> {
+        let start = 1009 * self.tensors.len() % self.pattern.len();
+        let numbers = self.pattern.iter().copied().cycle().skip(start);
+        let elements: Vec<T> = numbers.take(layout.span()).collect();
+        Ok(self.keep(DeviceBuffer::from_slice(self.device, &elements)?))
+    }
+
+    fn output<E: Element>(&mut self, elements: usize) -> Result<u64> {
+        Ok(self.keep(DeviceBuffer::<E>::uninitialised(self.device, elements)?))
+    }
+
+    /// The backward pass of tensors whose o and lse were computed.
+    fn backward(&mut self, problem: &BackwardProblem, forward: &ForwardPointers) -> Result<Work> {
+        let &ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k } = forward;
+        let pointers = BackwardPointers {
+            q,
+            k,
+            v,
+            o,
+            lse,
+            d_o: self.input(&problem.d_o)?,
+            dq: self.output::<T>(problem.dq.span())?,
+            dk: self.output::<T>(problem.dk.span())?,
+            dv: self.output::<T>(problem.dv.span())?,
+            d_lse: 0,
+            cu_seqlens_q,
+            cu_seqlens_k,
+        };
+        let plan = plan_backward(&problem.validate()?, self.device.properties(), &pointers)?;
+        let bytes = plan.workspace_bytes();
+        let pointer = self.output::<f32>(usize::try_from(bytes.div_ceil(4))?)?;
+        Ok(Work::Backward(plan, Workspace { pointer, bytes }))
+    }
+}
+
+/// Normally distributed numbers, as many as no dimension is a divisor of: the power that a
+/// multiplication draws depends on its operands, so they must not be zeros.
+fn pattern<T: Element>() -> Vec<T> {
+    let mut random = StdRng::seed_from_u64(0);
+    (0..1_000_003).map(|_| T::from_f32(random.sample(StandardNormal))).collect()
+}
+
+/// The middle one, or the mean of the two in the middle.
+pub fn median(mut times: Vec<f32>) -> f32 {
+    times.sort_by(f32::total_cmp);
+    let middle = times.len() / 2;
+    if times.len() % 2 == 1 { times[middle] } else { (times[middle - 1] + times[middle]) / 2.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+}

@@ -1,0 +1,203 @@
+//! What is timed: the problems asked for, and how much work each is.
+
+use super::{BenchArguments, BenchDtype, Causal, PassChoice};
+use anyhow::{Result, ensure};
+use finite_attention::{
+    BackwardProblem, CausalAlignment, Dtype, ForwardProblem, Layout, Mask, Mode, Sequences,
+};
+
+/// Lengths of the packed sequences of `--varlen`.
+const RAGGED: [usize; 12] = [1024, 33, 2500, 400, 4096, 89, 1999, 777, 255, 3071, 640, 1500];
+
+/// One of the two passes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pass {
+    Forward,
+    Backward(Mode),
+}
+
+impl Pass {
+    /// The name used in tables and JSON: `forward`, `backward`, `backward-deterministic`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::Backward(Mode::Fast) => "backward",
+            Pass::Backward(Mode::Deterministic) => "backward-deterministic",
+        }
+    }
+}
+
+/// One pass of one problem.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    pub pass: Pass,
+    pub problem: ForwardProblem,
+    /// Rows of q, and as many of k, of every sequence: one per batch unless they are packed.
+    pub lengths: Vec<usize>,
+}
+
+impl Task {
+    /// The backward pass of the problem.
+    pub fn backward(&self) -> Option<BackwardProblem> {
+        match self.pass {
+            Pass::Forward => None,
+            Pass::Backward(mode) => Some(BackwardProblem::new(self.problem).with_mode(mode)),
+        }
+    }
+
+    /// Offsets of packed sequences, the same for q and k; empty without them.
+    pub fn offsets(&self) -> Vec<i32> {
+        if self.problem.sequences == Sequences::Strided { Vec::new() } else { offsets(&self.lengths) }
+    }
+
+    /// 4 D per query head and visible pair of a query and a key; 2.5 times that backward. Causal
+    /// counts as half of all pairs, as is the custom; a window counts the pairs that it shows.
+    pub fn flops(&self) -> f64 {
+        let [_, _, heads, columns] = self.problem.q.shape.map(|size| size as f64);
+        let pairs: f64 = self.lengths.iter().map(|&rows| pairs(self.problem.mask, rows)).sum();
+        let factor = if self.pass == Pass::Forward { 4.0 } else { 10.0 };
+        factor * heads * columns * pairs
+    }
+}
+
+/// Pairs of a query and a key that count, of a sequence with as many queries as keys.
+fn pairs(mask: Mask, rows: usize) -> f64 {
+    let all = rows as f64 * rows as f64;
+    match mask {
+        Mask::Full => all,
+        Mask::Causal(_) => all / 2.0,
+        Mask::Window { left, right, .. } => {
+            let side = |keys: Option<u32>| keys.map_or(rows, |keys| keys as usize);
+            let visible = |row: usize| row.min(side(left)) + 1 + (rows - 1 - row).min(side(right));
+            (0..rows).map(visible).sum::<usize>() as f64
+        }
+    }
+}
+
+fn offsets(lengths: &[usize]) -> Vec<i32> {
+    let ends = lengths.iter().scan(0, |end, &length| {
+        *end += length as i32;
+        Some(*end)
+    });
+    [0].into_iter().chain(ends).collect()
+}
+
+/// Every combination asked for.
+pub fn tasks(arguments: &BenchArguments) -> Result<Vec<Task>> {
+    let passes = passes(arguments)?;
+    let mut tasks = Vec::new();
+    for dtype in &arguments.dtype {
+        let dtype = match dtype {
+            BenchDtype::Bf16 => Dtype::Bf16,
+            BenchDtype::F16 => Dtype::F16,
+            BenchDtype::F32 => Dtype::F32,
+        };
+        for &head_dim in &arguments.head_dim {
+            for (problem, lengths) in shapes(arguments, dtype, head_dim)? {
+                for mask in masks(arguments) {
+                    let problem = problem.with_mask(mask);
+                    let task = |&pass| Task { pass, problem, lengths: lengths.clone() };
+                    tasks.extend(passes.iter().map(task));
+                }
+            }
+        }
+    }
+    Ok(tasks)
+}
+
+fn passes(arguments: &BenchArguments) -> Result<Vec<Pass>> {
+    let BenchArguments { pass, deterministic, .. } = *arguments;
+    let mode = if deterministic { Mode::Deterministic } else { Mode::Fast };
+    ensure!(
+        !deterministic || pass != PassChoice::Forward,
+        "--deterministic: the forward pass always is; use --pass backward or both"
+    );
+    Ok(match pass {
+        PassChoice::Forward => vec![Pass::Forward],
+        PassChoice::Backward => vec![Pass::Backward(mode)],
+        PassChoice::Both => vec![Pass::Forward, Pass::Backward(mode)],
+    })
+}
+
+fn masks(arguments: &BenchArguments) -> Vec<Mask> {
+    let alignment = CausalAlignment::BottomRight;
+    if let &[left, right] = arguments.window.as_slice() {
+        // -1 is the only number of the range that is no u32.
+        let (left, right) = (u32::try_from(left).ok(), u32::try_from(right).ok());
+        return vec![Mask::Window { left, right, alignment }];
+    }
+    match arguments.causal {
+        Causal::No => vec![Mask::Full],
+        Causal::Yes => vec![Mask::Causal(alignment)],
+        Causal::Both => vec![Mask::Full, Mask::Causal(alignment)],
+    }
+}
+
+/// Problems with full masks, and the lengths of their sequences.
+fn shapes(
+    arguments: &BenchArguments,
+    dtype: Dtype,
+    head_dim: usize,
+) -> Result<Vec<(ForwardProblem, Vec<usize>)>> {
+    ensure!(head_dim > 0, "--head-dim: expected at least 1");
+    let heads = arguments.heads.unwrap_or((2048 / head_dim).max(1));
+    let key_heads = arguments.kv_heads.unwrap_or(heads);
+    let problem = |batch: usize, rows: usize| {
+        let [q, kv] = [heads, key_heads].map(|heads| Layout::bshd([batch, rows, heads, head_dim]));
+        ForwardProblem::new(dtype, q, kv, kv)
+    };
+    let mut shapes = Vec::new();
+    if arguments.varlen {
+        let offsets = offsets(&RAGGED);
+        let packed =
+            problem(1, RAGGED.iter().sum()).with_sequences(Sequences::from_offsets(&offsets, &offsets)?);
+        shapes.push((packed, RAGGED.to_vec()));
+    } else {
+        for &rows in &arguments.seqlen {
+            ensure!(rows > 0, "--seqlen: expected at least 1");
+            let batch = arguments.batch.unwrap_or((16384 / rows).max(1));
+            shapes.push((problem(batch, rows), vec![rows; batch]));
+        }
+    }
+    for (problem, _) in &shapes {
+        problem.validate()?;
+        let elements = problem.q.elements() * problem.k.elements();
+        ensure!(elements > 0, "expected at least 1 batch and 1 head");
+    }
+    Ok(shapes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(pass: Pass, mask: Mask) -> Task {
+        let layout = Layout::bshd([2, 3, 5, 7]);
+        let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout).with_mask(mask);
+        Task { pass, problem, lengths: vec![3, 3] }
+    }
+
+    #[test]
+    fn causal_counts_half_and_backward_two_and_a_half_times() {
+        let full = task(Pass::Forward, Mask::Full).flops();
+        assert_eq!(full, 4.0 * 2.0 * 5.0 * 3.0 * 3.0 * 7.0);
+        let causal = Mask::Causal(CausalAlignment::BottomRight);
+        assert_eq!(task(Pass::Forward, causal).flops(), full / 2.0);
+        assert_eq!(task(Pass::Backward(Mode::Fast), Mask::Full).flops(), full * 2.5);
+    }
+
+    #[test]
+    fn a_window_counts_the_pairs_that_it_shows() {
+        let window = |left, right| Mask::Window { left, right, alignment: CausalAlignment::TopLeft };
+        assert_eq!(pairs(window(None, None), 5), 25.0);
+        assert_eq!(pairs(window(None, Some(0)), 5), 15.0);
+        assert_eq!(pairs(window(Some(1), Some(1)), 5), 13.0);
+    }
+
+    #[test]
+    fn the_ragged_lengths_are_as_documented() {
+        assert_eq!(RAGGED.iter().sum::<usize>(), 16384);
+        assert_eq!((RAGGED.iter().min(), RAGGED.iter().max()), (Some(&33), Some(&4096)));
+        assert_eq!(offsets(&[2, 0, 3]), [0, 2, 2, 5]);
+    }
+}

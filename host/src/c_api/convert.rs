@@ -1,0 +1,159 @@
+//! From the structs of the C interface to problems and pointers.
+
+use super::types::{CAttention, CBackwardArgs, CTensor, Status};
+use super::{Failure, invalid};
+use crate::attention::Workspace;
+use crate::error::Error;
+use crate::plan::{BackwardPointers, ForwardPointers};
+use crate::problem::{BackwardProblem, CausalAlignment, ForwardProblem, Layout, Mask, Mode, Sequences};
+use kernels_gpu::abi::Dtype;
+
+/// The status and the text of an error.
+pub fn failure(error: Error) -> Failure {
+    let status = match &error {
+        Error::NoDevice { .. } => Status::NoDevice,
+        Error::OutOfMemory { .. }
+        | Error::KernelImageMissing { .. }
+        | Error::KernelImageCorrupt { .. }
+        | Error::Cuda { .. }
+        | Error::Findings { .. }
+        | Error::Emulator { .. } => Status::DeviceFailed,
+        _ => Status::InvalidArgument,
+    };
+    (status, error.to_string())
+}
+
+pub fn forward_problem(args: &CAttention) -> Result<ForwardProblem, Failure> {
+    let CAttention { q, k, v, o, .. } = args;
+    let mut problem = ForwardProblem::new(
+        dtype("dtype", args.dtype)?,
+        layout("q", q)?,
+        layout("k", k)?,
+        layout("v", v)?,
+    )
+    .with_output(layout("o", o)?)
+    .with_output_dtype(dtype("output_dtype", args.output_dtype)?)
+    .with_mask(mask(args)?)
+    .with_sequences(sequences(args)?);
+    problem.scale = (!args.scale.is_nan()).then_some(args.scale);
+    problem.wants_lse = args.lse != 0;
+    Ok(problem)
+}
+
+pub fn forward_pointers(args: &CAttention) -> ForwardPointers {
+    ForwardPointers {
+        q: args.q.address,
+        k: args.k.address,
+        v: args.v.address,
+        o: args.o.address,
+        lse: args.lse,
+        cu_seqlens_q: args.cu_seqlens_q,
+        cu_seqlens_k: args.cu_seqlens_k,
+    }
+}
+
+pub fn backward_problem(args: &CBackwardArgs) -> Result<BackwardProblem, Failure> {
+    let forward = forward_problem(&args.attention)?;
+    let deterministic = flag("deterministic", args.deterministic)?;
+    let mut problem = BackwardProblem::new(forward)
+        .with_d_o(layout("do", &args.d_o)?)
+        .with_gradients(layout("dq", &args.dq)?, layout("dk", &args.dk)?, layout("dv", &args.dv)?)
+        .with_mode(if deterministic { Mode::Deterministic } else { Mode::Fast });
+    if flag("gradients_f32", args.gradients_f32)? {
+        problem = problem.with_gradient_dtype(Dtype::F32);
+    }
+    problem.has_d_lse = args.d_lse != 0;
+    Ok(problem)
+}
+
+pub fn backward_pointers(args: &CBackwardArgs) -> BackwardPointers {
+    let ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k } =
+        forward_pointers(&args.attention);
+    BackwardPointers {
+        q,
+        k,
+        v,
+        o,
+        d_o: args.d_o.address,
+        dq: args.dq.address,
+        dk: args.dk.address,
+        dv: args.dv.address,
+        lse,
+        d_lse: args.d_lse,
+        cu_seqlens_q,
+        cu_seqlens_k,
+    }
+}
+
+pub fn workspace(args: &CBackwardArgs) -> Workspace {
+    Workspace { pointer: args.workspace, bytes: args.workspace_bytes }
+}
+
+fn mask(args: &CAttention) -> Result<Mask, Failure> {
+    let alignment = match args.alignment {
+        0 => CausalAlignment::BottomRight,
+        1 => CausalAlignment::TopLeft,
+        other => return Err(invalid(format!("alignment: expected 0 or 1, got {other}"))),
+    };
+    match args.mask {
+        0 => Ok(Mask::Full),
+        1 => Ok(Mask::Causal(alignment)),
+        2 => Ok(Mask::Window {
+            left: side("window_left", args.window_left)?,
+            right: side("window_right", args.window_right)?,
+            alignment,
+        }),
+        other => Err(invalid(format!("mask: expected 0, 1 or 2, got {other}"))),
+    }
+}
+
+/// One side of a window; -1 is open.
+fn side(argument: &str, keys: i64) -> Result<Option<u32>, Failure> {
+    if keys == -1 {
+        return Ok(None);
+    }
+    let refused = |_| invalid(format!("{argument}: expected -1 to {}, got {keys}", u32::MAX));
+    u32::try_from(keys).map(Some).map_err(refused)
+}
+
+/// Packed if there are offsets on either side; that both have an address is checked by the plan.
+fn sequences(args: &CAttention) -> Result<Sequences, Failure> {
+    if args.cu_seqlens_q == 0 && args.cu_seqlens_k == 0 {
+        return Ok(Sequences::Strided);
+    }
+    let size = |argument: &str, got: i64| {
+        usize::try_from(got).map_err(|_| invalid(format!("{argument}: expected at least 0, got {got}")))
+    };
+    Ok(Sequences::Packed {
+        count: size("sequences", args.sequences)?,
+        max_query_rows: size("max_query_rows", args.max_query_rows)?,
+        max_key_rows: size("max_key_rows", args.max_key_rows)?,
+    })
+}
+
+fn dtype(argument: &str, number: i32) -> Result<Dtype, Failure> {
+    match number {
+        0 => Ok(Dtype::Bf16),
+        1 => Ok(Dtype::F16),
+        2 => Ok(Dtype::F32),
+        other => Err(invalid(format!("{argument}: expected 0, 1 or 2, got {other}"))),
+    }
+}
+
+fn flag(argument: &str, number: i32) -> Result<bool, Failure> {
+    match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(invalid(format!("{argument}: expected 0 or 1, got {other}"))),
+    }
+}
+
+fn layout(argument: &str, tensor: &CTensor) -> Result<Layout, Failure> {
+    let mut shape = [0; 4];
+    for (size, given) in shape.iter_mut().zip(tensor.shape) {
+        *size = usize::try_from(given).map_err(|_| {
+            invalid(format!("{argument}: expected sizes of at least 0, got {:?}", tensor.shape))
+        })?;
+    }
+    Ok(Layout { shape, strides: tensor.strides })
+}

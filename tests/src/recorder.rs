@@ -1,0 +1,74 @@
+//! A device that remembers which kernels it was asked to run.
+
+use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream};
+use finite_attention::{Device, Error};
+use kernels_gpu::abi::KernelSpec;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Names of the kernels that a device was asked to run.
+#[derive(Clone, Debug, Default)]
+pub struct Launched(Arc<Mutex<BTreeSet<&'static str>>>);
+
+impl Launched {
+    /// The names so far.
+    pub fn names(&self) -> BTreeSet<&'static str> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The same device, and the names of the kernels that it runs from now on.
+pub fn recording(device: &Device) -> (Device, Launched) {
+    let launched = Launched::default();
+    let recorder = Recorder { device: device.clone(), launched: launched.clone() };
+    (Device::from_driver(Arc::new(recorder)), launched)
+}
+
+struct Recorder {
+    device: Device,
+    launched: Launched,
+}
+
+impl Driver for Recorder {
+    fn properties(&self) -> &DeviceProperties {
+        self.device.properties()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DevicePointer, Error> {
+        self.device.driver().allocate(bytes)
+    }
+
+    unsafe fn free(&self, pointer: DevicePointer) -> Result<(), Error> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.device.driver().free(pointer) }
+    }
+
+    fn copy_to_device(&self, destination: DevicePointer, source: &[u8]) -> Result<(), Error> {
+        self.device.driver().copy_to_device(destination, source)
+    }
+
+    fn copy_to_host(
+        &self,
+        destination: &mut [u8],
+        source: DevicePointer,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        self.device.driver().copy_to_host(destination, source, stream)
+    }
+
+    unsafe fn launch(
+        &self,
+        kernel: &KernelSpec,
+        blocks: u32,
+        params: &[u8],
+        stream: Stream,
+    ) -> Result<(), Error> {
+        self.launched.0.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel.name);
+        // SAFETY: passed on to the caller.
+        unsafe { self.device.driver().launch(kernel, blocks, params, stream) }
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<(), Error> {
+        self.device.synchronize(stream)
+    }
+}

@@ -31,6 +31,18 @@ fn narrow_loads_fill_wide_registers() {
 }
 
 #[test]
+fn narrow_stores_take_the_low_bytes_of_wide_registers() {
+    let words = run_clean(
+        "cvt.u64.u32 %d1, %tid; add.s64 %d1, %d1, 0x1234500000000; add.s64 %d2, %d1, 0x20000;
+         st.global.b32 [%mine], %d1; st.global.b8 [%mine+2], %d2; st.global.u16 [%mine+2048], %d2;",
+        32,
+    );
+    for lane in 0..32 {
+        assert_eq!((words[lane], words[512 + lane]), (lane as u32 | (lane as u32) << 16, lane as u32));
+    }
+}
+
+#[test]
 fn vectors_move_whole() {
     for space in ["global", "shared"] {
         let base = if space == "global" { "%data" } else { "%d9" };

@@ -18,7 +18,7 @@ fn errors_name_the_line_and_the_text() {
         ("add.s32 5, %r2, %r3;", "PTX line 11: operand of the wrong kind: `add.s32 5, %r2, %r3`"),
         ("add.s32 %r1, %r2, %r3", "PTX line 12: expected ; or ,: `ret`"),
         ("\n  mov.u32 %r1, ;", "PTX line 12: expected an operand: `;`"),
-        (".frobnicate;", "PTX line 11: unsupported directive: ``"),
+        (".frobnicate;", "PTX line 11: unsupported directive: `;`"),
         ("@%r1 bra X; X:", "PTX line 11: expected a predicate: `bra X`"),
         (
             "ld.global.v2.b32 {%r1}, [%d1];",

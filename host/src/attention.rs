@@ -30,8 +30,8 @@ use kernels_gpu::abi::{BackwardParams, ForwardParams};
 /// # Safety
 /// For all work queued up to this call's kernel: every element of q, k and v is readable and stays
 /// unchanged; every element of o and, if wanted, of lse is writable, and shares no memory with q, k, v
-/// or each other. Memory between and around the elements is neither used nor changed. The offsets of packed sequences
-/// are readable and as [`crate::Sequences::Packed`] says.
+/// or each other. Memory between and around the elements is neither used nor changed. The offsets of
+/// packed sequences are readable and as [`crate::Sequences::Packed`] says.
 pub unsafe fn forward(
     device: &Device,
     problem: &ForwardProblem,

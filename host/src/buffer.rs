@@ -86,8 +86,8 @@ impl<T> Drop for DeviceBuffer<T> {
 
 /// Something that stands in device memory: what fills [`crate::ForwardPointers`].
 ///
-/// Buffers of `cust` work on the device whose primary context they were allocated in (`cust::quick_init` and the CUDA
-/// runtime use that one).
+/// Buffers of `cust` work on the device whose primary context they were allocated in (`cust::quick_init`
+/// and the CUDA runtime use that one).
 pub trait InDeviceMemory {
     /// Address of its first byte; null when it is empty.
     fn device_pointer(&self) -> DevicePointer;

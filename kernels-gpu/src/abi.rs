@@ -240,8 +240,8 @@ pub struct BackwardParams {
     pub cu_seqlens_q: u64,
     /// As in [`ForwardParams`].
     pub cu_seqlens_k: u64,
-    /// Workspace: f32 `[2, Hq, workspace_rows]`, aligned to 16: lse in powers of two (`+inf` for dead
-    /// rows and padding), then delta.
+    /// Workspace: f32 `[2, Hq, workspace_rows]`, aligned to 16: lse (in powers of two for 16-bit elements;
+    /// `+inf` for dead rows and padding), then delta.
     pub statistics: u64,
     /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in
     /// the order in which the main kernel's lanes hold it.

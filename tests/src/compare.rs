@@ -1,10 +1,11 @@
 //! What the properties compare.
 
 use crate::property::Finding;
-use finite_attention::check::{Case, Computed, Inputs, Surroundings, compute};
+use finite_attention::check::{Case, Computed, GradientInputs, Inputs, Surroundings, compute_with};
 use finite_attention::{Device, Mode};
 
-/// Runs a case; an error of the device, findings of the emulator among them, is what is wrong with the case.
+/// Runs a case; an error of the device, findings of the emulator among them, is what is wrong with the case. Gradients
+/// of o and lse, where it has them, are normal numbers.
 ///
 /// # Errors
 /// The text of the error.
@@ -14,7 +15,22 @@ pub fn run(
     inputs: &Inputs,
     surroundings: Surroundings,
 ) -> Result<Computed, String> {
-    let mut computed = compute(device, case, inputs, surroundings).map_err(|error| error.to_string())?;
+    run_with(device, case, inputs, &GradientInputs::normal(case), surroundings)
+}
+
+/// As [`run`], with these gradients of o and lse.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(
+    device: &Device,
+    case: &Case,
+    inputs: &Inputs,
+    gradients: &GradientInputs,
+    surroundings: Surroundings,
+) -> Result<Computed, String> {
+    let mut computed = compute_with(device, case, inputs, gradients, surroundings)
+        .map_err(|error| error.to_string())?;
     if let Some(gradients) = &computed.gradients {
         computed.spilled = computed.spilled.or_else(|| gradients.spilled.clone());
     }

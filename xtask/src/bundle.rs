@@ -87,10 +87,9 @@ mkdir -p "$logs" && logs=$(CDPATH= cd -- "$logs" && pwd) || exit 1
 [ "$#" -eq 0 ] || shift
 rm -f "$logs/failed"
 cd "$here" || exit 1
-if [ ! -d tests ]; then
-    tar -xJf tests.tar.xz || python3 -m tarfile -e tests.tar.xz . || exit 1
-    chmod +x tests/*
-fi
+rm -rf tests
+tar -xJf tests.tar.xz || python3 -m tarfile -e tests.tar.xz . || exit 1
+chmod +x tests/*
 FATTN_DEVICE=${FATTN_DEVICE:-cuda}
 TIME_LIMIT=${TIME_LIMIT:-240}
 DEADLINE=$(($(date +%s) + ${TOTAL_LIMIT:-450}))

@@ -76,9 +76,9 @@ pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         wide_registers += u32::from(wide);
         rows.push(row);
     }
-    if wide_registers != 0 && bits < 64 && !load {
-        // Stores take the low bytes of the row, which come first.
-        wide_registers = 0;
+    // One width for all: the instruction says once whether its registers are wide.
+    if wide_registers != 0 && wide_registers != vector {
+        return Err(UNSUPPORTED);
     }
     let op = if load { Op::Load(place) } else { Op::Store(place) };
     let list = b.list(&rows);
@@ -97,7 +97,7 @@ pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     }
     // A saturate flag on a load means: extend the sign. `c`: the registers are 64 bits wide.
     instruction.flags |= if signed && load { FLAG_SATURATE } else { 0 };
-    instruction.c = u32::from(wide_registers != 0 && bits < 64);
+    instruction.c = u32::from(wide_registers != 0);
     Ok(Instruction { count: vector as u8, ..instruction })
 }
 

@@ -2,7 +2,7 @@
 
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
-use crate::isa::op::combine;
+use crate::isa::types::combine;
 use crate::isa::{
     CompareType, FLAG_FTZ, FLAG_NEGATE_SOURCE, Instruction, Op, PREDICATE_SINK, PredicateOp, Relation,
 };

@@ -4,11 +4,13 @@
 //! wait that requires it. And it completes, for the thread that issued it, at that wait: until then its
 //! target counts as in flight, whether or not the bytes have landed.
 
-use super::context::{Context, Flow, Stop};
+use super::context::{Access, Context, Flow, Stop};
 use super::registers::{LANES, lanes};
 use super::warp::Warp;
 use super::window::{Addresses, Want, Window, resolve};
-use crate::memory::Space;
+use crate::memory::view::GlobalView;
+use crate::memory::{Refusal, Space};
+use crate::report::FindingKind;
 use crate::shadow::State;
 
 /// One copy instruction of a warp.
@@ -140,16 +142,14 @@ pub fn start(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy) -> Flow {
 fn check_source(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u32, bytes: u32) -> Flow {
     for lane in lanes(mask) {
         let view = context.environment.global.get(copy.source[lane]);
-        let offset = crate::memory::global::GlobalView::offset(copy.source[lane]);
+        let offset = GlobalView::offset(copy.source[lane]);
         let refusal = match view {
             Err(refusal) => refusal,
-            Ok(view) if offset + u64::from(bytes) > view.bytes => {
-                crate::memory::Refusal::OutOfBounds(view.bytes)
-            }
-            Ok(_) if offset % u64::from(copy.bytes) != 0 => crate::memory::Refusal::Misaligned,
+            Ok(view) if offset + u64::from(bytes) > view.bytes => Refusal::OutOfBounds(view.bytes),
+            Ok(_) if !offset.is_multiple_of(u64::from(copy.bytes)) => Refusal::Misaligned,
             Ok(_) => continue,
         };
-        let at = super::context::Access {
+        let at = Access {
             space: Space::Global,
             address: copy.source[lane],
             bytes,
@@ -175,7 +175,7 @@ pub fn land(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u
         let mut value = [0u8; 16];
         if bytes != 0 {
             let Ok(&view) = context.environment.global.get(copy.source[lane]) else { return Err(Stop) };
-            let offset = crate::memory::global::GlobalView::offset(copy.source[lane]) as usize;
+            let offset = GlobalView::offset(copy.source[lane]) as usize;
             // SAFETY: `start` checked that these bytes exist; the allocation outlives the launch.
             let written = unsafe {
                 view.data.add(offset).copy_to_nonoverlapping(value.as_mut_ptr(), bytes);
@@ -197,7 +197,7 @@ pub fn land(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u
 
 #[cold]
 fn unwritten_source(context: &mut Context<'_>, warp: &Warp, copy: &Copy, lane: usize) {
-    let kind = crate::report::FindingKind::UninitialisedRead { space: Space::Global };
+    let kind = FindingKind::UninitialisedRead { space: Space::Global };
     let (bytes, source) = (copy.source_bytes[lane], copy.source[lane]);
     context.report(kind, copy.pc, warp.id, lane as u32, |_| {
         format!("asynchronous copy of {bytes} bytes from {source:#x}, not all of which were written")

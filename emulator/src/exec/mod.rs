@@ -1,5 +1,7 @@
 //! Execution: the grid, its blocks, their warps, and the instruction families.
 
+#![allow(clippy::needless_range_loop, reason = "a lane or row number indexes several arrays at once")]
+
 mod async_copy;
 mod barrier;
 mod block;

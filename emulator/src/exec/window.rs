@@ -8,7 +8,7 @@ use super::context::{Access, Context, Stop};
 use super::registers::{FULL, LANES, lanes};
 use super::warp::Warp;
 use crate::isa::{FLAG_WIDE_ADDRESS, Instruction};
-use crate::memory::global::{GlobalView, View};
+use crate::memory::view::{GlobalView, View};
 use crate::memory::{LOCAL_BASE, PARAM_WINDOW, Refusal, SHARED_BASE, Space, WINDOW_SHIFT};
 use crate::report::FindingKind;
 use crate::shadow::{Shadow, State};
@@ -298,6 +298,10 @@ impl Window {
         unsafe {
             if contiguous {
                 self.shadow.set(self.offsets[0] as usize, LANES * size, State::Written);
+            } else if self.mask == FULL {
+                for lane in 0..LANES {
+                    self.shadow.set(self.offsets[lane] as usize, size, State::Written);
+                }
             } else {
                 for lane in lanes(self.mask) {
                     self.shadow.set(self.offsets[lane] as usize, size, State::Written);

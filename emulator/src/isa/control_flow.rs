@@ -7,7 +7,8 @@ use super::{Code, Instruction, NO_RECONVERGENCE, Op, PREDICATE_TRUE};
 
 const UNKNOWN: usize = usize::MAX;
 
-struct Graph {
+/// Blocks of straight code and the ways between them.
+pub struct Graph {
     /// First instruction of each block.
     starts: Vec<usize>,
     /// Block of each instruction.
@@ -25,7 +26,8 @@ fn targets<'c>(code: &'c Code, instruction: &Instruction) -> &'c [u32] {
 }
 
 impl Graph {
-    fn new(code: &Code) -> Self {
+    /// The graph of a kernel.
+    pub fn new(code: &Code) -> Self {
         let instructions = &code.instructions;
         let mut leads = vec![false; instructions.len() + 1];
         leads[0] = true;
@@ -50,6 +52,21 @@ impl Graph {
             (0..graph.starts.len()).map(|block| graph.successors_of(code, block)).collect();
         graph.successors.push(Vec::new());
         graph
+    }
+
+    /// Number of blocks. The block of this number is the added exit.
+    pub fn blocks(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// The instructions of a block.
+    pub fn range(&self, block: usize) -> std::ops::Range<usize> {
+        self.starts[block]..self.last_of(block) + 1
+    }
+
+    /// Where a block can go.
+    pub fn successors(&self, block: usize) -> &[usize] {
+        &self.successors[block]
     }
 
     fn exit(&self) -> usize {
@@ -140,8 +157,7 @@ fn common(parent: &[usize], number: &[usize], mut a: usize, mut b: usize) -> usi
 }
 
 /// Writes the reconvergence point of every branch that can split a warp.
-pub fn reconverge(code: &mut Code) {
-    let graph = Graph::new(code);
+pub fn reconverge(code: &mut Code, graph: &Graph) {
     let parent = graph.post_dominators();
     for index in 0..code.instructions.len() {
         let instruction = &mut code.instructions[index];
@@ -185,7 +201,8 @@ mod tests {
             (Op::Nop, false, 0),
             (Op::Exit, false, 0),
         ]);
-        reconverge(&mut code);
+        let graph = Graph::new(&code);
+        reconverge(&mut code, &graph);
         assert_eq!(code.instructions[0].e, 4);
     }
 
@@ -198,14 +215,16 @@ mod tests {
             (Op::Branch, true, 1),
             (Op::Exit, false, 0),
         ]);
-        reconverge(&mut code);
+        let graph = Graph::new(&code);
+        reconverge(&mut code, &graph);
         assert_eq!(code.instructions[3].e, 4);
     }
 
     #[test]
     fn an_endless_loop_has_no_meeting_point() {
         let mut code = code(&[(Op::Branch, true, 0), (Op::Branch, false, 0), (Op::Exit, false, 0)]);
-        reconverge(&mut code);
+        let graph = Graph::new(&code);
+        reconverge(&mut code, &graph);
         assert_eq!(code.instructions[0].e, NO_RECONVERGENCE);
     }
 }

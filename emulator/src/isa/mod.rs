@@ -1,12 +1,17 @@
 //! The decoded form of a kernel: fixed-size instructions over rows of lanes.
 
+pub mod allocate;
+mod arithmetic;
 pub mod control_flow;
 pub mod op;
+pub mod operands;
+pub mod types;
 
+pub use arithmetic::{FloatOp, IntegerOp};
 pub use op::{
-    AsyncCopyOp, AtomicOp, BarrierOp, CompareType, ConvertType, FloatOp, IntegerOp, MatrixOp, MoveOp,
-    Op, PredicateOp, ReduxOp, Relation, Rounding, ShuffleOp, VoteOp,
+    AsyncCopyOp, AtomicOp, BarrierOp, MatrixOp, MoveOp, Op, PredicateOp, ReduxOp, ShuffleOp, VoteOp,
 };
+pub use types::{CompareType, ConvertType, Relation, Rounding};
 
 /// Predicate that is always true, also the guard of an unguarded instruction.
 pub const PREDICATE_TRUE: u32 = 0;
@@ -112,6 +117,17 @@ pub enum Fill {
     },
     /// A special register.
     Special(Special),
+}
+
+impl Fill {
+    /// Rows that it takes.
+    pub fn rows(self) -> u32 {
+        match self {
+            Fill::Constant64(_) => 2,
+            Fill::Variable { wide, .. } | Fill::DynamicShared { wide } => 1 + u32::from(wide),
+            Fill::Constant32(_) | Fill::Special(_) => 1,
+        }
+    }
 }
 
 /// Special registers with a value that a thread keeps.

@@ -1,5 +1,6 @@
 //! Operations, by family.
 
+use super::{CompareType, FloatOp, IntegerOp};
 use crate::memory::Space;
 
 /// What an instruction does: a family, and the operation in it.
@@ -39,7 +40,7 @@ pub enum Op {
     HalfPair(FloatOp),
     /// Two bfloat16 in a register.
     BfloatPair(FloatOp),
-    /// Comparison to a predicate `d` and its complement `e`; the [`Relation`] is in `count`.
+    /// Comparison to a predicate `d` and its complement `e`; the [`super::Relation`] is in `count`.
     Compare(CompareType),
     /// `selp` of 32 bits.
     Select32,
@@ -49,7 +50,7 @@ pub enum Op {
     Predicate(PredicateOp),
     /// Moves, packing and address-space changes.
     Move(MoveOp),
-    /// Conversion between the types in `b` (from) and `c` (to), as [`ConvertType`], rounding in `count`.
+    /// Conversion between the [`super::ConvertType`]s in `b` (from) and `c` (to); rounding in `count`.
     Convert,
     /// Two f32 to a pair of bf16.
     ConvertPairBfloat,
@@ -112,226 +113,6 @@ pub enum BarrierOp {
     ReduceOr,
 }
 
-/// Operations on integers of one width.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IntegerOp {
-    /// Sum.
-    Add,
-    /// Difference.
-    Sub,
-    /// Lower half of the product.
-    Mul,
-    /// Upper half of the unsigned product.
-    MulHighUnsigned,
-    /// Upper half of the signed product.
-    MulHighSigned,
-    /// Unsigned product of twice the width.
-    MulWideUnsigned,
-    /// Signed product of twice the width.
-    MulWideSigned,
-    /// Lower half of the product, plus `c`.
-    Mad,
-    /// Upper half of the unsigned product, plus `c`.
-    MadHighUnsigned,
-    /// Upper half of the signed product, plus `c`.
-    MadHighSigned,
-    /// Unsigned product of twice the width, plus `c`.
-    MadWideUnsigned,
-    /// Signed product of twice the width, plus `c`.
-    MadWideSigned,
-    /// Signed sum clamped to the type's range.
-    AddSaturating,
-    /// Signed difference clamped to the type's range.
-    SubSaturating,
-    /// Unsigned quotient.
-    DivUnsigned,
-    /// Signed quotient.
-    DivSigned,
-    /// Unsigned remainder.
-    RemUnsigned,
-    /// Signed remainder.
-    RemSigned,
-    /// Bitwise and.
-    And,
-    /// Bitwise or.
-    Or,
-    /// Bitwise exclusive or.
-    Xor,
-    /// Bitwise complement.
-    Not,
-    /// 1 for zero, else 0.
-    LogicalNot,
-    /// Left shift; amounts beyond the width give 0.
-    ShiftLeft,
-    /// Logical right shift; amounts beyond the width give 0.
-    ShiftRightUnsigned,
-    /// Arithmetic right shift; amounts are clamped to the width.
-    ShiftRightSigned,
-    /// Negation.
-    Neg,
-    /// Absolute value.
-    Abs,
-    /// Unsigned minimum.
-    MinUnsigned,
-    /// Unsigned maximum.
-    MaxUnsigned,
-    /// Signed minimum.
-    MinSigned,
-    /// Signed maximum.
-    MaxSigned,
-    /// Number of bits set.
-    PopulationCount,
-    /// Number of leading zeros.
-    LeadingZeros,
-    /// Bits in reverse order.
-    ReverseBits,
-    /// Position of the highest bit that differs from an unsigned zero extension.
-    FindHighUnsigned,
-    /// Position of the highest bit that differs from the sign.
-    FindHighSigned,
-    /// Unsigned bit field.
-    FieldExtractUnsigned,
-    /// Signed bit field.
-    FieldExtractSigned,
-    /// Bit field insertion: `a` into `b` at `c`, length `e`.
-    FieldInsert,
-    /// Byte permutation.
-    Permute,
-    /// Three-input logic by the table in `immediate`.
-    Logic3,
-    /// Funnel shift left, amount modulo 32.
-    FunnelLeftWrap,
-    /// Funnel shift left, amount clamped to 32.
-    FunnelLeftClamp,
-    /// Funnel shift right, amount modulo 32.
-    FunnelRightWrap,
-    /// Funnel shift right, amount clamped to 32.
-    FunnelRightClamp,
-    /// Lower 24-bit unsigned product.
-    Mul24Unsigned,
-    /// Lower 24-bit signed product.
-    Mul24Signed,
-    /// Sum of absolute differences, unsigned.
-    SadUnsigned,
-    /// Sum of absolute differences, signed.
-    SadSigned,
-    /// Four-way dot product of unsigned bytes, plus `c`.
-    Dp4aUnsigned,
-    /// Four-way dot product of signed bytes, plus `c`.
-    Dp4aSigned,
-}
-
-/// Operations on floating-point numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FloatOp {
-    /// Sum.
-    Add,
-    /// Difference.
-    Sub,
-    /// Product.
-    Mul,
-    /// Fused multiply-add.
-    Fma,
-    /// Quotient.
-    Div,
-    /// Minimum.
-    Min,
-    /// Maximum.
-    Max,
-    /// Negation.
-    Neg,
-    /// Absolute value.
-    Abs,
-    /// Reciprocal.
-    Rcp,
-    /// Square root.
-    Sqrt,
-    /// Reciprocal square root.
-    Rsqrt,
-    /// 2 to the power of.
-    Ex2,
-    /// Logarithm to base 2.
-    Lg2,
-    /// Hyperbolic tangent.
-    Tanh,
-    /// Sine.
-    Sin,
-    /// Cosine.
-    Cos,
-    /// Copy of sign: the magnitude of `b` with the sign of `a`.
-    CopySign,
-}
-
-/// Types of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum CompareType {
-    U16,
-    S16,
-    U32,
-    S32,
-    U64,
-    S64,
-    F16,
-    Bf16,
-    F32,
-    F64,
-}
-
-/// Relations of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-#[allow(missing_docs)]
-pub enum Relation {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-    /// Equal, or either is NaN; and so on for the other `…Unordered`.
-    EqUnordered,
-    NeUnordered,
-    LtUnordered,
-    LeUnordered,
-    GtUnordered,
-    GeUnordered,
-    /// Neither is NaN.
-    Number,
-    /// Either is NaN.
-    Nan,
-}
-
-impl Relation {
-    /// Every relation, in the order of their discriminants.
-    pub const ALL: [Relation; 14] = [
-        Relation::Eq,
-        Relation::Ne,
-        Relation::Lt,
-        Relation::Le,
-        Relation::Gt,
-        Relation::Ge,
-        Relation::EqUnordered,
-        Relation::NeUnordered,
-        Relation::LtUnordered,
-        Relation::LeUnordered,
-        Relation::GtUnordered,
-        Relation::GeUnordered,
-        Relation::Number,
-        Relation::Nan,
-    ];
-}
-
-/// How a comparison's result is combined with predicate `c`, in `immediate`: 0 not at all.
-pub mod combine {
-    /// `and`.
-    pub const AND: i32 = 1;
-    /// `or`.
-    pub const OR: i32 = 2;
-    /// `xor`.
-    pub const XOR: i32 = 3;
-}
-
 /// Logic on predicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -362,82 +143,6 @@ pub enum MoveOp {
     FromGeneric,
     /// Whether a generic address lies in the space numbered `immediate`; predicate `d`.
     IsSpace,
-}
-
-/// Types of a conversion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-#[allow(missing_docs)]
-pub enum ConvertType {
-    U8,
-    S8,
-    U16,
-    S16,
-    U32,
-    S32,
-    U64,
-    S64,
-    F16,
-    Bf16,
-    F32,
-    F64,
-}
-
-impl ConvertType {
-    /// Every type, in the order of their discriminants.
-    pub const ALL: [ConvertType; 12] = [
-        ConvertType::U8,
-        ConvertType::S8,
-        ConvertType::U16,
-        ConvertType::S16,
-        ConvertType::U32,
-        ConvertType::S32,
-        ConvertType::U64,
-        ConvertType::S64,
-        ConvertType::F16,
-        ConvertType::Bf16,
-        ConvertType::F32,
-        ConvertType::F64,
-    ];
-
-    /// Whether a value takes two rows.
-    pub const fn is_wide(self) -> bool {
-        matches!(self, ConvertType::U64 | ConvertType::S64 | ConvertType::F64)
-    }
-
-    /// Whether values are floating-point numbers.
-    pub const fn is_float(self) -> bool {
-        matches!(self, ConvertType::F16 | ConvertType::Bf16 | ConvertType::F32 | ConvertType::F64)
-    }
-}
-
-/// Rounding of a conversion; the `Integer` forms round a float to an integral value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-#[allow(missing_docs)]
-pub enum Rounding {
-    NearestEven,
-    Zero,
-    Down,
-    Up,
-    IntegerNearestEven,
-    IntegerZero,
-    IntegerDown,
-    IntegerUp,
-}
-
-impl Rounding {
-    /// Every rounding, in the order of their discriminants.
-    pub const ALL: [Rounding; 8] = [
-        Rounding::NearestEven,
-        Rounding::Zero,
-        Rounding::Down,
-        Rounding::Up,
-        Rounding::IntegerNearestEven,
-        Rounding::IntegerZero,
-        Rounding::IntegerDown,
-        Rounding::IntegerUp,
-    ];
 }
 
 /// Read-modify-write operations.

@@ -1,6 +1,7 @@
 //! Global memory of the emulated device.
 
-use super::{Refusal, SHARED_WINDOW};
+use super::SHARED_WINDOW;
+use super::view::GlobalView;
 use crate::error::MemoryError;
 use crate::module::ModuleData;
 use crate::shadow::{Shadow, State};
@@ -12,14 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Bits of an address that count bytes inside an allocation.
-const OFFSET_BITS: u32 = 40;
-const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
+pub const OFFSET_BITS: u32 = 40;
+pub const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 /// Every allocation starts on such a boundary.
 const ALIGN: usize = 256;
-/// Addresses below this one are offsets from a null pointer.
-const NULL_BYTES: u64 = 1 << 20;
-/// An address so close below an allocation is taken for an underrun of it.
-const UNDERRUN_BYTES: u64 = 1 << 20;
 /// Unwritten bytes: NaN in every floating-point type, and no plausible integer.
 const POISON: u8 = 0xff;
 
@@ -61,13 +58,13 @@ pub struct MemoryStatistics {
 }
 
 /// One allocation and its shadow.
-struct Allocation {
-    data: NonNull<u8>,
+pub struct Allocation {
+    pub(super) data: NonNull<u8>,
     states: NonNull<u8>,
-    bytes: usize,
-    read_only: bool,
+    pub(super) bytes: usize,
+    pub(super) read_only: bool,
     /// All bytes are known to be written; the shadow need not be asked.
-    all_written: AtomicBool,
+    pub(super) all_written: AtomicBool,
 }
 
 // SAFETY: the pointers are owned. Host operations on them are plain copies that a `Memory` bounds-checks;
@@ -104,11 +101,12 @@ impl Allocation {
         }
     }
 
-    fn shadow(&self) -> Shadow {
+    /// The shadow of the first byte.
+    pub(super) fn shadow(&self) -> Shadow {
         Shadow::new(self.states.as_ptr())
     }
 
-    fn is_written(&self, offset: usize, bytes: usize) -> bool {
+    pub(super) fn is_written(&self, offset: usize, bytes: usize) -> bool {
         // SAFETY: every caller has checked the range against `self.bytes`.
         unsafe { self.shadow().is_written(offset, bytes) }
     }
@@ -299,100 +297,14 @@ impl Memory {
     /// The allocations as a launch sees them.
     pub(crate) fn view(&self) -> GlobalView {
         let allocations = self.allocations.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let views = allocations.iter().map(|slot| View::of(slot.as_deref())).collect();
-        GlobalView { views, _owners: allocations }
-    }
-}
-
-/// One allocation as a launch sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct View {
-    /// First byte.
-    pub data: *mut u8,
-    /// Its shadow.
-    pub shadow: Shadow,
-    /// Length; 0 once freed.
-    pub bytes: u64,
-    /// The shadow need not be asked: every byte was written before the launch.
-    pub all_written: bool,
-    /// Stores are refused.
-    pub read_only: bool,
-    /// Whether the allocation is live.
-    pub live: bool,
-}
-
-impl View {
-    fn of(allocation: Option<&Allocation>) -> View {
-        let Some(a) = allocation else {
-            let nothing = std::ptr::null_mut();
-            let shadow = Shadow::new(nothing);
-            return View {
-                data: nothing,
-                shadow,
-                bytes: 0,
-                all_written: false,
-                read_only: false,
-                live: false,
-            };
-        };
-        let all_written = a.all_written.load(Ordering::Relaxed) || a.is_written(0, a.bytes);
-        a.all_written.store(all_written, Ordering::Relaxed);
-        View {
-            data: a.data.as_ptr(),
-            shadow: a.shadow(),
-            bytes: a.bytes as u64,
-            all_written,
-            read_only: a.read_only,
-            live: true,
-        }
-    }
-}
-
-/// The allocations that were live when a launch began; they stay until it ends.
-pub struct GlobalView {
-    views: Vec<View>,
-    _owners: Vec<Option<Arc<Allocation>>>,
-}
-
-// SAFETY: the pointers in the views belong to `_owners`, which are shareable (see `Allocation`).
-unsafe impl Send for GlobalView {}
-// SAFETY: as above.
-unsafe impl Sync for GlobalView {}
-
-impl GlobalView {
-    /// The index of an address's allocation.
-    #[inline(always)]
-    pub fn index(address: u64) -> u64 {
-        address >> OFFSET_BITS
-    }
-
-    /// The offset of an address in its allocation.
-    #[inline(always)]
-    pub fn offset(address: u64) -> u64 {
-        address & OFFSET_MASK
-    }
-
-    /// Bytes from an address to the allocation behind it, if it looks like an underrun of that one.
-    pub fn underrun(address: u64) -> Option<u64> {
-        let left = (1 << OFFSET_BITS) - Self::offset(address);
-        (left <= UNDERRUN_BYTES).then_some(left)
-    }
-
-    /// The allocation of an address.
-    #[inline(always)]
-    pub fn get(&self, address: u64) -> Result<&View, Refusal> {
-        match self.views.get(Self::index(address) as usize) {
-            Some(view) if view.live => Ok(view),
-            Some(_) if Self::index(address) != 0 => Err(Refusal::Freed),
-            _ if address < NULL_BYTES => Err(Refusal::Null),
-            _ => Err(Refusal::NoSpace),
-        }
+        GlobalView::new(allocations)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Refusal;
 
     #[test]
     fn bytes_are_uninitialised_until_written() {

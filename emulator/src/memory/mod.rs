@@ -17,6 +17,7 @@
 pub mod global;
 pub mod local;
 pub mod shared;
+pub mod view;
 
 use serde::Serialize;
 use std::fmt;

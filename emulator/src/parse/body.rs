@@ -9,7 +9,8 @@ use super::variable;
 use crate::decode::builder::{Builder, Place};
 use crate::decode::{self, Statement};
 use crate::error::{ParseError, ParseErrorKind};
-use crate::isa::control_flow;
+use crate::isa::allocate;
+use crate::isa::control_flow::{self, Graph};
 use crate::module::KernelData;
 
 /// An instruction has fewer operands in PTX.
@@ -44,7 +45,9 @@ pub fn read<'a>(
     }
     cursor.next();
     builder.finish(kernel)?;
-    control_flow::reconverge(&mut kernel.code);
+    let graph = Graph::new(&kernel.code);
+    control_flow::reconverge(&mut kernel.code, &graph);
+    allocate::compact(&mut kernel.code, &graph);
     Ok(())
 }
 

@@ -45,6 +45,7 @@ impl Shadow {
                 2 => at.cast::<u16>().read_unaligned() == ALL_WRITTEN as u16,
                 4 => at.cast::<u32>().read_unaligned() == ALL_WRITTEN as u32,
                 8 => at.cast::<u64>().read_unaligned() == ALL_WRITTEN,
+                16 => at.cast::<[u64; 2]>().read_unaligned() == [ALL_WRITTEN; 2],
                 _ => {
                     let mut good = true;
                     let words = bytes / 8;
@@ -95,6 +96,7 @@ impl Shadow {
                 2 => at.cast::<u16>().write_unaligned(fill as u16),
                 4 => at.cast::<u32>().write_unaligned(fill as u32),
                 8 => at.cast::<u64>().write_unaligned(fill),
+                16 => at.cast::<[u64; 2]>().write_unaligned([fill; 2]),
                 _ => at.write_bytes(state as u8, bytes),
             }
         }

@@ -19,8 +19,9 @@ pub struct Workspace {
 
 /// Queues one backward pass on `stream` and returns without waiting.
 ///
-/// Shapes, dtypes and strides are those of `problem`. All of dq, dk and dv is written: 0 for a row that sees no key and for
-/// a key that no row sees. How large the workspace must be says the plan of the same problem, device and pointers:
+/// Shapes, dtypes and strides are those of `problem`. All of dq, dk and dv is written: 0 for a row that
+/// sees no key and for a key that no row sees. How large the workspace must be says the plan of the same
+/// problem, device and pointers:
 ///
 /// ```no_run
 /// # use finite_attention::*;
@@ -34,14 +35,15 @@ pub struct Workspace {
 /// ```
 ///
 /// # Errors
-/// Everything that [`BackwardProblem::validate`], [`plan_backward`] and [`BackwardPlan::params_with`] refuse, and errors of
-/// the driver.
+/// Everything that [`BackwardProblem::validate`], [`plan_backward`] and [`BackwardPlan::params_with`]
+/// refuse, and errors of the driver.
 ///
 /// # Safety
-/// For all work queued up to this call's last kernel: every element of the inputs is readable and stays unchanged; every
-/// element of dq, dk and dv and the workspace is writable, used by nothing else, and shares no memory with the inputs or
-/// each other. Memory between and around the elements is neither used nor changed. The offsets of packed sequences are
-/// readable and as [`crate::Sequences::Packed`] says.
+/// For all work queued up to this call's last kernel: every element of the inputs is readable and stays
+/// unchanged; every element of dq, dk and dv and the workspace is writable, used by nothing else, and
+/// shares no memory with the inputs or each other. Memory between and around the elements is neither
+/// used nor changed. The offsets of packed sequences are readable and as [`crate::Sequences::Packed`]
+/// says.
 pub unsafe fn backward(
     device: &Device,
     problem: &BackwardProblem,

@@ -86,8 +86,8 @@ pub fn forward_packed_host<T: Element, O: Element>(
     Ok(ForwardOutput { o: o.to_vec(stream)?, lse: lse.to_vec(stream)? })
 }
 
-/// What a backward pass takes, on the host. Slices of tensors as in [`forward_host`]: `T` is the element type of q, k, v
-/// and dO, `O` that of o.
+/// What a backward pass takes, on the host. Slices of tensors as in [`forward_host`]: `T` is the element
+/// type of q, k, v and dO, `O` that of o.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardInputs<'s, T, O> {
     /// `[B, Sq, Hq, D]`.
@@ -110,8 +110,8 @@ pub struct BackwardInputs<'s, T, O> {
     pub cu_seqlens_k: &'s [i32],
 }
 
-/// What a backward pass gives, on the host: each in its layout of the problem, [`Layout::span`] elements, zeros between
-/// them.
+/// What a backward pass gives, on the host: each in its layout of the problem, [`Layout::span`]
+/// elements, zeros between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackwardOutput<G> {
     /// `[B, Sq, Hq, D]`.
@@ -165,8 +165,8 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
         cu_seqlens_q: offsets_q.device_pointer(),
         cu_seqlens_k: offsets_k.device_pointer(),
     };
-    // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past the end of the
-    // call, which waits; the offsets were checked.
+    // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past the
+    // end of the call, which waits; the offsets were checked.
     unsafe { backward_and_wait(device, problem, &pointers, stream) }?;
     Ok(BackwardOutput { dq: dq.to_vec(stream)?, dk: dk.to_vec(stream)?, dv: dv.to_vec(stream)? })
 }

@@ -16,7 +16,8 @@ pub struct Gradients {
     pub mode: Mode,
 }
 
-/// Sequences of a case that the reference can compute at once, and where they begin in the rows of packed tensors.
+/// Sequences of a case that the reference can compute at once, and where they begin in the rows of
+/// packed tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
     /// The problem that the reference is asked.
@@ -99,8 +100,8 @@ impl Case {
         }
     }
 
-    /// Query rows and keys of each sequence. Packed ones have lengths drawn from the seed: one of them is as long as
-    /// can be, others may be empty on either side.
+    /// Query rows and keys of each sequence. Packed ones have lengths drawn from the seed: one of them
+    /// is as long as can be, others may be empty on either side.
     pub fn lengths(&self) -> Vec<[usize; 2]> {
         let longest = [self.query_rows, self.key_rows];
         if !self.packed {

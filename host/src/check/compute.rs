@@ -33,8 +33,8 @@ pub struct Computed {
 }
 
 /// Runs one case with these numbers on `device`, `surroundings` around and between all elements of the
-/// inputs; those of the outputs, and the outputs themselves, start as NaN. If the case has gradients, dO and dLSE are
-/// [`GradientInputs::normal`].
+/// inputs; those of the outputs, and the outputs themselves, start as NaN. If the case has gradients, dO
+/// and dLSE are [`GradientInputs::normal`].
 ///
 /// # Errors
 /// Errors of the problem, of the planner, and of the device.

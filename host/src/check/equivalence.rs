@@ -4,8 +4,9 @@ use super::{Case, Gradients};
 use crate::problem::{CausalAlignment, Mask, Mode};
 use kernels_gpu::abi::Dtype;
 
-/// Every length with every head dimension and mask (full, causal, and a window of 32 keys on the left and 8 on the right),
-/// two query heads to one key head, forward and backward, gradients of the inputs' dtype.
+/// Every length with every head dimension and mask (full, causal, and a window of 32 keys on the left
+/// and 8 on the right), two query heads to one key head, forward and backward, gradients of the inputs'
+/// dtype.
 pub fn equivalence_cases(dtype: Dtype, lengths: &[usize], head_dims: &[usize]) -> Vec<Case> {
     let alignment = CausalAlignment::BottomRight;
     let window = Mask::Window { left: Some(32), right: Some(8), alignment };

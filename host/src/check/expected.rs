@@ -19,8 +19,8 @@ pub struct Expected {
     pub gradients: Option<(ExactGradients, NaiveGradients)>,
 }
 
-/// Computes a case in f64 and as unfused code, packed sequences one by one. `gradients` are not looked at unless the case
-/// has any.
+/// Computes a case in f64 and as unfused code, packed sequences one by one. `gradients` are not looked
+/// at unless the case has any.
 pub fn expected(case: &Case, inputs: &Inputs, gradients: &GradientInputs) -> Expected {
     let [_, rows, heads, _] = case.problem().q.shape;
     let mut whole = Expected {

@@ -19,15 +19,13 @@ const HEAD_DIMS: [usize; 22] =
 /// Multiply-adds of a case before its heads and batches are cut down.
 const WORK_LIMIT: usize = 16 << 20;
 
-/// The same for one with a backward pass, which takes five products instead of two, and three kernels.
-const BACKWARD_WORK_LIMIT: usize = 4 << 20;
-
 /// `count` cases. The first `n` of a longer sweep with the same seed are the same cases.
 pub fn cases(seed: u64, count: usize) -> Vec<Case> {
     (0..count).map(|id| extended_case(seed, id)).collect()
 }
 
-/// Case `id` of the sweep with this seed: as [`case`], and now and then with a window, packed sequences or gradients.
+/// Case `id` of the sweep with this seed: as [`case`], and now and then with a window, packed sequences
+/// or gradients.
 pub fn extended_case(seed: u64, id: usize) -> Case {
     let mut case = case(seed, id);
     let mut random = StdRng::seed_from_u64(case.seed.rotate_left(32));
@@ -45,8 +43,7 @@ pub fn extended_case(seed: u64, id: usize) -> Case {
             mode: if random.random_bool(0.5) { Mode::Deterministic } else { Mode::Fast },
         });
     }
-    let limit = if case.gradients.is_some() { BACKWARD_WORK_LIMIT } else { WORK_LIMIT };
-    shrunk(case, limit)
+    shrunk(case)
 }
 
 fn pick_window(random: &mut StdRng) -> Mask {
@@ -56,7 +53,8 @@ fn pick_window(random: &mut StdRng) -> Mask {
     Mask::Window { left, right, alignment }
 }
 
-/// Case `id` of the plain sweep with this seed: forward only, full or causal, all sequences of the same lengths.
+/// Case `id` of the plain sweep with this seed: forward only, full or causal, all sequences of the same
+/// lengths.
 pub fn case(seed: u64, id: usize) -> Case {
     let case_seed = seed.wrapping_add((id as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let mut random = StdRng::seed_from_u64(case_seed);
@@ -84,7 +82,7 @@ pub fn case(seed: u64, id: usize) -> Case {
         packed: false,
         gradients: None,
     };
-    without_rows(shrunk(case, WORK_LIMIT))
+    without_rows(shrunk(case))
 }
 
 /// Half from the list, in turn, so that each comes up; half anything.
@@ -111,9 +109,9 @@ fn pick_scale(random: &mut StdRng) -> Option<f32> {
 }
 
 /// Fewer heads and batches where the case would take long.
-fn shrunk(mut case: Case, limit: usize) -> Case {
+fn shrunk(mut case: Case) -> Case {
     let head = case.query_rows * case.key_rows * (case.head_dim + case.value_dim);
-    while case.batches * case.query_heads > 1 && case.batches * case.query_heads * head > limit {
+    while case.batches * case.query_heads > 1 && case.batches * case.query_heads * head > WORK_LIMIT {
         if case.batches > 1 {
             case.batches -= 1;
         } else if case.key_heads > 1 {

@@ -5,12 +5,12 @@ use crate::problem::{CausalAlignment, Mask, Mode};
 use crate::reference::{Sizes, exact, exact_backward};
 use kernels_gpu::abi::Dtype;
 
-/// Half of the distance between the two points of a central difference. In f64 its truncation, of the size of `STEP`
-/// squared, and its cancellation, of 1e-16 over `STEP`, are then both near 1e-10.
+/// Half of the distance between the two points of a central difference. In f64 its truncation, of the
+/// size of `STEP` squared, and its cancellation, of 1e-16 over `STEP`, are then both near 1e-10.
 const STEP: f64 = 1e-5;
 
-/// Differences that are allowed, relative to the largest element of the gradient or 1: far above the errors of a central
-/// difference, far below those of a wrong formula.
+/// Differences that are allowed, relative to the largest element of the gradient or 1: far above the
+/// errors of a central difference, far below those of a wrong formula.
 const ALLOWED: f64 = 1e-6;
 
 /// How far the reference's gradients are from central differences.

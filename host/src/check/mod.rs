@@ -23,7 +23,7 @@ pub use equivalence::equivalence_cases;
 pub use expected::{Expected, expected};
 pub use generate::{LENGTHS, case, cases, extended_case};
 pub use gradcheck::{GradcheckRow, gradcheck, gradcheck_cases};
-pub use inputs::{GradientInputs, Inputs};
+pub use inputs::{Distribution, GradientInputs, Inputs};
 pub use memory::{GUARD_BYTES, Surroundings, TensorMemory};
 pub use placement::Placement;
 pub use run::{Outcome, TensorVerdict, judge, run_case, sweep};

@@ -2,7 +2,9 @@
 
 use super::company::UnfusedErrors;
 use super::expected::precision;
-use super::{Case, Computed, Expected, GradientInputs, Inputs, Surroundings, compute, expected};
+use super::{
+    Case, Computed, Distribution, Expected, GradientInputs, Inputs, Surroundings, compute_with, expected,
+};
 use crate::device::Device;
 use crate::error::Result;
 use crate::reference::{Verdict, judge_gradient, judge_lse, judge_output, rounding_error};
@@ -50,8 +52,8 @@ pub struct Outcome {
     pub kernel: &'static str,
     /// The main kernel of the backward that ran; `none` when there was none.
     pub backward_kernel: &'static str,
-    /// How o and lse, and dq, dk and dv where they were asked for, compare with the reference; none when there is no
-    /// result.
+    /// How o and lse, and dq, dk and dv where they were asked for, compare with the reference; none when
+    /// there is no result.
     pub tensors: Vec<TensorVerdict>,
     /// Why the case failed; `None` when it passed.
     pub failure: Option<String>,
@@ -68,7 +70,10 @@ impl Outcome {
 
 /// Runs one case on `device` and compares it with the reference.
 pub fn run_case(device: &Device, case: &Case) -> Outcome {
-    match compute(device, case, &Inputs::normal(case), Surroundings::Nan) {
+    let distribution = Distribution::of(case);
+    let inputs = Inputs::drawn(case, distribution);
+    let gradients = GradientInputs::drawn(case, distribution);
+    match compute_with(device, case, &inputs, &gradients, Surroundings::Nan) {
         Ok(computed) => judge(case, &computed),
         Err(error) => Outcome {
             case: case.clone(),
@@ -120,8 +125,8 @@ pub fn sweep(
     Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
 }
 
-/// Compares what a device computed with the reference: by the rule of SEMANTICS section 3, with the errors of unfused code
-/// taken from this case and from a larger one with numbers of the same kind.
+/// Compares what a device computed with the reference: by the rule of SEMANTICS section 3, with the
+/// errors of unfused code taken from this case and from a larger one with numbers of the same kind.
 pub fn judge(case: &Case, computed: &Computed) -> Outcome {
     let nothing = GradientInputs { d_o: Vec::new(), d_lse: Vec::new() };
     let gradients = computed.gradients.as_ref();

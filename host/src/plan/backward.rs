@@ -4,8 +4,8 @@
 //! 2. main: dk and dv, and dq added up in f32
 //! 3. convert: dq
 //!
-//! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with no keys dq does
-//! (delta and convert).
+//! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with
+//! no keys dq does (delta and convert).
 
 use super::forward::check_offsets;
 use super::{Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, view};
@@ -62,8 +62,8 @@ impl BackwardPointers {
         check_offsets(&valid.forward, self.cu_seqlens_q, self.cu_seqlens_k)
     }
 
-    /// The tensors whose rows decide how memory is accessed. That of o does not: only the first kernel reads it, which
-    /// takes any strides.
+    /// The tensors whose rows decide how memory is accessed. That of o does not: only the first kernel
+    /// reads it, which takes any strides.
     fn tensors<'p>(&self, valid: &'p ValidBackward) -> [Tensor<'p>; 7] {
         let (problem, forward) = (&valid.problem, &valid.problem.forward);
         let (dtype, gradient) = (forward.dtype, problem.gradient_dtype);
@@ -88,8 +88,8 @@ pub struct KernelLaunch {
     pub blocks: u32,
 }
 
-/// Everything that launching a backward pass takes, except the workspace. Printable: `{}` is a line per kernel, with the
-/// reasons `{:#}`.
+/// Everything that launching a backward pass takes, except the workspace. Printable: `{}` is a line per
+/// kernel, with the reasons `{:#}`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackwardPlan {
     /// The kernels in their order; none when there is nothing to compute.
@@ -239,8 +239,8 @@ fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
     })
 }
 
-/// With no queries at all, dk and dv are still to be zeroed, whatever the heads of q and however sequences are packed: as
-/// strided tensors with one query head per key head and no rows.
+/// With no queries at all, dk and dv are still to be zeroed, whatever the heads of q and however
+/// sequences are packed: as strided tensors with one query head per key head and no rows.
 fn without_queries(valid: &ValidForward, params: &mut BackwardParams) {
     if !valid.is_empty() {
         return;
@@ -310,9 +310,9 @@ fn split(
 /// Most accumulators of dq, which is what deterministic mode costs in memory.
 const MAX_SPLITS: u32 = 16;
 
-/// How many blocks each of `pairs` (batch, key head) pairs gets, when block b takes the key tiles b, b + blocks, ...: the
-/// fewest that end within a tenth of the earliest end, on a machine with room for `slots` blocks. More blocks mean more
-/// accumulators, which are to be zeroed and added up.
+/// How many blocks each of `pairs` (batch, key head) pairs gets, when block b takes the key tiles b, b +
+/// blocks, ...: the fewest that end within a tenth of the earliest end, on a machine with room for
+/// `slots` blocks. More blocks mean more accumulators, which are to be zeroed and added up.
 pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
     let time = |splits: u32| {
         let waves = (pairs * u64::from(splits)).div_ceil(slots.max(1));
@@ -323,8 +323,8 @@ pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
     candidates.into_iter().find(|&splits| 10 * time(splits) <= 11 * best).unwrap_or(1)
 }
 
-/// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads stay in the L2
-/// cache.
+/// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
+/// stay in the L2 cache.
 fn choose_wave(valid: &ValidForward, device: &DeviceProperties, reasons: &mut Vec<String>) -> u32 {
     let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
     let row_bytes = columns * u64::from(valid.problem.dtype.bytes()) * u64::from(valid.group_size);

@@ -6,7 +6,8 @@ use std::fmt;
 /// Which key the first query is aligned with, under a mask, when Sq and Sk differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CausalAlignment {
-    /// The last query with the last key: query i stands at key `i + Sk - Sq`. The rule of FlashAttention since 2.1.
+    /// The last query with the last key: query i stands at key `i + Sk - Sq`. The rule of FlashAttention
+    /// since 2.1.
     #[default]
     BottomRight,
     /// The first query with the first key: query i stands at key i. The rule of PyTorch's `is_causal`.
@@ -21,8 +22,8 @@ pub enum Mask {
     Full,
     /// Those up to the diagonal.
     Causal(CausalAlignment),
-    /// Those near the diagonal: from `left` keys before it to `right` keys after it, both included. `right: Some(0)` is
-    /// causal.
+    /// Those near the diagonal: from `left` keys before it to `right` keys after it, both included.
+    /// `right: Some(0)` is causal.
     Window {
         /// Keys seen before the diagonal; all if `None`.
         left: Option<u32>,
@@ -42,7 +43,8 @@ pub(super) struct Sides {
 }
 
 impl Mask {
-    /// The name used in tables and JSON: `full`, `causal`, `causal-top-left`, `window`, `window-top-left`. What
+    /// The name used in tables and JSON: `full`, `causal`, `causal-top-left`, `window`,
+    /// `window-top-left`. What
     /// `Display` writes has the sides of a window too.
     pub const fn name(self) -> &'static str {
         match (self, self.alignment()) {

@@ -9,8 +9,9 @@ pub enum Sequences {
     #[default]
     Strided,
     /// One after another along the rows ("varlen"). The tensors have a batch size of 1 (see
-    /// [`crate::Layout::packed`]): q `[Tq, Hq, D]`, k `[Tk, Hk, D]`, v `[Tk, Hk, Dv]`, lse `[Hq, Tq]`. Where each
-    /// begins say `cu_seqlens_q` and `cu_seqlens_k`: offsets (i32) that ascend from 0 to Tq or Tk.
+    /// [`crate::Layout::packed`]): q `[Tq, Hq, D]`, k `[Tk, Hk, D]`, v `[Tk, Hk, Dv]`, lse `[Hq, Tq]`.
+    /// Where each begins say `cu_seqlens_q` and `cu_seqlens_k`: offsets (i32) that ascend from 0 to Tq
+    /// or Tk.
     Packed {
         /// B: how many sequences, one less than the offsets.
         count: usize,
@@ -41,8 +42,8 @@ impl Sequences {
         })
     }
 
-    /// Checks the offsets on the host: as many as there should be, from 0 to the rows that are there, ascending, no
-    /// sequence longer than was said. Without packed sequences there must be none.
+    /// Checks the offsets on the host: as many as there should be, from 0 to the rows that are there,
+    /// ascending, no sequence longer than was said. Without packed sequences there must be none.
     ///
     /// # Errors
     /// [`Error::OffsetCount`], [`Error::Offset`], [`Error::SequenceTooLong`].

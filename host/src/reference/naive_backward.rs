@@ -30,9 +30,9 @@ struct Tensors<'t> {
     d_lse: Option<&'t [f32]>,
 }
 
-/// Every tensor that unfused code writes to memory (scores, probabilities, dp, ds) is rounded to `input`; lse, delta and sums
-/// are f32; gradients are rounded to `output`. Probabilities come from lse, as SEMANTICS says: in f32 the rounding of lse
-/// is what limits them.
+/// Every tensor that unfused code writes to memory (scores, probabilities, dp, ds) is rounded to
+/// `input`; lse, delta and sums are f32; gradients are rounded to `output`. Probabilities come from lse,
+/// as SEMANTICS says: in f32 the rounding of lse is what limits them.
 ///
 /// Shapes as in [`super::exact_backward`].
 pub fn naive_backward(

@@ -54,8 +54,8 @@ pub fn judge_output(got: &[f32], exact: &[f64], allowed: f64) -> Verdict {
     worst_of(differences, allowed, got.len() == exact.len())
 }
 
-/// Compares a gradient with the exact result. Where that is too large for `output`, the gradient must be infinity with its
-/// sign.
+/// Compares a gradient with the exact result. Where that is too large for `output`, the gradient must be
+/// infinity with its sign.
 pub fn judge_gradient(got: &[f32], exact: &[f64], allowed: f64, output: Precision) -> Verdict {
     let differences = got.iter().zip(exact).map(|(&got, &exact)| {
         let rounded = output.round_f64(exact);

@@ -23,21 +23,27 @@ pub struct TilePosition {
     pub masked: bool,
 }
 
-/// Turns scores into probabilities. `lse` is the shared address of the columns' lse in powers of two;
-/// `+inf` (a dead or padding row) makes a column 0.
+/// Turns scores into probabilities. `lse` is the shared address of the columns' lse; `+inf` (a dead or
+/// padding row) makes a column 0. lse and `scale` are in powers of two, or, with `NATURAL`, not: one
+/// instruction more per score, and the error of lse as it was given is the only large one left.
 ///
 /// # Safety
 /// The lse of all columns are written and visible.
 #[inline(always)]
-pub unsafe fn probabilities<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+pub unsafe fn probabilities<
+    F: Fragment<ROWS, N>,
+    const ROWS: usize,
+    const N: usize,
+    const NATURAL: bool,
+>(
     lane: u32,
     scores: &mut [f32; N],
     lse: u32,
-    scale_log2: f32,
+    scale: f32,
     position: &TilePosition,
 ) {
     each_element::<F, ROWS, N>(lane, lse, |register, value| {
-        scores[register] = math::fma(scores[register], scale_log2, -value);
+        scores[register] = math::fma(scores[register], scale, -value);
     });
     if position.masked {
         let (visible, rows) = (&position.visible, position.key_rows);
@@ -47,7 +53,8 @@ pub unsafe fn probabilities<F: Fragment<ROWS, N>, const ROWS: usize, const N: us
     while i < N {
         // No probability exceeds 1; where |c s| is so large that rounding says otherwise, it must not
         // overflow.
-        scores[i] = math::exp2(math::min_or_nan(scores[i], 0.0));
+        let exponent = math::min_or_nan(scores[i], 0.0);
+        scores[i] = math::exp2(if NATURAL { exponent * core::f32::consts::LOG2_E } else { exponent });
         i += 1;
     }
 }

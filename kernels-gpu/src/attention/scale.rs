@@ -6,7 +6,9 @@
 /// The online maximum is taken of unscaled scores, which is right for positive scales only.
 #[derive(Clone, Copy)]
 pub struct Scale {
-    /// `|scale| * log2(e)`, or 1 when scale is 0.
+    /// `|scale|`, or 1 when scale is 0.
+    pub natural: f32,
+    /// The same times `log2(e)`.
     pub log2: f32,
     /// What q is multiplied by, exactly.
     pub q_factor: f32,
@@ -16,12 +18,13 @@ impl Scale {
     /// Splits `scale`, which is finite.
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
-        if scale > 0.0 {
-            Scale { log2: scale * core::f32::consts::LOG2_E, q_factor: 1.0 }
+        let (natural, q_factor) = if scale > 0.0 {
+            (scale, 1.0)
         } else if scale < 0.0 {
-            Scale { log2: -scale * core::f32::consts::LOG2_E, q_factor: -1.0 }
+            (-scale, -1.0)
         } else {
-            Scale { log2: 1.0, q_factor: 0.0 }
-        }
+            (1.0, 0.0)
+        };
+        Scale { natural, log2: natural * core::f32::consts::LOG2_E, q_factor }
     }
 }

@@ -8,8 +8,10 @@
 //!
 //! Rows that have seen no key have `r = -inf` and `sum = 0`. No `-inf - (-inf)` is ever formed.
 
+use super::scale::Scale;
 use crate::arch::{math, warp};
 use crate::tile::fragment::Fragment;
+use core::f32::consts::LN_2;
 
 /// How far, in powers of two, scores may exceed the reference before it follows. 2^8 times the largest
 /// f16 probability 1 is far below 65504, and a sum of 2^30 keys stays far below the largest f32.
@@ -153,7 +155,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     pub unsafe fn finish<F: Fragment<ROWS, O>, const O: usize>(
         &self,
         output: &mut [f32; O],
-        scale_log2: f32,
+        scale: &Scale,
     ) -> [f32; ROWS] {
         let mut lse = [f32::NEG_INFINITY; ROWS];
         let mut row = 0;
@@ -164,14 +166,12 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             if sum != 0.0 {
                 let reference =
                     if self.reference[row] > f32::NEG_INFINITY { self.reference[row] } else { 0.0 };
-                let rest = math::log2(sum);
-                let lse_log2 = if self.steep {
-                    math::fma(reference, scale_log2, rest)
-                } else {
-                    reference * scale_log2 + rest
-                };
                 normalise = math::reciprocal(sum);
-                lse[row] = lse_log2 * core::f32::consts::LN_2;
+                lse[row] = if self.steep {
+                    math::fma(reference, scale.natural, math::log2(sum) * LN_2)
+                } else {
+                    (reference * scale.log2 + math::log2(sum)) * LN_2
+                };
             }
             let mut column = 0;
             while column < F::COLUMNS {

@@ -1,5 +1,5 @@
-//! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse in powers of two, per query row;
-//! zeroes dQ's accumulators. Each warp takes 16 rows of the padded workspace.
+//! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse as the main kernel wants it, per query
+//! row; zeroes dQ's accumulators. Each warp takes 16 rows of the padded workspace.
 //!
 //! The main kernel subtracts delta from `dp = dO v`. For a row that sees one key, `o = v`, and the
 //! difference must be 0, not the difference of two roundings: so delta is summed by the same instructions in
@@ -52,20 +52,21 @@ impl<'p> DeltaRows<'p> {
         self.sequence.query_rows::<ELEMENT_BYTES>(view, self.head, self.first_row, self.p.value_dim)
     }
 
-    /// Writes the statistics of row `row` (of 16), whose `sum(dO o)` is `sum`.
+    /// Writes the statistics of row `row` (of 16), whose `sum(dO o)` is `sum`: lse as it is given, or, unless
+    /// `NATURAL`, in powers of two.
     #[inline(always)]
-    unsafe fn store(&self, row: u32, sum: f32) {
-        // Padding rows, like dead ones: probabilities of 2^(s - inf) = 0.
-        let (mut lse_log2, mut delta) = (f32::INFINITY, 0.0);
+    unsafe fn store<const NATURAL: bool>(&self, row: u32, sum: f32) {
+        // Padding rows, like dead ones: probabilities of exp(s - inf) = 0.
+        let (mut lse, mut delta) = (f32::INFINITY, 0.0);
         let in_sequence = self.first_row + row as i32;
         if in_sequence < self.sequence.query_rows {
             let in_head = self.sequence.batch as i64 * self.p.lse_batch_stride
                 + (self.sequence.first_query + in_sequence) as i64;
             let index = 4 * (self.head as i64 * self.p.lse_head_stride + in_head) as u64;
-            let lse = global::load_f32(self.p.lse.wrapping_add(index));
+            let given = global::load_f32(self.p.lse.wrapping_add(index));
             // A NaN stays one.
-            if lse != f32::NEG_INFINITY {
-                lse_log2 = lse * core::f32::consts::LOG2_E;
+            if given != f32::NEG_INFINITY {
+                lse = if NATURAL { given } else { given * core::f32::consts::LOG2_E };
             }
             delta = sum;
             if self.p.d_lse != 0 {
@@ -73,7 +74,7 @@ impl<'p> DeltaRows<'p> {
             }
         }
         let workspace_row = self.workspace_row + row;
-        global::store_f32(key_block::statistics(self.p, 0, self.head, workspace_row), lse_log2);
+        global::store_f32(key_block::statistics(self.p, 0, self.head, workspace_row), lse);
         global::store_f32(key_block::statistics(self.p, 1, self.head, workspace_row), delta);
     }
 
@@ -124,8 +125,8 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
     // Lane (group, pair) holds columns 2 pair and 2 pair + 1 of rows group and group + 8.
     if pair == group / 2 {
         let is_even = group % 2 == 0;
-        rows.store(group, (if is_even { upper[0] } else { upper[1] }) + upper_rest);
-        rows.store(group + 8, (if is_even { lower[2] } else { lower[3] }) + lower_rest);
+        rows.store::<false>(group, (if is_even { upper[0] } else { upper[1] }) + upper_rest);
+        rows.store::<false>(group + 8, (if is_even { lower[2] } else { lower[3] }) + lower_rest);
     }
     rows.zero(lane);
 }
@@ -180,7 +181,7 @@ unsafe fn delta_fma(p: &BackwardParams) {
             owner += 1;
         }
         if lane == 0 {
-            rows.store(row, chain);
+            rows.store::<true>(row, chain);
         }
         row += 1;
     }

@@ -56,7 +56,6 @@ unsafe fn backward<
         ds_tile.address + KEYS * QUERY_BYTES,
         thread,
     );
-    let scale_log2 = p.scale * core::f32::consts::LOG2_E;
 
     let mut key_tile = block.first_tile;
     while block.has_key(key_tile * KEYS) {
@@ -89,11 +88,11 @@ unsafe fn backward<
                 };
                 let mut scores: [f32; S] =
                     multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
-                probabilities::<FmaFragment, R, S>(
+                probabilities::<FmaFragment, R, S, true>(
                     lane,
                     &mut scores,
                     ring.lse(0),
-                    scale_log2,
+                    p.scale,
                     &position,
                 );
                 store_probabilities::<_, _, R, S>(lane, &scores, ds_tile, warp_row);

@@ -147,7 +147,7 @@ unsafe fn backward<
                             visible: block.visible,
                             masked: walk.is_masked(&at),
                         };
-                        probabilities::<MmaFragment, 2, S>(
+                        probabilities::<MmaFragment, 2, S, false>(
                             lane,
                             &mut scores[m],
                             ring.lse(at.step),

@@ -105,7 +105,7 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    let lse = softmax.finish::<FmaFragment, O>(&mut output, scale.log2);
+    let lse = softmax.finish::<FmaFragment, O>(&mut output, &scale);
     let mut row = 0;
     while row < LANE_ROWS {
         if lane % FMA_LANE_COLUMNS == 0 {

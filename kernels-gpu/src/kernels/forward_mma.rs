@@ -123,7 +123,7 @@ unsafe fn forward<
     let mut m = 0;
     while m < M {
         let row = warp_row + 16 * m as u32;
-        let lse = softmax[m].finish::<MmaFragment, O>(&mut output[m], scale.log2);
+        let lse = softmax[m].finish::<MmaFragment, O>(&mut output[m], &scale);
         let mut half = 0;
         while half < 2 {
             if lane % 4 == 0 {

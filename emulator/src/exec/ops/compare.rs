@@ -3,7 +3,7 @@
 use super::half::{Bfloat, Half};
 use crate::exec::lanes::{Element, test2};
 use crate::exec::registers::Registers;
-use crate::isa::op::combine;
+use crate::isa::types::combine;
 use crate::isa::{CompareType, FLAG_FTZ, FLAG_NEGATE_SOURCE, Instruction, Relation};
 
 /// `setp`: the relation's mask, combined with another predicate, to a predicate and its complement.

@@ -25,7 +25,7 @@ pub fn exp2(x: f32) -> f32 {
     // In two factors, so that neither overflows and a subnormal result is rounded once. The cast of a
     // NaN does not matter: the polynomial is NaN too.
     // SAFETY: a NaN would be undefined here, so it is replaced by 0 first.
-    let integer: i32 = unsafe { (if integer == integer { integer } else { 0.0 }).to_int_unchecked() };
+    let integer: i32 = unsafe { (if integer.is_nan() { 0.0 } else { integer }).to_int_unchecked() };
     let half = integer >> 1;
     let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
     p * power(half) * power(integer - half)

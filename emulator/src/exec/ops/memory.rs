@@ -126,12 +126,12 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
         let contiguous = window.is_contiguous(bytes);
         for (position, &row) in rows.iter().enumerate() {
             let at = position * i.b as usize;
-            if contiguous && bytes == 4 {
+            if contiguous && bytes == 4 && i.c == 0 {
                 // SAFETY: 32 lanes of 4 bytes from the first offset, all inside the window.
                 unsafe { store_contiguous(&window, w.registers.row32(row)) };
             } else {
                 // SAFETY: `at` plus the element lies inside the bytes that the window was checked for.
-                unsafe { store_element(&window, &w.registers, i.b, row, at) };
+                unsafe { store_element(&window, &w.registers, i, row, at) };
             }
         }
         window.set_written(bytes, contiguous);
@@ -153,14 +153,17 @@ unsafe fn store_contiguous(window: &Window, row: &[u32; LANES]) {
 ///
 /// The element at `at` from each offset lies inside the window.
 #[inline(always)]
-unsafe fn store_element(window: &Window, r: &Registers, element: u32, row: u32, at: usize) {
+unsafe fn store_element(window: &Window, r: &Registers, i: &Instruction, row: u32, at: usize) {
     // SAFETY: the caller vouches for the ranges.
     unsafe {
-        match element {
-            1 => scatter(window, at, r.row32(row), |value| value as u8),
-            2 => scatter(window, at, r.row32(row), |value| value as u16),
-            4 => scatter(window, at, r.row32(row), |value| value),
-            8 => scatter(window, at, r.row64(row), |value| value),
+        match (i.b, i.c != 0) {
+            (1, false) => scatter(window, at, r.row32(row), |value| value as u8),
+            (2, false) => scatter(window, at, r.row32(row), |value| value as u16),
+            (4, false) => scatter(window, at, r.row32(row), |value| value),
+            (1, true) => scatter(window, at, r.row64(row), |value| value as u8),
+            (2, true) => scatter(window, at, r.row64(row), |value| value as u16),
+            (4, true) => scatter(window, at, r.row64(row), |value| value as u32),
+            (8, _) => scatter(window, at, r.row64(row), |value| value),
             _ => {
                 scatter(window, at, r.row64(row), |value| value);
                 scatter(window, at + 8, r.row64(row + 2), |value| value);
@@ -174,11 +177,16 @@ unsafe fn store_element(window: &Window, r: &Registers, element: u32, row: u32, 
 /// A `T` at `at` from each offset of the mask lies inside the window.
 #[inline(always)]
 unsafe fn scatter<T, C: Copy>(window: &Window, at: usize, row: &[C; LANES], convert: impl Fn(C) -> T) {
-    for lane in lanes(window.mask) {
+    let write = |lane: usize| {
         let value = convert(row[lane]);
         // SAFETY: the caller vouches for the range.
         unsafe {
             window.data.add(window.offsets[lane] as usize + at).cast::<T>().write_unaligned(value)
         };
+    };
+    if window.mask == FULL {
+        (0..LANES).for_each(write);
+    } else {
+        lanes(window.mask).for_each(write);
     }
 }

@@ -26,7 +26,8 @@ enum Command {
     Check(check::CheckArguments),
     /// Time the kernels on a GPU.
     Bench(bench::BenchArguments),
-    /// Errors of every output over a regular grid of lengths, head dimensions and masks; exit code 1 if any is too large.
+    /// Errors of every output over a regular grid of lengths, head dimensions and masks; exit code 1 if
+    /// any is too large.
     Equivalence(equivalence::EquivalenceArguments),
     /// Compare the reference's gradients with finite differences, and the kernels' with the reference's.
     Gradcheck(gradcheck::GradcheckArguments),

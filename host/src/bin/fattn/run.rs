@@ -19,8 +19,9 @@ use std::path::PathBuf;
 #[derive(Args)]
 pub struct RunArguments {
     /// File with q [B, Sq, Hq, D], k [B, Sk, Hk, D] and v [B, Sk, Hk, Dv], all bf16, f16 or f32. With do
-    /// [B, Sq, Hq, Dv], and dlse [B, Hq, Sq] (f32) if there is one, gradients are computed too. With cu_seqlens_q and
-    /// cu_seqlens_k [B + 1] (i32) sequences are packed: q [Tq, Hq, D], k [Tk, Hk, D], v [Tk, Hk, Dv], dlse [Hq, Tq].
+    /// [B, Sq, Hq, Dv], and dlse [B, Hq, Sq] (f32) if there is one, gradients are computed too. With
+    /// cu_seqlens_q and cu_seqlens_k [B + 1] (i32) sequences are packed: q [Tq, Hq, D], k [Tk, Hk, D], v
+    /// [Tk, Hk, Dv], dlse [Hq, Tq].
     #[arg(long)]
     input: PathBuf,
     /// File to write o, lse (f32), and dq, dk and dv if do is given, to.

@@ -1,0 +1,242 @@
+//! Compaction of the register file.
+//!
+//! LLVM writes PTX with a register per value: thousands, of which a few hundred are alive at a time. At
+//! 128 bytes a row, a warp's registers would fill a level-2 cache. Values that are never alive together
+//! share rows: liveness over the control-flow graph, one interval of the text per register, and a linear
+//! scan over the intervals.
+//!
+//! That is right for lanes that have diverged too. Each lane takes one path through the code and
+//! writes its own lane of a row only, so it sees a register file of its own. A guarded write leaves
+//! the old value to some lanes and counts as a read. Registers that are read before any write are alive
+//! from the start and keep their initial poison.
+
+use super::control_flow::Graph;
+use super::operands::{Role, visit};
+use super::{Code, PREDICATE_TRUE, ROWS_RESERVED};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
+
+/// A set of registers.
+#[derive(Clone, PartialEq, Eq)]
+struct Set(Vec<u64>);
+
+impl Set {
+    fn new(size: usize) -> Self {
+        Set(vec![0; size.div_ceil(64)])
+    }
+
+    fn insert(&mut self, index: usize) {
+        self.0[index / 64] |= 1 << (index % 64);
+    }
+
+    fn contains(&self, index: usize) -> bool {
+        self.0[index / 64] >> (index % 64) & 1 != 0
+    }
+
+    fn members(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().enumerate().flat_map(|(word, &bits)| {
+            (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit)
+        })
+    }
+}
+
+/// A register and the stretch of text in which it is alive.
+#[derive(Clone, Copy, Debug)]
+struct Unit {
+    /// First row before compaction.
+    row: u32,
+    /// Rows.
+    rows: u32,
+    start: usize,
+    end: usize,
+}
+
+/// Uses of units by one instruction, in order.
+type Uses = Vec<(usize, Role)>;
+
+const NO_UNIT: usize = usize::MAX;
+
+/// Renames rows so that the register file becomes small.
+pub fn compact(code: &mut Code, graph: &Graph) {
+    let (mut units, uses, unit_of) = collect(code);
+    let live_in = liveness(code, graph, &uses, units.len());
+    intervals(graph, &uses, &live_in, &mut units);
+    let mut rename: Vec<u32> = (0..code.rows).collect();
+    // Rows with a fixed content come first: constants, symbols, special registers.
+    let mut next = ROWS_RESERVED;
+    let mut fills: Vec<_> = code.fills.clone();
+    fills.sort_by_key(|(_, fill)| Reverse(fill.rows()));
+    for (row, fill) in &fills {
+        rename[*row as usize] = next;
+        next += fill.rows();
+    }
+    code.rows = scan(&units, next.next_multiple_of(4), &mut rename);
+    for (row, _) in &mut code.fills {
+        *row = rename[*row as usize];
+    }
+    debug_assert!(unit_of.len() == rename.len());
+    let Code { instructions, lists, .. } = code;
+    for instruction in instructions {
+        visit(instruction, lists, &mut |row, _, _| *row = rename[*row as usize]);
+    }
+}
+
+/// The registers that instructions use, and how each instruction uses them.
+fn collect(code: &mut Code) -> (Vec<Unit>, Vec<Uses>, Vec<usize>) {
+    let fixed: HashSet<u32> = code.fills.iter().map(|&(row, _)| row).collect();
+    let mut units: Vec<Unit> = Vec::new();
+    let mut unit_of = vec![NO_UNIT; code.rows as usize];
+    let mut all = Vec::with_capacity(code.instructions.len());
+    let Code { instructions, lists, .. } = code;
+    for instruction in instructions {
+        let guarded = instruction.guard != PREDICATE_TRUE;
+        let mut uses = Uses::new();
+        visit(instruction, lists, &mut |row, rows, role| {
+            if *row < ROWS_RESERVED || fixed.contains(row) {
+                return;
+            }
+            let place = &mut unit_of[*row as usize];
+            if *place == NO_UNIT {
+                *place = units.len();
+                units.push(Unit { row: *row, rows, start: usize::MAX, end: 0 });
+            }
+            let unit = &mut units[*place];
+            unit.rows = unit.rows.max(rows);
+            if role == Role::Write && guarded {
+                uses.push((*place, Role::Read));
+            }
+            uses.push((*place, role));
+        });
+        all.push(uses);
+    }
+    (units, all, unit_of)
+}
+
+/// The registers alive at the start of each block.
+fn liveness(code: &Code, graph: &Graph, uses: &[Uses], count: usize) -> Vec<Set> {
+    let blocks = graph.blocks();
+    let (mut read, mut written) = (vec![Set::new(count); blocks], vec![Set::new(count); blocks]);
+    for block in 0..blocks {
+        for index in graph.range(block) {
+            // Reads come before writes, whatever the order of the operands.
+            for &(unit, _) in uses[index].iter().filter(|(_, role)| *role == Role::Read) {
+                if !written[block].contains(unit) {
+                    read[block].insert(unit);
+                }
+            }
+            for &(unit, _) in uses[index].iter().filter(|(_, role)| *role == Role::Write) {
+                written[block].insert(unit);
+            }
+        }
+    }
+    debug_assert_eq!(uses.len(), code.instructions.len());
+    let mut live_in = read;
+    let mut changed = true;
+    while changed {
+        changed = false;
+        for block in (0..blocks).rev() {
+            for word in 0..count.div_ceil(64) {
+                let out = graph.successors(block).iter().filter(|&&successor| successor < blocks);
+                let out = out.fold(0, |bits, &successor| bits | live_in[successor].0[word]);
+                let bits = live_in[block].0[word] | out & !written[block].0[word];
+                changed |= bits != live_in[block].0[word];
+                live_in[block].0[word] = bits;
+            }
+        }
+    }
+    live_in
+}
+
+fn intervals(graph: &Graph, uses: &[Uses], live_in: &[Set], units: &mut [Unit]) {
+    let mut extend = |unit: usize, at: usize| {
+        let unit = &mut units[unit];
+        unit.start = unit.start.min(at);
+        unit.end = unit.end.max(at);
+    };
+    for block in 0..graph.blocks() {
+        let range = graph.range(block);
+        live_in[block].members().for_each(|unit| extend(unit, range.start));
+        for &successor in graph.successors(block).iter().filter(|&&s| s < graph.blocks()) {
+            live_in[successor].members().for_each(|unit| extend(unit, range.end - 1));
+        }
+        for index in range {
+            uses[index].iter().for_each(|&(unit, _)| extend(unit, index));
+        }
+    }
+}
+
+/// Gives each unit the lowest rows that are free throughout its interval; the number of rows in the end.
+fn scan(units: &[Unit], first: u32, rename: &mut [u32]) -> u32 {
+    let mut order: Vec<&Unit> = units.iter().collect();
+    order.sort_by_key(|unit| unit.start);
+    // Free rows by size: fours and twos are aligned, and split when smaller ones run out.
+    let mut free: [BinaryHeap<Reverse<u32>>; 3] = Default::default();
+    let mut active: BinaryHeap<Reverse<(usize, u32, usize)>> = BinaryHeap::new();
+    let mut end = first;
+    for unit in order {
+        // A row whose last use is at the same instruction is not reused there: some operations write
+        // one result before they have read all their operands.
+        while let Some(&Reverse((last, row, size))) = active.peek() {
+            if last >= unit.start {
+                break;
+            }
+            active.pop();
+            free[size].push(Reverse(row));
+        }
+        let size = unit.rows.trailing_zeros() as usize;
+        let row = take(&mut free, size, &mut end);
+        rename[unit.row as usize] = row;
+        active.push(Reverse((unit.end, row, size)));
+    }
+    end
+}
+
+fn take(free: &mut [BinaryHeap<Reverse<u32>>; 3], size: usize, end: &mut u32) -> u32 {
+    if let Some(Reverse(row)) = free[size].pop() {
+        return row;
+    }
+    if size == 2 {
+        let row = *end;
+        *end += 4;
+        return row;
+    }
+    let row = take(free, size + 1, end);
+    free[size].push(Reverse(row + (1 << size)));
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Module;
+
+    fn rows(body: &str) -> u32 {
+        let text = format!(
+            ".version 7.8\n.target sm_80\n.address_size 64\n.entry k() {{ .reg .b32 %r<2000>;
+             .reg .b64 %d<2000>; .reg .pred %p<9>; {body} ret; }}"
+        );
+        Module::parse(&text).unwrap().kernels[0].data.code.rows
+    }
+
+    #[test]
+    fn a_chain_of_values_needs_few_rows() {
+        let chain: String =
+            (1..1000).map(|i| format!("add.s32 %r{i}, %r{}, %r{};\n", i - 1, i - 1)).collect();
+        assert!(rows(&chain) <= 12, "{}", rows(&chain));
+    }
+
+    #[test]
+    fn values_that_live_together_keep_their_rows() {
+        let all: String = (0..100).map(|i| format!("mov.b64 %d{i}, {i};\n")).collect();
+        let uses: String = (0..100).map(|i| format!("add.s64 %d500, %d500, %d{i};\n")).collect();
+        // 100 values, 100 constants, the sum.
+        assert!(rows(&(all + &uses)) >= 402);
+    }
+
+    #[test]
+    fn values_alive_around_a_loop_are_not_overwritten_in_it() {
+        let body = "mov.b32 %r1, 0; mov.b32 %r2, 7; LOOP: add.s32 %r3, %r1, 1; add.s32 %r4, %r3, 1;
+            add.s32 %r1, %r4, %r2; setp.lt.u32 %p1, %r1, 99; @%p1 bra LOOP;";
+        // r1 and r2 live throughout; r3 and r4 cannot share with them or each other's operands.
+        assert!(rows(body) >= 4 + 4 + 4);
+    }
+}

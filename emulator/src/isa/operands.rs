@@ -1,0 +1,219 @@
+//! Which rows of the register file an instruction reads and writes.
+//!
+//! This is the one place that knows it; it has to agree with what `exec::ops` does.
+
+use super::{
+    AsyncCopyOp, BarrierOp, CompareType, FLAG_OPTIONAL, FLAG_WIDE_ADDRESS, FloatOp, Instruction,
+    IntegerOp, MatrixOp, MoveOp, Op, VoteOp,
+};
+use crate::decode::atomic::AtomicType;
+
+/// How an instruction uses a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Its value matters.
+    Read,
+    /// It gets a new value.
+    Write,
+}
+
+/// Calls `f` with every row operand of an instruction, how many rows it spans, and its role. Operands in
+/// lists are visited there. `f` may rename them.
+pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u32, Role)) {
+    use Role::{Read, Write};
+    match i.op {
+        Op::Nop | Op::Branch | Op::Exit | Op::Trap | Op::Unsupported | Op::Predicate(_) => {}
+        Op::BranchIndexed | Op::WarpSync => f(&mut i.a, 1, Read),
+        Op::Barrier(op) => barrier(i, op, f),
+        Op::Integer16(op) => integer(i, op, [1, 1], f),
+        Op::Integer32(op) => integer(i, op, [1, 2], f),
+        Op::Integer64(op) => integer(i, op, [2, 4], f),
+        Op::Float32(op) | Op::Half(op) | Op::Bfloat(op) | Op::HalfPair(op) | Op::BfloatPair(op) => {
+            float(i, op, 1, f);
+        }
+        Op::Float64(op) => float(i, op, 2, f),
+        Op::Compare(ty) => {
+            let wide = matches!(ty, CompareType::U64 | CompareType::S64 | CompareType::F64);
+            f(&mut i.a, 1 + u32::from(wide), Read);
+            f(&mut i.b, 1 + u32::from(wide), Read);
+        }
+        Op::Select32 | Op::ConvertPairBfloat | Op::ConvertPairHalf => all(i, [1, 1, 1, 0, 0], f),
+        Op::Select64 => all(i, [2, 2, 2, 0, 0], f),
+        Op::Move(op) => moves(i, op, lists, f),
+        Op::Convert => {
+            let (d, a) = (1 + (i.immediate as u32 & 1), 1 + (i.immediate as u32 >> 1 & 1));
+            all(i, [d, a, 0, 0, 0], f);
+        }
+        Op::ConvertU32ToU64 | Op::ConvertS32ToS64 => all(i, [2, 1, 0, 0, 0], f),
+        Op::ConvertU64ToU32 => all(i, [1, 2, 0, 0, 0], f),
+        Op::ConvertU32ToU16 | Op::ConvertBfloatToF32 | Op::ConvertHalfToF32 => {
+            all(i, [1, 1, 0, 0, 0], f)
+        }
+        Op::Load(_) | Op::Store(_) => access(i, lists, f),
+        Op::Atomic(_) => atomic(i, f),
+        Op::Shuffle(_) => all(i, [1, 1, 1, 1, 1], f),
+        Op::Vote(op) => {
+            f(&mut i.b, 1, Read);
+            if op == VoteOp::Ballot {
+                f(&mut i.d, 1, Write);
+            }
+        }
+        Op::MatchAny32 | Op::MatchAll32 | Op::Redux(_) | Op::Elect => all(i, [1, 1, 1, 0, 0], f),
+        Op::ActiveMask | Op::Clock32 => f(&mut i.d, 1, Write),
+        Op::Clock64 => f(&mut i.d, 2, Write),
+        Op::Matrix(op) => matrix(i, op, lists, f),
+        Op::AsyncCopy(AsyncCopyOp::Copy) => {
+            address(i, f);
+            f(&mut i.b, 2, Read);
+            if i.has(FLAG_OPTIONAL) {
+                f(&mut i.c, 1, Read);
+            }
+        }
+        Op::AsyncCopy(_) => {}
+    }
+}
+
+/// Reads of `a`, `b`, `c`, `e` and a write of `d`, of so many rows each, `d` first; 0: no operand.
+fn all(i: &mut Instruction, [d, a, b, c, e]: [u32; 5], f: &mut impl FnMut(&mut u32, u32, Role)) {
+    for (row, rows) in [(&mut i.a, a), (&mut i.b, b), (&mut i.c, c), (&mut i.e, e)] {
+        if rows != 0 {
+            f(row, rows, Role::Read);
+        }
+    }
+    if d != 0 {
+        f(&mut i.d, d, Role::Write);
+    }
+}
+
+fn address(i: &mut Instruction, f: &mut impl FnMut(&mut u32, u32, Role)) {
+    let rows = if i.has(FLAG_WIDE_ADDRESS) { 2 } else { 1 };
+    f(&mut i.a, rows, Role::Read);
+}
+
+fn list(
+    lists: &mut [u32],
+    at: u32,
+    count: usize,
+    rows: u32,
+    role: Role,
+    f: &mut impl FnMut(&mut u32, u32, Role),
+) {
+    for row in &mut lists[at as usize..at as usize + count] {
+        f(row, rows, role);
+    }
+}
+
+fn rows_of(bytes: u32) -> u32 {
+    bytes.div_ceil(4)
+}
+
+fn barrier(i: &mut Instruction, op: BarrierOp, f: &mut impl FnMut(&mut u32, u32, Role)) {
+    f(&mut i.a, 1, Role::Read);
+    if i.has(FLAG_OPTIONAL) {
+        f(&mut i.b, 1, Role::Read);
+    }
+    if op == BarrierOp::ReducePopulation {
+        f(&mut i.d, 1, Role::Write);
+    }
+}
+
+/// `rows` of a value of the operation's width and of twice the width.
+fn integer(
+    i: &mut Instruction,
+    op: IntegerOp,
+    [one, two]: [u32; 2],
+    f: &mut impl FnMut(&mut u32, u32, Role),
+) {
+    use IntegerOp as I;
+    let operands = match op {
+        I::Not | I::LogicalNot | I::Neg | I::Abs | I::ReverseBits => [one, one, 0, 0, 0],
+        I::PopulationCount | I::LeadingZeros | I::FindHighUnsigned | I::FindHighSigned => {
+            [1, one, 0, 0, 0]
+        }
+        I::ShiftLeft | I::ShiftRightUnsigned | I::ShiftRightSigned => [one, one, 1, 0, 0],
+        I::MulWideUnsigned | I::MulWideSigned => [two, one, one, 0, 0],
+        I::MadWideUnsigned | I::MadWideSigned => [two, one, one, two, 0],
+        I::Mad | I::MadHighUnsigned | I::MadHighSigned => [one, one, one, one, 0],
+        I::FieldExtractUnsigned | I::FieldExtractSigned => [one, one, 1, 1, 0],
+        I::FieldInsert => [one, one, one, 1, 1],
+        I::Permute | I::Logic3 | I::SadUnsigned | I::SadSigned | I::Dp4aUnsigned | I::Dp4aSigned => {
+            [1, 1, 1, 1, 0]
+        }
+        I::FunnelLeftWrap | I::FunnelLeftClamp | I::FunnelRightWrap | I::FunnelRightClamp => {
+            [1, 1, 1, 1, 0]
+        }
+        _ => [one, one, one, 0, 0],
+    };
+    all(i, operands, f);
+}
+
+fn float(i: &mut Instruction, op: FloatOp, rows: u32, f: &mut impl FnMut(&mut u32, u32, Role)) {
+    let operands = match op {
+        FloatOp::Fma => [rows, rows, rows, rows, 0],
+        FloatOp::Add | FloatOp::Sub | FloatOp::Mul | FloatOp::Div => [rows, rows, rows, 0, 0],
+        FloatOp::Min | FloatOp::Max | FloatOp::CopySign => [rows, rows, rows, 0, 0],
+        _ => [rows, rows, 0, 0, 0],
+    };
+    all(i, operands, f);
+}
+
+fn moves(i: &mut Instruction, op: MoveOp, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u32, Role)) {
+    let (element, whole, count) = (rows_of(i.b), rows_of(i.c), usize::from(i.count));
+    match op {
+        MoveOp::Bits32 => all(i, [1, 1, 0, 0, 0], f),
+        MoveOp::Bits64 => all(i, [2, 2, 0, 0, 0], f),
+        MoveOp::Bits128 => all(i, [4, 4, 0, 0, 0], f),
+        MoveOp::ToGeneric | MoveOp::FromGeneric => all(i, [2, 2, 2, 0, 0], f),
+        MoveOp::IsSpace => f(&mut i.a, 2, Role::Read),
+        MoveOp::Pack => {
+            list(lists, i.a, count, element, Role::Read, f);
+            f(&mut i.d, whole, Role::Write);
+        }
+        MoveOp::Unpack => {
+            f(&mut i.a, whole, Role::Read);
+            list(lists, i.d, count, element, Role::Write, f);
+        }
+    }
+}
+
+fn access(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u32, Role)) {
+    if !i.has(FLAG_OPTIONAL) {
+        address(i, f);
+    }
+    let rows = if i.c != 0 { 2 } else { rows_of(i.b) };
+    let role = if matches!(i.op, Op::Load(_)) { Role::Write } else { Role::Read };
+    list(lists, i.d, usize::from(i.count), rows, role, f);
+}
+
+fn atomic(i: &mut Instruction, f: &mut impl FnMut(&mut u32, u32, Role)) {
+    let ty = AtomicType::ALL[usize::from(i.count)];
+    let rows = match ty {
+        AtomicType::B64 | AtomicType::U64 | AtomicType::S64 | AtomicType::F64 => 2,
+        _ => 1,
+    };
+    address(i, f);
+    f(&mut i.b, rows, Role::Read);
+    f(&mut i.c, rows, Role::Read);
+    f(&mut i.d, rows, Role::Write);
+}
+
+fn matrix(
+    i: &mut Instruction,
+    op: MatrixOp,
+    lists: &mut [u32],
+    f: &mut impl FnMut(&mut u32, u32, Role),
+) {
+    let (a, b) = match op {
+        MatrixOp::M16N8K16Bf16 | MatrixOp::M16N8K16F16 | MatrixOp::M16N8K8Tf32 => (4, 2),
+        MatrixOp::M16N8K8Bf16 | MatrixOp::M16N8K8F16 | MatrixOp::M16N8K4Tf32 => (2, 1),
+        MatrixOp::LoadMatrix | MatrixOp::StoreMatrix => {
+            address(i, f);
+            let role = if op == MatrixOp::LoadMatrix { Role::Write } else { Role::Read };
+            return list(lists, i.d, usize::from(i.count), 1, role, f);
+        }
+    };
+    list(lists, i.a, a, 1, Role::Read, f);
+    list(lists, i.b, b, 1, Role::Read, f);
+    list(lists, i.c, 4, 1, Role::Read, f);
+    list(lists, i.d, 4, 1, Role::Write, f);
+}

@@ -45,7 +45,9 @@
 //! byte), `exec` (warps, divergence, schedule, blocks, grid; one file per instruction family in
 //! `exec::ops`).
 //!
-//! Not modelled: time, the memory model's reorderings, and what `ptxas` does to the text.
+//! Not modelled: time, the memory model's reorderings, and what `ptxas` does to the text. Not covered
+//! yet: calls, textures, `mbarrier`, bulk and tensor copies, `wgmma`, clusters, races between threads.
+//! A kernel that uses an instruction which is not covered refuses to launch and says so.
 
 mod decode;
 mod error;

@@ -54,7 +54,7 @@ impl Module {
     ///
     /// Text that does not follow the grammar, with its line.
     pub fn parse(source: &str) -> Result<Module, ParseError> {
-        crate::parse::module::parse(source)
+        crate::parse::module::parse(source, true)
     }
 
     /// The kernel of a name.

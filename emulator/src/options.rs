@@ -9,7 +9,8 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory, beyond what the kernel declares itself.
     pub shared_bytes: u32,
-    /// The kernel's parameters as laid out in its `.param` space, [`crate::Kernel::parameter_bytes`] long.
+    /// The kernel's parameters as laid out in its `.param` space,
+    /// [`crate::Kernel::parameter_bytes`] long.
     pub params: &'a [u8],
 }
 

@@ -52,7 +52,8 @@ impl Statistics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum FindingKind {
-    /// An access beyond the bounds of an allocation, of shared, local or parameter memory. Stops the block.
+    /// An access beyond the bounds of an allocation, of shared, local or parameter memory. Stops
+    /// the block.
     OutOfBounds {
         /// The space accessed.
         space: Space,
@@ -76,11 +77,14 @@ pub enum FindingKind {
         /// The space read.
         space: Space,
     },
-    /// A read or overwrite of shared bytes that an asynchronous copy has yet to deliver. The block goes on.
+    /// A read or overwrite of shared bytes that an asynchronous copy has yet to deliver. The block
+    /// goes on.
     AsyncCopyInFlight,
-    /// A block-wide barrier reached by part of a warp, or with thread counts that disagree. Stops the block.
+    /// A block-wide barrier reached by part of a warp, or with thread counts that disagree. Stops
+    /// the block.
     BarrierDivergence,
-    /// A warp-wide instruction reached by part of the warp, or by a lane outside its member mask. Stops the block.
+    /// A warp-wide instruction reached by part of the warp, or by a lane outside its member mask.
+    /// Stops the block.
     WarpDivergence,
     /// Every live thread waits for something that cannot happen. Stops the block.
     Deadlock,

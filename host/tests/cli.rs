@@ -133,3 +133,126 @@ fn run_writes_o_and_lse() {
         assert!((got - keys.ln()).abs() < 1e-5, "{lse:?}");
     }
 }
+
+/// Zeros, with offsets of i32.
+fn packed_file(name: &str, offsets: &[i32]) -> File {
+    let file = File::new(name);
+    let zeros = vec![0u8; 5 * 2 * 8 * 4];
+    let rows: &[usize] = &[5, 2, 8];
+    let offsets: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect();
+    let tensor = |name| (name, TensorView::new(Dtype::F32, rows.to_vec(), &zeros).unwrap());
+    let count = vec![offsets.len() / 4];
+    let cu_seqlens = |name| (name, TensorView::new(Dtype::I32, count.clone(), &offsets).unwrap());
+    let mut tensors = ["q", "k", "v", "do"].map(tensor).to_vec();
+    tensors.extend(["cu_seqlens_q", "cu_seqlens_k"].map(cu_seqlens));
+    tensors.push(("dlse", TensorView::new(Dtype::F32, vec![2, 5], &zeros[..40]).unwrap()));
+    std::fs::write(&file.0, safetensors::serialize(tensors, None).unwrap()).unwrap();
+    file
+}
+
+#[test]
+fn run_refuses_gradients_and_offsets_that_do_not_fit() {
+    let (q, k, v) = (("q", Dtype::F32, SHAPE), ("k", Dtype::F32, SHAPE), ("v", Dtype::F32, SHAPE));
+    assert_eq!(
+        refused("do", &[q, k, v, ("do", Dtype::F32, &[1, 4, 2, 8])], &[]),
+        "fattn: do: expected rows 3 like o, got 4\n"
+    );
+    assert_eq!(
+        refused("do-dtype", &[q, k, v, ("do", Dtype::F16, SHAPE)], &[]),
+        "fattn: do: expected dtype f32 like q, got f16\n"
+    );
+    let dlse = ("dlse", Dtype::F32, [1, 3, 2].as_slice());
+    assert_eq!(
+        refused("dlse", &[q, k, v, ("do", Dtype::F32, SHAPE), dlse], &[]),
+        "fattn: dlse: expected shape [1, 2, 3] like lse, got [1, 3, 2]\n"
+    );
+    assert_eq!(
+        refused("dlse-alone", &[q, k, v, ("dlse", Dtype::F32, &[1, 2, 3])], &[]),
+        "fattn: do: expected a tensor of this name beside dlse\n"
+    );
+    assert_eq!(
+        refused("one-side", &[q, k, v, ("cu_seqlens_q", Dtype::I32, &[2])], &[]),
+        "fattn: cu_seqlens_k: expected a tensor of this name in the input, as for the other side\n"
+    );
+    let offsets = |name, dtype| (name, dtype, [3].as_slice());
+    let of_i64 = [q, k, v, offsets("cu_seqlens_q", Dtype::I64), offsets("cu_seqlens_k", Dtype::I32)];
+    assert_eq!(refused("i64", &of_i64, &[]), "fattn: cu_seqlens_q: expected dtype i32, got i64\n");
+    let of_i32 = [q, k, v, offsets("cu_seqlens_q", Dtype::I32), offsets("cu_seqlens_k", Dtype::I32)];
+    assert_eq!(
+        refused("four", &of_i32, &[]),
+        "fattn: q: expected 3 dimensions [row, head, column], got 4\n"
+    );
+}
+
+#[test]
+fn run_computes_gradients_of_packed_sequences_in_a_window() {
+    let (input, output) = (packed_file("packed", &[0, 2, 2, 5]), File::new("packed-out"));
+    let answer = fattn(&[
+        "run",
+        "--input",
+        input.0.to_str().unwrap(),
+        "--output",
+        output.0.to_str().unwrap(),
+        "--window",
+        "1",
+        "-1",
+        "--deterministic",
+        "--device",
+        "emulated",
+    ]);
+    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    let bytes = std::fs::read(&output.0).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for name in ["o", "dq", "dk", "dv"] {
+        let tensor = file.tensor(name).unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape()), (Dtype::F32, [5, 2, 8].as_slice()));
+        let numbers: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(tensor.data());
+        assert!(numbers.iter().all(|&number| number == 0.0), "{name}: {numbers:?}");
+    }
+    let lse: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(file.tensor("lse").unwrap().data());
+    for (got, keys) in lse.iter().zip([2f32, 2.0, 3.0, 3.0, 2.0].into_iter().cycle()) {
+        assert!((got - keys.ln()).abs() < 1e-5, "{lse:?}");
+    }
+}
+
+#[test]
+fn gradcheck_compares_the_reference_with_differences_and_the_kernels_with_it() {
+    let answer = fattn(&["gradcheck", "--device", "emulated"]);
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert!(answer.status.success(), "{text}");
+    assert!(
+        text.contains("central differences") && text.matches("  pass").count() == 9 + 3 * 9,
+        "{text}"
+    );
+}
+
+#[test]
+fn equivalence_writes_numbers_and_a_picture() {
+    let (json, svg) = (File::new("equivalence-json"), File::new("equivalence-svg"));
+    let answer = fattn(&[
+        "equivalence",
+        "--device",
+        "emulated",
+        "--seqlen",
+        "1,33",
+        "--head-dim",
+        "40",
+        "--json",
+        json.0.to_str().unwrap(),
+        "--svg",
+        svg.0.to_str().unwrap(),
+    ]);
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert!(answer.status.success() && text.ends_with("6 passed, 0 failed\n"), "{text}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json.0).unwrap()).unwrap();
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 6);
+    for case in cases {
+        for name in ["o", "lse", "dq", "dk", "dv"] {
+            assert!(case[name]["error"].as_f64().unwrap() <= case[name]["allowed"].as_f64().unwrap());
+            assert_eq!(case[name]["non_finite"], 0);
+        }
+    }
+    let picture = std::fs::read_to_string(&svg.0).unwrap();
+    assert!(picture.starts_with("<svg ") && picture.matches("<polyline").count() > 10, "{picture}");
+}

@@ -217,8 +217,8 @@ fn devices() {
     assert_eq!(no_device.to_string(), "device cuda:3: not available: no driver");
     assert_eq!(
         launch_refused(&device_with(Fault::None, (7, 5)), &problem(), pointers()),
-        "device mock: no forward kernel for bf16 with head_dim 128: forward_bf16_d128_strided_sm80 needs sm_80 \
-         and 81920 bytes of shared memory per block, the device has compute capability 7.5 and 232448 bytes"
+        "device mock: no forward kernel for bf16 with head_dim 128: forward_bf16_d128_strided_sm80 needs \
+         sm_80 and 81920 bytes of shared memory per block, the device has compute capability 7.5 and 232448 bytes"
     );
 }
 

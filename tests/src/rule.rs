@@ -79,8 +79,8 @@ const ENOUGH_ELEMENTS: usize = 4096;
 /// Visible keys that make unfused code round.
 const ENOUGH_KEYS: usize = 16;
 
-/// Keys of the company: few, so that probabilities are neither all nor nothing and errors as large as they become.
-const COMPANY_KEYS: usize = 4;
+/// Keys of the company: as few as make probabilities that are neither all nor nothing, and errors as large as they become.
+const COMPANY_KEYS: usize = 2;
 
 /// A case to judge `case` together with; none when no row of it sees a key, or when it is large enough. In f32 and with
 /// gradients it never is: with a mask, the few rows that see few keys decide the largest error.
@@ -94,9 +94,13 @@ fn company(case: &Case) -> Option<Case> {
     if rows(1) == 0 || exempt {
         return None;
     }
-    // For dk there are few rows, for dq and o there are many.
-    let least_heads = ENOUGH_ELEMENTS / (COMPANY_KEYS * case.head_dim.min(case.value_dim));
-    let heads = if case.gradients.is_some() { least_heads.clamp(16, 64) } else { 16 };
+    let columns = case.head_dim.min(case.value_dim);
+    let heads = match (case.dtype, case.gradients) {
+        (Dtype::Bf16 | Dtype::F16, None) => ENOUGH_ELEMENTS.div_ceil(ENOUGH_ROWS * case.value_dim),
+        (Dtype::F32, None) => 4,
+        // There are few rows of dk and dv.
+        (_, Some(_)) => (ENOUGH_ELEMENTS / 4 / (COMPANY_KEYS * columns)).clamp(4, 16),
+    };
     Some(Case {
         batches: 1,
         query_heads: heads,

@@ -72,6 +72,11 @@ impl<'a, 'm> Builder<'a, 'm> {
         }
     }
 
+    /// Whether to make the register file small.
+    pub fn compacts(&self) -> bool {
+        self.globals.compact
+    }
+
     /// The number that the next instruction will have.
     pub fn next_instruction(&self) -> u32 {
         self.code.instructions.len() as u32

@@ -114,7 +114,9 @@ pub fn land_some(context: &mut Context<'_>, warp: &mut Warp) -> Flow {
 /// Where a copy writes.
 fn target(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u32) -> Result<Window, Stop> {
     let want = Want { space: Space::Shared, bytes: copy.bytes, store: true };
-    resolve(context, warp, want, &copy.target, mask)
+    let mut window = Window::new();
+    resolve(context, warp, want, &copy.target, mask, &mut window)?;
+    Ok(window)
 }
 
 /// Checks the addresses of a new copy and marks its target as in flight.

@@ -369,7 +369,8 @@ impl Runner<'_, '_> {
         Ok(Next::Stay)
     }
 
-    /// Takes over the lanes that wait at this instruction and are awaited at the same place, if with them
+    /// Takes over the lanes that wait at this instruction and are awaited at the same place, if
+    /// with them
     /// all the needed ones are here.
     fn merge(&mut self, needed: u32, m: u32) -> Option<u32> {
         let (pc, record) = (self.pc, self.record);

@@ -1,7 +1,8 @@
 //! One table of instruction families per kind of CPU.
 //!
 //! The families are plain Rust loops. They are compiled twice: portably, and with AVX2 and FMA, where a
-//! fused multiply-add is one instruction instead of a library call. The table is chosen once per launch.
+//! fused multiply-add is one instruction instead of a library call. The table is chosen once per
+//! launch.
 
 use super::context::{Context, Flow};
 use super::ops;
@@ -28,14 +29,22 @@ pub struct Families {
 macro_rules! families {
     ($wrap:ident) => {
         Families {
-            integer16: $wrap!(ops::integer::run16, (r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) -> ()),
-            integer32: $wrap!(ops::integer::run32, (r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) -> ()),
-            integer64: $wrap!(ops::integer::run64, (r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) -> ()),
-            float32: $wrap!(ops::float::run32, (r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) -> ()),
-            float64: $wrap!(ops::float::run64, (r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) -> ()),
-            half: $wrap!(ops::half::run, (r: &mut Registers, i: &Instruction, m: u32, op: Op) -> ()),
-            compare: $wrap!(ops::compare::run, (r: &mut Registers, i: &Instruction, m: u32, op: CompareType) -> ()),
-            convert: $wrap!(ops::convert::run, (r: &mut Registers, i: &Instruction, m: u32, op: Op) -> ()),
+            integer16: $wrap!(ops::integer::run16,
+                (r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) -> ()),
+            integer32: $wrap!(ops::integer::run32,
+                (r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) -> ()),
+            integer64: $wrap!(ops::integer::run64,
+                (r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) -> ()),
+            float32: $wrap!(ops::float::run32,
+                (r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) -> ()),
+            float64: $wrap!(ops::float::run64,
+                (r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) -> ()),
+            half: $wrap!(ops::half::run,
+                (r: &mut Registers, i: &Instruction, m: u32, op: Op) -> ()),
+            compare: $wrap!(ops::compare::run,
+                (r: &mut Registers, i: &Instruction, m: u32, op: CompareType) -> ()),
+            convert: $wrap!(ops::convert::run,
+                (r: &mut Registers, i: &Instruction, m: u32, op: Op) -> ()),
             load: $wrap!(ops::memory::load,
                 (c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow),
             store: $wrap!(ops::memory::store,

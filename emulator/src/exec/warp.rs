@@ -1,10 +1,12 @@
 //! A warp: registers, and which of its lanes are where.
 //!
-//! A warp that has not diverged is one [`Fragment`]. A branch that lanes decide differently splits it in
+//! A warp that has not diverged is one [`Fragment`]. A branch that lanes decide differently splits
+//! it in
 //! two, with a [`Record`] of who is to meet at the branch's immediate post-dominator. A fragment that
 //! gets there hands its lanes to the record; the last one to come goes on with all of them. Lanes that
 //! exit leave every record they are awaited in. Fragments run independently, so that lanes may wait for
-//! each other across a divergence. Meeting is a convenience, not a duty: when the lanes that are awaited
+//! each other across a divergence. Meeting is a convenience, not a duty: when the lanes that are
+//! awaited
 //! run for long, perhaps because they spin for something that the waiting ones have yet to do, these
 //! go on without them.
 
@@ -118,7 +120,8 @@ impl Warp {
 
     /// The record for lanes that split at a branch with this reconvergence point.
     pub fn split(&mut self, point: u32, mask: u32, parent: u32) -> u32 {
-        // Without a point of their own, or with the one where they are awaited anyway, nothing is added.
+        // Without a point of their own, or with the one where they are awaited anyway, nothing is
+        // added.
         if point == NO_RECONVERGENCE || point == self.meeting_point(parent) {
             return parent;
         }
@@ -148,7 +151,8 @@ impl Warp {
         Some(result)
     }
 
-    /// Notes that a fragment ran for so long without ending, and lets lanes that have waited at a meeting
+    /// Notes that a fragment ran for so long without ending, and lets lanes that have waited at a
+    /// meeting
     /// point for too long go on.
     pub fn stall(&mut self, instructions: u64) {
         if self.records.iter().all(|record| record.need == 0 || record.got == 0) {

@@ -4,7 +4,7 @@
 //! of them in one vectorised pass, and what follows works on one base pointer and 32 offsets. Lanes
 //! that access different allocations or spaces are taken one window after the other.
 
-use super::context::{Access, Context, Stop};
+use super::context::{Access, Context, Flow};
 use super::registers::{FULL, LANES, lanes};
 use super::warp::Warp;
 use crate::isa::{FLAG_WIDE_ADDRESS, Instruction};
@@ -16,7 +16,9 @@ use crate::shadow::{Shadow, State};
 /// Addresses of all lanes.
 pub type Addresses = [u64; LANES];
 
-/// Memory in which the lanes of a mask may access so many bytes each.
+/// Memory in which the lanes of a mask may access so many bytes each. [`resolve`] fills it in
+/// place: it is
+/// too large to be handed around.
 pub struct Window {
     /// Base of the offsets.
     pub data: *mut u8,
@@ -62,16 +64,6 @@ pub fn addresses(warp: &Warp, i: &Instruction) -> Addresses {
     out
 }
 
-/// The lanes for which something holds.
-#[inline(always)]
-fn mask_where(addresses: &Addresses, holds: impl Fn(u64) -> bool) -> u32 {
-    let mut bits = [0u32; LANES];
-    for lane in 0..LANES {
-        bits[lane] = u32::from(holds(addresses[lane])) << lane;
-    }
-    bits.iter().fold(0, |mask, bit| mask | bit)
-}
-
 /// Memory of one space before the lanes' offsets are checked.
 struct Region {
     data: *mut u8,
@@ -82,7 +74,7 @@ struct Region {
     tracked: bool,
 }
 
-/// The window of the first lanes of a mask, as many as can be taken together.
+/// Finds the window of the first lanes of a mask, as many as can be taken together.
 #[inline(always)]
 pub fn resolve(
     context: &mut Context<'_>,
@@ -90,33 +82,27 @@ pub fn resolve(
     want: Want,
     addresses: &Addresses,
     mask: u32,
-) -> Result<Window, Stop> {
+    window: &mut Window,
+) -> Flow {
     let first = addresses[mask.trailing_zeros() as usize & 31];
-    let (space, taken) = match want.space {
+    let (space, base) = match want.space {
         Space::Generic => {
-            let number = first >> WINDOW_SHIFT;
             let space = Space::of_address(first).unwrap_or(Space::Generic);
-            (space, mask & mask_where(addresses, |address| address >> WINDOW_SHIFT == number))
+            (space, space.window())
         }
-        space => (space, mask),
+        space => (space, 0),
     };
-    let window = if want.space == Space::Generic { space.window() } else { 0 };
     let found = match space {
-        Space::Global | Space::Const => {
-            let index = GlobalView::index(first);
-            let same = mask_where(addresses, |address| GlobalView::index(address) == index);
-            global(context, want, first).map(|region| (region, taken & same))
-        }
-        Space::Shared => Ok((shared(context, window), taken)),
-        Space::Local => Ok((local(warp, window), taken)),
-        Space::Param => parameters(context, want).map(|region| (region, taken)),
+        Space::Global | Space::Const => global(context, want, first),
+        Space::Shared => Ok(shared(context, base)),
+        Space::Local => Ok(local(warp, base)),
+        Space::Param => parameters(context, want),
         Space::Generic => Err(Refusal::NoSpace),
     };
+    window.space = space;
     match found {
-        Ok((region, taken)) => check(context, warp, want, space, &region, addresses, taken),
-        Err(refusal) => {
-            Err(refuse(context, warp, want, space, addresses, mask.trailing_zeros(), refusal))
-        }
+        Ok(region) => check(context, warp, want, &region, addresses, mask, window),
+        Err(refusal) => refuse(context, warp, want, space, addresses, mask.trailing_zeros(), refusal),
     }
 }
 
@@ -168,39 +154,82 @@ fn check(
     context: &mut Context<'_>,
     warp: &Warp,
     want: Want,
-    space: Space,
     region: &Region,
     addresses: &Addresses,
     mask: u32,
-) -> Result<Window, Stop> {
-    let mut offsets = [0; LANES];
+    window: &mut Window,
+) -> Flow {
+    let Region { data, shadow, bytes, origin, tracked } = *region;
+    (window.data, window.shadow, window.tracked, window.mask) = (data, shadow, tracked, mask);
+    let offsets = &mut window.offsets;
     for lane in 0..LANES {
-        offsets[lane] = addresses[lane].wrapping_sub(region.origin);
+        offsets[lane] = addresses[lane].wrapping_sub(origin);
     }
-    let align = u64::from(want.bytes) - 1;
-    let last = region.bytes.wrapping_sub(u64::from(want.bytes));
-    let none_fits = region.bytes < u64::from(want.bytes);
-    let bad = mask_where(&offsets, |offset| (offset > last) | (offset & align != 0));
-    if bad & mask != 0 || none_fits {
-        let lane = if none_fits { mask } else { bad & mask }.trailing_zeros();
-        let inside = !none_fits && offsets[lane as usize & 31] <= last;
-        let end = match space {
-            Space::Global | Space::Const => region.bytes,
-            _ => region.origin + region.bytes,
-        };
-        let refusal = if inside { Refusal::Misaligned } else { Refusal::OutOfBounds(end) };
-        return Err(refuse(context, warp, want, space, addresses, lane, refusal));
-    }
-    if space == Space::Local {
-        for (lane, offset) in offsets.iter_mut().enumerate() {
-            *offset = offset.wrapping_add(lane as u64 * region.bytes);
+    // An offset is good if neither it nor its distance to the last good one is negative, and if its low
+    // bits are zero: an `or` over the lanes tells whether all are good.
+    let last = bytes.wrapping_sub(u64::from(want.bytes));
+    let (mut high, mut low) = (last, 0);
+    if mask == FULL {
+        for lane in 0..LANES {
+            high |= offsets[lane] | last.wrapping_sub(offsets[lane]);
+            low |= offsets[lane];
+        }
+    } else {
+        for lane in lanes(mask) {
+            high |= offsets[lane] | last.wrapping_sub(offsets[lane]);
+            low |= offsets[lane];
         }
     }
-    let Region { data, shadow, tracked, .. } = *region;
-    Ok(Window { data, shadow, offsets, mask, space, tracked })
+    if high >> 63 != 0 || low & (u64::from(want.bytes) - 1) != 0 {
+        narrow(context, warp, want, region, addresses, window)?;
+    }
+    if window.space == Space::Local {
+        for (lane, offset) in window.offsets.iter_mut().enumerate() {
+            *offset = offset.wrapping_add(lane as u64 * bytes);
+        }
+    }
+    Ok(())
+}
+
+/// Not all lanes are good: leaves for later those that belong elsewhere, and refuses if one of the
+/// others
+/// is bad.
+#[cold]
+#[inline(never)]
+fn narrow(
+    context: &mut Context<'_>,
+    warp: &Warp,
+    want: Want,
+    region: &Region,
+    addresses: &Addresses,
+    window: &mut Window,
+) -> Flow {
+    let space = window.space;
+    let key = |lane: usize| match (space, want.space) {
+        (Space::Global | Space::Const, _) => GlobalView::index(addresses[lane]),
+        (_, Space::Generic) => addresses[lane] >> WINDOW_SHIFT,
+        _ => 0,
+    };
+    let first = key(window.mask.trailing_zeros() as usize & 31);
+    let together = lanes(window.mask).filter(|&lane| key(lane) == first);
+    window.mask = together.fold(0, |mask, lane| mask | 1 << lane);
+    for lane in lanes(window.mask) {
+        let offset = window.offsets[lane];
+        let inside = offset.checked_add(u64::from(want.bytes)).is_some_and(|end| end <= region.bytes);
+        let aligned = offset.is_multiple_of(u64::from(want.bytes));
+        let refusal = match (inside, space) {
+            (true, _) if aligned => continue,
+            (true, _) => Refusal::Misaligned,
+            (false, Space::Global | Space::Const) => Refusal::OutOfBounds(region.bytes),
+            (false, _) => Refusal::OutOfBounds(region.origin + region.bytes),
+        };
+        return refuse(context, warp, want, space, addresses, lane as u32, refusal);
+    }
+    Ok(())
 }
 
 #[cold]
+#[inline(never)]
 fn refuse(
     context: &mut Context<'_>,
     warp: &Warp,
@@ -209,15 +238,27 @@ fn refuse(
     addresses: &Addresses,
     lane: u32,
     refusal: Refusal,
-) -> Stop {
+) -> Flow {
     let Want { bytes, store, .. } = want;
     let address = addresses[lane as usize & 31];
     let at = Access { space, address, bytes, store, pc: warp.pc, warp: warp.id, lane };
-    let _ = context.refuse(at, refusal);
-    Stop
+    context.refuse(at, refusal)
 }
 
 impl Window {
+    /// Nothing yet.
+    #[inline(always)]
+    pub fn new() -> Self {
+        Window {
+            data: std::ptr::null_mut(),
+            shadow: Shadow::new(std::ptr::null_mut()),
+            offsets: [0; LANES],
+            mask: 0,
+            space: Space::Generic,
+            tracked: false,
+        }
+    }
+
     /// Whether lane after lane accesses one byte range without gaps, all lanes taking part.
     #[inline(always)]
     pub fn is_contiguous(&self, bytes: u32) -> bool {

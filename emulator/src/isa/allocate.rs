@@ -2,7 +2,8 @@
 //!
 //! LLVM writes PTX with a register per value: thousands, of which a few hundred are alive at a time. At
 //! 128 bytes a row, a warp's registers would fill a level-2 cache. Values that are never alive together
-//! share rows: liveness over the control-flow graph, one interval of the text per register, and a linear
+//! share rows: liveness over the control-flow graph, one interval of the text per register, and a
+//! linear
 //! scan over the intervals.
 //!
 //! That is right for lanes that have diverged too. Each lane takes one path through the code and
@@ -165,7 +166,8 @@ fn intervals(graph: &Graph, uses: &[Uses], live_in: &[Set], units: &mut [Unit]) 
     }
 }
 
-/// Gives each unit the lowest rows that are free throughout its interval; the number of rows in the end.
+/// Gives each unit the lowest rows that are free throughout its interval; the number of rows in the
+/// end.
 fn scan(units: &[Unit], first: u32, rename: &mut [u32]) -> u32 {
     let mut order: Vec<&Unit> = units.iter().collect();
     order.sort_by_key(|unit| unit.start);
@@ -206,37 +208,5 @@ fn take(free: &mut [BinaryHeap<Reverse<u32>>; 3], size: usize, end: &mut u32) ->
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::Module;
-
-    fn rows(body: &str) -> u32 {
-        let text = format!(
-            ".version 7.8\n.target sm_80\n.address_size 64\n.entry k() {{ .reg .b32 %r<2000>;
-             .reg .b64 %d<2000>; .reg .pred %p<9>; {body} ret; }}"
-        );
-        Module::parse(&text).unwrap().kernels[0].data.code.rows
-    }
-
-    #[test]
-    fn a_chain_of_values_needs_few_rows() {
-        let chain: String =
-            (1..1000).map(|i| format!("add.s32 %r{i}, %r{}, %r{};\n", i - 1, i - 1)).collect();
-        assert!(rows(&chain) <= 12, "{}", rows(&chain));
-    }
-
-    #[test]
-    fn values_that_live_together_keep_their_rows() {
-        let all: String = (0..100).map(|i| format!("mov.b64 %d{i}, {i};\n")).collect();
-        let uses: String = (0..100).map(|i| format!("add.s64 %d500, %d500, %d{i};\n")).collect();
-        // 100 values, 100 constants, the sum.
-        assert!(rows(&(all + &uses)) >= 402);
-    }
-
-    #[test]
-    fn values_alive_around_a_loop_are_not_overwritten_in_it() {
-        let body = "mov.b32 %r1, 0; mov.b32 %r2, 7; LOOP: add.s32 %r3, %r1, 1; add.s32 %r4, %r3, 1;
-            add.s32 %r1, %r4, %r2; setp.lt.u32 %p1, %r1, 99; @%p1 bra LOOP;";
-        // r1 and r2 live throughout; r3 and r4 cannot share with them or each other's operands.
-        assert!(rows(body) >= 4 + 4 + 4);
-    }
-}
+#[path = "allocate_tests.rs"]
+mod tests;

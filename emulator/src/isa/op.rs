@@ -10,7 +10,8 @@ pub enum Op {
     Nop,
     /// Jump to `immediate`; guarded ones reconverge at `e`.
     Branch,
-    /// Jump to the entry of the list at `d` (length `e`) that row `a` selects; reconverges at `immediate`.
+    /// Jump to the entry of the list at `d` (length `e`) that row `a` selects; reconverges at
+    /// `immediate`.
     BranchIndexed,
     /// End of the thread.
     Exit,

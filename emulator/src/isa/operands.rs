@@ -17,7 +17,8 @@ pub enum Role {
     Write,
 }
 
-/// Calls `f` with every row operand of an instruction, how many rows it spans, and its role. Operands in
+/// Calls `f` with every row operand of an instruction, how many rows it spans, and its role.
+/// Operands in
 /// lists are visited there. `f` may rename them.
 pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u32, Role)) {
     use Role::{Read, Write};

@@ -17,6 +17,8 @@ pub const OFFSET_BITS: u32 = 40;
 pub const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 /// Every allocation starts on such a boundary.
 const ALIGN: usize = 256;
+/// Bytes of a shadow looked at in one go.
+const SCAN_BYTES: usize = 4096;
 /// Unwritten bytes: NaN in every floating-point type, and no plausible integer.
 const POISON: u8 = 0xff;
 
@@ -64,10 +66,11 @@ pub struct Allocation {
     pub(super) bytes: usize,
     pub(super) read_only: bool,
     /// All bytes are known to be written; the shadow need not be asked.
-    pub(super) all_written: AtomicBool,
+    all_written: AtomicBool,
 }
 
-// SAFETY: the pointers are owned. Host operations on them are plain copies that a `Memory` bounds-checks;
+// SAFETY: the pointers are owned. Host operations on them are plain copies that a `Memory`
+// bounds-checks;
 // kernels access them from several threads. Accesses that race are races of the emulated program, which
 // has no defined result either; the bytes have no invalid values.
 unsafe impl Send for Allocation {}
@@ -109,6 +112,17 @@ impl Allocation {
     pub(super) fn is_written(&self, offset: usize, bytes: usize) -> bool {
         // SAFETY: every caller has checked the range against `self.bytes`.
         unsafe { self.shadow().is_written(offset, bytes) }
+    }
+
+    /// Whether every byte is known to be written; looks at the shadow only as far as necessary.
+    pub(super) fn all_written(&self) -> bool {
+        if self.all_written.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut starts = (0..self.bytes).step_by(SCAN_BYTES);
+        let all = starts.all(|start| self.is_written(start, SCAN_BYTES.min(self.bytes - start)));
+        self.all_written.store(all, Ordering::Relaxed);
+        all
     }
 
     fn write(&self, offset: usize, bytes: &[u8]) {

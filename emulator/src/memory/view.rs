@@ -4,7 +4,6 @@ use super::Refusal;
 use super::global::{Allocation, OFFSET_BITS, OFFSET_MASK};
 use crate::shadow::Shadow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Addresses below this one are offsets from a null pointer.
 const NULL_BYTES: u64 = 1 << 20;
@@ -42,13 +41,11 @@ impl View {
                 live: false,
             };
         };
-        let all_written = a.all_written.load(Ordering::Relaxed) || a.is_written(0, a.bytes);
-        a.all_written.store(all_written, Ordering::Relaxed);
         View {
             data: a.data.as_ptr(),
             shadow: a.shadow(),
             bytes: a.bytes as u64,
-            all_written,
+            all_written: a.all_written(),
             read_only: a.read_only,
             live: true,
         }

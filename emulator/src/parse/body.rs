@@ -47,7 +47,9 @@ pub fn read<'a>(
     builder.finish(kernel)?;
     let graph = Graph::new(&kernel.code);
     control_flow::reconverge(&mut kernel.code, &graph);
-    allocate::compact(&mut kernel.code, &graph);
+    if builder.compacts() {
+        allocate::compact(&mut kernel.code, &graph);
+    }
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! Line tables: `.file`, `.loc`, and the inlining chain that LLVM writes in the comment behind a `.loc`.
+//! Line tables: `.file`, `.loc`, and the inlining chain that LLVM writes in the comment behind a
+//! `.loc`.
 //!
 //! ```text
 //! .loc 2 12 22   // arch/thread.rs:12:22 @[ kernels/forward.rs:33:16 @[ kernels/forward.rs:115:17 ] ]

@@ -27,6 +27,8 @@ pub struct Globals<'a> {
     pub shared: HashMap<&'a str, SharedVariable>,
     /// `.global` and `.const` variables, by index.
     pub variables: HashMap<&'a str, u32>,
+    /// Whether to make register files small.
+    pub compact: bool,
 }
 
 struct ModuleParser<'a> {
@@ -40,9 +42,9 @@ struct ModuleParser<'a> {
     kernels: Vec<KernelData>,
 }
 
-/// Parses a module.
-pub fn parse(source: &str) -> Result<Module, ParseError> {
-    let globals = Globals { shared: HashMap::new(), variables: HashMap::new() };
+/// Parses a module. `compact`: registers that are never alive together share rows.
+pub fn parse(source: &str, compact: bool) -> Result<Module, ParseError> {
+    let globals = Globals { shared: HashMap::new(), variables: HashMap::new(), compact };
     let mut parser = ModuleParser {
         cursor: Cursor::new(source),
         globals,

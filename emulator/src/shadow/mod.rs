@@ -23,7 +23,8 @@ const ALL_WRITTEN: u64 = u64::from_ne_bytes([State::Written as u8; 8]);
 #[derive(Clone, Copy, Debug)]
 pub struct Shadow(*mut u8);
 
-// The methods take the length on trust, as the data accesses next to them do: a `Window` has checked it.
+// The methods take the length on trust, as the data accesses next to them do: a `Window` has
+// checked it.
 impl Shadow {
     /// A shadow over states, one per byte.
     pub fn new(states: *mut u8) -> Self {

@@ -26,7 +26,9 @@ pub struct Workspace {
 /// ```no_run
 /// # use finite_attention::*;
 /// # use finite_attention::attention::{Workspace, backward};
-/// # fn f(device: &Device, problem: &BackwardProblem, pointers: &BackwardPointers, workspace: Workspace) -> Result<()> {
+/// # fn f(
+/// #     device: &Device, problem: &BackwardProblem, pointers: &BackwardPointers, workspace: Workspace,
+/// # ) -> Result<()> {
 /// let plan = plan::plan_backward(&problem.validate()?, device.properties(), pointers)?;
 /// assert!(workspace.bytes >= plan.workspace_bytes());
 /// // SAFETY: (what the caller knows of the pointers)

@@ -57,7 +57,7 @@ impl Inputs {
         let mut random = StdRng::seed_from_u64(case.seed);
         let mut numbers = |layout: &Layout, deviation: f32, first_column: f32| {
             let sample = |index: usize| {
-                let mean = if index % layout.shape[3] == 0 { first_column } else { 0.0 };
+                let mean = if index.is_multiple_of(layout.shape[3]) { first_column } else { 0.0 };
                 distribution.sample(&mut random) * deviation + mean
             };
             (0..layout.elements() as usize).map(sample).collect()

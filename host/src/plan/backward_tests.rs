@@ -1,3 +1,5 @@
+//! What is planned for a backward pass.
+
 use super::backward::choose_splits;
 use super::*;
 use crate::problem::{BackwardProblem, ForwardProblem, Mode, Sequences};
@@ -179,7 +181,8 @@ proptest! {
     ) {
         let splits = choose_splits(pairs, tiles, slots);
         prop_assert!(splits >= 1 && splits <= tiles && splits <= 16);
-        let time = |splits: u32| (pairs * u64::from(splits)).div_ceil(slots) * u64::from(tiles.div_ceil(splits));
+        let waves = |splits: u32| (pairs * u64::from(splits)).div_ceil(slots);
+        let time = |splits: u32| waves(splits) * u64::from(tiles.div_ceil(splits));
         prop_assert!(time(splits) <= time(1));
     }
 }

@@ -1,3 +1,5 @@
+//! What is planned for a forward pass.
+
 use super::*;
 use crate::problem::ForwardProblem;
 

@@ -1,3 +1,5 @@
+//! What problems are accepted, and the sizes derived from them.
+
 use super::*;
 use kernels_gpu::abi::WINDOW_OPEN;
 use proptest::prelude::*;

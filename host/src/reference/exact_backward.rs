@@ -30,10 +30,12 @@ struct Tensors<'t, T> {
     d_lse: Option<&'t [T]>,
 }
 
-/// `delta = dO . o - dLSE`, `ds = p (dO . v - delta)`, `dv = p^T dO`, `dq = scale ds k`, `dk = scale ds^T q`, with p and o
-/// from the inputs. A row that sees no key, and a key that no row sees, get 0.
+/// `delta = dO . o - dLSE`, `ds = p (dO . v - delta)`, `dv = p^T dO`, `dq = scale ds k` and
+/// `dk = scale ds^T q`, with p and o from the inputs. A row that sees no key, and a key that no row sees,
+/// get 0.
 ///
-/// `q [B, Sq, Hq, D]`, `k [B, Sk, Hk, D]`, `v [B, Sk, Hk, Dv]`, `d_o [B, Sq, Hq, Dv]`, `d_lse [B, Hq, Sq]`, dense.
+/// `q [B, Sq, Hq, D]`, `k [B, Sk, Hk, D]`, `v [B, Sk, Hk, Dv]`, `d_o [B, Sq, Hq, Dv]` and
+/// `d_lse [B, Hq, Sq]` are dense.
 pub fn exact_backward<T: Copy + Into<f64> + Sync>(
     sizes: &Sizes,
     q: &[T],

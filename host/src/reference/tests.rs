@@ -1,3 +1,5 @@
+//! The reference on problems worked by hand, and the tolerance rule.
+
 use super::*;
 
 fn sizes(query_rows: usize, key_rows: usize, mask: Mask) -> Sizes {

@@ -21,9 +21,10 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         8 => w.registers.row64(row)[lane],
         _ => u64::from(w.registers.row32(row)[lane]),
     };
+    let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {
-        let window = resolve(c, w, want, &addresses, rest)?;
+        resolve(c, w, want, &addresses, rest, &mut window)?;
         window.check_written(c, w, bytes, false);
         for lane in lanes(window.mask) {
             let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));

@@ -253,7 +253,8 @@ fn odd_f64(value: i128) -> f64 {
 
 macro_rules! direct {
     ($name:ident, $type:ty) => {
-        /// Moves the nearest value to the one on the required side; `order` compares it with the exact one.
+        /// Moves the nearest value to the one on the required side; `order` compares it with the
+        /// exact one.
         fn $name(
             nearest: $type,
             order: std::cmp::Ordering,

@@ -18,7 +18,7 @@ pub fn exp2(x: f32) -> f32 {
     let p = p.mul_add(f, 1.540_353e-4);
     let p = p.mul_add(f, 1.333_355_8e-3);
     let p = p.mul_add(f, 9.618_129e-3);
-    let p = p.mul_add(f, 5.550_410_9e-2);
+    let p = p.mul_add(f, 5.550_411e-2);
     let p = p.mul_add(f, 2.402_265e-1);
     let p = p.mul_add(f, std::f32::consts::LN_2);
     let p = p.mul_add(f, 1.0);

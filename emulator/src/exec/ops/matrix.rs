@@ -1,7 +1,8 @@
 //! Matrix loads, stores and multiply-accumulates.
 //!
 //! A multiply-accumulate adds the products in the order of k, each with one fused f32 operation:
-//! `d = fma(a[k], b[k], d)`. Products of bf16, f16 and tf32 values are exact in f32, so each step rounds
+//! `d = fma(a[k], b[k], d)`. Products of bf16, f16 and tf32 values are exact in f32, so each step
+//! rounds
 //! once. The hardware adds several products at a time in an order of its own; results agree within the
 //! usual error of an f32 sum.
 
@@ -9,7 +10,7 @@ use super::half::{Bfloat, Format, Half};
 use crate::exec::context::{Context, Flow};
 use crate::exec::registers::{LANES, Registers, Row};
 use crate::exec::warp::Warp;
-use crate::exec::window::{Want, addresses, resolve};
+use crate::exec::window::{Want, Window, addresses, resolve};
 use crate::isa::{FLAG_TRANSPOSE, Instruction, MatrixOp};
 use crate::memory::Space;
 
@@ -149,7 +150,8 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
     }
     let want = Want { space: Space::Shared, bytes: 16, store };
     let addresses = addresses(w, i);
-    let window = resolve(c, w, want, &addresses, owners)?;
+    let mut window = Window::new();
+    resolve(c, w, want, &addresses, owners, &mut window)?;
     if store {
         window.set_written(16, false);
     } else {

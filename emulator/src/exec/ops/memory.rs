@@ -15,9 +15,10 @@ pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: S
     let want = Want { space, bytes, store: false };
     let lists = &c.environment.kernel.data.code.lists;
     let rows = &lists[i.d as usize..i.d as usize + usize::from(i.count)];
+    let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {
-        let window = resolve(c, w, want, &addresses, rest)?;
+        resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
         window.check_written(c, w, bytes, contiguous);
         for (position, &row) in rows.iter().enumerate() {
@@ -120,9 +121,10 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
     let want = Want { space, bytes, store: true };
     let lists = &c.environment.kernel.data.code.lists;
     let rows = &lists[i.d as usize..i.d as usize + usize::from(i.count)];
+    let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {
-        let window = resolve(c, w, want, &addresses, rest)?;
+        resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
         for (position, &row) in rows.iter().enumerate() {
             let at = position * i.b as usize;
@@ -185,8 +187,12 @@ unsafe fn scatter<T, C: Copy>(window: &Window, at: usize, row: &[C; LANES], conv
         };
     };
     if window.mask == FULL {
-        (0..LANES).for_each(write);
+        for lane in 0..LANES {
+            write(lane);
+        }
     } else {
-        lanes(window.mask).for_each(write);
+        for lane in lanes(window.mask) {
+            write(lane);
+        }
     }
 }

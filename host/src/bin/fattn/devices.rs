@@ -33,7 +33,8 @@ fn describe(name: DeviceName, device: &Device) {
     let facts = device.properties();
     let (major, minor) = facts.compute_capability;
     println!(
-        "{:<15} {}, compute capability {major}.{minor}, {} multiprocessors, {} KiB shared per block, {} MiB L2",
+        "{:<15} {}, compute capability {major}.{minor}, {} multiprocessors, {} KiB shared per block, \
+         {} MiB L2",
         name.to_string(),
         facts.name,
         facts.multiprocessors,

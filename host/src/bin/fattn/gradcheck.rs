@@ -1,4 +1,5 @@
-//! `fattn gradcheck`: the reference's gradients against finite differences, and the kernels' against the reference's.
+//! `fattn gradcheck`: the reference's gradients against finite differences, and the kernels' against the
+//! reference's.
 
 use crate::check::sweep_all;
 use crate::device::DeviceArguments;

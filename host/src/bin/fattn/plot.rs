@@ -34,9 +34,8 @@ struct Axis {
 }
 
 impl Axis {
-    /// Covers all numbers, out to whole powers of `base`.
-    fn new(numbers: impl Iterator<Item = f64>, base: f64, from: f64, to: f64) -> Self {
-        let logarithms = numbers.map(|number| number.log(base));
+    /// Covers all logarithms, out to whole numbers.
+    fn new(logarithms: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let (low, high) = logarithms.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), number| {
             (number.floor().min(low), number.ceil().max(high))
         });
@@ -57,8 +56,8 @@ impl Plot {
     /// The picture.
     pub fn svg(&self) -> String {
         let [left, top, right, bottom] = FRAME;
-        let x = Axis::new(self.drawn().map(|(x, _)| x), 2.0, left, right);
-        let y = Axis::new(self.drawn().map(|(_, y)| y), 10.0, bottom, top);
+        let x = Axis::new(self.drawn().map(|(x, _)| x.log2()), left, right);
+        let y = Axis::new(self.drawn().map(|(_, y)| y.log10()), bottom, top);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" \
              font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",

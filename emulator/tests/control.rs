@@ -18,13 +18,13 @@ fn nested_branches_reconverge() {
          st.global.b32 [%mine], %r1;",
         32,
     );
-    for thread in 0..32 {
+    for (thread, &word) in words[..32].iter().enumerate() {
         let want = match thread % 4 {
             0 | 2 => 100,
             1 => 11,
             _ => 12,
         };
-        assert_eq!(words[thread], want + 32_000, "thread {thread}");
+        assert_eq!(word, want + 32_000, "thread {thread}");
     }
 }
 
@@ -67,7 +67,7 @@ fn lanes_that_exit_early_are_not_awaited() {
          bar.sync 0; st.global.b32 [%mine], 6;",
         96,
     );
-    for thread in 0..96 {
+    for (thread, &word) in words[..96].iter().enumerate() {
         let want = if thread >= 40 {
             5
         } else if thread % 2 == 0 {
@@ -75,7 +75,7 @@ fn lanes_that_exit_early_are_not_awaited() {
         } else {
             6
         };
-        assert_eq!(words[thread], want, "thread {thread}");
+        assert_eq!(word, want, "thread {thread}");
     }
 }
 

@@ -14,7 +14,7 @@ fn values(bits: u32, count: usize, seed: u64) -> Vec<u64> {
         .map(|_| {
             let pick = random.next();
             let value = random.next() >> (random.next() % 64);
-            if pick % 3 == 0 { edges[(pick >> 8) as usize % edges.len()] } else { value }
+            if pick.is_multiple_of(3) { edges[(pick >> 8) as usize % edges.len()] } else { value }
         })
         .map(|value| value & mask)
         .collect()

@@ -1,5 +1,7 @@
 //! Matrix instructions against plain loops.
 
+#![allow(clippy::needless_range_loop, reason = "a row or lane number indexes several columns at once")]
+
 mod common;
 use common::{HEAD, Random, run_clean, run_with, words};
 use ptx_emulator::{Memory, Options};
@@ -169,6 +171,7 @@ fn stmatrix_undoes_ldmatrix() {
             ),
             32,
         );
-        (0..128u32).for_each(|word| assert_eq!(words[word as usize], 2 * word | (2 * word + 1) << 16));
+        (0..128u32)
+            .for_each(|word| assert_eq!(words[word as usize], (2 * word) | ((2 * word + 1) << 16)));
     }
 }

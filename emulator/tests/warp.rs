@@ -35,7 +35,7 @@ fn shuffles_follow_the_manual() {
             );
             for lane in 0..32 {
                 let (source, good) = shuffle(mode, lane, b, c);
-                let want = source * 1000 + 7 | u32::from(good) << 20;
+                let want = (source * 1000 + 7) | (u32::from(good) << 20);
                 assert_eq!(words[lane as usize], want, "{mode} b {b} c {c:#x} lane {lane}");
             }
         }

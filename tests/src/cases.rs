@@ -13,8 +13,8 @@ type Fit = Arc<dyn Fn(Case) -> Option<Case>>;
 
 /// Cases of the library's own generator, fitted to a property.
 ///
-/// Where the generator is stratified (lengths, head dimensions, dtypes, placements) every value is as likely as the
-/// others, and any two of them can meet.
+/// Where the generator is stratified (lengths, head dimensions, dtypes, placements) every value is as
+/// likely as the others, and any two of them can meet.
 #[derive(Clone)]
 pub struct Cases {
     generate: fn(u64, usize) -> Case,
@@ -34,8 +34,8 @@ const STRATA: u64 = 1 << 16;
 const MOST_TRIES: usize = 10_000;
 
 impl Cases {
-    /// Every case that `fit` accepts, as it returns it. What `fit` returns it must accept unchanged, or shrinking is
-    /// less thorough.
+    /// Every case that `fit` accepts, as it returns it. What `fit` returns it must accept unchanged, or
+    /// shrinking is less thorough.
     pub fn fitted(fit: impl Fn(Case) -> Option<Case> + 'static) -> Self {
         Cases { generate: case, fit: Arc::new(fit) }
     }
@@ -128,7 +128,8 @@ impl ValueTree for CaseTree {
     }
 }
 
-/// How far a case is from the simplest one. Every step of shrinking makes it smaller, so that shrinking ends.
+/// How far a case is from the simplest one. Every step of shrinking makes it smaller, so that shrinking
+/// ends.
 fn size(case: &Case) -> usize {
     let numbers = [
         case.batches,

@@ -4,8 +4,8 @@ use crate::property::Finding;
 use finite_attention::check::{Case, Computed, GradientInputs, Inputs, Surroundings, compute_with};
 use finite_attention::{Device, Mode};
 
-/// Runs a case; an error of the device, findings of the emulator among them, is what is wrong with the case. Gradients
-/// of o and lse, where it has them, are normal numbers.
+/// Runs a case; an error of the device, findings of the emulator among them, is what is wrong with the
+/// case. Gradients of o and lse, where it has them, are normal numbers.
 ///
 /// # Errors
 /// The text of the error.
@@ -76,7 +76,8 @@ pub fn same_bits(what: &str, left: &[f32], right: &[f32]) -> Finding {
         .map_or(Ok(()), |at| Err(format!("{what}: element {at} is {:e} and {:e}", left[at], right[at])))
 }
 
-/// How many keys each row of queries sees, over all batches or packed sequences, in the order of the rows of q.
+/// How many keys each row of queries sees, over all batches or packed sequences, in the order of the
+/// rows of q.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowVisibility(pub Vec<usize>);
 
@@ -90,7 +91,8 @@ impl RowVisibility {
         RowVisibility(rows.collect())
     }
 
-    /// Keys seen by the row of an element of a `[batch, row, head, column]` tensor with this many columns.
+    /// Keys seen by the row of an element of a `[batch, row, head, column]` tensor with this many
+    /// columns.
     pub fn of_element(&self, case: &Case, columns: usize, element: usize) -> usize {
         self.0[element / columns / case.query_heads]
     }

@@ -1,11 +1,14 @@
 //! Helpers shared by the property tests of `tests/`, one file per property.
 //!
 //! Set by environment variables:
-//! - `FATTN_DEVICE`: where the tests run, `emulated:sm_80` unless said otherwise; `cuda` on a machine with a GPU
+//! - `FATTN_DEVICE`: where the tests run, `emulated:sm_80` unless said otherwise; `cuda` on a machine
+//!   with a GPU
 //! - `FATTN_CASES`: cases per property; by default few on the emulator and hundreds on a GPU
-//! - `FATTN_SEED`: seed of the cases, a new one for each run unless said otherwise; printed with every failure
+//! - `FATTN_SEED`: seed of the cases, a new one for each run unless said otherwise; printed with every
+//!   failure
 //!
-//! A failing case is shrunk ([`cases`]) and its seed kept under `proptest-regressions/`, to be run first from then on.
+//! A failing case is shrunk ([`cases`]) and its seed kept under `proptest-regressions/`, to be run first
+//! from then on.
 
 pub mod cases;
 pub mod compare;

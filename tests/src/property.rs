@@ -13,8 +13,8 @@ pub type Finding = Result<(), String>;
 /// How many times more cases a GPU gets.
 const GPU_FACTOR: u32 = 20;
 
-/// Checks `property` for `count` cases of `cases` (see `FATTN_CASES`) on the device that `FATTN_DEVICE` names.
-/// Failures are kept in `proptest-regressions/<test>.txt`.
+/// Checks `property` for `count` cases of `cases` (see `FATTN_CASES`) on the device that `FATTN_DEVICE`
+/// names. Failures are kept in `proptest-regressions/<test>.txt`.
 ///
 /// # Panics
 /// If a case fails, with the smallest one that does and the seed.

@@ -30,15 +30,17 @@ impl Ptx {
         Ptx { lines: text.lines().map(str::to_owned).collect() }
     }
 
-    /// Lines of the instructions that start with `opcode` (behind a predicate, if they have one) and come from the
-    /// source file whose path ends with `file`, inlined or not; from any file if it is empty.
+    /// Lines of the instructions that start with `opcode` (behind a predicate, if they have one) and
+    /// come from the source file whose path ends with `file`, inlined or not; from any file if it is
+    /// empty.
     pub fn find(&self, opcode: &str, file: &str) -> Vec<usize> {
         let mut from_file = file.is_empty();
         let mut found = Vec::new();
         for (number, line) in self.lines.iter().enumerate() {
             let text = line.trim_start();
             if text.starts_with(".loc") && !file.is_empty() {
-                // The comment names each place of the chain of inlined calls: `path/file.rs:line:column`.
+                // The comment names each place of the chain of inlined calls:
+                // `path/file.rs:line:column`.
                 from_file = text.contains(&format!("{file}:"));
             } else if from_file && without_predicate(text).starts_with(opcode) {
                 found.push(number);
@@ -47,8 +49,8 @@ impl Ptx {
         found
     }
 
-    /// The text after `edit` of the instructions that [`Ptx::find`] gives. `edit` gets the instruction without
-    /// its indentation.
+    /// The text after `edit` of the instructions that [`Ptx::find`] gives. `edit` gets the instruction
+    /// without its indentation.
     ///
     /// # Panics
     /// If there is no such instruction, or an edit changes nothing.
@@ -109,7 +111,8 @@ pub fn dropped(_: &str) -> String {
     String::new()
 }
 
-/// The same comparison, true on both sides of what it was true on one side of: `<` becomes `<=`, `>=` becomes `>`.
+/// The same comparison, true on both sides of what it was true on one side of: `<` becomes `<=`, `>=`
+/// becomes `>`.
 ///
 /// # Panics
 /// If the instruction is no comparison of order.

@@ -12,10 +12,10 @@ use finite_attention::{Device, Dtype, Mask};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Numbers for the tolerance rule: normal in 16 bits without gradients. Otherwise they are uniform between -1 and 1
-/// (times the amplitude of the case, without its shift of the logits): the worst of a few normal rows is so much worse
-/// than the others that the rule would compare two rounding errors, and two equally good results fail it once in some
-/// hundred times.
+/// Numbers for the tolerance rule: normal in 16 bits without gradients. Otherwise they are uniform
+/// between -1 and 1 (times the amplitude of the case, without its shift of the logits): the worst of a
+/// few normal rows is so much worse than the others that the rule would compare two rounding errors, and
+/// two equally good results fail it once in some hundred times.
 pub fn numbers(case: &Case) -> Inputs {
     let mut inputs = Inputs::normal(case);
     if case.dtype == Dtype::F32 || case.gradients.is_some() {
@@ -40,12 +40,13 @@ fn fill_uniform(tensor: &mut [f32], most: f32, random: &mut StdRng) {
     tensor.iter_mut().for_each(|number| *number = most * random.random_range(-1.0f32..=1.0));
 }
 
-/// Runs a case with the numbers that `numbers` gives for it: o, lse and the gradients within the tolerance rule, and
-/// nothing written outside of them.
+/// Runs a case with the numbers that `numbers` gives for it: o, lse and the gradients within the
+/// tolerance rule, and nothing written outside of them.
 ///
-/// The rule compares with the largest error that unfused code makes anywhere in a tensor. Where every row sees one key
-/// alone that error is 0, and in a few elements it is small by chance: such a tensor is judged together with a second
-/// one, of the same kind but large enough, as the first rows of a causal tensor are judged together with its last.
+/// The rule compares with the largest error that unfused code makes anywhere in a tensor. Where every
+/// row sees one key alone that error is 0, and in a few elements it is small by chance: such a tensor is
+/// judged together with a second one, of the same kind but large enough, as the first rows of a causal
+/// tensor are judged together with its last.
 ///
 /// # Errors
 /// What is wrong.
@@ -79,11 +80,13 @@ const ENOUGH_ELEMENTS: usize = 4096;
 /// Visible keys that make unfused code round.
 const ENOUGH_KEYS: usize = 16;
 
-/// Keys of the company: as few as make probabilities that are neither all nor nothing, and errors as large as they become.
-const COMPANY_KEYS: usize = 2;
+/// Keys of the company: few, so that probabilities are neither all nor nothing and errors as large as they become. With
+/// a power of two of them, equal probabilities would be exact.
+const COMPANY_KEYS: usize = 3;
 
-/// A case to judge `case` together with; none when no row of it sees a key, or when it is large enough. In f32 and with
-/// gradients it never is: with a mask, the few rows that see few keys decide the largest error.
+/// A case to judge `case` together with; none when no row of it sees a key, or when it is large enough.
+/// In f32 and with gradients it never is: with a mask, the few rows that see few keys decide the largest
+/// error.
 fn company(case: &Case) -> Option<Case> {
     let visible = RowVisibility::of(case).0;
     let rows =

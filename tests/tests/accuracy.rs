@@ -1,5 +1,6 @@
-//! o, lse and the gradients are as near to the f64 reference as the tolerance rule asks, for every ragged shape, dtype, mask and
-//! layout. What surrounds the elements is NaN, and nothing outside the outputs may be written.
+//! o, lse and the gradients are as near to the f64 reference as the tolerance rule asks, for every
+//! ragged shape, dtype, mask and layout. What surrounds the elements is NaN, and nothing outside the
+//! outputs may be written.
 
 use finite_attention::check::Case;
 use finite_attention::{Dtype, Mask};

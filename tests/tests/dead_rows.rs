@@ -66,7 +66,8 @@ fn without_keys_every_row_is_dead() {
     check("dead-rows-no-keys", 40, Cases::changed(|case| case.key_rows = 0), right);
 }
 
-/// Windows that end before the first key or begin after the last, and packed sequences without keys; with gradients.
+/// Windows that end before the first key or begin after the last, and packed sequences without keys;
+/// with gradients.
 #[test]
 fn dead_rows_have_no_gradients() {
     let cases = Cases::fitted(|mut case| {

@@ -1,4 +1,5 @@
-//! Every kernel that ships is run: a fixed grid of cases for each, from which the planner must choose it.
+//! Every kernel that ships is run: a fixed grid of cases for each, from which the planner must choose
+//! it.
 
 use finite_attention::check::{Case, Gradients, Placement};
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};

@@ -1,7 +1,7 @@
 //! Finite in, finite out: whatever the size of the scores and the sign of the scale.
 //!
-//! The rule for lse is relative to lse, so where it is applied the products of a score have one sign: sums of numbers
-//! that cancel have an error that no f32 arithmetic keeps small against the result.
+//! The rule for lse is relative to lse, so where it is applied the products of a score have one sign:
+//! sums of numbers that cancel have an error that no f32 arithmetic keeps small against the result.
 
 use finite_attention::check::{Case, Inputs, Placement, Surroundings};
 use finite_attention::reference::{exact, judge_lse};
@@ -21,8 +21,8 @@ fn scaled(case: &mut Case) {
     }
 }
 
-/// As [`scaled`], but in f16 no scale above that which keeps the scores within its range: unfused code is what the
-/// rule compares with.
+/// As [`scaled`], but in f16 no scale above that which keeps the scores within its range: unfused code
+/// is what the rule compares with.
 fn judged(case: &mut Case) {
     scaled(case);
     if case.dtype == Dtype::F16 && case.scale.is_some_and(|scale| scale.abs() > 0.2) {
@@ -55,8 +55,8 @@ fn logits_thirty_times_as_large_are_within_the_rule() {
     });
 }
 
-/// Not o in f32: the few rows whose two largest scores are close decide both sides of the rule there, and it compares
-/// two rounding errors.
+/// Not o in f32: the few rows whose two largest scores are close decide both sides of the rule there,
+/// and it compares two rounding errors.
 #[test]
 fn logits_a_thousand_times_as_large_are_within_the_rule() {
     let in_16_bits = Cases::changed(|case| {
@@ -139,11 +139,12 @@ fn equal_keys_share_the_weight() {
     });
 }
 
-/// A prime: `key * 37 + 11` differs from key to key modulo it. Whole numbers below are exact in every dtype.
+/// A prime: `key * 37 + 11` differs from key to key modulo it. Whole numbers below are exact in every
+/// dtype.
 const DISTINCT_KEYS: usize = 211;
 
-/// Scales that are not 0, no more keys than there are different numbers for, and o in the dtype of the inputs, to
-/// which probabilities are rounded.
+/// Scales that are not 0, no more keys than there are different numbers for, and o in the dtype of the
+/// inputs, to which probabilities are rounded.
 fn few_keys() -> Cases {
     Cases::changed(|case| {
         case.key_rows = case.key_rows.min(DISTINCT_KEYS);
@@ -156,8 +157,8 @@ fn few_keys() -> Cases {
     })
 }
 
-/// q is huge in the first column and k is `key_value(key row)` there; both are 0 elsewhere. In f16 the scores stay
-/// below its largest number.
+/// q is huge in the first column and k is `key_value(key row)` there; both are 0 elsewhere. In f16 the
+/// scores stay below its largest number.
 fn along_one_column(case: &Case, key_value: impl Fn(usize) -> f32) -> Inputs {
     let huge = match case.dtype {
         Dtype::F16 => 256.0,

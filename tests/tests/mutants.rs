@@ -1,4 +1,5 @@
-//! The suite can fail: kernels whose PTX was changed in one way do not pass, and what is found is what was broken.
+//! The suite can fail: kernels whose PTX was changed in one way do not pass, and what is found is what
+//! was broken.
 
 use finite_attention::check::{Case, Inputs, Placement, Surroundings, compute, judge};
 use finite_attention::driver::emulated::Options;
@@ -51,7 +52,8 @@ fn failure(arch: Arch, kernel: &str, images: KernelImages, case: &Case) -> Optio
     }
 }
 
-/// The kernel that ships passes the case, its mutant fails it as expected. Nothing on a GPU, which nobody checks.
+/// The kernel that ships passes the case, its mutant fails it as expected. Nothing on a GPU, which
+/// nobody checks.
 fn caught(by: &[Caught], kernel: &str, case: &Case, mutant: impl FnOnce(&Ptx) -> Ptx) {
     let Some(arch) = emulated_arch() else { return };
     let shipped = Ptx::shipped(kernel);
@@ -67,7 +69,8 @@ const EMULATOR: &[Caught] = &[Caught::ByTheEmulator];
 const RESULTS: &[Caught] = &[Caught::ByTheResults];
 const EITHER: &[Caught] = &[Caught::ByTheEmulator, Caught::ByTheResults];
 
-/// As [`ragged`], with a negative scale: then queries are changed in shared memory first, behind a barrier of its own.
+/// As [`ragged`], with a negative scale: then queries are changed in shared memory first, behind a
+/// barrier of its own.
 fn negative(kernel: &str) -> Case {
     Case { scale: Some(-0.2), ..ragged(kernel) }
 }

@@ -1,4 +1,5 @@
-//! A NaN or an infinity in an input is never hidden: it reaches every output that depends on it, and no other.
+//! A NaN or an infinity in an input is never hidden: it reaches every output that depends on it, and no
+//! other.
 
 use finite_attention::Device;
 use finite_attention::check::{Case, Computed, Inputs, Placement, Surroundings};
@@ -58,8 +59,8 @@ impl Blemish {
             self.value;
     }
 
-    /// How an output of query head `head` depends on it. Keys that a mask hides inside a sequence still meet the other
-    /// rows of their tile, so a whole head may depend on a key or a value.
+    /// How an output of query head `head` depends on it. Keys that a mask hides inside a sequence still
+    /// meet the other rows of their tile, so a whole head may depend on a key or a value.
     fn reach(&self, case: &Case, batch: usize, head: usize, row: usize) -> Reach {
         let key_head = head / (case.query_heads / case.key_heads);
         match self.tensor {
@@ -77,7 +78,8 @@ impl Blemish {
 enum Reach {
     /// No: the same bits as without the blemish.
     Never,
-    /// No, but it is computed by the same warp, which may choose another way to the same result: within the rule.
+    /// No, but it is computed by the same warp, which may choose another way to the same result: within
+    /// the rule.
     Beside,
     /// Yes, or through its tile.
     May,

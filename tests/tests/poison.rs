@@ -1,5 +1,5 @@
-//! Nothing outside the logical tensors is read or written: whatever stands before, after and between the elements of
-//! the inputs, the results are the same bits. And all of the outputs is written.
+//! Nothing outside the logical tensors is read or written: whatever stands before, after and between the
+//! elements of the inputs, the results are the same bits. And all of the outputs is written.
 
 use finite_attention::check::{Case, Inputs, Placement, Surroundings};
 use finite_attention::{Device, Dtype};
@@ -7,8 +7,8 @@ use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{finite, has_repeatable_dq, identical, run};
 use finite_attention_tests::property::{Finding, check};
 
-/// Zeros around the inputs against NaN and infinity there. Outputs start as NaN, so that an element that is not
-/// written is not finite.
+/// Zeros around the inputs against NaN and infinity there. Outputs start as NaN, so that an element that
+/// is not written is not finite.
 fn surroundings_change_nothing(device: &Device, case: &Case) -> Finding {
     let inputs = Inputs::normal(case);
     let zeros = run(device, case, &inputs, Surroundings::Zero)?;

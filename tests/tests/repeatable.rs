@@ -1,4 +1,5 @@
-//! The same call gives the same bits in every run (of dq: in deterministic mode), and whatever the order in which warps run and copies land.
+//! The same call gives the same bits in every run (of dq: in deterministic mode), and whatever the order
+//! in which warps run and copies land.
 
 use finite_attention::check::{Inputs, Surroundings};
 use finite_attention::driver::emulated::{Checks, Options, Schedule};

@@ -77,8 +77,9 @@ pub struct Warp {
     stalled: u64,
 }
 
-/// Instructions after which waiting lanes give up the others.
-const PATIENCE: u64 = 1 << 13;
+/// Instructions after which waiting lanes give up the others: many turns, as a turn may have begun long
+/// before anybody waited.
+const PATIENCE: u64 = 1 << 16;
 
 impl Warp {
     /// A warp at the start of a kernel.

@@ -7,9 +7,11 @@
 //! scan over the intervals.
 //!
 //! That is right for lanes that have diverged too. Each lane takes one path through the code and
-//! writes its own lane of a row only, so it sees a register file of its own. A guarded write leaves
-//! the old value to some lanes and counts as a read. Registers that are read before any write are alive
-//! from the start and keep their initial poison.
+//! writes its own lane of a row only, so it sees a register file of its own. That holds among registers
+//! of one size: lane 16 of a 64-bit register stands where lane 0 of its second row would, so rows are
+//! never passed on to a register of another size. A guarded write leaves the old value to some lanes and
+//! counts as a read. Registers that are read before any write are alive from the start and keep their
+//! initial poison.
 
 use super::control_flow::Graph;
 use super::operands::{Role, visit};
@@ -171,8 +173,10 @@ fn intervals(graph: &Graph, uses: &[Uses], live_in: &[Set], units: &mut [Unit]) 
 fn scan(units: &[Unit], first: u32, rename: &mut [u32]) -> u32 {
     let mut order: Vec<&Unit> = units.iter().collect();
     order.sort_by_key(|unit| unit.start);
-    // Free rows by size: fours and twos are aligned, and split when smaller ones run out.
+    // Free rows by size: those that were in use, and new ones. Fours and twos are aligned; new ones are
+    // split when smaller ones run out.
     let mut free: [BinaryHeap<Reverse<u32>>; 3] = Default::default();
+    let mut new: [BinaryHeap<Reverse<u32>>; 3] = Default::default();
     let mut active: BinaryHeap<Reverse<(usize, u32, usize)>> = BinaryHeap::new();
     let mut end = first;
     for unit in order {
@@ -186,15 +190,19 @@ fn scan(units: &[Unit], first: u32, rename: &mut [u32]) -> u32 {
             free[size].push(Reverse(row));
         }
         let size = unit.rows.trailing_zeros() as usize;
-        let row = take(&mut free, size, &mut end);
+        let row = match free[size].pop() {
+            Some(Reverse(row)) => row,
+            None => take(&mut new, size, &mut end),
+        };
         rename[unit.row as usize] = row;
         active.push(Reverse((unit.end, row, size)));
     }
     end
 }
 
-fn take(free: &mut [BinaryHeap<Reverse<u32>>; 3], size: usize, end: &mut u32) -> u32 {
-    if let Some(Reverse(row)) = free[size].pop() {
+/// New rows.
+fn take(new: &mut [BinaryHeap<Reverse<u32>>; 3], size: usize, end: &mut u32) -> u32 {
+    if let Some(Reverse(row)) = new[size].pop() {
         return row;
     }
     if size == 2 {
@@ -202,8 +210,8 @@ fn take(free: &mut [BinaryHeap<Reverse<u32>>; 3], size: usize, end: &mut u32) ->
         *end += 4;
         return row;
     }
-    let row = take(free, size + 1, end);
-    free[size].push(Reverse(row + (1 << size)));
+    let row = take(new, size + 1, end);
+    new[size].push(Reverse(row + (1 << size)));
     row
 }
 

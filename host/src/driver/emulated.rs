@@ -1,7 +1,8 @@
 //! A GPU that is not there: runs the PTX that ships, in the checking emulator.
 //!
-//! Work is done when a launch returns, whatever the stream, and a launch that the emulator finds fault with is an
-//! error. The numbers that the planner sees are those of an A100, so that it plans as it would there.
+//! Work is done when a launch returns, whatever the stream, and a launch that the emulator finds fault
+//! with is an error. The numbers that the planner sees are those of an A100, so that it plans as it
+//! would there.
 
 use super::{DevicePointer, DeviceProperties, Driver, Stream};
 use crate::error::{Error, Result};
@@ -15,15 +16,17 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub use ptx_emulator::{Checks, Options, Schedule};
 
-/// Allocations over the life of a device, and bytes of one of them: the emulator never uses an address twice, and
-/// keeps some for the variables of modules.
+/// Allocations over the life of a device, and bytes of one of them: the emulator never uses an address
+/// twice, and keeps some for the variables of modules.
 const MAX_ALLOCATIONS: usize = 60_000;
 const MAX_BYTES: u64 = 1 << 39;
 
-/// Parsed texts that are kept at most, so that a program that makes up kernels does not fill the memory with them.
+/// Parsed texts that are kept at most, so that a program that makes up kernels does not fill the memory
+/// with them.
 const MAX_MODULES: usize = 256;
 
-/// An emulated GPU with a memory of its own. Any number can be used at once, each from any number of threads.
+/// An emulated GPU with a memory of its own. Any number can be used at once, each from any number of
+/// threads.
 pub struct EmulatedDriver {
     properties: DeviceProperties,
     images: KernelImages,
@@ -52,7 +55,8 @@ impl EmulatedDriver {
 
     /// The kernel's module, parsed once per process for each PTX text.
     fn module(&self, kernel: &KernelSpec) -> Result<Arc<Module>> {
-        // Both maps stay whole even if a thread panicked while it held their lock: entries are only added.
+        // Both maps stay whole even if a thread panicked while it held their lock: entries are only
+        // added.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = modules.get(kernel.name) {
             return Ok(module.clone());
@@ -85,7 +89,8 @@ fn parse(kernel: &KernelSpec, ptx: Arc<str>) -> Result<Arc<Module>> {
     if let Some(module) = lock().get(&ptx) {
         return Ok(module.clone());
     }
-    // Without the lock, so that different kernels are parsed at once. Who comes second drops what it parsed.
+    // Without the lock, so that different kernels are parsed at once. Who comes second drops what it
+    // parsed.
     let module = Module::parse(&ptx).map_err(|error| Error::KernelImageCorrupt {
         kernel: kernel.name.to_owned(),
         reason: error.to_string(),
@@ -230,7 +235,8 @@ mod tests {
     #[test]
     fn what_is_no_ptx_names_the_kernel_and_the_line() {
         let spec = KernelSpec { name: "broken", ..kernels_gpu::abi::KERNELS[0] };
-        let text = ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry broken() {\n    frobnicate;\n}\n";
+        let header = ".version 7.8\n.target sm_80\n.address_size 64\n";
+        let text = format!("{header}.visible .entry broken() {{\n    frobnicate;\n}}\n");
         let images = KernelImages::with_override(text).unwrap();
         let driver = EmulatedDriver::new(Arch::Sm80, images).unwrap();
         // SAFETY: it cannot start.

@@ -9,7 +9,8 @@ use kernels_gpu::abi::KernelSpec;
 /// An address in device memory (of the GPU, or of the emulator's memory).
 pub type DevicePointer = u64;
 
-/// Work queue of a device: a raw `CUstream` on CUDA, ignored by the emulator (which runs everything in order).
+/// Work queue of a device: a raw `CUstream` on CUDA, ignored by the emulator (which runs everything in
+/// order).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Stream(pub usize);
 
@@ -28,19 +29,22 @@ pub struct DeviceProperties {
     pub l2_bytes: u64,
 }
 
-/// A device that holds memory and runs kernels. Implementations: `cuda` (cust), `emulated` (ptx-emulator).
+/// A device that holds memory and runs kernels. Implementations: `cuda` (cust), `emulated`
+/// (ptx-emulator).
 pub trait Driver: Send + Sync {
     /// Facts for the planner.
     fn properties(&self) -> &DeviceProperties;
 
-    /// Allocates device memory, aligned to at least 256 bytes. The contents are undefined (and on the emulator
-    /// count as uninitialised). Zero bytes is allowed and gives a pointer that must not be dereferenced.
+    /// Allocates device memory, aligned to at least 256 bytes. The contents are undefined (and on the
+    /// emulator count as uninitialised). Zero bytes is allowed and gives a pointer that must not be
+    /// dereferenced.
     fn allocate(&self, bytes: usize) -> Result<DevicePointer, Error>;
 
     /// Frees what [`Driver::allocate`] returned.
     ///
     /// # Safety
-    /// `pointer` came from `allocate` of this driver, was not freed before, and no work in flight uses it.
+    /// `pointer` came from `allocate` of this driver, was not freed before, and no work in flight uses
+    /// it.
     unsafe fn free(&self, pointer: DevicePointer) -> Result<(), Error>;
 
     /// Copies host bytes to device memory; done when it returns.
@@ -54,7 +58,8 @@ pub trait Driver: Send + Sync {
         stream: Stream,
     ) -> Result<(), Error>;
 
-    /// Launches one kernel with a one-dimensional grid. `params` are the bytes of its only, by-value parameter.
+    /// Launches one kernel with a one-dimensional grid. `params` are the bytes of its only, by-value
+    /// parameter.
     ///
     /// # Safety
     /// Every pointer inside `params` is valid for what the kernel does with it.

@@ -9,9 +9,9 @@ use super::{Access, Arch, Dtype, Family, KernelSpec};
 /// dim, access, query rows, keys per step, warps, blocks per multiprocessor.
 ///
 /// - 128 query rows on 4 warps (two 16-row tiles each): a key fragment read from shared memory feeds two
-///   products. Measured at head dim 128, S 4096, against FlashAttention-2 in the same run on an H200: 128 x 64
-///   on 4 warps 1.00, 128 x 32 on 4 warps 0.91, 64 x 64 on 4 warps 0.85, 128 x 64 on 8 warps 0.74. At head dim
-///   64: 128 x 64 at two or three blocks 0.99, 128 x 128 0.98, 64 x 64 at four blocks 0.90.
+///   products. Measured at head dim 128, S 4096, against FlashAttention-2 in the same run on an H200:
+///   128 x 64 on 4 warps 1.00, 128 x 32 on 4 warps 0.91, 64 x 64 on 4 warps 0.85, 128 x 64 on 8 warps 0.74.
+///   At head dim 64: 128 x 64 at two or three blocks 0.99, 128 x 128 0.98, 64 x 64 at four blocks 0.90.
 /// - From head dim 192 on, the output accumulators leave room for one 16-row tile per warp only.
 /// - The strided kernels read element by element and are far from these limits: one 16-row tile per warp, and
 ///   little shared memory, so that they run on every device of the family.
@@ -45,8 +45,8 @@ macro_rules! for_each_forward_mma_sm80 {
 
 /// Calls `$callback!` with one row for each true-f32 forward kernel for sm_80 (fused multiply-adds, no tf32).
 ///
-/// Columns as in [`for_each_forward_mma_sm80`]. Measured at head dim 128, S 4096, against the best peer in f32
-/// on an H200: 64 x 64 at two blocks 0.79, 64 x 32 at two blocks 0.76, 64 x 32 at three blocks 0.66.
+/// Columns as in [`for_each_forward_mma_sm80`]. Measured at head dim 128, S 4096, against the best peer in
+/// f32 on an H200: 64 x 64 at two blocks 0.79, 64 x 32 at two blocks 0.76, 64 x 32 at three blocks 0.66.
 #[macro_export]
 macro_rules! for_each_forward_fma_sm80 {
     ($callback:ident) => {

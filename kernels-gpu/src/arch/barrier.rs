@@ -18,18 +18,8 @@ pub unsafe fn block_sync() {
 /// threads`. sm_20.
 ///
 /// # Safety
-/// Whole warps call it, and exactly `threads` threads arrive at `id`, here or through [`arrive`].
+/// Whole warps call it, and exactly `threads` threads arrive at `id`.
 #[inline(always)]
 pub unsafe fn sync(id: u32, threads: u32) {
     asm!("bar.sync {}, {};", in(reg32) id, in(reg32) threads, options(nostack));
-}
-
-/// Says at barrier `id` that what was written before is ready, without waiting. PTX: `bar.arrive id,
-/// threads`. sm_20.
-///
-/// # Safety
-/// As [`sync`].
-#[inline(always)]
-pub unsafe fn arrive(id: u32, threads: u32) {
-    asm!("bar.arrive {}, {};", in(reg32) id, in(reg32) threads, options(nostack));
 }

@@ -30,21 +30,24 @@ struct DeltaRows<'p> {
 }
 
 impl<'p> DeltaRows<'p> {
-    /// The rows of this warp; none past the end of the sequence's padding.
+    /// The rows of this warp.
     #[inline(always)]
-    unsafe fn of_this_warp(p: &'p BackwardParams) -> Option<Self> {
+    unsafe fn of_this_warp(p: &'p BackwardParams) -> Self {
         let warp = thread::thread_idx_x() / 32;
         let blocks_per_pair = p.query_rows.div_ceil(ROW_PADDING) * (ROW_PADDING / ROWS);
         let pair = math::divide(thread::block_idx_x(), blocks_per_pair);
         let first_row = (thread::block_idx_x() - pair * blocks_per_pair) * ROWS + warp * WARP_ROWS;
         let batch = math::divide(pair, p.query_heads);
         let sequence = key_block::sequence(p, batch);
-        if first_row >= (sequence.query_rows as u32).next_multiple_of(ROW_PADDING) {
-            return None;
-        }
         let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;
         let (head, first_row) = (pair - batch * p.query_heads, first_row as i32);
-        Some(DeltaRows { p, sequence, head, first_row, workspace_row })
+        DeltaRows { p, sequence, head, first_row, workspace_row }
+    }
+
+    /// Whether they are past the end of the sequence's padding: there is nothing to do.
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.first_row as u32 >= (self.sequence.query_rows as u32).next_multiple_of(ROW_PADDING)
     }
 
     #[inline(always)]
@@ -97,17 +100,20 @@ impl<'p> DeltaRows<'p> {
 /// For 16-bit elements: the diagonal of `o dO^T` on tensor cores.
 #[inline(always)]
 unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
-    let Some(rows) = DeltaRows::of_this_warp(p) else { return };
+    let rows = DeltaRows::of_this_warp(p);
+    if rows.is_empty() {
+        return;
+    }
     let lane = thread::thread_idx_x() % 32;
     let (group, pair) = (lane / 4, lane % 4);
     let d_o = rows.rows::<2>(&p.d_o);
-    let o = if p.output_f32 != 0 { rows.rows::<4>(&p.o) } else { rows.rows::<2>(&p.o) };
+    let (o_32, o_16) = (rows.rows::<4>(&p.o), rows.rows::<2>(&p.o));
     let (mut upper, mut lower) = ([0.0; 4], [0.0; 4]);
     let (mut upper_rest, mut lower_rest) = (0.0, 0.0);
     let mut block = 0;
     while block < p.value_dim.div_ceil(16) {
         let column = 16 * block + 2 * pair;
-        let load = |row, column| load_products::<E>(&d_o, &o, p.output_f32 != 0, row, column);
+        let load = |row, column| load_products::<E>(&d_o, &o_32, &o_16, p.output_f32 != 0, row, column);
         let (a0, b0, rest0) = load(group, column);
         let (a1, b1, rest1) = load(group + 8, column);
         let (a2, b2, rest2) = load(group, column + 8);
@@ -135,16 +141,17 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
 #[inline(always)]
 unsafe fn load_products<E: TensorCoreElement>(
     d_o: &GlobalRows,
-    o: &GlobalRows,
+    o_32: &GlobalRows,
+    o_16: &GlobalRows,
     o_is_f32: bool,
     row: u32,
     column: u32,
 ) -> (u32, u32, f32) {
     let d_o = load_pair(d_o, row as i32, column);
     if !o_is_f32 {
-        return (load_pair(o, row as i32, column), d_o, 0.0);
+        return (load_pair(o_16, row as i32, column), d_o, 0.0);
     }
-    let exact = load_pair_f32(o, row as i32, column);
+    let exact = load_pair_f32(o_32, row as i32, column);
     let packed = E::pack(exact[0], exact[1]);
     let (rounded, factor) = (E::unpack(packed), E::unpack(d_o));
     let rest = math::fma(factor.0, exact[0] - rounded.0, factor.1 * (exact[1] - rounded.1));
@@ -154,7 +161,10 @@ unsafe fn load_products<E: TensorCoreElement>(
 /// For f32: one chain of fused multiply-adds per row, 8 columns in each lane.
 #[inline(always)]
 unsafe fn delta_fma(p: &BackwardParams) {
-    let Some(rows) = DeltaRows::of_this_warp(p) else { return };
+    let rows = DeltaRows::of_this_warp(p);
+    if rows.is_empty() {
+        return;
+    }
     let lane = thread::thread_idx_x() % 32;
     let (d_o, o) = (rows.rows::<4>(&p.d_o), rows.rows::<4>(&p.o));
     let mut row = 0;

@@ -1,8 +1,8 @@
 //! Two warps of a block that hand a register tile from one to the other through shared memory.
 //!
 //! ```text
-//! giver:  write the tile | announce | goes on
-//! taker:                   receive  | read the tile
+//! giver:  write the tile | meet
+//! taker:                 | meet | read the tile
 //! ```
 //!
 //! The shared memory belongs to the taker from [`WarpPair::receive`] until the next barrier of the whole
@@ -42,7 +42,7 @@ impl WarpPair {
             }
             m += 1;
         }
-        barrier::arrive(self.barrier, 64);
+        barrier::sync(self.barrier, 64);
     }
 
     /// Waits for the giver.

@@ -73,7 +73,8 @@ pub fn install() -> Result<()> {
         vec![rustup_command()]
     } else {
         bail!(
-            "neither apt-get nor rustup is at hand: install Rust {RUST_RELEASE}, its source and LLVM {LLVM_MAJOR}"
+            "neither apt-get nor rustup is at hand: \
+             install Rust {RUST_RELEASE}, its source and LLVM {LLVM_MAJOR}"
         );
     };
     for words in commands {

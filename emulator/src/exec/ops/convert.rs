@@ -3,7 +3,7 @@
 //! The frequent pairs of types have loops of their own; the rest goes through exact wide values, one
 //! lane at a time.
 
-use super::float::{NAN32, flush};
+use super::float::{canonical, flush};
 use super::half::{Bfloat, Format, Half};
 use crate::exec::lanes::{map1, map2};
 use crate::exec::registers::{LANES, Registers};
@@ -173,7 +173,7 @@ impl Job {
                 let nearest = value as f32;
                 let order = (nearest as i128).cmp(&value);
                 let result = direct32(nearest, order, value < 0, self.rounding);
-                u64::from(self.limit(result).to_bits())
+                u64::from(self.limit(result))
             }
             // Magnitudes beyond 2^53 lose bits here, far above f16 and far below the last bit of bf16.
             _ => self.float(odd_f64(value)),
@@ -199,7 +199,7 @@ impl Job {
                 let order = f64::from(nearest).partial_cmp(&value).unwrap_or(std::cmp::Ordering::Equal);
                 let result = direct32(nearest, order, value < 0.0, self.rounding);
                 let result = if self.has(FLAG_FTZ) { flush(result) } else { result };
-                u64::from(self.limit(result).to_bits())
+                u64::from(self.limit(result))
             }
             ConvertType::F16 => u64::from(self.narrow::<Half>(value).bits()),
             _ => u64::from(self.narrow::<Bfloat>(value).bits()),
@@ -212,13 +212,12 @@ impl Job {
         narrow(value, self.rounding)
     }
 
-    fn limit(self, value: f32) -> f32 {
+    /// The bits of an f32 result.
+    fn limit(self, value: f32) -> u32 {
         if self.has(FLAG_SATURATE) {
-            saturated(f64::from(value)) as f32
-        } else if value.is_nan() {
-            f32::from_bits(NAN32)
+            (saturated(f64::from(value)) as f32).to_bits()
         } else {
-            value
+            canonical(value)
         }
     }
 }

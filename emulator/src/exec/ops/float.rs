@@ -8,7 +8,7 @@ use crate::exec::registers::Registers;
 use crate::isa::{FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FloatOp, Instruction};
 
 /// The f32 NaN that arithmetic produces.
-pub const NAN32: u32 = 0x7fff_ffff;
+const NAN32: u32 = 0x7fff_ffff;
 const NAN64: u64 = 0x7fff_ffff_ffff_ffff;
 
 /// A subnormal number becomes a zero of its sign.
@@ -18,14 +18,17 @@ pub fn flush(value: f32) -> f32 {
     f32::from_bits(if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits })
 }
 
+/// The bits of a result. Compared as integers: in float arithmetic the compiler takes one NaN for another.
 #[inline(always)]
-fn canonical(value: f32) -> f32 {
-    if value.is_nan() { f32::from_bits(NAN32) } else { value }
+pub fn canonical(value: f32) -> u32 {
+    let bits = value.to_bits();
+    if bits & 0x7fff_ffff > 0x7f80_0000 { NAN32 } else { bits }
 }
 
 #[inline(always)]
-fn canonical64(value: f64) -> f64 {
-    if value.is_nan() { f64::from_bits(NAN64) } else { value }
+fn canonical64(value: f64) -> u64 {
+    let bits = value.to_bits();
+    if bits & NAN64 > 0x7ff0_0000_0000_0000 { NAN64 } else { bits }
 }
 
 /// NaN becomes 0.
@@ -73,23 +76,23 @@ pub fn maximum(a: f32, b: f32) -> f32 {
 #[inline(always)]
 fn unary(r: &mut Registers, i: &Instruction, m: u32, f: impl Fn(f32) -> f32) {
     if i.has(FLAG_FTZ) {
-        map1(r, i, m, |a| canonical(flush(f(flush(a)))));
+        map1(r, i, m, |a: f32| canonical(flush(f(flush(a)))));
     } else {
-        map1(r, i, m, |a| canonical(f(a)));
+        map1(r, i, m, |a: f32| canonical(f(a)));
     }
 }
 
 #[inline(always)]
 fn binary(r: &mut Registers, i: &Instruction, m: u32, f: impl Fn(f32, f32) -> f32) {
     if i.flags & (FLAG_FTZ | FLAG_SATURATE) == 0 {
-        map2(r, i, m, |a, b| canonical(f(a, b)));
+        map2(r, i, m, |a: f32, b: f32| canonical(f(a, b)));
         return;
     }
     let (ftz, sat) = (i.has(FLAG_FTZ), i.has(FLAG_SATURATE));
     let input = |value: f32| if ftz { flush(value) } else { value };
-    map2(r, i, m, |a, b| {
+    map2(r, i, m, |a: f32, b: f32| {
         let value = input(f(input(a), input(b)));
-        if sat { saturate(value) } else { canonical(value) }
+        if sat { saturate(value).to_bits() } else { canonical(value) }
     });
 }
 
@@ -103,7 +106,7 @@ fn fused(r: &mut Registers, i: &Instruction, m: u32) {
     let input = |value: f32| if ftz { flush(value) } else { value };
     map3(r, i, m, |a: f32, b: f32, c: f32| {
         let value = input(input(a).mul_add(input(b), input(c)));
-        if sat { saturate(value) } else { canonical(value) }
+        if sat { saturate(value).to_bits() } else { canonical(value) }
     });
 }
 

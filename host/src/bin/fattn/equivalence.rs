@@ -1,4 +1,5 @@
-//! `fattn equivalence`: errors of every output over a regular grid of lengths, head dimensions and masks.
+//! `fattn equivalence`: errors of every output over a regular grid of lengths, head dimensions and
+//! masks.
 
 use crate::check::{Swept, json_case, sweep_all};
 use crate::device::DeviceArguments;

@@ -18,10 +18,10 @@ use std::path::PathBuf;
 /// What to compute.
 #[derive(Args)]
 pub struct RunArguments {
-    /// File with q [B, Sq, Hq, D], k [B, Sk, Hk, D] and v [B, Sk, Hk, Dv], all bf16, f16 or f32. With do
-    /// [B, Sq, Hq, Dv], and dlse [B, Hq, Sq] (f32) if there is one, gradients are computed too. With
-    /// cu_seqlens_q and cu_seqlens_k [B + 1] (i32) sequences are packed: q [Tq, Hq, D], k [Tk, Hk, D], v
-    /// [Tk, Hk, Dv], dlse [Hq, Tq].
+    /// File with q [B, Sq, Hq, D], k [B, Sk, Hk, D] and v [B, Sk, Hk, Dv], all bf16, f16 or f32. With
+    /// do [B, Sq, Hq, Dv], and dlse [B, Hq, Sq] (f32) if there is one, gradients are computed too.
+    /// With cu_seqlens_q and cu_seqlens_k [B + 1] (i32) sequences are packed: q [Tq, Hq, D], k [Tk,
+    /// Hk, D], v [Tk, Hk, Dv], dlse [Hq, Tq].
     #[arg(long)]
     input: PathBuf,
     /// File to write o, lse (f32), and dq, dk and dv if do is given, to.
@@ -268,7 +268,8 @@ impl Task<'_> {
         layout.shape[usize::from(self.inputs.offsets.is_some())..].to_vec()
     }
 
-    /// The bytes of the output file. `T` is the element type of q, k, v and do, `O` that of o, dq, dk and dv.
+    /// The bytes of the output file. `T` is the element type of q, k, v and do, `O` that of o, dq, dk
+    /// and dv.
     fn compute<T: Element, O: Element>(&self, device: &Device) -> Result<Vec<u8>> {
         let Inputs { q, k, v, d_o, d_lse, offsets } = &self.inputs;
         let [q, k, v] = [q, k, v].map(Input::elements::<T>);

@@ -1,5 +1,5 @@
-//! The primary context of a device: the one that the CUDA runtime and PyTorch use, so that pointers and streams can
-//! be passed between them and this library.
+//! The primary context of a device: the one that the CUDA runtime and PyTorch use, so that pointers and
+//! streams can be passed between them and this library.
 
 use super::raw::{self, Failure};
 use cust::context::Context;
@@ -21,7 +21,8 @@ impl PrimaryContext {
         Ok(PrimaryContext(context))
     }
 
-    /// Makes the context current on this thread until the guard is dropped, then what was current before.
+    /// Makes the context current on this thread until the guard is dropped, then what was current
+    /// before.
     pub fn enter(&self) -> Result<Entered<'_>, Failure> {
         // SAFETY: the context is alive as long as `self`.
         unsafe { raw::push_context(self.0.as_raw().cast())? };

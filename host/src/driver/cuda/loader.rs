@@ -30,7 +30,8 @@ pub(super) fn missing_driver() -> Option<String> {
 fn driver() -> &'static Result<Library, String> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        // SAFETY: opening the driver runs its initialisers, which is what every CUDA program does at its start.
+        // SAFETY: opening the driver runs its initialisers, which is what every CUDA program does at its
+        // start.
         unsafe { Library::new(DRIVER) }
             .map_err(|error| format!("no CUDA driver: {DRIVER} cannot be opened ({error})"))
     })
@@ -59,12 +60,14 @@ fn find(name: &CStr) -> Option<*const c_void> {
             no_device as *const c_void
         });
     };
-    // SAFETY: the address is only jumped to, by a caller that knows the type of the function by its name.
+    // SAFETY: the address is only jumped to, by a caller that knows the type of the function by its
+    // name.
     let symbol = unsafe { library.get::<*const c_void>(name.to_bytes_with_nul()) };
     symbol.ok().map(|symbol| *symbol)
 }
 
-/// Stands in for every function where there is no driver. The C calling convention lets it ignore its arguments.
+/// Stands in for every function where there is no driver. The C calling convention lets it ignore its
+/// arguments.
 extern "C" fn no_device() -> i32 {
     NO_DEVICE
 }

@@ -1,8 +1,9 @@
 //! An NVIDIA GPU, through `cust` and the CUDA driver.
 //!
-//! The driver is not linked but found when it is first needed (`loader`, `trampolines`), so the same program runs
-//! where there is none. Each driver object retains the device's primary context, which it shares with the CUDA
-//! runtime: device pointers and streams of other libraries of the process can be used as they are.
+//! The driver is not linked but found when it is first needed (`loader`, `trampolines`), so the same
+//! program runs where there is none. Each driver object retains the device's primary context, which it
+//! shares with the CUDA runtime: device pointers and streams of other libraries of the process can be
+//! used as they are.
 
 mod context;
 mod event;
@@ -23,7 +24,8 @@ use kernels::LoadedKernels;
 use kernels_gpu::abi::KernelSpec;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One GPU. May be used from any number of threads; every call leaves the thread's current context as it was.
+/// One GPU. May be used from any number of threads; every call leaves the thread's current context as it
+/// was.
 pub struct CudaDriver {
     ordinal: usize,
     properties: DeviceProperties,
@@ -152,8 +154,8 @@ impl Driver for CudaDriver {
         }
         let _entered = self.context.enter()?;
         raw::copy_to_device(destination, source).map_err(|failure| self.late(failure))?;
-        // A copy from pageable memory returns when the bytes are staged. Streams that do not wait for the default
-        // stream could overtake the rest of the way.
+        // A copy from pageable memory returns when the bytes are staged. Streams that do not wait for
+        // the default stream could overtake the rest of the way.
         // SAFETY: the default stream always exists.
         unsafe { raw::synchronize(std::ptr::null_mut()) }.map_err(|failure| self.late(failure))
     }

@@ -1,9 +1,9 @@
-//! Calls into the driver that `cust` lacks, or whose outcome it would lose: 48 KiB and more of shared memory, the log
-//! of the JIT compiler, launches with a parameter given as bytes, streams of other libraries, error codes that are
-//! newer than `cust`.
+//! Calls into the driver that `cust` lacks, or whose outcome it would lose: 48 KiB and more of shared
+//! memory, the log of the JIT compiler, launches with a parameter given as bytes, streams of other
+//! libraries, error codes that are newer than `cust`.
 //!
-//! The functions are declared once more here, with plain integers for the enumerations: a newer driver may return
-//! codes that no enumeration of `cust_raw` has.
+//! The functions are declared once more here, with plain integers for the enumerations: a newer driver
+//! may return codes that no enumeration of `cust_raw` has.
 
 use crate::error::Error;
 use std::ffi::{CStr, c_char, c_void};
@@ -78,7 +78,8 @@ unsafe extern "C" {
     fn cuEventDestroy_v2(event: EventHandle) -> i32;
 }
 
-/// What a failed call returned: enough to build an [`Error`] from, with details that only the caller knows.
+/// What a failed call returned: enough to build an [`Error`] from, with details that only the caller
+/// knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     /// The function that failed.
@@ -109,7 +110,8 @@ pub(super) fn from_cust(call: &'static str) -> impl Fn(cust::error::CudaError) -
 /// The name of a `CUresult`, e.g. `CUDA_ERROR_ILLEGAL_ADDRESS`.
 pub(super) fn error_name(code: i32) -> String {
     let mut text = ptr::null();
-    // SAFETY: `text` is writable; the driver answers with a static string, or leaves null for codes that it lacks.
+    // SAFETY: `text` is writable; the driver answers with a static string, or leaves null for codes that
+    // it lacks.
     let status = unsafe { cuGetErrorName(code, &mut text) };
     if status != 0 || text.is_null() {
         return "unknown error".to_owned();
@@ -165,7 +167,8 @@ pub(super) unsafe fn push_context(context: *mut c_void) -> Result<(), Failure> {
 /// Pops what [`push_context`] pushed.
 pub(super) fn pop_context() {
     let mut popped = ptr::null_mut();
-    // SAFETY: `popped` is writable. Nothing can be done about a failure, which only an empty stack gives.
+    // SAFETY: `popped` is writable. Nothing can be done about a failure, which only an empty stack
+    // gives.
     unsafe { cuCtxPopCurrent_v2(&mut popped) };
 }
 
@@ -253,8 +256,8 @@ pub(super) struct LaunchShape {
 /// Queues a kernel whose only parameter is a struct passed by value.
 ///
 /// # Safety
-/// The module of `function` is loaded, its only parameter has the size of `params` and holds valid pointers, and
-/// `stream` is null or alive.
+/// The module of `function` is loaded, its only parameter has the size of `params` and holds valid
+/// pointers, and `stream` is null or alive.
 pub(super) unsafe fn launch(
     function: Function,
     shape: LaunchShape,
@@ -263,7 +266,8 @@ pub(super) unsafe fn launch(
 ) -> Result<(), Failure> {
     let LaunchShape { blocks, threads, shared_bytes } = shape;
     let mut pointers = [params.as_ptr().cast_mut().cast::<c_void>()];
-    // SAFETY: passed on to the caller. The driver copies the parameter before it returns and never writes to it.
+    // SAFETY: passed on to the caller. The driver copies the parameter before it returns and never
+    // writes to it.
     let code = unsafe {
         let params = pointers.as_mut_ptr();
         cuLaunchKernel(

@@ -1,8 +1,9 @@
-//! Every `cu*` symbol that `cust_raw` declares, defined here as a jump through a slot that is filled on first use.
+//! Every `cu*` symbol that `cust_raw` declares, defined here as a jump through a slot that is filled on
+//! first use.
 //!
-//! `cust` is written to be linked with `libcuda`, which exists only where the NVIDIA driver is installed. With these
-//! definitions nothing is left to link: the same program starts on every machine, and finds the driver, or does not,
-//! when it asks for a device.
+//! `cust` is written to be linked with `libcuda`, which exists only where the NVIDIA driver is
+//! installed. With these definitions nothing is left to link: the same program starts on every machine,
+//! and finds the driver, or does not, when it asks for a device.
 //!
 //! ```text
 //! caller --> cuInit:  jump to [slot of cuInit]             (from the second call on)
@@ -12,9 +13,9 @@
 //!        n + 1 bytes name of the symbol, NUL-terminated
 //! ```
 //!
-//! The symbols have hidden visibility: a shared library made of this crate exports none of them, and the driver
-//! itself never binds to them. [`super::raw`] calls some of them directly, so that whatever uses the CUDA backend
-//! pulls all of them into the link, before the linker comes to `cust`.
+//! The symbols have hidden visibility: a shared library made of this crate exports none of them, and the
+//! driver itself never binds to them. [`super::raw`] calls some of them directly, so that whatever uses
+//! the CUDA backend pulls all of them into the link, before the linker comes to `cust`.
 
 use super::loader::resolve;
 use std::arch::global_asm;

@@ -85,7 +85,9 @@ fn head_gradients(
             let scores = visible.clone().map(|row| input.round(dot(query, key(row)) * scale));
             let p = softmax(input, scores.collect());
             let dp: Vec<f32> = visible.clone().map(|row| input.round(dot(d_o, value(row)))).collect();
-            let delta = dot(&p, &dp) - d_lse;
+            let mut o = vec![0.0; value_dim];
+            p.iter().zip(visible.clone()).for_each(|(&p, row)| add(&mut o, p, value(row)));
+            let delta = dot(d_o, &o) - d_lse;
             for ((&p, &dp), key_row) in p.iter().zip(&dp).zip(visible) {
                 let ds = input.round(p * (dp - delta));
                 add(dq, ds * scale, key(key_row));

@@ -102,7 +102,10 @@ fn company(case: &Case) -> Option<Case> {
         (Dtype::Bf16 | Dtype::F16, None) => ENOUGH_ELEMENTS.div_ceil(ENOUGH_ROWS * case.value_dim),
         (Dtype::F32, None) => 4,
         // There are few rows of dk and dv.
-        (_, Some(_)) => (ENOUGH_ELEMENTS / 4 / (COMPANY_KEYS * columns)).clamp(4, 16),
+        (Dtype::Bf16 | Dtype::F16, Some(_)) => {
+            (ENOUGH_ELEMENTS / 4 / (COMPANY_KEYS * columns)).clamp(4, 16)
+        }
+        (Dtype::F32, Some(_)) => (ENOUGH_ELEMENTS / (COMPANY_KEYS * columns)).clamp(8, 32),
     };
     Some(Case {
         batches: 1,

@@ -237,7 +237,7 @@ mod tests {
         let spec = KernelSpec { name: "broken", ..kernels_gpu::abi::KERNELS[0] };
         let header = ".version 7.8\n.target sm_80\n.address_size 64\n";
         let text = format!("{header}.visible .entry broken() {{\n    frobnicate;\n}}\n");
-        let images = KernelImages::with_override(text).unwrap();
+        let images = KernelImages::with_override(&text).unwrap();
         let driver = EmulatedDriver::new(Arch::Sm80, images).unwrap();
         // SAFETY: it cannot start.
         let error = unsafe { driver.launch(&spec, 1, &[], Stream::default()) }.unwrap_err().to_string();

@@ -84,8 +84,13 @@ mod tests {
     #[test]
     fn one_key_is_exact_alone_and_not_in_company() {
         let gradients = Gradients { dtype: Dtype::F32, has_d_lse: false, mode: Mode::Fast };
-        let case =
-            Case { key_rows: 1, gradients: Some(gradients), output_dtype: Dtype::F32, ..Case::small() };
+        let case = Case {
+            dtype: Dtype::F32,
+            key_rows: 1,
+            gradients: Some(gradients),
+            output_dtype: Dtype::F32,
+            ..Case::small()
+        };
         let results = computed(&case);
         let (alone, company) =
             (UnfusedErrors::of(&results), UnfusedErrors::with_company(&case, &results));

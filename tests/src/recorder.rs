@@ -1,4 +1,4 @@
-//! A device that remembers which kernels it was asked to run.
+//! A device that remembers which kernels it was asked to run, or that says it is a smaller one.
 
 use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream};
 use finite_attention::{Device, Error};
@@ -20,18 +20,29 @@ impl Launched {
 /// The same device, and the names of the kernels that it runs from now on.
 pub fn recording(device: &Device) -> (Device, Launched) {
     let launched = Launched::default();
-    let recorder = Recorder { device: device.clone(), launched: launched.clone() };
+    let properties = device.properties().clone();
+    let recorder = Recorder { device: device.clone(), properties, launched: launched.clone() };
     (Device::from_driver(Arc::new(recorder)), launched)
+}
+
+/// The same device, planned for as if it had one multiprocessor and a cache of 4 KiB: blocks with more work each, and
+/// many waves of heads.
+pub fn small(device: &Device) -> Device {
+    let properties =
+        DeviceProperties { multiprocessors: 1, l2_bytes: 4096, ..device.properties().clone() };
+    let launched = Launched::default();
+    Device::from_driver(Arc::new(Recorder { device: device.clone(), properties, launched }))
 }
 
 struct Recorder {
     device: Device,
+    properties: DeviceProperties,
     launched: Launched,
 }
 
 impl Driver for Recorder {
     fn properties(&self) -> &DeviceProperties {
-        self.device.properties()
+        &self.properties
     }
 
     fn allocate(&self, bytes: usize) -> Result<DevicePointer, Error> {

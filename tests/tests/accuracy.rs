@@ -6,6 +6,7 @@ use finite_attention::check::Case;
 use finite_attention::{Dtype, Mask};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::property::check;
+use finite_attention_tests::recorder::small;
 use finite_attention_tests::rule::{numbers, within_the_rule};
 
 fn accurate(test: &str, count: u32, cases: Cases) {
@@ -90,4 +91,13 @@ fn gradients_in_f16_are_within_the_rule() {
 #[test]
 fn gradients_in_f32_are_within_the_rule() {
     accurate("accuracy-gradients-f32", 40, with_gradients(Dtype::F32));
+}
+
+/// A smaller GPU has fewer blocks, each of which works on several key tiles, and takes the heads in more waves.
+#[test]
+fn plans_for_a_small_device_are_within_the_rule() {
+    let cases = Cases::changed(|case| case.key_rows += 65).extended();
+    check("accuracy-small-device", 40, cases, |device, case| {
+        within_the_rule(&small(device), case, numbers).map(|_| ())
+    });
 }

@@ -1,16 +1,19 @@
 //! The suite can fail: kernels whose PTX was changed in one way do not pass, and what is found is what
 //! was broken.
 
-use finite_attention::check::{Case, Inputs, Placement, Surroundings, compute, judge};
+use finite_attention::check::{Case, Gradients, Inputs, Placement, Surroundings, compute, judge};
 use finite_attention::driver::emulated::Options;
-use finite_attention::{CausalAlignment, Error, KernelImages, Mask};
+use finite_attention::{CausalAlignment, Error, KernelImages, Mask, Mode};
 use finite_attention_tests::device::{emulated, emulated_arch};
 use finite_attention_tests::ptx::{Ptx, Which, dropped, off_by_one, operand, spec, with_operand};
-use kernels_gpu::abi::{Access, Arch};
+use finite_attention_tests::recorder::small;
+use kernels_gpu::abi::{Access, Arch, Family};
 
 const ALIGNED: &str = "forward_bf16_d64_sm80";
 const STRIDED: &str = "forward_bf16_d64_strided_sm80";
 const F32: &str = "forward_f32_d64_sm80";
+const BACKWARD: &str = "backward_bf16_d64_sm80";
+const BACKWARD_F32: &str = "backward_f32_d64_sm80";
 
 /// How a mutant gives itself away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,19 +35,27 @@ fn ragged(kernel: &str) -> Case {
         dtype: spec.dtype,
         output_dtype: spec.dtype,
         mask: Mask::Causal(CausalAlignment::BottomRight),
+        gradients: (spec.family != Family::Forward).then_some(Gradients {
+            dtype: spec.dtype,
+            has_d_lse: true,
+            mode: Mode::Deterministic,
+        }),
         placement: if spec.access == Access::Element { Placement::Unaligned } else { Placement::Padded },
         ..Case::small()
     }
 }
 
-/// How a case fails with these kernels; `None` when it passes.
+/// How a case fails with these kernels; `None` when it passes. The device is planned for as a small one, so that blocks
+/// of a backward work on several key tiles.
 ///
 /// Panics if the kernel cannot be run at all: a text that is no PTX is not caught, it is no mutant.
 fn failure(arch: Arch, kernel: &str, images: KernelImages, case: &Case) -> Option<(Caught, String)> {
-    let device = emulated(arch, images, Options::default());
+    let device = small(&emulated(arch, images, Options::default()));
     match compute(&device, case, &Inputs::normal(case), Surroundings::Nan) {
         Ok(computed) => {
-            assert_eq!(computed.kernel, kernel, "the case is planned for another kernel");
+            let backward = computed.gradients.as_ref().map(|gradients| gradients.kernel);
+            let ran = computed.kernel == kernel || backward == Some(kernel);
+            assert!(ran, "the case is planned for {} and {backward:?}", computed.kernel);
             judge(case, &computed).failure.map(|failure| (Caught::ByTheResults, failure))
         }
         Err(Error::Findings { findings, .. }) => Some((Caught::ByTheEmulator, findings.join("\n"))),
@@ -87,12 +98,19 @@ fn each_is_needed(by: &[Caught], kernel: &str, opcode: &str) {
 fn copies_that_are_not_waited_for() {
     each_is_needed(EMULATOR, ALIGNED, "cp.async.wait_group");
     each_is_needed(EMULATOR, F32, "cp.async.wait_group");
+    for kernel in [BACKWARD, BACKWARD_F32] {
+        caught(EMULATOR, kernel, &ragged(kernel), |ptx| {
+            ptx.edited("cp.async.wait_group", "", Which::Last, dropped)
+        });
+    }
 }
 
 #[test]
 fn copies_that_are_not_committed() {
     each_is_needed(EMULATOR, ALIGNED, "cp.async.commit_group");
     each_is_needed(EMULATOR, F32, "cp.async.commit_group");
+    each_is_needed(EMULATOR, BACKWARD, "cp.async.commit_group");
+    each_is_needed(EMULATOR, BACKWARD_F32, "cp.async.commit_group");
 }
 
 #[test]
@@ -100,6 +118,8 @@ fn a_missing_barrier() {
     each_is_needed(EITHER, ALIGNED, "bar.sync");
     each_is_needed(EITHER, STRIDED, "bar.sync");
     each_is_needed(EITHER, F32, "bar.sync");
+    each_is_needed(EITHER, BACKWARD, "bar.sync");
+    each_is_needed(EITHER, BACKWARD_F32, "bar.sync");
 }
 
 #[test]
@@ -169,6 +189,11 @@ fn values_that_are_not_transposed() {
 #[test]
 fn a_product_that_is_left_out() {
     caught(RESULTS, ALIGNED, &ragged(ALIGNED), |ptx| ptx.edited("mma.sync", "", Which::Last, dropped));
+}
+
+#[test]
+fn a_product_of_the_backward_that_is_left_out() {
+    caught(RESULTS, BACKWARD, &ragged(BACKWARD), |ptx| ptx.edited("mma.sync", "", Which::Last, dropped));
 }
 
 #[test]

@@ -1,11 +1,13 @@
-//! A NaN or an infinity in an input is never hidden: it reaches every output that depends on it, and no
+//! A NaN or an infinity in an input (or in dO) is never hidden: it reaches every output that depends on it, and no
 //! other.
 
-use finite_attention::Device;
-use finite_attention::check::{Case, Computed, Inputs, Placement, Surroundings};
+use finite_attention::check::{
+    Case, Computed, GradientInputs, Inputs, Placement, Surroundings, expected,
+};
 use finite_attention::reference::{Exact, exact, judge_lse, judge_output, naive, output_allowance};
+use finite_attention::{Device, Mode};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::run;
+use finite_attention_tests::compare::{run, run_with, same_bits};
 use finite_attention_tests::property::{Finding, check};
 use finite_attention_tests::rule::precision;
 use rand::rngs::StdRng;
@@ -16,6 +18,7 @@ enum Tensor {
     Q,
     K,
     V,
+    DO,
 }
 
 /// One element of an input that is not finite.
@@ -34,11 +37,7 @@ impl Blemish {
     /// An element of `tensor`, drawn with the seed of the case.
     fn draw(case: &Case, tensor: Tensor) -> Self {
         let mut random = StdRng::seed_from_u64(!case.seed);
-        let (rows, heads, columns) = match tensor {
-            Tensor::Q => (case.query_rows, case.query_heads, case.head_dim),
-            Tensor::K => (case.key_rows, case.key_heads, case.head_dim),
-            Tensor::V => (case.key_rows, case.key_heads, case.value_dim),
-        };
+        let (rows, heads, columns) = shape(case, tensor);
         Blemish {
             tensor,
             batch: random.random_range(0..case.batches),
@@ -49,12 +48,9 @@ impl Blemish {
         }
     }
 
-    fn put(&self, case: &Case, inputs: &mut Inputs) {
-        let (tensor, rows, heads, columns) = match self.tensor {
-            Tensor::Q => (&mut inputs.q, case.query_rows, case.query_heads, case.head_dim),
-            Tensor::K => (&mut inputs.k, case.key_rows, case.key_heads, case.head_dim),
-            Tensor::V => (&mut inputs.v, case.key_rows, case.key_heads, case.value_dim),
-        };
+    /// Into its tensor.
+    fn put(&self, case: &Case, tensor: &mut [f32]) {
+        let (rows, heads, columns) = shape(case, self.tensor);
         tensor[((self.batch * rows + self.row) * heads + self.head) * columns + self.column] =
             self.value;
     }
@@ -70,6 +66,16 @@ impl Blemish {
             Tensor::K | Tensor::V if key_head != self.head => Reach::Never,
             _ => Reach::May,
         }
+    }
+}
+
+/// Rows, heads and columns.
+fn shape(case: &Case, tensor: Tensor) -> (usize, usize, usize) {
+    match tensor {
+        Tensor::Q => (case.query_rows, case.query_heads, case.head_dim),
+        Tensor::K => (case.key_rows, case.key_heads, case.head_dim),
+        Tensor::V => (case.key_rows, case.key_heads, case.value_dim),
+        Tensor::DO => (case.query_rows, case.query_heads, case.value_dim),
     }
 }
 
@@ -114,7 +120,13 @@ fn reaches_what_depends_on_it(tensor: Tensor) -> impl Fn(&Device, &Case) -> Find
         let blemish = Blemish::draw(case, tensor);
         let mut inputs = Inputs::normal(case);
         let clean = run(device, case, &inputs, Surroundings::Nan)?;
-        blemish.put(case, &mut inputs);
+        let blemished = match tensor {
+            Tensor::Q => &mut inputs.q,
+            Tensor::K => &mut inputs.k,
+            Tensor::V => &mut inputs.v,
+            Tensor::DO => return Err("not an input of the forward".into()),
+        };
+        blemish.put(case, blemished);
         let got = run(device, case, &inputs, Surroundings::Nan)?;
         let Inputs { q, k, v } = &got.inputs;
         let expected = exact(&case.sizes(), q, k, v);
@@ -128,7 +140,7 @@ fn reaches_what_depends_on_it(tensor: Tensor) -> impl Fn(&Device, &Case) -> Find
             let (o, unblemished, exact) = (got.o[at], clean.o[at], expected.o[at]);
             let other_column = tensor == Tensor::V && at % case.value_dim != blemish.column;
             let never = other_column || blemish.reach(case, batch, head, row) == Reach::Never;
-            if !exact.is_finite() && o.is_finite() || never && o.to_bits() != unblemished.to_bits() {
+            if !exact.is_finite() && o.is_finite() && o != 0.0 || never && o.to_bits() != unblemished.to_bits() {
                 return report("o", at, o, unblemished, exact);
             }
         }
@@ -186,4 +198,60 @@ fn a_blemish_of_k_reaches_the_rows_that_see_it_and_no_other_head() {
 #[test]
 fn a_blemish_of_v_reaches_the_rows_that_see_it_and_no_other_column() {
     check("nan-v", 50, blemishable(), reaches_what_depends_on_it(Tensor::V));
+}
+
+/// A blemish of dO, with gradients that are the same in every run.
+fn reaches_the_gradients_that_depend_on_it(device: &Device, case: &Case) -> Finding {
+    let inputs = Inputs::normal(case);
+    let mut d_o = GradientInputs::normal(case);
+    let clean = run_with(device, case, &inputs, &d_o, Surroundings::Nan)?;
+    let blemish = Blemish::draw(case, Tensor::DO);
+    blemish.put(case, &mut d_o.d_o);
+    let got = run_with(device, case, &inputs, &d_o, Surroundings::Nan)?;
+    same_bits("o", &got.o, &clean.o)?;
+    let inputs_seen = &got.inputs;
+    let (Some(got), Some(clean)) = (&got.gradients, &clean.gradients) else {
+        return Err("there are no gradients".into());
+    };
+    let Some((exact, _)) = expected(case, inputs_seen, &got.inputs).gradients else {
+        return Err("there are no gradients to expect".into());
+    };
+    let group = case.query_heads / case.key_heads;
+    let (queries, keys) = (case.query_rows, case.key_rows);
+    for (name, heads, columns, rows, got, clean, exact) in [
+        ("dq", case.query_heads, case.head_dim, queries, &got.dq, &clean.dq, &exact.dq),
+        ("dk", case.key_heads, case.head_dim, keys, &got.dk, &clean.dk, &exact.dk),
+        ("dv", case.key_heads, case.value_dim, keys, &got.dv, &clean.dv, &exact.dv),
+    ] {
+        for at in 0..got.len() {
+            let (batch, row, head) =
+                (at / (columns * heads * rows), at / (columns * heads) % rows, at / columns % heads);
+            let never = batch != blemish.batch
+                || if name == "dq" {
+                    head != blemish.head || row != blemish.row
+                } else {
+                    head != blemish.head / group
+                };
+            let hidden = !exact[at].is_finite() && got[at].is_finite();
+            if hidden || never && got[at].to_bits() != clean[at].to_bits() {
+                let (got, clean, exact) = (got[at], clean[at], exact[at]);
+                return Err(format!(
+                    "{name}: element {at} is {got}, without the blemish {clean}, in f64 {exact}: {blemish:?}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_blemish_of_d_o_reaches_its_row_of_dq_and_no_other_head() {
+    let cases = Cases::fitted(|mut case| {
+        case.placement = Placement::Padded;
+        (case.amplitude, case.logit_shift) = (1.0, 0.0);
+        let elements = case.batches * case.query_heads * case.query_rows * case.key_rows;
+        case.gradients.as_mut()?.mode = Mode::Deterministic;
+        (elements > 0 && !case.packed).then_some(case)
+    });
+    check("nan-do", 40, cases.extended(), reaches_the_gradients_that_depend_on_it);
 }

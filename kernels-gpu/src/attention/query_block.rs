@@ -63,6 +63,13 @@ impl QueryBlock {
         self.first_row + (row as i32) < self.sequence.query_rows
     }
 
+    /// Whether its row `row` sees no key.
+    #[inline(always)]
+    pub fn is_dead(&self, row: u32) -> bool {
+        let row = self.first_row + row as i32;
+        self.sequence.visible.begin(row) >= self.sequence.visible.end(row)
+    }
+
     /// The tiles of `keys` keys that its (at most `rows`) rows visit.
     #[inline(always)]
     pub fn key_tiles(&self, rows: u32, keys: u32) -> TileRange {

@@ -17,11 +17,11 @@ use core::f32::consts::LN_2;
 /// f16 probability 1 is far below 65504, and a sum of 2^30 keys stays far below the largest f32.
 const SLACK_LOG2: f32 = 8.0;
 
-/// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative
-/// to is then the rounded product, here, in the correction and in lse alike, and nothing is lost. But
-/// from 2^24 on that rounding exceeds 1, and `2^(c s - (c r))` could overflow: well below it, go over to
-/// `(s - r) c`, which is steep but safe.
-const FUSED_LIMIT: f32 = 65536.0;
+/// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative to is
+/// then the rounded product, here, in the correction and in lse alike. The largest probability is off from 1 by
+/// that rounding, which must stay far below the rounding of probabilities to 16 bits (and from 2^24 on could
+/// overflow): above this limit, subtract first and scale then.
+const FUSED_LIMIT: f32 = 256.0;
 
 /// The running softmax of a lane's `ROWS` rows.
 #[derive(Clone, Copy)]
@@ -147,7 +147,8 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
 
     /// Ends the softmax: normalises `output` and gives lse (natural logarithm) of each row.
     ///
-    /// A row without visible keys gives output 0 and lse `-inf`.
+    /// A row that sees no key (`is_dead`) gives output 0 and lse `-inf`. One whose scores are all `-inf`, because
+    /// of an infinite input, gives NaN.
     ///
     /// # Safety
     /// All 32 lanes call it together.
@@ -156,14 +157,14 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         &self,
         output: &mut [f32; O],
         scale: &Scale,
+        is_dead: impl Fn(usize) -> bool,
     ) -> [f32; ROWS] {
         let mut lse = [f32::NEG_INFINITY; ROWS];
         let mut row = 0;
         while row < ROWS {
             let sum = F::row_sum(self.sum[row]);
             let mut normalise = 0.0;
-            // NaN is not equal to 0: it goes on into the output and lse.
-            if sum != 0.0 {
+            if !is_dead(row) {
                 let reference =
                     if self.reference[row] > f32::NEG_INFINITY { self.reference[row] } else { 0.0 };
                 normalise = math::reciprocal(sum);

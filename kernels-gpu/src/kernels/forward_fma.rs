@@ -105,7 +105,9 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    let lse = softmax.finish::<FmaFragment, O>(&mut output, &scale);
+    let lse = softmax.finish::<FmaFragment, O>(&mut output, &scale, |row| {
+        block.is_dead(warp_row + <FmaFragment as Fragment<LANE_ROWS, O>>::row(lane, row))
+    });
     let mut row = 0;
     while row < LANE_ROWS {
         if lane % FMA_LANE_COLUMNS == 0 {

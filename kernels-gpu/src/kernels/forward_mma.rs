@@ -123,7 +123,9 @@ unsafe fn forward<
     let mut m = 0;
     while m < M {
         let row = warp_row + 16 * m as u32;
-        let lse = softmax[m].finish::<MmaFragment, O>(&mut output[m], &scale);
+        let lse = softmax[m].finish::<MmaFragment, O>(&mut output[m], &scale, |half| {
+            block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
+        });
         let mut half = 0;
         while half < 2 {
             if lane % 4 == 0 {

@@ -1,5 +1,5 @@
-//! A NaN or an infinity in an input (or in dO) is never hidden: it reaches every output that depends on it, and no
-//! other.
+//! A NaN or an infinity in an input (or in dO) is never hidden: it reaches every output that depends on
+//! it, and no other.
 
 use finite_attention::check::{
     Case, Computed, GradientInputs, Inputs, Placement, Surroundings, expected,

@@ -17,10 +17,10 @@ use core::f32::consts::LN_2;
 /// f16 probability 1 is far below 65504, and a sum of 2^30 keys stays far below the largest f32.
 const SLACK_LOG2: f32 = 8.0;
 
-/// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative to is
-/// then the rounded product, here, in the correction and in lse alike. The largest probability is off from 1 by
-/// that rounding, which must stay far below the rounding of probabilities to 16 bits (and from 2^24 on could
-/// overflow): above this limit, subtract first and scale then.
+/// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative to
+/// is then the rounded product, here, in the correction and in lse alike. The largest probability is off
+/// from 1 by that rounding, which must stay far below that of probabilities to 16 bits (and from 2^24 on
+/// could overflow): above this limit, subtract first and scale then.
 const FUSED_LIMIT: f32 = 256.0;
 
 /// The running softmax of a lane's `ROWS` rows.
@@ -147,8 +147,8 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
 
     /// Ends the softmax: normalises `output` and gives lse (natural logarithm) of each row.
     ///
-    /// A row that sees no key (`is_dead`) gives output 0 and lse `-inf`. One whose scores are all `-inf`, because
-    /// of an infinite input, gives NaN.
+    /// A row that sees no key (`is_dead`) gives output 0 and lse `-inf`. One whose scores are all `-inf`,
+    /// because of an infinite input, gives NaN.
     ///
     /// # Safety
     /// All 32 lanes call it together.

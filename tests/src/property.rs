@@ -11,7 +11,7 @@ use std::fs::create_dir_all;
 pub type Finding = Result<(), String>;
 
 /// How many times more cases a GPU gets.
-const GPU_FACTOR: u32 = 10;
+const GPU_FACTOR: u32 = 20;
 
 /// Checks `property` for `count` cases of `cases` (see `FATTN_CASES`) on the device that `FATTN_DEVICE`
 /// names. Failures are kept in `proptest-regressions/<test>.txt`.

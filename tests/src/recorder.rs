@@ -25,8 +25,8 @@ pub fn recording(device: &Device) -> (Device, Launched) {
     (Device::from_driver(Arc::new(recorder)), launched)
 }
 
-/// The same device, planned for as if it had one multiprocessor and a cache of 4 KiB: blocks with more
-/// work each, and many waves of heads.
+/// The same device, planned for as if it had one multiprocessor and a cache of 4 KiB: blocks with more work each, and
+/// many waves of heads.
 pub fn small(device: &Device) -> Device {
     let properties =
         DeviceProperties { multiprocessors: 1, l2_bytes: 4096, ..device.properties().clone() };

@@ -80,8 +80,8 @@ const ENOUGH_ELEMENTS: usize = 4096;
 /// Visible keys that make unfused code round.
 const ENOUGH_KEYS: usize = 16;
 
-/// Keys of the company: few, so that probabilities are neither all nor nothing and errors as large as
-/// they become. With a power of two of them, equal probabilities would be exact.
+/// Keys of the company: few, so that probabilities are neither all nor nothing and errors as large as they become. With
+/// a power of two of them, equal probabilities would be exact.
 const COMPANY_KEYS: usize = 3;
 
 /// A case to judge `case` together with; none when no row of it sees a key, or when it is large enough.
@@ -150,8 +150,7 @@ impl Tensor {
         let (place, whose) = if at < own { (at, "") } else { (at - own, " of its company") };
         let (got, exact) = (got[at], exact[at]);
         format!(
-            "{name}: element {place}{whose}: expected {exact}, got {got} \
-             (error {error:.2e}, allowed {allowed:.2e})"
+            "{name}: element {place}{whose}: expected {exact}, got {got} (error {error:.2e}, allowed {allowed:.2e})"
         )
     }
 }

@@ -93,8 +93,7 @@ fn gradients_in_f32_are_within_the_rule() {
     accurate("accuracy-gradients-f32", 40, with_gradients(Dtype::F32));
 }
 
-/// A smaller GPU has fewer blocks, each of which works on several key tiles, and takes the heads in more
-/// waves.
+/// A smaller GPU has fewer blocks, each of which works on several key tiles, and takes the heads in more waves.
 #[test]
 fn plans_for_a_small_device_are_within_the_rule() {
     let cases = Cases::changed(|case| case.key_rows += 65).extended();

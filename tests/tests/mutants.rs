@@ -45,8 +45,8 @@ fn ragged(kernel: &str) -> Case {
     }
 }
 
-/// How a case fails with these kernels; `None` when it passes. The device is planned for as a small one,
-/// so that blocks of a backward work on several key tiles.
+/// How a case fails with these kernels; `None` when it passes. The device is planned for as a small one, so that blocks
+/// of a backward work on several key tiles.
 ///
 /// Panics if the kernel cannot be run at all: a text that is no PTX is not caught, it is no mutant.
 fn failure(arch: Arch, kernel: &str, images: KernelImages, case: &Case) -> Option<(Caught, String)> {
@@ -126,8 +126,7 @@ fn a_missing_barrier() {
 fn a_barrier_that_one_warp_skips() {
     caught(EMULATOR, ALIGNED, &ragged(ALIGNED), |ptx| {
         ptx.edited("bar.sync", "", Which::Last, |_| {
-            "{ .reg .pred %skip; .reg .b32 %who; mov.u32 %who, %tid.x; \
-             setp.ge.u32 %skip, %who, 32; @%skip bar.sync 0; }"
+            "{ .reg .pred %skip; .reg .b32 %who; mov.u32 %who, %tid.x; setp.ge.u32 %skip, %who, 32; @%skip bar.sync 0; }"
                 .to_owned()
         })
     });

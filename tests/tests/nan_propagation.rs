@@ -1,5 +1,5 @@
-//! A NaN or an infinity in an input (or in dO) is never hidden: it reaches every output that depends on
-//! it, and no other.
+//! A NaN or an infinity in an input (or in dO) is never hidden: it reaches every output that depends on it, and no
+//! other.
 
 use finite_attention::check::{
     Case, Computed, GradientInputs, Inputs, Placement, Surroundings, expected,
@@ -140,7 +140,9 @@ fn reaches_what_depends_on_it(tensor: Tensor) -> impl Fn(&Device, &Case) -> Find
             let (o, unblemished, exact) = (got.o[at], clean.o[at], expected.o[at]);
             let other_column = tensor == Tensor::V && at % case.value_dim != blemish.column;
             let never = other_column || blemish.reach(case, batch, head, row) == Reach::Never;
-            if !exact.is_finite() && o.is_finite() || never && o.to_bits() != unblemished.to_bits() {
+            if !exact.is_finite() && o.is_finite() && o != 0.0
+                || never && o.to_bits() != unblemished.to_bits()
+            {
                 return report("o", at, o, unblemished, exact);
             }
         }

@@ -90,7 +90,8 @@ impl fmt::Display for ForwardPlan {
 /// A problem without keys (Sk = 0) is still launched: o must become 0 and lse minus infinity.
 ///
 /// # Errors
-/// [`NullPointer`](crate::Error::NullPointer), [`Misaligned`](crate::Error::Misaligned), [`KernelMissing`](crate::Error::KernelMissing), [`GridTooLarge`](crate::Error::GridTooLarge).
+/// [`NullPointer`](crate::Error::NullPointer), [`Misaligned`](crate::Error::Misaligned),
+/// [`KernelMissing`](crate::Error::KernelMissing), [`GridTooLarge`](crate::Error::GridTooLarge).
 pub fn plan_forward(
     valid: &ValidForward,
     device: &DeviceProperties,

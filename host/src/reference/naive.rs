@@ -12,7 +12,7 @@ pub struct Naive {
 
 /// Scores and probabilities are rounded to `input`, sums are taken in f32, o is rounded to `output`.
 ///
-/// Shapes as in [`super::exact`].
+/// Shapes as in [`super::exact()`].
 pub fn naive(
     sizes: &Sizes,
     input: Precision,

@@ -34,7 +34,7 @@ struct Tensors<'t> {
 /// `input`; lse, delta and sums are f32; gradients are rounded to `output`. Probabilities come from lse,
 /// as SEMANTICS says: in f32 the rounding of lse is what limits them.
 ///
-/// Shapes as in [`super::exact_backward`].
+/// Shapes as in [`super::exact_backward()`].
 pub fn naive_backward(
     sizes: &Sizes,
     [input, output]: [Precision; 2],

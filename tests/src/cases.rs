@@ -1,6 +1,6 @@
 //! Random cases that shrink to the smallest failing shape.
 
-use finite_attention::check::{Case, Gradients, Placement, case, extended_case};
+use finite_attention::check::{Case, Gradients, Placement, case, extended_case, with_enough_rows};
 use finite_attention::{Mask, Mode};
 use proptest::strategy::{NewTree, Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
@@ -51,6 +51,12 @@ impl Cases {
     /// The same, out of cases that may have windows, packed sequences and gradients too.
     pub fn extended(self) -> Self {
         Cases { generate: extended_case, ..self }
+    }
+
+    /// The same, with as many heads as the tolerance rule needs; failing cases shrink no further.
+    pub fn with_enough_rows(self) -> Self {
+        let fit = self.fit;
+        Cases { fit: Arc::new(move |case| fit(case).map(with_enough_rows)), ..self }
     }
 }
 

@@ -5,7 +5,7 @@ use finite_attention::check::{Case, Computed, GradientInputs, Inputs, Surroundin
 use finite_attention::{Device, Mode};
 
 /// Runs a case; an error of the device, findings of the emulator among them, is what is wrong with the
-/// case. Gradients of o and lse, where it has them, are normal numbers.
+/// case. Gradients of o and lse, where it has them, are random numbers.
 ///
 /// # Errors
 /// The text of the error.
@@ -15,7 +15,7 @@ pub fn run(
     inputs: &Inputs,
     surroundings: Surroundings,
 ) -> Result<Computed, String> {
-    run_with(device, case, inputs, &GradientInputs::normal(case), surroundings)
+    run_with(device, case, inputs, &GradientInputs::drawn(case), surroundings)
 }
 
 /// As [`run`], with these gradients of o and lse.

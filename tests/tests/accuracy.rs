@@ -2,15 +2,17 @@
 //! ragged shape, dtype, mask and layout. What surrounds the elements is NaN, and nothing outside the
 //! outputs may be written.
 
-use finite_attention::check::Case;
+use finite_attention::check::{Case, Inputs};
 use finite_attention::{Dtype, Mask};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::small;
-use finite_attention_tests::rule::{numbers, within_the_rule};
+use finite_attention_tests::rule::within_the_rule;
 
 fn accurate(test: &str, count: u32, cases: Cases) {
-    check(test, count, cases, |device, case| within_the_rule(device, case, numbers).map(|_| ()));
+    check(test, count, cases.with_enough_rows(), |device, case| {
+        within_the_rule(device, case, &Inputs::drawn(case)).map(|_| ())
+    });
 }
 
 /// In this dtype; o and the gradients are in f32 where they were to differ from the inputs.
@@ -96,8 +98,8 @@ fn gradients_in_f32_are_within_the_rule() {
 /// A smaller GPU has fewer blocks, each of which works on several key tiles, and takes the heads in more waves.
 #[test]
 fn plans_for_a_small_device_are_within_the_rule() {
-    let cases = Cases::changed(|case| case.key_rows += 65).extended();
+    let cases = Cases::changed(|case| case.key_rows += 65).extended().with_enough_rows();
     check("accuracy-small-device", 40, cases, |device, case| {
-        within_the_rule(&small(device), case, numbers).map(|_| ())
+        within_the_rule(&small(device), case, &Inputs::drawn(case)).map(|_| ())
     });
 }

@@ -1,11 +1,11 @@
 //! A row that sees no key has o = 0, lse = -inf and dq = 0, exactly; the rows beside it are right.
 
-use finite_attention::check::{Case, Computed};
+use finite_attention::check::{Case, Computed, Inputs};
 use finite_attention::{CausalAlignment, Device, Mask};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::RowVisibility;
 use finite_attention_tests::property::{Finding, check};
-use finite_attention_tests::rule::{numbers, within_the_rule};
+use finite_attention_tests::rule::within_the_rule;
 
 const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
 
@@ -32,7 +32,7 @@ fn dead_rows_are_zero(case: &Case, computed: &Computed) -> Finding {
 }
 
 fn right(device: &Device, case: &Case) -> Finding {
-    dead_rows_are_zero(case, &within_the_rule(device, case, numbers)?)
+    dead_rows_are_zero(case, &within_the_rule(device, case, &Inputs::drawn(case))?)
 }
 
 /// Causal, aligned at the bottom right, with more queries than keys: the first rows are dead.
@@ -45,7 +45,7 @@ fn rows_before_the_first_key_are_dead() {
         }
         (case.query_rows > case.key_rows).then_some(case)
     });
-    check("dead-rows", 50, cases, right);
+    check("dead-rows", 50, cases.with_enough_rows(), right);
 }
 
 /// The boundary between dead and living rows on both sides of every tile edge.
@@ -57,7 +57,7 @@ fn the_first_living_row_may_stand_anywhere_in_a_tile() {
         case.key_rows = case.key_rows.min(70);
         case.query_rows = case.key_rows + dead;
     });
-    check("dead-rows-edges", 50, cases, right);
+    check("dead-rows-edges", 50, cases.with_enough_rows(), right);
 }
 
 /// No keys at all: k and v have no elements.
@@ -77,5 +77,5 @@ fn dead_rows_have_no_gradients() {
         let dead = RowVisibility::of(&case).0.contains(&0);
         (dead && case.gradients.is_some()).then_some(case)
     });
-    check("dead-rows-gradients", 50, cases.extended(), right);
+    check("dead-rows-gradients", 50, cases.extended().with_enough_rows(), right);
 }

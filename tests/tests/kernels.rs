@@ -1,11 +1,11 @@
 //! Every kernel that ships is run: a fixed grid of cases for each, from which the planner must choose
 //! it.
 
-use finite_attention::check::{Case, Gradients, Placement};
+use finite_attention::check::{Case, Gradients, Inputs, Placement, with_enough_rows};
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use finite_attention_tests::device::open;
 use finite_attention_tests::recorder::recording;
-use finite_attention_tests::rule::{numbers, within_the_rule};
+use finite_attention_tests::rule::within_the_rule;
 use kernels_gpu::abi::{Access, Family, KERNELS, KernelSpec};
 
 /// Cases for one kernel: head dimensions from the smallest that no smaller kernel takes to its own.
@@ -61,8 +61,9 @@ fn every_kernel_is_run_and_right() {
         .iter()
         .filter(runs_here)
         .flat_map(grid)
+        .map(with_enough_rows)
         .filter_map(|case| {
-            let failure = within_the_rule(&device, &case, numbers).err()?;
+            let failure = within_the_rule(&device, &case, &Inputs::drawn(&case)).err()?;
             Some(format!("{} {}: {failure}", case.dtype.name(), case.shape_text()))
         })
         .collect();

@@ -9,7 +9,7 @@ use finite_attention::{Device, Dtype};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{finite, run};
 use finite_attention_tests::property::{Finding, check};
-use finite_attention_tests::rule::{numbers, within_the_rule};
+use finite_attention_tests::rule::within_the_rule;
 
 const SCALES: [Option<f32>; 6] = [None, Some(-0.125), Some(0.0), Some(1.0), Some(-3.0), None];
 
@@ -33,7 +33,7 @@ fn judged(case: &mut Case) {
 /// Numbers without their signs, those of q times `factor`.
 fn without_signs(factor: f32) -> impl Fn(&Case) -> Inputs {
     move |case| {
-        let mut inputs = numbers(case);
+        let mut inputs = Inputs::drawn(case);
         inputs.q.iter_mut().for_each(|q| *q = q.abs() * factor);
         inputs.k.iter_mut().for_each(|k| *k = k.abs());
         inputs
@@ -45,12 +45,12 @@ fn finite_and_within_the_rule(
     case: &Case,
     numbers: impl Fn(&Case) -> Inputs,
 ) -> Finding {
-    finite(case, &within_the_rule(device, case, numbers)?)
+    finite(case, &within_the_rule(device, case, &numbers(case))?)
 }
 
 #[test]
 fn logits_thirty_times_as_large_are_within_the_rule() {
-    check("large-logits-30", 40, Cases::changed(judged), |device, case| {
+    check("large-logits-30", 40, Cases::changed(judged).with_enough_rows(), |device, case| {
         finite_and_within_the_rule(device, case, without_signs(30.0))
     });
 }
@@ -66,7 +66,7 @@ fn logits_a_thousand_times_as_large_are_within_the_rule() {
         case.output_dtype = case.dtype;
         judged(case);
     });
-    check("large-logits-1000", 40, in_16_bits, |device, case| {
+    check("large-logits-1000", 40, in_16_bits.with_enough_rows(), |device, case| {
         finite_and_within_the_rule(device, case, without_signs(1000.0))
     });
 }
@@ -85,7 +85,7 @@ fn lse_of_logits_a_thousand_times_as_large_is_within_the_rule() {
 #[test]
 fn large_logits_of_both_signs_are_finite() {
     check("large-logits-signs", 40, Cases::changed(scaled), |device, case| {
-        let mut inputs = Inputs::normal(case);
+        let mut inputs = Inputs::drawn(case);
         inputs.q.iter_mut().for_each(|q| *q *= 1000.0);
         finite(case, &run(device, case, &inputs, Surroundings::Nan)?)
     });
@@ -100,7 +100,7 @@ fn gradients_of_large_logits_are_finite() {
         Some(case)
     });
     check("large-logits-gradients", 40, cases.extended(), |device, case| {
-        let mut inputs = Inputs::normal(case);
+        let mut inputs = Inputs::drawn(case);
         inputs.q.iter_mut().for_each(|q| *q *= 1000.0);
         finite(case, &run(device, case, &inputs, Surroundings::Nan)?)
     });
@@ -114,7 +114,7 @@ fn f16_near_its_overflow_is_finite() {
         case.amplitude = 1.0;
     });
     check("large-logits-f16", 40, f16, |device, case| {
-        let mut inputs = Inputs::normal(case);
+        let mut inputs = Inputs::drawn(case);
         for tensor in [&mut inputs.q, &mut inputs.k, &mut inputs.v] {
             tensor.iter_mut().for_each(|x| *x = (65504.0 - x.abs().fract() * 32768.0).copysign(*x));
         }
@@ -126,7 +126,7 @@ fn f16_near_its_overflow_is_finite() {
 #[test]
 fn the_largest_key_takes_all() {
     let distinct = |key: usize| ((key * 37 + 11) % DISTINCT_KEYS) as f32;
-    check("large-logits-one-key", 40, few_keys(), move |device, case| {
+    check("large-logits-one-key", 40, few_keys().with_enough_rows(), move |device, case| {
         finite_and_within_the_rule(device, case, |case| along_one_column(case, distinct))
     });
 }
@@ -134,7 +134,7 @@ fn the_largest_key_takes_all() {
 /// Scores are huge and all the same: every visible key has the same weight.
 #[test]
 fn equal_keys_share_the_weight() {
-    check("large-logits-equal", 40, few_keys(), |device, case| {
+    check("large-logits-equal", 40, few_keys().with_enough_rows(), |device, case| {
         finite_and_within_the_rule(device, case, |case| along_one_column(case, |_| 3.0))
     });
 }
@@ -164,7 +164,7 @@ fn along_one_column(case: &Case, key_value: impl Fn(usize) -> f32) -> Inputs {
         Dtype::F16 => 256.0,
         Dtype::Bf16 | Dtype::F32 => 2f32.powi(80),
     };
-    let mut inputs = Inputs::normal(case);
+    let mut inputs = Inputs::drawn(case);
     for (at, q) in inputs.q.iter_mut().enumerate() {
         *q = if at.is_multiple_of(case.head_dim) { huge } else { 0.0 };
     }

@@ -51,7 +51,7 @@ fn ragged(kernel: &str) -> Case {
 /// Panics if the kernel cannot be run at all: a text that is no PTX is not caught, it is no mutant.
 fn failure(arch: Arch, kernel: &str, images: KernelImages, case: &Case) -> Option<(Caught, String)> {
     let device = small(&emulated(arch, images, Options::default()));
-    match compute(&device, case, &Inputs::normal(case), Surroundings::Nan) {
+    match compute(&device, case, &Inputs::drawn(case), Surroundings::Nan) {
         Ok(computed) => {
             let backward = computed.gradients.as_ref().map(|gradients| gradients.kernel);
             let ran = computed.kernel == kernel || backward == Some(kernel);

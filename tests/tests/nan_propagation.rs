@@ -118,7 +118,7 @@ fn places(case: &Case) -> [Vec<(usize, usize, usize)>; 2] {
 fn reaches_what_depends_on_it(tensor: Tensor) -> impl Fn(&Device, &Case) -> Finding {
     move |device, case| {
         let blemish = Blemish::draw(case, tensor);
-        let mut inputs = Inputs::normal(case);
+        let mut inputs = Inputs::drawn(case);
         let clean = run(device, case, &inputs, Surroundings::Nan)?;
         let blemished = match tensor {
             Tensor::Q => &mut inputs.q,
@@ -204,8 +204,8 @@ fn a_blemish_of_v_reaches_the_rows_that_see_it_and_no_other_column() {
 
 /// A blemish of dO, with gradients that are the same in every run.
 fn reaches_the_gradients_that_depend_on_it(device: &Device, case: &Case) -> Finding {
-    let inputs = Inputs::normal(case);
-    let mut d_o = GradientInputs::normal(case);
+    let inputs = Inputs::drawn(case);
+    let mut d_o = GradientInputs::drawn(case);
     let clean = run_with(device, case, &inputs, &d_o, Surroundings::Nan)?;
     let blemish = Blemish::draw(case, Tensor::DO);
     blemish.put(case, &mut d_o.d_o);

@@ -10,7 +10,7 @@ use finite_attention_tests::property::{Finding, check};
 /// Zeros around the inputs against NaN and infinity there. Outputs start as NaN, so that an element that
 /// is not written is not finite.
 fn surroundings_change_nothing(device: &Device, case: &Case) -> Finding {
-    let inputs = Inputs::normal(case);
+    let inputs = Inputs::drawn(case);
     let zeros = run(device, case, &inputs, Surroundings::Zero)?;
     finite(case, &zeros)?;
     for surroundings in [Surroundings::Nan, Surroundings::Infinity] {

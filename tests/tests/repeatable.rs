@@ -23,7 +23,7 @@ fn cases() -> Cases {
 #[test]
 fn runs_give_the_same_bits() {
     check("repeatable", 24, cases(), |device, case| {
-        let inputs = Inputs::normal(case);
+        let inputs = Inputs::drawn(case);
         let first = run(device, case, &inputs, Surroundings::Nan)?;
         for _ in 0..3 {
             identical(
@@ -42,7 +42,7 @@ fn runs_give_the_same_bits() {
 fn schedules_give_the_same_bits() {
     let Some(arch) = emulated_arch() else { return };
     check("repeatable-schedules", 24, cases(), |device, case| {
-        let inputs = Inputs::normal(case);
+        let inputs = Inputs::drawn(case);
         let first = run(device, case, &inputs, Surroundings::Nan)?;
         let orders = [
             (Schedule::Eager, 1),
@@ -67,7 +67,7 @@ fn schedules_give_the_same_bits() {
 fn checks_change_no_bits() {
     let Some(arch) = emulated_arch() else { return };
     check("repeatable-checks", 12, cases(), |device, case| {
-        let inputs = Inputs::normal(case);
+        let inputs = Inputs::drawn(case);
         let checked = run(device, case, &inputs, Surroundings::Nan)?;
         let options = Options { checks: Checks::none(), ..Options::default() };
         let plain = emulated(arch, KernelImages::embedded(), options);

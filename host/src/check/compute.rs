@@ -34,7 +34,7 @@ pub struct Computed {
 
 /// Runs one case with these numbers on `device`, `surroundings` around and between all elements of the
 /// inputs; those of the outputs, and the outputs themselves, start as NaN. If the case has gradients, dO
-/// and dLSE are [`GradientInputs::normal`].
+/// and dLSE are [`GradientInputs::drawn`].
 ///
 /// # Errors
 /// Errors of the problem, of the planner, and of the device.
@@ -44,7 +44,7 @@ pub fn compute(
     inputs: &Inputs,
     surroundings: Surroundings,
 ) -> Result<Computed> {
-    compute_with(device, case, inputs, &GradientInputs::normal(case), surroundings)
+    compute_with(device, case, inputs, &GradientInputs::drawn(case), surroundings)
 }
 
 /// As [`compute`], with these gradients of o and lse.

@@ -76,7 +76,7 @@ pub fn gradcheck(case: &Case) -> GradcheckRow {
             key_rows: sizes.key_rows,
             ..case.clone()
         };
-        let (inputs, gradients) = (Inputs::normal(&alone), GradientInputs::normal(&alone));
+        let (inputs, gradients) = (Inputs::drawn(&alone), GradientInputs::drawn(&alone));
         let loss = Loss { sizes, d_o: widened(&gradients.d_o), d_lse: widened(&gradients.d_lse) };
         let mut tensors = [&inputs.q, &inputs.k, &inputs.v].map(|numbers| widened(numbers));
         let exact = loss.gradients(&tensors);

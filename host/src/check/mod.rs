@@ -5,7 +5,6 @@
 
 mod backward;
 mod case;
-mod company;
 mod compute;
 mod equivalence;
 mod expected;
@@ -21,9 +20,9 @@ pub use case::{Case, Gradients, Part};
 pub use compute::{Computed, compute, compute_with};
 pub use equivalence::equivalence_cases;
 pub use expected::{Expected, expected};
-pub use generate::{LENGTHS, case, cases, extended_case};
+pub use generate::{LENGTHS, case, cases, extended_case, with_enough_rows};
 pub use gradcheck::{GradcheckRow, gradcheck, gradcheck_cases};
-pub use inputs::{Distribution, GradientInputs, Inputs};
+pub use inputs::{GradientInputs, Inputs};
 pub use memory::{GUARD_BYTES, Surroundings, TensorMemory};
 pub use placement::Placement;
 pub use run::{Outcome, TensorVerdict, judge, run_case, sweep};

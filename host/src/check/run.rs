@@ -1,13 +1,10 @@
 //! Runs cases on a device and judges the results.
 
-use super::company::UnfusedErrors;
 use super::expected::precision;
-use super::{
-    Case, Computed, Distribution, Expected, GradientInputs, Inputs, Surroundings, compute_with, expected,
-};
+use super::{Case, Computed, Expected, GradientInputs, Inputs, Surroundings, compute_with, expected};
 use crate::device::Device;
 use crate::error::Result;
-use crate::reference::{Verdict, judge_gradient, judge_lse, judge_output, rounding_error};
+use crate::reference::{Verdict, judge_gradient, judge_lse, judge_output, output_allowance};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -70,9 +67,7 @@ impl Outcome {
 
 /// Runs one case on `device` and compares it with the reference.
 pub fn run_case(device: &Device, case: &Case) -> Outcome {
-    let distribution = Distribution::of(case);
-    let inputs = Inputs::drawn(case, distribution);
-    let gradients = GradientInputs::drawn(case, distribution);
+    let (inputs, gradients) = (Inputs::drawn(case), GradientInputs::drawn(case));
     match compute_with(device, case, &inputs, &gradients, Surroundings::Nan) {
         Ok(computed) => judge(case, &computed),
         Err(error) => Outcome {
@@ -125,8 +120,8 @@ pub fn sweep(
     Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
 }
 
-/// Compares what a device computed with the reference: by the rule of SEMANTICS section 3, with the
-/// errors of unfused code taken from this case and from a larger one with numbers of the same kind.
+/// Compares what a device computed with the reference: each tensor by the tolerance rule
+/// ([`output_allowance`]).
 pub fn judge(case: &Case, computed: &Computed) -> Outcome {
     let nothing = GradientInputs { d_o: Vec::new(), d_lse: Vec::new() };
     let gradients = computed.gradients.as_ref();
@@ -153,8 +148,7 @@ type Judged<'c> = (&'static str, &'c [f32], &'c [f64], Verdict);
 
 /// Every output by its rule.
 fn verdicts<'c>(case: &Case, computed: &'c Computed, expected: &'c Expected) -> Vec<Judged<'c>> {
-    let unfused = UnfusedErrors::with_company(case, expected);
-    let allowed = 2.0 * unfused.o + 2.0 * rounding_error(&expected.o, precision(case.output_dtype));
+    let allowed = output_allowance(&expected.naive_o, &expected.o, precision(case.output_dtype));
     let o = judge_output(&computed.o, &expected.o, allowed);
     let lse = judge_lse(&computed.lse, &expected.lse);
     let mut all = vec![
@@ -162,14 +156,14 @@ fn verdicts<'c>(case: &Case, computed: &'c Computed, expected: &'c Expected) -> 
         ("lse", &computed.lse, &expected.lse, lse),
     ];
     let asked = case.gradients.zip(computed.gradients.as_ref()).zip(expected.gradients.as_ref());
-    if let Some(((asked, got), (exact, _))) = asked {
+    if let Some(((asked, got), (exact, naive))) = asked {
         let output = precision(asked.dtype);
-        for (name, got, exact, unfused) in [
-            ("dq", &got.dq, &exact.dq, unfused.dq),
-            ("dk", &got.dk, &exact.dk, unfused.dk),
-            ("dv", &got.dv, &exact.dv, unfused.dv),
+        for (name, got, exact, naive) in [
+            ("dq", &got.dq, &exact.dq, &naive.dq),
+            ("dk", &got.dk, &exact.dk, &naive.dk),
+            ("dv", &got.dv, &exact.dv, &naive.dv),
         ] {
-            let allowed = 2.0 * unfused + 2.0 * rounding_error(exact, output);
+            let allowed = output_allowance(naive, exact, output);
             all.push((name, got, exact, judge_gradient(got, exact, allowed, output)));
         }
     }

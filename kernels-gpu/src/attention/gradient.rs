@@ -24,8 +24,9 @@ pub struct TilePosition {
 }
 
 /// Turns scores into probabilities. `lse` is the shared address of the columns' lse; `+inf` (a dead or
-/// padding row) makes a column 0. lse and `scale` are in powers of two, or, with `NATURAL`, not: one
-/// instruction more per score, and the error of lse as it was given is the only large one left.
+/// padding row) makes a column 0. lse and `scale` are in powers of two, or, with `NATURAL`, not: two
+/// instructions more per score. The scaled score is then rounded as lse was: where a query sees one key
+/// they are the same, and p is 1 exactly, however large they are.
 ///
 /// # Safety
 /// The lse of all columns are written and visible.
@@ -43,7 +44,11 @@ pub unsafe fn probabilities<
     position: &TilePosition,
 ) {
     each_element::<F, ROWS, N>(lane, lse, |register, value| {
-        scores[register] = math::fma(scores[register], scale, -value);
+        scores[register] = if NATURAL {
+            scores[register] * scale - value
+        } else {
+            math::fma(scores[register], scale, -value)
+        };
     });
     if position.masked {
         let (visible, rows) = (&position.visible, position.key_rows);

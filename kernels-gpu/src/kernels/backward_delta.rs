@@ -3,7 +3,7 @@
 //!
 //! The main kernel subtracts delta from `dp = dO v`. For a row that sees one key, `o = v`, and the
 //! difference must be 0, not the difference of two roundings: so delta is summed by the same instructions in
-//! the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`), one chain of fused
+//! the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`), chains of fused
 //! multiply-adds for f32.
 
 use crate::abi::{BackwardParams, ROW_PADDING, TensorView};
@@ -158,7 +158,7 @@ unsafe fn load_products<E: TensorCoreElement>(
     (packed, d_o, rest)
 }
 
-/// For f32: one chain of fused multiply-adds per row, 8 columns in each lane.
+/// For f32: one chain of fused multiply-adds per 32 columns of a row, 8 columns in each lane.
 #[inline(always)]
 unsafe fn delta_fma(p: &BackwardParams) {
     let rows = DeltaRows::of_this_warp(p);
@@ -178,7 +178,8 @@ unsafe fn delta_fma(p: &BackwardParams) {
             (right[i], right[i + 1]) = (first, second);
             i += 2;
         }
-        // The chain goes from lane to lane.
+        // A chain of 32 columns goes through four lanes.
+        let mut sum = 0.0;
         let mut chain = 0.0;
         let mut owner = 0;
         while 8 * owner < p.value_dim {
@@ -189,9 +190,13 @@ unsafe fn delta_fma(p: &BackwardParams) {
             }
             chain = warp::shuffle(chain, owner);
             owner += 1;
+            if owner % 4 == 0 {
+                sum += chain;
+                chain = 0.0;
+            }
         }
         if lane == 0 {
-            rows.store::<true>(row, chain);
+            rows.store::<true>(row, sum + chain);
         }
         row += 1;
     }

@@ -11,7 +11,7 @@
 
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{async_copy, barrier, shared, thread, warp};
+use crate::arch::{barrier, shared, thread, warp};
 use crate::attention::gradient::{TilePosition, probabilities, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::pipeline::query_ring::QueryRing;
@@ -120,7 +120,6 @@ unsafe fn backward<
             add_in_lane_order(lane, warp, &dq, block.dq_accumulator(p, &at, QUERIES));
             at = next;
         }
-        async_copy::wait::<0>();
         barrier::block_sync();
         let mut i = 0;
         while i < O {

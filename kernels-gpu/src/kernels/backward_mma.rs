@@ -15,7 +15,7 @@
 
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{async_copy, barrier, shared, thread, warp};
+use crate::arch::{barrier, shared, thread, warp};
 use crate::attention::gradient::{TilePosition, probabilities, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::pipeline::query_ring::QueryRing;
@@ -76,15 +76,6 @@ unsafe fn backward<
         let walk = block.walk(p, first_key, KEYS, QUERIES);
         let mut gradient = [[0.0; O]; M];
         let mut at = walk.start();
-        let has_keys = block.has_key(key_tile * KEYS + pair_row);
-        if !has_keys && is_key_warp {
-            // Past the last key: the pair does nothing, but dQ reads its part of ds.
-            let mut m = 0;
-            while m < M {
-                store_packed(lane, |_| 0, ds_tile, pair_row + 16 * m as u32);
-                m += 1;
-            }
-        }
         if walk.steps > 0 {
             let k = block.key_rows::<2>(&p.k, first_key, p.head_dim);
             let v = block.key_rows::<2>(&p.v, first_key, p.value_dim);
@@ -98,75 +89,68 @@ unsafe fn backward<
             if next.step < walk.steps {
                 ring.request::<E>(next.step, &block.source::<2>(p, &next, QUERIES));
             }
-            if has_keys {
-                let (own, first, second) = if is_key_warp {
-                    (v_tile, ring.d_o(at.step), ring.q(at.step))
-                } else {
-                    (k_tile, ring.q(at.step), ring.d_o(at.step))
-                };
-                let mut scores: [[f32; S]; M] =
-                    multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
-                let packed: [[u32; P]; M] = if is_key_warp {
-                    let mut m = 0;
-                    while m < M {
-                        subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(at.step));
-                        m += 1;
-                    }
-                    exchange.receive();
-                    let mut m = 0;
-                    while m < M {
-                        let mut i = 0;
-                        while i < P / 4 {
-                            let four = exchange.read(m * (P / 4) + i);
-                            let mut j = 0;
-                            while j < 4 {
-                                let (low, high) = E::unpack(four[j]);
-                                scores[m][8 * i + 2 * j] *= low;
-                                scores[m][8 * i + 2 * j + 1] *= high;
-                                j += 1;
-                            }
-                            i += 1;
+            let (own, first, second) = if is_key_warp {
+                (v_tile, ring.d_o(at.step), ring.q(at.step))
+            } else {
+                (k_tile, ring.q(at.step), ring.d_o(at.step))
+            };
+            let mut scores: [[f32; S]; M] =
+                multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
+            let packed: [[u32; P]; M] = if is_key_warp {
+                let mut m = 0;
+                while m < M {
+                    subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(at.step));
+                    m += 1;
+                }
+                exchange.receive();
+                let mut m = 0;
+                while m < M {
+                    let mut i = 0;
+                    while i < P / 4 {
+                        let four = exchange.read(m * (P / 4) + i);
+                        let mut j = 0;
+                        while j < 4 {
+                            let (low, high) = E::unpack(four[j]);
+                            scores[m][8 * i + 2 * j] *= low;
+                            scores[m][8 * i + 2 * j + 1] *= high;
+                            j += 1;
                         }
-                        m += 1;
+                        i += 1;
                     }
-                    let packed = pack_all::<E, M, S, P>(&scores);
-                    warp::warp_sync();
-                    let mut m = 0;
-                    while m < M {
-                        store_packed(lane, |i| packed[m][i], ds_tile, pair_row + 16 * m as u32);
-                        m += 1;
-                    }
-                    packed
-                } else {
-                    let mut m = 0;
-                    while m < M {
-                        let position = TilePosition {
-                            key: first_key + (pair_row + 16 * m as u32) as i32,
-                            query: at.tile * QUERIES as i32,
-                            key_rows: block.sequence.visible.key_rows,
-                            visible: block.visible,
-                            masked: walk.is_masked(&at),
-                        };
-                        probabilities::<MmaFragment, 2, S, false>(
-                            lane,
-                            &mut scores[m],
-                            ring.lse(at.step),
-                            scale_log2,
-                            &position,
-                        );
-                        m += 1;
-                    }
-                    let packed = pack_all::<E, M, S, P>(&scores);
-                    exchange.give(&packed);
-                    packed
-                };
-                multiply_accumulate::<E, QUERIES, ROW_BYTES, M, P, O>(
-                    lane,
-                    &mut gradient,
-                    &packed,
-                    second,
-                );
-            }
+                    m += 1;
+                }
+                let packed = pack_all::<E, M, S, P>(&scores);
+                warp::warp_sync();
+                let mut m = 0;
+                while m < M {
+                    store_packed(lane, |i| packed[m][i], ds_tile, pair_row + 16 * m as u32);
+                    m += 1;
+                }
+                packed
+            } else {
+                let mut m = 0;
+                while m < M {
+                    let position = TilePosition {
+                        key: first_key + (pair_row + 16 * m as u32) as i32,
+                        query: at.tile * QUERIES as i32,
+                        key_rows: block.sequence.visible.key_rows,
+                        visible: block.visible,
+                        masked: walk.is_masked(&at),
+                    };
+                    probabilities::<MmaFragment, 2, S, false>(
+                        lane,
+                        &mut scores[m],
+                        ring.lse(at.step),
+                        scale_log2,
+                        &position,
+                    );
+                    m += 1;
+                }
+                let packed = pack_all::<E, M, S, P>(&scores);
+                exchange.give(&packed);
+                packed
+            };
+            multiply_accumulate::<E, QUERIES, ROW_BYTES, M, P, O>(lane, &mut gradient, &packed, second);
             barrier::block_sync();
 
             let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
@@ -180,7 +164,6 @@ unsafe fn backward<
             add_in_lane_order(lane, warp, dq.as_flattened(), block.dq_accumulator(p, &at, QUERIES));
             at = next;
         }
-        async_copy::wait::<0>();
         barrier::block_sync();
         let (view, columns, factor) =
             if is_key_warp { (&p.dk, p.head_dim, p.scale) } else { (&p.dv, p.value_dim, 1.0) };

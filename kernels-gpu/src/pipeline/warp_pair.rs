@@ -13,16 +13,16 @@ use crate::arch::{barrier, shared};
 /// A pair of warps, with a named barrier and a piece of shared memory of their own.
 #[derive(Clone, Copy)]
 pub struct WarpPair {
-    barrier: u32,
+    index: u32,
     address: u32,
     lane: u32,
 }
 
 impl WarpPair {
-    /// Pair `index` (0..15), of lane `lane`, exchanging at shared address `address`.
+    /// Pair `index` (0..4), of lane `lane`, exchanging at shared address `address`.
     #[inline(always)]
     pub fn new(index: u32, address: u32, lane: u32) -> Self {
-        WarpPair { barrier: 1 + index, address, lane }
+        WarpPair { index, address, lane }
     }
 
     /// Gives `N` (a multiple of 4) registers per lane.
@@ -42,7 +42,7 @@ impl WarpPair {
             }
             m += 1;
         }
-        barrier::sync(self.barrier, 64);
+        self.meet();
     }
 
     /// Waits for the giver.
@@ -51,7 +51,18 @@ impl WarpPair {
     /// The taking warp calls it, once between two barriers of the block.
     #[inline(always)]
     pub unsafe fn receive(&self) {
-        barrier::sync(self.barrier, 64);
+        self.meet();
+    }
+
+    /// Barrier 0 is the whole block's.
+    #[inline(always)]
+    unsafe fn meet(&self) {
+        match self.index {
+            0 => barrier::sync::<1, 64>(),
+            1 => barrier::sync::<2, 64>(),
+            2 => barrier::sync::<3, 64>(),
+            _ => barrier::sync::<4, 64>(),
+        }
     }
 
     /// Registers `4 index..4 index + 4` of what was given.

@@ -14,6 +14,8 @@ const CHUNKS: u32 = 8;
 
 /// `scores = q k^T` for `4 R` rows from `first_row` on, and `KEYS` keys. `S = R * KEYS / 8`.
 ///
+/// Each panel of 32 columns is summed on its own: rounding errors grow with the length of a chain.
+///
 /// # Safety
 /// Both tiles are written and visible.
 #[inline(always)]
@@ -34,6 +36,7 @@ pub unsafe fn multiply_transposed<
     let mut panel = 0;
     while panel < thread::opaque(ROW_BYTES / 128) {
         let (q_panel, k_panel) = (q.panel(panel), k.panel(panel));
+        let mut partial = [0.0; S];
         let mut chunk = 0;
         while chunk < CHUNKS {
             let mut a = [[0.0; 4]; R];
@@ -51,7 +54,7 @@ pub unsafe fn multiply_transposed<
                     let at = i * (S / R) + j;
                     let mut e = 0;
                     while e < 4 {
-                        scores[at] = fma(a[i][e], b[e], scores[at]);
+                        partial[at] = fma(a[i][e], b[e], partial[at]);
                         e += 1;
                     }
                     i += 1;
@@ -59,6 +62,11 @@ pub unsafe fn multiply_transposed<
                 j += 1;
             }
             chunk += 1;
+        }
+        let mut at = 0;
+        while at < S {
+            scores[at] += partial[at];
+            at += 1;
         }
         panel += 1;
     }

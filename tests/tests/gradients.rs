@@ -1,0 +1,157 @@
+//! Gradients where fused kernels have failed before: tails in every tile configuration, f16 near its range,
+//! keys alone, and many runs of the same call.
+
+use finite_attention::check::{
+    Case, Computed, Gradients, Inputs, Placement, Surroundings, with_enough_rows,
+};
+use finite_attention::{CausalAlignment, Device, Dtype, Mask, Mode};
+use finite_attention_tests::cases::Cases;
+use finite_attention_tests::compare::{finite, has_repeatable_dq, identical, run};
+use finite_attention_tests::device::{emulated_arch, open};
+use finite_attention_tests::property::{Finding, check};
+use finite_attention_tests::recorder::{recording, small};
+use finite_attention_tests::rule::within_the_rule;
+use kernels_gpu::abi::{Access, Family, KERNELS, KernelSpec};
+
+const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
+const MODES: [Mode; 2] = [Mode::Fast, Mode::Deterministic];
+
+fn right(device: &Device, case: &Case, inputs: &Inputs) -> Result<Computed, String> {
+    let computed = within_the_rule(device, case, inputs)?;
+    finite(case, &computed)?;
+    Ok(computed)
+}
+
+/// The case in which dV of another library's kernel was NaN, with the head dimension of `kernel`.
+fn original_case(kernel: &KernelSpec, mode: Mode) -> Case {
+    let head_dim = kernel.head_dim as usize;
+    Case {
+        seed: u64::from(kernel.head_dim),
+        query_rows: 256,
+        key_rows: 256,
+        query_heads: 1,
+        key_heads: 1,
+        head_dim,
+        value_dim: head_dim,
+        dtype: kernel.dtype,
+        output_dtype: kernel.dtype,
+        mask: CAUSAL,
+        placement: if kernel.access == Access::Element { Placement::Unaligned } else { Placement::Bshd },
+        gradients: Some(Gradients { dtype: kernel.dtype, has_d_lse: false, mode }),
+        ..Case::small()
+    }
+}
+
+/// One head of 256 rows, causal: every main kernel of the backward, with key tiles side by side and one
+/// after another.
+#[test]
+fn one_causal_head_of_256_rows_is_right_in_every_tile_configuration() {
+    let (device, launched) = recording(&open());
+    let kernels = || KERNELS.iter().filter(|kernel| kernel.family == Family::Backward);
+    for kernel in kernels() {
+        for mode in MODES {
+            let case = original_case(kernel, mode);
+            for device in [&device, &small(&device)] {
+                right(device, &case, &Inputs::drawn(&case))
+                    .unwrap_or_else(|wrong| panic!("{} {mode:?}: {wrong}", kernel.name));
+            }
+        }
+    }
+    let launched = launched.names();
+    let missing: Vec<_> = kernels().filter(|kernel| !launched.contains(kernel.name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// q five times and k and v three times as large as usual, at short lengths.
+#[test]
+fn large_f16_inputs_have_finite_gradients() {
+    for rows in [1, 2, 5, 17, 128] {
+        for (mask, mode) in [(Mask::Full, Mode::Fast), (CAUSAL, Mode::Deterministic)] {
+            let case = with_enough_rows(Case {
+                seed: rows as u64,
+                query_rows: rows,
+                key_rows: rows,
+                dtype: Dtype::F16,
+                output_dtype: Dtype::F16,
+                mask,
+                gradients: Some(Gradients { dtype: Dtype::F16, has_d_lse: false, mode }),
+                ..Case::small()
+            });
+            let mut inputs = Inputs::drawn(&case);
+            inputs.q.iter_mut().for_each(|q| *q *= 5.0);
+            inputs.k.iter_mut().chain(&mut inputs.v).for_each(|number| *number *= 3.0);
+            right(&open(), &case, &inputs).unwrap_or_else(|wrong| panic!("{rows} rows: {wrong}"));
+        }
+    }
+}
+
+/// A key alone has probability 1: dV is the sum of dO, and dQ and dK are 0, exactly.
+#[test]
+fn sequences_of_one_key_are_right() {
+    let cases = Cases::fitted(|mut case| {
+        (case.packed, case.key_rows, case.mask) = (true, 1, Mask::Full);
+        if let Some(gradients) = &mut case.gradients {
+            gradients.has_d_lse = false;
+        }
+        (case.gradients.is_some() && case.batches > 0).then_some(case)
+    });
+    check("gradients-one-key", 30, cases.extended().with_enough_rows(), |device, case| {
+        let computed = right(device, case, &Inputs::drawn(case))?;
+        let gradients = computed.gradients.as_ref().ok_or("no gradients")?;
+        for (name, tensor) in [("dq", &gradients.dq), ("dk", &gradients.dk)] {
+            if let Some(at) = tensor.iter().position(|&number| number != 0.0) {
+                return Err(format!("{}: {name}: element {at} is {}", gradients.kernel, tensor[at]));
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Runs of a call: more on a GPU, where they cost little and blocks come in any order.
+fn repeats() -> usize {
+    if emulated_arch().is_some() { 20 } else { 100 }
+}
+
+fn repeats_give_the_same_bits(device: &Device, case: &Case) -> Finding {
+    let inputs = Inputs::drawn(case);
+    let first = run(device, case, &inputs, Surroundings::Nan)?;
+    for _ in 1..repeats() {
+        let again = run(device, case, &inputs, Surroundings::Nan)?;
+        identical(first.kernel, has_repeatable_dq(case), &first, &again)?;
+    }
+    Ok(())
+}
+
+/// A fixed grid in deterministic mode: several key tiles, ragged, grouped heads, for each dtype.
+#[test]
+fn a_grid_has_the_same_bits_in_every_run() {
+    let device = open();
+    let grid = [(200, 333, 64), (257, 130, 128), (70, 193, 40)];
+    for (dtype, (query_rows, key_rows, head_dim)) in
+        [Dtype::Bf16, Dtype::F16, Dtype::F32].into_iter().zip(grid)
+    {
+        for mask in [Mask::Full, CAUSAL] {
+            let case = Case {
+                query_rows,
+                key_rows,
+                head_dim,
+                value_dim: head_dim,
+                dtype,
+                output_dtype: dtype,
+                mask,
+                gradients: Some(Gradients { dtype, has_d_lse: true, mode: Mode::Deterministic }),
+                ..Case::small()
+            };
+            let shape = case.shape_text();
+            repeats_give_the_same_bits(&device, &case)
+                .unwrap_or_else(|wrong| panic!("{dtype:?} {shape}: {wrong}"));
+        }
+    }
+}
+
+/// Random cases in either mode: in the fast one dk and dv repeat, and dq need not.
+#[test]
+fn many_runs_give_the_same_bits() {
+    let cases = Cases::fitted(|case| case.gradients.is_some().then_some(case)).extended();
+    check("gradients-repeat", 6, cases, repeats_give_the_same_bits);
+}

@@ -240,8 +240,9 @@ pub struct BackwardParams {
     pub cu_seqlens_q: u64,
     /// As in [`ForwardParams`].
     pub cu_seqlens_k: u64,
-    /// Workspace: f32 `[2, Hq, workspace_rows]`, aligned to 16: lse (in powers of two for 16-bit elements;
-    /// `+inf` for dead rows and padding), then delta.
+    /// Workspace: f32 `[statistics, Hq, workspace_rows]`, aligned to 16: lse (in powers of two for 16-bit
+    /// elements; `+inf` for dead rows and padding), delta, and for f16 `sum |dO|`: see
+    /// [`backward_statistics`].
     pub statistics: u64,
     /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in
     /// the order in which the main kernel's lanes hold it.
@@ -286,6 +287,14 @@ pub struct BackwardParams {
     pub heads_per_wave: u32,
     /// Elements per row of a dQ accumulator: the head dim of the main kernel.
     pub padded_dim: u32,
+}
+
+/// Statistics per query row in the backward's workspace.
+pub const fn backward_statistics(dtype: Dtype) -> u32 {
+    match dtype {
+        Dtype::F16 => 3,
+        Dtype::Bf16 | Dtype::F32 => 2,
+    }
 }
 
 /// A sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of

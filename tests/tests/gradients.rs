@@ -2,11 +2,12 @@
 //! keys alone, and many runs of the same call.
 
 use finite_attention::check::{
-    Case, Computed, Gradients, Inputs, Placement, Surroundings, with_enough_rows,
+    Case, Computed, GradientInputs, Gradients, Inputs, Placement, Surroundings, expected,
+    with_enough_rows,
 };
 use finite_attention::{CausalAlignment, Device, Dtype, Mask, Mode};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::compare::{finite, has_repeatable_dq, identical, run};
+use finite_attention_tests::compare::{finite, has_repeatable_dq, identical, run, run_with};
 use finite_attention_tests::device::{emulated_arch, open};
 use finite_attention_tests::property::{Finding, check};
 use finite_attention_tests::recorder::{recording, small};
@@ -81,6 +82,42 @@ fn large_f16_inputs_have_finite_gradients() {
             inputs.q.iter_mut().for_each(|q| *q *= 5.0);
             inputs.k.iter_mut().chain(&mut inputs.v).for_each(|number| *number *= 3.0);
             right(&open(), &case, &inputs).unwrap_or_else(|wrong| panic!("{rows} rows: {wrong}"));
+        }
+    }
+}
+
+/// dO near the largest f16, as with a loss scaled for f16, and large v: dS exceeds the range of f16 by far,
+/// dQ, dK and dV do not exceed that of f32.
+#[test]
+fn f16_gradients_beyond_its_range_are_right() {
+    for (mask, mode) in [(Mask::Full, Mode::Fast), (CAUSAL, Mode::Deterministic)] {
+        let case = Case {
+            query_rows: 150,
+            key_rows: 170,
+            dtype: Dtype::F16,
+            output_dtype: Dtype::F16,
+            mask,
+            gradients: Some(Gradients { dtype: Dtype::F32, has_d_lse: false, mode }),
+            ..Case::small()
+        };
+        let (mut inputs, mut gradients) = (Inputs::drawn(&case), GradientInputs::drawn(&case));
+        inputs.v.iter_mut().for_each(|v| *v *= 1000.0);
+        // Not all rows, so that usual and unusual tiles meet in one sum.
+        let columns = case.query_heads * case.value_dim;
+        gradients.d_o[40 * columns..].iter_mut().for_each(|d_o| *d_o *= 10_000.0);
+        let computed = run_with(&open(), &case, &inputs, &gradients, Surroundings::Nan).unwrap();
+        finite(&case, &computed).unwrap();
+        let got = computed.gradients.as_ref().unwrap();
+        let (exact, _) = expected(&case, &computed.inputs, &got.inputs).gradients.unwrap();
+        for (name, got, exact) in
+            [("dq", &got.dq, &exact.dq), ("dk", &got.dk, &exact.dk), ("dv", &got.dv, &exact.dv)]
+        {
+            let size = exact.iter().fold(0.0, |size: f64, exact| size.max(exact.abs()));
+            let errors = got.iter().zip(exact).map(|(&got, exact)| (f64::from(got) - exact).abs());
+            let error = errors.fold(0.0, f64::max);
+            // Probabilities and dS are rounded to 11 bits, each sum holds both.
+            assert!(error <= 2f64.powi(-10) * size, "{mode:?} {name}: {error:e} of {size:e}");
+            assert!(name == "dv" || size > 1e7, "{name}: {size:e} is no large gradient");
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::{Error, Result};
 use crate::problem::{Mode, ValidBackward, ValidForward};
 use kernels_gpu::abi::{
-    Access, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, workspace_row_packed,
-    workspace_row_strided,
+    Access, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, backward_statistics,
+    workspace_row_packed, workspace_row_strided,
 };
 use kernels_gpu::geometry::schedule;
 use std::fmt;
@@ -112,9 +112,13 @@ impl BackwardPlan {
         self.statistics_bytes() + 4 * accumulators * u64::from(params.splits)
     }
 
-    /// f32 `[2, Hq, workspace_rows]`.
+    /// f32 `[statistics, Hq, workspace_rows]`.
     fn statistics_bytes(&self) -> u64 {
-        4 * 2 * u64::from(self.params.query_heads) * u64::from(self.params.workspace_rows)
+        let statistics =
+            self.launches.first().map_or(0, |launch| backward_statistics(launch.kernel.dtype));
+        4 * u64::from(statistics)
+            * u64::from(self.params.query_heads)
+            * u64::from(self.params.workspace_rows)
     }
 
     /// The main kernel, unless there is nothing for it to do.

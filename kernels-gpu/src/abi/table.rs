@@ -161,14 +161,14 @@ macro_rules! for_each_backward_convert_fma_sm80 {
 /// Shared memory of the f32 backward: key and value tile, one query and output-gradient tile with their
 /// row statistics, and the tile of dS.
 pub const fn backward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
-    ((2 * key_rows + 2 * query_rows) * head_dim + key_rows * query_rows + 2 * query_rows) * 4
+    ((2 * key_rows + 2 * query_rows) * head_dim + key_rows * query_rows + 3 * query_rows) * 4
 }
 
 /// Shared memory of the tensor-core backward: key and value tile, two stages of a query and an
 /// output-gradient tile with their row statistics, and the tile of dS.
 pub const fn backward_mma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
     let tiles = (2 * key_rows + 2 * 2 * query_rows) * head_dim * 2;
-    tiles + key_rows * query_rows * 2 + 2 * 2 * query_rows * 4
+    tiles + key_rows * query_rows * 2 + 2 * 3 * query_rows * 4
 }
 
 /// Shared memory of the tensor-core forward: the query tile, and two stages of a key tile and a value

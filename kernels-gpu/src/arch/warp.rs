@@ -1,5 +1,6 @@
 //! Exchange between the 32 lanes of a warp. All lanes take part.
 
+use super::math;
 use core::arch::asm;
 
 /// The value of lane `lane ^ mask`. PTX: `shfl.sync.bfly.b32`. sm_30.
@@ -24,6 +25,20 @@ pub unsafe fn shuffle(value: f32, lane: u32) -> f32 {
     asm!("shfl.sync.idx.b32 {}, {}, {}, 31, -1;", out(reg32) result, in(reg32) value, in(reg32) lane,
         options(nomem, nostack));
     result
+}
+
+/// The largest value of all lanes, the same for all; NaN is passed over. Five [`shuffle_xor`].
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn max(mut value: f32) -> f32 {
+    let mut mask = 16;
+    while mask > 0 {
+        value = math::max(value, shuffle_xor(value, mask));
+        mask /= 2;
+    }
+    value
 }
 
 /// Whether any lane says so. PTX: `vote.sync.any.pred`. sm_30.

@@ -3,7 +3,7 @@
 //! `p = 2^(c s - lse)`, `dp = v dO^T`, `ds = p (dp - delta)` (SEMANTICS section 1; FlashAttention-2,
 //! algorithm 2). lse and delta belong to columns, and stand in shared memory as two rows of f32.
 
-use crate::arch::{math, shared};
+use crate::arch::{math, shared, warp};
 use crate::attention::mask;
 use crate::geometry::visible::Visible;
 use crate::tile::fragment::Fragment;
@@ -76,6 +76,39 @@ pub unsafe fn subtract_delta<F: Fragment<ROWS, N>, const ROWS: usize, const N: u
 ) {
     each_element::<F, ROWS, N>(lane, delta, |register, value| dp[register] -= value);
 }
+
+/// The power of two that dS of a tile of `QUERIES` queries is multiplied by to stay below 2^15, when
+/// no element of v exceeds `largest_value` in size: `|dS| <= |dP - delta| <= largest_value sum|dO| + |delta|`.
+/// 1 unless that is needed, and where the bound is not finite. `norm` and `delta` are the shared addresses of
+/// the queries' `sum|dO|` and delta. All lanes get the same.
+///
+/// # Safety
+/// As [`probabilities`]; all 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn range_factor<const QUERIES: u32>(
+    lane: u32,
+    largest_value: f32,
+    norm: u32,
+    delta: u32,
+) -> f32 {
+    let mut bound = 0.0;
+    let mut row = lane;
+    while row < QUERIES {
+        let norm = f32::from_bits(shared::load_u32(norm + 4 * row));
+        let delta = f32::from_bits(shared::load_u32(delta + 4 * row));
+        bound = math::max(bound, math::fma(largest_value, norm, delta.abs()));
+        row += 32;
+    }
+    let bound = warp::max(bound);
+    if bound < LARGEST_DS || bound.is_infinite() {
+        return 1.0;
+    }
+    // bound is in 2^e..2^(e + 1), with e at most 46: the factor is 2^(14 - e).
+    f32::from_bits(((2 * 127 + 14) << 23) - (bound.to_bits() >> 23 << 23))
+}
+
+/// Half of the power of two that f16 no longer holds.
+const LARGEST_DS: f32 = 32768.0;
 
 /// Calls `apply(register, value of its column)` for all registers; the values stand at shared address
 /// `values`.

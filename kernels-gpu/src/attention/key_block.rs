@@ -59,13 +59,15 @@ impl KeyBlock {
         Walk { tiles, ragged, steps: (tiles.end - tiles.begin) as u32 * p.group_size }
     }
 
-    /// Where the tiles of a step come from, with `QUERIES` rows of q and dO.
+    /// Where the tiles of a step come from, with `queries` rows of q and dO; `with_norms` if dO's norms are
+    /// needed.
     #[inline(always)]
     pub fn source<const ELEMENT_BYTES: i64>(
         &self,
         p: &BackwardParams,
         at: &Step,
         queries: u32,
+        with_norms: bool,
     ) -> QuerySource {
         let head = self.key_head * p.group_size + at.head;
         let row = at.tile * queries as i32;
@@ -75,6 +77,7 @@ impl KeyBlock {
             d_o: self.sequence.query_rows::<ELEMENT_BYTES>(&p.d_o, head, row, p.value_dim),
             lse: statistics(p, 0, head, workspace_row),
             delta: statistics(p, 1, head, workspace_row),
+            norm: if with_norms { statistics(p, 2, head, workspace_row) } else { 0 },
         }
     }
 
@@ -178,7 +181,7 @@ pub fn workspace_row(p: &BackwardParams, sequence: &Sequence, batch: u32) -> u32
     }
 }
 
-/// Device address of lse (`which` 0) or delta (1) of row `row` in the workspace.
+/// Device address of lse (`which` 0), delta (1) or the norm of dO (2) of row `row` in the workspace.
 #[inline(always)]
 pub fn statistics(p: &BackwardParams, which: u32, head: u32, row: u32) -> u64 {
     let index = (which * p.query_heads + head) as u64 * p.workspace_rows as u64 + row as u64;

@@ -1,5 +1,5 @@
 //! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse as the main kernel wants it, per query
-//! row; zeroes dQ's accumulators. Each warp takes 16 rows of the padded workspace.
+//! row; zeroes dQ's accumulators. For f16 also the norm `sum |dO|` of each row, which bounds dS. Each warp takes 16 rows of the padded workspace.
 //!
 //! The main kernel subtracts delta from `dp = dO v`. For a row that sees one key, `o = v`, and the
 //! difference must be 0, not the difference of two roundings: so delta is summed by the same instructions in
@@ -81,6 +81,12 @@ impl<'p> DeltaRows<'p> {
         global::store_f32(key_block::statistics(self.p, 1, self.head, workspace_row), delta);
     }
 
+    /// Writes the norm of dO of row `row` (of 16).
+    #[inline(always)]
+    unsafe fn store_norm(&self, row: u32, norm: f32) {
+        global::store_f32(key_block::statistics(self.p, 2, self.head, self.workspace_row + row), norm);
+    }
+
     /// Zeroes the accumulators of these rows, which are contiguous.
     #[inline(always)]
     unsafe fn zero(&self, lane: u32) {
@@ -110,6 +116,7 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
     let (o_32, o_16) = (rows.rows::<4>(&p.o), rows.rows::<2>(&p.o));
     let (mut upper, mut lower) = ([0.0; 4], [0.0; 4]);
     let (mut upper_rest, mut lower_rest) = (0.0, 0.0);
+    let (mut upper_norm, mut lower_norm) = (0.0, 0.0);
     let mut block = 0;
     while block < p.value_dim.div_ceil(16) {
         let column = 16 * block + 2 * pair;
@@ -122,12 +129,22 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
         E::mma(&mut lower, [a0, a1, a2, a3], [b1, b3]);
         upper_rest += rest0 + rest2;
         lower_rest += rest1 + rest3;
+        if E::NARROW {
+            upper_norm += size::<E>(b0) + size::<E>(b2);
+            lower_norm += size::<E>(b1) + size::<E>(b3);
+        }
         block += 1;
     }
-    upper_rest += warp::shuffle_xor(upper_rest, 1);
-    upper_rest += warp::shuffle_xor(upper_rest, 2);
-    lower_rest += warp::shuffle_xor(lower_rest, 1);
-    lower_rest += warp::shuffle_xor(lower_rest, 2);
+    upper_rest = quad_sum(upper_rest);
+    lower_rest = quad_sum(lower_rest);
+    if E::NARROW {
+        upper_norm = quad_sum(upper_norm);
+        lower_norm = quad_sum(lower_norm);
+        if pair == 0 {
+            rows.store_norm(group, upper_norm);
+            rows.store_norm(group + 8, lower_norm);
+        }
+    }
     // Lane (group, pair) holds columns 2 pair and 2 pair + 1 of rows group and group + 8.
     if pair == group / 2 {
         let is_even = group % 2 == 0;
@@ -135,6 +152,20 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
         rows.store::<false>(group + 8, (if is_even { lower[2] } else { lower[3] }) + lower_rest);
     }
     rows.zero(lane);
+}
+
+/// The sum over the four lanes of a row, the same for all.
+#[inline(always)]
+unsafe fn quad_sum(mut value: f32) -> f32 {
+    value += warp::shuffle_xor(value, 1);
+    value + warp::shuffle_xor(value, 2)
+}
+
+/// The sum of the absolute values of two elements.
+#[inline(always)]
+fn size<E: TensorCoreElement>(pair: u32) -> f32 {
+    let (low, high) = E::unpack(pair);
+    low.abs() + high.abs()
 }
 
 /// o and dO of two columns of a row, and what rounding an o in f32 to 16 bits leaves over of their product.

@@ -73,7 +73,7 @@ unsafe fn backward<
             let v = block.key_rows::<4>(&p.v, first_key, p.value_dim);
             k_tile.load::<F32, THREADS, VECTOR>(thread, &k);
             v_tile.load::<F32, THREADS, VECTOR>(thread, &v);
-            ring.request::<F32>(0, &block.source::<4>(p, &at, QUERIES));
+            ring.request::<F32>(0, &block.source::<4>(p, &at, QUERIES, false));
         }
         while at.step < walk.steps {
             let next = walk.next(&at);
@@ -113,7 +113,7 @@ unsafe fn backward<
             }
             barrier::block_sync();
             if next.step < walk.steps {
-                ring.request::<F32>(0, &block.source::<4>(p, &next, QUERIES));
+                ring.request::<F32>(0, &block.source::<4>(p, &next, QUERIES, false));
             }
             let dq: [f32; N] =
                 multiply_left_transposed::<_, _, _, C, N>(lane, ds_tile, k_tile, warp * 4 * C as u32);

@@ -15,8 +15,8 @@
 
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{barrier, shared, thread, warp};
-use crate::attention::gradient::{TilePosition, probabilities, subtract_delta};
+use crate::arch::{barrier, math, shared, thread, warp};
+use crate::attention::gradient::{TilePosition, probabilities, range_factor, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::pipeline::query_ring::QueryRing;
 use crate::pipeline::warp_pair::WarpPair;
@@ -81,13 +81,24 @@ unsafe fn backward<
             let v = block.key_rows::<2>(&p.v, first_key, p.value_dim);
             k_tile.load::<E, THREADS, VECTOR>(thread, &k);
             v_tile.load::<E, THREADS, VECTOR>(thread, &v);
-            ring.request::<E>(0, &block.source::<2>(p, &at, QUERIES));
+            ring.request::<E>(0, &block.source::<2>(p, &at, QUERIES, E::NARROW));
+        }
+        let mut largest_value = 0.0;
+        if E::NARROW && walk.steps > 0 {
+            ring.wait();
+            largest_value = block_max(thread, v_tile.largest::<E, THREADS>(thread), ds_tile.address);
         }
         while at.step < walk.steps {
             let next = walk.next(&at);
             ring.wait();
             if next.step < walk.steps {
-                ring.request::<E>(next.step, &block.source::<2>(p, &next, QUERIES));
+                ring.request::<E>(next.step, &block.source::<2>(p, &next, QUERIES, E::NARROW));
+            }
+            // What ds is multiplied by to be in the range of E; nearly always 1.
+            let mut factor = 1.0;
+            if E::NARROW {
+                let (norm, delta) = (ring.norm(at.step), ring.delta(at.step));
+                factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
             }
             let (own, first, second) = if is_key_warp {
                 (v_tile, ring.d_o(at.step), ring.q(at.step))
@@ -118,6 +129,10 @@ unsafe fn backward<
                         i += 1;
                     }
                     m += 1;
+                }
+                if factor != 1.0 {
+                    multiply(scores.as_flattened_mut(), factor);
+                    multiply(gradient.as_flattened_mut(), factor);
                 }
                 let packed = pack_all::<E, M, S, P>(&scores);
                 warp::warp_sync();
@@ -151,16 +166,23 @@ unsafe fn backward<
                 packed
             };
             multiply_accumulate::<E, QUERIES, ROW_BYTES, M, P, O>(lane, &mut gradient, &packed, second);
+            if factor != 1.0 && is_key_warp {
+                multiply(gradient.as_flattened_mut(), 1.0 / factor);
+            }
             barrier::block_sync();
 
             let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
-            let dq: [[f32; DO]; DM] = multiply_left_transposed::<E, KEYS, QUERY_BYTES, ROW_BYTES, DM, DO>(
-                lane,
-                ds_tile,
-                row_group * 16 * DM as u32,
-                k_tile,
-                column_group * DO as u32 / 8,
-            );
+            let mut dq: [[f32; DO]; DM] =
+                multiply_left_transposed::<E, KEYS, QUERY_BYTES, ROW_BYTES, DM, DO>(
+                    lane,
+                    ds_tile,
+                    row_group * 16 * DM as u32,
+                    k_tile,
+                    column_group * DO as u32 / 8,
+                );
+            if factor != 1.0 {
+                multiply(dq.as_flattened_mut(), 1.0 / factor);
+            }
             add_in_lane_order(lane, warp, dq.as_flattened(), block.dq_accumulator(p, &at, QUERIES));
             at = next;
         }
@@ -174,17 +196,43 @@ unsafe fn backward<
         };
         let mut m = 0;
         while m < M {
-            let mut i = 0;
-            while i < O {
-                gradient[m][i] *= factor;
-                i += 1;
-            }
+            multiply(&mut gradient[m], factor);
             let row = pair_row + 16 * m as u32;
             store_pairs::<E, O, VECTOR>(lane, &gradient[m], row, 0, &target, p.gradients_f32 != 0);
             m += 1;
         }
         key_tile += p.key_blocks;
     }
+}
+
+#[inline(always)]
+fn multiply(values: &mut [f32], factor: f32) {
+    let mut i = 0;
+    while i < values.len() {
+        // SAFETY: i is below the length. Indexing would leave a panic behind.
+        unsafe { *values.get_unchecked_mut(i) *= factor };
+        i += 1;
+    }
+}
+
+/// The largest value of all threads, the same for all; `address` is that of 32 bytes of shared memory for it.
+///
+/// # Safety
+/// All threads of the block call it; the memory is not in use until the next barrier of the block.
+#[inline(always)]
+unsafe fn block_max(thread: u32, value: f32, address: u32) -> f32 {
+    let largest = warp::max(value);
+    if thread % 32 == 0 {
+        shared::store_u32(address + thread / 32 * 4, largest.to_bits());
+    }
+    barrier::block_sync();
+    let mut largest = 0.0;
+    let mut warp = 0;
+    while warp < THREADS / 32 {
+        largest = math::max(largest, f32::from_bits(shared::load_u32(address + 4 * warp)));
+        warp += 1;
+    }
+    largest
 }
 
 macro_rules! entries {

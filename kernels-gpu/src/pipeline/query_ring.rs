@@ -19,9 +19,11 @@ pub struct QuerySource {
     pub lse: u64,
     /// Device address of delta of the tile's first row; padded to whole tiles.
     pub delta: u64,
+    /// Device address of the norm of dO of the tile's first row, or 0; padded to whole tiles.
+    pub norm: u64,
 }
 
-/// `STAGES` (1 or 2) stages of a q tile, a dO tile and two rows of statistics, in [`QueryRing::BYTES`]
+/// `STAGES` (1 or 2) stages of a q tile, a dO tile and three rows of statistics, in [`QueryRing::BYTES`]
 /// bytes of shared memory.
 pub struct QueryRing<
     const STAGES: u32,
@@ -39,7 +41,7 @@ impl<const STAGES: u32, const ROWS: u32, const ROW_BYTES: u32, const THREADS: u3
 {
     const TILE_BYTES: u32 = ROWS * ROW_BYTES;
     /// Shared memory of the ring.
-    pub const BYTES: u32 = STAGES * (2 * Self::TILE_BYTES + 2 * 4 * ROWS);
+    pub const BYTES: u32 = STAGES * (2 * Self::TILE_BYTES + 3 * 4 * ROWS);
 
     /// A ring at shared address `address`.
     #[inline(always)]
@@ -62,13 +64,19 @@ impl<const STAGES: u32, const ROWS: u32, const ROW_BYTES: u32, const THREADS: u3
     /// Shared address of lse of step `step`.
     #[inline(always)]
     pub fn lse(&self, step: u32) -> u32 {
-        self.address + STAGES * 2 * Self::TILE_BYTES + step % STAGES * 2 * 4 * ROWS
+        self.address + STAGES * 2 * Self::TILE_BYTES + step % STAGES * 3 * 4 * ROWS
     }
 
     /// Shared address of delta of step `step`.
     #[inline(always)]
     pub fn delta(&self, step: u32) -> u32 {
         self.lse(step) + 4 * ROWS
+    }
+
+    /// Shared address of the norms of dO of step `step`, if the source has them.
+    #[inline(always)]
+    pub fn norm(&self, step: u32) -> u32 {
+        self.delta(step) + 4 * ROWS
     }
 
     /// Requests what step `step` needs, together with what was requested since the last call.
@@ -79,7 +87,7 @@ impl<const STAGES: u32, const ROWS: u32, const ROW_BYTES: u32, const THREADS: u3
     pub unsafe fn request<E: Element>(&self, step: u32, source: &QuerySource) {
         self.q(step).load::<E, THREADS, VECTOR>(self.thread, &source.q);
         self.d_o(step).load::<E, THREADS, VECTOR>(self.thread, &source.d_o);
-        // 4 rows per thread: the first ROWS / 4 threads bring lse, the next delta.
+        // 4 rows per thread: the first ROWS / 4 threads bring lse, the next delta, the next norms.
         let chunk = self.thread % (ROWS / 4);
         if self.thread < ROWS / 4 {
             async_copy::copy16(self.lse(step) + 16 * chunk, source.lse.wrapping_add(16 * chunk as u64));
@@ -87,6 +95,11 @@ impl<const STAGES: u32, const ROWS: u32, const ROW_BYTES: u32, const THREADS: u3
             async_copy::copy16(
                 self.delta(step) + 16 * chunk,
                 source.delta.wrapping_add(16 * chunk as u64),
+            );
+        } else if source.norm != 0 && self.thread < 3 * ROWS / 4 {
+            async_copy::copy16(
+                self.norm(step) + 16 * chunk,
+                source.norm.wrapping_add(16 * chunk as u64),
             );
         }
         async_copy::commit();

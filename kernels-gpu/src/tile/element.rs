@@ -21,6 +21,9 @@ pub trait Element {
 
 /// A 16-bit element type that `mma.sync` multiplies.
 pub trait TensorCoreElement: Element {
+    /// Whether numbers that f32 holds can be too large for it by far: dS may have to be scaled down.
+    const NARROW: bool;
+
     /// Two f32 rounded to nearest even, `low` in the low half.
     fn pack(low: f32, high: f32) -> u32;
 
@@ -35,7 +38,7 @@ pub trait TensorCoreElement: Element {
 }
 
 macro_rules! tensor_core_element {
-    ($type:ident, $pack:path, $unpack:path, $mma:path) => {
+    ($type:ident, $narrow:literal, $pack:path, $unpack:path, $mma:path) => {
         impl Element for $type {
             const BYTES: u32 = 2;
 
@@ -47,6 +50,8 @@ macro_rules! tensor_core_element {
         }
 
         impl TensorCoreElement for $type {
+            const NARROW: bool = $narrow;
+
             #[inline(always)]
             fn pack(low: f32, high: f32) -> u32 {
                 $pack(low, high)
@@ -65,8 +70,8 @@ macro_rules! tensor_core_element {
     };
 }
 
-tensor_core_element!(Bf16, convert::pack_bf16, convert::unpack_bf16, matrix::mma_bf16);
-tensor_core_element!(F16, convert::pack_f16, convert::unpack_f16, matrix::mma_f16);
+tensor_core_element!(Bf16, false, convert::pack_bf16, convert::unpack_bf16, matrix::mma_bf16);
+tensor_core_element!(F16, true, convert::pack_f16, convert::unpack_f16, matrix::mma_f16);
 
 impl Element for F32 {
     const BYTES: u32 = 4;

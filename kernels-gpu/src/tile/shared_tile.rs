@@ -1,9 +1,9 @@
 //! A tile in shared memory, swizzled (see [`crate::geometry::swizzle`]), and how it is filled from
 //! global memory.
 
-use super::element::Element;
+use super::element::{Element, TensorCoreElement};
 use super::global_rows::GlobalRows;
-use crate::arch::{async_copy, global, shared, thread};
+use crate::arch::{async_copy, global, math, shared, thread};
 use crate::geometry::swizzle::{CHUNK_BYTES, chunk_offset, panel_bytes, row_xor};
 
 /// `ROWS` rows of `ROW_BYTES` bytes at a shared-memory address that is a multiple of 1024.
@@ -98,6 +98,27 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
             shared::store_u32x4(self.chunk(row, chunk), load_elements::<E>(from, bytes));
             row += THREADS;
         }
+    }
+
+    /// The largest absolute value of this thread's share of the tile; 0 for a share of NaN.
+    ///
+    /// # Safety
+    /// The tile is written and visible; `thread` is below `THREADS`.
+    #[inline(always)]
+    pub unsafe fn largest<E: TensorCoreElement, const THREADS: u32>(self, thread: u32) -> f32 {
+        let mut largest = 0.0;
+        let mut offset = thread * CHUNK_BYTES;
+        while offset < thread::opaque(Self::BYTES) {
+            let words = shared::load_u32x4(self.address + offset);
+            let mut i = 0;
+            while i < 4 {
+                let (low, high) = E::unpack(words[i]);
+                largest = math::max(largest, math::max(low.abs(), high.abs()));
+                i += 1;
+            }
+            offset += THREADS * CHUNK_BYTES;
+        }
+        largest
     }
 
     /// Multiplies every element of rows `first..first + COUNT` by `factor`; for factors -1, 0 and 1,

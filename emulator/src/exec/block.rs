@@ -256,6 +256,7 @@ impl<'a> Block<'a> {
             return;
         };
         self.progress += 1;
+        let mut waited = Vec::new();
         for warp in &mut self.warps {
             for index in 0..warp.fragments.len() {
                 let fragment = &mut warp.fragments[index];
@@ -264,9 +265,11 @@ impl<'a> Block<'a> {
                     fragment.state = State::Ready;
                     fragment.pc += 1;
                     deliver(self.context.environment, &mut warp.registers, pc, mask, outcome);
+                    waited.push(warp.id);
                 }
             }
         }
+        self.context.race_acquire_from_barrier(&waited, id);
     }
 
     /// Nothing is ready and somebody is still there.

@@ -15,6 +15,7 @@ use crate::memory::{PARAM_WINDOW, SHARED_BASE, Space};
 use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
 use crate::report::{Finding, FindingKind, Statistics};
+use crate::shadow::race::Race;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -93,11 +94,20 @@ pub struct Context<'a> {
     pub bulk: BulkQueue,
     pub warpgroups: Warpgroups,
     pub tiles: Tiles,
+    /// Where races are looked for.
+    pub race: Option<Race>,
     pub random: Random,
     pub findings: Vec<Finding>,
     /// Which kind at which instruction has which place in `findings`.
     known: HashMap<(FindingKind, u32), usize>,
     pub statistics: Statistics,
+}
+
+/// The race shadow, for kernels that have use for it.
+fn new_race(environment: &Environment<'_>) -> Option<Race> {
+    let wanted = environment.options.checks.races && environment.code().asynchronous;
+    let (bytes, warps) = (environment.shared_bytes as usize, environment.threads().div_ceil(32));
+    wanted.then(|| Race::new(bytes, warps))
 }
 
 impl<'a> Context<'a> {
@@ -114,6 +124,7 @@ impl<'a> Context<'a> {
             bulk: BulkQueue::default(),
             warpgroups: Warpgroups::new(environment.threads().div_ceil(32)),
             tiles: Tiles::default(),
+            race: new_race(environment),
             random: Random::new(environment.options.schedule, number),
             findings: Vec::new(),
             known: HashMap::new(),
@@ -130,6 +141,7 @@ impl<'a> Context<'a> {
         self.bulk = BulkQueue::default();
         self.warpgroups = Warpgroups::new(self.environment.threads().div_ceil(32));
         self.tiles.clear();
+        self.race = new_race(self.environment);
         self.random = Random::new(self.environment.options.schedule, number);
         self.findings.clear();
         self.known.clear();

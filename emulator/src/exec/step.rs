@@ -357,6 +357,7 @@ impl Runner<'_, '_> {
             self.report(FindingKind::BarrierDivergence, m, message);
             return Err(Stop);
         }
+        self.context.race_release_to_barrier(self.warp.id, id);
         let rest = self.mask & !m;
         if !waits(op) {
             self.pc += 1;

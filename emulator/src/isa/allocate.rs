@@ -106,9 +106,10 @@ fn collect(code: &mut Code) -> (Vec<Unit>, Vec<Uses>, Vec<usize>) {
             }
             let unit = &mut units[*place];
             unit.rows = unit.rows.max(rows);
-            if role == Role::Write && guarded {
+            if role == Role::Update || role == Role::Write && guarded {
                 uses.push((*place, Role::Read));
             }
+            let role = if role == Role::Update { Role::Write } else { role };
             uses.push((*place, role));
         });
         all.push(uses);

@@ -15,6 +15,8 @@ pub enum Role {
     Read,
     /// It gets a new value.
     Write,
+    /// Both.
+    Update,
 }
 
 /// Calls `f` with every row operand of an instruction, how many rows it spans, and its role.
@@ -259,6 +261,5 @@ fn wgmma(i: &mut Instruction, op: WgmmaOp, lists: &mut [u32], f: &mut impl FnMut
         f(&mut i.a, 2, Role::Read);
     }
     f(&mut i.b, 2, Role::Read);
-    list(lists, i.d, accumulators, 1, Role::Read, f);
-    list(lists, i.d, accumulators, 1, Role::Write, f);
+    list(lists, i.d, accumulators, 1, Role::Update, f);
 }

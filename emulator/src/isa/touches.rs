@@ -25,7 +25,7 @@ impl Touches {
             }
             visit(instruction, lists, &mut |row, count, role| {
                 if *row >= ROWS_RESERVED {
-                    let mark = if role == Role::Write { WRITE } else { 0 };
+                    let mark = if role == Role::Read { 0 } else { WRITE };
                     (*row..*row + count).for_each(|row| table.rows.push(row | mark));
                 }
             });

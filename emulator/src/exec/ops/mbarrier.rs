@@ -41,10 +41,16 @@ pub fn run(
     let addresses = barriers(c, w, i, m)?;
     let values = if i.has(FLAG_OPTIONAL) { *w.registers.row32(i.b) } else { [1; LANES] };
     let mut tokens = [0; LANES];
+    let mut released = None;
     for lane in lanes(m) {
         let (address, value) = (addresses[lane], values[lane]);
-        if matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect) {
+        let arrives =
+            matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect);
+        if arrives && released.replace(address) != Some(address) {
             c.race_release_to_mbarrier(w.id, address);
+        }
+        if op != MbarrierOp::Init {
+            c.race_mbarrier_used(w, lane as u32, address);
         }
         let result = match op {
             MbarrierOp::Init => c.mbarriers.init(address, value),
@@ -85,8 +91,10 @@ pub fn poll(
     let addresses = barriers(c, w, i, m)?;
     let mut complete = 0;
     let mut waits = None;
+    let mut acquired = None;
     for lane in lanes(m) {
         let address = addresses[lane];
+        c.race_mbarrier_used(w, lane as u32, address);
         let mut asked = ask(c, w, i, op, lane, address);
         if asked == Ok(false) {
             bulk::land_awaited(c, address)?;
@@ -94,7 +102,9 @@ pub fn poll(
         }
         if checked(c, w, lane, asked)? {
             complete |= 1 << lane;
-            c.race_acquire_from_mbarrier(w.id, address);
+            if acquired.replace(address) != Some(address) {
+                c.race_acquire_from_mbarrier(w.id, address);
+            }
         } else if waits.is_none() {
             waits = Some(address);
         }

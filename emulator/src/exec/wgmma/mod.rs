@@ -51,11 +51,6 @@ impl WgmmaQueue {
         self.committed = 0;
     }
 
-    /// Whether something has not happened.
-    pub fn is_empty(&self) -> bool {
-        self.pending.is_empty()
-    }
-
     /// The number of the open group.
     pub fn open_group(&self) -> u32 {
         self.committed + 1

@@ -211,8 +211,8 @@ impl<'a> Block<'a> {
                 "the block ends before this bulk copy, which has not been waited for".to_string()
             });
         }
-        while !c.bulk.stores.is_empty() {
-            bulk::perform(c, 0)?;
+        for index in 0..c.bulk.stores.len() {
+            bulk::perform(c, index)?;
         }
         if let Some((step, warp)) = c.warpgroups.unfinished() {
             c.report(FindingKind::WarpgroupDivergence, step.pc, warp, 0, |_| {

@@ -49,6 +49,8 @@ pub struct Store {
     pub reduce: ReduceOp,
     /// Its number among the groups of its issuer.
     pub group: u32,
+    /// Whether it has happened. It stays in the queue until it is waited for.
+    pub performed: bool,
 }
 
 /// The groups of stores of a thread.
@@ -60,7 +62,7 @@ pub struct Groups {
     pub open: u32,
 }
 
-/// Copies that have not happened yet, in the order of issue.
+/// Loads that have not happened yet and stores that have not been waited for, in the order of issue.
 #[derive(Debug, Default)]
 pub struct BulkQueue {
     pub loads: Vec<Load>,
@@ -103,13 +105,17 @@ pub fn complete(c: &mut Context<'_>, issuer: Issuer, left: Option<u32>) -> Flow 
     };
     while let Some(index) = c.bulk.stores.iter().position(due) {
         perform(c, index)?;
+        c.bulk.stores.remove(index);
     }
     Ok(())
 }
 
-/// Lets one store happen.
+/// Lets one store happen, if it has not.
 pub fn perform(c: &mut Context<'_>, index: usize) -> Flow {
-    let store = c.bulk.stores.remove(index);
+    if std::mem::replace(&mut c.bulk.stores[index].performed, true) {
+        return Ok(());
+    }
+    let store = c.bulk.stores[index].clone();
     move_bytes(c, &store.transfer, Some(store.reduce))
 }
 

@@ -157,7 +157,7 @@ fn store(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow
     let group = groups.committed;
     c.statistics.async_copies += 1;
     c.race_bulk_store(&transfer, group);
-    c.bulk.stores.push(Store { transfer, reduce, group });
+    c.bulk.stores.push(Store { transfer, reduce, group, performed: false });
     if c.environment.options.schedule == Schedule::Eager {
         bulk::perform(c, c.bulk.stores.len() - 1)?;
     }

@@ -398,7 +398,7 @@ fn check(reads: &ReadSets, view: &View, look: &Look, cell: Cell) -> Option<(u32,
     let write = cell.write;
     if !view.threads.covers(write) {
         // Writes of one actor are its own affair.
-        if !shared(write) && !(look.write && write >> CLOCK_BITS == own) {
+        if !(shared(write) || look.write && write >> CLOCK_BITS == own) {
             return Some((write, true, false));
         }
     } else if look.asynchronous && !view.proxy.covers(write) {

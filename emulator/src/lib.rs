@@ -4,8 +4,9 @@
 //! warp by warp ([`launch`]) against an emulated global memory ([`Memory`]). Every access is checked
 //! for bounds and alignment; optional checks find reads of bytes that nobody wrote, copies read before
 //! their wait, divergent barriers and deadlocks, and, in kernels of compute capability 9.0, races in
-//! shared memory, missing fences between the proxies and registers of unfinished multiplications. A finding names kernel, block, thread, the PTX line
-//! and, where the module carries line tables, the source line.
+//! shared memory, missing fences between the proxies and registers of unfinished multiplications. A
+//! finding names kernel, block, thread, the PTX line and, where the module carries line tables, the
+//! source line.
 //!
 //! ```
 //! use ptx_emulator::{Launch, Memory, Module, Options, launch};

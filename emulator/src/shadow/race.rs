@@ -173,6 +173,18 @@ pub struct Race {
     atomics: View,
 }
 
+/// The last cell that an access met, and what becomes of it: neighbours nearly always look alike.
+struct Scan {
+    known: Cell,
+    next: Cell,
+}
+
+impl Default for Scan {
+    fn default() -> Self {
+        Scan { known: Cell { write: u32::MAX, reads: u32::MAX }, next: Cell::default() }
+    }
+}
+
 /// How one access looks at the cells.
 struct Look {
     epoch: u32,
@@ -232,7 +244,7 @@ impl Race {
         let epoch = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
         let warps = self.warps.len() as u32;
         let look = Look { epoch, write, asynchronous: false, partial: bytes < WORD, warps };
-        self.range(warp, look, offset, bytes)
+        self.scan(&mut Scan::default(), warp, &look, offset, bytes)
     }
 
     /// An access of the asynchronous proxy that a warp issued; `clock` is what a wait will make known.
@@ -247,7 +259,7 @@ impl Race {
     ) -> Option<Conflict> {
         let epoch = Race::epoch(self.number(actor), clock);
         let look = Look { epoch, write, asynchronous: true, partial: false, warps: 0 };
-        self.range(warp, look, offset, bytes)
+        self.scan(&mut Scan::default(), warp, &look, offset, bytes)
     }
 
     /// Reads of 16 bytes each by a multiplication of a warp.
@@ -255,36 +267,43 @@ impl Race {
         let number = self.warps.len() + warp as usize;
         let epoch = Race::epoch(number, group);
         let mut found = None;
+        let mut scan = Scan::default();
+        let look = Look { epoch, write: false, asynchronous: true, partial: false, warps: 0 };
         for &piece in pieces {
-            let look = Look { epoch, write: false, asynchronous: true, partial: false, warps: 0 };
-            let conflict = self.range(warp, look, piece - crate::memory::SHARED_BASE, 16);
+            let conflict = self.scan(&mut scan, warp, &look, piece - crate::memory::SHARED_BASE, 16);
             found = found.or(conflict);
         }
         found
     }
 
     #[inline(always)]
-    fn range(&mut self, warp: u32, look: Look, offset: u32, bytes: u32) -> Option<Conflict> {
+    fn scan(
+        &mut self,
+        scan: &mut Scan,
+        warp: u32,
+        look: &Look,
+        offset: u32,
+        bytes: u32,
+    ) -> Option<Conflict> {
         let Race { cells, reads, warps, .. } = self;
         let view = &warps[warp as usize];
         let first = (offset / WORD) as usize;
         let last = ((offset + bytes.max(1) - 1) / WORD) as usize;
         let mut bad = None;
-        // Neighbours nearly always look alike.
-        let (mut known, mut next) = (Cell { write: u32::MAX, reads: u32::MAX }, Cell::default());
         for (index, cell) in cells[first..=last].iter_mut().enumerate() {
-            if *cell != known {
-                known = *cell;
+            if *cell != scan.known {
+                let known = *cell;
+                scan.known = known;
                 if bad.is_none() {
-                    bad = check(reads, view, &look, known).map(|found| (index, found));
+                    bad = check(reads, view, look, known).map(|found| (index, found));
                 }
-                next = if look.write {
+                scan.next = if look.write {
                     Cell { write: look.epoch, reads: 0 }
                 } else {
                     Cell { write: known.write, reads: reads.add(known.reads, look.epoch) }
                 };
             }
-            *cell = next;
+            *cell = scan.next;
         }
         let (index, (epoch, wrote, fenceless)) = bad?;
         let actor = |epoch: u32| self.actors[(epoch >> CLOCK_BITS) as usize];

@@ -8,11 +8,14 @@
 //! For each word of shared memory there is the last write, and the set of reads since. An access is an
 //! epoch: an actor and its clock.
 
+use crate::memory::SHARED_BASE;
 use std::collections::HashMap;
 use std::fmt;
 
 /// Bytes of a word.
 const WORD: u32 = 4;
+/// Bytes of a piece that a multiplication reads.
+const PIECE: u32 = 16;
 /// Bits of an epoch's clock; the rest is the actor.
 const CLOCK_BITS: u32 = 22;
 const CLOCK: u32 = (1 << CLOCK_BITS) - 1;
@@ -112,6 +115,14 @@ impl View {
 struct Cell {
     write: u32,
     reads: u32,
+}
+
+impl Cell {
+    /// Not 0 if it differs.
+    #[inline(always)]
+    fn differs(self, other: Cell) -> u32 {
+        (self.write ^ other.write) | (self.reads ^ other.reads)
+    }
 }
 
 /// Sets of reads, each once; adding to one leads to another.
@@ -262,7 +273,7 @@ impl Race {
         self.scan(&mut Scan::default(), warp, &look, offset, bytes)
     }
 
-    /// Reads of 16 bytes each by a multiplication of a warp.
+    /// Reads of pieces, by their addresses, by a multiplication of a warp.
     pub fn pieces(&mut self, warp: u32, group: u32, pieces: &[u32]) -> Option<Conflict> {
         let number = self.warps.len() + warp as usize;
         let epoch = Race::epoch(number, group);
@@ -270,7 +281,13 @@ impl Race {
         let mut scan = Scan::default();
         let look = Look { epoch, write: false, asynchronous: true, partial: false, warps: 0 };
         for &piece in pieces {
-            let conflict = self.scan(&mut scan, warp, &look, piece - crate::memory::SHARED_BASE, 16);
+            let offset = piece - SHARED_BASE;
+            let cells = &mut self.cells[(offset / WORD) as usize..][..(PIECE / WORD) as usize];
+            if cells.iter().fold(0, |all, cell| all | cell.differs(scan.known)) == 0 {
+                cells.fill(scan.next);
+                continue;
+            }
+            let conflict = self.scan(&mut scan, warp, &look, offset, PIECE);
             found = found.or(conflict);
         }
         found
@@ -429,3 +446,7 @@ fn check(reads: &ReadSets, view: &View, look: &Look, cell: Cell) -> Option<(u32,
     let mut others = reads.sets[cell.reads as usize].iter().filter(|&&read| read >> CLOCK_BITS != own);
     others.find(|&&read| !view.threads.covers(read) && !shared(read)).map(|&read| (read, false, false))
 }
+
+#[cfg(test)]
+#[path = "race_tests.rs"]
+mod tests;

@@ -8,6 +8,7 @@
 //! For each word of shared memory there is the last write, and the set of reads since. An access is an
 //! epoch: an actor and its clock.
 
+use super::clock::{CLOCK, CLOCK_BITS, ReadSets, View};
 use crate::memory::SHARED_BASE;
 use std::collections::HashMap;
 use std::fmt;
@@ -16,13 +17,8 @@ use std::fmt;
 const WORD: u32 = 4;
 /// Bytes of a piece that a multiplication reads.
 const PIECE: u32 = 16;
-/// Bits of an epoch's clock; the rest is the actor.
-const CLOCK_BITS: u32 = 22;
-const CLOCK: u32 = (1 << CLOCK_BITS) - 1;
 /// Actors that an epoch can name.
 const MAX_ACTORS: usize = 1 << (32 - CLOCK_BITS);
-/// Transitions of read sets that are remembered at hand.
-const RECENT: usize = 256;
 
 /// Who accesses shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,50 +62,6 @@ pub struct Conflict {
     pub fenceless: bool,
 }
 
-/// What is known of every actor's progress; actors beyond the end: nothing.
-#[derive(Clone, Debug, Default)]
-struct Clock(Vec<u32>);
-
-impl Clock {
-    #[inline(always)]
-    fn get(&self, actor: usize) -> u32 {
-        self.0.get(actor).copied().unwrap_or(0)
-    }
-
-    fn raise(&mut self, actor: usize, value: u32) {
-        if self.0.len() <= actor {
-            self.0.resize(actor + 1, 0);
-        }
-        self.0[actor] = self.0[actor].max(value);
-    }
-
-    fn join(&mut self, other: &Clock) {
-        if self.0.len() < other.0.len() {
-            self.0.resize(other.0.len(), 0);
-        }
-        self.0.iter_mut().zip(&other.0).for_each(|(mine, &theirs)| *mine = theirs.max(*mine));
-    }
-
-    #[inline(always)]
-    fn covers(&self, epoch: u32) -> bool {
-        epoch & CLOCK <= self.get((epoch >> CLOCK_BITS) as usize)
-    }
-}
-
-/// What somebody knows: for accesses of threads, and for those of the asynchronous proxy.
-#[derive(Clone, Debug, Default)]
-struct View {
-    threads: Clock,
-    proxy: Clock,
-}
-
-impl View {
-    fn join(&mut self, other: &View) {
-        self.threads.join(&other.threads);
-        self.proxy.join(&other.proxy);
-    }
-}
-
 /// The last write of a word and the reads since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cell {
@@ -122,49 +74,6 @@ impl Cell {
     #[inline(always)]
     fn differs(self, other: Cell) -> u32 {
         (self.write ^ other.write) | (self.reads ^ other.reads)
-    }
-}
-
-/// Sets of reads, each once; adding to one leads to another.
-#[derive(Debug)]
-struct ReadSets {
-    sets: Vec<Vec<u32>>,
-    after: HashMap<(u32, u32), u32>,
-    recent: Vec<(u32, u32, u32)>,
-}
-
-impl ReadSets {
-    fn new() -> Self {
-        let recent = vec![(u32::MAX, 0, 0); RECENT];
-        ReadSets { sets: vec![Vec::new()], after: HashMap::new(), recent }
-    }
-
-    #[inline(always)]
-    fn add(&mut self, set: u32, epoch: u32) -> u32 {
-        let hash = (set ^ epoch ^ epoch >> 17).wrapping_mul(0x9e37_79b1) >> 24;
-        let (known, with, then) = self.recent[hash as usize];
-        if (known, with) == (set, epoch) {
-            return then;
-        }
-        let then = self.add_slowly(set, epoch);
-        self.recent[hash as usize] = (set, epoch, then);
-        then
-    }
-
-    #[inline(never)]
-    fn add_slowly(&mut self, set: u32, epoch: u32) -> u32 {
-        if let Some(&then) = self.after.get(&(set, epoch)) {
-            return then;
-        }
-        let mut reads = self.sets[set as usize].clone();
-        match reads.iter_mut().find(|read| **read >> CLOCK_BITS == epoch >> CLOCK_BITS) {
-            Some(read) => *read = epoch,
-            None => reads.push(epoch),
-        }
-        self.sets.push(reads);
-        let then = self.sets.len() as u32 - 1;
-        self.after.insert((set, epoch), then);
-        then
     }
 }
 

@@ -109,7 +109,7 @@ fn kernels_and_workspaces_that_are_not_there() {
     assert_eq!(
         plan_backward(&valid, old.properties(), &pointers()).unwrap_err().to_string(),
         "device mock: no backward kernel for bf16 with head_dim 128: backward_bf16_d256_sm80 needs sm_80 \
-         and 135680 bytes of shared memory per block, the device has compute capability 7.5 and 232448 bytes"
+         and 135936 bytes of shared memory per block, the device has compute capability 7.5 and 232448 bytes"
     );
     // Every stride is 0 or spans little, so only the number of padded rows is wrong.
     let batches = 1 << 25;

@@ -55,8 +55,8 @@ impl Cases {
 
     /// The same, with as many heads as the tolerance rule needs; failing cases shrink no further.
     pub fn with_enough_rows(self) -> Self {
-        let fit = self.fit;
-        Cases { fit: Arc::new(move |case| fit(case).map(with_enough_rows)), ..self }
+        let Cases { generate, fit } = self;
+        Cases { generate, ..Cases::fitted(move |case| fit(case).map(with_enough_rows)) }
     }
 }
 

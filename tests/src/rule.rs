@@ -1,24 +1,24 @@
 //! The tolerance rule, for whatever numbers a property asks for.
 
-use crate::compare::run;
-use finite_attention::Device;
-use finite_attention::Dtype;
-use finite_attention::check::{Case, Computed, Inputs, Surroundings, judge};
+use finite_attention::check::{run_case_with, Case, Computed, Inputs};
 use finite_attention::reference::Precision;
+use finite_attention::{Device, Dtype};
 
-/// Runs a case with these numbers (random ones for the gradients of o and lse): o, lse and the gradients
-/// within the tolerance rule, and nothing written outside of them.
+/// Runs a case with the numbers that `numbers` gives for it (random ones for the gradients of o and
+/// lse): o, lse and the gradients within the tolerance rule ([`run_case_with`]), and nothing written
+/// outside of them.
 ///
 /// # Errors
 /// What is wrong.
-pub fn within_the_rule(device: &Device, case: &Case, inputs: &Inputs) -> Result<Computed, String> {
-    let computed = run(device, case, inputs, Surroundings::Nan)?;
-    match judge(case, &computed).failure {
+pub fn within_the_rule(
+    device: &Device,
+    case: &Case,
+    numbers: impl Fn(&Case) -> Inputs,
+) -> Result<Computed, String> {
+    let (outcome, computed) = run_case_with(device, case, numbers).map_err(|error| error.to_string())?;
+    match outcome.failure {
         None => Ok(computed),
-        Some(failure) => {
-            let backward = computed.gradients.as_ref().map_or("", |gradients| gradients.kernel);
-            Err(format!("{} {backward}: {failure}", computed.kernel))
-        }
+        Some(failure) => Err(format!("{} {}: {failure}", outcome.kernel, outcome.backward_kernel)),
     }
 }
 

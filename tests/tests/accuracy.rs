@@ -11,7 +11,7 @@ use finite_attention_tests::rule::within_the_rule;
 
 fn accurate(test: &str, count: u32, cases: Cases) {
     check(test, count, cases.with_enough_rows(), |device, case| {
-        within_the_rule(device, case, &Inputs::drawn(case)).map(|_| ())
+        within_the_rule(device, case, Inputs::drawn).map(|_| ())
     });
 }
 
@@ -100,6 +100,6 @@ fn gradients_in_f32_are_within_the_rule() {
 fn plans_for_a_small_device_are_within_the_rule() {
     let cases = Cases::changed(|case| case.key_rows += 65).extended().with_enough_rows();
     check("accuracy-small-device", 40, cases, |device, case| {
-        within_the_rule(&small(device), case, &Inputs::drawn(case)).map(|_| ())
+        within_the_rule(&small(device), case, Inputs::drawn).map(|_| ())
     });
 }

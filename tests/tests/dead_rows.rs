@@ -32,7 +32,7 @@ fn dead_rows_are_zero(case: &Case, computed: &Computed) -> Finding {
 }
 
 fn right(device: &Device, case: &Case) -> Finding {
-    dead_rows_are_zero(case, &within_the_rule(device, case, &Inputs::drawn(case))?)
+    dead_rows_are_zero(case, &within_the_rule(device, case, Inputs::drawn)?)
 }
 
 /// Causal, aligned at the bottom right, with more queries than keys: the first rows are dead.

@@ -63,7 +63,7 @@ fn every_kernel_is_run_and_right() {
         .flat_map(grid)
         .map(with_enough_rows)
         .filter_map(|case| {
-            let failure = within_the_rule(&device, &case, &Inputs::drawn(&case)).err()?;
+            let failure = within_the_rule(&device, &case, Inputs::drawn).err()?;
             Some(format!("{} {}: {failure}", case.dtype.name(), case.shape_text()))
         })
         .collect();

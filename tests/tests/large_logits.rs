@@ -45,7 +45,7 @@ fn finite_and_within_the_rule(
     case: &Case,
     numbers: impl Fn(&Case) -> Inputs,
 ) -> Finding {
-    finite(case, &within_the_rule(device, case, &numbers(case))?)
+    finite(case, &within_the_rule(device, case, numbers)?)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The suite can fail: kernels whose PTX was changed in one way do not pass, and what is found is what
 //! was broken.
 
-use finite_attention::check::{Case, Gradients, Inputs, Placement, Surroundings, compute, judge};
+use finite_attention::check::{Case, Gradients, Inputs, Placement, run_case_with};
 use finite_attention::driver::emulated::Options;
 use finite_attention::{CausalAlignment, Error, KernelImages, Mask, Mode};
 use finite_attention_tests::device::{emulated, emulated_arch};
@@ -51,12 +51,11 @@ fn ragged(kernel: &str) -> Case {
 /// Panics if the kernel cannot be run at all: a text that is no PTX is not caught, it is no mutant.
 fn failure(arch: Arch, kernel: &str, images: KernelImages, case: &Case) -> Option<(Caught, String)> {
     let device = small(&emulated(arch, images, Options::default()));
-    match compute(&device, case, &Inputs::drawn(case), Surroundings::Nan) {
-        Ok(computed) => {
-            let backward = computed.gradients.as_ref().map(|gradients| gradients.kernel);
-            let ran = computed.kernel == kernel || backward == Some(kernel);
-            assert!(ran, "the case is planned for {} and {backward:?}", computed.kernel);
-            judge(case, &computed).failure.map(|failure| (Caught::ByTheResults, failure))
+    match run_case_with(&device, case, Inputs::drawn) {
+        Ok((outcome, _)) => {
+            let ran = [outcome.kernel, outcome.backward_kernel];
+            assert!(ran.contains(&kernel), "the case is planned for {ran:?}");
+            outcome.failure.map(|failure| (Caught::ByTheResults, failure))
         }
         Err(Error::Findings { findings, .. }) => Some((Caught::ByTheEmulator, findings.join("\n"))),
         Err(error) => panic!("the mutant does not run: {error}"),

@@ -50,7 +50,7 @@ pub fn expected(case: &Case, inputs: &Inputs, gradients: &GradientInputs) -> Exp
         let (Some(asked), Some((exact, naive))) = (case.gradients, &mut whole.gradients) else {
             continue;
         };
-        let precisions = [case.dtype, asked.dtype].map(precision);
+        let precisions = [case.dtype, case.output_dtype, asked.dtype].map(precision);
         let d_lse = asked.has_d_lse.then(|| part_of_lse(case, &part, rows, &gradients.d_lse));
         let more = exact_backward(sizes, q, k, v, d_o, d_lse.as_deref());
         exact.dq.extend(more.dq);

@@ -19,10 +19,10 @@ pub struct Inputs {
     pub v: Vec<f32>,
 }
 
-/// A random number with mean 0 and standard deviation 1: normally distributed for 16-bit elements, uniformly
-/// for f32. The tolerance rule compares the largest error of one computation with that of another; of
-/// normal numbers the one most extreme row decides both, and they are two roundings. In 16 bits, where
-/// unfused code rounds more often than ours, that does not matter.
+/// A random number with mean 0 and standard deviation 1: normally distributed for 16-bit elements,
+/// uniformly for f32. The tolerance rule compares the largest error of one computation with that of
+/// another; of normal numbers the one most extreme row decides both, and they are two roundings. In 16
+/// bits, where unfused code rounds more often than ours, that does not matter.
 fn sample(dtype: Dtype, random: &mut StdRng) -> f32 {
     match dtype {
         Dtype::Bf16 | Dtype::F16 => random.sample(StandardNormal),

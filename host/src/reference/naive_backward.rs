@@ -30,14 +30,14 @@ struct Tensors<'t> {
     d_lse: Option<&'t [f32]>,
 }
 
-/// Every tensor that unfused code writes to memory (scores, probabilities, dp, ds) is rounded to
-/// `input`; lse, delta and sums are f32; gradients are rounded to `output`. Probabilities come from lse,
-/// as SEMANTICS says: in f32 the rounding of lse is what limits them.
+/// Every tensor that unfused code writes to memory is rounded: scores, probabilities, dp and ds to
+/// `input`, o, which delta comes from, to `output`, gradients to `gradient`; lse, delta and sums are f32.
+/// Probabilities come from lse: in f32 the rounding of lse is what limits them.
 ///
 /// Shapes as in [`super::exact_backward()`].
 pub fn naive_backward(
     sizes: &Sizes,
-    [input, output]: [Precision; 2],
+    [input, output, gradient]: [Precision; 3],
     [q, k, v]: [&[f32]; 3],
     d_o: &[f32],
     d_lse: Option<&[f32]>,
@@ -45,12 +45,12 @@ pub fn naive_backward(
     let tensors = Tensors { q, k, v, d_o, d_lse };
     let pairs = sizes.key_pairs();
     let mut done: Vec<HeadGradients> =
-        pairs.par_iter().map(|&pair| head_gradients(sizes, input, &tensors, pair)).collect();
+        pairs.par_iter().map(|&pair| head_gradients(sizes, [input, output], &tensors, pair)).collect();
     let dq: Vec<_> = done.iter_mut().flat_map(|head| std::mem::take(&mut head.dq)).collect();
     let (dk, dv): (Vec<_>, Vec<_>) = done.into_iter().map(|head| (head.dk, head.dv)).unzip();
-    let rounded = |mut gradient: Vec<f32>| {
-        gradient.iter_mut().for_each(|value| *value = output.round(*value));
-        gradient
+    let rounded = |mut tensor: Vec<f32>| {
+        tensor.iter_mut().for_each(|value| *value = gradient.round(*value));
+        tensor
     };
     NaiveGradients {
         dq: rounded(Sizes::interleave(&dq, sizes.query_rows, sizes.query_heads, sizes.head_dim)),
@@ -61,7 +61,7 @@ pub fn naive_backward(
 
 fn head_gradients(
     sizes: &Sizes,
-    input: Precision,
+    [input, output]: [Precision; 2],
     tensors: &Tensors<'_>,
     (batch, key_head): (usize, usize),
 ) -> HeadGradients {
@@ -87,6 +87,7 @@ fn head_gradients(
             let dp: Vec<f32> = visible.clone().map(|row| input.round(dot(d_o, value(row)))).collect();
             let mut o = vec![0.0; value_dim];
             p.iter().zip(visible.clone()).for_each(|(&p, row)| add(&mut o, p, value(row)));
+            o.iter_mut().for_each(|o| *o = output.round(*o));
             let delta = dot(d_o, &o) - d_lse;
             for ((&p, &dp), key_row) in p.iter().zip(&dp).zip(visible) {
                 let ds = input.round(p * (dp - delta));

@@ -65,7 +65,7 @@ fn gradients_worked_by_hand() {
     assert!(near(&exact.dv, &[0.5, 1.5]), "{exact:?}");
     assert!(near(&exact.dk, &[1.5, 3.0, -1.5, -3.0]), "{exact:?}");
     assert!(near(&exact.dq, &[-1.5 * 3f64.ln(), 0.0]), "{exact:?}");
-    let naive = naive_backward(&sizes, [Precision::Bf16; 2], [&q, &k, &v], &d_o, None);
+    let naive = naive_backward(&sizes, [Precision::Bf16; 3], [&q, &k, &v], &d_o, None);
     assert!((naive.dk[1] - 3.0).abs() < 0.1 && (naive.dv[1] - 1.5).abs() < 0.05, "{naive:?}");
     let more = exact_backward(&sizes, &q, &k, &v, &d_o, Some(&[4.0]));
     assert!(near(&more.dk, &[1.5 + 1.0, 3.0 + 2.0, -1.5 + 3.0, -3.0 + 6.0]), "{more:?}");
@@ -82,7 +82,7 @@ fn dead_rows_and_unseen_keys_get_no_gradient() {
     let exact = exact_backward(&unseen, &[1.0f32; 2], &[1.0; 4], &[7.0; 2], &[1.0], None);
     assert_eq!((&exact.dk[2..], exact.dv[1]), ([0.0, 0.0].as_slice(), 0.0));
     let naive =
-        naive_backward(&unseen, [Precision::F16; 2], [&[1.0; 2], &[1.0; 4], &[7.0; 2]], &[1.0], None);
+        naive_backward(&unseen, [Precision::F16; 3], [&[1.0; 2], &[1.0; 4], &[7.0; 2]], &[1.0], None);
     assert_eq!((naive.dk[2], naive.dv[1]), (0.0, 0.0));
 }
 

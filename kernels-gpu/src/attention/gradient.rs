@@ -78,9 +78,9 @@ pub unsafe fn subtract_delta<F: Fragment<ROWS, N>, const ROWS: usize, const N: u
 }
 
 /// The power of two that dS of a tile of `QUERIES` queries is multiplied by to stay below 2^15, when
-/// no element of v exceeds `largest_value` in size: `|dS| <= |dP - delta| <= largest_value sum|dO| + |delta|`.
-/// 1 unless that is needed, and where the bound is not finite. `norm` and `delta` are the shared addresses of
-/// the queries' `sum|dO|` and delta. All lanes get the same.
+/// no element of v exceeds `largest_value` in size: `|dS| <= |dP - delta| <= largest_value sum|dO| +
+/// |delta|`. 1 unless that is needed, and where the bound is not finite. `norm` and `delta` are the
+/// shared addresses of the queries' `sum|dO|` and delta. All lanes get the same.
 ///
 /// # Safety
 /// As [`probabilities`]; all 32 lanes call it together.

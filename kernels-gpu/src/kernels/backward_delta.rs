@@ -1,12 +1,13 @@
-//! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse as the main kernel wants it, per query
-//! row; zeroes dQ's accumulators. For f16 also the norm `sum |dO|` of each row, which bounds dS. Each warp takes 16 rows of the padded workspace.
+//! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse as the main kernel wants it, per
+//! query row; zeroes dQ's accumulators. For f16 also the norm `sum |dO|` of each row, which bounds dS.
+//! Each warp takes 16 rows of the padded workspace.
 //!
 //! The main kernel subtracts delta from `dp = dO v`. For a row that sees one key, `o = v`, and the
-//! difference must be 0, not the difference of two roundings: so delta is summed by the same instructions in
-//! the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`), chains of fused
-//! multiply-adds for f32.
+//! difference must be 0, not the difference of two roundings: so delta is summed by the same
+//! instructions in the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`),
+//! chains of fused multiply-adds for f32.
 
-use crate::abi::{BackwardParams, ROW_PADDING, TensorView};
+use crate::abi::{BackwardParams, TensorView, ROW_PADDING};
 use crate::arch::{global, math, thread, warp};
 use crate::attention::key_block;
 use crate::attention::sequence::Sequence;
@@ -55,8 +56,8 @@ impl<'p> DeltaRows<'p> {
         self.sequence.query_rows::<ELEMENT_BYTES>(view, self.head, self.first_row, self.p.value_dim)
     }
 
-    /// Writes the statistics of row `row` (of 16), whose `sum(dO o)` is `sum`: lse as it is given, or, unless
-    /// `NATURAL`, in powers of two.
+    /// Writes the statistics of row `row` (of 16), whose `sum(dO o)` is `sum`: lse as it is given, or,
+    /// unless `NATURAL`, in powers of two.
     #[inline(always)]
     unsafe fn store<const NATURAL: bool>(&self, row: u32, sum: f32) {
         // Padding rows, like dead ones: probabilities of exp(s - inf) = 0.
@@ -168,7 +169,8 @@ fn size<E: TensorCoreElement>(pair: u32) -> f32 {
     low.abs() + high.abs()
 }
 
-/// o and dO of two columns of a row, and what rounding an o in f32 to 16 bits leaves over of their product.
+/// o and dO of two columns of a row, and what rounding an o in f32 to 16 bits leaves over of their
+/// product.
 #[inline(always)]
 unsafe fn load_products<E: TensorCoreElement>(
     d_o: &GlobalRows,

@@ -105,10 +105,16 @@ fn print_table(outcomes: &[Outcome]) {
             share("dq"),
             share("dk"),
             share("dv"),
-            outcome.failure.as_deref().map_or("pass".to_owned(), |failure| format!("FAIL {failure}")),
+            verdict_text(outcome),
         );
     }
     println!("o, lse, dq, dk, dv: largest error as a share of what is allowed");
+}
+
+/// `pass`, `pass (of 16 as one)` where more cases of the kind had to be judged as one, or what is wrong.
+fn verdict_text(outcome: &Outcome) -> String {
+    let verdict = outcome.failure.as_deref().map_or("pass".into(), |failure| format!("FAIL {failure}"));
+    if outcome.judged > 1 { format!("{verdict} (of {} as one)", outcome.judged) } else { verdict }
 }
 
 /// `bf16`, or `bf16->f32` where o is wider.
@@ -167,6 +173,7 @@ pub fn json_case(outcome: &Outcome) -> Value {
         "dq": json_tensor(outcome.tensor("dq")),
         "dk": json_tensor(outcome.tensor("dk")),
         "dv": json_tensor(outcome.tensor("dv")),
+        "judged": outcome.judged,
         "milliseconds": outcome.elapsed.as_secs_f64() * 1e3,
         "pass": failure.is_none(),
         "failure": failure,

@@ -6,7 +6,7 @@ use crate::device::DeviceArguments;
 use anyhow::Result;
 use clap::Args;
 use finite_attention::Dtype;
-use finite_attention::check::{Case, Gradients, Outcome, gradcheck, gradcheck_cases};
+use finite_attention::check::{Case, Gradients, Outcome, gradcheck, gradcheck_cases, with_enough_rows};
 use std::process::ExitCode;
 
 /// Where the kernels run.
@@ -38,7 +38,7 @@ pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
     let in_each_dtype = [Dtype::Bf16, Dtype::F16, Dtype::F32].into_iter().flat_map(|dtype| {
         cases.iter().map(move |case| {
             let gradients = case.gradients.map(|gradients| Gradients { dtype, ..gradients });
-            Case { dtype, output_dtype: dtype, gradients, ..case.clone() }
+            with_enough_rows(Case { dtype, output_dtype: dtype, gradients, ..case.clone() })
         })
     });
     let swept = sweep_all(&arguments.device, &in_each_dtype.collect::<Vec<Case>>())?;

@@ -1,0 +1,124 @@
+//! The tolerance rule for the results of a case, or of several as if they were batches of one.
+
+use super::expected::precision;
+use super::{expected, Case, Computed, GradientInputs};
+use crate::reference::{judge_gradient, judge_lse, judge_output, output_allowance, Precision, Verdict};
+
+/// How one output of a case compares with the reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TensorVerdict {
+    /// `o`, `lse`, `dq`, `dk` or `dv`.
+    pub name: &'static str,
+    /// The largest error, and what is allowed.
+    pub verdict: Verdict,
+    /// The largest difference over the largest exact element in size; 0 when both are.
+    pub relative: f64,
+    /// Elements that are NaN or infinite although the exact ones are finite.
+    pub non_finite: usize,
+    /// The first of them.
+    pub first_non_finite: Option<usize>,
+}
+
+/// What came out, what should have, and what came out of unfused code.
+pub(super) struct Results {
+    tensors: Vec<Tensor>,
+}
+
+struct Tensor {
+    name: &'static str,
+    precision: Precision,
+    got: Vec<f32>,
+    exact: Vec<f64>,
+    naive: Vec<f32>,
+}
+
+impl Results {
+    /// Those of a case.
+    pub(super) fn of(case: &Case, computed: &Computed) -> Self {
+        let nothing = GradientInputs { d_o: Vec::new(), d_lse: Vec::new() };
+        let gradients = computed.gradients.as_ref();
+        let inputs = gradients.map_or(&nothing, |gradients| &gradients.inputs);
+        let expected = expected(case, &computed.inputs, inputs);
+        let tensor = |name, dtype, got: &Vec<f32>, exact, naive| {
+            let (precision, got) = (precision(dtype), got.clone());
+            Tensor { name, precision, got, exact, naive }
+        };
+        let mut tensors = vec![
+            tensor("o", case.output_dtype, &computed.o, expected.o, expected.naive_o),
+            tensor("lse", case.output_dtype, &computed.lse, expected.lse, Vec::new()),
+        ];
+        if let Some(((asked, got), (exact, naive))) =
+            case.gradients.zip(gradients).zip(expected.gradients)
+        {
+            tensors.push(tensor("dq", asked.dtype, &got.dq, exact.dq, naive.dq));
+            tensors.push(tensor("dk", asked.dtype, &got.dk, exact.dk, naive.dk));
+            tensors.push(tensor("dv", asked.dtype, &got.dv, exact.dv, naive.dv));
+        }
+        Results { tensors }
+    }
+
+    /// Adds the results of a case of the same kind, as further batches.
+    pub(super) fn append(&mut self, other: Results) {
+        for (tensor, other) in self.tensors.iter_mut().zip(other.tensors) {
+            tensor.got.extend(other.got);
+            tensor.exact.extend(other.exact);
+            tensor.naive.extend(other.naive);
+        }
+    }
+
+    /// Every tensor by its rule.
+    pub(super) fn verdicts(&self) -> Vec<TensorVerdict> {
+        self.tensors.iter().map(Tensor::verdict).collect()
+    }
+
+    /// The worst element of the first tensor that does not pass.
+    pub(super) fn failure(&self, verdicts: &[TensorVerdict]) -> Option<String> {
+        self.tensors.iter().zip(verdicts).find_map(|(tensor, of)| tensor.describe(&of.verdict))
+    }
+}
+
+/// Whether more of the same may show that a failure is chance: an error, beyond what is allowed but not
+/// beyond twice that, in a tensor where what is allowed depends on the errors of unfused code.
+pub(super) fn is_close(verdicts: &[TensorVerdict]) -> bool {
+    verdicts.iter().all(|TensorVerdict { name, verdict, non_finite, .. }| {
+        verdict.passes()
+            || (*name != "lse" && *non_finite == 0 && verdict.error <= 2.0 * verdict.allowed)
+    })
+}
+
+impl Tensor {
+    fn verdict(&self) -> TensorVerdict {
+        let Tensor { name, precision, got, exact, naive } = self;
+        let verdict = match *name {
+            "lse" => judge_lse(got, exact),
+            "o" => judge_output(got, exact, output_allowance(naive, exact, *precision)),
+            _ => judge_gradient(got, exact, output_allowance(naive, exact, *precision), *precision),
+        };
+        let largest = |numbers: &mut dyn Iterator<Item = f64>| {
+            numbers.filter(|number| number.is_finite()).fold(0.0, f64::max)
+        };
+        let size = largest(&mut exact.iter().map(|exact| exact.abs()));
+        let pairs = got.iter().zip(exact);
+        let error = largest(&mut pairs.clone().map(|(&got, exact)| (f64::from(got) - exact).abs()));
+        let mut wrong = pairs.map(|(got, exact)| exact.is_finite() && !got.is_finite());
+        let first_non_finite = wrong.clone().position(|wrong| wrong);
+        let non_finite = wrong.by_ref().filter(|&wrong| wrong).count();
+        let relative = if error == 0.0 { 0.0 } else { error / size };
+        TensorVerdict { name, verdict, relative, non_finite, first_non_finite }
+    }
+
+    /// The worst element, unless the tensor passes.
+    fn describe(&self, verdict: &Verdict) -> Option<String> {
+        let Tensor { name, got, exact, .. } = self;
+        if verdict.passes() {
+            return None;
+        }
+        let Some(index) = verdict.worst else {
+            return Some(format!("{name}: expected {} elements, got {}", exact.len(), got.len()));
+        };
+        let (got, exact, Verdict { error, allowed, .. }) = (got[index], exact[index], verdict);
+        Some(format!(
+            "{name}: element {index}: expected {exact}, got {got} (error {error:.2e}, allowed {allowed:.2e})"
+        ))
+    }
+}

@@ -23,3 +23,13 @@ pub unsafe fn block_sync() {
 pub unsafe fn sync(id: u32, threads: u32) {
     asm!("bar.sync {}, {};", in(reg32) id, in(reg32) threads, options(nostack));
 }
+
+/// Arrives at barrier `id` without waiting; `threads` counts those that arrive and those that wait. PTX:
+/// `bar.arrive id, threads`. sm_20.
+///
+/// # Safety
+/// As [`sync`].
+#[inline(always)]
+pub unsafe fn arrive(id: u32, threads: u32) {
+    asm!("bar.arrive {}, {};", in(reg32) id, in(reg32) threads, options(nostack));
+}

@@ -29,6 +29,12 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// Pieces of work.
+    #[inline(always)]
+    pub const fn count(&self) -> u32 {
+        self.tiles * self.heads * self.batches
+    }
+
     /// The work of block `block`, below `tiles * heads * batches`.
     ///
     /// Division goes through `divide`, because a kernel must not contain the panic of a division by
@@ -46,6 +52,13 @@ impl Schedule {
         let batch = divide(pair, self.heads);
         Work { tile: self.tiles - 1 - rank, head: pair - batch * self.heads, batch }
     }
+}
+
+/// Tile `turn` of block `block`, when `blocks` blocks share tiles that come longest first: back and forth, so
+/// that who had the longest of one turn has the shortest of the next.
+#[inline(always)]
+pub const fn dealt(turn: u32, block: u32, blocks: u32) -> u32 {
+    turn * blocks + if turn % 2 == 0 { block } else { blocks - 1 - block }
 }
 
 /// How many (batch, query head) pairs to work on together so that their keys and values fill at most
@@ -92,6 +105,16 @@ mod tests {
         ) {
             let wave = heads_per_wave(bytes, group, l2, pairs);
             prop_assert!(wave >= 1 && wave <= pairs.max(1));
+        }
+    }
+
+    #[test]
+    fn every_tile_is_dealt_out_once() {
+        for blocks in 1..9 {
+            let mut seen: std::vec::Vec<u32> =
+                (0..6).flat_map(|turn| (0..blocks).map(move |block| dealt(turn, block, blocks))).collect();
+            seen.sort_unstable();
+            assert_eq!(seen, (0..6 * blocks).collect::<std::vec::Vec<_>>());
         }
     }
 

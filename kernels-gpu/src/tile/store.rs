@@ -3,9 +3,9 @@
 use super::element::TensorCoreElement;
 use super::fragment::{FMA_LANE_COLUMNS, FmaFragment, Fragment, MmaFragment};
 use super::global_rows::GlobalRows;
-use super::mma::store_packed;
+use super::mma::{LaneAddress, store_packed};
 use super::shared_tile::SharedTile;
-use crate::arch::{global, shared, warp};
+use crate::arch::{global, matrix, shared, warp};
 
 /// Writes 16 rows in 16 bits, through the warp's own 16 rows of `staging` so that 16 bytes leave at a
 /// time.
@@ -28,6 +28,20 @@ pub unsafe fn store_staged<
 ) {
     warp::warp_sync();
     store_packed(lane, |i| E::pack(values[2 * i], values[2 * i + 1]), staging, first_row);
+    store_rows(lane, staging, first_row, target);
+}
+
+/// Writes 16 rows of a tile in shared memory, as far as they are valid.
+///
+/// # Safety
+/// All 32 lanes call it together; the warp wrote these rows, and `target`'s rows are 16-byte aligned.
+#[inline(always)]
+pub unsafe fn store_rows<const ROWS: u32, const ROW_BYTES: u32>(
+    lane: u32,
+    staging: SharedTile<ROWS, ROW_BYTES>,
+    first_row: u32,
+    target: &GlobalRows,
+) {
     warp::warp_sync();
     // 8 lanes (4 for the narrowest tile) side by side write one row, 128 bytes at a time.
     const fn lanes_per_row(row_bytes: u32) -> u32 {
@@ -44,6 +58,37 @@ pub unsafe fn store_staged<
             left += across;
         }
         top += 32 / across;
+    }
+}
+
+/// Writes 16 rows of an accumulator, rounded, to rows `first_row..` of a tile in shared memory.
+///
+/// # Safety
+/// All 32 lanes call it together; these rows belong to this warp.
+#[inline(always)]
+pub unsafe fn stage<
+    E: TensorCoreElement,
+    const ROWS: u32,
+    const ROW_BYTES: u32,
+    const N: usize,
+>(
+    lane: u32,
+    values: &[f32; N],
+    staging: SharedTile<ROWS, ROW_BYTES>,
+    first_row: u32,
+) {
+    let address = LaneAddress::<ROW_BYTES>::rows_first(lane);
+    let mut block = 0;
+    while block < N / 8 {
+        let mut four = [0; 4];
+        let mut i = 0;
+        while i < 4 {
+            let at = 8 * block + 2 * i;
+            four[i] = E::pack(values[at], values[at + 1]);
+            i += 1;
+        }
+        matrix::store_matrix_x4(address.of(staging, first_row, block as u32), four);
+        block += 1;
     }
 }
 

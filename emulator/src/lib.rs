@@ -59,6 +59,7 @@ mod options;
 mod parse;
 mod report;
 mod shadow;
+mod tensor_map;
 
 pub use error::{LaunchError, MemoryError, ParseError, ParseErrorKind};
 pub use exec::launch;
@@ -67,3 +68,4 @@ pub use memory::global::{Address, Memory, MemoryStatistics};
 pub use module::{Kernel, Module, Parameter, Unsupported};
 pub use options::{Checks, Launch, Options, Schedule};
 pub use report::{Finding, FindingKind, Report, SourceLocation, Statistics};
+pub use tensor_map::{TensorMap, TensorMapElement, TensorMapError, TensorMapSwizzle};

@@ -22,17 +22,20 @@ pub struct Checks {
     pub uninitialised: bool,
     /// Barriers and warp-wide instructions that not all the required threads reach together.
     pub barriers: bool,
+    /// In kernels with memory barriers, bulk copies or multiplications by a warpgroup: accesses to shared
+    /// memory that nothing orders, missing proxy fences, and registers in flight.
+    pub races: bool,
 }
 
 impl Checks {
     /// Every check.
     pub const fn all() -> Self {
-        Checks { uninitialised: true, barriers: true }
+        Checks { uninitialised: true, barriers: true, races: true }
     }
 
     /// Memory safety only.
     pub const fn none() -> Self {
-        Checks { uninitialised: false, barriers: false }
+        Checks { uninitialised: false, barriers: false, races: false }
     }
 }
 

@@ -80,6 +80,23 @@ pub enum FindingKind {
     /// A read or overwrite of shared bytes that an asynchronous copy has yet to deliver. The block
     /// goes on.
     AsyncCopyInFlight,
+    /// A memory barrier used before its initialisation, arrived at too often, or overwritten. Stops the
+    /// block.
+    MbarrierMisuse,
+    /// A bulk copy whose tensor map is none. Stops the block.
+    InvalidTensorMap,
+    /// Two warps access the same shared bytes, one of them writing, and nothing orders them. The block
+    /// goes on.
+    SharedRace,
+    /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, with no
+    /// `fence.proxy.async` between. The block goes on.
+    MissingProxyFence,
+    /// A register of a multiplication that has not been waited for. The block goes on.
+    RegisterInFlight,
+    /// A multiplication on registers that were written after the last `wgmma.fence`. The block goes on.
+    MissingWgmmaFence,
+    /// The warps of a warpgroup do not execute the same `wgmma` or `setmaxnreg`. Stops the block.
+    WarpgroupDivergence,
     /// A block-wide barrier reached by part of a warp, or with thread counts that disagree. Stops
     /// the block.
     BarrierDivergence,
@@ -106,6 +123,13 @@ impl fmt::Display for FindingKind {
             FindingKind::WriteToReadOnly { space } => write!(f, "write to read-only {space} memory"),
             FindingKind::UninitialisedRead { space } => write!(f, "uninitialised {space} read"),
             FindingKind::AsyncCopyInFlight => write!(f, "asynchronous copy in flight"),
+            FindingKind::MbarrierMisuse => write!(f, "misuse of an mbarrier"),
+            FindingKind::InvalidTensorMap => write!(f, "invalid tensor map"),
+            FindingKind::SharedRace => write!(f, "race in shared memory"),
+            FindingKind::MissingProxyFence => write!(f, "missing proxy fence"),
+            FindingKind::RegisterInFlight => write!(f, "register in flight"),
+            FindingKind::MissingWgmmaFence => write!(f, "missing wgmma fence"),
+            FindingKind::WarpgroupDivergence => write!(f, "warpgroup divergence"),
             FindingKind::BarrierDivergence => write!(f, "barrier divergence"),
             FindingKind::WarpDivergence => write!(f, "warp divergence"),
             FindingKind::Deadlock => write!(f, "deadlock"),

@@ -49,12 +49,12 @@ fn an_unknown_instruction_parses_and_refuses_to_launch() {
         "cvt.rn.u32.u64 %r1, %d2;",
         "shl.s32.wrap %r1, %r2, %r3;",
         "call (%r1), f, (%r2);",
-        "wgmma.fence.sync.aligned;",
-        "fence.proxy.async;",
+        "tcgen05.fence::before_thread_sync;",
+        "fence.proxy.alias;",
         "atom.global.add.b32 %r1, [%d1], 1;",
         "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%r1}, {%r2}, {%r3}, {%r4};",
         "bar.red.xor.pred %p1, 0, %p2;",
-        "cp.async.bulk.commit_group;",
+        "cp.async.bulk.shared::cluster.global.bulk_group [%r1], [%d1], 16;",
         "shfl.up.b32 %r1, %r2, 1, 0;",
     ];
     for statement in unknown {

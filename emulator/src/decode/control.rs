@@ -3,7 +3,10 @@
 use super::builder::Patch;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
-use crate::isa::{BarrierOp, FLAG_ALIGNED, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, Op};
+use crate::isa::{
+    BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL,
+    Instruction, Op,
+};
 use crate::parse::operand::{Operand, Scalar};
 
 /// Decodes the family.
@@ -18,14 +21,47 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             let members = b.source(s, 0, 32)?;
             Ok(with_rows(Op::WarpSync, 0, &[members, members]))
         }
+        ("barrier", ["cluster", rest @ ..]) => cluster_barrier(s, b, rest),
         ("bar" | "barrier", modifiers) => barrier(s, b, modifiers),
         ("membar", ["cta" | "gl" | "sys"]) => Ok(Instruction::new(Op::Nop)),
         ("fence", modifiers) if modifiers.iter().all(|name| is_fence(name)) => {
             Ok(Instruction::new(Op::Nop))
         }
+        ("fence", ["mbarrier_init", "release", "cluster"]) => Ok(Instruction::new(Op::Nop)),
+        (
+            "fence",
+            ["proxy", "async"] | ["proxy", "async", "global" | "shared::cta" | "shared::cluster"],
+        ) => Ok(Instruction::new(Op::ProxyFence)),
+        ("setmaxnreg", [direction @ ("inc" | "dec"), "sync", "aligned", "u32"]) => {
+            s.expect_operands(1, 1)?;
+            let immediate = b.immediate(s, 0)?;
+            let flags = FLAG_ALIGNED | if *direction == "inc" { FLAG_OPTIONAL } else { 0 };
+            Ok(Instruction { flags, immediate, ..Instruction::new(Op::SetMaxRegisters) })
+        }
         ("nanosleep", ["u32"]) | ("brkpt", []) => Ok(Instruction::new(Op::Nop)),
         ("griddepcontrol", ["wait" | "launch_dependents"]) => Ok(Instruction::new(Op::Nop)),
         ("pmevent", _) => Ok(Instruction::new(Op::Nop)),
+        _ => Err(UNSUPPORTED),
+    }
+}
+
+/// A cluster is one block here, so its barrier is one of the block's, with a number of its own. The
+/// arrival happens at the wait.
+fn cluster_barrier<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    modifiers: &[&str],
+) -> Result<Instruction> {
+    s.expect_operands(0, 0)?;
+    let (aligned, words): (Vec<&str>, Vec<&str>) =
+        modifiers.iter().partition(|&&word| word == "aligned");
+    match words[..] {
+        ["arrive"] | ["arrive", "release" | "relaxed"] => Ok(Instruction::new(Op::Nop)),
+        ["wait"] | ["wait", "acquire"] => {
+            let flags = FLAG_GENERIC | if aligned.is_empty() { 0 } else { FLAG_ALIGNED };
+            let a = b.constant(u64::from(CLUSTER_BARRIER), false)?;
+            Ok(Instruction { flags, a, ..Instruction::new(Op::Barrier(BarrierOp::Sync)) })
+        }
         _ => Err(UNSUPPORTED),
     }
 }

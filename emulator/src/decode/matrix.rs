@@ -10,7 +10,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
 }
 
 /// The rows of a vector operand of known length.
-fn rows<'a>(
+pub fn rows<'a>(
     s: &Statement<'a>,
     b: &mut Builder<'a, '_>,
     index: usize,

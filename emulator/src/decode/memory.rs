@@ -10,7 +10,7 @@ use crate::memory::Space;
 pub fn space(name: &str) -> Option<Space> {
     Some(match name {
         "global" => Space::Global,
-        "shared" | "shared::cta" => Space::Shared,
+        "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
         "local" => Space::Local,
         "param" | "param::entry" => Space::Param,
         "const" => Space::Const,
@@ -173,6 +173,9 @@ pub fn hint(s: &Statement<'_>) -> Result<Instruction> {
     match s.modifiers() {
         ["global" | "local", level] if level.starts_with('L') => Ok(Instruction::new(Op::Nop)),
         ["global", "L2::evict_normal" | "L2::evict_last", _] => Ok(Instruction::new(Op::Nop)),
+        ["tensormap"] | ["param" | "const" | "param::entry", "tensormap"] => {
+            Ok(Instruction::new(Op::Nop))
+        }
         [level] if level.starts_with('L') => Ok(Instruction::new(Op::Nop)),
         _ => Err(UNSUPPORTED),
     }

@@ -5,16 +5,19 @@
 
 pub mod atomic;
 pub mod builder;
+mod bulk;
 mod control;
 mod convert;
 mod float;
 mod integer;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod moves;
 mod operand;
 mod select;
 mod warp;
+mod wgmma;
 
 use crate::error::ParseErrorKind;
 use crate::isa::{Instruction, Op};
@@ -91,7 +94,14 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         "cvt" => convert::decode(s, b),
         "mov" | "cvta" | "isspacep" => moves::decode(s, b),
         "ld" | "ldu" | "st" => memory::access(s, b),
+        "cp" if matches!(s.modifiers(), ["async", "bulk", ..] | ["reduce", "async", "bulk", ..]) => {
+            bulk::decode(s, b)
+        }
         "cp" => memory::async_copy(s, b),
+        "mbarrier" => mbarrier::decode(s, b),
+        "wgmma" => wgmma::decode(s, b),
+        "mapa" => moves::map_address(s, b),
+        "createpolicy" => moves::cache_policy(s, b),
         "prefetch" | "prefetchu" | "applypriority" | "discard" => memory::hint(s),
         "atom" | "red" => atomic::decode(s, b),
         "shfl" | "vote" | "match" | "redux" | "activemask" | "elect" => warp::decode(s, b),

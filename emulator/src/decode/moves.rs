@@ -138,3 +138,25 @@ fn is_space<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructio
     }
     Ok(Instruction { immediate: number, ..with_rows(Op::Move(MoveOp::IsSpace), d, &[a]) })
 }
+
+/// `mapa{.shared::cluster}.type d, a, b;`
+pub fn map_address<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let bits = match s.modifiers() {
+        ["shared::cluster", "u32"] => 32,
+        ["shared::cluster", "u64"] | ["u64"] => 64,
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(3, 3)?;
+    let d = b.destination(s, 0, bits)?;
+    let sources = [b.source(s, 1, bits)?, b.source(s, 2, 32)?];
+    Ok(Instruction { count: (bits / 32) as u8, ..with_rows(Op::MapAddress, d, &sources) })
+}
+
+/// `createpolicy`: caches are not modelled, and neither are policies.
+pub fn cache_policy<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let ["fractional", .., "b64"] = s.modifiers() else { return Err(UNSUPPORTED) };
+    s.expect_operands(1, 2)?;
+    let d = b.destination(s, 0, 64)?;
+    let nothing = b.constant(0, true)?;
+    Ok(with_rows(Op::Move(MoveOp::Bits64), d, &[nothing]))
+}

@@ -3,10 +3,10 @@
 //! A barrier counts threads, warp by warp: a warp whose live lanes have all arrived counts as a whole
 //! warp. Without an explicit count it awaits every warp that has live lanes.
 
-use crate::isa::BarrierOp;
+use crate::isa::{BarrierOp, CLUSTER_BARRIER};
 
-/// Barriers that a block has.
-pub const BARRIERS: usize = 16;
+/// Barriers that a block has: 16 to name, and that of its cluster.
+pub const BARRIERS: usize = CLUSTER_BARRIER as usize + 1;
 const WARP: u32 = 32;
 
 /// Lanes of a warp that arrived.

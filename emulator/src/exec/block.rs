@@ -2,10 +2,15 @@
 
 use super::async_copy;
 use super::barrier::Outcome;
+use super::bulk;
 use super::context::{Context, Environment, Stop};
+use super::flight::Flight;
+use super::mbarrier::Mbarrier;
 use super::registers::{LANES, Registers};
 use super::step::{Event, run};
+use super::step_async::give_up;
 use super::warp::{State, Warp};
+use super::wgmma;
 use crate::isa::{BarrierOp, Fill, Op, PREDICATE_TRUE, Special};
 use crate::memory::SHARED_BASE;
 use crate::options::Schedule;
@@ -37,6 +42,10 @@ pub struct Block<'a> {
     initial: Vec<Registers>,
     /// The warp whose turn it is.
     turn: usize,
+    /// Events at barriers so far.
+    progress: u64,
+    /// How many there were when those who wait for a phase last gave up.
+    given_up: Option<u64>,
 }
 
 fn live_lanes(threads: u32, warp: u32) -> u32 {
@@ -59,16 +68,20 @@ impl<'a> Block<'a> {
         let warps = (0..count)
             .map(|warp| {
                 let registers = initial[warp as usize].clone();
-                Warp::new(warp, registers, live_lanes(threads, warp), local)
+                let mut warp = Warp::new(warp, registers, live_lanes(threads, warp), local);
+                if environment.options.checks.races && !environment.code().touches.is_empty() {
+                    warp.flight = Some(Box::new(Flight::new(environment.code())));
+                }
+                warp
             })
             .collect();
-        Block { context, warps, initial, turn: 0 }
+        Block { context, warps, initial, turn: 0, progress: 0, given_up: None }
     }
 
     /// Makes it another block of the same launch.
     pub fn restart(&mut self, number: u64) {
         self.context.reset(number);
-        self.turn = 0;
+        (self.turn, self.progress, self.given_up) = (0, 0, None);
         let environment = self.context.environment;
         let threads = environment.threads();
         for (warp, initial) in self.warps.iter_mut().zip(&mut self.initial) {
@@ -94,13 +107,17 @@ impl<'a> Block<'a> {
     fn step(&mut self) -> Result<bool, Stop> {
         let random = matches!(self.context.environment.options.schedule, Schedule::Random(_));
         if random && self.context.random.below(LANDING_ODDS) == 0 {
-            let warp = self.context.random.below(self.warps.len() as u64) as usize;
-            async_copy::land_some(&mut self.context, &mut self.warps[warp])?;
+            self.land_some()?;
         }
+        self.wake();
         let choice = if random { self.choose_random() } else { self.choose_next() };
         let Some((warp, fragment)) = choice else {
             if self.warps.iter().all(|warp| warp.live == 0) {
+                self.finish()?;
                 return Ok(false);
+            }
+            if self.unstick()? {
+                return Ok(true);
             }
             self.report_stuck();
             return Err(Stop);
@@ -118,6 +135,91 @@ impl<'a> Block<'a> {
             }
         }
         Ok(true)
+    }
+
+    /// Lets something asynchronous happen, at random.
+    fn land_some(&mut self) -> Result<(), Stop> {
+        let warp = self.context.random.below(self.warps.len() as u64) as usize;
+        async_copy::land_some(&mut self.context, &mut self.warps[warp])?;
+        wgmma::run_next(&mut self.context, &mut self.warps[warp]);
+        let loads = self.context.bulk.loads.len() as u64;
+        if loads != 0 {
+            let index = self.context.random.below(loads) as usize;
+            bulk::land(&mut self.context, index)?;
+        }
+        let stores = self.context.bulk.stores.len() as u64;
+        if stores != 0 {
+            let index = self.context.random.below(stores) as usize;
+            bulk::perform(&mut self.context, index)?;
+        }
+        Ok(())
+    }
+
+    /// Lets those look again who wait at a memory barrier where something happened, or for registers.
+    fn wake(&mut self) {
+        let woken = std::mem::take(&mut self.context.mbarriers.woken);
+        let registers = std::mem::take(&mut self.context.warpgroups.woken);
+        if woken.is_empty() && !registers {
+            return;
+        }
+        self.progress += 1;
+        for fragment in self.warps.iter_mut().flat_map(|warp| &mut warp.fragments) {
+            match fragment.state {
+                State::Phase(address) if woken.contains(&address) => fragment.state = State::Ready,
+                State::Registers if registers => fragment.state = State::Ready,
+                _ => {}
+            }
+        }
+    }
+
+    /// Nothing is ready: lets a copy land, or those who wait for a phase give up. False if neither
+    /// helps.
+    fn unstick(&mut self) -> Result<bool, Stop> {
+        if !self.context.bulk.loads.is_empty() {
+            bulk::land(&mut self.context, 0)?;
+            return Ok(true);
+        }
+        let waits = |state| matches!(state, State::Phase(_));
+        let any = self.warps.iter().flat_map(|warp| &warp.fragments).any(|f| waits(f.state));
+        if !any || self.given_up == Some(self.progress) {
+            return Ok(false);
+        }
+        self.given_up = Some(self.progress);
+        for warp in &mut self.warps {
+            for index in 0..warp.fragments.len() {
+                let fragment = &mut warp.fragments[index];
+                if waits(fragment.state) {
+                    let (pc, mask) = (fragment.pc, fragment.mask);
+                    fragment.state = State::Ready;
+                    fragment.pc += 1;
+                    give_up(&mut self.context, warp, pc, mask)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// All threads have exited: nothing may be on its way.
+    fn finish(&mut self) -> Result<(), Stop> {
+        let c = &mut self.context;
+        let kind = FindingKind::AsyncCopyInFlight;
+        let loads = c.bulk.loads.iter().map(|load| (load.transfer.pc, load.transfer.issuer));
+        let stores = c.bulk.stores.iter().map(|store| (store.transfer.pc, store.transfer.issuer));
+        let open: Vec<_> = loads.chain(stores).collect();
+        for (pc, issuer) in open {
+            c.report(kind, pc, issuer.warp, issuer.lane, |_| {
+                "the block ends before this bulk copy, which has not been waited for".to_string()
+            });
+        }
+        for index in 0..c.bulk.stores.len() {
+            bulk::perform(c, index)?;
+        }
+        if let Some((step, warp)) = c.warpgroups.unfinished() {
+            c.report(FindingKind::WarpgroupDivergence, step.pc, warp, 0, |_| {
+                format!("warp {warp} ended without it, but another warp of its warpgroup executed it")
+            });
+        }
+        Ok(())
     }
 
     fn choose_next(&self) -> Option<(usize, usize)> {
@@ -153,6 +255,8 @@ impl<'a> Block<'a> {
         let Some(outcome) = self.context.barriers.complete(id, &live[..self.warps.len()]) else {
             return;
         };
+        self.progress += 1;
+        let mut waited = Vec::new();
         for warp in &mut self.warps {
             for index in 0..warp.fragments.len() {
                 let fragment = &mut warp.fragments[index];
@@ -161,9 +265,11 @@ impl<'a> Block<'a> {
                     fragment.state = State::Ready;
                     fragment.pc += 1;
                     deliver(self.context.environment, &mut warp.registers, pc, mask, outcome);
+                    waited.push(warp.id);
                 }
             }
         }
+        self.context.race_acquire_from_barrier(&waited, id);
     }
 
     /// Nothing is ready and somebody is still there.
@@ -179,6 +285,22 @@ impl<'a> Block<'a> {
                     State::Lanes(_) if matches!(self.op(fragment.pc), Op::Barrier(_)) => {
                         ("the rest of the warp at a barrier", FindingKind::BarrierDivergence)
                     }
+                    State::Phase(address) => {
+                        let _ = write!(
+                            table,
+                            "\n    warp {} lanes {:#010x} at line {line} `{text}`: the mbarrier at \
+                             {address:#x}",
+                            warp.id, fragment.mask
+                        );
+                        first = first.or(Some((
+                            FindingKind::Deadlock,
+                            fragment.pc,
+                            warp.id,
+                            fragment.mask.trailing_zeros() & 31,
+                        )));
+                        continue;
+                    }
+                    State::Registers => ("registers", FindingKind::Deadlock),
                     State::Lanes(_) => ("other lanes of the warp", FindingKind::WarpDivergence),
                     _ => ("the barrier", FindingKind::Deadlock),
                 };
@@ -198,6 +320,14 @@ impl<'a> Block<'a> {
         for (id, barrier) in self.context.barriers.waiting() {
             let awaited = barrier.count.map_or("all".to_string(), |count| count.to_string());
             let _ = write!(table, "\n    barrier {id}: {} of {awaited} threads", barrier.threads());
+        }
+        for (address, barrier) in self.context.mbarriers.iter() {
+            let Mbarrier { expected, pending, transactions, phase } = barrier;
+            let _ = write!(
+                table,
+                "\n    mbarrier at {address:#x}: phase {phase} awaits {pending} of {expected} arrivals, \
+                 {transactions} bytes"
+            );
         }
         if let Some((kind, pc, warp, lane)) = first {
             let message = format!("no thread of the block can go on; each waits for{table}");

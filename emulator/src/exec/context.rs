@@ -1,16 +1,21 @@
 //! What the instructions of a block share: shared memory, findings, and the launch around them.
 
 use super::barrier::Barriers;
+use super::bulk::BulkQueue;
+use super::mbarrier::Mbarriers;
 use super::target::Families;
+use super::warpgroup::Warpgroups;
+use super::wgmma::tiles::Tiles;
 use crate::isa::Code;
 use crate::memory::Refusal;
-use crate::memory::Space;
 use crate::memory::global::Address;
 use crate::memory::shared::SharedMemory;
-use crate::memory::view::GlobalView;
+use crate::memory::view::{GlobalView, View};
+use crate::memory::{PARAM_WINDOW, SHARED_BASE, Space};
 use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
 use crate::report::{Finding, FindingKind, Statistics};
+use crate::shadow::race::Race;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -85,6 +90,12 @@ pub struct Context<'a> {
     pub block: [u32; 3],
     pub shared: SharedMemory,
     pub barriers: Barriers,
+    pub mbarriers: Mbarriers,
+    pub bulk: BulkQueue,
+    pub warpgroups: Warpgroups,
+    pub tiles: Tiles,
+    /// Where races are looked for.
+    pub race: Option<Race>,
     pub random: Random,
     pub findings: Vec<Finding>,
     /// Which kind at which instruction has which place in `findings`.
@@ -92,13 +103,28 @@ pub struct Context<'a> {
     pub statistics: Statistics,
 }
 
+/// The race shadow, for kernels that have use for it.
+fn new_race(environment: &Environment<'_>) -> Option<Race> {
+    let wanted = environment.options.checks.races && environment.code().asynchronous;
+    let (bytes, warps) = (environment.shared_bytes as usize, environment.threads().div_ceil(32));
+    wanted.then(|| Race::new(bytes, warps))
+}
+
 impl<'a> Context<'a> {
     pub fn new(environment: &'a Environment<'a>, number: u64) -> Self {
         Context {
             environment,
             block: environment.block(number),
-            shared: SharedMemory::new(environment.shared_bytes as usize),
+            shared: SharedMemory::new(
+                environment.shared_bytes as usize,
+                environment.code().asynchronous,
+            ),
             barriers: Barriers::default(),
+            mbarriers: Mbarriers::default(),
+            bulk: BulkQueue::default(),
+            warpgroups: Warpgroups::new(environment.threads().div_ceil(32)),
+            tiles: Tiles::default(),
+            race: new_race(environment),
             random: Random::new(environment.options.schedule, number),
             findings: Vec::new(),
             known: HashMap::new(),
@@ -111,6 +137,11 @@ impl<'a> Context<'a> {
         self.block = self.environment.block(number);
         self.shared.reset();
         self.barriers = Barriers::default();
+        self.mbarriers = Mbarriers::default();
+        self.bulk = BulkQueue::default();
+        self.warpgroups = Warpgroups::new(self.environment.threads().div_ceil(32));
+        self.tiles.clear();
+        self.race = new_race(self.environment);
         self.random = Random::new(self.environment.options.schedule, number);
         self.findings.clear();
         self.known.clear();
@@ -165,7 +196,7 @@ impl<'a> Context<'a> {
         let Access { space, address, bytes, pc, warp, lane, .. } = at;
         let kind = match refusal {
             Refusal::OutOfBounds(_) | Refusal::NoSpace => FindingKind::OutOfBounds { space },
-            Refusal::Misaligned => FindingKind::Misaligned { space },
+            Refusal::Misaligned | Refusal::MisalignedTo(_) => FindingKind::Misaligned { space },
             Refusal::Null => FindingKind::NullPointer,
             Refusal::Freed => FindingKind::UseAfterFree,
             Refusal::ReadOnly => FindingKind::WriteToReadOnly { space },
@@ -194,6 +225,7 @@ fn explain(refusal: Refusal, place: String, at: Access) -> String {
         }
         Refusal::OutOfBounds(end) => format!("{place}, which ends at {end:#x}"),
         Refusal::Misaligned => format!("{place}, which is no multiple of {bytes}"),
+        Refusal::MisalignedTo(align) => format!("{place}, which is no multiple of {align}"),
         Refusal::NoSpace => format!("{place}, which belongs to nothing"),
         Refusal::Null => format!("{place}, in the first page"),
         Refusal::Freed => format!("{place}, in an allocation that was freed"),
@@ -217,4 +249,70 @@ impl Access {
     pub fn verb(&self) -> &'static str {
         if self.store { "store" } else { "load" }
     }
+}
+
+impl Context<'_> {
+    /// The address of a range of shared memory, which must be aligned.
+    pub fn shared_address(&mut self, at: Access, align: u32) -> Result<u32, Stop> {
+        let generic = at.space == Space::Generic;
+        let at = Access { space: Space::Shared, ..at };
+        let address = if generic { at.address.wrapping_sub(Space::Shared.window()) } else { at.address };
+        let end = u64::from(SHARED_BASE) + self.shared.bytes() as u64;
+        let inside = address >= u64::from(SHARED_BASE)
+            && address.checked_add(u64::from(at.bytes)).is_some_and(|last| last <= end);
+        let refusal = match inside {
+            false => Refusal::OutOfBounds(end),
+            true if !address.is_multiple_of(u64::from(align)) => Refusal::MisalignedTo(align),
+            true => return Ok(address as u32),
+        };
+        self.refuse(at, refusal)?;
+        Err(Stop)
+    }
+
+    /// A range of global memory: its allocation and the offset in it.
+    pub fn global_range(&mut self, at: Access, align: u32) -> Result<(View, usize), Stop> {
+        let offset = GlobalView::offset(at.address);
+        let refusal = match self.environment.global.get(at.address) {
+            Err(refusal) => refusal,
+            Ok(view) if at.store && view.read_only => Refusal::ReadOnly,
+            Ok(view) if offset + u64::from(at.bytes) > view.bytes => Refusal::OutOfBounds(view.bytes),
+            Ok(_) if !offset.is_multiple_of(u64::from(align)) => Refusal::MisalignedTo(align),
+            Ok(&view) => return Ok((view, offset as usize)),
+        };
+        self.refuse(at, refusal)?;
+        Err(Stop)
+    }
+
+    /// The words of a tensor map in global or parameter space.
+    pub fn read_map(&mut self, at: Access, align: u32) -> Result<[u64; 16], Stop> {
+        let mut bytes = [0u8; 128];
+        if at.space == Space::Param {
+            let params = self.environment.launch.params;
+            let offset = (at.address - PARAM_WINDOW) as usize;
+            let refusal = match params.get(offset..).and_then(|rest| rest.get(..bytes.len())) {
+                None => Refusal::OutOfBounds(PARAM_WINDOW + params.len() as u64),
+                Some(_) if !offset.is_multiple_of(align as usize) => Refusal::MisalignedTo(align),
+                Some(found) => {
+                    bytes.copy_from_slice(found);
+                    return Ok(words(&bytes));
+                }
+            };
+            self.refuse(at, refusal)?;
+            return Err(Stop);
+        }
+        if at.space != Space::Global {
+            self.refuse(at, Refusal::NoSpace)?;
+            return Err(Stop);
+        }
+        let (view, offset) = self.global_range(at, align)?;
+        // SAFETY: `global_range` checked that 128 bytes exist.
+        unsafe { view.data.add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(words(&bytes))
+    }
+}
+
+fn words(bytes: &[u8; 128]) -> [u64; 16] {
+    std::array::from_fn(|word| {
+        u64::from_le_bytes(bytes[word * 8..word * 8 + 8].try_into().expect("8 bytes"))
+    })
 }

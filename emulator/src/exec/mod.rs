@@ -5,14 +5,23 @@
 mod async_copy;
 mod barrier;
 mod block;
+mod boxes;
+mod bulk;
 mod context;
+mod flight;
 mod grid;
 mod lanes;
+mod mbarrier;
 mod ops;
+mod race;
+mod reduce;
 mod registers;
 mod step;
+mod step_async;
 mod target;
 mod warp;
+mod warpgroup;
+mod wgmma;
 mod window;
 
 pub use grid::launch;

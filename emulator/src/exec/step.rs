@@ -7,7 +7,8 @@ use super::ops;
 use super::registers::lanes;
 use super::warp::{Fragment, State, Warp};
 use crate::isa::{
-    BarrierOp, FLAG_ALIGNED, FLAG_NEGATE_GUARD, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, Op,
+    BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_NEGATE_GUARD, FLAG_NEGATE_SOURCE,
+    FLAG_OPTIONAL, Instruction, Op,
 };
 use crate::report::FindingKind;
 
@@ -23,7 +24,7 @@ pub enum Event {
 }
 
 /// What an instruction leaves to do.
-enum Next {
+pub enum Next {
     /// Go on behind it.
     Advance,
     /// Go on wherever the fragment now stands.
@@ -33,11 +34,11 @@ enum Next {
 }
 
 /// A fragment taken out of its warp while it runs.
-struct Runner<'r, 'a> {
-    context: &'r mut Context<'a>,
-    warp: &'r mut Warp,
-    pc: u32,
-    mask: u32,
+pub struct Runner<'r, 'a> {
+    pub context: &'r mut Context<'a>,
+    pub warp: &'r mut Warp,
+    pub pc: u32,
+    pub mask: u32,
     record: u32,
     /// Where the lanes are awaited.
     meet: u32,
@@ -69,6 +70,9 @@ impl Runner<'_, '_> {
             if m == 0 {
                 self.pc += 1;
                 continue;
+            }
+            if self.warp.flight.is_some() {
+                self.context.flight_touch(self.warp, self.pc, m);
             }
             match self.execute(i, m) {
                 Ok(Next::Advance) => self.pc += 1,
@@ -104,13 +108,13 @@ impl Runner<'_, '_> {
         true
     }
 
-    fn park(&mut self, state: State) {
+    pub fn park(&mut self, state: State) {
         let Runner { pc, mask, record, .. } = *self;
         self.warp.fragments.push(Fragment { pc, mask, record, state });
     }
 
     #[cold]
-    fn report(&mut self, kind: FindingKind, mask: u32, message: String) {
+    pub fn report(&mut self, kind: FindingKind, mask: u32, message: String) {
         let lane = mask.trailing_zeros() & 31;
         self.context.report(kind, self.pc, self.warp.id, lane, |_| message);
     }
@@ -179,6 +183,15 @@ impl Runner<'_, '_> {
                 let now = self.context.statistics.warp_instructions;
                 ops::moves::clock(&mut self.warp.registers, i, m, now, i.op == Op::Clock64);
             }
+            Op::Mbarrier(op) if op.polls() => return self.poll(i, m, op),
+            Op::Mbarrier(op) => {
+                ops::mbarrier::run(self.context, self.warp, i, m, op)?;
+            }
+            Op::Bulk(op) => ops::bulk::run(self.context, self.warp, i, m, op)?,
+            Op::Wgmma(op) => return self.wgmma(i, m, op),
+            Op::ProxyFence => self.context.race_proxy_fence(self.warp.id),
+            Op::SetMaxRegisters => return self.set_max_registers(i, m),
+            Op::MapAddress => self.map_address(i, m)?,
             Op::Barrier(op) => return self.barrier(i, m, op),
             Op::BranchIndexed => return self.branch_indexed(i, m),
             Op::Exit => return self.exit(m),
@@ -243,6 +256,9 @@ impl Runner<'_, '_> {
 
     fn exit(&mut self, m: u32) -> Result<Next, Stop> {
         async_copy::complete(self.context, self.warp, m, None)?;
+        if self.warp.live & !m == 0 {
+            self.context.flight_exit(self.warp)?;
+        }
         self.warp.exit(m, self.record);
         self.mask &= !m;
         if self.mask == 0 {
@@ -254,7 +270,7 @@ impl Runner<'_, '_> {
     /// Waits until lanes `needed` have reached this instruction. Then all that have, else `None`.
     ///
     /// Lanes of other fragments that wait here are released: the caller executes for them too.
-    fn gather(&mut self, needed: u32, m: u32) -> Result<Option<u32>, Stop> {
+    pub fn gather(&mut self, needed: u32, m: u32) -> Result<Option<u32>, Stop> {
         if needed & !m == 0 {
             return Ok(Some(m));
         }
@@ -322,9 +338,10 @@ impl Runner<'_, '_> {
         let id = self.warp.registers.row32(i.a)[lane];
         let count = i.has(FLAG_OPTIONAL).then(|| self.warp.registers.row32(i.b)[lane]);
         let uniform = lanes(m).all(|lane| self.warp.registers.row32(i.a)[lane] == id);
-        if id as usize >= BARRIERS || !uniform {
+        let barriers = if i.has(FLAG_GENERIC) { BARRIERS } else { CLUSTER_BARRIER as usize };
+        if id as usize >= barriers || !uniform {
             let message =
-                format!("barrier id {id}, uniform: {uniform}; a block has {BARRIERS} barriers");
+                format!("barrier id {id}, uniform: {uniform}; a block has {barriers} barriers");
             self.report(FindingKind::InvalidOperand, m, message);
             return Err(Stop);
         }
@@ -340,6 +357,7 @@ impl Runner<'_, '_> {
             self.report(FindingKind::BarrierDivergence, m, message);
             return Err(Stop);
         }
+        self.context.race_release_to_barrier(self.warp.id, id);
         let rest = self.mask & !m;
         if !waits(op) {
             self.pc += 1;

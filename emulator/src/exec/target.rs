@@ -8,6 +8,7 @@ use super::context::{Context, Flow};
 use super::ops;
 use super::registers::Registers;
 use super::warp::Warp;
+use super::wgmma::{self, Pending};
 use crate::isa::{CompareType, FloatOp, Instruction, IntegerOp, MatrixOp, Op};
 use crate::memory::Space;
 
@@ -23,6 +24,7 @@ pub struct Families {
     pub convert: fn(&mut Registers, &Instruction, u32, Op),
     pub load: fn(&mut Context<'_>, &mut Warp, &Instruction, u32, Space) -> Flow,
     pub store: fn(&mut Context<'_>, &mut Warp, &Instruction, u32, Space) -> Flow,
+    pub wgmma: fn(&mut Context<'_>, &mut Warp, &Pending),
     pub matrix: fn(&mut Context<'_>, &mut Warp, &Instruction, u32, MatrixOp) -> Flow,
 }
 
@@ -49,6 +51,8 @@ macro_rules! families {
                 (c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow),
             store: $wrap!(ops::memory::store,
                 (c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow),
+            wgmma: $wrap!(wgmma::run,
+                (c: &mut Context<'_>, w: &mut Warp, pending: &Pending) -> ()),
             matrix: $wrap!(ops::matrix::run,
                 (c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: MatrixOp) -> Flow),
         }

@@ -11,7 +11,9 @@
 //! go on without them.
 
 use super::async_copy::CopyQueue;
+use super::flight::Flight;
 use super::registers::Registers;
+use super::wgmma::WgmmaQueue;
 use crate::isa::NO_RECONVERGENCE;
 use crate::memory::local::LocalMemory;
 
@@ -25,6 +27,10 @@ pub enum State {
     Ready,
     /// A block-wide barrier by its id.
     Barrier(u32),
+    /// The phase of a memory barrier, by its address.
+    Phase(u32),
+    /// Registers, at `setmaxnreg`.
+    Registers,
     /// Other lanes of the warp, at a warp-wide instruction that the lanes of the mask have reached.
     Lanes(u32),
 }
@@ -71,6 +77,10 @@ pub struct Warp {
     pub local: LocalMemory,
     /// Its asynchronous copies on their way.
     pub copies: CopyQueue,
+    /// Its multiplications on their way.
+    pub wgmma: WgmmaQueue,
+    /// Its registers that multiplications use, if that is checked.
+    pub flight: Option<Box<Flight>>,
     /// The instruction being executed, for reports.
     pub pc: u32,
     /// Instructions executed while lanes waited at a meeting point.
@@ -94,6 +104,8 @@ impl Warp {
             live,
             local,
             copies,
+            wgmma: WgmmaQueue::default(),
+            flight: None,
             pc: 0,
             stalled: 0,
         };
@@ -108,6 +120,10 @@ impl Warp {
         self.records.clear();
         self.stalled = 0;
         self.copies.clear();
+        self.wgmma.clear();
+        if let Some(flight) = &mut self.flight {
+            flight.clear();
+        }
         self.local.reset();
         if live != 0 {
             self.fragments.push(Fragment { pc: 0, mask: live, record: NONE, state: State::Ready });

@@ -183,6 +183,11 @@ fn check(
     if high >> 63 != 0 || low & (u64::from(want.bytes) - 1) != 0 {
         narrow(context, warp, want, region, addresses, window)?;
     }
+    if window.space == Space::Shared && want.store && context.shared.is_versioned() {
+        for lane in lanes(window.mask) {
+            context.shared.touch(window.offsets[lane] as u32, want.bytes);
+        }
+    }
     if window.space == Space::Local {
         for (lane, offset) in window.offsets.iter_mut().enumerate() {
             *offset = offset.wrapping_add(lane as u64 * bytes);

@@ -15,7 +15,7 @@
 
 use super::control_flow::Graph;
 use super::operands::{Role, visit};
-use super::{Code, PREDICATE_TRUE, ROWS_RESERVED};
+use super::{Code, Op, PREDICATE_TRUE, ROWS_RESERVED, WgmmaOp};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
@@ -61,7 +61,8 @@ const NO_UNIT: usize = usize::MAX;
 
 /// Renames rows so that the register file becomes small.
 pub fn compact(code: &mut Code, graph: &Graph) {
-    let (mut units, uses, unit_of) = collect(code);
+    let (mut units, mut uses, unit_of) = collect(code);
+    extend_to_waits(code, graph, &mut uses, units.len());
     let live_in = liveness(code, graph, &uses, units.len());
     intervals(graph, &uses, &live_in, &mut units);
     let mut rename: Vec<u32> = (0..code.rows).collect();
@@ -105,14 +106,58 @@ fn collect(code: &mut Code) -> (Vec<Unit>, Vec<Uses>, Vec<usize>) {
             }
             let unit = &mut units[*place];
             unit.rows = unit.rows.max(rows);
-            if role == Role::Write && guarded {
+            if role == Role::Update || role == Role::Write && guarded {
                 uses.push((*place, Role::Read));
             }
+            let role = if role == Role::Update { Role::Write } else { role };
             uses.push((*place, role));
         });
         all.push(uses);
     }
     (units, all, unit_of)
+}
+
+/// Multiplications by a warpgroup use their registers until they are waited for: every wait reads those
+/// of all that may be in flight there.
+fn extend_to_waits(code: &Code, graph: &Graph, uses: &mut [Uses], count: usize) {
+    let multiplies = |index: usize| code.instructions[index].op == Op::Wgmma(WgmmaOp::Multiply);
+    if !(0..code.instructions.len()).any(multiplies) {
+        return;
+    }
+    let waits = |index: usize| code.instructions[index].op == Op::Wgmma(WgmmaOp::Wait);
+    let pass = |block: usize, flight: &mut Set, uses: &mut [Uses], note: bool| {
+        for index in graph.range(block) {
+            if multiplies(index) {
+                uses[index].iter().for_each(|&(unit, _)| flight.insert(unit));
+            } else if waits(index) {
+                if note {
+                    uses[index].extend(flight.members().map(|unit| (unit, Role::Read)));
+                }
+                if code.instructions[index].immediate == 0 {
+                    flight.0.fill(0);
+                }
+            }
+        }
+    };
+    let blocks = graph.blocks();
+    let mut into = vec![Set::new(count); blocks];
+    let mut changed = true;
+    while changed {
+        changed = false;
+        for block in 0..blocks {
+            let mut flight = into[block].clone();
+            pass(block, &mut flight, uses, false);
+            for &successor in graph.successors(block).iter().filter(|&&s| s < blocks) {
+                for (word, bits) in into[successor].0.iter_mut().zip(&flight.0) {
+                    changed |= *bits & !*word != 0;
+                    *word |= bits;
+                }
+            }
+        }
+    }
+    for (block, flight) in into.iter_mut().enumerate() {
+        pass(block, flight, uses, true);
+    }
 }
 
 /// The registers alive at the start of each block.

@@ -3,14 +3,18 @@
 pub mod allocate;
 mod arithmetic;
 pub mod control_flow;
+mod hopper;
 pub mod op;
 pub mod operands;
+mod touches;
 pub mod types;
 
 pub use arithmetic::{FloatOp, IntegerOp};
+pub use hopper::{BulkOp, MbarrierOp, ReduceOp, WGMMA_K, WgmmaOp, WgmmaShape, WgmmaType, bulk_list};
 pub use op::{
     AsyncCopyOp, AtomicOp, BarrierOp, MatrixOp, MoveOp, Op, PredicateOp, ReduxOp, ShuffleOp, VoteOp,
 };
+pub use touches::Touches;
 pub use types::{CompareType, ConvertType, Relation, Rounding};
 
 /// Predicate that is always true, also the guard of an unguarded instruction.
@@ -36,6 +40,8 @@ pub const FLAG_WIDE_ADDRESS: u8 = 4;
 pub const FLAG_VARIANT: u8 = 8;
 /// The transposing form of a matrix load or store.
 pub const FLAG_TRANSPOSE: u8 = 8;
+/// A shared address is generic, not an offset in shared memory.
+pub const FLAG_GENERIC: u8 = 8;
 /// `.aligned`: all threads of the warp execute the instruction together.
 pub const FLAG_ALIGNED: u8 = 16;
 /// An optional operand is present.
@@ -45,6 +51,8 @@ pub const FLAG_NEGATE_SOURCE: u8 = 64;
 /// The guard is negated.
 pub const FLAG_NEGATE_GUARD: u8 = 128;
 
+/// The number of the barrier of the cluster, behind those of the block.
+pub const CLUSTER_BARRIER: u32 = 16;
 /// No reconvergence point: the paths meet only at exit.
 pub const NO_RECONVERGENCE: u32 = u32::MAX;
 
@@ -184,6 +192,10 @@ pub struct Code {
     pub rows: u32,
     /// Predicates.
     pub predicates: u32,
+    /// Whether there are memory barriers, bulk copies or multiplications by a warpgroup.
+    pub asynchronous: bool,
+    /// Rows that instructions touch; only filled where there are multiplications by a warpgroup.
+    pub touches: Touches,
     /// Rows to fill before the kernel starts.
     pub fills: Vec<(u32, Fill)>,
 }

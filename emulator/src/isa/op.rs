@@ -1,6 +1,6 @@
 //! Operations, by family.
 
-use super::{CompareType, FloatOp, IntegerOp};
+use super::{BulkOp, CompareType, FloatOp, IntegerOp, MbarrierOp, WgmmaOp};
 use crate::memory::Space;
 
 /// What an instruction does: a family, and the operation in it.
@@ -93,6 +93,18 @@ pub enum Op {
     Matrix(MatrixOp),
     /// Asynchronous copies to shared memory.
     AsyncCopy(AsyncCopyOp),
+    /// Memory barriers.
+    Mbarrier(MbarrierOp),
+    /// Bulk copies between global and shared memory.
+    Bulk(BulkOp),
+    /// Multiplications by a warpgroup.
+    Wgmma(WgmmaOp),
+    /// `fence.proxy.async`.
+    ProxyFence,
+    /// `setmaxnreg` to `immediate` registers; an increase when the optional operand is present.
+    SetMaxRegisters,
+    /// `mapa`: address `a` of block `b` of the cluster; 64-bit rows when `count` is 2.
+    MapAddress,
     /// A clock read of 32 bits.
     Clock32,
     /// A clock read of 64 bits.

@@ -3,8 +3,8 @@
 //! This is the one place that knows it; it has to agree with what `exec::ops` does.
 
 use super::{
-    AsyncCopyOp, BarrierOp, CompareType, FLAG_OPTIONAL, FLAG_WIDE_ADDRESS, FloatOp, Instruction,
-    IntegerOp, MatrixOp, MoveOp, Op, VoteOp,
+    AsyncCopyOp, BarrierOp, BulkOp, CompareType, FLAG_OPTIONAL, FLAG_WIDE_ADDRESS, FloatOp, Instruction,
+    IntegerOp, MatrixOp, MbarrierOp, MoveOp, Op, VoteOp, WGMMA_K, WgmmaOp, WgmmaShape, bulk_list,
 };
 use crate::decode::atomic::AtomicType;
 
@@ -15,6 +15,8 @@ pub enum Role {
     Read,
     /// It gets a new value.
     Write,
+    /// Both.
+    Update,
 }
 
 /// Calls `f` with every row operand of an instruction, how many rows it spans, and its role.
@@ -24,6 +26,7 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
     use Role::{Read, Write};
     match i.op {
         Op::Nop | Op::Branch | Op::Exit | Op::Trap | Op::Unsupported | Op::Predicate(_) => {}
+        Op::ProxyFence | Op::SetMaxRegisters => {}
         Op::BranchIndexed | Op::WarpSync => f(&mut i.a, 1, Read),
         Op::Barrier(op) => barrier(i, op, f),
         Op::Integer16(op) => integer(i, op, [1, 1], f),
@@ -71,6 +74,10 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
             }
         }
         Op::AsyncCopy(_) => {}
+        Op::Mbarrier(op) => mbarrier(i, op, f),
+        Op::Bulk(op) => bulk(i, op, lists, f),
+        Op::Wgmma(op) => wgmma(i, op, lists, f),
+        Op::MapAddress => all(i, [u32::from(i.count), u32::from(i.count), 1, 0, 0], f),
     }
 }
 
@@ -217,4 +224,42 @@ fn matrix(
     list(lists, i.b, b, 1, Role::Read, f);
     list(lists, i.c, 4, 1, Role::Read, f);
     list(lists, i.d, 4, 1, Role::Write, f);
+}
+
+fn mbarrier(i: &mut Instruction, op: MbarrierOp, f: &mut impl FnMut(&mut u32, u32, Role)) {
+    address(i, f);
+    if i.has(FLAG_OPTIONAL) {
+        f(&mut i.b, if op.takes_token() { 2 } else { 1 }, Role::Read);
+    }
+    if matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect) {
+        f(&mut i.d, 2, Role::Write);
+    }
+}
+
+fn bulk(i: &mut Instruction, op: BulkOp, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u32, Role)) {
+    if matches!(op, BulkOp::Commit | BulkOp::WaitGroup | BulkOp::WaitGroupRead) {
+        return;
+    }
+    address(i, f);
+    f(&mut i.b, 2, Role::Read);
+    if matches!(op, BulkOp::LoadTensor | BulkOp::Load) {
+        let wide = lists[i.d as usize + bulk_list::BARRIER_WIDE];
+        f(&mut i.c, 1 + wide, Role::Read);
+    }
+    let count = usize::from(i.count) + usize::from(i.has(FLAG_OPTIONAL));
+    list(lists, i.d + bulk_list::ROWS as u32, count, 1, Role::Read, f);
+}
+
+fn wgmma(i: &mut Instruction, op: WgmmaOp, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u32, Role)) {
+    if op != WgmmaOp::Multiply {
+        return;
+    }
+    let accumulators = WgmmaShape::decode(i.e).columns as usize / 2;
+    if i.has(FLAG_OPTIONAL) {
+        list(lists, i.a, WGMMA_K / 4, 1, Role::Read, f);
+    } else {
+        f(&mut i.a, 2, Role::Read);
+    }
+    f(&mut i.b, 2, Role::Read);
+    list(lists, i.d, accumulators, 1, Role::Update, f);
 }

@@ -96,6 +96,8 @@ pub enum Refusal {
     OutOfBounds(u64),
     /// No multiple of the access width.
     Misaligned,
+    /// No multiple of an alignment that the instruction asks for.
+    MisalignedTo(u32),
     /// A null pointer or a small offset from one.
     Null,
     /// The allocation was freed.

@@ -11,6 +11,7 @@ use crate::decode::{self, Statement};
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::allocate;
 use crate::isa::control_flow::{self, Graph};
+use crate::isa::{Op, Touches, WgmmaOp};
 use crate::module::KernelData;
 
 /// An instruction has fewer operands in PTX.
@@ -49,6 +50,12 @@ pub fn read<'a>(
     control_flow::reconverge(&mut kernel.code, &graph);
     if builder.compacts() {
         allocate::compact(&mut kernel.code, &graph);
+    }
+    let code = &mut kernel.code;
+    let is = |test: fn(Op) -> bool| code.instructions.iter().any(|instruction| test(instruction.op));
+    code.asynchronous = is(|op| matches!(op, Op::Mbarrier(_) | Op::Bulk(_) | Op::Wgmma(_)));
+    if is(|op| op == Op::Wgmma(WgmmaOp::Multiply)) {
+        code.touches = Touches::new(code);
     }
     Ok(())
 }

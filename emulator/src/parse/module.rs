@@ -206,6 +206,12 @@ impl<'a> ModuleParser<'a> {
                     kernel.max_threads = Some(threads);
                     kernel.required_threads = Some(threads);
                 }
+                ".reqnctapercluster" => {
+                    if self.triple()?.iter().product::<u32>() != 1 {
+                        let kind = ParseErrorKind::Limit("the size of a cluster");
+                        return Err(self.cursor.error_here(kind));
+                    }
+                }
                 ".minnctapersm" | ".maxnctapersm" | ".maxnreg" | ".maxclusterrank" => {
                     self.cursor.unsigned("a number")?;
                 }

@@ -3,6 +3,8 @@
 //! A shadow holds one [`State`] per byte, apart from the data. The instructions ask about whole ranges:
 //! the usual answer, "all written", comes from comparing eight states at a time.
 
+pub mod race;
+
 /// The state of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

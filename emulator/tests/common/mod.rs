@@ -1,6 +1,8 @@
 //! Running single instructions and small kernels.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod hopper;
+
 use ptx_emulator::{
     Address, Checks, Finding, Launch, Memory, Module, Options, Report, Schedule, launch,
 };

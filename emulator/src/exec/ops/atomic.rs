@@ -21,6 +21,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         8 => w.registers.row64(row)[lane],
         _ => u64::from(w.registers.row32(row)[lane]),
     };
+    c.race_atomic(w.id);
     let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {

@@ -152,9 +152,10 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
     let addresses = addresses(w, i);
     let mut window = Window::new();
     resolve(c, w, want, &addresses, owners, &mut window)?;
+    let races = c.race_access(w, &window, 16, store);
     if store {
         window.set_written(16, false);
-    } else {
+    } else if !races {
         window.check_written(c, w, 16, window.is_contiguous(16));
     }
     for (matrix, &register) in rows.iter().enumerate() {

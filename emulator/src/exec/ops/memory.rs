@@ -20,7 +20,9 @@ pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: S
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
-        window.check_written(c, w, bytes, contiguous);
+        if !c.race_access(w, &window, bytes, false) {
+            window.check_written(c, w, bytes, contiguous);
+        }
         for (position, &row) in rows.iter().enumerate() {
             let at = position * i.b as usize;
             if contiguous && bytes == 4 && i.c == 0 {
@@ -136,6 +138,7 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
                 unsafe { store_element(&window, &w.registers, i, row, at) };
             }
         }
+        c.race_access(w, &window, bytes, true);
         window.set_written(bytes, contiguous);
         rest &= !window.mask;
     }

@@ -2,6 +2,7 @@
 
 pub mod async_copy;
 pub mod atomic;
+pub mod bulk;
 pub mod compare;
 pub mod convert;
 pub mod float;
@@ -9,6 +10,7 @@ pub mod half;
 pub mod integer;
 pub mod math;
 pub mod matrix;
+pub mod mbarrier;
 pub mod memory;
 pub mod moves;
 pub mod shuffle;

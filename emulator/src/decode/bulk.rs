@@ -1,0 +1,187 @@
+//! Bulk and tensor copies: `cp.async.bulk`, `cp.reduce.async.bulk`.
+
+use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
+use crate::error::ParseErrorKind;
+use crate::isa::{BulkOp, FLAG_OPTIONAL, FLAG_WIDE_ADDRESS, Instruction, Op, ReduceOp, bulk_list};
+use crate::parse::operand::{Operand, Scalar};
+
+/// What the modifiers of a copy say.
+#[derive(Default)]
+struct Modifiers<'a> {
+    rank: Option<usize>,
+    to_shared: bool,
+    grouped: bool,
+    hint: bool,
+    multicast: bool,
+    reduction: Vec<&'a str>,
+}
+
+/// Decodes an instruction whose opcode continues with `async.bulk`.
+pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let reduces = s.modifiers().first() == Some(&"reduce");
+    let words = &s.modifiers()[2 + usize::from(reduces)..];
+    match words {
+        ["commit_group"] => {
+            s.expect_operands(0, 0)?;
+            return Ok(Instruction::new(Op::Bulk(BulkOp::Commit)));
+        }
+        ["wait_group"] => return wait(s, b, BulkOp::WaitGroup),
+        ["wait_group", "read"] => return wait(s, b, BulkOp::WaitGroupRead),
+        ["prefetch", ..] => return Ok(Instruction::new(Op::Nop)),
+        _ => {}
+    }
+    let modifiers = read_modifiers(words)?;
+    match (modifiers.to_shared, reduces) {
+        (true, false) => load(s, b, &modifiers),
+        (false, _) if modifiers.grouped => store(s, b, &modifiers, reduces),
+        _ => Err(UNSUPPORTED),
+    }
+}
+
+fn wait<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, op: BulkOp) -> Result<Instruction> {
+    s.expect_operands(1, 1)?;
+    let groups = b.immediate(s, 0)?.max(0);
+    Ok(Instruction { immediate: groups, ..Instruction::new(Op::Bulk(op)) })
+}
+
+fn read_modifiers<'a>(words: &[&'a str]) -> Result<Modifiers<'a>> {
+    let mut modifiers = Modifiers::default();
+    let mut spaces = Vec::new();
+    let mut completes = false;
+    for &word in words {
+        match word {
+            "tensor" => modifiers.rank = Some(0),
+            "1d" | "2d" | "3d" | "4d" | "5d" if modifiers.rank == Some(0) => {
+                modifiers.rank = Some(usize::from(word.as_bytes()[0] - b'0'));
+            }
+            "shared::cluster" | "shared::cta" | "global" => spaces.push(word),
+            "mbarrier::complete_tx::bytes" => completes = true,
+            "bulk_group" => modifiers.grouped = true,
+            "tile" => {}
+            "L2::cache_hint" => modifiers.hint = true,
+            "multicast::cluster" => modifiers.multicast = true,
+            "add" | "min" | "max" | "and" | "or" | "xor" | "noftz" | "f32" | "f64" | "u32" | "s32"
+            | "u64" | "f16" | "bf16" => modifiers.reduction.push(word),
+            _ => return Err(UNSUPPORTED),
+        }
+    }
+    modifiers.to_shared = match spaces[..] {
+        ["shared::cluster" | "shared::cta", "global"] => true,
+        ["global", "shared::cta"] => false,
+        _ => return Err(UNSUPPORTED),
+    };
+    if modifiers.to_shared != completes || modifiers.to_shared == modifiers.grouped {
+        return Err(UNSUPPORTED);
+    }
+    Ok(modifiers)
+}
+
+/// `[map, {x, y}]`: the row of the map's address, and the coordinates.
+fn tensor<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    index: usize,
+    rank: usize,
+) -> Result<(u32, Vec<u32>)> {
+    let Some(Operand::Tensor(map, coordinates)) = s.operands.get(index) else {
+        return Err(ParseErrorKind::Operand("expected a tensor map and coordinates"));
+    };
+    if coordinates.len() != rank {
+        return Err(ParseErrorKind::Operand("a vector of the wrong length"));
+    }
+    let (map, coordinates): (Scalar<'a>, Vec<Scalar<'a>>) = (*map, coordinates.clone());
+    let map = b.source_scalar(map, 64)?;
+    let rows: Result<Vec<u32>> =
+        coordinates.into_iter().map(|scalar| b.source_scalar(scalar, 32)).collect();
+    Ok((map, rows?))
+}
+
+/// Operands behind the required ones: a mask of blocks and a cache policy.
+fn extras<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    modifiers: &Modifiers<'_>,
+    required: usize,
+) -> Result<Option<u32>> {
+    let count = required + usize::from(modifiers.multicast) + usize::from(modifiers.hint);
+    s.expect_operands(count, count)?;
+    if modifiers.hint {
+        b.source(s, count - 1, 64)?;
+    }
+    if modifiers.multicast { b.source(s, required, 16).map(Some) } else { Ok(None) }
+}
+
+/// A load's operands: shared address, source, barrier, with the size of a plain copy before the barrier.
+fn load<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, m: &Modifiers<'_>) -> Result<Instruction> {
+    let (shared, offset, wide) = b.address(s, 0)?;
+    let (op, barrier_at, global, global_offset, rows) = match m.rank {
+        Some(rank) => {
+            let (map, rows) = tensor(s, b, 1, rank)?;
+            (BulkOp::LoadTensor, 2, map, 0, rows)
+        }
+        None => {
+            let (global, offset, wide) = b.address(s, 1)?;
+            if !wide {
+                return Err(ParseErrorKind::Operand("operand of the wrong width"));
+            }
+            (BulkOp::Load, 3, global, offset, vec![b.source(s, 2, 32)?])
+        }
+    };
+    let mask = extras(s, b, m, barrier_at + 1)?;
+    let (barrier, barrier_offset, barrier_wide) = b.address(s, barrier_at)?;
+    let mut list = vec![barrier_offset as u32, u32::from(barrier_wide)];
+    debug_assert_eq!(list.len(), bulk_list::ROWS);
+    list.extend(&rows);
+    list.extend(mask);
+    let at = b.list(&list);
+    let instruction = with_rows(Op::Bulk(op), at, &[shared, global, barrier, global_offset as u32]);
+    let flags =
+        if wide { FLAG_WIDE_ADDRESS } else { 0 } | if mask.is_some() { FLAG_OPTIONAL } else { 0 };
+    Ok(Instruction { flags, count: rows.len() as u8, immediate: offset, ..instruction })
+}
+
+/// A store's operands: target, shared address, and the size of a plain copy.
+fn store<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    m: &Modifiers<'_>,
+    reduces: bool,
+) -> Result<Instruction> {
+    let reduction = if reduces { reduction(m)? } else { ReduceOp::None };
+    let (op, global, global_offset, rows) = match m.rank {
+        Some(rank) => {
+            let (map, rows) = tensor(s, b, 0, rank)?;
+            extras(s, b, m, 2)?;
+            (BulkOp::StoreTensor, map, 0, rows)
+        }
+        None => {
+            let (global, offset, wide) = b.address(s, 0)?;
+            if !wide {
+                return Err(ParseErrorKind::Operand("operand of the wrong width"));
+            }
+            extras(s, b, m, 3)?;
+            (BulkOp::Store, global, offset, vec![b.source(s, 2, 32)?])
+        }
+    };
+    let (shared, offset, wide) = b.address(s, 1)?;
+    let mut list = vec![reduction as u32, 0];
+    list.extend(&rows);
+    let at = b.list(&list);
+    let instruction = with_rows(Op::Bulk(op), at, &[shared, global, 0, global_offset as u32]);
+    let flags = if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    Ok(Instruction { flags, count: rows.len() as u8, immediate: offset, ..instruction })
+}
+
+/// A tensor's element type says what is added; a plain copy says so itself.
+fn reduction(m: &Modifiers<'_>) -> Result<ReduceOp> {
+    Ok(match (m.rank, &m.reduction[..]) {
+        (Some(_), ["add"]) => ReduceOp::AddElement,
+        (None, ["add", "f32"]) => ReduceOp::AddF32,
+        (None, ["add", "f64"]) => ReduceOp::AddF64,
+        (None, ["add", "u32" | "s32"]) => ReduceOp::AddU32,
+        (None, ["add", "u64"]) => ReduceOp::AddU64,
+        (None, ["add", "noftz", "f16"]) => ReduceOp::AddF16,
+        (None, ["add", "noftz", "bf16"]) => ReduceOp::AddBf16,
+        _ => return Err(UNSUPPORTED),
+    })
+}

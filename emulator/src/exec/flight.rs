@@ -1,0 +1,141 @@
+//! Registers that unfinished multiplications use.
+//!
+//! From `wgmma.mma_async` to the wait for its group, accumulators belong to the tensor core, and
+//! registers of A may be read only. What was written before must be ordered by `wgmma.fence`; another
+//! multiplication may follow on the same accumulators at once.
+
+use super::context::{Context, Flow, Stop};
+use super::warp::Warp;
+use crate::isa::{Code, FLAG_OPTIONAL, Instruction, WGMMA_K, WgmmaShape};
+use crate::report::FindingKind;
+
+/// What is known about a row.
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    /// The last group that accumulates into it.
+    accumulator: u32,
+    /// The last group that reads it as A.
+    operand: u32,
+    /// Fences executed before it was last written; 0: never written.
+    written: u32,
+}
+
+/// The rows of a warp.
+#[derive(Clone, Debug)]
+pub struct Flight {
+    rows: Vec<Use>,
+    /// The last group known to be complete.
+    done: u32,
+    /// The last group issued.
+    issued: u32,
+    /// Fences executed, from 1.
+    fences: u32,
+}
+
+impl Flight {
+    /// Nothing is in flight.
+    pub fn new(code: &Code) -> Self {
+        Flight { rows: vec![Use::default(); code.rows as usize], done: 0, issued: 0, fences: 1 }
+    }
+
+    /// Forgets everything, for the next block.
+    pub fn clear(&mut self) {
+        self.rows.fill(Use::default());
+        (self.done, self.issued, self.fences) = (0, 0, 1);
+    }
+
+    /// `wgmma.fence`.
+    pub fn fence(&mut self) {
+        self.fences += 1;
+    }
+
+    /// Looks at what an instruction touches; a row that it must not, and whether that accumulates.
+    #[inline(always)]
+    pub fn touch(&mut self, code: &Code, pc: u32) -> Option<bool> {
+        let mut bad = None;
+        for (row, write) in code.touches.of(pc) {
+            let known = &mut self.rows[row];
+            if known.accumulator > self.done {
+                bad = Some(true);
+            } else if write && known.operand > self.done {
+                bad = Some(false);
+            }
+            if write {
+                known.written = self.fences;
+            }
+        }
+        bad
+    }
+
+    /// Accumulators written, or A registers changed, since the last fence.
+    fn unfenced(&self, accumulators: &[u32], operands: &[u32]) -> bool {
+        let fresh = |&row: &u32| self.rows[row as usize].written == self.fences;
+        self.fences == 1 || accumulators.iter().any(fresh) || operands.iter().any(fresh)
+    }
+}
+
+impl Context<'_> {
+    /// Looks at what an instruction touches while multiplications may be in flight.
+    #[inline(always)]
+    pub fn flight_touch(&mut self, w: &mut Warp, pc: u32, mask: u32) {
+        let Some(flight) = &mut w.flight else { return };
+        if let Some(accumulates) = flight.touch(self.environment.code(), pc) {
+            let lane = mask.trailing_zeros() & 31;
+            self.report(FindingKind::RegisterInFlight, pc, w.id, lane, |_| {
+                let what = if accumulates { "accumulates into" } else { "reads A from" };
+                format!("a wgmma that {what} a register of this instruction has not been waited for")
+            });
+        }
+    }
+
+    /// Notes the registers of a multiplication.
+    pub fn flight_issue(&mut self, w: &mut Warp, i: &Instruction, group: u32) {
+        let Some(flight) = &mut w.flight else { return };
+        let lists = &self.environment.kernel.data.code.lists;
+        let accumulators = &lists[i.d as usize..][..WgmmaShape::decode(i.e).columns as usize / 2];
+        let from_registers = i.has(FLAG_OPTIONAL);
+        let operands = if from_registers { &lists[i.a as usize..][..WGMMA_K / 4] } else { &[][..] };
+        let unfenced = flight.unfenced(accumulators, operands);
+        let done = flight.done;
+        let overlaps = operands.iter().any(|&row| flight.rows[row as usize].accumulator > done)
+            || accumulators.iter().any(|&row| flight.rows[row as usize].operand > done);
+        for &row in accumulators {
+            flight.rows[row as usize].accumulator = group;
+        }
+        for &row in operands {
+            flight.rows[row as usize].operand = group;
+        }
+        flight.issued = group;
+        if unfenced {
+            self.report(FindingKind::MissingWgmmaFence, w.pc, w.id, 0, |_| {
+                "registers of this wgmma were written after the last wgmma.fence, or there was none"
+                    .to_string()
+            });
+        }
+        if overlaps {
+            self.report(FindingKind::RegisterInFlight, w.pc, w.id, 0, |_| {
+                "a register that an unfinished wgmma accumulates into is used as A, or the reverse"
+                    .to_string()
+            });
+        }
+    }
+
+    /// Groups up to this one are complete.
+    pub fn flight_done(&mut self, w: &mut Warp, group: u32) {
+        if let Some(flight) = &mut w.flight {
+            flight.done = flight.done.max(group);
+        }
+    }
+
+    /// A warp ends, perhaps before its multiplications.
+    pub fn flight_exit(&mut self, w: &mut Warp) -> Flow {
+        let Some(flight) = &w.flight else { return Ok(()) };
+        if flight.issued > flight.done {
+            self.report(FindingKind::RegisterInFlight, w.pc, w.id, 0, |_| {
+                "the warp ends before a wgmma that has not been waited for".to_string()
+            });
+            return Err(Stop);
+        }
+        Ok(())
+    }
+}

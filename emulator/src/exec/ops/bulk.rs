@@ -1,0 +1,165 @@
+//! `cp.async.bulk`, `cp.reduce.async.bulk` and their groups, lane after lane.
+
+use crate::exec::boxes::Bytes;
+use crate::exec::bulk::{self, Issuer, Load, Store, Transfer};
+use crate::exec::context::{Access, Context, Flow, Stop};
+use crate::exec::mbarrier::MBARRIER_BYTES;
+use crate::exec::registers::lanes;
+use crate::exec::warp::Warp;
+use crate::exec::window::addresses;
+use crate::isa::{BulkOp, FLAG_OPTIONAL, Instruction, ReduceOp, bulk_list};
+use crate::memory::Space;
+use crate::options::Schedule;
+use crate::report::FindingKind;
+use crate::tensor_map::{MAP_BYTES, MAX_RANK, TensorMap};
+use std::rc::Rc;
+
+/// Alignment of a tensor map.
+const MAP_ALIGN: u32 = 64;
+/// Alignment of a box in shared memory.
+const BOX_ALIGN: u32 = 128;
+/// Alignment and unit of a plain copy.
+const PLAIN_ALIGN: u32 = 16;
+
+/// Every instruction of the family.
+pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: BulkOp) -> Flow {
+    for lane in lanes(m) {
+        let issuer = Issuer { warp: w.id, lane: lane as u32 };
+        match op {
+            BulkOp::Load | BulkOp::LoadTensor => load(c, w, i, issuer)?,
+            BulkOp::Store | BulkOp::StoreTensor => store(c, w, i, issuer)?,
+            BulkOp::Commit => {
+                let groups = c.bulk.groups.entry(issuer).or_default();
+                groups.committed += 1;
+                groups.open = 0;
+            }
+            BulkOp::WaitGroup | BulkOp::WaitGroupRead => {
+                bulk::complete(c, issuer, Some(i.immediate as u32))?;
+                c.race_bulk_complete(issuer, i.immediate as u32);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An operand that the instruction does not allow.
+fn invalid(c: &mut Context<'_>, w: &Warp, issuer: Issuer, message: String) -> Stop {
+    c.report(FindingKind::InvalidOperand, w.pc, issuer.warp, issuer.lane, |_| message);
+    Stop
+}
+
+/// What the operands of one lane say.
+fn transfer(
+    c: &mut Context<'_>,
+    w: &Warp,
+    i: &Instruction,
+    issuer: Issuer,
+    store: bool,
+) -> Result<Transfer, Stop> {
+    let lane = issuer.lane as usize;
+    let Instruction { op, count, .. } = *i;
+    let lists = &c.environment.kernel.data.code.lists;
+    let rows = &lists[i.d as usize + bulk_list::ROWS..][..usize::from(count)];
+    let values: Vec<u32> = rows.iter().map(|&row| w.registers.row32(row)[lane]).collect();
+    let pointer = w.registers.row64(i.b)[lane];
+    let tensor = matches!(op, crate::isa::Op::Bulk(BulkOp::LoadTensor | BulkOp::StoreTensor));
+    let (bytes, align) = if tensor {
+        let map = Rc::new(read_map(c, w, issuer, pointer)?);
+        if map.dims.len() != values.len() {
+            let (rank, got) = (map.dims.len(), values.len());
+            let message = format!("{got} coordinates into a tensor of {rank} dimensions");
+            return Err(invalid(c, w, issuer, message));
+        }
+        let mut first = [0; MAX_RANK];
+        values.iter().zip(&mut first).for_each(|(&value, first)| *first = value as i32);
+        (Bytes::Box { map, first }, BOX_ALIGN)
+    } else {
+        let address = pointer.wrapping_add(i64::from(i.e as i32) as u64);
+        let bytes = values[0];
+        if bytes == 0 || !bytes.is_multiple_of(PLAIN_ALIGN) {
+            let message = format!("a bulk copy of {bytes} bytes, no positive multiple of {PLAIN_ALIGN}");
+            return Err(invalid(c, w, issuer, message));
+        }
+        let Issuer { warp, lane } = issuer;
+        let at = Access { space: Space::Global, address, bytes, store, pc: w.pc, warp, lane };
+        c.global_range(at, PLAIN_ALIGN)?;
+        (Bytes::Plain { address, bytes }, PLAIN_ALIGN)
+    };
+    let at = Access {
+        space: Space::Shared,
+        address: addresses(w, i)[lane],
+        bytes: bytes.shared(),
+        store: !store,
+        pc: w.pc,
+        warp: issuer.warp,
+        lane: issuer.lane,
+    };
+    let shared = c.shared_address(at, align)?;
+    Ok(Transfer { bytes, shared, pc: w.pc, issuer })
+}
+
+/// The tensor map at a generic address.
+fn read_map(c: &mut Context<'_>, w: &Warp, issuer: Issuer, address: u64) -> Result<TensorMap, Stop> {
+    let Issuer { warp, lane } = issuer;
+    let space = Space::of_address(address).unwrap_or(Space::Generic);
+    let bytes = MAP_BYTES as u32;
+    let at = Access { space, address, bytes, store: false, pc: w.pc, warp, lane };
+    let words = c.read_map(at, MAP_ALIGN)?;
+    TensorMap::decode(&words).map_err(|error| {
+        let message = format!("at {address:#x}: {error}");
+        c.report(FindingKind::InvalidTensorMap, w.pc, warp, lane, |_| message);
+        Stop
+    })
+}
+
+fn load(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow {
+    let transfer = transfer(c, w, i, issuer, false)?;
+    let lists = &c.environment.kernel.data.code.lists;
+    let list = &lists[i.d as usize..];
+    let lane = issuer.lane as usize;
+    if i.has(FLAG_OPTIONAL) {
+        let mask = w.registers.row32(list[bulk_list::ROWS + usize::from(i.count)])[lane] & 0xffff;
+        if mask != 1 {
+            let message = format!("a copy to blocks {mask:#x} of a cluster of one block");
+            return Err(invalid(c, w, issuer, message));
+        }
+    }
+    let base = match list[bulk_list::BARRIER_WIDE] {
+        0 => u64::from(w.registers.row32(i.c)[lane].wrapping_add(list[bulk_list::FIRST])),
+        _ => w.registers.row64(i.c)[lane].wrapping_add(i64::from(list[bulk_list::FIRST] as i32) as u64),
+    };
+    let Issuer { warp, lane } = issuer;
+    let bytes = MBARRIER_BYTES;
+    let at = Access { space: Space::Shared, address: base, bytes, store: true, pc: w.pc, warp, lane };
+    let barrier = c.shared_address(at, MBARRIER_BYTES)?;
+    if c.mbarriers.get(barrier).is_none() {
+        let message = format!("there is no mbarrier at {barrier:#x}: it was not initialised");
+        c.report(FindingKind::MbarrierMisuse, w.pc, warp, lane, |_| message);
+        return Err(Stop);
+    }
+    c.statistics.async_copies += 1;
+    c.race_mbarrier_used(w, lane, barrier);
+    c.race_bulk_load(&transfer, barrier);
+    c.bulk.loads.push(Load { transfer, barrier });
+    c.mbarriers.woken.push(barrier);
+    if c.environment.options.schedule == Schedule::Eager {
+        bulk::land(c, c.bulk.loads.len() - 1)?;
+    }
+    Ok(())
+}
+
+fn store(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow {
+    let transfer = transfer(c, w, i, issuer, true)?;
+    let number = c.environment.kernel.data.code.lists[i.d as usize + bulk_list::FIRST];
+    let reduce = ReduceOp::ALL[number as usize];
+    let groups = c.bulk.groups.entry(issuer).or_default();
+    groups.open += 1;
+    let group = groups.committed;
+    c.statistics.async_copies += 1;
+    c.race_bulk_store(&transfer, group);
+    c.bulk.stores.push(Store { transfer, reduce, group, performed: false });
+    if c.environment.options.schedule == Schedule::Eager {
+        bulk::perform(c, c.bulk.stores.len() - 1)?;
+    }
+    Ok(())
+}

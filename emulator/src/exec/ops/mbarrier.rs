@@ -1,0 +1,128 @@
+//! `mbarrier`, lane after lane.
+
+use crate::exec::bulk;
+use crate::exec::context::{Access, Context, Stop};
+use crate::exec::mbarrier::{MBARRIER_BYTES, Misuse};
+use crate::exec::registers::{LANES, lanes};
+use crate::exec::warp::Warp;
+use crate::exec::window::addresses;
+use crate::isa::{FLAG_GENERIC, FLAG_OPTIONAL, Instruction, MbarrierOp};
+use crate::memory::Space;
+use crate::report::FindingKind;
+
+/// The shared address of each lane's barrier.
+fn barriers(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32) -> Result<[u32; LANES], Stop> {
+    let space = if i.has(FLAG_GENERIC) { Space::Generic } else { Space::Shared };
+    let addresses = addresses(w, i);
+    let mut found = [0; LANES];
+    for lane in lanes(m) {
+        let (address, bytes) = (addresses[lane], MBARRIER_BYTES);
+        let at = Access { space, address, bytes, store: true, pc: w.pc, warp: w.id, lane: lane as u32 };
+        found[lane] = c.shared_address(at, MBARRIER_BYTES)?;
+    }
+    Ok(found)
+}
+
+fn checked<T>(c: &mut Context<'_>, w: &Warp, lane: usize, result: Misuse<T>) -> Result<T, Stop> {
+    result.map_err(|message| {
+        c.report(FindingKind::MbarrierMisuse, w.pc, w.id, lane as u32, |_| message);
+        Stop
+    })
+}
+
+/// Everything but polls.
+pub fn run(
+    c: &mut Context<'_>,
+    w: &mut Warp,
+    i: &Instruction,
+    m: u32,
+    op: MbarrierOp,
+) -> Result<(), Stop> {
+    let addresses = barriers(c, w, i, m)?;
+    let values = if i.has(FLAG_OPTIONAL) { *w.registers.row32(i.b) } else { [1; LANES] };
+    let mut tokens = [0; LANES];
+    let mut released = None;
+    for lane in lanes(m) {
+        let (address, value) = (addresses[lane], values[lane]);
+        let arrives =
+            matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect);
+        if arrives && released.replace(address) != Some(address) {
+            c.race_release_to_mbarrier(w.id, address);
+        }
+        if op != MbarrierOp::Init {
+            c.race_mbarrier_used(w, lane as u32, address);
+        }
+        let result = match op {
+            MbarrierOp::Init => c.mbarriers.init(address, value),
+            MbarrierOp::Invalidate => c.mbarriers.invalidate(address),
+            MbarrierOp::Expect => c.mbarriers.expect(address, value),
+            MbarrierOp::Complete => c.mbarriers.complete(address, value),
+            MbarrierOp::ArriveExpect => c
+                .mbarriers
+                .expect(address, value)
+                .and_then(|()| c.mbarriers.arrive(address, 1, false))
+                .map(|token| tokens[lane] = token),
+            _ => {
+                let drop = op == MbarrierOp::ArriveDrop;
+                c.mbarriers.arrive(address, value, drop).map(|token| tokens[lane] = token)
+            }
+        };
+        checked(c, w, lane, result)?;
+        match op {
+            MbarrierOp::Init => c.race_mbarrier_begins(w, lane as u32, address),
+            MbarrierOp::Invalidate => c.race_mbarrier_ends(w, lane as u32, address),
+            _ => {}
+        }
+    }
+    if matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect) {
+        w.registers.set64(i.d, m, &tokens);
+    }
+    Ok(())
+}
+
+/// Asks for phases. The lanes whose phase is complete, and the barrier of the first other one.
+pub fn poll(
+    c: &mut Context<'_>,
+    w: &mut Warp,
+    i: &Instruction,
+    m: u32,
+    op: MbarrierOp,
+) -> Result<(u32, Option<u32>), Stop> {
+    let addresses = barriers(c, w, i, m)?;
+    let mut complete = 0;
+    let mut waits = None;
+    let mut acquired = None;
+    for lane in lanes(m) {
+        let address = addresses[lane];
+        c.race_mbarrier_used(w, lane as u32, address);
+        let mut asked = ask(c, w, i, op, lane, address);
+        if asked == Ok(false) {
+            bulk::land_awaited(c, address)?;
+            asked = ask(c, w, i, op, lane, address);
+        }
+        if checked(c, w, lane, asked)? {
+            complete |= 1 << lane;
+            if acquired.replace(address) != Some(address) {
+                c.race_acquire_from_mbarrier(w.id, address);
+            }
+        } else if waits.is_none() {
+            waits = Some(address);
+        }
+    }
+    Ok((complete, waits))
+}
+
+fn ask(
+    c: &mut Context<'_>,
+    w: &Warp,
+    i: &Instruction,
+    op: MbarrierOp,
+    lane: usize,
+    address: u32,
+) -> Misuse<bool> {
+    if op.takes_token() {
+        c.mbarriers.token_complete(address, w.registers.row64(i.b)[lane])
+    } else {
+        c.mbarriers.parity_complete(address, w.registers.row32(i.b)[lane])
+    }
+}

@@ -1,0 +1,200 @@
+//! Which accesses to shared memory are ordered: what the instructions tell the race shadow.
+
+use super::bulk::{Issuer, Transfer};
+use super::context::Context;
+use super::mbarrier::MBARRIER_BYTES;
+use super::registers::lanes;
+use super::warp::Warp;
+use super::window::Window;
+use crate::memory::{SHARED_BASE, Space};
+use crate::report::FindingKind;
+use crate::shadow::race::{Actor, Conflict};
+
+/// Where an access happens, for reports.
+#[derive(Clone, Copy)]
+struct At {
+    pc: u32,
+    warp: u32,
+    lane: u32,
+}
+
+impl Context<'_> {
+    /// Reports what an access met.
+    #[inline(always)]
+    fn race_report(&mut self, at: At, conflict: Option<Conflict>) {
+        if let Some(conflict) = conflict {
+            self.race_report_slowly(at, conflict);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn race_report_slowly(&mut self, at: At, conflict: Conflict) {
+        let Conflict { other, wrote, offset, .. } = conflict;
+        let address = SHARED_BASE + offset;
+        let kind = match (other, conflict.own) {
+            (Actor::Mbarrier(_), _) if conflict.fenceless => FindingKind::MbarrierMisuse,
+            _ if conflict.fenceless => FindingKind::MissingProxyFence,
+            (Actor::Warp(_), Actor::Warp(_)) => FindingKind::SharedRace,
+            _ => FindingKind::AsyncCopyInFlight,
+        };
+        self.report(kind, at.pc, at.warp, at.lane, |_| {
+            let own = conflict.own;
+            let did = if wrote { "wrote" } else { "read" };
+            match kind {
+                FindingKind::MbarrierMisuse => {
+                    format!("bytes at shared address {address:#x} belong to {other}")
+                }
+                FindingKind::MissingProxyFence => format!(
+                    "{own} accesses shared address {address:#x}, which {other} wrote with no \
+                     fence.proxy.async behind it"
+                ),
+                _ => format!(
+                    "{own} accesses shared address {address:#x}, which {other} {did}; nothing orders \
+                     the two"
+                ),
+            }
+        });
+    }
+
+    /// Loads and stores of a warp; whether there was a conflict.
+    #[inline(always)]
+    pub fn race_access(&mut self, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
+        let looks = window.space == Space::Shared && self.race.is_some();
+        looks && self.race_access_slowly(w, window, bytes, store)
+    }
+
+    #[inline(never)]
+    fn race_access_slowly(&mut self, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
+        let Some(race) = &mut self.race else { return false };
+        let mut found = None;
+        for lane in lanes(window.mask) {
+            let offset = window.offsets[lane] as u32;
+            let conflict = race.generic(w.id, offset, bytes, store);
+            if found.is_none() {
+                found = conflict.map(|conflict| (lane, conflict));
+            }
+        }
+        if let Some((lane, conflict)) = found {
+            self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+        }
+        found.is_some()
+    }
+
+    /// A warp uses a memory barrier, which must have begun to live before.
+    pub fn race_mbarrier_used(&mut self, w: &Warp, lane: u32, address: u32) {
+        if self.race.as_ref().is_none_or(|race| race.mbarrier_is_known(w.id, address)) {
+            return;
+        }
+        self.report(FindingKind::MbarrierMisuse, w.pc, w.id, lane, |_| {
+            format!("another warp initialised the mbarrier at {address:#x}, and nothing orders the two")
+        });
+    }
+
+    /// An atomic operation may be what orders others: it counts as release and acquire.
+    pub fn race_atomic(&mut self, warp: u32) {
+        if let Some(race) = &mut self.race {
+            race.atomic(warp);
+        }
+    }
+
+    /// A warp arrives at a memory barrier.
+    pub fn race_release_to_mbarrier(&mut self, warp: u32, address: u32) {
+        if let Some(race) = &mut self.race {
+            race.release_to_mbarrier(warp, address);
+        }
+    }
+
+    /// A warp has seen a phase complete.
+    pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32) {
+        let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
+        if let Some(race) = &mut self.race {
+            race.acquire_from_mbarrier(warp, address, phase);
+        }
+    }
+
+    /// A warp arrives at a named barrier.
+    pub fn race_release_to_barrier(&mut self, warp: u32, id: u32) {
+        if let Some(race) = &mut self.race {
+            race.release_to_barrier(warp, id);
+        }
+    }
+
+    /// A named barrier completes for warps that waited.
+    pub fn race_acquire_from_barrier(&mut self, warps: &[u32], id: u32) {
+        if let Some(race) = &mut self.race {
+            race.acquire_from_barrier(warps, id);
+        }
+    }
+
+    /// A memory barrier begins to live.
+    pub fn race_mbarrier_begins(&mut self, w: &Warp, lane: u32, address: u32) {
+        let Some(race) = &mut self.race else { return };
+        let offset = address - SHARED_BASE;
+        let conflict = race.generic(w.id, offset, MBARRIER_BYTES, true);
+        race.mbarrier_begins(w.id, address, offset, MBARRIER_BYTES);
+        self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
+    }
+
+    /// A memory barrier ends.
+    pub fn race_mbarrier_ends(&mut self, w: &Warp, lane: u32, address: u32) {
+        let Some(race) = &mut self.race else { return };
+        let offset = address - SHARED_BASE;
+        race.mbarrier_ends(offset, MBARRIER_BYTES);
+        let conflict = race.generic(w.id, offset, MBARRIER_BYTES, true);
+        self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
+    }
+
+    /// A bulk load will write shared memory in the current phase of a barrier.
+    pub fn race_bulk_load(&mut self, transfer: &Transfer, barrier: u32) {
+        let phase = self.mbarriers.get(barrier).map_or(0, |barrier| barrier.phase);
+        let Some(race) = &mut self.race else { return };
+        let Issuer { warp, lane } = transfer.issuer;
+        let actor = Actor::Load(barrier);
+        let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
+        let conflict = race.asynchronous(warp, actor, phase + 1, offset, bytes, true);
+        self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
+    }
+
+    /// A bulk store will read shared memory.
+    pub fn race_bulk_store(&mut self, transfer: &Transfer, group: u32) {
+        let Some(race) = &mut self.race else { return };
+        let Issuer { warp, lane } = transfer.issuer;
+        let actor = Actor::Store(warp, lane);
+        let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
+        let conflict = race.asynchronous(warp, actor, group + 1, offset, bytes, false);
+        self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
+    }
+
+    /// A thread has waited for its bulk stores, except those of the `left` latest groups.
+    pub fn race_bulk_complete(&mut self, issuer: Issuer, left: u32) {
+        let committed = self.bulk.groups.get(&issuer).map_or(0, |groups| groups.committed);
+        if let Some(race) = &mut self.race {
+            let actor = Actor::Store(issuer.warp, issuer.lane);
+            race.complete(issuer.warp, actor, committed.saturating_sub(left));
+        }
+    }
+
+    /// A multiplication will read its operands.
+    pub fn race_wgmma_reads(&mut self, w: &Warp, left: Option<usize>, right: usize, group: u32) {
+        let Some(race) = &mut self.race else { return };
+        let tiles = &self.tiles;
+        let conflict = race.pieces(w.id, group, &tiles.get(right).pieces);
+        let left = left.and_then(|place| race.pieces(w.id, group, &tiles.get(place).pieces));
+        self.race_report(At { pc: w.pc, warp: w.id, lane: 0 }, conflict.or(left));
+    }
+
+    /// A warp has waited for its multiplications up to a group.
+    pub fn race_wgmma_done(&mut self, w: &Warp, group: u32) {
+        if let Some(race) = &mut self.race {
+            race.complete(w.id, Actor::Wgmma(w.id), group);
+        }
+    }
+
+    /// `fence.proxy.async`.
+    pub fn race_proxy_fence(&mut self, warp: u32) {
+        if let Some(race) = &mut self.race {
+            race.proxy_fence(warp);
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Which accesses to the shared memory of a block are ordered.
+//!
+//! Vector clocks, as in other race detectors, with two additions for the asynchronous proxy. Bulk copies
+//! and multiplications are actors of their own, whose clocks count phases and groups: waiting is what
+//! makes them known. And every warp has two clocks: what its own accesses come after, and which accesses
+//! of threads the asynchronous proxy can see; `fence.proxy.async` makes the second catch up.
+//!
+//! For each word of shared memory there is the last write, and the set of reads since. An access is an
+//! epoch: an actor and its clock.
+
+use std::collections::HashMap;
+use std::fmt;
+
+/// Bytes of a word.
+const WORD: u32 = 4;
+/// Bits of an epoch's clock; the rest is the actor.
+const CLOCK_BITS: u32 = 22;
+const CLOCK: u32 = (1 << CLOCK_BITS) - 1;
+/// Actors that an epoch can name.
+const MAX_ACTORS: usize = 1 << (32 - CLOCK_BITS);
+/// Transitions of read sets that are remembered at hand.
+const RECENT: usize = 256;
+
+/// Who accesses shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Actor {
+    /// The threads of a warp.
+    Warp(u32),
+    /// The multiplications of a warp.
+    Wgmma(u32),
+    /// The bulk loads of a memory barrier, by its address.
+    Load(u32),
+    /// The bulk stores of a thread, by warp and lane.
+    Store(u32, u32),
+    /// A memory barrier itself, by its address.
+    Mbarrier(u32),
+}
+
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Actor::Warp(warp) => write!(f, "warp {warp}"),
+            Actor::Wgmma(warp) => write!(f, "a wgmma of warp {warp}"),
+            Actor::Load(address) => write!(f, "a bulk load for the mbarrier at {address:#x}"),
+            Actor::Store(warp, lane) => write!(f, "a bulk store of lane {lane} of warp {warp}"),
+            Actor::Mbarrier(address) => write!(f, "the mbarrier at {address:#x}"),
+        }
+    }
+}
+
+/// Two accesses that are not ordered, or not for the asynchronous proxy.
+#[derive(Clone, Copy, Debug)]
+pub struct Conflict {
+    /// Who accesses now.
+    pub own: Actor,
+    /// Who did before.
+    pub other: Actor,
+    /// Whether that was a write.
+    pub wrote: bool,
+    /// Offset in shared memory.
+    pub offset: u32,
+    /// The two are ordered, and only the fence between the proxies is missing; or a barrier lives here.
+    pub fenceless: bool,
+}
+
+/// What is known of every actor's progress; actors beyond the end: nothing.
+#[derive(Clone, Debug, Default)]
+struct Clock(Vec<u32>);
+
+impl Clock {
+    #[inline(always)]
+    fn get(&self, actor: usize) -> u32 {
+        self.0.get(actor).copied().unwrap_or(0)
+    }
+
+    fn raise(&mut self, actor: usize, value: u32) {
+        if self.0.len() <= actor {
+            self.0.resize(actor + 1, 0);
+        }
+        self.0[actor] = self.0[actor].max(value);
+    }
+
+    fn join(&mut self, other: &Clock) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        self.0.iter_mut().zip(&other.0).for_each(|(mine, &theirs)| *mine = theirs.max(*mine));
+    }
+
+    #[inline(always)]
+    fn covers(&self, epoch: u32) -> bool {
+        epoch & CLOCK <= self.get((epoch >> CLOCK_BITS) as usize)
+    }
+}
+
+/// What somebody knows: for accesses of threads, and for those of the asynchronous proxy.
+#[derive(Clone, Debug, Default)]
+struct View {
+    threads: Clock,
+    proxy: Clock,
+}
+
+impl View {
+    fn join(&mut self, other: &View) {
+        self.threads.join(&other.threads);
+        self.proxy.join(&other.proxy);
+    }
+}
+
+/// The last write of a word and the reads since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cell {
+    write: u32,
+    reads: u32,
+}
+
+/// Sets of reads, each once; adding to one leads to another.
+#[derive(Debug)]
+struct ReadSets {
+    sets: Vec<Vec<u32>>,
+    after: HashMap<(u32, u32), u32>,
+    recent: Vec<(u32, u32, u32)>,
+}
+
+impl ReadSets {
+    fn new() -> Self {
+        let recent = vec![(u32::MAX, 0, 0); RECENT];
+        ReadSets { sets: vec![Vec::new()], after: HashMap::new(), recent }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, set: u32, epoch: u32) -> u32 {
+        let hash = (set ^ epoch ^ epoch >> 17).wrapping_mul(0x9e37_79b1) >> 24;
+        let (known, with, then) = self.recent[hash as usize];
+        if (known, with) == (set, epoch) {
+            return then;
+        }
+        let then = self.add_slowly(set, epoch);
+        self.recent[hash as usize] = (set, epoch, then);
+        then
+    }
+
+    #[inline(never)]
+    fn add_slowly(&mut self, set: u32, epoch: u32) -> u32 {
+        if let Some(&then) = self.after.get(&(set, epoch)) {
+            return then;
+        }
+        let mut reads = self.sets[set as usize].clone();
+        match reads.iter_mut().find(|read| **read >> CLOCK_BITS == epoch >> CLOCK_BITS) {
+            Some(read) => *read = epoch,
+            None => reads.push(epoch),
+        }
+        self.sets.push(reads);
+        let then = self.sets.len() as u32 - 1;
+        self.after.insert((set, epoch), then);
+        then
+    }
+}
+
+/// The shadow of a block's shared memory.
+#[derive(Debug)]
+pub struct Race {
+    cells: Vec<Cell>,
+    reads: ReadSets,
+    actors: Vec<Actor>,
+    numbers: HashMap<Actor, usize>,
+    warps: Vec<View>,
+    /// Arrivals of the current phase, and what completed phases made known.
+    mbarriers: HashMap<u32, View>,
+    barriers: HashMap<u32, View>,
+    /// When each memory barrier began to live.
+    begun: HashMap<u32, u32>,
+    atomics: View,
+}
+
+/// How one access looks at the cells.
+struct Look {
+    epoch: u32,
+    write: bool,
+    asynchronous: bool,
+    /// Whether smaller pieces than a word are accessed, which other warps may share.
+    partial: bool,
+    /// Actors below this number are warps.
+    warps: u32,
+}
+
+impl Race {
+    /// The shadow of so many bytes and warps.
+    pub fn new(bytes: usize, warps: u32) -> Self {
+        let mut race = Race {
+            cells: vec![Cell::default(); bytes.div_ceil(WORD as usize)],
+            reads: ReadSets::new(),
+            actors: Vec::new(),
+            numbers: HashMap::new(),
+            warps: vec![View::default(); warps as usize],
+            mbarriers: HashMap::new(),
+            barriers: HashMap::new(),
+            begun: HashMap::new(),
+            atomics: View::default(),
+        };
+        for warp in 0..warps {
+            race.number(Actor::Warp(warp));
+            race.warps[warp as usize].threads.raise(warp as usize, 1);
+        }
+        for warp in 0..warps {
+            race.number(Actor::Wgmma(warp));
+        }
+        race
+    }
+
+    /// The number of an actor; too many share the last.
+    fn number(&mut self, actor: Actor) -> usize {
+        if let Some(&number) = self.numbers.get(&actor) {
+            return number;
+        }
+        let number = self.actors.len();
+        if number >= MAX_ACTORS {
+            return MAX_ACTORS - 1;
+        }
+        self.actors.push(actor);
+        self.numbers.insert(actor, number);
+        number
+    }
+
+    fn epoch(number: usize, clock: u32) -> u32 {
+        (number as u32) << CLOCK_BITS | clock.min(CLOCK)
+    }
+
+    /// An access of a warp's threads.
+    #[inline(always)]
+    pub fn generic(&mut self, warp: u32, offset: u32, bytes: u32, write: bool) -> Option<Conflict> {
+        let epoch = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
+        let warps = self.warps.len() as u32;
+        let look = Look { epoch, write, asynchronous: false, partial: bytes < WORD, warps };
+        self.range(warp, look, offset, bytes)
+    }
+
+    /// An access of the asynchronous proxy that a warp issued; `clock` is what a wait will make known.
+    pub fn asynchronous(
+        &mut self,
+        warp: u32,
+        actor: Actor,
+        clock: u32,
+        offset: u32,
+        bytes: u32,
+        write: bool,
+    ) -> Option<Conflict> {
+        let epoch = Race::epoch(self.number(actor), clock);
+        let look = Look { epoch, write, asynchronous: true, partial: false, warps: 0 };
+        self.range(warp, look, offset, bytes)
+    }
+
+    /// Reads of 16 bytes each by a multiplication of a warp.
+    pub fn pieces(&mut self, warp: u32, group: u32, pieces: &[u32]) -> Option<Conflict> {
+        let number = self.warps.len() + warp as usize;
+        let epoch = Race::epoch(number, group);
+        let mut found = None;
+        for &piece in pieces {
+            let look = Look { epoch, write: false, asynchronous: true, partial: false, warps: 0 };
+            let conflict = self.range(warp, look, piece - crate::memory::SHARED_BASE, 16);
+            found = found.or(conflict);
+        }
+        found
+    }
+
+    #[inline(always)]
+    fn range(&mut self, warp: u32, look: Look, offset: u32, bytes: u32) -> Option<Conflict> {
+        let Race { cells, reads, warps, .. } = self;
+        let view = &warps[warp as usize];
+        let first = (offset / WORD) as usize;
+        let last = ((offset + bytes.max(1) - 1) / WORD) as usize;
+        let mut bad = None;
+        // Neighbours nearly always look alike.
+        let (mut known, mut next) = (Cell { write: u32::MAX, reads: u32::MAX }, Cell::default());
+        for (index, cell) in cells[first..=last].iter_mut().enumerate() {
+            if *cell != known {
+                known = *cell;
+                if bad.is_none() {
+                    bad = check(reads, view, &look, known).map(|found| (index, found));
+                }
+                next = if look.write {
+                    Cell { write: look.epoch, reads: 0 }
+                } else {
+                    Cell { write: known.write, reads: reads.add(known.reads, look.epoch) }
+                };
+            }
+            *cell = next;
+        }
+        let (index, (epoch, wrote, fenceless)) = bad?;
+        let actor = |epoch: u32| self.actors[(epoch >> CLOCK_BITS) as usize];
+        Some(Conflict {
+            own: actor(look.epoch),
+            other: actor(epoch),
+            wrote,
+            offset: (first + index) as u32 * WORD,
+            fenceless: fenceless || matches!(actor(epoch), Actor::Mbarrier(_)),
+        })
+    }
+
+    /// A warp lets others know what it has done, and goes on to the next clock.
+    fn release(&mut self, warp: u32) -> View {
+        let number = warp as usize;
+        let view = &mut self.warps[number];
+        let released = view.clone();
+        let next = view.threads.get(number) + 1;
+        view.threads.raise(number, next);
+        released
+    }
+
+    /// An arrival at a memory barrier.
+    pub fn release_to_mbarrier(&mut self, warp: u32, address: u32) {
+        let released = self.release(warp);
+        self.mbarriers.entry(address).or_default().join(&released);
+    }
+
+    /// A warp learns that so many phases are complete.
+    pub fn acquire_from_mbarrier(&mut self, warp: u32, address: u32, phases: u32) {
+        let number = self.number(Actor::Load(address));
+        let view = &mut self.warps[warp as usize];
+        if let Some(known) = self.mbarriers.get(&address) {
+            view.join(known);
+        }
+        view.threads.raise(number, phases);
+        view.proxy.raise(number, phases);
+    }
+
+    /// An arrival at a named barrier.
+    pub fn release_to_barrier(&mut self, warp: u32, id: u32) {
+        let released = self.release(warp);
+        self.barriers.entry(id).or_default().join(&released);
+    }
+
+    /// Warps go on behind a named barrier.
+    pub fn acquire_from_barrier(&mut self, warps: &[u32], id: u32) {
+        let Some(known) = self.barriers.remove(&id) else { return };
+        for &warp in warps {
+            self.warps[warp as usize].join(&known);
+        }
+    }
+
+    /// An atomic operation, which may order anything.
+    pub fn atomic(&mut self, warp: u32) {
+        let released = self.release(warp);
+        self.atomics.join(&released);
+        let Race { warps, atomics, .. } = self;
+        warps[warp as usize].join(atomics);
+    }
+
+    /// A warp has waited for an actor.
+    pub fn complete(&mut self, warp: u32, actor: Actor, clock: u32) {
+        let number = self.number(actor);
+        let view = &mut self.warps[warp as usize];
+        view.threads.raise(number, clock);
+        view.proxy.raise(number, clock);
+    }
+
+    /// The asynchronous proxy sees what a warp knows of.
+    pub fn proxy_fence(&mut self, warp: u32) {
+        let number = warp as usize;
+        let View { threads, proxy } = &mut self.warps[number];
+        proxy.join(threads);
+        // What the warp does next comes after the fence.
+        threads.raise(number, threads.get(number) + 1);
+    }
+
+    /// A memory barrier takes its bytes.
+    pub fn mbarrier_begins(&mut self, warp: u32, address: u32, offset: u32, bytes: u32) {
+        let epoch = Race::epoch(self.number(Actor::Mbarrier(address)), CLOCK);
+        self.fill(offset, bytes, Cell { write: epoch, reads: 0 });
+        self.mbarriers.remove(&address);
+        let begun = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
+        self.begun.insert(address, begun);
+    }
+
+    /// Whether a memory barrier began to live before what a warp does now.
+    pub fn mbarrier_is_known(&self, warp: u32, address: u32) -> bool {
+        let begun = self.begun.get(&address);
+        begun.is_none_or(|&begun| self.warps[warp as usize].threads.covers(begun))
+    }
+
+    /// A memory barrier gives its bytes back.
+    pub fn mbarrier_ends(&mut self, offset: u32, bytes: u32) {
+        self.fill(offset, bytes, Cell::default());
+    }
+
+    fn fill(&mut self, offset: u32, bytes: u32, cell: Cell) {
+        let (first, end) = ((offset / WORD) as usize, (offset + bytes).div_ceil(WORD) as usize);
+        self.cells[first..end].fill(cell);
+    }
+}
+
+/// What an access meets in a word: an epoch, whether it wrote, and whether only the fence is missing.
+#[inline(always)]
+fn check(reads: &ReadSets, view: &View, look: &Look, cell: Cell) -> Option<(u32, bool, bool)> {
+    let own = look.epoch >> CLOCK_BITS;
+    // Several warps may use parts of one word.
+    let shared = |epoch: u32| look.partial && epoch >> CLOCK_BITS < look.warps;
+    let write = cell.write;
+    if !view.threads.covers(write) {
+        // Writes of one actor are its own affair.
+        if !shared(write) && !(look.write && write >> CLOCK_BITS == own) {
+            return Some((write, true, false));
+        }
+    } else if look.asynchronous && !view.proxy.covers(write) {
+        return Some((write, true, true));
+    }
+    if !look.write {
+        return None;
+    }
+    let mut others = reads.sets[cell.reads as usize].iter().filter(|&&read| read >> CLOCK_BITS != own);
+    others.find(|&&read| !view.threads.covers(read) && !shared(read)).map(|&read| (read, false, false))
+}

@@ -1,0 +1,180 @@
+//! Bulk and tensor copies against plain Rust, and what a group of stores waits for.
+
+mod common;
+use common::hopper::{no_map, run_clean};
+use ptx_emulator::{Address, TensorMap, TensorMapElement, TensorMapSwizzle};
+
+/// Loads a box at `first` for one barrier and copies 8 KiB of shared memory, which starts as -1, to the
+/// second half of the data.
+fn load_box(rank: usize, first: &[i32], bytes: u32) -> String {
+    let coordinates: Vec<String> = first.iter().map(|x| x.to_string()).collect();
+    let coordinates = coordinates.join(", ");
+    format!(
+        "mov.u32 %r1, 0; shl.b32 %r2, %tid, 4; add.s32 %r2, %r2, %base; mov.u32 %r3, -1;
+         FILL: st.shared.v4.b32 [%r2], {{%r3, %r3, %r3, %r3}}; add.s32 %r2, %r2, 2048; add.s32 %r1, %r1, 1;
+         setp.lt.u32 %p1, %r1, 8; @%p1 bra FILL;
+         fence.proxy.async.shared::cta;
+         @%first mbarrier.init.shared::cta.b64 [%base+8192], 1; bar.sync 0;
+         @%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+8192], {bytes};
+         @%first cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%base], [%map, {{{coordinates}}}], [%base+8192];
+         W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8192], 0; @!%p1 bra W;
+         mov.u32 %r1, 0; shl.b32 %r2, %tid, 4; add.s32 %r2, %r2, %base; mul.wide.u32 %d1, %tid, 16; add.s64 %d1, %d1, %data; add.s64 %d1, %d1, 16384;
+         OUT: ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r2]; st.global.v4.b32 [%d1], {{%r4, %r5, %r6, %r7}};
+         add.s32 %r2, %r2, 2048; add.s64 %d1, %d1, 2048; add.s32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 4; @%p1 bra OUT;"
+    )
+}
+
+fn swizzled(offset: usize, span: usize) -> usize {
+    if span == 0 { offset } else { offset ^ (offset >> 7 & (span / 16 - 1)) << 4 }
+}
+
+/// Words of the first 16 KiB seen as a tensor; what shared memory holds after a load.
+fn expected(map: &TensorMap, first: &[i32]) -> Vec<u32> {
+    let span = map.swizzle.span_bytes().unwrap_or(0) as usize;
+    let mut shared = vec![u32::MAX; 2048];
+    let total: u32 = map.box_dims.iter().product();
+    for element in 0..total {
+        let mut rest = element;
+        let mut source = Some(0u64);
+        for dimension in 0..map.dims.len() {
+            let at = i64::from(first[dimension]) + i64::from(rest % map.box_dims[dimension]);
+            rest /= map.box_dims[dimension];
+            let step = if dimension == 0 { 4 } else { map.strides_bytes[dimension - 1] };
+            let exists = at >= 0 && (at as u64) < map.dims[dimension];
+            source = source.filter(|_| exists).map(|sum| sum + step * at as u64);
+        }
+        let (row, column) = (element / map.box_dims[0], element % map.box_dims[0]);
+        let pitch = if span == 0 { map.box_dims[0] * 4 } else { span as u32 };
+        let place = swizzled((row * pitch + column * 4) as usize, span);
+        shared[place / 4] = source.map_or(0, |bytes| (bytes / 4) as u32);
+    }
+    shared
+}
+
+fn tensor(dims: &[u64], strides: &[u64], box_dims: &[u32], swizzle: TensorMapSwizzle) -> TensorMap {
+    TensorMap {
+        element: TensorMapElement::U32,
+        address: 0,
+        dims: dims.to_vec(),
+        strides_bytes: strides.to_vec(),
+        box_dims: box_dims.to_vec(),
+        swizzle,
+    }
+}
+
+fn at(map: &TensorMap) -> impl Fn(Address) -> [u64; 16] {
+    move |address| TensorMap { address: address.0, ..map.clone() }.encode().unwrap()
+}
+
+#[test]
+fn boxes_of_every_rank_inside_and_across_the_edge() {
+    use TensorMapSwizzle::{B32, B64, B128, None};
+    let cases = [
+        (tensor(&[1000], &[], &[64], None), vec![vec![0], vec![960], vec![-60]]),
+        (
+            tensor(&[60, 50], &[256], &[16, 20], B64),
+            vec![vec![0, 0], vec![50, 40], vec![-3, -7], vec![100, 0]],
+        ),
+        (tensor(&[32, 10, 4], &[128, 2048], &[32, 5, 3], B128), vec![vec![0, 1, 0], vec![0, 7, 2]]),
+        (
+            tensor(&[8, 10, 4, 3], &[32, 512, 4096], &[8, 4, 2, 3], B32),
+            vec![vec![0, 8, 3, 0], vec![0, 0, -1, 1]],
+        ),
+        (
+            tensor(&[32, 6, 2, 3, 2], &[768, 128, 256, 6144], &[32, 4, 2, 1, 1], B128),
+            vec![vec![0, 2, 0, 1, 1], vec![0, 4, 0, 2, 0]],
+        ),
+    ];
+    for (map, firsts) in cases {
+        for first in firsts {
+            let words = run_clean(&load_box(map.dims.len(), &first, map.box_bytes()), 128, at(&map));
+            assert_eq!(words[4096..4096 + 2048], expected(&map, &first), "{map:?} at {first:?}");
+        }
+    }
+}
+
+/// Shared memory is filled with the thread's number times 16 plus the word's; then a box is stored.
+fn store_box(instruction: &str) -> String {
+    format!(
+        "shl.b32 %r2, %tid, 4; add.s32 %r2, %r2, %base; shl.b32 %r3, %tid, 2; add.s32 %r4, %r3, 1; add.s32 %r5, %r3, 2; add.s32 %r6, %r3, 3;
+         st.shared.v4.b32 [%r2], {{%r3, %r4, %r5, %r6}};
+         fence.proxy.async.shared::cta; bar.sync 0;
+         @!%first bra END;
+         {instruction}
+         cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END:"
+    )
+}
+
+#[test]
+fn a_stored_box_writes_what_lies_inside_the_tensor() {
+    let map = tensor(&[30, 20], &[256], &[32, 4], TensorMapSwizzle::B128);
+    let words = run_clean(
+        &store_box(
+            "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%map, {2, 18}], [%base];",
+        ),
+        128,
+        at(&map),
+    );
+    let mut expected: Vec<u32> = (0..8192).collect();
+    for row in 0..2 {
+        for column in 0..28 {
+            expected[(18 + row) * 64 + 2 + column] = (swizzled(row * 128 + column * 4, 128) / 4) as u32;
+        }
+    }
+    assert_eq!(words, expected);
+}
+
+#[test]
+fn a_reduced_box_is_added() {
+    let map = tensor(&[64, 20], &[256], &[32, 4], TensorMapSwizzle::None);
+    let words = run_clean(
+        &store_box(
+            "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%map, {0, 1}], [%base];",
+        ),
+        128,
+        at(&map),
+    );
+    for row in 0..4 {
+        (0..32).for_each(|x| {
+            assert_eq!(words[(1 + row) * 64 + x], ((1 + row) * 64 + x + row * 32 + x) as u32)
+        });
+    }
+    assert_eq!(words[64 + 32], 96);
+}
+
+#[test]
+fn plain_copies_both_ways() {
+    let words = run_clean(
+        "@!%first bra END; mbarrier.init.shared::cta.b64 [%base], 1; fence.proxy.async;
+         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], 96;
+         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%base+16], [%data+32], 64, [%base];
+         mov.u32 %r9, 32;
+         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%base+80], [%data+256], %r9, [%base], %d9;
+         W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base], 0; @!%p1 bra W;
+         cp.async.bulk.global.shared::cta.bulk_group [%data+16384], [%base+16], 96;
+         cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; END:",
+        32,
+        no_map,
+    );
+    (0..16).for_each(|word| assert_eq!(words[4096 + word], 8 + word as u32));
+    (0..8).for_each(|word| assert_eq!(words[4112 + word], 64 + word as u32));
+    assert_eq!(words[4120], 4120);
+}
+
+#[test]
+fn plain_copies_add_floats() {
+    let words = run_clean(
+        "shl.b32 %r2, %tid, 2; add.s32 %r2, %r2, %base; cvt.rn.f32.u32 %f1, %tid; st.shared.f32 [%r2], %f1;
+         mov.f32 %f2, 0f3F000000; st.global.f32 [%mine], %f2; fence.proxy.async; bar.sync 0;
+         @!%first bra END;
+         cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%data], [%base], 512; cp.async.bulk.commit_group;
+         cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%data], [%base], 256; cp.async.bulk.commit_group;
+         cp.async.bulk.wait_group.read 1; cp.async.bulk.wait_group 0; END:",
+        128,
+        no_map,
+    );
+    for word in 0..128 {
+        let times = if word < 64 { 2.0 } else { 1.0 };
+        assert_eq!(f32::from_bits(words[word]), 0.5 + times * word as f32);
+    }
+}

@@ -1,0 +1,98 @@
+//! `mbarrier`: phases, tokens, and what happens when a phase never completes.
+
+mod common;
+use common::hopper::{findings, no_map, run_clean};
+use ptx_emulator::FindingKind;
+
+/// One warp hands a value to the other, back and forth.
+#[test]
+fn two_warps_take_turns() {
+    let words = run_clean(
+        "@%first mbarrier.init.shared::cta.b64 [%base], 32; @%first mbarrier.init.shared::cta.b64 [%base+8], 32;
+         @%first fence.mbarrier_init.release.cluster; bar.sync 0;
+         mov.u32 %r1, 0; shl.b32 %r3, %lane, 2; add.s32 %r3, %r3, %base; mov.u32 %r4, 0;
+         setp.ne.u32 %p1, %warp, 0; @%p1 bra CONSUMER;
+         PRODUCER: mad.lo.s32 %r2, %r1, 100, %lane; st.shared.b32 [%r3+64], %r2;
+         mbarrier.arrive.shared::cta.b64 _, [%base]; and.b32 %r5, %r1, 1;
+         W1: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%base+8], %r5; @!%p2 bra W1;
+         add.s32 %r1, %r1, 1; setp.lt.u32 %p3, %r1, 4; @%p3 bra PRODUCER; bra END;
+         CONSUMER: and.b32 %r5, %r1, 1;
+         W2: mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 %p2, [%base], %r5; @!%p2 bra W2;
+         ld.shared.b32 %r2, [%r3+64]; add.s32 %r4, %r4, %r2; mbarrier.arrive.release.cta.shared::cta.b64 %d1, [%base+8], 1;
+         add.s32 %r1, %r1, 1; setp.lt.u32 %p3, %r1, 4; @%p3 bra CONSUMER; st.global.b32 [%mine], %r4;
+         END:",
+        64,
+        no_map,
+    );
+    (0..32).for_each(|lane| assert_eq!(words[32 + lane], 600 + 4 * lane as u32));
+}
+
+#[test]
+fn tokens_name_the_phase_of_their_arrival() {
+    let words = run_clean(
+        "@%first mbarrier.init.b64 [%d2], 1; add.s64 %d3, %d2, 0;
+         @!%first bra END; cvta.shared.u64 %d2, %d3; mbarrier.init.shared.b64 [%base], 2;
+         mbarrier.arrive.shared.b64 %d1, [%base];
+         mbarrier.test_wait.shared.b64 %p1, [%base], %d1; selp.b32 %r1, 1, 0, %p1; st.global.b32 [%data], %r1;
+         mbarrier.arrive.expect_tx.shared.b64 _, [%base], 16;
+         mbarrier.test_wait.shared.b64 %p1, [%base], %d1; selp.b32 %r1, 1, 0, %p1; st.global.b32 [%data+4], %r1;
+         mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%base], 16;
+         mbarrier.try_wait.shared.b64 %p1, [%base], %d1; selp.b32 %r1, 1, 0, %p1; st.global.b32 [%data+8], %r1;
+         mbarrier.inval.shared.b64 [%base]; END:"
+            .replace("@%first mbarrier.init.b64 [%d2], 1; add.s64 %d3, %d2, 0;", "cvt.u64.u32 %d3, %base;")
+            .as_str(),
+        32,
+        no_map,
+    );
+    assert_eq!(words[..3], [0, 0, 1]);
+}
+
+#[test]
+fn a_phase_that_never_completes_is_a_deadlock_with_a_table() {
+    for (arrivals, announced, parts) in [
+        (2, 0, ["phase 0 awaits 1 of 2 arrivals, 0 bytes", "try_wait"]),
+        (1, 16, ["phase 0 awaits 0 of 1 arrivals, 16 bytes", "try_wait"]),
+    ] {
+        let body = format!(
+            "@!%first bra END; mbarrier.init.shared::cta.b64 [%base], {arrivals};
+             mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], {announced};
+             W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base], 0; @!%p1 bra W; END:"
+        );
+        for finding in findings(&body, 32, no_map) {
+            if finding.kind == FindingKind::Deadlock {
+                parts.iter().for_each(|part| assert!(finding.message.contains(part), "{finding}"));
+            } else {
+                panic!("{finding}");
+            }
+        }
+    }
+}
+
+#[test]
+fn barriers_are_misused() {
+    for (body, part) in [
+        ("@%first mbarrier.arrive.shared::cta.b64 _, [%base];", "not initialised"),
+        ("@%first mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%base], 16;", "not initialised"),
+        (
+            "@%first mbarrier.init.shared::cta.b64 [%base], 1; @%first mbarrier.init.shared::cta.b64 [%base], 1;",
+            "not invalidated",
+        ),
+        (
+            "@%first mbarrier.init.shared::cta.b64 [%base], 1; @%first mbarrier.arrive.shared::cta.b64 _, [%base], 2;",
+            "2 arrivals",
+        ),
+        ("@%first mbarrier.init.shared::cta.b64 [%base], 0;", "1 to 1048575"),
+        (
+            "@%first mbarrier.init.shared::cta.b64 [%base], 1; @%first mbarrier.expect_tx.shared::cta.b64 [%base], 2000000;",
+            "more than 1048575",
+        ),
+    ] {
+        for finding in findings(body, 32, no_map) {
+            assert_eq!(finding.kind, FindingKind::MbarrierMisuse, "{finding}");
+            assert!(finding.message.contains(part), "{finding}");
+        }
+    }
+    for finding in findings("@%first mbarrier.init.shared::cta.b64 [%base+4], 1;", 32, no_map) {
+        assert_eq!(finding.kind, FindingKind::Misaligned { space: ptx_emulator::Space::Shared });
+    }
+}

@@ -2,7 +2,7 @@
 
 mod table;
 
-pub use table::{FORWARD_SM90A_CONTROL_BYTES, KERNELS, forward_sm90a_reuses_query_tile};
+pub use table::{KERNELS, forward_sm90a_key_stages, forward_sm90a_query_stages};
 
 /// Element type of a tensor in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +44,9 @@ pub enum Arch {
 }
 
 impl Arch {
+    /// Every target.
+    pub const ALL: [Arch; 2] = [Arch::Sm80, Arch::Sm90a];
+
     /// The name given to the compiler and used in kernel names: `sm_80`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -217,8 +220,7 @@ pub type TensorMap = [u64; 16];
 /// to 64 for the maps).
 ///
 /// The maps have the dimensions (columns, rows, heads, batches), innermost first, with one batch for packed
-/// sequences; their boxes are 64 columns of as many rows as [`KernelSpec`] says, those of o 64 rows of a
-/// warpgroup.
+/// sequences; their boxes are 64 columns of as many rows as [`KernelSpec`] says.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForwardHopperParams {
@@ -228,13 +230,15 @@ pub struct ForwardHopperParams {
     pub k_map: TensorMap,
     /// Map of v; not used when there are no keys.
     pub v_map: TensorMap,
-    /// Map of o; not used when o is f32.
-    pub o_map: TensorMap,
     /// Everything else.
     pub forward: ForwardParams,
     /// Device address of two u32 that are 0 before and after: tiles taken beyond the first of each block,
     /// and blocks that are done. 0: blocks take tiles in a fixed order.
     pub counter: u64,
+    /// 1: two computing warpgroups take turns at the tensor cores.
+    pub take_turns: u32,
+    /// Always 0; keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// Parameters of the three backward kernels (delta, main, convert), passed by value as the only kernel

@@ -1,17 +1,14 @@
-//! The tensor memory accelerator: boxes of a tensor between global and shared memory, by one thread, with
-//! no register in between. sm_90.
+//! The tensor memory accelerator: boxes of a tensor from global to shared memory, by one thread, with no
+//! register in between. sm_90.
 //!
 //! A *tensor map* (128 bytes, made by the host, here in the kernel's parameters) says where the tensor
 //! stands, its dimensions and strides, the box that one instruction moves, and the swizzle that the box has
 //! in shared memory. Coordinates are elements, the innermost dimension first. What lies outside of the
-//! tensor is zero when read and left alone when written.
+//! tensor is zero.
 //!
-//! Loads: [`crate::arch::mbarrier::arrive_expect`] with the bytes of all boxes, then [`load`]s that name the
-//! barrier; a wait on it makes the bytes visible, to `wgmma` as well. Boxes are whole: bytes outside of the
-//! tensor count.
-//!
-//! Stores: write the box to shared memory, [`fence`] in every thread that wrote, a barrier, then one thread:
-//! [`store`], [`commit`], and before the shared memory is written again [`wait_read`].
+//! Protocol: [`crate::arch::mbarrier::arrive_expect`] with the bytes of all boxes, then [`load`]s that name
+//! the barrier; a wait on it makes the bytes visible, to `wgmma` as well. Boxes are whole: bytes outside of
+//! the tensor count.
 
 use core::arch::asm;
 
@@ -32,48 +29,6 @@ pub unsafe fn load(destination: u32, map: u64, coordinates: [i32; 4], barrier: u
         in(reg32) destination, in(reg64) map, in(reg32) x, in(reg32) y, in(reg32) z, in(reg32) w,
         in(reg32) barrier, options(nostack)
     );
-}
-
-/// Starts a copy of a box from shared memory to `coordinates`. PTX: `cp.async.bulk.tensor.4d`.
-///
-/// # Safety
-/// As the protocol above says; `source` is aligned to 1024.
-#[inline(always)]
-pub unsafe fn store(source: u32, map: u64, coordinates: [i32; 4]) {
-    let [x, y, z, w] = coordinates;
-    asm!(
-        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [{0}, {{{1}, {2}, {3}, {4}}}], [{5}];",
-        in(reg64) map, in(reg32) x, in(reg32) y, in(reg32) z, in(reg32) w, in(reg32) source,
-        options(nostack)
-    );
-}
-
-/// Closes a group of this thread's stores. PTX: `cp.async.bulk.commit_group`.
-///
-/// # Safety
-/// Part of the protocol above.
-#[inline(always)]
-pub unsafe fn commit() {
-    asm!("cp.async.bulk.commit_group;", options(nostack));
-}
-
-/// Waits until all stores of this thread have read their shared memory. PTX:
-/// `cp.async.bulk.wait_group.read`.
-///
-/// # Safety
-/// Part of the protocol above.
-#[inline(always)]
-pub unsafe fn wait_read() {
-    asm!("cp.async.bulk.wait_group.read 0;", options(nostack));
-}
-
-/// Waits until all stores of this thread are done. PTX: `cp.async.bulk.wait_group`.
-///
-/// # Safety
-/// Part of the protocol above.
-#[inline(always)]
-pub unsafe fn wait_written() {
-    asm!("cp.async.bulk.wait_group 0;", options(nostack));
 }
 
 /// What this thread wrote to shared memory before is seen by `wgmma` and by bulk copies that it, or a

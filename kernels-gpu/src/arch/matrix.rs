@@ -60,16 +60,3 @@ mma_m16n8k16!(
     /// `c += a b`, 16 x 16 by 16 x 8 in f16, sums in f32. PTX: `mma.sync.aligned.m16n8k16...f16`. sm_80.
     mma_f16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 );
-
-/// Writes four 8 x 8 matrices of 16-bit elements, each lane two elements of a row of each; lane `8 i + r`
-/// gives the address of row `r` of matrix `i`. The opposite of [`load_matrix_x4`]. PTX:
-/// `stmatrix.sync.aligned.m8n8.x4.shared.b16`. sm_90.
-///
-/// # Safety
-/// All 32 lanes call it together; each address is aligned to 16, and its 16 bytes are not in use.
-#[inline(always)]
-pub unsafe fn store_matrix_x4(address: u32, values: [u32; 4]) {
-    asm!("stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{{}, {}, {}, {}}};", in(reg32) address,
-        in(reg32) values[0], in(reg32) values[1], in(reg32) values[2], in(reg32) values[3],
-        options(nostack));
-}

@@ -14,6 +14,18 @@ pub unsafe fn shuffle_xor(value: f32, mask: u32) -> f32 {
     result
 }
 
+/// The bits of lane `lane ^ mask`. PTX: `shfl.sync.bfly.b32`. sm_30.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn exchange(value: u32, mask: u32) -> u32 {
+    let result: u32;
+    asm!("shfl.sync.bfly.b32 {}, {}, {}, 31, -1;", out(reg32) result, in(reg32) value, in(reg32) mask,
+        options(nomem, nostack));
+    result
+}
+
 /// The value of lane `lane`, the same for all. PTX: `shfl.sync.idx.b32`. sm_30.
 ///
 /// # Safety

@@ -47,7 +47,8 @@ macro_rules! step_shared {
 /// `scores = q k^T` with both operands in shared memory, in 128-byte panels: 64 columns of q and k each.
 /// `$panel`, repeated, is one for each panel after the first.
 macro_rules! shared_by_shared {
-    ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt, [$($panel:literal)*]) => {
+    ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt,
+        [$($panel:literal)*]) => {
         /// Starts `q k^T`; a group of its own. `Q_ROWS` rows are between two panels of q.
         ///
         /// # Safety
@@ -107,14 +108,16 @@ macro_rules! registers_by_shared {
                     "wgmma.fence.sync.aligned;\n",
                     $(
                         "add.s64 %b, %b_panel, ", $first_offset, ";\n",
-                        instruction!($shape $type), " {{", list!($cs), "}}, {{", list!([$($first)*]), "}}, %b, ",
+                        instruction!($shape $type), " {{", list!($cs), "}}, {{",
+                        list!([$($first)*]), "}}, %b, ",
                         $scale, ", 1, 1, 0;\n",
                     )*
                     $(
                         "add.s64 %b_panel, %b_panel, {k_panel};\n",
                         $(
                             "add.s64 %b, %b_panel, ", $offset, ";\n",
-                            instruction!($shape $type), " {{", list!($cs), "}}, {{", list!([$($a)*]), "}}, %b, ",
+                            instruction!($shape $type), " {{", list!($cs), "}}, {{",
+                            list!([$($a)*]), "}}, %b, ",
                             "%running, 1, 1, 0;\n",
                         )*
                     )*
@@ -150,7 +153,8 @@ macro_rules! accumulate {
                     "wgmma.fence.sync.aligned;\n",
                     $(
                         "add.s64 %b, {v}, ", $offset, ";\n",
-                        instruction!($shape $type), " {{", list!($cs), "}}, {{", list!([$($a)*]), "}}, %b, ",
+                        instruction!($shape $type), " {{", list!($cs), "}}, {{",
+                        list!([$($a)*]), "}}, %b, ",
                         "%running, 1, 1, 1;\n",
                     )*
                     "wgmma.commit_group.sync.aligned;\n}}",

@@ -11,7 +11,7 @@ use crate::pipeline::mailbox::{Letter, WORDS};
 ///
 /// ```text
 /// 0   first row (or STOP), query rows, key rows, first query     the lengths
-/// 4   head, batch, repairs, stage of the last value tile         the rest
+/// 4   head, batch, query stage, value stage (or NONE: nothing to repair)
 /// 8   key tiles: begin, full begin, full end, end                the tiles
 /// ```
 #[derive(Clone, Copy)]
@@ -24,12 +24,26 @@ pub struct WorkOrder {
     pub repairs_queries: bool,
     /// The last value tile, in stage `value_stage`, must be repaired before use.
     pub repairs_values: bool,
+    /// Stage of the query tile.
+    pub query_stage: u32,
     /// Stage of the last value tile.
     pub value_stage: u32,
 }
 
+/// Stages whose tiles must be repaired.
+#[derive(Clone, Copy)]
+pub struct Repairs {
+    /// Stage of the query tile.
+    pub query_stage: Option<u32>,
+    /// Stage of the last value tile.
+    pub value_stage: Option<u32>,
+}
+
 /// The first word of the message that says that there is no more work. No row is that large.
 const STOP: u32 = u32::MAX;
+
+/// No stage.
+const NONE: u32 = u32::MAX;
 
 impl WorkOrder {
     /// The message that ends all work.
@@ -39,7 +53,6 @@ impl WorkOrder {
     #[inline(always)]
     pub fn message(&self) -> [u32; WORDS] {
         let QueryBlock { sequence, head, first_row, .. } = self.block;
-        let repairs = self.repairs_queries as u32 | (self.repairs_values as u32) << 1;
         [
             first_row as u32,
             sequence.query_rows as u32,
@@ -47,8 +60,8 @@ impl WorkOrder {
             sequence.first_query as u32,
             head,
             sequence.batch,
-            repairs,
-            self.value_stage,
+            if self.repairs_queries { self.query_stage } else { NONE },
+            if self.repairs_values { self.value_stage } else { NONE },
             self.tiles.begin as u32,
             self.tiles.full_begin as u32,
             self.tiles.full_end as u32,
@@ -95,13 +108,14 @@ impl ReceivedOrder {
         QueryBlock { sequence, head, first_row, key_head: 0 }
     }
 
-    /// Whether the query tile, and whether the last value tile must be repaired, and the latter's stage.
+    /// What must be repaired.
     ///
     /// # Safety
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
-    pub unsafe fn repairs(self) -> (bool, bool, u32) {
-        let [_, _, repairs, stage] = self.0.group(1);
-        (repairs & 1 != 0, repairs & 2 != 0, stage)
+    pub unsafe fn repairs(self) -> Repairs {
+        let [_, _, query, value] = self.0.group(1);
+        let stage = |word| if word == NONE { None } else { Some(word) };
+        Repairs { query_stage: stage(query), value_stage: stage(value) }
     }
 }

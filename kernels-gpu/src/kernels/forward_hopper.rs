@@ -7,12 +7,14 @@
 //! the probabilities of the tile before with their values.
 //!
 //! ```text
-//! s = q k(last)^T;  p = softmax(s)
-//! for the other key tiles, last to first:
-//!     start s' = q k^T      start o += p v(the tile before)
-//!     wait for s', p' = softmax(s')
-//!     wait for o,  o corrected if the reference moved;  p = p'
-//! o += p v(first);  o = o / sum,  lse = ln(sum) + r
+//! s = q k(last)^T
+//! for each query tile:
+//!     p = softmax(s)
+//!     for the other key tiles, last to first:
+//!         start s = q k^T             start o += p v(the tile before)
+//!         wait for s, move the reference;  wait for o, correct it;  p = softmax(s)
+//!     start s = q' k'(last)^T of the next query tile, and o += p v(first)
+//!     wait for both;  o = o / sum,  lse = ln(sum) + r
 //! ```
 //!
 //! What lies outside of a tensor arrives as zeros. In packed sequences the rows after a sequence's end are
@@ -20,282 +22,94 @@
 //! (queries, so that they have no say in when the reference moves; values, since 0 x NaN is NaN; keys need
 //! none of it, their scores are replaced). It also multiplies q by the sign of the scale.
 
-use crate::abi::{ForwardHopperParams, ForwardParams, forward_sm90a_reuses_query_tile};
-use crate::arch::{bulk_copy, math, mbarrier, shared, thread, warp};
-use crate::arch::barrier::block_sync;
+mod helpers;
+mod room;
+
+use crate::abi::{
+    ForwardHopperParams, ForwardParams, forward_sm90a_key_stages, forward_sm90a_query_stages,
+};
+use crate::arch::{thread, warp};
 use crate::attention::mask;
-use crate::attention::query_block::{QueryBlock, schedule};
+use crate::attention::query_block::QueryBlock;
 use crate::attention::scale::Scale;
 use crate::attention::softmax::OnlineSoftmax;
-use crate::attention::work_order::{ReceivedOrder, WorkOrder};
-use crate::geometry::descriptor;
+use crate::attention::work_order::ReceivedOrder;
 use crate::geometry::visible::TileRange;
-use crate::pipeline::mailbox::Mailbox;
-use crate::pipeline::roles::{Helper, Recruit, Turns, WarpgroupBarrier};
-use crate::pipeline::stages::{BARRIER_BYTES, Cursor, Stages};
-use crate::pipeline::tile_queue::TileQueue;
-use crate::tile::bulk::Place;
+use crate::pipeline::mailbox::MessageCursor;
+use crate::pipeline::roles::{Helper, Recruit, Turns};
+use crate::pipeline::stages::Cursor;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::{Fragment, MmaFragment};
-use crate::tile::shared_tile::SharedTile;
 use crate::tile::store;
 use crate::tile::warpgroup::{Queries, Wait, WarpgroupElement};
+use helpers::Maps;
+use room::{Room, may_need_repair, query_registers};
 
-/// Key tiles, and value tiles, on their way or in use.
-const STAGES: u32 = 2;
-
-/// Addresses of the four tensor maps.
-#[derive(Clone, Copy)]
-struct Maps {
-    q: u64,
-    k: u64,
-    v: u64,
-    o: u64,
-}
-
-/// The block's shared memory, and the barriers in it.
-#[derive(Clone, Copy)]
-struct Room<const QUERIES: u32, const KEYS: u32, const ROW_BYTES: u32, const WARPGROUPS: u32> {
-    q: SharedTile<QUERIES, ROW_BYTES>,
-    o: SharedTile<QUERIES, ROW_BYTES>,
-    first_key: SharedTile<KEYS, ROW_BYTES>,
-    first_value: SharedTile<KEYS, ROW_BYTES>,
-    queries: Stages<1>,
-    keys: Stages<STAGES>,
-    values: Stages<STAGES>,
-    /// Tiles that arrived and wait for repair: the query tile, and the value stages.
-    raw_queries: u32,
-    raw_values: u32,
-    orders: Mailbox,
-}
-
-impl<const QUERIES: u32, const KEYS: u32, const ROW_BYTES: u32, const WARPGROUPS: u32>
-    Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS>
+impl<
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const WARPGROUPS: u32,
+    const QUERY_STAGES: u32,
+    const STAGES: u32,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
 {
-    const REUSES_QUERY_TILE: bool = forward_sm90a_reuses_query_tile(ROW_BYTES / 2);
-    const Q_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
-    const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
-
-    #[inline(always)]
-    fn new() -> Self {
-        let q = shared::dynamic_base();
-        let k = q + Self::Q_BYTES;
-        let v = k + STAGES * Self::KEY_BYTES;
-        let after = v + STAGES * Self::KEY_BYTES;
-        let (o, control) =
-            if Self::REUSES_QUERY_TILE { (q, after) } else { (after, after + Self::Q_BYTES) };
-        let queries = control + Mailbox::BYTES;
-        let keys = queries + Stages::<1>::BYTES;
-        let values = keys + Stages::<STAGES>::BYTES;
-        let raw_queries = values + Stages::<STAGES>::BYTES;
-        Room {
-            q: SharedTile { address: q },
-            o: SharedTile { address: o },
-            first_key: SharedTile { address: k },
-            first_value: SharedTile { address: v },
-            queries: Stages::new(queries),
-            keys: Stages::new(keys),
-            values: Stages::new(values),
-            raw_queries,
-            raw_values: raw_queries + BARRIER_BYTES,
-            orders: Mailbox::new(control),
-        }
-    }
-
-    /// Makes all barriers; all threads meet.
-    #[inline(always)]
-    unsafe fn open(&self, p: &ForwardParams) {
-        if thread::thread_idx_x() == 0 {
-            self.queries.init(1, if Self::REUSES_QUERY_TILE { WARPGROUPS } else { 4 * WARPGROUPS });
-            self.keys.init(1, 4 * WARPGROUPS);
-            self.values.init(1, 4 * WARPGROUPS);
-            mbarrier::init(self.raw_queries, 1);
-            let mut stage = 0;
-            while stage < STAGES {
-                mbarrier::init(self.raw_value(stage), 1);
-                stage += 1;
-            }
-            self.orders.init(4 * WARPGROUPS + may_need_repair(p) as u32);
-            mbarrier::fence_init();
-        }
-        block_sync();
-    }
-
-    #[inline(always)]
-    fn raw_value(&self, stage: u32) -> u32 {
-        self.raw_values + stage * BARRIER_BYTES
-    }
-
-    #[inline(always)]
-    fn key(&self, stage: u32) -> SharedTile<KEYS, ROW_BYTES> {
-        SharedTile { address: self.first_key.address + stage * Self::KEY_BYTES }
-    }
-
-    #[inline(always)]
-    fn value(&self, stage: u32) -> SharedTile<KEYS, ROW_BYTES> {
-        SharedTile { address: self.first_value.address + stage * Self::KEY_BYTES }
-    }
-
-    /// The producer: takes query tiles, tells the others, and requests what they need, in the order in which
-    /// they need it. One thread.
-    #[inline(always)]
-    unsafe fn produce(&self, p: &ForwardHopperParams, maps: &Maps) {
-        let p_forward = &p.forward;
-        let schedule = schedule(p_forward, QUERIES);
-        let mut queue = TileQueue::new(p.counter, schedule.count());
-        let (mut orders, mut queries) = (Cursor::start(), Cursor::start());
-        let (mut keys, mut values) = (Cursor::start(), Cursor::start());
-        let packed = p_forward.cu_seqlens_q != 0;
-        let flips = !(p_forward.scale > 0.0);
-        while let Some(tile) = queue.take() {
-            let block = QueryBlock::new(p_forward, QUERIES, schedule.work(tile, math::divide));
-            if block.is_empty() {
-                continue;
-            }
-            let tiles = block.key_tiles(QUERIES, KEYS);
-            let any = tiles.begin < tiles.end;
-            let sequence = &block.sequence;
-            let ragged = !block.has_row(QUERIES - 1);
-            let last_end = tiles.end * KEYS as i32;
-            let order = WorkOrder {
-                block,
-                tiles,
-                repairs_queries: any && (flips || packed && ragged),
-                repairs_values: any && packed && last_end > sequence.visible.key_rows,
-                value_stage: values.stage,
-            };
-            self.orders.send(&mut orders, order.message());
-            if !any {
-                continue;
-            }
-            let row = sequence.first_query + block.first_row;
-            self.queries.acquire(&queries);
-            let barrier =
-                if order.repairs_queries { self.raw_queries } else { self.queries.full(0) };
-            mbarrier::arrive_expect(barrier, Self::Q_BYTES);
-            self.q.request(maps.q, &Place { row, head: block.head, batch: sequence.batch }, barrier);
-            queries.advance();
-
-            let place = |tile: i32| Place {
-                row: sequence.first_key + tile * KEYS as i32,
-                head: block.key_head,
-                batch: sequence.batch,
-            };
-            let mut raw = order.repairs_values;
-            let mut tile = tiles.end;
-            while tile >= tiles.begin {
-                // Keys are one tile ahead of values.
-                if tile > tiles.begin {
-                    self.keys.acquire(&keys);
-                    let barrier = self.keys.full(keys.stage);
-                    mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-                    self.key(keys.stage).request(maps.k, &place(tile - 1), barrier);
-                    keys.advance();
-                }
-                if tile < tiles.end {
-                    self.values.acquire(&values);
-                    let stage = values.stage;
-                    let barrier = if raw { self.raw_value(stage) } else { self.values.full(stage) };
-                    raw = false;
-                    mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-                    self.value(stage).request(maps.v, &place(tile), barrier);
-                    values.advance();
-                }
-                tile -= 1;
-            }
-        }
-        self.orders.send(&mut orders, WorkOrder::END);
-        queue.finish();
-    }
-
-    /// The repairer: one warp.
-    #[inline(always)]
-    unsafe fn repair<E: TensorCoreElement>(&self, p: &ForwardHopperParams, lane: u32) {
-        let factor = Scale::new(p.forward.scale).q_factor;
-        let mut orders = Cursor::start();
-        let (mut query_parity, mut value_parities) = (0, 0);
-        loop {
-            let order = ReceivedOrder(self.orders.wait(&orders));
-            if order.is_end() {
-                break;
-            }
-            let (queries, values, stage) = order.repairs();
-            let block = order.block(&p.forward);
-            let last_tile = order.tiles().end - 1;
-            self.orders.discard(&mut orders, lane);
-            if queries {
-                mbarrier::wait(self.raw_queries, query_parity);
-                query_parity ^= 1;
-                self.q.clear_rows(lane, (block.sequence.query_rows - block.first_row) as u32);
-                warp::warp_sync();
-                if factor != 1.0 {
-                    self.q.scale_rows::<E, QUERIES>(lane, 0, factor);
-                }
-                bulk_copy::fence();
-                warp::warp_sync();
-                if lane == 0 {
-                    self.queries.fill(&Cursor::start());
-                }
-            }
-            if values {
-                mbarrier::wait(self.raw_value(stage), value_parities >> stage & 1);
-                value_parities ^= 1 << stage;
-                let rows = block.sequence.visible.key_rows - last_tile * KEYS as i32;
-                self.value(stage).clear_rows(lane, rows as u32);
-                bulk_copy::fence();
-                warp::warp_sync();
-                if lane == 0 {
-                    mbarrier::arrive(self.values.full(stage));
-                }
-            }
-        }
-    }
-
     /// A warp of a computing warpgroup. Registers per thread: `A` of queries (0: they stay in shared
     /// memory), `S` of scores, `P` of packed probabilities, `O` of output.
     #[inline(always)]
     unsafe fn consume<E, const A: usize, const S: usize, const P: usize, const O: usize>(
         &self,
         p: &ForwardHopperParams,
-        maps: &Maps,
         warpgroup: u32,
     ) where
         E: WarpgroupElement<A, S, P, O>,
         [f32; S]: Wait,
         [f32; O]: Wait,
     {
-        let p_forward = &p.forward;
+        let take_turns = p.take_turns != 0;
+        let p = &p.forward;
         let lane = thread::thread_idx_x() % 32;
-        let first_row = 64 * warpgroup;
         // Lane and first row of the warp, worked out anew: registers are for the loop below.
         let place = || {
             let thread = thread::thread_idx_x_here();
-            (thread % 32, first_row + thread / 32 % 4 * 16)
+            (thread % 32, 64 * warpgroup + thread / 32 % 4 * 16)
         };
-        let leads = thread::thread_idx_x() / 32 % 4 == 0 && warp::elect();
-        let team = WarpgroupBarrier::new(warpgroup);
-        let scale = Scale::new(p_forward.scale);
-        let (first_key, first_value) = (self.first_key.descriptor(0), self.first_value.descriptor(0));
-        let step = descriptor::step(Self::KEY_BYTES) as u32;
-        let (mut orders, mut queries) = (Cursor::start(), Cursor::start());
-        let (mut keys, mut values) = (Cursor::start(), Cursor::start());
-        let turns = Turns::<WARPGROUPS>::begin(warpgroup);
+        let scale = Scale::new(p.scale);
+        let mut orders = Cursor::start();
+        let mut queries: Cursor<QUERY_STAGES> = Cursor::start();
+        let (mut keys, mut values) = (Cursor::<STAGES>::start(), Cursor::<STAGES>::start());
+        let turns = Turns::<WARPGROUPS>::begin(warpgroup, take_turns);
+        let load = |stage: u32| {
+            let (lane, row) = place();
+            let tile = self.query(warp::uniform(stage));
+            Queries::<A>::load(lane, tile, row, tile.descriptor(64 * warpgroup))
+        };
+        // The assembler finds out by itself that stages are uniform in the loop that looks ahead, and not in
+        // the other one; telling it where it knows costs 2 %.
+        let stage = |stage: u32| if Self::LOOKS_AHEAD { stage } else { warp::uniform(stage) };
+        let key = |index: u32| self.key(stage(index)).descriptor(0);
+        let value = |index: u32| self.value(stage(index)).descriptor(0);
 
+        let mut more = self.next_order::<E, O>(p, &mut orders, place);
+        if !more {
+            return;
+        }
+        self.queries.wait(&queries);
+        let mut q = load(queries.stage);
+        self.release_queries::<A>(&queries, lane, true);
+        self.keys.wait(&keys);
+        let mut scores = E::start_scores::<QUERIES>(&q, key(keys.stage));
+        scores.wait::<0>();
+        if lane == 0 {
+            self.keys.release(&keys);
+        }
+        keys.advance();
         loop {
-            let order = ReceivedOrder(self.orders.wait(&orders));
-            if order.is_end() {
-                break;
-            }
+            let order = ReceivedOrder(self.orders.letter(&orders));
             let tiles = order.tiles();
-            if tiles.begin == tiles.end {
-                let (lane, row) = place();
-                self.write_dead::<E, O>(p_forward, &order.block(p_forward), lane, row);
-                self.orders.discard(&mut orders, lane);
-                continue;
-            }
             let hide = |scores: &mut [f32; S], tile: i32, tiles: &TileRange| {
                 if tile < tiles.full_begin || tile >= tiles.full_end {
-                    let block = order.block(p_forward);
+                    let block = order.block(p);
                     let (lane, row) = place();
                     mask::hide::<MmaFragment, 2, S>(
                         lane,
@@ -308,25 +122,8 @@ impl<const QUERIES: u32, const KEYS: u32, const ROW_BYTES: u32, const WARPGROUPS
                 }
             };
             let mut output = [0.0; O];
-            let mut softmax = OnlineSoftmax::<2>::new(p_forward.output_f32 != 0);
-            self.queries.wait(&queries);
-            let (here, row) = place();
-            let q = Queries::<A>::load(here, self.q, warpgroup, row);
-            if !Queries::<A>::SHARED {
-                warp::warp_sync();
-                if lane == 0 {
-                    self.queries.release(&queries);
-                }
-            }
+            let mut softmax = OnlineSoftmax::<2>::new(p.output_f32 != 0);
             let mut tile = tiles.end - 1;
-            self.keys.wait(&keys);
-            let k = first_key + (warp::uniform(keys.stage) * step) as u64;
-            let mut scores = E::start_scores::<QUERIES>(&q, k);
-            scores.wait::<0>();
-            if lane == 0 {
-                self.keys.release(&keys);
-            }
-            keys.advance();
             hide(&mut scores, tile, &tiles);
             softmax.follow::<MmaFragment, S>(&scores, scale.log2);
             let mut probabilities: [u32; P] =
@@ -337,11 +134,9 @@ impl<const QUERIES: u32, const KEYS: u32, const ROW_BYTES: u32, const WARPGROUPS
                 tile -= 1;
                 self.keys.wait(&keys);
                 turns.wait();
-                let k = first_key + (warp::uniform(keys.stage) * step) as u64;
-                let mut scores = E::start_scores::<QUERIES>(&q, k);
+                scores = E::start_scores::<QUERIES>(&q, key(keys.stage));
                 self.values.wait(&values);
-                let v = first_value + (warp::uniform(values.stage) * step) as u64;
-                E::start_output(&mut output, &probabilities, v);
+                E::start_output(&mut output, &probabilities, value(values.stage));
                 turns.pass();
 
                 let tiles = order.tiles();
@@ -362,16 +157,32 @@ impl<const QUERIES: u32, const KEYS: u32, const ROW_BYTES: u32, const WARPGROUPS
                 probabilities = softmax.probabilities::<MmaFragment, E, S, P>(&mut scores, scale.log2);
                 correction.apply::<MmaFragment, O>(&mut output);
             }
-            if Queries::<A>::SHARED && !Self::REUSES_QUERY_TILE && lane == 0 {
-                self.queries.release(&queries);
-            }
-            self.values.wait(&values);
-            let v = first_value + (warp::uniform(values.stage) * step) as u64;
-            E::start_output(&mut output, &probabilities, v);
-
-            let (lane, row) = place();
-            let block = order.block(p_forward);
+            self.release_queries::<A>(&queries, lane, false);
+            queries.advance();
+            let block = order.block(p);
             self.orders.discard(&mut orders, lane);
+
+            if Self::LOOKS_AHEAD {
+                more = self.next_order::<E, O>(p, &mut orders, place);
+                if more {
+                    self.queries.wait(&queries);
+                    q = load(queries.stage);
+                    self.release_queries::<A>(&queries, lane, true);
+                    self.keys.wait(&keys);
+                }
+                turns.wait();
+                // Without a next query tile: any product, of no consequence, of a key tile that is still
+                // there. A branch around it would make the assembler wait for each product.
+                let stage = if more { keys.stage } else { 0 };
+                scores = E::start_scores::<QUERIES>(&q, key(stage));
+                self.values.wait(&values);
+                E::start_output(&mut output, &probabilities, value(values.stage));
+                turns.pass();
+            } else {
+                self.values.wait(&values);
+                E::start_output(&mut output, &probabilities, value(values.stage));
+            }
+            let (lane, row) = place();
             let (normalisation, lse) = softmax.close::<MmaFragment, O>(&scale, |half| {
                 block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
             });
@@ -379,7 +190,7 @@ impl<const QUERIES: u32, const KEYS: u32, const ROW_BYTES: u32, const WARPGROUPS
             while half < 2 {
                 if lane % 4 == 0 {
                     let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
-                    block.store_lse(p_forward, row, lse[half]);
+                    block.store_lse(p, row, lse[half]);
                 }
                 half += 1;
             }
@@ -388,50 +199,78 @@ impl<const QUERIES: u32, const KEYS: u32, const ROW_BYTES: u32, const WARPGROUPS
                 self.values.release(&values);
             }
             values.advance();
+            if Self::LOOKS_AHEAD {
+                scores.wait::<0>();
+                if lane == 0 && more {
+                    self.keys.release(&keys);
+                }
+                keys.advance();
+            }
             normalisation.apply::<MmaFragment, O>(&mut output);
-
-            if p_forward.output_f32 != 0 {
-                let target = block.o::<4>(p_forward);
-                store::store_pairs::<E, O, true>(lane, &output, row, 0, &target, true);
-                if Self::REUSES_QUERY_TILE {
-                    team.sync();
-                }
+            if p.output_f32 != 0 {
+                store::store_pairs::<E, O, true>(lane, &output, row, 0, &block.o::<4>(p), true);
+            } else if p.value_dim % 8 != 0 {
+                store::store_pairs::<E, O, true>(lane, &output, row, 0, &block.o::<2>(p), false);
             } else {
-                // The store before this one must have read the tile; over the query tile, all warps must be
-                // done with their products, and the producer waits for the store instead.
-                if !Self::REUSES_QUERY_TILE && leads {
-                    bulk_copy::wait_read();
-                }
-                team.sync();
-                store::stage::<E, QUERIES, ROW_BYTES, O>(lane, &output, self.o, row);
-                bulk_copy::fence();
-                let packed = p_forward.cu_seqlens_q != 0;
-                if packed && !block.has_row(first_row + 63) {
-                    // The rows that follow are another sequence's.
-                    store::store_rows(lane, self.o, row, &block.o::<2>(p_forward));
-                    team.sync();
-                } else {
-                    team.sync();
-                    if leads {
-                        let place = Place {
-                            row: block.sequence.first_query + block.first_row + first_row as i32,
-                            head: block.head,
-                            batch: block.sequence.batch,
-                        };
-                        self.o.write_out(first_row, maps.o, &place);
-                        if Self::REUSES_QUERY_TILE {
-                            bulk_copy::wait_read();
-                        }
-                    }
-                }
+                store::store_exchanged::<E, O>(lane, &output, row, &block.o::<2>(p));
             }
-            if Self::REUSES_QUERY_TILE && leads {
-                self.queries.release(&queries);
+            if !Self::LOOKS_AHEAD {
+                more = self.next_order::<E, O>(p, &mut orders, place);
             }
-            queries.advance();
+            if !more {
+                break;
+            }
+            if !Self::LOOKS_AHEAD {
+                self.queries.wait(&queries);
+                q = load(queries.stage);
+                self.keys.wait(&keys);
+                scores = E::start_scores::<QUERIES>(&q, key(keys.stage));
+                scores.wait::<0>();
+                if lane == 0 {
+                    self.keys.release(&keys);
+                }
+                keys.advance();
+            }
         }
-        if leads {
-            bulk_copy::wait_written();
+    }
+
+    /// Releases the query tile: `loaded`, at once where it was moved to registers; otherwise after its last
+    /// use.
+    #[inline(always)]
+    unsafe fn release_queries<const A: usize>(
+        &self,
+        queries: &Cursor<QUERY_STAGES>,
+        lane: u32,
+        loaded: bool,
+    ) {
+        if Queries::<A>::SHARED != loaded {
+            warp::warp_sync();
+            if lane == 0 {
+                self.queries.release(queries);
+            }
+        }
+    }
+
+    /// Waits for the next order with a key tile; orders without one are carried out here. False at the end.
+    #[inline(always)]
+    unsafe fn next_order<E: TensorCoreElement, const O: usize>(
+        &self,
+        p: &ForwardParams,
+        orders: &mut MessageCursor,
+        place: impl Fn() -> (u32, u32),
+    ) -> bool {
+        loop {
+            let order = ReceivedOrder(self.orders.wait(orders));
+            if order.is_end() {
+                return false;
+            }
+            let tiles = order.tiles();
+            if tiles.begin < tiles.end {
+                return true;
+            }
+            let (lane, row) = place();
+            self.write_dead::<E, O>(p, &order.block(p), lane, row);
+            self.orders.discard(orders, lane);
         }
     }
 
@@ -461,6 +300,8 @@ unsafe fn forward<
     const KEYS: u32,
     const ROW_BYTES: u32,
     const WARPGROUPS: u32,
+    const QUERY_STAGES: u32,
+    const STAGES: u32,
     const A: usize,
     const S: usize,
     const P: usize,
@@ -473,7 +314,7 @@ unsafe fn forward<
     [f32; S]: Wait,
     [f32; O]: Wait,
 {
-    let room = Room::<QUERIES, KEYS, ROW_BYTES, WARPGROUPS>::new();
+    let room = Room::<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>::new();
     room.open(&p.forward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
@@ -489,19 +330,8 @@ unsafe fn forward<
             _ => {}
         }
     } else {
-        room.consume::<E, A, S, P, O>(p, &maps, warp.become_consumer());
+        room.consume::<E, A, S, P, O>(p, warp.become_consumer());
     }
-}
-
-/// Whether there can be any work for the repairer.
-#[inline(always)]
-fn may_need_repair(p: &ForwardParams) -> bool {
-    p.cu_seqlens_q != 0 || !(p.scale > 0.0)
-}
-
-/// Registers of queries per thread: at head dim 128 there is room for them.
-const fn query_registers(head_dim: u32) -> usize {
-    if head_dim == 128 { 32 } else { 0 }
 }
 
 macro_rules! entries {
@@ -514,9 +344,10 @@ macro_rules! entries {
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: ForwardHopperParams) {
                 let first = crate::parameter_address!($name);
-                let maps = Maps { q: first, k: first + 128, v: first + 256, o: first + 384 };
+                let maps = Maps { q: first, k: first + 128, v: first + 256 };
                 forward::<
                     element::$dtype, $queries, $keys, { $dim * 2 }, $warpgroups,
+                    { forward_sm90a_query_stages($dim) }, { forward_sm90a_key_stages($dim) },
                     { query_registers($dim) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                 >(&p, maps);
             }

@@ -63,6 +63,12 @@ impl Mailbox {
     #[inline(always)]
     pub unsafe fn wait(&self, cursor: &MessageCursor) -> Letter {
         self.stages.wait(cursor);
+        self.letter(cursor)
+    }
+
+    /// The message that [`Mailbox::wait`] gave.
+    #[inline(always)]
+    pub fn letter(&self, cursor: &MessageCursor) -> Letter {
         Letter { address: self.address + cursor.stage * MESSAGE_BYTES }
     }
 

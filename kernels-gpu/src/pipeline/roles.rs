@@ -84,50 +84,28 @@ impl<const CONSUMERS: u32> Recruit<CONSUMERS> {
     }
 }
 
-/// The barrier of a computing warpgroup.
-#[derive(Clone, Copy)]
-pub struct WarpgroupBarrier(u32);
-
-impl WarpgroupBarrier {
-    /// The barrier of computing warpgroup `index` (below 15).
-    #[inline(always)]
-    pub fn new(index: u32) -> Self {
-        WarpgroupBarrier(1 + index)
-    }
-
-    /// The warpgroup meets.
-    ///
-    /// # Safety
-    /// All its threads call it.
-    #[inline(always)]
-    pub unsafe fn sync(self) {
-        barrier::sync(self.0, WARPGROUP);
-    }
-}
-
-/// Two computing warpgroups that take turns at the tensor cores, so that the products of one run beside the
-/// softmax of the other. Three warpgroups fill the tensor cores without an order.
-///
-/// Measured at head dim 128, S 4096: 2 % full and causal; at head dims 192 and 256, 12 % full.
+/// Two computing warpgroups that may take turns at the tensor cores, so that the products of one run beside
+/// the softmax of the other. Three warpgroups fill the tensor cores without an order.
 #[derive(Clone, Copy)]
 pub struct Turns<const CONSUMERS: u32> {
     warpgroup: u32,
+    taken: bool,
 }
 
 impl<const CONSUMERS: u32> Turns<CONSUMERS> {
     const FIRST_BARRIER: u32 = 8;
-    const TAKEN: bool = CONSUMERS == 2;
 
-    /// The turns of computing warpgroup `warpgroup`; number 0 begins.
+    /// The turns of computing warpgroup `warpgroup`; number 0 begins. Not `wanted`: nobody ever waits.
     ///
     /// # Safety
     /// All threads of all computing warpgroups call it, once.
     #[inline(always)]
-    pub unsafe fn begin(warpgroup: u32) -> Self {
-        if Self::TAKEN && warpgroup == 1 {
+    pub unsafe fn begin(warpgroup: u32, wanted: bool) -> Self {
+        let taken = CONSUMERS == 2 && wanted;
+        if taken && warpgroup == 1 {
             barrier::arrive(Self::FIRST_BARRIER, 2 * WARPGROUP);
         }
-        Turns { warpgroup }
+        Turns { warpgroup, taken }
     }
 
     /// Waits for the turn.
@@ -136,7 +114,7 @@ impl<const CONSUMERS: u32> Turns<CONSUMERS> {
     /// The warpgroup calls it, and then [`Turns::pass`]; all warpgroups equally often.
     #[inline(always)]
     pub unsafe fn wait(self) {
-        if Self::TAKEN {
+        if self.taken {
             barrier::sync(Self::FIRST_BARRIER + self.warpgroup, 2 * WARPGROUP);
         }
     }
@@ -147,7 +125,7 @@ impl<const CONSUMERS: u32> Turns<CONSUMERS> {
     /// As [`Turns::wait`].
     #[inline(always)]
     pub unsafe fn pass(self) {
-        if Self::TAKEN {
+        if self.taken {
             barrier::arrive(Self::FIRST_BARRIER + 1 - self.warpgroup, 2 * WARPGROUP);
         }
     }

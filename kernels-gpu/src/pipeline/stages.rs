@@ -39,10 +39,8 @@ impl<const COUNT: u32> Cursor<COUNT> {
     /// The next stage.
     #[inline(always)]
     pub fn advance(&mut self) {
-        if COUNT == 1 {
-            self.parity ^= 1;
-        } else if COUNT == 2 {
-            self.stage ^= 1;
+        if COUNT.is_power_of_two() {
+            self.stage = (self.stage + 1) % COUNT;
             self.parity ^= (self.stage == 0) as u32;
         } else {
             self.stage += 1;

@@ -10,7 +10,7 @@ use crate::geometry::schedule::dealt;
 pub struct TileQueue {
     counter: u64,
     tiles: u32,
-    turn: u32,
+    /// The next tile; without a counter, the number of the block's next turn.
     next: u32,
 }
 
@@ -19,7 +19,7 @@ impl TileQueue {
     /// [`crate::abi::ForwardHopperParams::counter`] says.
     #[inline(always)]
     pub fn new(counter: u64, tiles: u32) -> Self {
-        TileQueue { counter, tiles, turn: 0, next: thread::block_idx_x() }
+        TileQueue { counter, tiles, next: if counter != 0 { thread::block_idx_x() } else { 0 } }
     }
 
     /// The next tile, if there is one left. The one after it is asked for at once.
@@ -28,16 +28,16 @@ impl TileQueue {
     /// One thread of the block calls it.
     #[inline(always)]
     pub unsafe fn take(&mut self) -> Option<u32> {
-        let tile = self.next;
+        let blocks = thread::grid_dim_x();
+        let tile =
+            if self.counter != 0 { self.next } else { dealt(self.next, thread::block_idx_x(), blocks) };
         if tile >= self.tiles {
             return None;
         }
-        let blocks = thread::grid_dim_x();
         if self.counter != 0 {
             self.next = blocks + global::fetch_add_u32(self.counter, 1);
         } else {
-            self.turn += 1;
-            self.next = dealt(self.turn, thread::block_idx_x(), blocks);
+            self.next += 1;
         }
         Some(tile)
     }

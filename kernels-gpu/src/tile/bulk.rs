@@ -42,22 +42,6 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
         }
     }
 
-    /// Starts copies of rows `first_row..` to a tensor whose map has boxes of fewer rows, and closes the
-    /// group.
-    ///
-    /// # Safety
-    /// As [`bulk_copy::store`]; rows are visible to the async proxy.
-    #[inline(always)]
-    pub unsafe fn write_out(self, first_row: u32, map: u64, place: &Place) {
-        let mut panel = 0;
-        while panel < Self::PANELS {
-            let address = self.address + (panel * ROWS + first_row) * 128;
-            bulk_copy::store(address, map, place.coordinates(panel));
-            panel += 1;
-        }
-        bulk_copy::commit();
-    }
-
     /// The descriptor of the tile from row `first_row` (a multiple of 8) on.
     #[inline(always)]
     pub fn descriptor(self, first_row: u32) -> u64 {

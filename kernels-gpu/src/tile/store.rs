@@ -3,9 +3,9 @@
 use super::element::TensorCoreElement;
 use super::fragment::{FMA_LANE_COLUMNS, FmaFragment, Fragment, MmaFragment};
 use super::global_rows::GlobalRows;
-use super::mma::{LaneAddress, store_packed};
+use super::mma::store_packed;
 use super::shared_tile::SharedTile;
-use crate::arch::{global, matrix, shared, warp};
+use crate::arch::{global, shared, warp};
 
 /// Writes 16 rows in 16 bits, through the warp's own 16 rows of `staging` so that 16 bytes leave at a
 /// time.
@@ -28,20 +28,6 @@ pub unsafe fn store_staged<
 ) {
     warp::warp_sync();
     store_packed(lane, |i| E::pack(values[2 * i], values[2 * i + 1]), staging, first_row);
-    store_rows(lane, staging, first_row, target);
-}
-
-/// Writes 16 rows of a tile in shared memory, as far as they are valid.
-///
-/// # Safety
-/// All 32 lanes call it together; the warp wrote these rows, and `target`'s rows are 16-byte aligned.
-#[inline(always)]
-pub unsafe fn store_rows<const ROWS: u32, const ROW_BYTES: u32>(
-    lane: u32,
-    staging: SharedTile<ROWS, ROW_BYTES>,
-    first_row: u32,
-    target: &GlobalRows,
-) {
     warp::warp_sync();
     // 8 lanes (4 for the narrowest tile) side by side write one row, 128 bytes at a time.
     const fn lanes_per_row(row_bytes: u32) -> u32 {
@@ -61,34 +47,60 @@ pub unsafe fn store_rows<const ROWS: u32, const ROW_BYTES: u32>(
     }
 }
 
-/// Writes 16 rows of an accumulator, rounded, to rows `first_row..` of a tile in shared memory.
+/// Writes 16 rows in 16 bits straight from registers, 16 bytes of a row at a time: the four lanes that share
+/// a row exchange their pairs of columns, so that each has eight neighbouring ones.
+///
+/// ```text
+/// lane t of four holds word t of chunks 0, 1, 2, 3;  afterwards words 0, 1, 2, 3 of chunk t
+///
+///          chunk 0 1 2 3       exchange with t ^ 1         exchange with t ^ 2
+/// lane 0:        a b c d       a0 a1    c0 c1              a0 a1 a2 a3
+/// lane 1:        a b c d       b0 b1    d0 d1              b0 b1 b2 b3
+/// lane 2:        a b c d       a2 a3    c2 c3              c0 c1 c2 c3
+/// lane 3:        a b c d       b2 b3    d2 d3              d0 d1 d2 d3
+/// ```
 ///
 /// # Safety
-/// All 32 lanes call it together; these rows belong to this warp.
+/// All 32 lanes call it together; `target`'s rows are 16-byte aligned and its columns a multiple of 8.
 #[inline(always)]
-pub unsafe fn stage<
-    E: TensorCoreElement,
-    const ROWS: u32,
-    const ROW_BYTES: u32,
-    const N: usize,
->(
+pub unsafe fn store_exchanged<E: TensorCoreElement, const N: usize>(
     lane: u32,
     values: &[f32; N],
-    staging: SharedTile<ROWS, ROW_BYTES>,
     first_row: u32,
+    target: &GlobalRows,
 ) {
-    let address = LaneAddress::<ROW_BYTES>::rows_first(lane);
-    let mut block = 0;
-    while block < N / 8 {
-        let mut four = [0; 4];
-        let mut i = 0;
-        while i < 4 {
-            let at = 8 * block + 2 * i;
-            four[i] = E::pack(values[at], values[at + 1]);
-            i += 1;
+    let (odd, upper) = (lane & 1 != 0, lane & 2 != 0);
+    let pick = |first: bool, a: u32, b: u32| if first { a } else { b };
+    let mut half = 0;
+    while half < 2 {
+        let row = (first_row + <MmaFragment as Fragment<2, N>>::row(lane, half)) as i32;
+        let start = target.row(row).wrapping_add(16 * (lane % 4) as u64);
+        let mut group = 0;
+        while group < N / 16 {
+            let word = |chunk: usize| {
+                let at = 16 * group + 4 * chunk + 2 * half;
+                E::pack(values[at], values[at + 1])
+            };
+            let (a, b, c, d) = (word(0), word(1), word(2), word(3));
+            let left = warp::exchange(pick(odd, a, b), 1);
+            let right = warp::exchange(pick(odd, c, d), 1);
+            let low = [pick(odd, left, a), pick(odd, b, left)];
+            let high = [pick(odd, right, c), pick(odd, d, right)];
+            let first = warp::exchange(pick(upper, low[0], high[0]), 2);
+            let second = warp::exchange(pick(upper, low[1], high[1]), 2);
+            let words = [
+                pick(upper, first, low[0]),
+                pick(upper, second, low[1]),
+                pick(upper, high[0], first),
+                pick(upper, high[1], second),
+            ];
+            let column = 32 * group as u32 + 8 * (lane % 4);
+            if row < target.rows && column < target.columns {
+                global::store_u32x4(start.wrapping_add(64 * group as u64), words);
+            }
+            group += 1;
         }
-        matrix::store_matrix_x4(address.of(staging, first_row, block as u32), four);
-        block += 1;
+        half += 1;
     }
 }
 

@@ -20,7 +20,8 @@ impl<const A: usize> Queries<A> {
     /// Whether they stay in shared memory while they are used.
     pub const SHARED: bool = A == 0;
 
-    /// Rows `64 warpgroup..64 warpgroup + 64` of a tile; `row` is the first of this warp's 16.
+    /// The rows of this warpgroup in a tile: `row` is the first of this warp's 16, `descriptor` that of the
+    /// first of the warpgroup's 64.
     ///
     /// # Safety
     /// All threads of the warpgroup call it; the tile is written and visible.
@@ -28,8 +29,8 @@ impl<const A: usize> Queries<A> {
     pub unsafe fn load<const ROWS: u32, const ROW_BYTES: u32>(
         lane: u32,
         tile: SharedTile<ROWS, ROW_BYTES>,
-        warpgroup: u32,
         row: u32,
+        descriptor: u64,
     ) -> Self {
         let mut fragments = [0; A];
         let address = LaneAddress::<ROW_BYTES>::rows_first(lane);
@@ -43,7 +44,7 @@ impl<const A: usize> Queries<A> {
             }
             block += 1;
         }
-        Queries { fragments, descriptor: tile.descriptor(64 * warpgroup) }
+        Queries { fragments, descriptor }
     }
 }
 
@@ -66,7 +67,8 @@ pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const
 }
 
 macro_rules! products {
-    ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, shared $scores:ident, $output:ident) => {
+    ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, shared $scores:ident,
+        $output:ident) => {
         impl WarpgroupElement<0, $s, $p, $o> for $element {
             #[inline(always)]
             unsafe fn start_scores<const Q_ROWS: u32>(q: &Queries<0>, k: u64) -> [f32; $s] {

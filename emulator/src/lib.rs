@@ -3,8 +3,10 @@
 //! The text that a GPU driver would compile is parsed ([`Module::parse`]), decoded once, and executed
 //! warp by warp ([`launch`]) against an emulated global memory ([`Memory`]). Every access is checked
 //! for bounds and alignment; optional checks find reads of bytes that nobody wrote, copies read before
-//! their wait, divergent barriers and deadlocks. A finding names kernel, block, thread, the PTX line
-//! and, where the module carries line tables, the source line.
+//! their wait, divergent barriers and deadlocks, and, in kernels of compute capability 9.0, races in
+//! shared memory, missing fences between the proxies and registers of unfinished multiplications. A
+//! finding names kernel, block, thread, the PTX line and, where the module carries line tables, the
+//! source line.
 //!
 //! ```
 //! use ptx_emulator::{Launch, Memory, Module, Options, launch};
@@ -45,9 +47,14 @@
 //! byte), `exec` (warps, divergence, schedule, blocks, grid; one file per instruction family in
 //! `exec::ops`).
 //!
-//! Not modelled: time, the memory model's reorderings, and what `ptxas` does to the text. Not covered
-//! yet: calls, textures, `mbarrier`, bulk and tensor copies, `wgmma`, clusters, races between threads.
-//! A kernel that uses an instruction which is not covered refuses to launch and says so.
+//! Kernels of compute capability 9.0 have a few actors more: bulk and tensor copies that report to an
+//! `mbarrier`, and multiplications by a warpgroup. They happen at the latest legal moment, at once, or at
+//! random ([`Schedule`]). The host makes the tensor maps that such a kernel takes ([`TensorMap`]).
+//!
+//! Not modelled: time, the memory model's reorderings, caches, and what `ptxas` does to the text. Not
+//! covered yet: calls, textures, clusters of more than one block, sparse and integer `wgmma`, races in
+//! global memory and between the threads of a warp. A kernel that uses an instruction which is not covered
+//! refuses to launch and says so.
 
 mod decode;
 mod error;

@@ -93,7 +93,7 @@ pub enum FindingKind {
     MissingProxyFence,
     /// A register of a multiplication that has not been waited for. The block goes on.
     RegisterInFlight,
-    /// A multiplication on registers that were written after the last `wgmma.fence`. The block goes on.
+    /// A multiplication on registers that were used after the last `wgmma.fence`. The block goes on.
     MissingWgmmaFence,
     /// The warps of a warpgroup do not execute the same `wgmma` or `setmaxnreg`. Stops the block.
     WarpgroupDivergence,

@@ -36,8 +36,8 @@ fn expected(map: &TensorMap, first: &[i32]) -> Vec<u32> {
     for element in 0..total {
         let mut rest = element;
         let mut source = Some(0u64);
-        for dimension in 0..map.dims.len() {
-            let at = i64::from(first[dimension]) + i64::from(rest % map.box_dims[dimension]);
+        for (dimension, &start) in first.iter().enumerate() {
+            let at = i64::from(start) + i64::from(rest % map.box_dims[dimension]);
             rest /= map.box_dims[dimension];
             let step = if dimension == 0 { 4 } else { map.strides_bytes[dimension - 1] };
             let exists = at >= 0 && (at as u64) < map.dims[dimension];
@@ -173,8 +173,8 @@ fn plain_copies_add_floats() {
         128,
         no_map,
     );
-    for word in 0..128 {
+    for (word, &bits) in words[..128].iter().enumerate() {
         let times = if word < 64 { 2.0 } else { 1.0 };
-        assert_eq!(f32::from_bits(words[word]), 0.5 + times * word as f32);
+        assert_eq!(f32::from_bits(bits), 0.5 + times * word as f32);
     }
 }

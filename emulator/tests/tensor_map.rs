@@ -32,9 +32,11 @@ fn encoding_loses_nothing() {
     }
 }
 
+type Break = fn(&mut TensorMap);
+
 #[test]
 fn a_broken_rule_is_named() {
-    let cases: [(fn(&mut TensorMap), &str); 12] = [
+    let cases: [(Break, &str); 12] = [
         (|map| map.address += 8, "address: expected a multiple of 16, got 3298534883336"),
         (|map| map.dims[1] = 0, "dims[1]: expected 1 to 2^32, got 0"),
         (|map| map.dims[1] = (1 << 32) + 1, "dims[1]: expected 1 to 2^32, got 4294967297"),

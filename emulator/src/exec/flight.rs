@@ -18,6 +18,8 @@ struct Use {
     operand: u32,
     /// Fences executed before it was last written; 0: never written.
     written: u32,
+    /// Fences executed before it was last read or written.
+    touched: u32,
 }
 
 /// The rows of a warp.
@@ -60,6 +62,7 @@ impl Flight {
             } else if write && known.operand > self.done {
                 bad = Some(false);
             }
+            known.touched = self.fences;
             if write {
                 known.written = self.fences;
             }
@@ -67,10 +70,12 @@ impl Flight {
         bad
     }
 
-    /// Accumulators written, or A registers changed, since the last fence.
+    /// Whether accumulators were touched, or registers of A written, since the last fence.
     fn unfenced(&self, accumulators: &[u32], operands: &[u32]) -> bool {
-        let fresh = |&row: &u32| self.rows[row as usize].written == self.fences;
-        self.fences == 1 || accumulators.iter().any(fresh) || operands.iter().any(fresh)
+        let row = |&row: &u32| self.rows[row as usize];
+        self.fences == 1
+            || accumulators.iter().map(row).any(|known| known.touched == self.fences)
+            || operands.iter().map(row).any(|known| known.written == self.fences)
     }
 }
 
@@ -108,7 +113,7 @@ impl Context<'_> {
         flight.issued = group;
         if unfenced {
             self.report(FindingKind::MissingWgmmaFence, w.pc, w.id, 0, |_| {
-                "registers of this wgmma were written after the last wgmma.fence, or there was none"
+                "registers of this wgmma were used after the last wgmma.fence, or there was none"
                     .to_string()
             });
         }

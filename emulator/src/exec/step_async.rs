@@ -77,7 +77,7 @@ impl Runner<'_, '_> {
         };
         let count = i.immediate as u32;
         let (c, w) = (&mut *self.context, &*self.warp);
-        if !(24..=256).contains(&count) || count % 8 != 0 {
+        if !(24..=256).contains(&count) || !count.is_multiple_of(8) {
             let message = format!("{count} registers: expected a multiple of 8 from 24 to 256");
             self.report(FindingKind::InvalidOperand, m, message);
             return Err(Stop);

@@ -8,18 +8,17 @@
 //! For each word of shared memory there is the last write, and the set of reads since. An access is an
 //! epoch: an actor and its clock.
 
+use super::clock::{CLOCK, CLOCK_BITS, ReadSets, View};
+use crate::memory::SHARED_BASE;
 use std::collections::HashMap;
 use std::fmt;
 
 /// Bytes of a word.
 const WORD: u32 = 4;
-/// Bits of an epoch's clock; the rest is the actor.
-const CLOCK_BITS: u32 = 22;
-const CLOCK: u32 = (1 << CLOCK_BITS) - 1;
+/// Bytes of a piece that a multiplication reads.
+const PIECE: u32 = 16;
 /// Actors that an epoch can name.
 const MAX_ACTORS: usize = 1 << (32 - CLOCK_BITS);
-/// Transitions of read sets that are remembered at hand.
-const RECENT: usize = 256;
 
 /// Who accesses shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,50 +62,6 @@ pub struct Conflict {
     pub fenceless: bool,
 }
 
-/// What is known of every actor's progress; actors beyond the end: nothing.
-#[derive(Clone, Debug, Default)]
-struct Clock(Vec<u32>);
-
-impl Clock {
-    #[inline(always)]
-    fn get(&self, actor: usize) -> u32 {
-        self.0.get(actor).copied().unwrap_or(0)
-    }
-
-    fn raise(&mut self, actor: usize, value: u32) {
-        if self.0.len() <= actor {
-            self.0.resize(actor + 1, 0);
-        }
-        self.0[actor] = self.0[actor].max(value);
-    }
-
-    fn join(&mut self, other: &Clock) {
-        if self.0.len() < other.0.len() {
-            self.0.resize(other.0.len(), 0);
-        }
-        self.0.iter_mut().zip(&other.0).for_each(|(mine, &theirs)| *mine = theirs.max(*mine));
-    }
-
-    #[inline(always)]
-    fn covers(&self, epoch: u32) -> bool {
-        epoch & CLOCK <= self.get((epoch >> CLOCK_BITS) as usize)
-    }
-}
-
-/// What somebody knows: for accesses of threads, and for those of the asynchronous proxy.
-#[derive(Clone, Debug, Default)]
-struct View {
-    threads: Clock,
-    proxy: Clock,
-}
-
-impl View {
-    fn join(&mut self, other: &View) {
-        self.threads.join(&other.threads);
-        self.proxy.join(&other.proxy);
-    }
-}
-
 /// The last write of a word and the reads since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cell {
@@ -114,46 +69,11 @@ struct Cell {
     reads: u32,
 }
 
-/// Sets of reads, each once; adding to one leads to another.
-#[derive(Debug)]
-struct ReadSets {
-    sets: Vec<Vec<u32>>,
-    after: HashMap<(u32, u32), u32>,
-    recent: Vec<(u32, u32, u32)>,
-}
-
-impl ReadSets {
-    fn new() -> Self {
-        let recent = vec![(u32::MAX, 0, 0); RECENT];
-        ReadSets { sets: vec![Vec::new()], after: HashMap::new(), recent }
-    }
-
+impl Cell {
+    /// Not 0 if it differs.
     #[inline(always)]
-    fn add(&mut self, set: u32, epoch: u32) -> u32 {
-        let hash = (set ^ epoch ^ epoch >> 17).wrapping_mul(0x9e37_79b1) >> 24;
-        let (known, with, then) = self.recent[hash as usize];
-        if (known, with) == (set, epoch) {
-            return then;
-        }
-        let then = self.add_slowly(set, epoch);
-        self.recent[hash as usize] = (set, epoch, then);
-        then
-    }
-
-    #[inline(never)]
-    fn add_slowly(&mut self, set: u32, epoch: u32) -> u32 {
-        if let Some(&then) = self.after.get(&(set, epoch)) {
-            return then;
-        }
-        let mut reads = self.sets[set as usize].clone();
-        match reads.iter_mut().find(|read| **read >> CLOCK_BITS == epoch >> CLOCK_BITS) {
-            Some(read) => *read = epoch,
-            None => reads.push(epoch),
-        }
-        self.sets.push(reads);
-        let then = self.sets.len() as u32 - 1;
-        self.after.insert((set, epoch), then);
-        then
+    fn differs(self, other: Cell) -> u32 {
+        (self.write ^ other.write) | (self.reads ^ other.reads)
     }
 }
 
@@ -171,6 +91,18 @@ pub struct Race {
     /// When each memory barrier began to live.
     begun: HashMap<u32, u32>,
     atomics: View,
+}
+
+/// The last cell that an access met, and what becomes of it: neighbours nearly always look alike.
+struct Scan {
+    known: Cell,
+    next: Cell,
+}
+
+impl Default for Scan {
+    fn default() -> Self {
+        Scan { known: Cell { write: u32::MAX, reads: u32::MAX }, next: Cell::default() }
+    }
 }
 
 /// How one access looks at the cells.
@@ -232,7 +164,7 @@ impl Race {
         let epoch = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
         let warps = self.warps.len() as u32;
         let look = Look { epoch, write, asynchronous: false, partial: bytes < WORD, warps };
-        self.range(warp, look, offset, bytes)
+        self.scan(&mut Scan::default(), warp, &look, offset, bytes)
     }
 
     /// An access of the asynchronous proxy that a warp issued; `clock` is what a wait will make known.
@@ -247,44 +179,57 @@ impl Race {
     ) -> Option<Conflict> {
         let epoch = Race::epoch(self.number(actor), clock);
         let look = Look { epoch, write, asynchronous: true, partial: false, warps: 0 };
-        self.range(warp, look, offset, bytes)
+        self.scan(&mut Scan::default(), warp, &look, offset, bytes)
     }
 
-    /// Reads of 16 bytes each by a multiplication of a warp.
+    /// Reads of pieces, by their addresses, by a multiplication of a warp.
     pub fn pieces(&mut self, warp: u32, group: u32, pieces: &[u32]) -> Option<Conflict> {
         let number = self.warps.len() + warp as usize;
         let epoch = Race::epoch(number, group);
         let mut found = None;
+        let mut scan = Scan::default();
+        let look = Look { epoch, write: false, asynchronous: true, partial: false, warps: 0 };
         for &piece in pieces {
-            let look = Look { epoch, write: false, asynchronous: true, partial: false, warps: 0 };
-            let conflict = self.range(warp, look, piece - crate::memory::SHARED_BASE, 16);
+            let offset = piece - SHARED_BASE;
+            let cells = &mut self.cells[(offset / WORD) as usize..][..(PIECE / WORD) as usize];
+            if cells.iter().fold(0, |all, cell| all | cell.differs(scan.known)) == 0 {
+                cells.fill(scan.next);
+                continue;
+            }
+            let conflict = self.scan(&mut scan, warp, &look, offset, PIECE);
             found = found.or(conflict);
         }
         found
     }
 
     #[inline(always)]
-    fn range(&mut self, warp: u32, look: Look, offset: u32, bytes: u32) -> Option<Conflict> {
+    fn scan(
+        &mut self,
+        scan: &mut Scan,
+        warp: u32,
+        look: &Look,
+        offset: u32,
+        bytes: u32,
+    ) -> Option<Conflict> {
         let Race { cells, reads, warps, .. } = self;
         let view = &warps[warp as usize];
         let first = (offset / WORD) as usize;
         let last = ((offset + bytes.max(1) - 1) / WORD) as usize;
         let mut bad = None;
-        // Neighbours nearly always look alike.
-        let (mut known, mut next) = (Cell { write: u32::MAX, reads: u32::MAX }, Cell::default());
         for (index, cell) in cells[first..=last].iter_mut().enumerate() {
-            if *cell != known {
-                known = *cell;
+            if *cell != scan.known {
+                let known = *cell;
+                scan.known = known;
                 if bad.is_none() {
-                    bad = check(reads, view, &look, known).map(|found| (index, found));
+                    bad = check(reads, view, look, known).map(|found| (index, found));
                 }
-                next = if look.write {
+                scan.next = if look.write {
                     Cell { write: look.epoch, reads: 0 }
                 } else {
                     Cell { write: known.write, reads: reads.add(known.reads, look.epoch) }
                 };
             }
-            *cell = next;
+            *cell = scan.next;
         }
         let (index, (epoch, wrote, fenceless)) = bad?;
         let actor = |epoch: u32| self.actors[(epoch >> CLOCK_BITS) as usize];
@@ -398,7 +343,7 @@ fn check(reads: &ReadSets, view: &View, look: &Look, cell: Cell) -> Option<(u32,
     let write = cell.write;
     if !view.threads.covers(write) {
         // Writes of one actor are its own affair.
-        if !shared(write) && !(look.write && write >> CLOCK_BITS == own) {
+        if !(shared(write) || look.write && write >> CLOCK_BITS == own) {
             return Some((write, true, false));
         }
     } else if look.asynchronous && !view.proxy.covers(write) {
@@ -410,3 +355,7 @@ fn check(reads: &ReadSets, view: &View, look: &Look, cell: Cell) -> Option<(u32,
     let mut others = reads.sets[cell.reads as usize].iter().filter(|&&read| read >> CLOCK_BITS != own);
     others.find(|&&read| !view.threads.covers(read) && !shared(read)).map(|&read| (read, false, false))
 }
+
+#[cfg(test)]
+#[path = "race_tests.rs"]
+mod tests;

@@ -16,6 +16,8 @@ pub type Left = [[[f32; LANES]; WGMMA_K]; 2];
 pub const WARP_ROWS: usize = 16;
 /// Lanes of a vector.
 const VECTOR: usize = 8;
+/// Vectors of a register.
+const VECTORS: usize = LANES / VECTOR;
 
 /// A from registers: register 0 holds rows 0 to 7 and k 0 to 7, register 1 rows 8 to 15, registers 2
 /// and 3 the same rows and k 8 to 15; four lanes a row, two values a lane.
@@ -69,46 +71,46 @@ pub fn pack_right(values: &[f32], packed: &mut Vec<f32>) {
 pub fn accumulate(r: &mut Registers, rows: &[u32], left: &Left, right: &[f32], accumulates: bool) {
     for (j, rows) in rows.chunks_exact(4).enumerate() {
         let right = &right[j * 2 * WGMMA_K * VECTOR..][..2 * WGMMA_K * VECTOR];
-        let (even, odd) = right.split_at(WGMMA_K * VECTOR);
         for half in 0..2 {
-            for vectors in 0..2 {
-                let at = vectors * 2 * VECTOR;
-                let first = &left[half];
-                let mut sums = [[0f32; VECTOR]; 4];
-                if accumulates {
-                    for e in 0..2 {
-                        let row = r.row32(rows[2 * half + e]);
-                        for part in 0..2 {
-                            for lane in 0..VECTOR {
-                                let bits = row[at + part * VECTOR + lane];
-                                sums[e * 2 + part][lane] = f32::from_bits(bits);
-                            }
-                        }
+            let rows = [rows[2 * half], rows[2 * half + 1]];
+            let mut sums = [[0f32; VECTOR]; 2 * VECTORS];
+            if accumulates {
+                for (index, sum) in sums.iter_mut().enumerate() {
+                    let row = r.row32(rows[index / VECTORS]);
+                    for lane in 0..VECTOR {
+                        sum[lane] = f32::from_bits(row[index % VECTORS * VECTOR + lane]);
                     }
                 }
-                for k in 0..WGMMA_K {
-                    let b: [&[f32; VECTOR]; 2] = [vector(even, k * VECTOR), vector(odd, k * VECTOR)];
-                    let a: [&[f32; VECTOR]; 2] = [vector(&first[k], at), vector(&first[k], at + VECTOR)];
-                    for e in 0..2 {
-                        for part in 0..2 {
-                            for lane in 0..VECTOR {
-                                let sum = &mut sums[e * 2 + part][lane];
-                                *sum = a[part][lane].mul_add(b[e][lane], *sum);
-                            }
-                        }
-                    }
-                }
-                for e in 0..2 {
-                    let row = r.row32_mut(rows[2 * half + e]);
-                    for part in 0..2 {
-                        for lane in 0..VECTOR {
-                            row[at + part * VECTOR + lane] = sums[e * 2 + part][lane].to_bits();
-                        }
-                    }
+            }
+            products(&mut sums, &left[half], right);
+            for (index, sum) in sums.iter().enumerate() {
+                let row = r.row32_mut(rows[index / VECTORS]);
+                for lane in 0..VECTOR {
+                    row[index % VECTORS * VECTOR + lane] = sum[lane].to_bits();
                 }
             }
         }
     }
+}
+
+/// Adds 16 products to each of the sums: eight independent chains, which is what keeps a CPU busy.
+#[inline(always)]
+fn products(sums: &mut [[f32; VECTOR]; 2 * VECTORS], left: &[[f32; LANES]; WGMMA_K], right: &[f32]) {
+    let (even, odd) = right.split_at(WGMMA_K * VECTOR);
+    let mut local = *sums;
+    for k in 0..WGMMA_K {
+        let columns = [vector(even, k * VECTOR), vector(odd, k * VECTOR)];
+        for part in 0..VECTORS {
+            let values = vector(&left[k], part * VECTOR);
+            for (e, column) in columns.iter().enumerate() {
+                for lane in 0..VECTOR {
+                    let sum = &mut local[e * VECTORS + part][lane];
+                    *sum = values[lane].mul_add(column[lane], *sum);
+                }
+            }
+        }
+    }
+    *sums = local;
 }
 
 #[inline(always)]

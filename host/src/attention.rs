@@ -11,11 +11,11 @@ pub use host::{
 };
 
 use crate::device::Device;
-use crate::driver::Stream;
+use crate::driver::{Stream, TensorMapDescription};
 use crate::error::Result;
 use crate::plan::{ForwardPlan, ForwardPointers, plan_forward};
 use crate::problem::ForwardProblem;
-use kernels_gpu::abi::{BackwardParams, ForwardParams};
+use kernels_gpu::abi::{BackwardParams, ForwardHopperParams, ForwardParams, TensorMap};
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
 /// [`Device::synchronize`] or anything else that waits for the stream.
@@ -53,8 +53,25 @@ pub unsafe fn forward(
 /// As for [`forward`], for the pointers that the plan was made with.
 pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream) -> Result<()> {
     tracing::debug!(kernel = plan.kernel.name, blocks = plan.blocks, "launch");
-    // SAFETY: passed on to the caller.
-    unsafe { device.driver().launch(plan.kernel, plan.blocks, plan.params.bytes(), stream) }
+    let driver = device.driver();
+    let Some(maps) = &plan.hopper else {
+        // SAFETY: passed on to the caller.
+        return unsafe { driver.launch(plan.kernel, plan.blocks, plan.params.bytes(), stream) };
+    };
+    let encode = |map: Option<TensorMapDescription>| {
+        map.map_or(Ok(TensorMap::default()), |map| driver.encode_tensor_map(&map))
+    };
+    let params = ForwardHopperParams {
+        q_map: encode(maps.q)?,
+        k_map: encode(maps.k)?,
+        v_map: encode(maps.v)?,
+        forward: plan.params,
+        counter: device.counter(plan.params.o.address),
+        take_turns: u32::from(maps.take_turns),
+        reserved: 0,
+    };
+    // SAFETY: passed on to the caller; what the maps describe is what the plan was made with.
+    unsafe { driver.launch(plan.kernel, plan.blocks, params.bytes(), stream) }
 }
 
 /// The parameter of a kernel: `repr(C)`, with no padding.
@@ -72,6 +89,12 @@ unsafe trait Params: Copy {
 // SAFETY: four views of 32 bytes, five 64-bit and fourteen 32-bit fields: no padding.
 unsafe impl Params for ForwardParams {}
 const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 14 * 4);
+
+// SAFETY: three maps of 128 bytes, a struct without padding whose size is a multiple of 8, a 64-bit
+// and two 32-bit fields: no padding.
+unsafe impl Params for ForwardHopperParams {}
+const _: () =
+    assert!(size_of::<ForwardHopperParams>() == 3 * 128 + size_of::<ForwardParams>() + 8 + 2 * 4);
 
 // SAFETY: eight views of 32 bytes, nine 64-bit and eighteen 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}

@@ -1,6 +1,9 @@
 //! A machine that attention runs on: a GPU, or the emulator.
 
-use crate::driver::{DeviceProperties, Driver, Stream, cuda::CudaDriver, emulated::EmulatedDriver};
+use crate::counters::Counters;
+use crate::driver::{
+    DevicePointer, DeviceProperties, Driver, Stream, cuda::CudaDriver, emulated::EmulatedDriver,
+};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use kernels_gpu::abi::Arch;
@@ -29,7 +32,7 @@ impl fmt::Display for DeviceName {
 impl FromStr for DeviceName {
     type Err = Error;
 
-    /// Reads `cuda`, `cuda:N`, `emulated` or `emulated:sm_80`.
+    /// Reads `cuda`, `cuda:N`, `emulated`, `emulated:sm_80` or `emulated:sm_90a`.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`].
@@ -39,8 +42,9 @@ impl FromStr for DeviceName {
             None if text == "cuda" => Ok(DeviceName::Cuda(0)),
             None if text == "emulated" => Ok(DeviceName::Emulated(Arch::Sm80)),
             Some(("cuda", ordinal)) => ordinal.parse().map(DeviceName::Cuda).map_err(|_| unknown()),
-            Some(("emulated", arch)) if arch == Arch::Sm80.name() => {
-                Ok(DeviceName::Emulated(Arch::Sm80))
+            Some(("emulated", name)) => {
+                let arch = Arch::ALL.into_iter().find(|arch| arch.name() == name);
+                arch.map(DeviceName::Emulated).ok_or_else(unknown)
             }
             _ => Err(unknown()),
         }
@@ -58,6 +62,7 @@ impl FromStr for DeviceName {
 #[derive(Clone)]
 pub struct Device {
     driver: Arc<dyn Driver>,
+    counters: Arc<Counters>,
 }
 
 impl Device {
@@ -127,7 +132,12 @@ impl Device {
 
     /// A device of any other kind.
     pub fn from_driver(driver: Arc<dyn Driver>) -> Self {
-        Device { driver }
+        Device { counters: Arc::new(Counters::new(driver.clone())), driver }
+    }
+
+    /// Counters of launches that write to this address: see [`Counters::of`].
+    pub(crate) fn counter(&self, output: DevicePointer) -> DevicePointer {
+        self.counters.of(output)
     }
 
     /// The driver behind it.
@@ -161,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_name_is_what_its_text_parses_to() {
-        for name in [DeviceName::Cuda(0), DeviceName::Cuda(7), DeviceName::Emulated(Arch::Sm80)] {
+        for name in [DeviceName::Cuda(0), DeviceName::Cuda(7), DeviceName::Emulated(Arch::Sm90a)] {
             assert_eq!(name.to_string().parse(), Ok(name));
         }
         assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));

@@ -5,16 +5,17 @@ mod backward;
 #[cfg(test)]
 mod backward_tests;
 mod forward;
+mod tensor_maps;
 #[cfg(test)]
 mod tests;
 
 pub use backward::{BackwardPlan, BackwardPointers, KernelLaunch, plan_backward};
-pub use forward::{ForwardPlan, ForwardPointers, plan_forward};
+pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
 
 use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::{Error, Result};
 use crate::problem::Layout;
-use kernels_gpu::abi::{Access, Dtype, Family, KERNELS, KernelSpec, TensorView};
+use kernels_gpu::abi::{Access, Arch, Dtype, Family, KERNELS, KernelSpec, TensorView};
 
 /// The largest one-dimensional grid of CUDA.
 pub const MAX_BLOCKS: u32 = i32::MAX as u32;
@@ -72,33 +73,41 @@ struct Choice {
     /// The larger of D and Dv.
     head_dim: u32,
     access: Access,
+    /// Whether tensor maps can describe the tensors, so that kernels for Hopper can be taken.
+    mappable: bool,
+    /// Among kernels that differ in it alone: the one with fewer query rows.
+    short_tiles: bool,
 }
 
-/// The kernel with the smallest head dimension that is large enough, among those that run on the device;
-/// with `Access::Vector16`, element access only where nothing else fits.
+/// The kernel with the smallest head dimension that is large enough, among those that run on the device:
+/// one for Hopper if there is one, and with `Access::Vector16`, element access only where nothing else
+/// fits.
 fn choose_kernel(
     device: &DeviceProperties,
     choice: &Choice,
     reasons: &mut Vec<String>,
 ) -> Result<&'static KernelSpec> {
-    let &Choice { family, dtype, head_dim, access } = choice;
+    let &Choice { family, dtype, head_dim, access, mappable, short_tiles } = choice;
     let (major, minor) = device.compute_capability;
     let accepts = |spec: &&KernelSpec| {
         spec.family == family
             && spec.dtype == dtype
             && spec.head_dim >= head_dim
             && (spec.access == access || spec.access == Access::Element)
+            && (spec.arch != Arch::Sm90a || mappable)
     };
     let runs = |spec: &&KernelSpec| {
         spec.arch.runs_on(major, minor) && spec.shared_bytes <= device.shared_bytes_per_block
     };
-    let chosen = KERNELS
-        .iter()
-        .filter(accepts)
-        .filter(runs)
-        .min_by_key(|spec| (spec.access != access, spec.head_dim, spec.shared_bytes));
+    let chosen = KERNELS.iter().filter(accepts).filter(runs).min_by_key(|spec| {
+        let rows = if short_tiles { spec.query_rows } else { u32::MAX - spec.query_rows };
+        (spec.access != access, spec.arch != Arch::Sm90a, spec.head_dim, rows)
+    });
     if let Some(kernel) = chosen {
         reasons.push(format!("smallest head_dim of at least {head_dim} is {}", kernel.head_dim));
+        if kernel.arch == Arch::Sm90a {
+            reasons.push("the device is Hopper, and tensor maps can describe the tensors".into());
+        }
         if kernel.access != access {
             reasons.push("element access: no kernel with 16-byte access runs on the device".into());
         }

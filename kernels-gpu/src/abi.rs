@@ -2,7 +2,7 @@
 
 mod table;
 
-pub use table::KERNELS;
+pub use table::{KERNELS, forward_sm90a_key_stages, forward_sm90a_query_stages};
 
 /// Element type of a tensor in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,20 +39,27 @@ impl Dtype {
 pub enum Arch {
     /// `sm_80`: Ampere and everything newer, through the driver's JIT.
     Sm80,
+    /// `sm_90a`: Hopper alone. Its matrix instructions are neither in older nor in newer devices.
+    Sm90a,
 }
 
 impl Arch {
+    /// Every target.
+    pub const ALL: [Arch; 2] = [Arch::Sm80, Arch::Sm90a];
+
     /// The name given to the compiler and used in kernel names: `sm_80`.
     pub const fn name(self) -> &'static str {
         match self {
             Arch::Sm80 => "sm_80",
+            Arch::Sm90a => "sm_90a",
         }
     }
 
     /// Whether a device of this compute capability can run the kernel.
-    pub const fn runs_on(self, major: u32, _minor: u32) -> bool {
+    pub const fn runs_on(self, major: u32, minor: u32) -> bool {
         match self {
             Arch::Sm80 => major >= 8,
+            Arch::Sm90a => major == 9 && minor == 0,
         }
     }
 }
@@ -201,6 +208,35 @@ pub struct ForwardParams {
     pub output_f32: u32,
     /// How many (batch, head) pairs are worked on together; see [`crate::geometry::schedule`].
     pub heads_per_wave: u32,
+    /// Always 0; keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// What the tensor memory accelerator knows of a tensor: opaque, made by the driver. 64-byte aligned
+/// wherever the device reads it.
+pub type TensorMap = [u64; 16];
+
+/// Parameters of the Hopper forward, passed by value as the only kernel parameter (which the build aligns
+/// to 64 for the maps).
+///
+/// The maps have the dimensions (columns, rows, heads, batches), innermost first, with one batch for packed
+/// sequences; their boxes are 64 columns of as many rows as [`KernelSpec`] says.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ForwardHopperParams {
+    /// Map of q.
+    pub q_map: TensorMap,
+    /// Map of k; not used when there are no keys.
+    pub k_map: TensorMap,
+    /// Map of v; not used when there are no keys.
+    pub v_map: TensorMap,
+    /// Everything else.
+    pub forward: ForwardParams,
+    /// Device address of two u32 that are 0 before and after: tiles taken beyond the first of each block,
+    /// and blocks that are done. 0: blocks take tiles in a fixed order.
+    pub counter: u64,
+    /// 1: two computing warpgroups take turns at the tensor cores.
+    pub take_turns: u32,
     /// Always 0; keeps the size a multiple of 8.
     pub reserved: u32,
 }

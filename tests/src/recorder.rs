@@ -1,8 +1,8 @@
 //! A device that remembers which kernels it was asked to run, or that says it is a smaller one.
 
-use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream};
+use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
 use finite_attention::{Device, Error};
-use kernels_gpu::abi::KernelSpec;
+use kernels_gpu::abi::{KernelSpec, TensorMap};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -77,6 +77,10 @@ impl Driver for Recorder {
         self.launched.0.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel.name);
         // SAFETY: passed on to the caller.
         unsafe { self.device.driver().launch(kernel, blocks, params, stream) }
+    }
+
+    fn encode_tensor_map(&self, description: &TensorMapDescription) -> Result<TensorMap, Error> {
+        self.device.driver().encode_tensor_map(description)
     }
 
     fn synchronize(&self, stream: Stream) -> Result<(), Error> {

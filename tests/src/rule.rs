@@ -1,6 +1,6 @@
 //! The tolerance rule, for whatever numbers a property asks for.
 
-use finite_attention::check::{run_case_with, Case, Computed, Inputs};
+use finite_attention::check::{Case, Computed, Inputs, run_case_with};
 use finite_attention::reference::Precision;
 use finite_attention::{Device, Dtype};
 

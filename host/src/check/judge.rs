@@ -1,8 +1,8 @@
 //! The tolerance rule for the results of a case, or of several as if they were batches of one.
 
 use super::expected::precision;
-use super::{expected, Case, Computed, GradientInputs};
-use crate::reference::{judge_gradient, judge_lse, judge_output, output_allowance, Precision, Verdict};
+use super::{Case, Computed, GradientInputs, expected};
+use crate::reference::{Precision, Verdict, judge_gradient, judge_lse, judge_output, output_allowance};
 
 /// How one output of a case compares with the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! Runs cases on a device and judges the results.
 
-use super::judge::{is_close, Results};
-use super::{compute_with, Case, Computed, GradientInputs, Inputs, Surroundings, TensorVerdict};
+use super::judge::{Results, is_close};
+use super::{Case, Computed, GradientInputs, Inputs, Surroundings, TensorVerdict, compute_with};
 use crate::device::Device;
 use crate::error::Result;
 use std::sync::atomic::{AtomicUsize, Ordering};

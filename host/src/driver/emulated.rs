@@ -1,14 +1,14 @@
 //! A GPU that is not there: runs the PTX that ships, in the checking emulator.
 //!
 //! Work is done when a launch returns, whatever the stream, and a launch that the emulator finds fault
-//! with is an error. The numbers that the planner sees are those of an A100, so that it plans as it
-//! would there.
+//! with is an error. The numbers that the planner sees are those of an A100 or an H200, so that it plans as
+//! it would there.
 
-use super::{DevicePointer, DeviceProperties, Driver, Stream};
+use super::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
-use kernels_gpu::abi::{Arch, KernelSpec};
-use ptx_emulator::{Address, Launch, Memory, Module};
+use kernels_gpu::abi::{Arch, KernelSpec, TensorMap};
+use ptx_emulator::{Address, Launch, Memory, Module, TensorMapElement, TensorMapSwizzle};
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,17 +67,24 @@ impl EmulatedDriver {
     }
 }
 
-/// What an A100 says of itself; the target changes the compute capability alone.
+/// What an A100, or for Hopper's target an H200, says of itself.
 fn properties(arch: Arch) -> DeviceProperties {
-    let compute_capability = match arch {
-        Arch::Sm80 => (8, 0),
-    };
-    DeviceProperties {
-        name: format!("ptx-emulator ({})", arch.name()),
-        compute_capability,
-        multiprocessors: 108,
-        shared_bytes_per_block: 163 * 1024,
-        l2_bytes: 40 << 20,
+    let name = format!("ptx-emulator ({})", arch.name());
+    match arch {
+        Arch::Sm80 => DeviceProperties {
+            name,
+            compute_capability: (8, 0),
+            multiprocessors: 108,
+            shared_bytes_per_block: 163 * 1024,
+            l2_bytes: 40 << 20,
+        },
+        Arch::Sm90a => DeviceProperties {
+            name,
+            compute_capability: (9, 0),
+            multiprocessors: 132,
+            shared_bytes_per_block: 227 * 1024,
+            l2_bytes: 50 << 20,
+        },
     }
 }
 
@@ -174,6 +181,18 @@ impl Driver for EmulatedDriver {
         }
         let findings = report.findings.iter().map(ToString::to_string).collect();
         Err(Error::Findings { kernel: spec.name.to_owned(), findings })
+    }
+
+    fn encode_tensor_map(&self, description: &TensorMapDescription) -> Result<TensorMap> {
+        let map = ptx_emulator::TensorMap {
+            element: TensorMapElement::U16,
+            address: description.address,
+            dims: description.dims.to_vec(),
+            strides_bytes: description.strides_bytes.to_vec(),
+            box_dims: description.box_dims.to_vec(),
+            swizzle: TensorMapSwizzle::B128,
+        };
+        map.encode().map_err(refused)
     }
 
     fn synchronize(&self, _stream: Stream) -> Result<()> {

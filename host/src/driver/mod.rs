@@ -4,7 +4,7 @@ pub mod cuda;
 pub mod emulated;
 
 use crate::error::Error;
-use kernels_gpu::abi::KernelSpec;
+use kernels_gpu::abi::{KernelSpec, TensorMap};
 
 /// An address in device memory (of the GPU, or of the emulator's memory).
 pub type DevicePointer = u64;
@@ -27,6 +27,20 @@ pub struct DeviceProperties {
     pub shared_bytes_per_block: u32,
     /// Size of the level-2 cache, bytes.
     pub l2_bytes: u64,
+}
+
+/// A tensor of 16-bit elements as the tensor memory accelerator is to see it, innermost dimension first; its
+/// boxes have the 128-byte swizzle in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMapDescription {
+    /// Address of the first element, a multiple of 16.
+    pub address: DevicePointer,
+    /// Elements in each dimension, at least 1 and at most 2^32.
+    pub dims: [u64; 4],
+    /// Bytes from one element to the next in each dimension but the innermost: multiples of 16 below 2^40.
+    pub strides_bytes: [u64; 3],
+    /// Elements of a box in each dimension.
+    pub box_dims: [u32; 4],
 }
 
 /// A device that holds memory and runs kernels. Implementations: `cuda` (cust), `emulated`
@@ -70,6 +84,12 @@ pub trait Driver: Send + Sync {
         params: &[u8],
         stream: Stream,
     ) -> Result<(), Error>;
+
+    /// Encodes a tensor map, for a kernel's parameters. Needs no memory of the device and no time of it.
+    ///
+    /// # Errors
+    /// What the driver does not accept.
+    fn encode_tensor_map(&self, description: &TensorMapDescription) -> Result<TensorMap, Error>;
 
     /// Waits for everything queued on `stream`, and reports what went wrong since the last call.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;

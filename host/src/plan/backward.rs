@@ -186,7 +186,14 @@ pub fn plan_backward(
     let access = choose_access(&pointers.tensors(valid), &mut reasons);
     let forward = &valid.forward;
     let (dtype, head_dim) = (forward.problem.dtype, forward.head_dim.max(forward.value_dim));
-    let choice = Choice { family: Family::Backward, dtype, head_dim, access };
+    let choice = Choice {
+        family: Family::Backward,
+        dtype,
+        head_dim,
+        access,
+        mappable: false,
+        short_tiles: false,
+    };
     let main = choose_kernel(device, &choice, &mut reasons)?;
     let mut params = BackwardParams {
         heads_per_wave: choose_wave(forward, device, &mut reasons),

@@ -1,10 +1,12 @@
 //! The plan of a forward pass.
 
-use super::{Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, view};
-use crate::driver::{DevicePointer, DeviceProperties};
+use super::{
+    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, tensor_maps, view,
+};
+use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
 use crate::problem::ValidForward;
-use kernels_gpu::abi::{Access, Dtype, Family, ForwardParams, KernelSpec};
+use kernels_gpu::abi::{Access, Arch, Dtype, Family, ForwardParams, KernelSpec, WINDOW_OPEN};
 use kernels_gpu::geometry::schedule;
 use std::fmt;
 
@@ -66,10 +68,26 @@ pub struct ForwardPlan {
     pub kernel: &'static KernelSpec,
     /// Blocks of the one-dimensional grid.
     pub blocks: u32,
-    /// The kernel's parameter.
+    /// The kernel's parameter; of a kernel for Hopper, a part of it.
     pub params: ForwardParams,
+    /// What else a kernel for Hopper takes.
+    pub hopper: Option<HopperPlan>,
     /// Why this kernel and this order, a sentence each.
     pub reasons: Vec<String>,
+}
+
+/// The part of a plan that only kernels for Hopper have: tensors as tensor maps describe them, none where
+/// there is nothing to describe.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HopperPlan {
+    /// q.
+    pub q: Option<TensorMapDescription>,
+    /// k; none without keys.
+    pub k: Option<TensorMapDescription>,
+    /// v; none without keys.
+    pub v: Option<TensorMapDescription>,
+    /// Whether computing warpgroups take turns at the tensor cores.
+    pub take_turns: bool,
 }
 
 impl fmt::Display for ForwardPlan {
@@ -102,24 +120,97 @@ pub fn plan_forward(
         return Ok(None);
     }
     let mut reasons = Vec::new();
-    let access = choose_access(&pointers.tensors(valid), &mut reasons);
-    let kernel = choose_kernel(device, &choice(valid, access), &mut reasons)?;
-    let tiles = valid.query_rows.div_ceil(kernel.query_rows);
-    let what = format!("tiles of {} query rows", kernel.query_rows);
-    let blocks = count_blocks(tiles, &what, valid.query_heads, valid.batches)?;
-    let heads_per_wave = choose_wave(valid, device, &mut reasons);
-    let params = forward_params(valid, pointers, heads_per_wave);
-    Ok(Some(ForwardPlan { kernel, blocks, params, reasons }))
-}
-
-/// What the kernel must accept.
-fn choice(valid: &ValidForward, access: Access) -> Choice {
-    Choice {
+    let tensors = pointers.tensors(valid);
+    let access = choose_access(&tensors, &mut reasons);
+    let choice = Choice {
         family: Family::Forward,
         dtype: valid.problem.dtype,
         head_dim: valid.head_dim.max(valid.value_dim),
         access,
+        mappable: access == Access::Vector16 && is_mappable(device, &tensors, &mut reasons),
+        short_tiles: prefers_short_tiles(valid),
+    };
+    let kernel = choose_kernel(device, &choice, &mut reasons)?;
+    let tiles = valid.query_rows.div_ceil(kernel.query_rows);
+    let what = format!("tiles of {} query rows", kernel.query_rows);
+    let tiles = count_blocks(tiles, &what, valid.query_heads, valid.batches)?;
+    let hopper = kernel.arch == Arch::Sm90a;
+    let (blocks, heads_per_wave) = if hopper {
+        // Blocks stay, one on each multiprocessor, and take tiles until there are none left.
+        (tiles.min(device.multiprocessors.max(1)), choose_hopper_wave(valid, device, &mut reasons))
+    } else {
+        (tiles, choose_wave(valid, device, &mut reasons))
+    };
+    let params = forward_params(valid, pointers, heads_per_wave);
+    let hopper = hopper.then(|| hopper_plan(valid, &tensors, kernel));
+    Ok(Some(ForwardPlan { kernel, blocks, params, hopper, reasons }))
+}
+
+/// Whether tensor maps can describe the tensors; asked of devices that could use them.
+fn is_mappable(
+    device: &DeviceProperties,
+    [q, k, v, _]: &[Tensor<'_>; 4],
+    reasons: &mut Vec<String>,
+) -> bool {
+    let (major, minor) = device.compute_capability;
+    if !Arch::Sm90a.runs_on(major, minor) {
+        return false;
     }
+    let obstacle = [q, k, v].into_iter().find_map(tensor_maps::obstacle);
+    if let Some(obstacle) = &obstacle {
+        reasons.push(format!("no kernel for Hopper: {obstacle}"));
+    }
+    obstacle.is_none()
+}
+
+fn hopper_plan(valid: &ValidForward, [q, k, v, _]: &[Tensor<'_>; 4], kernel: &KernelSpec) -> HopperPlan {
+    HopperPlan {
+        q: tensor_maps::describe(q, kernel.query_rows),
+        k: tensor_maps::describe(k, kernel.key_rows),
+        v: tensor_maps::describe(v, kernel.key_rows),
+        // Measured at head dim 128, S 4096: turns gain 1 % full and cost 8 % causal, where tiles are short
+        // and a warpgroup has better to do than to wait; at head dims 192 and 256 they cost 5 % full.
+        take_turns: kernel.head_dim == 64 || sees_all(valid) && kernel.head_dim == 128,
+    }
+}
+
+/// Whether tiles of few query rows waste less: measured at head dim 64, the only one with a choice.
+fn prefers_short_tiles(valid: &ValidForward) -> bool {
+    valid.query_rows <= 128 || (valid.query_rows <= 2048 && !sees_all(valid))
+}
+
+/// Whether every query sees every key of its sequence.
+fn sees_all(valid: &ValidForward) -> bool {
+    valid.window_left == WINDOW_OPEN && valid.window_right == WINDOW_OPEN
+}
+
+/// The order of a kernel for Hopper.
+///
+/// All tiles of a head at once, where they take equally long: then all of its keys are read by many blocks
+/// at the same time (measured at head dim 128, S 4096: 7 % against as many heads as fit the L2 cache).
+/// Otherwise the longest tiles of several heads first, so that short ones fill the gaps at the end: waves of
+/// equal size whose keys and values fit two thirds of the L2 cache.
+fn choose_hopper_wave(
+    valid: &ValidForward,
+    device: &DeviceProperties,
+    reasons: &mut Vec<String>,
+) -> u32 {
+    let pairs = valid.batches.saturating_mul(valid.query_heads);
+    let group = valid.group_size;
+    if sees_all(valid) && !valid.is_packed() {
+        reasons.push(format!("{group} (batch, head) pairs at once: all their tiles take equally long"));
+        return group;
+    }
+    let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
+    let bytes = u64::from(valid.key_rows) * columns * u64::from(valid.problem.dtype.bytes());
+    // heads_per_wave fills a half of what it is given.
+    let most = schedule::heads_per_wave(bytes, group, device.l2_bytes / 3 * 4, pairs);
+    let wave = schedule::even_wave(pairs, most, group);
+    reasons.push(format!(
+        "{wave} of {pairs} (batch, head) pairs at once: {bytes} bytes of k and v per key head, {} of L2",
+        device.l2_bytes
+    ));
+    wave
 }
 
 /// How many (batch, query head) pairs are worked on together, so that their keys and values stay in the

@@ -1,7 +1,7 @@
 //! What is planned for a forward pass.
 
 use super::*;
-use crate::problem::ForwardProblem;
+use crate::problem::{CausalAlignment, ForwardProblem, Mask};
 
 fn device() -> DeviceProperties {
     DeviceProperties {
@@ -32,8 +32,9 @@ fn the_smallest_kernel_that_is_large_enough_is_taken() {
         for head_dim in [1, 8, 32, 40, 64, 72, 96, 128, 200, 256] {
             let kernel = plan(&problem(dtype, head_dim), &pointers()).kernel;
             assert!(kernel.dtype == dtype && kernel.head_dim as usize >= head_dim);
-            let smaller =
-                KERNELS.iter().filter(|spec| spec.dtype == dtype && spec.access == kernel.access);
+            let smaller = KERNELS.iter().filter(|spec| {
+                (spec.dtype, spec.access, spec.arch) == (dtype, kernel.access, kernel.arch)
+            });
             for spec in smaller.filter(|spec| spec.head_dim < kernel.head_dim) {
                 assert!((spec.head_dim as usize) < head_dim, "{} for {head_dim}", kernel.name);
             }
@@ -150,4 +151,46 @@ fn a_plan_prints_its_kernel_and_its_reasons() {
     let text = format!("{plan:#}");
     assert!(text.contains("\n  element access: not every row of q starts on 16 bytes\n"), "{text}");
     assert!(text.contains("\n  smallest head_dim of at least 63 is 64\n"), "{text}");
+}
+
+#[test]
+fn hopper_takes_what_tensor_maps_can_describe_and_says_why_not() {
+    let arch = |problem: &ForwardProblem| plan(problem, &pointers()).kernel.arch;
+    for (dtype, expected) in
+        [(Dtype::Bf16, Arch::Sm90a), (Dtype::F16, Arch::Sm90a), (Dtype::F32, Arch::Sm80)]
+    {
+        assert_eq!(arch(&problem(dtype, 72)), expected);
+    }
+    let mut broadcast = problem(Dtype::Bf16, 64);
+    broadcast.k.strides[2] = 0;
+    let plan = plan(&broadcast, &pointers());
+    assert_eq!((plan.kernel.arch, plan.hopper), (Arch::Sm80, None));
+    let text = format!("{plan:#}");
+    assert!(text.contains("\n  no kernel for Hopper: the head stride of k is 0 bytes\n"), "{text}");
+    let blackwell = DeviceProperties { compute_capability: (10, 0), ..device() };
+    let valid = problem(Dtype::Bf16, 64).validate().unwrap();
+    let plan = plan_forward(&valid, &blackwell, &pointers()).unwrap().unwrap();
+    assert_eq!(plan.kernel.arch, Arch::Sm80);
+}
+
+#[test]
+fn blocks_for_hopper_stay_and_their_waves_are_of_equal_size() {
+    let layout = Layout::bshd([2, 4096, 32, 128]);
+    let problem = ForwardProblem::new(Dtype::Bf16, layout, layout, layout);
+    let full = plan(&problem, &pointers());
+    assert_eq!((full.blocks, full.params.heads_per_wave), (132, 1));
+    let causal = plan(&problem.with_mask(Mask::Causal(CausalAlignment::BottomRight)), &pointers());
+    // 2 MiB of keys and values per head, 33 MiB of cache.
+    assert_eq!(causal.params.heads_per_wave, 16);
+    let maps = causal.hopper.unwrap();
+    assert_eq!(maps.q.unwrap().dims, [128, 4096, 32, 2]);
+    assert_eq!(maps.k.unwrap().box_dims, [64, causal.kernel.key_rows, 1, 1]);
+}
+
+#[test]
+fn no_keys_need_no_map() {
+    let (q, kv) = (Layout::bshd([1, 5, 1, 64]), Layout::bshd([1, 0, 1, 64]));
+    let problem = ForwardProblem::new(Dtype::Bf16, q, kv, kv);
+    let maps = plan(&problem, &ForwardPointers { k: 0, v: 0, ..pointers() }).hopper.unwrap();
+    assert!(maps.q.is_some() && maps.k.is_none() && maps.v.is_none());
 }

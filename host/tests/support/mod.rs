@@ -7,9 +7,9 @@ mod backward;
 mod forward;
 mod memory;
 
-use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream};
+use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
 use finite_attention::{Device, Error};
-use kernels_gpu::abi::{Family, KernelSpec};
+use kernels_gpu::abi::{Family, KernelSpec, TensorMap};
 use memory::Memory;
 use std::sync::{Arc, Mutex};
 
@@ -60,7 +60,7 @@ pub struct MockDriver {
 
 /// A device that does nothing but this wrong.
 pub fn device(fault: Fault) -> Device {
-    device_with(fault, (9, 0))
+    device_with(fault, (8, 0))
 }
 
 pub fn device_with(fault: Fault, compute_capability: (u32, u32)) -> Device {
@@ -118,6 +118,10 @@ impl Driver for MockDriver {
             family => backward::run(family, kernel, params, memory, self.fault),
         }
         Ok(())
+    }
+
+    fn encode_tensor_map(&self, _: &TensorMapDescription) -> Result<TensorMap, Error> {
+        Ok(TensorMap::default())
     }
 
     fn synchronize(&self, _: Stream) -> Result<(), Error> {

@@ -61,6 +61,35 @@ macro_rules! for_each_forward_fma_sm80 {
     };
 }
 
+/// Calls `$callback!` with one row for each forward kernel for Hopper.
+///
+/// Columns: name, element type, head dim, query rows, keys per step, warpgroups that compute.
+///
+/// - A warpgroup takes 64 query rows. Two of them have 232 registers per thread, three have 160: enough for
+///   head dim 64, where exponentials take as long as products and a third warpgroup fills the gaps. Tiles of
+///   128 rows there are for short sequences with a mask, of which tiles of 192 waste more: measured at S 512
+///   and 1024 causal 1.19 and 1.17, at 2048 1.01, at 16384 0.90 of the other's rate.
+/// - Keys per step: what two stages of keys and values leave of 227 KiB at head dims 192 and 256.
+/// - Measured at S 4096 against FlashAttention-3 in the same run on an H200, sustained, full and causal: head
+///   dim 64 1.01 and 0.96, 128 1.00 and 0.98, 192 0.98 and 0.96, 256 1.00 and 0.96.
+#[macro_export]
+macro_rules! for_each_forward_sm90a {
+    ($callback:ident) => {
+        $callback! {
+            (forward_bf16_d64_sm90a, Bf16, 64, 192, 128, 3)
+            (forward_bf16_d64_q128_sm90a, Bf16, 64, 128, 128, 2)
+            (forward_bf16_d128_sm90a, Bf16, 128, 128, 128, 2)
+            (forward_bf16_d192_sm90a, Bf16, 192, 128, 112, 2)
+            (forward_bf16_d256_sm90a, Bf16, 256, 128, 80, 2)
+            (forward_f16_d64_sm90a, F16, 64, 192, 128, 3)
+            (forward_f16_d64_q128_sm90a, F16, 64, 128, 128, 2)
+            (forward_f16_d128_sm90a, F16, 128, 128, 128, 2)
+            (forward_f16_d192_sm90a, F16, 192, 128, 112, 2)
+            (forward_f16_d256_sm90a, F16, 256, 128, 80, 2)
+        }
+    };
+}
+
 /// Calls `$callback!` with one row for each tensor-core backward main kernel for sm_80.
 ///
 /// Columns: name, element type, head dim, access, query rows per step, keys per block, warps, blocks per
@@ -177,6 +206,32 @@ pub const fn forward_mma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: 
     (query_rows + 2 * 2 * key_rows) * head_dim * 2
 }
 
+/// Bytes at the end of the Hopper forward's shared memory for barriers and messages.
+const FORWARD_SM90A_CONTROL_BYTES: u32 = 512;
+
+/// Query tiles that the Hopper forward has room for: the next one is brought while one is used, unless
+/// queries are moved to registers at once (head dim 128) or there is no room.
+pub const fn forward_sm90a_query_stages(head_dim: u32) -> u32 {
+    if head_dim == 64 { 2 } else { 1 }
+}
+
+/// Key tiles, and as many value tiles, that the Hopper forward has on their way or in use: as many as fit, up
+/// to four.
+pub const fn forward_sm90a_key_stages(head_dim: u32) -> u32 {
+    match head_dim {
+        64 => 4,
+        128 => 3,
+        _ => 2,
+    }
+}
+
+/// Shared memory of the Hopper forward: query tiles, stages of a key tile and a value tile.
+pub const fn forward_sm90a_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    let queries = forward_sm90a_query_stages(head_dim) * query_rows;
+    let keys = forward_sm90a_key_stages(head_dim) * key_rows;
+    (queries + 2 * keys) * head_dim * 2 + FORWARD_SM90A_CONTROL_BYTES
+}
+
 /// Shared memory of the f32 forward: one tile each of queries, keys, values and probabilities.
 pub const fn forward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
     ((query_rows + 2 * key_rows) * head_dim + query_rows * key_rows) * 4
@@ -209,6 +264,28 @@ const FORWARD_MMA: &[KernelSpec] = {
 const FORWARD_FMA: &[KernelSpec] = {
     macro_rules! rows { ($($row:tt)*) => { table!(Forward, forward_fma_shared_bytes, $($row)*) }; }
     for_each_forward_fma_sm80!(rows)
+};
+
+const FORWARD_SM90A: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal,
+            $warpgroups:literal))*) => {
+            &[$(KernelSpec {
+                name: stringify!($name),
+                family: Family::Forward,
+                arch: Arch::Sm90a,
+                dtype: Dtype::$dtype,
+                head_dim: $dim,
+                access: Access::Vector16,
+                query_rows: $queries,
+                key_rows: $keys,
+                threads: (1 + $warpgroups) * 128,
+                min_blocks: 1,
+                shared_bytes: forward_sm90a_shared_bytes($dim, $queries, $keys),
+            }),*]
+        };
+    }
+    for_each_forward_sm90a!(rows)
 };
 
 const BACKWARD_DELTA: &[KernelSpec] = {
@@ -247,6 +324,7 @@ const fn no_shared(_head_dim: u32, _query_rows: u32, _key_rows: u32) -> u32 {
 const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_MMA,
     FORWARD_FMA,
+    FORWARD_SM90A,
     BACKWARD_DELTA,
     BACKWARD_MMA,
     BACKWARD_FMA,
@@ -315,7 +393,11 @@ mod tests {
         // sm_86 and sm_89 have 99 KiB per block, sm_80 163 KiB, sm_90 227 KiB. The aligned kernels want
         // sm_80's.
         for spec in KERNELS {
-            assert!(spec.shared_bytes <= 163 * 1024, "{} needs {} bytes", spec.name, spec.shared_bytes);
+            let most = match spec.arch {
+                Arch::Sm80 => 163 * 1024,
+                Arch::Sm90a => 227 * 1024,
+            };
+            assert!(spec.shared_bytes <= most, "{} needs {} bytes", spec.name, spec.shared_bytes);
         }
     }
 }

@@ -119,3 +119,25 @@ pub unsafe fn load_u32x4(address: u64) -> [u32; 4] {
         in(reg64) address, options(pure, readonly, nostack));
     [a, b, c, d]
 }
+
+/// Adds to a counter, atomically, and gives what it was. PTX: `atom.global.add.u32`.
+///
+/// # Safety
+/// `address` is writable and aligned to 4.
+#[inline(always)]
+pub unsafe fn fetch_add_u32(address: u64, value: u32) -> u32 {
+    let old: u32;
+    asm!("atom.global.add.u32 {}, [{}], {};", out(reg32) old, in(reg64) address, in(reg32) value,
+        options(nostack));
+    old
+}
+
+/// What this thread wrote or counted before is seen by whoever sees what it writes or counts afterwards.
+/// PTX: `fence.acq_rel.gpu`. sm_70.
+///
+/// # Safety
+/// None beyond those of any fence.
+#[inline(always)]
+pub unsafe fn fence() {
+    asm!("fence.acq_rel.gpu;", options(nostack));
+}

@@ -12,10 +12,14 @@
 
 pub mod async_copy;
 pub mod barrier;
+pub mod bulk_copy;
 pub mod convert;
 pub mod global;
 pub mod math;
 pub mod matrix;
+pub mod mbarrier;
+pub mod registers;
 pub mod shared;
 pub mod thread;
 pub mod warp;
+pub mod wgmma;

@@ -15,6 +15,18 @@ pub unsafe fn shuffle_xor(value: f32, mask: u32) -> f32 {
     result
 }
 
+/// The bits of lane `lane ^ mask`. PTX: `shfl.sync.bfly.b32`. sm_30.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn exchange(value: u32, mask: u32) -> u32 {
+    let result: u32;
+    asm!("shfl.sync.bfly.b32 {}, {}, {}, 31, -1;", out(reg32) result, in(reg32) value, in(reg32) mask,
+        options(nomem, nostack));
+    result
+}
+
 /// The value of lane `lane`, the same for all. PTX: `shfl.sync.idx.b32`. sm_30.
 ///
 /// # Safety
@@ -61,4 +73,31 @@ pub unsafe fn any(condition: bool) -> bool {
 #[inline(always)]
 pub unsafe fn warp_sync() {
     asm!("bar.warp.sync -1;", options(nostack));
+}
+
+/// Whether this is the one lane of the warp that was elected; the same lane every time. PTX: `elect.sync`.
+/// sm_90.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn elect() -> bool {
+    let result: u32;
+    asm!("{{", ".reg .pred %p_out;", "elect.sync _|%p_out, -1;", "selp.u32 {}, 1, 0, %p_out;", "}}",
+        out(reg32) result, options(nomem, nostack));
+    result != 0
+}
+
+/// `value`, which is the same in all lanes, in a register that the assembler knows to be uniform.
+///
+/// Descriptors that depend on loaded data would otherwise be carried to uniform registers by dozens of
+/// instructions before every `wgmma`. PTX: `redux.sync.or.b32`. sm_80.
+///
+/// # Safety
+/// All 32 lanes call it together, with the same value.
+#[inline(always)]
+pub unsafe fn uniform(value: u32) -> u32 {
+    let result: u32;
+    asm!("redux.sync.or.b32 {}, {}, -1;", out(reg32) result, in(reg32) value, options(nomem, nostack));
+    result
 }

@@ -7,3 +7,4 @@ pub mod query_block;
 pub mod scale;
 pub mod sequence;
 pub mod softmax;
+pub mod work_order;

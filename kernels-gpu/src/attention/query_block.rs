@@ -3,7 +3,7 @@
 use super::sequence::{Sequence, Sequences};
 use crate::abi::ForwardParams;
 use crate::arch::{global, math, thread};
-use crate::geometry::schedule::Schedule;
+use crate::geometry::schedule::{Schedule, Work};
 use crate::geometry::visible::TileRange;
 use crate::tile::global_rows::GlobalRows;
 
@@ -17,7 +17,19 @@ pub struct QueryBlock {
     /// First query row in the sequence. May lie past its end, in a packed batch: then there is nothing
     /// to do.
     pub first_row: i32,
-    key_head: u32,
+    /// Key head.
+    pub key_head: u32,
+}
+
+/// In what order a launch works on its query blocks.
+#[inline(always)]
+pub fn schedule(p: &ForwardParams, rows: u32) -> Schedule {
+    Schedule {
+        tiles: p.query_rows.div_ceil(rows),
+        heads: p.query_heads,
+        batches: p.batches,
+        heads_per_wave: p.heads_per_wave,
+    }
 }
 
 impl QueryBlock {
@@ -27,13 +39,15 @@ impl QueryBlock {
     /// `p` is as [`ForwardParams`] says.
     #[inline(always)]
     pub unsafe fn of_this_block(p: &ForwardParams, rows: u32) -> Self {
-        let schedule = Schedule {
-            tiles: p.query_rows.div_ceil(rows),
-            heads: p.query_heads,
-            batches: p.batches,
-            heads_per_wave: p.heads_per_wave,
-        };
-        let work = schedule.work(thread::block_idx_x(), math::divide);
+        QueryBlock::new(p, rows, schedule(p, rows).work(thread::block_idx_x(), math::divide))
+    }
+
+    /// The block of `rows` query rows that `work` names.
+    ///
+    /// # Safety
+    /// `p` is as [`ForwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn new(p: &ForwardParams, rows: u32, work: Work) -> Self {
         let sequences = Sequences {
             cu_seqlens_q: p.cu_seqlens_q,
             cu_seqlens_k: p.cu_seqlens_k,

@@ -10,6 +10,7 @@
 
 use super::scale::Scale;
 use crate::arch::{math, warp};
+use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::Fragment;
 use core::f32::consts::LN_2;
 
@@ -55,6 +56,52 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     ) where
         F: Fragment<ROWS, N> + Fragment<ROWS, O>,
     {
+        self.follow::<F, N>(scores, scale_log2).apply::<F, O>(output);
+        if self.steep {
+            self.exponentiate::<F, N, false>(scores, scale_log2);
+        } else {
+            self.exponentiate::<F, N, true>(scores, scale_log2);
+        }
+    }
+
+    /// The second half of [`OnlineSoftmax::update`]: turns scores into unnormalised probabilities, given
+    /// rounded and packed by pairs of registers; `P = N / 2`.
+    ///
+    /// Packing stands in each of the two branches, between exponentials: these take four times as long as
+    /// anything else, and what follows a branch would have to wait for all of them.
+    ///
+    /// # Safety
+    /// After [`OnlineSoftmax::follow`] for these scores.
+    #[inline(always)]
+    pub unsafe fn probabilities<F, E, const N: usize, const P: usize>(
+        &mut self,
+        scores: &mut [f32; N],
+        scale_log2: f32,
+    ) -> [u32; P]
+    where
+        F: Fragment<ROWS, N>,
+        E: TensorCoreElement,
+    {
+        if self.steep {
+            self.exponentiate::<F, N, false>(scores, scale_log2);
+            pack::<E, N, P>(scores)
+        } else {
+            self.exponentiate::<F, N, true>(scores, scale_log2);
+            pack::<E, N, P>(scores)
+        }
+    }
+
+    /// The first half of [`OnlineSoftmax::update`]: moves the reference up to the largest scores where they
+    /// have grown by more than the slack, and scales the sum. The output is the caller's to correct.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn follow<F: Fragment<ROWS, N>, const N: usize>(
+        &mut self,
+        scores: &[f32; N],
+        scale_log2: f32,
+    ) -> Correction<ROWS> {
         let mut maximum = [0.0; ROWS];
         let mut grown = false;
         let mut row = 0;
@@ -64,24 +111,16 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             grown |= (maximum[row] - self.reference[row]) * scale_log2 > SLACK_LOG2;
             row += 1;
         }
-        if warp::any(grown) {
-            self.follow::<F, O>(&maximum, output, scale_log2);
+        let mut correction = Correction { factors: [1.0; ROWS], needed: warp::any(grown) };
+        if correction.needed {
+            correction.factors = self.move_reference(&maximum, scale_log2);
         }
-        if self.steep {
-            self.exponentiate::<F, N, false>(scores, scale_log2);
-        } else {
-            self.exponentiate::<F, N, true>(scores, scale_log2);
-        }
+        correction
     }
 
-    /// Moves the reference up to `maximum` and scales what was summed before.
+    /// Moves the reference up to `maximum`, scales the sum, and gives the factors.
     #[inline(always)]
-    unsafe fn follow<F: Fragment<ROWS, O>, const O: usize>(
-        &mut self,
-        maximum: &[f32; ROWS],
-        output: &mut [f32; O],
-        scale_log2: f32,
-    ) {
+    unsafe fn move_reference(&mut self, maximum: &[f32; ROWS], scale_log2: f32) -> [f32; ROWS] {
         let mut new = [0.0; ROWS];
         let mut steep = false;
         let mut row = 0;
@@ -91,25 +130,22 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             row += 1;
         }
         self.steep = self.exact || warp::any(steep);
+        let mut factors = [1.0; ROWS];
         let mut row = 0;
         while row < ROWS {
             let (old, new) = (self.reference[row], new[row]);
             let exponent =
                 if self.steep { (old - new) * scale_log2 } else { old * scale_log2 - new * scale_log2 };
             // 1 where the reference stays (also at minus infinity), 0 where the first key appears now.
-            let factor = if new == old { 1.0 } else { math::exp2(exponent) };
+            factors[row] = if new == old { 1.0 } else { math::exp2(exponent) };
             self.reference[row] = new;
-            self.sum[row] *= factor;
-            let mut column = 0;
-            while column < F::COLUMNS {
-                output[F::register(row, column)] *= factor;
-                column += 1;
-            }
+            self.sum[row] *= factors[row];
             row += 1;
         }
+        factors
     }
 
-    /// `scores = 2^(scale_log2 (scores - reference))`, summed per row.
+    /// `scores = 2^(scale_log2 (scores - reference))`, summed per row. `FUSED`: see [`FUSED_LIMIT`].
     #[inline(always)]
     fn exponentiate<F: Fragment<ROWS, N>, const N: usize, const FUSED: bool>(
         &mut self,
@@ -159,30 +195,79 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         scale: &Scale,
         is_dead: impl Fn(usize) -> bool,
     ) -> [f32; ROWS] {
+        let (normalisation, lse) = self.close::<F, O>(scale, is_dead);
+        normalisation.apply::<F, O>(output);
+        lse
+    }
+
+    /// The same where the output is still being computed.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn close<F: Fragment<ROWS, O>, const O: usize>(
+        &self,
+        scale: &Scale,
+        is_dead: impl Fn(usize) -> bool,
+    ) -> (Correction<ROWS>, [f32; ROWS]) {
         let mut lse = [f32::NEG_INFINITY; ROWS];
+        let mut normalisation = Correction { factors: [0.0; ROWS], needed: true };
         let mut row = 0;
         while row < ROWS {
             let sum = F::row_sum(self.sum[row]);
-            let mut normalise = 0.0;
             if !is_dead(row) {
                 let reference =
                     if self.reference[row] > f32::NEG_INFINITY { self.reference[row] } else { 0.0 };
-                normalise = math::reciprocal(sum);
+                normalisation.factors[row] = math::reciprocal(sum);
                 lse[row] = if self.steep {
                     math::fma(reference, scale.natural, math::log2(sum) * LN_2)
                 } else {
                     (reference * scale.log2 + math::log2(sum)) * LN_2
                 };
             }
+            row += 1;
+        }
+        (normalisation, lse)
+    }
+}
+
+/// What an output must be multiplied by, row by row: because the reference moved, or at the end.
+#[derive(Clone, Copy)]
+pub struct Correction<const ROWS: usize> {
+    factors: [f32; ROWS],
+    /// The same in all lanes of the warp.
+    needed: bool,
+}
+
+impl<const ROWS: usize> Correction<ROWS> {
+    /// Corrects an output that was summed before the reference moved.
+    #[inline(always)]
+    pub fn apply<F: Fragment<ROWS, O>, const O: usize>(&self, output: &mut [f32; O]) {
+        if !self.needed {
+            return;
+        }
+        let mut row = 0;
+        while row < ROWS {
             let mut column = 0;
             while column < F::COLUMNS {
-                output[F::register(row, column)] *= normalise;
+                output[F::register(row, column)] *= self.factors[row];
                 column += 1;
             }
             row += 1;
         }
-        lse
     }
+}
+
+/// Neighbouring registers rounded to the element type.
+#[inline(always)]
+fn pack<E: TensorCoreElement, const N: usize, const P: usize>(values: &[f32; N]) -> [u32; P] {
+    let mut packed = [0; P];
+    let mut i = 0;
+    while i < P {
+        packed[i] = E::pack(values[2 * i], values[2 * i + 1]);
+        i += 1;
+    }
+    packed
 }
 
 /// The largest score of a lane's `row`-th row, over all lanes that share it. NaN is passed over: it

@@ -1,5 +1,6 @@
 //! Pure integer arithmetic of attention on tiles: no memory, no GPU, tested on the host.
 
+pub mod descriptor;
 pub mod fragment;
 pub mod schedule;
 pub mod swizzle;

@@ -7,7 +7,7 @@
 //! instructions in the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`),
 //! chains of fused multiply-adds for f32.
 
-use crate::abi::{BackwardParams, TensorView, ROW_PADDING};
+use crate::abi::{BackwardParams, ROW_PADDING, TensorView};
 use crate::arch::{global, math, thread, warp};
 use crate::attention::key_block;
 use crate::attention::sequence::Sequence;

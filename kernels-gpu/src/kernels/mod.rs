@@ -5,4 +5,5 @@ pub mod backward_delta;
 pub mod backward_fma;
 pub mod backward_mma;
 pub mod forward_fma;
+pub mod forward_hopper;
 pub mod forward_mma;

@@ -58,10 +58,10 @@ impl WarpPair {
     #[inline(always)]
     unsafe fn meet(&self) {
         match self.index {
-            0 => barrier::sync::<1, 64>(),
-            1 => barrier::sync::<2, 64>(),
-            2 => barrier::sync::<3, 64>(),
-            _ => barrier::sync::<4, 64>(),
+            0 => barrier::sync_constant::<1, 64>(),
+            1 => barrier::sync_constant::<2, 64>(),
+            2 => barrier::sync_constant::<3, 64>(),
+            _ => barrier::sync_constant::<4, 64>(),
         }
     }
 

@@ -4,6 +4,7 @@
 //! Names say place, then shape. A tile operation is one line in a kernel; which lane holds what stays in
 //! here.
 
+pub mod bulk;
 pub mod element;
 pub mod fma;
 pub mod fragment;
@@ -11,3 +12,4 @@ pub mod global_rows;
 pub mod mma;
 pub mod shared_tile;
 pub mod store;
+pub mod warpgroup;

@@ -47,6 +47,63 @@ pub unsafe fn store_staged<
     }
 }
 
+/// Writes 16 rows in 16 bits straight from registers, 16 bytes of a row at a time: the four lanes that share
+/// a row exchange their pairs of columns, so that each has eight neighbouring ones.
+///
+/// ```text
+/// lane t of four holds word t of chunks 0, 1, 2, 3;  afterwards words 0, 1, 2, 3 of chunk t
+///
+///          chunk 0 1 2 3       exchange with t ^ 1         exchange with t ^ 2
+/// lane 0:        a b c d       a0 a1    c0 c1              a0 a1 a2 a3
+/// lane 1:        a b c d       b0 b1    d0 d1              b0 b1 b2 b3
+/// lane 2:        a b c d       a2 a3    c2 c3              c0 c1 c2 c3
+/// lane 3:        a b c d       b2 b3    d2 d3              d0 d1 d2 d3
+/// ```
+///
+/// # Safety
+/// All 32 lanes call it together; `target`'s rows are 16-byte aligned and its columns a multiple of 8.
+#[inline(always)]
+pub unsafe fn store_exchanged<E: TensorCoreElement, const N: usize>(
+    lane: u32,
+    values: &[f32; N],
+    first_row: u32,
+    target: &GlobalRows,
+) {
+    let (odd, upper) = (lane & 1 != 0, lane & 2 != 0);
+    let pick = |first: bool, a: u32, b: u32| if first { a } else { b };
+    let mut half = 0;
+    while half < 2 {
+        let row = (first_row + <MmaFragment as Fragment<2, N>>::row(lane, half)) as i32;
+        let start = target.row(row).wrapping_add(16 * (lane % 4) as u64);
+        let mut group = 0;
+        while group < N / 16 {
+            let word = |chunk: usize| {
+                let at = 16 * group + 4 * chunk + 2 * half;
+                E::pack(values[at], values[at + 1])
+            };
+            let (a, b, c, d) = (word(0), word(1), word(2), word(3));
+            let left = warp::exchange(pick(odd, a, b), 1);
+            let right = warp::exchange(pick(odd, c, d), 1);
+            let low = [pick(odd, left, a), pick(odd, b, left)];
+            let high = [pick(odd, right, c), pick(odd, d, right)];
+            let first = warp::exchange(pick(upper, low[0], high[0]), 2);
+            let second = warp::exchange(pick(upper, low[1], high[1]), 2);
+            let words = [
+                pick(upper, first, low[0]),
+                pick(upper, second, low[1]),
+                pick(upper, high[0], first),
+                pick(upper, high[1], second),
+            ];
+            let column = 32 * group as u32 + 8 * (lane % 4);
+            if row < target.rows && column < target.columns {
+                global::store_u32x4(start.wrapping_add(64 * group as u64), words);
+            }
+            group += 1;
+        }
+        half += 1;
+    }
+}
+
 /// Writes eight 16-bit elements from column `column` on, as far as they are valid.
 #[inline(always)]
 unsafe fn store_chunk(target: &GlobalRows, row: i32, column: u32, words: [u32; 4]) {

@@ -26,8 +26,13 @@ use crate::workspace::{root, target_dir};
 use compiler::Compiler;
 use ptxas::{Ptxas, Resources};
 
-/// Devices that ptxas assembles each kernel for.
-const DEVICES: [&str; 2] = ["sm_80", "sm_90"];
+/// Devices that ptxas assembles the kernels of a target for.
+fn devices(arch: Arch) -> &'static [&'static str] {
+    match arch {
+        Arch::Sm80 => &["sm_80", "sm_90"],
+        Arch::Sm90a => &["sm_90a"],
+    }
+}
 
 /// Compile the kernels to PTX.
 #[derive(clap::Args, Default)]
@@ -223,7 +228,7 @@ fn compile(
     fs::write(&path, &ptx)?;
     let mut assembled = BTreeMap::new();
     if let Some(ptxas) = ptxas.filter(|_| lint::faults(&ptx, spec).is_empty()) {
-        for device in DEVICES {
+        for &device in devices(spec.arch) {
             assembled.insert(device.to_owned(), ptxas.assemble(&path, device)?);
         }
     }
@@ -245,7 +250,7 @@ fn table(built: &[Built]) -> String {
             .iter()
             .map(|(device, r)| format!("  {device}: {} / {}", r.registers, r.spill_bytes));
         let instructions = ptx::opcodes(&one.ptx).len();
-        let (mma, bar) = (count("mma.sync"), count("bar.sync"));
+        let (mma, bar) = (count("mma.sync") + count("wgmma"), count("bar.sync"));
         let figures: String = figures.collect();
         lines.push(format!("{:width$} {instructions:>7} {mma:>5} {bar:>5}{figures}", one.spec.name));
     }

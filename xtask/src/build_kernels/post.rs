@@ -1,13 +1,17 @@
-//! Stage 4: finish the PTX text: launch bounds, which rustc has no attribute for, and no debug sections.
+//! Stage 4: finish the PTX text: launch bounds and aligned parameters, which rustc has no attribute for,
+//! and no debug sections.
 
 use anyhow::{Result, bail};
-use kernels_gpu::abi::KernelSpec;
+use kernels_gpu::abi::{Arch, KernelSpec};
 
 /// Labels that only the dropped sections refer to.
 const LINE_LABEL: &str = "$L__tmp";
 
-/// Adds `.maxntid` and `.minnctapersm` to the entry and drops every `.section` with its labels; `.file`
-/// and `.loc` stay.
+/// What the hardware wants of a tensor map; rustc cannot align a kernel's parameter to more than 16.
+const TENSOR_MAP_ALIGNMENT: &str = ".align 64 ";
+
+/// Adds `.maxntid` and `.minnctapersm` to the entry, aligns parameters with tensor maps, and drops every
+/// `.section` with its labels; `.file` and `.loc` stay.
 ///
 /// # Errors
 /// When the text holds another number of entries than one, or another entry than the table says.
@@ -35,7 +39,7 @@ pub fn finish(raw: &str, spec: &KernelSpec) -> Result<String> {
                 let Some(line) = lines.next() else {
                     bail!("the parameter list of {} does not end", spec.name)
                 };
-                text.push_str(line.trim_end());
+                text.push_str(&parameter(line.trim_end(), spec.arch));
                 text.push('\n');
                 closed = line.trim_end() == ")";
             }
@@ -49,6 +53,17 @@ pub fn finish(raw: &str, spec: &KernelSpec) -> Result<String> {
         bail!("{entries} entries in the PTX of {}, wanted one", spec.name);
     }
     Ok(text)
+}
+
+/// A line of the parameter list: kernels for Hopper have tensor maps at the start of their parameter.
+fn parameter(line: &str, arch: Arch) -> String {
+    let aligned = || line.split_once(".align ")?.1.split_once(' ').map(|(alignment, _)| alignment);
+    match (arch, aligned()) {
+        (Arch::Sm90a, Some(alignment)) => {
+            line.replacen(&format!(".align {alignment} "), TENSOR_MAP_ALIGNMENT, 1)
+        }
+        _ => line.to_owned(),
+    }
 }
 
 /// Skips to the brace that closes the section.
@@ -83,6 +98,15 @@ mod tests {
         let bounds =
             format!(")\n.maxntid {}, 1, 1\n.minnctapersm {}\n{{\n", spec.threads, spec.min_blocks);
         assert!(text.contains(&bounds), "{text}");
+    }
+
+    #[test]
+    fn parameters_with_tensor_maps_are_aligned_for_them() {
+        let aligned = |arch| {
+            let spec = KERNELS.iter().find(|spec| spec.arch == arch).unwrap();
+            finish(&raw(spec.name), spec).unwrap().contains("\t.param .align 64 .b8 ")
+        };
+        assert_eq!((aligned(Arch::Sm80), aligned(Arch::Sm90a)), (false, true));
     }
 
     #[test]

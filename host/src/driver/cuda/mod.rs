@@ -14,14 +14,14 @@ mod trampolines;
 
 pub use event::CudaEvent;
 
-use super::{DevicePointer, DeviceProperties, Driver, Stream};
+use super::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use context::PrimaryContext;
 use cust::device::Device;
 use cust::memory::{DevicePointer as CustPointer, cuda_free, cuda_malloc};
 use kernels::LoadedKernels;
-use kernels_gpu::abi::KernelSpec;
+use kernels_gpu::abi::{KernelSpec, TensorMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One GPU. May be used from any number of threads; every call leaves the thread's current context as it
@@ -183,6 +183,11 @@ impl Driver for CudaDriver {
         *self.last_launch.lock().unwrap_or_else(PoisonError::into_inner) = Some(kernel.name);
         // SAFETY: passed on to the caller.
         unsafe { self.kernels.launch(kernel, blocks, params, stream) }
+    }
+
+    fn encode_tensor_map(&self, description: &TensorMapDescription) -> Result<TensorMap> {
+        raw::encode_tensor_map(description)
+            .map_err(|failure| failure.with_detail(format!("{description:?}")))
     }
 
     fn synchronize(&self, stream: Stream) -> Result<()> {

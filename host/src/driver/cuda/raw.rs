@@ -5,7 +5,9 @@
 //! The functions are declared once more here, with plain integers for the enumerations: a newer driver
 //! may return codes that no enumeration of `cust_raw` has.
 
+use crate::driver::TensorMapDescription;
 use crate::error::Error;
+use kernels_gpu::abi::TensorMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
@@ -70,6 +72,20 @@ unsafe extern "C" {
         stream: StreamHandle,
         params: *mut *mut c_void,
         extra: *mut *mut c_void,
+    ) -> i32;
+    fn cuTensorMapEncodeTiled(
+        map: *mut c_void,
+        element: u32,
+        rank: u32,
+        address: u64,
+        dims: *const u64,
+        strides_bytes: *const u64,
+        box_dims: *const u32,
+        element_strides: *const u32,
+        interleave: u32,
+        swizzle: u32,
+        l2_promotion: u32,
+        out_of_bounds_fill: u32,
     ) -> i32;
     fn cuEventCreate(event: *mut EventHandle, flags: u32) -> i32;
     fn cuEventRecord(event: EventHandle, stream: StreamHandle) -> i32;
@@ -285,6 +301,42 @@ pub(super) unsafe fn launch(
         )
     };
     check("cuLaunchKernel", code)
+}
+
+/// `CU_TENSOR_MAP_DATA_TYPE_UINT16`: what is outside of the tensor is then zero, in every 16-bit format.
+const TENSOR_MAP_UINT16: u32 = 1;
+/// `CU_TENSOR_MAP_SWIZZLE_128B`.
+const TENSOR_MAP_SWIZZLE_128_BYTES: u32 = 3;
+/// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
+const TENSOR_MAP_L2_PROMOTION_256_BYTES: u32 = 3;
+
+/// `CUtensorMap`.
+#[repr(C, align(64))]
+struct AlignedTensorMap([u64; 16]);
+
+/// Encodes a tensor map: 16-bit elements, 128-byte swizzle.
+pub(super) fn encode_tensor_map(description: &TensorMapDescription) -> Result<TensorMap, Failure> {
+    let TensorMapDescription { address, dims, strides_bytes, box_dims } = *description;
+    let mut map = AlignedTensorMap([0; 16]);
+    // SAFETY: the map is writable and aligned; the arrays have the lengths that four dimensions have. The
+    // address is not followed.
+    let code = unsafe {
+        cuTensorMapEncodeTiled(
+            (&raw mut map).cast(),
+            TENSOR_MAP_UINT16,
+            4,
+            address,
+            dims.as_ptr(),
+            strides_bytes.as_ptr(),
+            box_dims.as_ptr(),
+            [1; 4].as_ptr(),
+            0,
+            TENSOR_MAP_SWIZZLE_128_BYTES,
+            TENSOR_MAP_L2_PROMOTION_256_BYTES,
+            0,
+        )
+    };
+    check("cuTensorMapEncodeTiled", code).map(|()| map.0)
 }
 
 /// A new event with timing, in the current context.

@@ -1,0 +1,308 @@
+//! `wgmma`: matrix products of a warpgroup (four warps, 128 threads), asynchronous. sm_90a.
+//!
+//! A warpgroup multiplies a 64 x 16 operand A by a 16 x N operand B into a 64 x N accumulator, spread over
+//! the registers of its 128 threads: warp `w` holds rows `16 w..16 w + 16`, each warp in the fragment of
+//! [`crate::geometry::fragment::mma_accumulator`]. B is read from shared memory, A from shared memory or
+//! from registers.
+//!
+//! ```text
+//! wgmma.fence          registers and accumulators written before are seen by what follows
+//! wgmma.mma_async ...  any number, each adds to the accumulator; runs beside the warps
+//! wgmma.commit_group   closes a group
+//! ... other work: neither the accumulator nor A's registers may be touched ...
+//! wgmma.wait_group N   all but the youngest N groups are done
+//! ```
+//!
+//! One function holds fence, products and commit in one `asm!`: the assembler must see that nothing
+//! touches the accumulators in between, or it waits after every instruction ("wgmma serialized").
+//! [`Wait`] names the registers that it makes readable, so that no use of them can move before it.
+//!
+//! Shared operands are described by [`crate::geometry::descriptor`]; a step of 16 along the inner
+//! dimension is an addition to the descriptor, whose low bits are an address in units of 16 bytes.
+
+use core::arch::asm;
+
+/// `{0}, {1}, ...`: operands by their numbers.
+macro_rules! list {
+    ([$first:literal $($next:literal)*]) => { concat!("{", $first, "}" $(, ", {", $next, "}")*) };
+}
+
+/// The instruction for a shape and an element type.
+macro_rules! instruction {
+    ($shape:literal $type:literal) => {
+        concat!("wgmma.mma_async.sync.aligned.", $shape, ".f32.", $type, ".", $type)
+    };
+}
+
+/// One `wgmma` with A in shared memory, `$offset` (16-byte units) into the panel.
+macro_rules! step_shared {
+    ($shape:literal $type:literal, $cs:tt, $scale:literal, $offset:literal) => {
+        concat!(
+            "add.s64 %a, %a_panel, ", $offset, "; add.s64 %b, %b_panel, ", $offset, ";\n",
+            instruction!($shape $type), " {{", list!($cs), "}}, %a, %b, ", $scale, ", 1, 1, 0, 0;\n"
+        )
+    };
+}
+
+/// `scores = q k^T` with both operands in shared memory, in 128-byte panels: 64 columns of q and k each.
+/// `$panel`, repeated, is one for each panel after the first.
+macro_rules! shared_by_shared {
+    ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt,
+        [$($panel:literal)*]) => {
+        /// Starts `q k^T`; a group of its own. `Q_ROWS` rows are between two panels of q.
+        ///
+        /// # Safety
+        /// The warpgroup calls it together, with the same descriptors; both tiles are visible to the async
+        /// proxy until the group is done.
+        #[inline(always)]
+        pub unsafe fn $name<const Q_ROWS: u32>(q: u64, k: u64) -> [f32; $count] {
+            let mut c = [0.0; $count];
+            asm!(
+                concat!(
+                    "{{\n.reg .pred %fresh, %running; .reg .b64 %a, %b, %a_panel, %b_panel;\n",
+                    "setp.ne.b32 %fresh, 0, 0; setp.eq.b32 %running, 0, 0;\n",
+                    "mov.b64 %a_panel, {q}; mov.b64 %b_panel, {k};\n",
+                    "wgmma.fence.sync.aligned;\n",
+                    step_shared!($shape $type, $cs, "%fresh", 0),
+                    step_shared!($shape $type, $cs, "%running", 2),
+                    step_shared!($shape $type, $cs, "%running", 4),
+                    step_shared!($shape $type, $cs, "%running", 6),
+                    $(
+                        "add.s64 %a_panel, %a_panel, {q_panel}; ",
+                        "add.s64 %b_panel, %b_panel, {k_panel}; // panel ", $panel, "\n",
+                        step_shared!($shape $type, $cs, "%running", 0),
+                        step_shared!($shape $type, $cs, "%running", 2),
+                        step_shared!($shape $type, $cs, "%running", 4),
+                        step_shared!($shape $type, $cs, "%running", 6),
+                    )*
+                    "wgmma.commit_group.sync.aligned; // {q_panel} {k_panel}\n}}",
+                ),
+                $(out(reg32) c[$c],)*
+                q = in(reg64) q, k = in(reg64) k,
+                q_panel = const Q_ROWS * 8, k_panel = const $count * 2 * 8,
+                options(nostack)
+            );
+            c
+        }
+    };
+}
+
+/// `scores = q k^T` with q in registers: four for each 16 columns. `[a b c d; panel step]` for each step.
+macro_rules! registers_by_shared {
+    ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt, $registers:literal,
+        [$([$($first:literal)*; $first_offset:literal $scale:literal])*]
+        $([$([$($a:literal)*; $offset:literal])*])*) => {
+        /// Starts `q k^T`; a group of its own.
+        ///
+        /// # Safety
+        /// The warpgroup calls it together, with the same descriptor; k is visible to the async proxy and
+        /// q's registers stay as they are until the group is done.
+        #[inline(always)]
+        pub unsafe fn $name(q: &[u32; $registers], k: u64) -> [f32; $count] {
+            let mut c = [0.0; $count];
+            asm!(
+                concat!(
+                    "{{\n.reg .pred %fresh, %running; .reg .b64 %b, %b_panel;\n",
+                    "setp.ne.b32 %fresh, 0, 0; setp.eq.b32 %running, 0, 0;\n",
+                    "mov.b64 %b_panel, {k};\n",
+                    "wgmma.fence.sync.aligned;\n",
+                    $(
+                        "add.s64 %b, %b_panel, ", $first_offset, ";\n",
+                        instruction!($shape $type), " {{", list!($cs), "}}, {{",
+                        list!([$($first)*]), "}}, %b, ",
+                        $scale, ", 1, 1, 0;\n",
+                    )*
+                    $(
+                        "add.s64 %b_panel, %b_panel, {k_panel};\n",
+                        $(
+                            "add.s64 %b, %b_panel, ", $offset, ";\n",
+                            instruction!($shape $type), " {{", list!($cs), "}}, {{",
+                            list!([$($a)*]), "}}, %b, ",
+                            "%running, 1, 1, 0;\n",
+                        )*
+                    )*
+                    "wgmma.commit_group.sync.aligned; // {k_panel}\n}}",
+                ),
+                $(out(reg32) c[$c],)*
+                $($(in(reg32) q[$first - $count],)*)*
+                $($($(in(reg32) q[$a - $count],)*)*)*
+                k = in(reg64) k, k_panel = const $count * 2 * 8,
+                options(nostack)
+            );
+            c
+        }
+    };
+}
+
+/// `output += p v` with p in registers and v stored as rows of output columns; `[a b c d; offset]` for each
+/// step of 16 keys, the offset in units of 16 bytes.
+macro_rules! accumulate {
+    ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt, $registers:literal,
+        $([$($a:literal)*; $offset:literal])*) => {
+        /// Starts `output += p v`; a group of its own.
+        ///
+        /// # Safety
+        /// The warpgroup calls it together, with the same descriptor; v is visible to the async proxy, and
+        /// p and the output stay as they are until the group is done.
+        #[inline(always)]
+        pub unsafe fn $name(output: &mut [f32; $count], p: &[u32; $registers], v: u64) {
+            asm!(
+                concat!(
+                    "{{\n.reg .pred %running; .reg .b64 %b;\n",
+                    "setp.eq.b32 %running, 0, 0;\n",
+                    "wgmma.fence.sync.aligned;\n",
+                    $(
+                        "add.s64 %b, {v}, ", $offset, ";\n",
+                        instruction!($shape $type), " {{", list!($cs), "}}, {{",
+                        list!([$($a)*]), "}}, %b, ",
+                        "%running, 1, 1, 1;\n",
+                    )*
+                    "wgmma.commit_group.sync.aligned;\n}}",
+                ),
+                $(inout(reg32) output[$c],)*
+                $($(in(reg32) p[$a - $count],)*)*
+                v = in(reg64) v,
+                options(nostack)
+            );
+        }
+    };
+}
+
+/// Waits until at most a number of groups of this warpgroup are in flight, and lets the accumulator of the
+/// group that is done be read.
+pub trait Wait {
+    /// PTX: `wgmma.wait_group.sync.aligned PENDING`.
+    ///
+    /// # Safety
+    /// The warpgroup calls it together; `self` is the accumulator of a group that is then done.
+    unsafe fn wait<const PENDING: u32>(&mut self);
+}
+
+macro_rules! wait {
+    ($count:literal, [$($c:literal)*] $cs:tt) => {
+        impl Wait for [f32; $count] {
+            #[inline(always)]
+            unsafe fn wait<const PENDING: u32>(&mut self) {
+                asm!(
+                    concat!("wgmma.wait_group.sync.aligned {pending}; // ", list!($cs)),
+                    $(inout(reg32) self[$c],)*
+                    pending = const PENDING,
+                    options(nostack)
+                );
+            }
+        }
+    };
+}
+
+/// Hands a list on twice: to be taken apart, and as a whole.
+macro_rules! doubled {
+    ($callback:ident [$($before:tt)*] $count:literal, $list:tt $($after:tt)*) => {
+        $callback! { $($before)* $count, $list $list $($after)* }
+    };
+}
+
+/// Hands the numbers of 32 accumulator registers to a macro.
+macro_rules! with_32 {
+    ($callback:ident!($($before:tt)*) $($after:tt)*) => {
+        doubled! { $callback [$($before)*] 32, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29
+            30 31
+        ] $($after)* }
+    };
+}
+
+/// Hands the numbers of 40 accumulator registers to a macro.
+macro_rules! with_40 {
+    ($callback:ident!($($before:tt)*) $($after:tt)*) => {
+        doubled! { $callback [$($before)*] 40, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29
+            30 31 32 33 34 35 36 37 38 39
+        ] $($after)* }
+    };
+}
+
+/// Hands the numbers of 56 accumulator registers to a macro.
+macro_rules! with_56 {
+    ($callback:ident!($($before:tt)*) $($after:tt)*) => {
+        doubled! { $callback [$($before)*] 56, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29
+            30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55
+        ] $($after)* }
+    };
+}
+
+/// Hands the numbers of 64 accumulator registers to a macro.
+macro_rules! with_64 {
+    ($callback:ident!($($before:tt)*) $($after:tt)*) => {
+        doubled! { $callback [$($before)*] 64, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29
+            30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56
+            57 58 59 60 61 62 63
+        ] $($after)* }
+    };
+}
+
+/// Hands the numbers of 96 accumulator registers to a macro.
+macro_rules! with_96 {
+    ($callback:ident!($($before:tt)*) $($after:tt)*) => {
+        doubled! { $callback [$($before)*] 96, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29
+            30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56
+            57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83
+            84 85 86 87 88 89 90 91 92 93 94 95
+        ] $($after)* }
+    };
+}
+
+/// Hands the numbers of 128 accumulator registers to a macro.
+macro_rules! with_128 {
+    ($callback:ident!($($before:tt)*) $($after:tt)*) => {
+        doubled! { $callback [$($before)*] 128, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29
+            30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56
+            57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83
+            84 85 86 87 88 89 90 91 92 93 94 95 96 97 98 99 100 101 102 103 104 105 106 107
+            108 109 110 111 112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 127
+        ] $($after)* }
+    };
+}
+with_32!(wait!());
+with_40!(wait!());
+with_56!(wait!());
+with_64!(wait!());
+with_96!(wait!());
+with_128!(wait!());
+
+/// The products of one element type: for each head dim, scores of a tile of keys, and output from it.
+macro_rules! products {
+    ($module:ident, $type:literal) => {
+        /// Products of this element type; `d` is the head dim, `n` the keys of a tile.
+        pub mod $module {
+            use super::asm;
+
+            with_64!(shared_by_shared!(scores_d64_n128, "m64n128k16" $type,), []);
+            with_56!(shared_by_shared!(scores_d192_n112, "m64n112k16" $type,), [1 2]);
+            with_40!(shared_by_shared!(scores_d256_n80, "m64n80k16" $type,), [1 2 3]);
+            with_64!(registers_by_shared!(scores_d128_n128, "m64n128k16" $type,), 32,
+                [
+                    [64 65 66 67; 0 "%fresh"] [68 69 70 71; 2 "%running"]
+                    [72 73 74 75; 4 "%running"] [76 77 78 79; 6 "%running"]
+                ]
+                [[80 81 82 83; 0] [84 85 86 87; 2] [88 89 90 91; 4] [92 93 94 95; 6]]);
+            with_32!(accumulate!(accumulate_d64_n128, "m64n64k16" $type,), 32,
+                [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]
+                [48 49 50 51; 512] [52 53 54 55; 640] [56 57 58 59; 768] [60 61 62 63; 896]);
+            with_64!(accumulate!(accumulate_d128_n128, "m64n128k16" $type,), 32,
+                [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]
+                [80 81 82 83; 512] [84 85 86 87; 640] [88 89 90 91; 768] [92 93 94 95; 896]);
+            with_96!(accumulate!(accumulate_d192_n112, "m64n192k16" $type,), 28,
+                [96 97 98 99; 0] [100 101 102 103; 128] [104 105 106 107; 256] [108 109 110 111; 384]
+                [112 113 114 115; 512] [116 117 118 119; 640] [120 121 122 123; 768]);
+            with_128!(accumulate!(accumulate_d256_n80, "m64n256k16" $type,), 20,
+                [128 129 130 131; 0] [132 133 134 135; 128] [136 137 138 139; 256] [140 141 142 143; 384]
+                [144 145 146 147; 512]);
+        }
+    };
+}
+products!(bf16, "bf16");
+products!(f16, "f16");

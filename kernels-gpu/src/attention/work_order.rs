@@ -1,0 +1,121 @@
+//! What the producer of a Hopper block tells the others about the next query block, so that they divide
+//! nothing and read no lengths.
+
+use super::query_block::QueryBlock;
+use super::sequence::Sequence;
+use crate::abi::ForwardParams;
+use crate::geometry::visible::{TileRange, Visible};
+use crate::pipeline::mailbox::{Letter, WORDS};
+
+/// One query block and what to do with it. Written as words:
+///
+/// ```text
+/// 0   first row (or STOP), query rows, key rows, first query     the lengths
+/// 4   head, batch, query stage, value stage (or NONE: nothing to repair)
+/// 8   key tiles: begin, full begin, full end, end                the tiles
+/// ```
+#[derive(Clone, Copy)]
+pub struct WorkOrder {
+    /// The query block.
+    pub block: QueryBlock,
+    /// Key tiles to visit.
+    pub tiles: TileRange,
+    /// The query tile must be repaired before use.
+    pub repairs_queries: bool,
+    /// The last value tile, in stage `value_stage`, must be repaired before use.
+    pub repairs_values: bool,
+    /// Stage of the query tile.
+    pub query_stage: u32,
+    /// Stage of the last value tile.
+    pub value_stage: u32,
+}
+
+/// Stages whose tiles must be repaired.
+#[derive(Clone, Copy)]
+pub struct Repairs {
+    /// Stage of the query tile.
+    pub query_stage: Option<u32>,
+    /// Stage of the last value tile.
+    pub value_stage: Option<u32>,
+}
+
+/// The first word of the message that says that there is no more work. No row is that large.
+const STOP: u32 = u32::MAX;
+
+/// No stage.
+const NONE: u32 = u32::MAX;
+
+impl WorkOrder {
+    /// The message that ends all work.
+    pub const END: [u32; WORDS] = [STOP, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+    /// The order as a message.
+    #[inline(always)]
+    pub fn message(&self) -> [u32; WORDS] {
+        let QueryBlock { sequence, head, first_row, .. } = self.block;
+        [
+            first_row as u32,
+            sequence.query_rows as u32,
+            sequence.visible.key_rows as u32,
+            sequence.first_query as u32,
+            head,
+            sequence.batch,
+            if self.repairs_queries { self.query_stage } else { NONE },
+            if self.repairs_values { self.value_stage } else { NONE },
+            self.tiles.begin as u32,
+            self.tiles.full_begin as u32,
+            self.tiles.full_end as u32,
+            self.tiles.end as u32,
+        ]
+    }
+}
+
+/// A work order as it arrives. Nothing is kept: registers are dearer than reading again.
+#[derive(Clone, Copy)]
+pub struct ReceivedOrder(pub Letter);
+
+impl ReceivedOrder {
+    /// Whether it ends all work.
+    ///
+    /// # Safety
+    /// The letter can still be read.
+    #[inline(always)]
+    pub unsafe fn is_end(self) -> bool {
+        self.0.group(0)[0] == STOP
+    }
+
+    /// The key tiles to visit.
+    ///
+    /// # Safety
+    /// As [`ReceivedOrder::is_end`].
+    #[inline(always)]
+    pub unsafe fn tiles(self) -> TileRange {
+        let [begin, full_begin, full_end, end] = self.0.group(2).map(|word| word as i32);
+        TileRange { begin, full_begin, full_end, end }
+    }
+
+    /// The query block, except for its key head and first key, which only the producer uses.
+    ///
+    /// # Safety
+    /// As [`ReceivedOrder::is_end`].
+    #[inline(always)]
+    pub unsafe fn block(self, p: &ForwardParams) -> QueryBlock {
+        let [first_row, query_rows, key_rows, first_query] = self.0.group(0).map(|word| word as i32);
+        let [head, batch, ..] = self.0.group(1);
+        let diagonal = if p.bottom_right != 0 { key_rows - query_rows } else { 0 };
+        let visible = Visible { key_rows, diagonal, left: p.window_left, right: p.window_right };
+        let sequence = Sequence { batch, first_query, first_key: 0, query_rows, visible };
+        QueryBlock { sequence, head, first_row, key_head: 0 }
+    }
+
+    /// What must be repaired.
+    ///
+    /// # Safety
+    /// As [`ReceivedOrder::is_end`].
+    #[inline(always)]
+    pub unsafe fn repairs(self) -> Repairs {
+        let [_, _, query, value] = self.0.group(1);
+        let stage = |word| if word == NONE { None } else { Some(word) };
+        Repairs { query_stage: stage(query), value_stage: stage(value) }
+    }
+}

@@ -1,0 +1,149 @@
+//! The first warpgroup of the Hopper forward: one thread brings tiles, one warp repairs some of them.
+
+use super::room::Room;
+use crate::abi::ForwardHopperParams;
+use crate::arch::{bulk_copy, math, mbarrier, warp};
+use crate::attention::query_block::{QueryBlock, schedule};
+use crate::attention::scale::Scale;
+use crate::attention::work_order::{ReceivedOrder, WorkOrder};
+use crate::pipeline::stages::Cursor;
+use crate::pipeline::tile_queue::TileQueue;
+use crate::tile::bulk::Place;
+use crate::tile::element::TensorCoreElement;
+
+/// Addresses of the tensor maps.
+#[derive(Clone, Copy)]
+pub(super) struct Maps {
+    pub q: u64,
+    pub k: u64,
+    pub v: u64,
+}
+
+impl<
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const WARPGROUPS: u32,
+    const QUERY_STAGES: u32,
+    const STAGES: u32,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
+{
+    /// The producer: takes query tiles, tells the others, and requests what they need, in the order in which
+    /// they need it. One thread.
+    #[inline(always)]
+    pub unsafe fn produce(&self, p: &ForwardHopperParams, maps: &Maps) {
+        let p_forward = &p.forward;
+        let schedule = schedule(p_forward, QUERIES);
+        let mut queue = TileQueue::new(p.counter, schedule.count());
+        let (mut orders, mut queries) = (Cursor::start(), Cursor::start());
+        let (mut keys, mut values) = (Cursor::start(), Cursor::start());
+        let packed = p_forward.cu_seqlens_q != 0;
+        let flips = !(p_forward.scale > 0.0);
+        while let Some(tile) = queue.take() {
+            let block = QueryBlock::new(p_forward, QUERIES, schedule.work(tile, math::divide));
+            if block.is_empty() {
+                continue;
+            }
+            let tiles = block.key_tiles(QUERIES, KEYS);
+            let any = tiles.begin < tiles.end;
+            let sequence = &block.sequence;
+            let ragged = !block.has_row(QUERIES - 1);
+            let last_end = tiles.end * KEYS as i32;
+            let order = WorkOrder {
+                block,
+                tiles,
+                repairs_queries: any && (flips || packed && ragged),
+                repairs_values: any && packed && last_end > sequence.visible.key_rows,
+                query_stage: queries.stage,
+                value_stage: values.stage,
+            };
+            self.orders.send(&mut orders, order.message());
+            if !any {
+                continue;
+            }
+            let row = sequence.first_query + block.first_row;
+            self.queries.acquire(&queries);
+            let stage = queries.stage;
+            let raw = order.repairs_queries;
+            let barrier = if raw { self.raw_query(stage) } else { self.queries.full(stage) };
+            mbarrier::arrive_expect(barrier, Self::QUERY_BYTES);
+            let place = Place { row, head: block.head, batch: sequence.batch };
+            self.query(stage).request(maps.q, &place, barrier);
+            queries.advance();
+
+            let place = |tile: i32| Place {
+                row: sequence.first_key + tile * KEYS as i32,
+                head: block.key_head,
+                batch: sequence.batch,
+            };
+            let mut raw = order.repairs_values;
+            let mut tile = tiles.end;
+            while tile >= tiles.begin {
+                // Keys are one tile ahead of values.
+                if tile > tiles.begin {
+                    self.keys.acquire(&keys);
+                    let barrier = self.keys.full(keys.stage);
+                    mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
+                    self.key(keys.stage).request(maps.k, &place(tile - 1), barrier);
+                    keys.advance();
+                }
+                if tile < tiles.end {
+                    self.values.acquire(&values);
+                    let stage = values.stage;
+                    let barrier = if raw { self.raw_value(stage) } else { self.values.full(stage) };
+                    raw = false;
+                    mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
+                    self.value(stage).request(maps.v, &place(tile), barrier);
+                    values.advance();
+                }
+                tile -= 1;
+            }
+        }
+        self.orders.send(&mut orders, WorkOrder::END);
+        queue.finish();
+    }
+
+    /// The repairer: one warp.
+    #[inline(always)]
+    pub unsafe fn repair<E: TensorCoreElement>(&self, p: &ForwardHopperParams, lane: u32) {
+        let factor = Scale::new(p.forward.scale).q_factor;
+        let mut orders = Cursor::start();
+        let (mut query_parities, mut value_parities) = (0, 0);
+        loop {
+            let order = ReceivedOrder(self.orders.wait(&orders));
+            if order.is_end() {
+                break;
+            }
+            let repairs = order.repairs();
+            let block = order.block(&p.forward);
+            let last_tile = order.tiles().end - 1;
+            self.orders.discard(&mut orders, lane);
+            if let Some(stage) = repairs.query_stage {
+                mbarrier::wait(self.raw_query(stage), query_parities >> stage & 1);
+                query_parities ^= 1 << stage;
+                let tile = self.query(stage);
+                tile.clear_rows(lane, (block.sequence.query_rows - block.first_row) as u32);
+                if factor != 1.0 {
+                    warp::warp_sync();
+                    tile.scale_rows::<E, QUERIES>(lane, 0, factor);
+                }
+                bulk_copy::fence();
+                warp::warp_sync();
+                if lane == 0 {
+                    mbarrier::arrive(self.queries.full(stage));
+                }
+            }
+            if let Some(stage) = repairs.value_stage {
+                mbarrier::wait(self.raw_value(stage), value_parities >> stage & 1);
+                value_parities ^= 1 << stage;
+                let rows = block.sequence.visible.key_rows - last_tile * KEYS as i32;
+                self.value(stage).clear_rows(lane, rows as u32);
+                bulk_copy::fence();
+                warp::warp_sync();
+                if lane == 0 {
+                    mbarrier::arrive(self.values.full(stage));
+                }
+            }
+        }
+    }
+}

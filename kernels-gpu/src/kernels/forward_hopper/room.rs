@@ -1,0 +1,123 @@
+//! The shared memory of a block of the Hopper forward: tiles, barriers, messages.
+
+use crate::abi::ForwardParams;
+use crate::arch::barrier::block_sync;
+use crate::arch::{mbarrier, shared, thread};
+use crate::pipeline::mailbox::Mailbox;
+use crate::pipeline::stages::{BARRIER_BYTES, Stages};
+use crate::tile::shared_tile::SharedTile;
+
+/// The block's shared memory, and the barriers in it.
+#[derive(Clone, Copy)]
+pub(super) struct Room<
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const WARPGROUPS: u32,
+    const QUERY_STAGES: u32,
+    const STAGES: u32,
+> {
+    first_query: SharedTile<QUERIES, ROW_BYTES>,
+    first_key: SharedTile<KEYS, ROW_BYTES>,
+    first_value: SharedTile<KEYS, ROW_BYTES>,
+    pub queries: Stages<QUERY_STAGES>,
+    pub keys: Stages<STAGES>,
+    pub values: Stages<STAGES>,
+    /// Stages of tiles that arrived and wait for repair.
+    raw_queries: u32,
+    raw_values: u32,
+    pub orders: Mailbox,
+}
+
+impl<
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const WARPGROUPS: u32,
+    const QUERY_STAGES: u32,
+    const STAGES: u32,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
+{
+    pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
+    /// Whether the scores of the next query tile are started before this one is done. Where queries stay in
+    /// shared memory and there is room for one tile of them only, the next one comes too late for that.
+    pub const LOOKS_AHEAD: bool = QUERY_STAGES > 1 || query_registers(ROW_BYTES / 2) > 0;
+    pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
+
+    #[inline(always)]
+    pub fn new() -> Self {
+        let q = shared::dynamic_base();
+        let k = q + QUERY_STAGES * Self::QUERY_BYTES;
+        let v = k + STAGES * Self::KEY_BYTES;
+        let orders = v + STAGES * Self::KEY_BYTES;
+        let queries = orders + Mailbox::BYTES;
+        let keys = queries + Stages::<QUERY_STAGES>::BYTES;
+        let values = keys + Stages::<STAGES>::BYTES;
+        let raw_queries = values + Stages::<STAGES>::BYTES;
+        Room {
+            first_query: SharedTile { address: q },
+            first_key: SharedTile { address: k },
+            first_value: SharedTile { address: v },
+            queries: Stages::new(queries),
+            keys: Stages::new(keys),
+            values: Stages::new(values),
+            raw_queries,
+            raw_values: raw_queries + QUERY_STAGES * BARRIER_BYTES,
+            orders: Mailbox::new(orders),
+        }
+    }
+
+    /// Makes all barriers; all threads meet.
+    #[inline(always)]
+    pub unsafe fn open(&self, p: &ForwardParams) {
+        if thread::thread_idx_x() == 0 {
+            self.queries.init(1, 4 * WARPGROUPS);
+            self.keys.init(1, 4 * WARPGROUPS);
+            self.values.init(1, 4 * WARPGROUPS);
+            let mut stage = 0;
+            while stage < QUERY_STAGES + STAGES {
+                mbarrier::init(self.raw_query(stage), 1);
+                stage += 1;
+            }
+            self.orders.init(4 * WARPGROUPS + may_need_repair(p) as u32);
+            mbarrier::fence_init();
+        }
+        block_sync();
+    }
+
+    #[inline(always)]
+    pub fn raw_query(&self, stage: u32) -> u32 {
+        self.raw_queries + stage * BARRIER_BYTES
+    }
+
+    #[inline(always)]
+    pub fn raw_value(&self, stage: u32) -> u32 {
+        self.raw_values + stage * BARRIER_BYTES
+    }
+
+    #[inline(always)]
+    pub fn query(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
+        SharedTile { address: self.first_query.address + stage * Self::QUERY_BYTES }
+    }
+
+    #[inline(always)]
+    pub fn key(&self, stage: u32) -> SharedTile<KEYS, ROW_BYTES> {
+        SharedTile { address: self.first_key.address + stage * Self::KEY_BYTES }
+    }
+
+    #[inline(always)]
+    pub fn value(&self, stage: u32) -> SharedTile<KEYS, ROW_BYTES> {
+        SharedTile { address: self.first_value.address + stage * Self::KEY_BYTES }
+    }
+}
+
+/// Whether there can be any work for the repairer.
+#[inline(always)]
+pub(super) fn may_need_repair(p: &ForwardParams) -> bool {
+    p.cu_seqlens_q != 0 || !(p.scale > 0.0)
+}
+
+/// Registers of queries per thread: at head dim 128 there is room for them.
+pub(super) const fn query_registers(head_dim: u32) -> usize {
+    if head_dim == 128 { 32 } else { 0 }
+}

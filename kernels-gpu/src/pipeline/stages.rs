@@ -1,0 +1,124 @@
+//! Stages of shared memory that one role fills and another uses, round and round.
+//!
+//! Each stage has two barriers. *Full*: what was copied is there. *Empty*: all who used it are done.
+//!
+//! ```text
+//! producer:  acquire (wait for empty) | announce bytes, start copies | advance
+//! consumer:  wait (for full)          | use                          | release (arrive at empty) | advance
+//! ```
+//!
+//! Both count with a [`Cursor`] of their own: stage, and parity of the round. In the first round every
+//! stage is empty although nobody released it: the producer waits for the parity before the first.
+
+use crate::arch::mbarrier;
+
+/// Bytes of one barrier.
+pub const BARRIER_BYTES: u32 = 8;
+
+/// `COUNT` stages: their full barriers, then their empty ones, at a shared address.
+#[derive(Clone, Copy)]
+pub struct Stages<const COUNT: u32> {
+    address: u32,
+}
+
+/// Which stage is next, and the parity of this round.
+#[derive(Clone, Copy)]
+pub struct Cursor<const COUNT: u32> {
+    /// Stage, below `COUNT`.
+    pub stage: u32,
+    parity: u32,
+}
+
+impl<const COUNT: u32> Cursor<COUNT> {
+    /// The first stage in the first round.
+    #[inline(always)]
+    pub fn start() -> Self {
+        Cursor { stage: 0, parity: 0 }
+    }
+
+    /// The next stage.
+    #[inline(always)]
+    pub fn advance(&mut self) {
+        if COUNT.is_power_of_two() {
+            self.stage = (self.stage + 1) % COUNT;
+            self.parity ^= (self.stage == 0) as u32;
+        } else {
+            self.stage += 1;
+            if self.stage == COUNT {
+                *self = Cursor { stage: 0, parity: self.parity ^ 1 };
+            }
+        }
+    }
+}
+
+impl<const COUNT: u32> Stages<COUNT> {
+    /// Shared memory of the barriers.
+    pub const BYTES: u32 = 2 * COUNT * BARRIER_BYTES;
+
+    /// The barriers at shared address `address`.
+    #[inline(always)]
+    pub fn new(address: u32) -> Self {
+        Stages { address }
+    }
+
+    /// Makes the barriers, for `producers` arrivals that fill and `consumers` that release a stage.
+    ///
+    /// # Safety
+    /// One thread calls it, before anybody uses them: see [`mbarrier::init`].
+    #[inline(always)]
+    pub unsafe fn init(&self, producers: u32, consumers: u32) {
+        let mut stage = 0;
+        while stage < COUNT {
+            mbarrier::init(self.full(stage), producers);
+            mbarrier::init(self.empty(stage), consumers);
+            stage += 1;
+        }
+    }
+
+    /// The full barrier of a stage.
+    #[inline(always)]
+    pub fn full(&self, stage: u32) -> u32 {
+        self.address + stage * BARRIER_BYTES
+    }
+
+    #[inline(always)]
+    fn empty(&self, stage: u32) -> u32 {
+        self.address + (COUNT + stage) * BARRIER_BYTES
+    }
+
+    /// Producer: waits until the stage may be filled.
+    ///
+    /// # Safety
+    /// The cursor goes round with the stages.
+    #[inline(always)]
+    pub unsafe fn acquire(&self, cursor: &Cursor<COUNT>) {
+        mbarrier::wait(self.empty(cursor.stage), cursor.parity ^ 1);
+    }
+
+    /// Producer: the stage is filled by ordinary writes of this thread, made before.
+    ///
+    /// # Safety
+    /// After [`Stages::acquire`].
+    #[inline(always)]
+    pub unsafe fn fill(&self, cursor: &Cursor<COUNT>) {
+        mbarrier::arrive(self.full(cursor.stage));
+    }
+
+    /// Consumer: waits until the stage is filled.
+    ///
+    /// # Safety
+    /// The cursor goes round with the stages.
+    #[inline(always)]
+    pub unsafe fn wait(&self, cursor: &Cursor<COUNT>) {
+        mbarrier::wait(self.full(cursor.stage), cursor.parity);
+    }
+
+    /// Consumer: done with the stage. One arrival.
+    ///
+    /// # Safety
+    /// After [`Stages::wait`] and the last use.
+    #[inline(always)]
+    pub unsafe fn release(&self, cursor: &Cursor<COUNT>) {
+        mbarrier::arrive(self.empty(cursor.stage));
+    }
+}

@@ -1,0 +1,68 @@
+//! Tiles moved by the tensor memory accelerator, and what is done to them before `wgmma` reads them.
+
+use super::shared_tile::SharedTile;
+use crate::arch::{bulk_copy, shared};
+use crate::geometry::descriptor;
+
+/// Columns of one box: a panel of 128 bytes of 16-bit elements.
+const BOX_COLUMNS: u32 = 64;
+
+/// Where a tile stands in a tensor.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// First row, in packed tensors of all sequences.
+    pub row: i32,
+    /// Head.
+    pub head: u32,
+    /// Batch; 0 in packed tensors.
+    pub batch: u32,
+}
+
+impl Place {
+    #[inline(always)]
+    fn coordinates(&self, panel: u32) -> [i32; 4] {
+        [(panel * BOX_COLUMNS) as i32, self.row, self.head as i32, self.batch as i32]
+    }
+}
+
+impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
+    const PANELS: u32 = ROW_BYTES / 128;
+
+    /// Starts copies of the whole tile, a box per panel; [`SharedTile::BYTES`] arrive at `barrier`.
+    ///
+    /// # Safety
+    /// As [`bulk_copy::load`]; the map's boxes have `ROWS` rows.
+    #[inline(always)]
+    pub unsafe fn request(self, map: u64, place: &Place, barrier: u32) {
+        let mut panel = 0;
+        while panel < Self::PANELS {
+            let address = self.address + panel * ROWS * 128;
+            bulk_copy::load(address, map, place.coordinates(panel), barrier);
+            panel += 1;
+        }
+    }
+
+    /// The descriptor of the tile from row `first_row` (a multiple of 8) on.
+    #[inline(always)]
+    pub fn descriptor(self, first_row: u32) -> u64 {
+        descriptor::descriptor(self.address + first_row * 128, ROWS * 128)
+    }
+
+    /// Fills rows `first..` with zeros.
+    ///
+    /// # Safety
+    /// One warp calls it; nobody else uses these rows.
+    #[inline(always)]
+    pub unsafe fn clear_rows(self, lane: u32, first: u32) {
+        // The swizzle stays inside a row.
+        let mut offset = first * 128 + lane * 16;
+        while offset < ROWS * 128 {
+            let mut panel = 0;
+            while panel < Self::PANELS {
+                shared::store_u32x4(self.address + panel * ROWS * 128 + offset, [0; 4]);
+                panel += 1;
+            }
+            offset += 32 * 16;
+        }
+    }
+}

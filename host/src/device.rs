@@ -82,7 +82,8 @@ impl Device {
         Device::open(DeviceName::Emulated(arch), KernelImages::embedded())
     }
 
-    /// The device that `text` names: `cuda`, `cuda:N`, `emulated` or `emulated:sm_80`.
+    /// The device that `text` names: `cuda`, `cuda:N`, `emulated`, `emulated:sm_80` or
+    /// `emulated:sm_90a`.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`], or as [`Device::open`].

@@ -319,11 +319,7 @@ unsafe fn forward<
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
         match warp.become_helper() {
-            Helper::Producer => {
-                if warp::elect() {
-                    room.produce(p, &maps);
-                }
-            }
+            Helper::Producer => room.produce(p, &maps, thread::thread_idx_x() % 32),
             Helper::Repairer if may_need_repair(&p.forward) => {
                 room.repair::<E>(p, thread::thread_idx_x() % 32)
             }

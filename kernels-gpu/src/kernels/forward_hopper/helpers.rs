@@ -50,8 +50,8 @@ impl<
     const STAGES: u32,
 > Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
 {
-    /// The producer, one warp: takes query tiles, and its first thread tells the others and requests what they
-    /// need.
+    /// The producer, one warp: takes query tiles, and its first thread tells the others and requests what
+    /// they need.
     #[inline(always)]
     pub unsafe fn produce(&self, p: &ForwardHopperParams, maps: &Maps, lane: u32) {
         let mut progress = Progress::start();
@@ -108,8 +108,8 @@ impl<
             tiles,
             repairs_queries: any && (flips || packed && ragged),
             repairs_values: any && packed && last_end > sequence.visible.key_rows,
-            query_stage: queries.stage,
-            value_stage: values.stage,
+            query_stage: queries.stage(),
+            value_stage: values.stage(),
         };
         self.orders.send(orders, order.message());
         if !any {
@@ -117,7 +117,7 @@ impl<
         }
         let row = sequence.first_query + block.first_row;
         self.queries.acquire(queries);
-        let stage = queries.stage;
+        let stage = queries.stage();
         let raw = order.repairs_queries;
         let barrier = if raw { self.raw_query(stage) } else { self.queries.full(stage) };
         mbarrier::arrive_expect(barrier, Self::QUERY_BYTES);
@@ -136,14 +136,14 @@ impl<
             // Keys are one tile ahead of values.
             if tile > tiles.begin {
                 self.keys.acquire(keys);
-                let barrier = self.keys.full(keys.stage);
+                let barrier = self.keys.full(keys.stage());
                 mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-                self.key(keys.stage).request(maps.k, &place(tile - 1), barrier);
+                self.key(keys.stage()).request(maps.k, &place(tile - 1), barrier);
                 keys.advance();
             }
             if tile < tiles.end {
                 self.values.acquire(values);
-                let stage = values.stage;
+                let stage = values.stage();
                 let barrier = if raw { self.raw_value(stage) } else { self.values.full(stage) };
                 raw = false;
                 mbarrier::arrive_expect(barrier, Self::KEY_BYTES);

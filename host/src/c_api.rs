@@ -127,7 +127,7 @@ unsafe fn inputs<'a, A: Versioned>(
     }
 }
 
-/// Opens a device by its name: `cuda`, `cuda:N`, `emulated`, `emulated:sm_80`.
+/// Opens a device by its name: `cuda`, `cuda:N`, `emulated`, `emulated:sm_80`, `emulated:sm_90a`.
 ///
 /// # Safety
 /// `name` is null or a NUL-terminated string, `device` is null or writable.

@@ -11,11 +11,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The name of a device: `cuda:0`, `emulated:sm_80`.
+/// The name of a device: `cuda:0`, `cuda:0:sm_80`, `emulated:sm_80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceName {
     /// A GPU, by its ordinal.
     Cuda(usize),
+    /// A GPU, by its ordinal, with the kernels of this target only.
+    CudaAs(usize, Arch),
     /// The emulator of this target.
     Emulated(Arch),
 }
@@ -24,6 +26,7 @@ impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            DeviceName::CudaAs(ordinal, arch) => write!(f, "cuda:{ordinal}:{}", arch.name()),
             DeviceName::Emulated(arch) => write!(f, "emulated:{}", arch.name()),
         }
     }
@@ -32,20 +35,23 @@ impl fmt::Display for DeviceName {
 impl FromStr for DeviceName {
     type Err = Error;
 
-    /// Reads `cuda`, `cuda:N`, `emulated`, `emulated:sm_80` or `emulated:sm_90a`.
+    /// Reads `cuda`, `cuda:N`, `cuda:N:sm_80`, `emulated`, `emulated:sm_80` or `emulated:sm_90a`.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`].
     fn from_str(text: &str) -> Result<Self> {
         let unknown = || Error::UnknownDevice { got: text.to_owned() };
+        let arch =
+            |name: &str| Arch::ALL.into_iter().find(|arch| arch.name() == name).ok_or_else(unknown);
+        let ordinal = |text: &str| text.parse().map_err(|_| unknown());
         match text.split_once(':') {
             None if text == "cuda" => Ok(DeviceName::Cuda(0)),
             None if text == "emulated" => Ok(DeviceName::Emulated(Arch::Sm80)),
-            Some(("cuda", ordinal)) => ordinal.parse().map(DeviceName::Cuda).map_err(|_| unknown()),
-            Some(("emulated", name)) => {
-                let arch = Arch::ALL.into_iter().find(|arch| arch.name() == name);
-                arch.map(DeviceName::Emulated).ok_or_else(unknown)
-            }
+            Some(("cuda", rest)) => match rest.split_once(':') {
+                None => Ok(DeviceName::Cuda(ordinal(rest)?)),
+                Some((number, name)) => Ok(DeviceName::CudaAs(ordinal(number)?, arch(name)?)),
+            },
+            Some(("emulated", name)) => Ok(DeviceName::Emulated(arch(name)?)),
             _ => Err(unknown()),
         }
     }
@@ -82,7 +88,7 @@ impl Device {
         Device::open(DeviceName::Emulated(arch), KernelImages::embedded())
     }
 
-    /// The device that `text` names: `cuda`, `cuda:N`, `emulated` or `emulated:sm_80`.
+    /// The device that `text` names: see [`DeviceName`].
     ///
     /// # Errors
     /// [`Error::UnknownDevice`], or as [`Device::open`].
@@ -123,6 +129,10 @@ impl Device {
         Ok(match name {
             DeviceName::Cuda(ordinal) => {
                 Device::from_driver(Arc::new(CudaDriver::new(ordinal, images)?))
+            }
+            DeviceName::CudaAs(ordinal, arch) => {
+                let driver = CudaDriver::new(ordinal, images)?;
+                Device::from_driver(Arc::new(driver.seen_as(arch)?))
             }
             DeviceName::Emulated(arch) => {
                 Device::from_driver(Arc::new(EmulatedDriver::new(arch, images)?))
@@ -171,10 +181,15 @@ mod tests {
 
     #[test]
     fn a_name_is_what_its_text_parses_to() {
-        for name in [DeviceName::Cuda(0), DeviceName::Cuda(7), DeviceName::Emulated(Arch::Sm90a)] {
+        for name in
+            [DeviceName::Cuda(0), DeviceName::CudaAs(7, Arch::Sm80), DeviceName::Emulated(Arch::Sm90a)]
+        {
             assert_eq!(name.to_string().parse(), Ok(name));
         }
         assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));
         assert_eq!("emulated".parse(), Ok(DeviceName::Emulated(Arch::Sm80)));
+        for text in ["cuda:x", "cuda:0:", "cuda:0:sm_70", "emulated:", "gpu"] {
+            assert!(text.parse::<DeviceName>().is_err(), "{text}");
+        }
     }
 }

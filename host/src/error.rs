@@ -238,7 +238,9 @@ pub enum Error {
         detail: String,
     },
     /// Text that names no device.
-    #[error("device: expected cuda, cuda:N, emulated or emulated:sm_80, got `{got}`")]
+    #[error(
+        "device: expected cuda, cuda:N, cuda:N:sm_80, emulated, emulated:sm_80 or emulated:sm_90a, got `{got}`"
+    )]
     UnknownDevice {
         /// The text.
         got: String,

@@ -95,7 +95,10 @@ fn run_refuses_files_that_are_not_there_or_not_safetensors() {
 fn an_unknown_device_is_refused_by_name() {
     let answer = fattn(&["check", "--device", "metal"]);
     let text = String::from_utf8(answer.stderr).unwrap();
-    assert!(text.contains("expected cuda, cuda:N, emulated or emulated:sm_80, got `metal`"), "{text}");
+    assert!(
+        text.contains("expected cuda, cuda:N, cuda:N:sm_80, emulated, emulated:sm_80 or emulated:sm_90a, got `metal`"),
+        "{text}"
+    );
     assert_eq!(answer.status.code(), Some(2));
 }
 

@@ -210,7 +210,9 @@ fn devices() {
     for text in ["metal", "cuda:", "cuda:x", "cuda:-1", "emulated:sm_10", ""] {
         assert_eq!(
             text.parse::<DeviceName>().unwrap_err().to_string(),
-            format!("device: expected cuda, cuda:N, emulated or emulated:sm_80, got `{text}`")
+            format!(
+                "device: expected cuda, cuda:N, cuda:N:sm_80, emulated, emulated:sm_80 or emulated:sm_90a, got `{text}`"
+            )
         );
     }
     let no_device = Error::NoDevice { device: "cuda:3".into(), reason: "no driver".into() };

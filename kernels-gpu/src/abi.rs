@@ -55,6 +55,14 @@ impl Arch {
         }
     }
 
+    /// The smallest compute capability that runs its kernels.
+    pub const fn compute_capability(self) -> (u32, u32) {
+        match self {
+            Arch::Sm80 => (8, 0),
+            Arch::Sm90a => (9, 0),
+        }
+    }
+
     /// Whether a device of this compute capability can run the kernel.
     pub const fn runs_on(self, major: u32, minor: u32) -> bool {
         match self {

@@ -38,7 +38,7 @@ pub fn name() -> DeviceName {
 /// The target of the emulator, if `FATTN_DEVICE` names it.
 pub fn emulated_arch() -> Option<Arch> {
     match name() {
-        DeviceName::Cuda(_) => None,
+        DeviceName::Cuda(_) | DeviceName::CudaAs(..) => None,
         DeviceName::Emulated(arch) => Some(arch),
     }
 }
@@ -50,7 +50,9 @@ pub fn emulated_arch() -> Option<Arch> {
 pub fn open() -> TestDevice {
     let name = name();
     let gpu = match name {
-        DeviceName::Cuda(_) => Some(GPU.lock().unwrap_or_else(PoisonError::into_inner)),
+        DeviceName::Cuda(_) | DeviceName::CudaAs(..) => {
+            Some(GPU.lock().unwrap_or_else(PoisonError::into_inner))
+        }
         DeviceName::Emulated(_) => None,
     };
     let device = Device::open(name, KernelImages::embedded()).unwrap_or_else(|error| panic!("{error}"));

@@ -73,14 +73,14 @@ fn properties(arch: Arch) -> DeviceProperties {
     match arch {
         Arch::Sm80 => DeviceProperties {
             name,
-            compute_capability: (8, 0),
+            compute_capability: arch.compute_capability(),
             multiprocessors: 108,
             shared_bytes_per_block: 163 * 1024,
             l2_bytes: 40 << 20,
         },
         Arch::Sm90a => DeviceProperties {
             name,
-            compute_capability: (9, 0),
+            compute_capability: arch.compute_capability(),
             multiprocessors: 132,
             shared_bytes_per_block: 227 * 1024,
             l2_bytes: 50 << 20,

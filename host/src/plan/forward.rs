@@ -197,7 +197,11 @@ fn choose_hopper_wave(
 ) -> u32 {
     let pairs = valid.batches.saturating_mul(valid.query_heads);
     let group = valid.group_size;
-    if sees_all(valid) && !valid.is_packed() {
+    if valid.is_packed() {
+        reasons.push("sequence by sequence: their lengths are in device memory".into());
+        return pairs.min(valid.query_heads);
+    }
+    if sees_all(valid) {
         reasons.push(format!("{group} (batch, head) pairs at once: all their tiles take equally long"));
         return group;
     }

@@ -53,6 +53,44 @@ pub unsafe fn max(mut value: f32) -> f32 {
     value
 }
 
+/// The value of lane `lane`, the same for all. PTX: `shfl.sync.idx.b32`. sm_30.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn broadcast(value: u32, lane: u32) -> u32 {
+    let result: u32;
+    asm!("shfl.sync.idx.b32 {}, {}, {}, 31, -1;", out(reg32) result, in(reg32) value, in(reg32) lane,
+        options(nomem, nostack));
+    result
+}
+
+/// The value of the lane `distance` below; the lane's own where there is none. PTX: `shfl.sync.up.b32`.
+/// sm_30.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn shuffle_up(value: u32, distance: u32) -> u32 {
+    let result: u32;
+    asm!("shfl.sync.up.b32 {}, {}, {}, 0, -1;", out(reg32) result, in(reg32) value, in(reg32) distance,
+        options(nomem, nostack));
+    result
+}
+
+/// A bit for each lane that says so. PTX: `vote.sync.ballot.b32`. sm_30.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn ballot(condition: bool) -> u32 {
+    let result: u32;
+    asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {1}, 0;",
+        "vote.sync.ballot.b32 {0}, %p_in, -1;", "}}",
+        out(reg32) result, in(reg32) condition as u32, options(nomem, nostack));
+    result
+}
+
 /// Whether any lane says so. PTX: `vote.sync.any.pred`. sm_30.
 ///
 /// # Safety

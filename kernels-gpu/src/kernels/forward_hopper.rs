@@ -95,10 +95,10 @@ impl<
             return;
         }
         self.queries.wait(&queries);
-        let mut q = load(queries.stage);
+        let mut q = load(queries.stage());
         self.release_queries::<A>(&queries, lane, true);
         self.keys.wait(&keys);
-        let mut scores = E::start_scores::<QUERIES>(&q, key(keys.stage));
+        let mut scores = E::start_scores::<QUERIES>(&q, key(keys.stage()));
         scores.wait::<0>();
         if lane == 0 {
             self.keys.release(&keys);
@@ -134,9 +134,9 @@ impl<
                 tile -= 1;
                 self.keys.wait(&keys);
                 turns.wait();
-                scores = E::start_scores::<QUERIES>(&q, key(keys.stage));
+                scores = E::start_scores::<QUERIES>(&q, key(keys.stage()));
                 self.values.wait(&values);
-                E::start_output(&mut output, &probabilities, value(values.stage));
+                E::start_output(&mut output, &probabilities, value(values.stage()));
                 turns.pass();
 
                 let tiles = order.tiles();
@@ -166,21 +166,21 @@ impl<
                 more = self.next_order::<E, O>(p, &mut orders, place);
                 if more {
                     self.queries.wait(&queries);
-                    q = load(queries.stage);
+                    q = load(queries.stage());
                     self.release_queries::<A>(&queries, lane, true);
                     self.keys.wait(&keys);
                 }
                 turns.wait();
                 // Without a next query tile: any product, of no consequence, of a key tile that is still
                 // there. A branch around it would make the assembler wait for each product.
-                let stage = if more { keys.stage } else { 0 };
+                let stage = if more { keys.stage() } else { 0 };
                 scores = E::start_scores::<QUERIES>(&q, key(stage));
                 self.values.wait(&values);
-                E::start_output(&mut output, &probabilities, value(values.stage));
+                E::start_output(&mut output, &probabilities, value(values.stage()));
                 turns.pass();
             } else {
                 self.values.wait(&values);
-                E::start_output(&mut output, &probabilities, value(values.stage));
+                E::start_output(&mut output, &probabilities, value(values.stage()));
             }
             let (lane, row) = place();
             let (normalisation, lse) = softmax.close::<MmaFragment, O>(&scale, |half| {
@@ -222,9 +222,9 @@ impl<
             }
             if !Self::LOOKS_AHEAD {
                 self.queries.wait(&queries);
-                q = load(queries.stage);
+                q = load(queries.stage());
                 self.keys.wait(&keys);
-                scores = E::start_scores::<QUERIES>(&q, key(keys.stage));
+                scores = E::start_scores::<QUERIES>(&q, key(keys.stage()));
                 scores.wait::<0>();
                 if lane == 0 {
                     self.keys.release(&keys);
@@ -319,11 +319,7 @@ unsafe fn forward<
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
         match warp.become_helper() {
-            Helper::Producer => {
-                if warp::elect() {
-                    room.produce(p, &maps);
-                }
-            }
+            Helper::Producer => room.produce(p, &maps, thread::thread_idx_x() % 32),
             Helper::Repairer if may_need_repair(&p.forward) => {
                 room.repair::<E>(p, thread::thread_idx_x() % 32)
             }

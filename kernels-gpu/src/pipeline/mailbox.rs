@@ -45,7 +45,7 @@ impl Mailbox {
     #[inline(always)]
     pub unsafe fn send(&self, cursor: &mut MessageCursor, message: [u32; WORDS]) {
         self.stages.acquire(cursor);
-        let address = self.address + cursor.stage * MESSAGE_BYTES;
+        let address = self.address + cursor.stage() * MESSAGE_BYTES;
         let mut i = 0;
         while i < WORDS {
             let four = [message[i], message[i + 1], message[i + 2], message[i + 3]];
@@ -69,7 +69,7 @@ impl Mailbox {
     /// The message that [`Mailbox::wait`] gave.
     #[inline(always)]
     pub fn letter(&self, cursor: &MessageCursor) -> Letter {
-        Letter { address: self.address + cursor.stage * MESSAGE_BYTES }
+        Letter { address: self.address + cursor.stage() * MESSAGE_BYTES }
     }
 
     /// The message will not be read again.

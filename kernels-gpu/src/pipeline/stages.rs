@@ -22,31 +22,38 @@ pub struct Stages<const COUNT: u32> {
 }
 
 /// Which stage is next, and the parity of this round.
+///
+/// One register where `COUNT` is a power of two, which then counts the stages gone through; otherwise two.
 #[derive(Clone, Copy)]
 pub struct Cursor<const COUNT: u32> {
-    /// Stage, below `COUNT`.
-    pub stage: u32,
-    parity: u32,
+    position: u32,
+    round: u32,
 }
 
 impl<const COUNT: u32> Cursor<COUNT> {
     /// The first stage in the first round.
     #[inline(always)]
     pub fn start() -> Self {
-        Cursor { stage: 0, parity: 0 }
+        Cursor { position: 0, round: 0 }
+    }
+
+    /// Stage, below `COUNT`.
+    #[inline(always)]
+    pub fn stage(&self) -> u32 {
+        if COUNT.is_power_of_two() { self.position % COUNT } else { self.position }
+    }
+
+    #[inline(always)]
+    fn parity(&self) -> u32 {
+        if COUNT.is_power_of_two() { self.position / COUNT % 2 } else { self.round }
     }
 
     /// The next stage.
     #[inline(always)]
     pub fn advance(&mut self) {
-        if COUNT.is_power_of_two() {
-            self.stage = (self.stage + 1) % COUNT;
-            self.parity ^= (self.stage == 0) as u32;
-        } else {
-            self.stage += 1;
-            if self.stage == COUNT {
-                *self = Cursor { stage: 0, parity: self.parity ^ 1 };
-            }
+        self.position += 1;
+        if !COUNT.is_power_of_two() && self.position == COUNT {
+            *self = Cursor { position: 0, round: self.round ^ 1 };
         }
     }
 }
@@ -92,7 +99,7 @@ impl<const COUNT: u32> Stages<COUNT> {
     /// The cursor goes round with the stages.
     #[inline(always)]
     pub unsafe fn acquire(&self, cursor: &Cursor<COUNT>) {
-        mbarrier::wait(self.empty(cursor.stage), cursor.parity ^ 1);
+        mbarrier::wait(self.empty(cursor.stage()), cursor.parity() ^ 1);
     }
 
     /// Producer: the stage is filled by ordinary writes of this thread, made before.
@@ -101,7 +108,7 @@ impl<const COUNT: u32> Stages<COUNT> {
     /// After [`Stages::acquire`].
     #[inline(always)]
     pub unsafe fn fill(&self, cursor: &Cursor<COUNT>) {
-        mbarrier::arrive(self.full(cursor.stage));
+        mbarrier::arrive(self.full(cursor.stage()));
     }
 
     /// Consumer: waits until the stage is filled.
@@ -110,7 +117,7 @@ impl<const COUNT: u32> Stages<COUNT> {
     /// The cursor goes round with the stages.
     #[inline(always)]
     pub unsafe fn wait(&self, cursor: &Cursor<COUNT>) {
-        mbarrier::wait(self.full(cursor.stage), cursor.parity);
+        mbarrier::wait(self.full(cursor.stage()), cursor.parity());
     }
 
     /// Consumer: done with the stage. One arrival.
@@ -119,6 +126,6 @@ impl<const COUNT: u32> Stages<COUNT> {
     /// After [`Stages::wait`] and the last use.
     #[inline(always)]
     pub unsafe fn release(&self, cursor: &Cursor<COUNT>) {
-        mbarrier::arrive(self.empty(cursor.stage));
+        mbarrier::arrive(self.empty(cursor.stage()));
     }
 }

@@ -132,13 +132,14 @@ struct Row {
 
 /// Times every shape asked for.
 pub fn run(arguments: &BenchArguments) -> Result<()> {
-    let ordinal = match arguments.device.device {
-        None => 0,
-        Some(DeviceName::Cuda(ordinal)) => ordinal,
+    let (ordinal, arch) = match arguments.device.device {
+        None => (0, None),
+        Some(DeviceName::Cuda(ordinal)) => (ordinal, None),
+        Some(DeviceName::CudaAs(ordinal, arch)) => (ordinal, Some(arch)),
         Some(name) => bail!("--device {name}: bench times a GPU, and the emulator does not model time"),
     };
     let tasks = tasks(arguments)?;
-    let bench = Bench::new(ordinal, arguments.device.images()?)?;
+    let bench = Bench::new(ordinal, arch, arguments.device.images()?)?;
     let properties = bench.properties();
     let mut rows = Vec::new();
     if !arguments.json {

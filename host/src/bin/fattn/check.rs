@@ -59,12 +59,12 @@ pub fn sweep_all(device: &DeviceArguments, cases: &[Case]) -> Result<Swept> {
     let (name, first) = device.open()?;
     let device_text = first.properties().name.clone();
     let workers = match name {
-        DeviceName::Cuda(_) => 1,
+        DeviceName::Cuda(_) | DeviceName::CudaAs(..) => 1,
         DeviceName::Emulated(_) => available_parallelism().map_or(1, usize::from),
     };
     let images = device.images()?;
     let open = || match name {
-        DeviceName::Cuda(_) => Ok(first.clone()),
+        DeviceName::Cuda(_) | DeviceName::CudaAs(..) => Ok(first.clone()),
         DeviceName::Emulated(_) => Device::open(name, images.clone()),
     };
     let progress = ProgressBar::new(cases.len() as u64)

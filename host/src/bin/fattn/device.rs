@@ -9,7 +9,8 @@ use std::path::PathBuf;
 /// Where to run.
 #[derive(Args)]
 pub struct DeviceArguments {
-    /// cuda, cuda:N, emulated or emulated:sm_80; the first GPU if there is one, else the emulator.
+    /// cuda, cuda:N, cuda:N:sm_80 (only the kernels of that target), emulated, emulated:sm_80 or
+    /// emulated:sm_90a; the first GPU if there is one, else the emulator.
     #[arg(long)]
     pub device: Option<DeviceName>,
     /// A PTX file whose kernels replace those built in.

@@ -23,8 +23,9 @@ pub fn run() -> Result<()> {
             }
         }
     }
-    let emulated = DeviceName::Emulated(Arch::Sm80);
-    describe(emulated, &Device::open(emulated, images.clone())?);
+    for emulated in Arch::ALL.map(DeviceName::Emulated) {
+        describe(emulated, &Device::open(emulated, images.clone())?);
+    }
     println!("{} kernels built in", images.names().len());
     Ok(())
 }

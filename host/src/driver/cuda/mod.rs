@@ -21,7 +21,7 @@ use context::PrimaryContext;
 use cust::device::Device;
 use cust::memory::{DevicePointer as CustPointer, cuda_free, cuda_malloc};
 use kernels::LoadedKernels;
-use kernels_gpu::abi::{KernelSpec, TensorMap};
+use kernels_gpu::abi::{Arch, KernelSpec, TensorMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One GPU. May be used from any number of threads; every call leaves the thread's current context as it
@@ -56,6 +56,21 @@ impl CudaDriver {
         let kernels = LoadedKernels::new(context.clone(), images);
         tracing::debug!(device = properties.name, ordinal, "opened");
         Ok(CudaDriver { ordinal, properties, kernels, last_launch: Mutex::new(None), context })
+    }
+
+    /// The same device, planned for as if it could run the kernels of this target only.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if it cannot run them.
+    pub fn seen_as(mut self, arch: Arch) -> Result<Self> {
+        let (major, minor) = self.properties.compute_capability;
+        if !arch.runs_on(major, minor) {
+            let reason = format!("it has compute capability {major}.{minor}");
+            let device = format!("{}:{}", device_name(self.ordinal), arch.name());
+            return Err(Error::NoDevice { device, reason });
+        }
+        self.properties.compute_capability = arch.compute_capability();
+        Ok(self)
     }
 
     /// How many devices there are.

@@ -3,9 +3,11 @@
 use super::room::Room;
 use crate::abi::ForwardHopperParams;
 use crate::arch::{bulk_copy, math, mbarrier, warp};
+use crate::attention::packed_work::PackedWork;
 use crate::attention::query_block::{QueryBlock, schedule};
 use crate::attention::scale::Scale;
 use crate::attention::work_order::{ReceivedOrder, WorkOrder};
+use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::stages::Cursor;
 use crate::pipeline::tile_queue::TileQueue;
 use crate::tile::bulk::Place;
@@ -19,6 +21,26 @@ pub(super) struct Maps {
     pub v: u64,
 }
 
+/// How far the producer is.
+struct Progress<const QUERY_STAGES: u32, const STAGES: u32> {
+    orders: MessageCursor,
+    queries: Cursor<QUERY_STAGES>,
+    keys: Cursor<STAGES>,
+    values: Cursor<STAGES>,
+}
+
+impl<const QUERY_STAGES: u32, const STAGES: u32> Progress<QUERY_STAGES, STAGES> {
+    #[inline(always)]
+    fn start() -> Self {
+        Progress {
+            orders: Cursor::start(),
+            queries: Cursor::start(),
+            keys: Cursor::start(),
+            values: Cursor::start(),
+        }
+    }
+}
+
 impl<
     const QUERIES: u32,
     const KEYS: u32,
@@ -28,79 +50,108 @@ impl<
     const STAGES: u32,
 > Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
 {
-    /// The producer: takes query tiles, tells the others, and requests what they need, in the order in which
-    /// they need it. One thread.
+    /// The producer, one warp: takes query tiles, and its first thread tells the others and requests what
+    /// they need.
     #[inline(always)]
-    pub unsafe fn produce(&self, p: &ForwardHopperParams, maps: &Maps) {
-        let p_forward = &p.forward;
-        let schedule = schedule(p_forward, QUERIES);
-        let mut queue = TileQueue::new(p.counter, schedule.count());
-        let (mut orders, mut queries) = (Cursor::start(), Cursor::start());
-        let (mut keys, mut values) = (Cursor::start(), Cursor::start());
-        let packed = p_forward.cu_seqlens_q != 0;
-        let flips = !(p_forward.scale > 0.0);
-        while let Some(tile) = queue.take() {
-            let block = QueryBlock::new(p_forward, QUERIES, schedule.work(tile, math::divide));
-            if block.is_empty() {
-                continue;
-            }
-            let tiles = block.key_tiles(QUERIES, KEYS);
-            let any = tiles.begin < tiles.end;
-            let sequence = &block.sequence;
-            let ragged = !block.has_row(QUERIES - 1);
-            let last_end = tiles.end * KEYS as i32;
-            let order = WorkOrder {
-                block,
-                tiles,
-                repairs_queries: any && (flips || packed && ragged),
-                repairs_values: any && packed && last_end > sequence.visible.key_rows,
-                query_stage: queries.stage,
-                value_stage: values.stage,
-            };
-            self.orders.send(&mut orders, order.message());
-            if !any {
-                continue;
-            }
-            let row = sequence.first_query + block.first_row;
-            self.queries.acquire(&queries);
-            let stage = queries.stage;
-            let raw = order.repairs_queries;
-            let barrier = if raw { self.raw_query(stage) } else { self.queries.full(stage) };
-            mbarrier::arrive_expect(barrier, Self::QUERY_BYTES);
-            let place = Place { row, head: block.head, batch: sequence.batch };
-            self.query(stage).request(maps.q, &place, barrier);
-            queries.advance();
-
-            let place = |tile: i32| Place {
-                row: sequence.first_key + tile * KEYS as i32,
-                head: block.key_head,
-                batch: sequence.batch,
-            };
-            let mut raw = order.repairs_values;
-            let mut tile = tiles.end;
-            while tile >= tiles.begin {
-                // Keys are one tile ahead of values.
-                if tile > tiles.begin {
-                    self.keys.acquire(&keys);
-                    let barrier = self.keys.full(keys.stage);
-                    mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-                    self.key(keys.stage).request(maps.k, &place(tile - 1), barrier);
-                    keys.advance();
+    pub unsafe fn produce(&self, p: &ForwardHopperParams, maps: &Maps, lane: u32) {
+        let mut progress = Progress::start();
+        if p.forward.cu_seqlens_q == 0 {
+            if warp::elect() {
+                let schedule = schedule(&p.forward, QUERIES);
+                let mut queue = TileQueue::new(p.counter, schedule.count());
+                while let Some(tile) = queue.take() {
+                    let work = schedule.work(tile, math::divide);
+                    self.bring(p, maps, &mut progress, &QueryBlock::new(&p.forward, QUERIES, work));
                 }
-                if tile < tiles.end {
-                    self.values.acquire(&values);
-                    let stage = values.stage;
-                    let barrier = if raw { self.raw_value(stage) } else { self.values.full(stage) };
-                    raw = false;
-                    mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-                    self.value(stage).request(maps.v, &place(tile), barrier);
-                    values.advance();
-                }
-                tile -= 1;
+                self.orders.send(&mut progress.orders, WorkOrder::END);
+                queue.finish();
             }
+            return;
         }
-        self.orders.send(&mut orders, WorkOrder::END);
-        queue.finish();
+        // All lanes find out which sequence comes next.
+        let mut queue = TileQueue::new(p.counter, u32::MAX);
+        let mut sequences = PackedWork::new(&p.forward, QUERIES, lane);
+        loop {
+            let tile = if lane == 0 { queue.take().unwrap_or(0) } else { 0 };
+            let tile = warp::broadcast(tile, 0);
+            let Some(work) = sequences.find(&p.forward, QUERIES, tile) else { break };
+            if lane == 0 {
+                self.bring(p, maps, &mut progress, &QueryBlock::new(&p.forward, QUERIES, work));
+            }
+            warp::warp_sync();
+        }
+        if lane == 0 {
+            self.orders.send(&mut progress.orders, WorkOrder::END);
+            queue.finish();
+        }
+    }
+
+    /// Announces a query block, and requests its tiles in the order in which they are needed.
+    #[inline(always)]
+    unsafe fn bring(
+        &self,
+        p: &ForwardHopperParams,
+        maps: &Maps,
+        progress: &mut Progress<QUERY_STAGES, STAGES>,
+        block: &QueryBlock,
+    ) {
+        let Progress { orders, queries, keys, values } = progress;
+        let packed = p.forward.cu_seqlens_q != 0;
+        let flips = !(p.forward.scale > 0.0);
+        let tiles = block.key_tiles(QUERIES, KEYS);
+        let any = tiles.begin < tiles.end;
+        let sequence = &block.sequence;
+        let ragged = !block.has_row(QUERIES - 1);
+        let last_end = tiles.end * KEYS as i32;
+        let order = WorkOrder {
+            block: *block,
+            tiles,
+            repairs_queries: any && (flips || packed && ragged),
+            repairs_values: any && packed && last_end > sequence.visible.key_rows,
+            query_stage: queries.stage(),
+            value_stage: values.stage(),
+        };
+        self.orders.send(orders, order.message());
+        if !any {
+            return;
+        }
+        let row = sequence.first_query + block.first_row;
+        self.queries.acquire(queries);
+        let stage = queries.stage();
+        let raw = order.repairs_queries;
+        let barrier = if raw { self.raw_query(stage) } else { self.queries.full(stage) };
+        mbarrier::arrive_expect(barrier, Self::QUERY_BYTES);
+        let place = Place { row, head: block.head, batch: sequence.batch };
+        self.query(stage).request(maps.q, &place, barrier);
+        queries.advance();
+
+        let place = |tile: i32| Place {
+            row: sequence.first_key + tile * KEYS as i32,
+            head: block.key_head,
+            batch: sequence.batch,
+        };
+        let mut raw = order.repairs_values;
+        let mut tile = tiles.end;
+        while tile >= tiles.begin {
+            // Keys are one tile ahead of values.
+            if tile > tiles.begin {
+                self.keys.acquire(keys);
+                let barrier = self.keys.full(keys.stage());
+                mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
+                self.key(keys.stage()).request(maps.k, &place(tile - 1), barrier);
+                keys.advance();
+            }
+            if tile < tiles.end {
+                self.values.acquire(values);
+                let stage = values.stage();
+                let barrier = if raw { self.raw_value(stage) } else { self.values.full(stage) };
+                raw = false;
+                mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
+                self.value(stage).request(maps.v, &place(tile), barrier);
+                values.advance();
+            }
+            tile -= 1;
+        }
     }
 
     /// The repairer: one warp.

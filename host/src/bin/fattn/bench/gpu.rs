@@ -12,6 +12,7 @@ use finite_attention::{
     Stream, Workspace,
 };
 use half::{bf16, f16};
+use kernels_gpu::abi::Arch;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
@@ -27,8 +28,13 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub fn new(ordinal: usize, images: KernelImages) -> Result<Self> {
-        let driver = Arc::new(CudaDriver::new(ordinal, images)?);
+    /// The GPU of this ordinal, with the kernels of one target only if it is given.
+    pub fn new(ordinal: usize, arch: Option<Arch>, images: KernelImages) -> Result<Self> {
+        let driver = CudaDriver::new(ordinal, images)?;
+        let driver = Arc::new(match arch {
+            Some(arch) => driver.seen_as(arch)?,
+            None => driver,
+        });
         Ok(Bench { device: Device::from_driver(driver.clone()), driver })
     }
 

@@ -162,6 +162,7 @@ mod tests {
         assert_eq!(even_wave(64, 16, 1), 16);
         assert_eq!(even_wave(32, 8, 1), 8);
         assert_eq!(even_wave(64, 15, 1), 8);
+        assert_eq!(even_wave(61, 15, 1), 9); // 6 x 9 + 7, all others are further from full
         assert_eq!(even_wave(64, 30, 8), 16);
         assert_eq!(even_wave(5, 100, 1), 5);
     }

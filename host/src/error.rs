@@ -239,7 +239,8 @@ pub enum Error {
     },
     /// Text that names no device.
     #[error(
-        "device: expected cuda, cuda:N, cuda:N:sm_80, emulated, emulated:sm_80 or emulated:sm_90a, got `{got}`"
+        "device: expected cuda, cuda:N, cuda:N:sm_80, emulated, emulated:sm_80 or emulated:sm_90a, \
+         got `{got}`"
     )]
     UnknownDevice {
         /// The text.

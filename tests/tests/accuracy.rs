@@ -3,8 +3,9 @@
 //! outputs may be written.
 
 use finite_attention::check::{Case, Inputs};
-use finite_attention::{Dtype, Mask};
+use finite_attention::{CausalAlignment, Dtype, Mask};
 use finite_attention_tests::cases::Cases;
+use finite_attention_tests::device::{emulated_arch, open};
 use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::small;
 use finite_attention_tests::rule::within_the_rule;
@@ -102,4 +103,30 @@ fn plans_for_a_small_device_are_within_the_rule() {
     check("accuracy-small-device", 40, cases, |device, case| {
         within_the_rule(&small(device), case, Inputs::drawn).map(|_| ())
     });
+}
+
+/// One key tile for each query tile, and all of them worked on by one block: the next queries arrive as soon as
+/// these were read.
+#[test]
+fn many_heads_of_short_sequences_are_right() {
+    let device = open();
+    for (head_dim, mask) in [64, 80, 128, 192, 256]
+        .into_iter()
+        .flat_map(|dim| [(dim, Mask::Full), (dim, Mask::Causal(CausalAlignment::BottomRight))])
+    {
+        let case = Case {
+            query_rows: 32,
+            key_rows: 65,
+            query_heads: 80,
+            key_heads: 20,
+            head_dim,
+            value_dim: head_dim,
+            mask,
+            ..Case::small()
+        };
+        for _ in 0..if emulated_arch().is_some() { 1 } else { 20 } {
+            within_the_rule(&small(&device), &case, Inputs::drawn)
+                .unwrap_or_else(|wrong| panic!("head dim {head_dim}, {mask}: {wrong}"));
+        }
+    }
 }

@@ -28,7 +28,7 @@ mod room;
 use crate::abi::{
     ForwardHopperParams, ForwardParams, forward_sm90a_key_stages, forward_sm90a_query_stages,
 };
-use crate::arch::{thread, warp};
+use crate::arch::{bulk_copy, thread, warp};
 use crate::attention::mask;
 use crate::attention::query_block::QueryBlock;
 use crate::attention::scale::Scale;
@@ -96,9 +96,9 @@ impl<
         }
         self.queries.wait(&queries);
         let mut q = load(queries.stage());
-        self.release_queries::<A>(&queries, lane, true);
         self.keys.wait(&keys);
         let mut scores = E::start_scores::<QUERIES>(&q, key(keys.stage()));
+        self.release_loaded_queries::<A>(&queries, lane == 0);
         scores.wait::<0>();
         if lane == 0 {
             self.keys.release(&keys);
@@ -157,7 +157,7 @@ impl<
                 probabilities = softmax.probabilities::<MmaFragment, E, S, P>(&mut scores, scale.log2);
                 correction.apply::<MmaFragment, O>(&mut output);
             }
-            self.release_queries::<A>(&queries, lane, false);
+            self.release_shared_queries::<A>(&queries, lane == 0);
             queries.advance();
             let block = order.block(p);
             self.orders.discard(&mut orders, lane);
@@ -167,7 +167,6 @@ impl<
                 if more {
                     self.queries.wait(&queries);
                     q = load(queries.stage());
-                    self.release_queries::<A>(&queries, lane, true);
                     self.keys.wait(&keys);
                 }
                 turns.wait();
@@ -178,6 +177,7 @@ impl<
                 self.values.wait(&values);
                 E::start_output(&mut output, &probabilities, value(values.stage()));
                 turns.pass();
+                self.release_loaded_queries::<A>(&queries, lane == 0 && more);
             } else {
                 self.values.wait(&values);
                 E::start_output(&mut output, &probabilities, value(values.stage()));
@@ -234,18 +234,35 @@ impl<
         }
     }
 
-    /// Releases the query tile: `loaded`, at once where it was moved to registers; otherwise after its last
-    /// use.
+    /// Releases the query tile where it was moved to registers, for the warp if `by_this_lane`.
+    ///
+    /// After the first product with these registers was started, and behind a fence: the next tile comes
+    /// through the async proxy, for which an arrival alone does not order the reads before it.
     #[inline(always)]
-    unsafe fn release_queries<const A: usize>(
+    unsafe fn release_loaded_queries<const A: usize>(
         &self,
         queries: &Cursor<QUERY_STAGES>,
-        lane: u32,
-        loaded: bool,
+        by_this_lane: bool,
     ) {
-        if Queries::<A>::SHARED != loaded {
+        if !Queries::<A>::SHARED {
+            bulk_copy::fence();
             warp::warp_sync();
-            if lane == 0 {
+            if by_this_lane {
+                self.queries.release(queries);
+            }
+        }
+    }
+
+    /// Releases the query tile where it stays in shared memory, after its last use.
+    #[inline(always)]
+    unsafe fn release_shared_queries<const A: usize>(
+        &self,
+        queries: &Cursor<QUERY_STAGES>,
+        by_this_lane: bool,
+    ) {
+        if Queries::<A>::SHARED {
+            warp::warp_sync();
+            if by_this_lane {
                 self.queries.release(queries);
             }
         }

@@ -8,6 +8,7 @@ mod equivalence;
 mod gradcheck;
 mod plot;
 mod run;
+mod sanitize;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -33,6 +34,8 @@ enum Command {
     Gradcheck(gradcheck::GradcheckArguments),
     /// Attention on tensors from a safetensors file.
     Run(run::RunArguments),
+    /// Run any PTX in the emulator with every check; exit code 1 if it finds anything.
+    Sanitize(sanitize::SanitizeArguments),
     /// List the devices.
     Devices,
 }
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Equivalence(arguments) => equivalence::run(&arguments),
         Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Run(arguments) => run::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Sanitize(arguments) => sanitize::run(&arguments),
         Command::Devices => devices::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

@@ -17,3 +17,7 @@ pub mod property;
 pub mod ptx;
 pub mod recorder;
 pub mod rule;
+pub mod shapes;
+pub mod sources;
+pub mod sweep;
+pub mod verdict;

@@ -206,7 +206,13 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         opcode: "bra",
-        through: &["queue.finish();"],
+        through: &["queue.finish();", "tile_queue.rs: if self.counter == 0 {"],
+        equivalent: false,
+        why: "no case makes so many outputs on one device that the library runs out of counters",
+    },
+    Explanation {
+        opcode: "bra",
+        through: &["queue.finish();", "tile_queue.rs: if global::fetch_add_u32(done, 1)"],
         equivalent: true,
         why: "a counter that is set back too early makes blocks compute tiles again, with the same numbers",
     },

@@ -136,6 +136,29 @@ fn the_fixed_example_is_clean_and_right() {
     }
 }
 
+/// The page of the docs shows what the command prints.
+#[test]
+fn the_page_of_the_docs_is_up_to_date() {
+    let page = std::fs::read_to_string(format!("{EXAMPLES}.md")).unwrap();
+    let broken = answer(&texts(&example("dv_broken", 20, 24)), 1);
+    assert!(page.contains(&broken), "docs/sanitize.md does not show this:\n{broken}");
+    let roomy = answer(&texts(&example("dv_broken", 20, 32)), 1);
+    let dv = roomy.lines().find(|line| line.starts_with("dv: ")).unwrap();
+    assert!(page.contains(dv), "docs/sanitize.md does not show this:\n{dv}");
+    let fixed = answer(&texts(&example("dv_fixed", 20, 24)), 0);
+    let (_, end) = fixed.split_once("\n\n").unwrap();
+    assert!(page.contains(end), "docs/sanitize.md does not show this:\n{end}");
+}
+
+/// Rows of the tile before are as finite as any: such a shape does not show the missing zeros, as the page says.
+#[test]
+fn the_broken_example_looks_better_with_two_tiles() {
+    let report = report(&texts(&example("dv_broken", 40, 32)), 1);
+    let findings = report["findings"].as_array().unwrap();
+    assert!(findings.iter().all(|finding| finding["kind"] == "race in shared memory"), "{report:#}");
+    assert_eq!(report["buffers"][2]["nan"], 0);
+}
+
 const STORE: &str = "st.global.b32 [%mine], %tid;";
 
 #[test]

@@ -48,14 +48,21 @@ pub fn emulated_arch() -> Option<Arch> {
 /// # Panics
 /// If it is not there.
 pub fn open() -> TestDevice {
-    let name = name();
+    open_with(name(), KernelImages::embedded())
+}
+
+/// Opens this device with these kernels.
+///
+/// # Panics
+/// If it is not there.
+pub fn open_with(name: DeviceName, images: KernelImages) -> TestDevice {
     let gpu = match name {
         DeviceName::Cuda(_) | DeviceName::CudaAs(..) => {
             Some(GPU.lock().unwrap_or_else(PoisonError::into_inner))
         }
         DeviceName::Emulated(_) => None,
     };
-    let device = Device::open(name, KernelImages::embedded()).unwrap_or_else(|error| panic!("{error}"));
+    let device = Device::open(name, images).unwrap_or_else(|error| panic!("{error}"));
     TestDevice { device, _gpu: gpu }
 }
 

@@ -21,16 +21,16 @@ fn mutants() -> Vec<Mutant> {
     vec![
         mutant("dO is used without a wait for its copies")
             .edit("cp.async.wait_group", &[RING_WAIT], Which::All, dropped)
-            .finding("uninitialised shared read", &[]),
+            .finding("uninitialised shared read", &["backward_mma.rs: multiply_transposed"]),
         mutant("dO is used before other threads' copies are there")
             .edit("bar.sync 0", &[RING_BARRIER], Which::All, dropped)
-            .finding("uninitialised shared read", &[]),
+            .finding("uninitialised shared read", &["backward_mma.rs: multiply_transposed"]),
         mutant("p is taken without waiting for it")
             .edit("bar.sync", &["exchange.receive();"], Which::All, dropped)
             .finding("deadlock", &["exchange.give(&packed);"]),
         mutant("p is given to nobody")
             .edit("bar.sync", &["exchange.give(&packed);"], Which::All, dropped)
-            .finding("deadlock", &[]),
+            .finding("deadlock", &["backward_mma.rs: barrier::block_sync();"]),
         mutant("p is taken before it is given: nobody waits for anybody")
             .edit("bar.sync", &["self.meet();"], Which::All, dropped)
             .finding("uninitialised shared read", &["exchange.read"]),
@@ -41,12 +41,14 @@ fn mutants() -> Vec<Mutant> {
             .edit("bar.sync 1, 64", &["exchange.receive();"], Which::All, |line| {
                 line.replace("64", "96")
             })
-            .finding("barrier divergence", &[]),
+            .finding("barrier divergence", &["exchange.receive();"]),
         mutant("dq is made of dS that is not there yet")
             .edit("bar.sync 0", &["backward_mma.rs: barrier::block_sync();"], Which::Number(0), dropped)
+            .finding("race in shared memory", &["backward_mma.rs: "])
             .wrong("dq"),
         mutant("the next key tile overwrites what is still read")
             .edit("bar.sync 0", &["backward_mma.rs: barrier::block_sync();"], Which::Last, dropped)
+            .finding("race in shared memory", &["backward_mma.rs: "])
             .wrong("dq"),
         mutant("lse is that of the tile before")
             .edit(
@@ -55,7 +57,7 @@ fn mutants() -> Vec<Mutant> {
                 Which::Last,
                 |line| line.replacen("], 16", "+-256], 16", 1),
             )
-            .wrong("d"),
+            .wrong("dq"),
         mutant("lse is brought once and never again")
             .edit(
                 "cp.async.cg",
@@ -71,7 +73,7 @@ fn mutants() -> Vec<Mutant> {
                 Which::Number(0),
                 |line| line.replace("]", "+-8]"),
             )
-            .wrong("d"),
+            .wrong("dq"),
         mutant("rows of dO past the end are not replaced by zeros")
             .edit("cp.async.cg", &["query_ring.rs: self.d_o(step).load"], Which::All, |line| {
                 with_operand(line, 3, "16")
@@ -84,15 +86,15 @@ fn mutants() -> Vec<Mutant> {
             .finding("out-of-bounds global access", &["store.rs: ", "backward_mma.rs: store_pairs"]),
         Mutant::new("one query too many sees a key", KERNEL, Case { mask: WINDOW, ..ragged(KERNEL) })
             .edit("setp.gt.u32", &["mask.rs: "], Which::All, off_by_one)
-            .wrong("d"),
-        mutant("a product is left out of dv")
+            .wrong("dq"),
+        mutant("a product is left out of dv and dk")
             .edit("mma.sync", &["multiply_accumulate"], Which::Last, dropped)
-            .wrong("d"),
+            .wrong("dk"),
         mutant("dS lies on top of values")
             .edit("add.s32", &["backward_mma.rs: let ds_tile"], Which::All, |line| {
                 with_operand(line, 2, "0")
             })
-            .wrong("d"),
+            .wrong("dq"),
     ]
 }
 

@@ -88,7 +88,7 @@ fn mutants() -> Vec<Mutant> {
             .wrong("o"),
         Mutant::new("keys in f32 are used without a wait for their copies", F32, ragged(F32))
             .edit("cp.async.wait_group", &[], Which::Last, dropped)
-            .finding("uninitialised shared read", &[]),
+            .finding("uninitialised shared read", &["forward_fma.rs: multiply_accumulate"]),
     ]
 }
 

@@ -51,17 +51,17 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("keys are released before they are multiplied")
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
-            .finding("register in flight", &[]),
+            .finding("register in flight", &["softmax.follow"]),
         mutant("one product too few is waited for")
             .edit("wgmma.wait_group", &["output.wait::<0>();"], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)
             })
-            .finding("register in flight", &[]),
+            .finding("register in flight", &["probabilities = softmax.probabilities"]),
         mutant("scores are read before they are there")
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, |line| {
                 line.replacen(" 1", " 2", 1)
             })
-            .finding("register in flight", &[]),
+            .finding("register in flight", &["softmax.follow"]),
         mutant("scores start from what is left in their registers")
             .edit("setp.ne.b32 %fresh", &["start_scores"], Which::All, |line| {
                 line.replacen(".ne.", ".eq.", 1)
@@ -69,7 +69,7 @@ fn mutants() -> Vec<Mutant> {
             .wrong("o"),
         mutant("products belong to no group")
             .edit("wgmma.commit_group", &["start_scores"], Which::All, dropped)
-            .finding("register in flight", &[]),
+            .finding("register in flight", &["mask::hide"]),
         mutant("probabilities are multiplied without a fence behind their making")
             .edit("wgmma.fence", &[], Which::All, dropped)
             .finding("missing wgmma fence", &["start_scores"]),
@@ -77,8 +77,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
                 with_operand(line, 2, "16384")
             })
-            .finding("misuse of an mbarrier", &["self.query(stage).request"])
-            .finding("asynchronous copy in flight", &[]),
+            .finding("uninitialised shared read", &["let mut q = load(queries.stage());"]),
         mutant("more bytes are announced than come")
             .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
                 with_operand(line, 2, "65536")
@@ -86,7 +85,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["self.queries."]),
         mutant("barriers are used before they are made")
             .edit("bar.sync", &["room.rs: block_sync();"], Which::All, dropped)
-            .finding("misuse of an mbarrier", &[]),
+            .finding("misuse of an mbarrier", &["self.orders.wait(orders)"]),
         mutant("a stage waits for one warp too many")
             .edit(
                 "mbarrier.init",
@@ -103,13 +102,13 @@ fn mutants() -> Vec<Mutant> {
                 |line| with_operand(line, 1, "7"),
             )
             .finding("misuse of an mbarrier", &["self.keys.release(&keys);"])
-            .finding("asynchronous copy in flight", &[]),
+            .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"]),
         mutant("every lane of the producer brings a tile")
             .edit("elect.sync", &["helpers.rs: if warp::elect() {"], Which::All, |line| {
                 let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();
                 format!("setp.eq.u32 {predicate}, 0, 0;")
             })
-            .finding("misuse of an mbarrier", &[]),
+            .finding("misuse of an mbarrier", &["Self::QUERY_BYTES"]),
         packed("rows of the next sequence stay in the last tile of values")
             .edit(
                 "st.shared.v4",
@@ -175,7 +174,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("registers are taken that nobody gave")
             .edit("setmaxnreg.dec", &[], Which::All, dropped)
-            .finding("deadlock", &[]),
+            .finding("deadlock", &["self.queries.acquire(queries);"]),
         mutant("lse of rows past the end is stored")
             .edit(
                 "setp.ge.s32",

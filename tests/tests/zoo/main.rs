@@ -104,6 +104,15 @@ fn all_are_found(least: usize, mutants: impl FnOnce() -> Vec<Mutant>) {
         "{} of {least}: {names:?}",
         mutants.len()
     );
+    // In the same cases, what ships is clean.
+    let mut healthy: Vec<(&str, &Case)> = Vec::new();
+    for Mutant { kernel, case, .. } in &mutants {
+        if !healthy.contains(&(*kernel, case)) {
+            let verdict = judge(kernel, Ptx::shipped(kernel).images(), case, Schedule::Latest);
+            assert!(matches!(verdict, Verdict::Clean), "{kernel}, {case:?}: {}", described(&verdict));
+            healthy.push((kernel, case));
+        }
+    }
     let complaints: Vec<String> = mutants.iter().filter_map(Mutant::complaint).collect();
     assert!(complaints.is_empty(), "{}", complaints.join("\n\n"));
 }

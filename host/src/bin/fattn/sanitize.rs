@@ -14,7 +14,6 @@ use ptx_emulator::{Checks, Kernel, Module, Options, Schedule};
 use report::Summary;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::thread::available_parallelism;
 
 /// What to launch.
 #[derive(Args)]
@@ -60,6 +59,10 @@ pub struct SanitizeArguments {
     /// Warp instructions of a block after which it counts as endless.
     #[arg(long, value_name = "N", default_value_t = 1 << 32)]
     step_limit: u64,
+    /// Blocks that run at a time. With more than one, blocks that wait for each other or share results do so
+    /// in another order at every run, which no seed brings back.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
@@ -95,7 +98,7 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         let options = Options {
             checks: Checks::all(),
             schedule,
-            threads: available_parallelism().map_or(1, usize::from),
+            threads: arguments.threads,
             max_findings: arguments.max_findings,
             step_limit: Some(arguments.step_limit),
         };

@@ -8,12 +8,14 @@
 //! no keys dq does (delta and convert).
 
 use super::forward::check_offsets;
-use super::{Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, view};
-use crate::driver::{DevicePointer, DeviceProperties};
+use super::{
+    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, tensor_maps, view,
+};
+use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::problem::{Mode, ValidBackward, ValidForward};
 use kernels_gpu::abi::{
-    Access, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, backward_statistics,
+    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, backward_statistics,
     workspace_row_packed, workspace_row_strided,
 };
 use kernels_gpu::geometry::schedule;
@@ -88,14 +90,31 @@ pub struct KernelLaunch {
     pub blocks: u32,
 }
 
+/// Tensors as tensor maps describe them, for a main kernel for Hopper; none where there is nothing to
+/// describe.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BackwardMaps {
+    /// q.
+    pub q: Option<TensorMapDescription>,
+    /// k.
+    pub k: Option<TensorMapDescription>,
+    /// v.
+    pub v: Option<TensorMapDescription>,
+    /// dO.
+    pub d_o: Option<TensorMapDescription>,
+}
+
 /// Everything that launching a backward pass takes, except the workspace. Printable: `{}` is a line per
 /// kernel, with the reasons `{:#}`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackwardPlan {
     /// The kernels in their order; none when there is nothing to compute.
     pub launches: Vec<KernelLaunch>,
-    /// The parameter of all of them; the addresses of the workspace are 0.
+    /// The parameter of all of them (of a main kernel for Hopper, a part of it); the addresses of the
+    /// workspace are 0.
     pub params: BackwardParams,
+    /// What else a main kernel for Hopper takes.
+    pub hopper: Option<BackwardMaps>,
     /// Why these kernels and this order, a sentence each.
     pub reasons: Vec<String>,
 }
@@ -183,7 +202,9 @@ pub fn plan_backward(
 ) -> Result<BackwardPlan> {
     pointers.check(valid)?;
     let mut reasons = Vec::new();
-    let access = choose_access(&pointers.tensors(valid), &mut reasons);
+    let tensors = pointers.tensors(valid);
+    let access = choose_access(&tensors, &mut reasons);
+    let mode = valid.problem.mode;
     let forward = &valid.forward;
     let (dtype, head_dim) = (forward.problem.dtype, forward.head_dim.max(forward.value_dim));
     let choice = Choice {
@@ -191,7 +212,9 @@ pub fn plan_backward(
         dtype,
         head_dim,
         access,
-        mappable: false,
+        mappable: access == Access::Vector16
+            && mode == Mode::Fast
+            && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: false,
     };
     let main = choose_kernel(device, &choice, &mut reasons)?;
@@ -203,9 +226,19 @@ pub fn plan_backward(
     };
     without_queries(forward, &mut params);
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
-    split(valid.problem.mode, key_tiles, main, device, &mut params, &mut reasons);
+    split(mode, key_tiles, main, device, &mut params, &mut reasons);
     let launches = launches(main, &params)?;
-    Ok(BackwardPlan { launches, params, reasons })
+    let hopper = (main.arch == Arch::Sm90a).then(|| maps(main, &tensors));
+    Ok(BackwardPlan { launches, params, hopper, reasons })
+}
+
+fn maps(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> BackwardMaps {
+    BackwardMaps {
+        q: tensor_maps::describe(q, main.query_rows),
+        k: tensor_maps::describe(k, main.key_rows),
+        v: tensor_maps::describe(v, main.key_rows),
+        d_o: tensor_maps::describe(d_o, main.query_rows),
+    }
 }
 
 /// The kernels with something to do.
@@ -230,15 +263,16 @@ fn launches(main: &'static KernelSpec, params: &BackwardParams) -> Result<Vec<Ke
     Ok(launches.into_iter().filter(|launch| launch.blocks > 0).collect())
 }
 
-/// The kernel before or after the main one. The first is the same for every head dimension and access.
+/// The kernel before or after the main one. The first is the same for every device, head dimension and
+/// access.
 fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
     let key = |spec: &KernelSpec| {
-        let (head_dim, access) = if family == Family::BackwardConvert {
-            (spec.head_dim, spec.access)
+        let (arch, head_dim, access) = if family == Family::BackwardConvert {
+            (spec.arch, spec.head_dim, spec.access)
         } else {
-            (0, Access::Element)
+            (Arch::Sm80, 0, Access::Element)
         };
-        (spec.arch, spec.dtype, head_dim, access)
+        (arch, spec.dtype, head_dim, access)
     };
     let found = KERNELS.iter().find(|spec| spec.family == family && key(spec) == key(main));
     found.ok_or_else(|| Error::KernelMissing {

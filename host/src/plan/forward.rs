@@ -127,7 +127,8 @@ pub fn plan_forward(
         dtype: valid.problem.dtype,
         head_dim: valid.head_dim.max(valid.value_dim),
         access,
-        mappable: access == Access::Vector16 && is_mappable(device, &tensors, &mut reasons),
+        mappable: access == Access::Vector16
+            && tensor_maps::can_describe(&tensors[..3], device, &mut reasons),
         short_tiles: prefers_short_tiles(valid),
     };
     let kernel = choose_kernel(device, &choice, &mut reasons)?;
@@ -144,23 +145,6 @@ pub fn plan_forward(
     let params = forward_params(valid, pointers, heads_per_wave);
     let hopper = hopper.then(|| hopper_plan(valid, &tensors, kernel));
     Ok(Some(ForwardPlan { kernel, blocks, params, hopper, reasons }))
-}
-
-/// Whether tensor maps can describe the tensors; asked of devices that could use them.
-fn is_mappable(
-    device: &DeviceProperties,
-    [q, k, v, _]: &[Tensor<'_>; 4],
-    reasons: &mut Vec<String>,
-) -> bool {
-    let (major, minor) = device.compute_capability;
-    if !Arch::Sm90a.runs_on(major, minor) {
-        return false;
-    }
-    let obstacle = [q, k, v].into_iter().find_map(tensor_maps::obstacle);
-    if let Some(obstacle) = &obstacle {
-        reasons.push(format!("no kernel for Hopper: {obstacle}"));
-    }
-    obstacle.is_none()
 }
 
 fn hopper_plan(valid: &ValidForward, [q, k, v, _]: &[Tensor<'_>; 4], kernel: &KernelSpec) -> HopperPlan {

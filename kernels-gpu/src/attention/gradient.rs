@@ -107,6 +107,44 @@ pub unsafe fn range_factor<const QUERIES: u32>(
     f32::from_bits(((2 * 127 + 14) << 23) - (bound.to_bits() >> 23 << 23))
 }
 
+/// Multiplies all values by `factor`.
+#[inline(always)]
+pub fn scale_all(values: &mut [f32], factor: f32) {
+    let mut i = 0;
+    while i < values.len() {
+        // SAFETY: i is below the length. Indexing would leave a panic behind.
+        unsafe { *values.get_unchecked_mut(i) *= factor };
+        i += 1;
+    }
+}
+
+/// The largest value of `THREADS` threads, the same for all; `address` is that of four bytes of shared memory
+/// for each warp.
+///
+/// # Safety
+/// All the threads call it, with a `meet` at which exactly they meet; the memory is not in use until they
+/// meet again.
+#[inline(always)]
+pub unsafe fn block_max<const THREADS: u32>(
+    thread: u32,
+    value: f32,
+    address: u32,
+    meet: impl FnOnce(),
+) -> f32 {
+    let largest = warp::max(value);
+    if thread % 32 == 0 {
+        shared::store_u32(address + thread / 32 * 4, largest.to_bits());
+    }
+    meet();
+    let mut largest = 0.0;
+    let mut warp = 0;
+    while warp < THREADS / 32 {
+        largest = math::max(largest, f32::from_bits(shared::load_u32(address + 4 * warp)));
+        warp += 1;
+    }
+    largest
+}
+
 /// Half of the power of two that f16 no longer holds.
 const LARGEST_DS: f32 = 32768.0;
 

@@ -149,7 +149,13 @@ impl Walk {
     /// Whether some pair of the step's tile is not visible.
     #[inline(always)]
     pub fn is_masked(&self, at: &Step) -> bool {
-        self.ragged || at.tile < self.tiles.full_begin || at.tile >= self.tiles.full_end
+        self.ragged || self.hides(at)
+    }
+
+    /// Whether some pair of the step's tile is not visible whose query and key exist.
+    #[inline(always)]
+    pub fn hides(&self, at: &Step) -> bool {
+        at.tile < self.tiles.full_begin || at.tile >= self.tiles.full_end
     }
 }
 

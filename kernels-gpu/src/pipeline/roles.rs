@@ -1,7 +1,8 @@
 //! Who does what in a block of warpgroups: the first one brings data, the others compute.
 //!
 //! ```text
-//! warpgroup 0       warp 0: one thread requests tiles, warp 1 repairs some of them; few registers
+//! warpgroup 0       warp 0: one thread requests tiles, warp 1 repairs some of them, warp 2: one thread
+//!                   writes what is not written from registers; few registers
 //! warpgroups 1..    64 query rows each; many registers
 //! ```
 
@@ -30,6 +31,8 @@ pub enum Helper {
     Producer,
     /// Corrects tiles before they are used.
     Repairer,
+    /// Its elected thread writes results that pass through shared memory.
+    Writer,
     /// Nothing to do.
     Idle,
 }
@@ -65,6 +68,7 @@ impl<const CONSUMERS: u32> Recruit<CONSUMERS> {
         match self.warp {
             0 => Helper::Producer,
             1 => Helper::Repairer,
+            2 => Helper::Writer,
             _ => Helper::Idle,
         }
     }

@@ -1,0 +1,266 @@
+//! The backward for Hopper: dV, dK and a share of dQ (SEMANTICS section 1), at the rate of its tensor cores.
+//!
+//! A block takes 128 keys of one key head and walks over the query tiles that see them, of every query head
+//! of the group. Each of two warpgroups computes 64 keys. Score tiles are transposed (rows are keys): then p
+//! and ds feed the products with dO and q from registers. For dq, ds goes through shared memory, since it
+//! sums over the keys of both warpgroups:
+//!
+//! ```text
+//! for each query tile:
+//!     start s = k q^T        start dp = v dO^T
+//!     wait for s;            p = 2^(c s - lse)
+//!     wait for dp;           ds = p (dp - delta), to shared memory
+//!     start dv += p dO
+//!     meet the other warpgroup
+//!     start dq = ds^T k (half of it)       start dk += ds q
+//!     wait for dq, dv;       dq to shared memory: one thread has it added to the accumulator
+//!     wait for dk
+//! ```
+//!
+//! What lies outside of a tensor arrives as zeros: such queries have p = 0 through their lse, and the
+//! products of such keys are not stored. In packed sequences the rows after a sequence's end are those of the
+//! next one: one warp, the repairer, overwrites them with zeros before anybody uses the tile.
+
+mod helpers;
+mod room;
+
+use crate::abi::{BackwardHopperParams, BackwardParams};
+use crate::arch::{barrier, bulk_copy, shared, thread, warp};
+use crate::attention::gradient::{
+    TilePosition, block_max, probabilities, range_factor, scale_all, subtract_delta,
+};
+use crate::attention::key_block::KeyBlock;
+use crate::pipeline::roles::{Helper, Recruit, WARPGROUP};
+use crate::pipeline::stages::Cursor;
+use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::fragment::MmaFragment;
+use crate::tile::global_rows::GlobalRows;
+use crate::tile::mma::pack;
+use crate::tile::store::{store_exchanged, store_pairs};
+use crate::tile::warpgroup::{DQ_REGISTERS, GradientElement, Wait, store_transposed};
+use helpers::{Maps, Work};
+use room::{KEYS, Room, WARPGROUPS};
+
+/// Threads that compute.
+const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
+
+impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
+    /// A warp of a computing warpgroup. Registers per thread: `S` of scores, `P` of packed probabilities, `O`
+    /// of a gradient.
+    #[inline(always)]
+    unsafe fn consume<E, const S: usize, const P: usize, const O: usize>(
+        &self,
+        work: &Work<'_>,
+        warpgroup: u32,
+    ) where
+        E: GradientElement<S, P, O>,
+        [f32; S]: Wait,
+        [f32; O]: Wait,
+    {
+        let Work { p, block, walk } = work;
+        let thread = thread::thread_idx_x() % WARPGROUP;
+        let (lane, warp) = (thread % 32, thread / 32);
+        // The warp's first key in the tile.
+        let first_row = 64 * warpgroup + 16 * warp;
+        let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
+        if walk.steps > 0 {
+            let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+            let keys = self.key.descriptor(64 * warpgroup);
+            let values = self.value.descriptor(64 * warpgroup);
+            // Which 64 rows and columns of dQ are this warpgroup's.
+            let (dq_row, dq_panel) = if QUERIES == 128 { (64 * warpgroup, 0) } else { (0, warpgroup) };
+            let dq_keys = self.key.panel(dq_panel).descriptor(0);
+            let dq_slot = self.dq(warpgroup) + 16 * thread;
+            let dq_stage = self.dq_stage(warpgroup);
+            let mut dq_turns = Cursor::start();
+            let mut stages = Cursor::start();
+            let mut at = walk.start();
+            crate::arch::mbarrier::wait(self.key_full(), 0);
+            crate::arch::mbarrier::wait(self.value_full(), 0);
+            let mut largest_value = 0.0;
+            if E::NARROW {
+                let own = self.value.largest::<E, CONSUMERS>(warpgroup * WARPGROUP + thread);
+                largest_value =
+                    block_max::<CONSUMERS>(warpgroup * WARPGROUP + thread, own, self.dq(0), || {
+                        barrier::sync_constant::<1, CONSUMERS>()
+                    });
+                barrier::sync_constant::<1, CONSUMERS>();
+            }
+            loop {
+                let stage = stages.stage();
+                self.queries.wait(&stages);
+                let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
+                self.d_os.wait(&stages);
+                let mut dp = E::start_scores::<KEYS>(values, self.d_o(stage).descriptor(0));
+                // What ds is multiplied by to be in the range of E; nearly always 1.
+                let mut factor = 1.0;
+                if E::NARROW {
+                    let (norm, delta) = (self.norm(stage), self.delta(stage));
+                    factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
+                }
+                scores.wait::<1>();
+                let position = TilePosition {
+                    key: work.first_key() + first_row as i32,
+                    query: at.tile * QUERIES as i32,
+                    key_rows: block.sequence.visible.key_rows,
+                    visible: block.visible,
+                    masked: walk.hides(&at),
+                };
+                probabilities::<MmaFragment, 2, S, false>(
+                    lane,
+                    &mut scores,
+                    self.lse(stage),
+                    scale_log2,
+                    &position,
+                );
+                let probability: [u32; P] = pack::<E, S, P>(&scores);
+                dp.wait::<0>();
+                subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, self.delta(stage));
+                let mut i = 0;
+                while i < S {
+                    dp[i] *= scores[i];
+                    i += 1;
+                }
+                if E::NARROW && factor != 1.0 {
+                    scale_all(&mut dp, factor);
+                    scale_all(&mut dk, factor);
+                }
+                let ds: [u32; P] = pack::<E, S, P>(&dp);
+                store_transposed(lane, &ds, self.ds(stage), first_row / 16);
+                E::start_gradient(&mut dv, &probability, self.d_o(stage).descriptor(0));
+                bulk_copy::fence();
+                barrier::sync_constant::<1, CONSUMERS>();
+
+                let mut dq = E::start_dq::<QUERIES>(self.ds(stage).descriptor(dq_row), dq_keys);
+                E::start_gradient(&mut dk, &ds, self.query(stage).descriptor(0));
+                dq.wait::<1>();
+                if lane == 0 {
+                    self.d_os.release(&stages);
+                }
+                if E::NARROW && factor != 1.0 {
+                    scale_all(&mut dq, 1.0 / factor);
+                }
+                dq_stage.acquire(&dq_turns);
+                let mut i = 0;
+                while i < DQ_REGISTERS / 4 {
+                    let four = [0, 1, 2, 3].map(|e| dq[4 * i + e].to_bits());
+                    shared::store_u32x4(dq_slot + i as u32 * 16 * WARPGROUP, four);
+                    i += 1;
+                }
+                bulk_copy::fence();
+                warp::warp_sync();
+                if lane == 0 {
+                    dq_stage.fill(&dq_turns);
+                }
+                dq_turns.advance();
+                at = walk.next(&at);
+                dk.wait::<0>();
+                if lane == 0 {
+                    self.queries.release(&stages);
+                }
+                if E::NARROW && factor != 1.0 {
+                    scale_all(&mut dk, 1.0 / factor);
+                }
+                stages.advance();
+                if at.step == walk.steps {
+                    break;
+                }
+            }
+            dv.wait::<0>();
+        }
+        scale_all(&mut dk, p.scale);
+        self.store::<E, O>(work, lane, first_row, &dk, |width| match width {
+            4 => block.key_rows::<4>(&p.dk, work.first_key(), p.head_dim),
+            _ => block.key_rows::<2>(&p.dk, work.first_key(), p.head_dim),
+        });
+        self.store::<E, O>(work, lane, first_row, &dv, |width| match width {
+            4 => block.key_rows::<4>(&p.dv, work.first_key(), p.value_dim),
+            _ => block.key_rows::<2>(&p.dv, work.first_key(), p.value_dim),
+        });
+    }
+
+    /// Writes a warp's 16 rows of a gradient; `rows` gives the tile for an element width in bytes.
+    #[inline(always)]
+    unsafe fn store<E: TensorCoreElement, const O: usize>(
+        &self,
+        work: &Work<'_>,
+        lane: u32,
+        row: u32,
+        gradient: &[f32; O],
+        rows: impl Fn(u32) -> GlobalRows,
+    ) {
+        if work.p.gradients_f32 != 0 {
+            store_pairs::<E, O, true>(lane, gradient, row, 0, &rows(4), true);
+        } else if rows(2).columns % 8 != 0 {
+            store_pairs::<E, O, true>(lane, gradient, row, 0, &rows(2), false);
+        } else {
+            store_exchanged::<E, O>(lane, gradient, row, &rows(2));
+        }
+    }
+}
+
+/// One block: a warpgroup of helpers and two that compute.
+#[inline(always)]
+unsafe fn backward<
+    E,
+    const QUERIES: u32,
+    const ROW_BYTES: u32,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+>(
+    p: &BackwardParams,
+    maps: Maps,
+) where
+    E: GradientElement<S, P, O>,
+    [f32; S]: Wait,
+    [f32; O]: Wait,
+{
+    let block = KeyBlock::of_this_block(p);
+    if !block.has_key(block.first_tile * KEYS) {
+        return;
+    }
+    let walk = block.walk(p, (block.first_tile * KEYS) as i32, KEYS, QUERIES);
+    let work = Work { p, block, walk };
+    let room = Room::<QUERIES, ROW_BYTES>::new();
+    room.open();
+    let warp = Recruit::<WARPGROUPS>::new();
+    if warp.helps() {
+        match warp.become_helper() {
+            Helper::Producer => {
+                if warp::elect() {
+                    room.produce::<E>(&work, &maps);
+                }
+            }
+            Helper::Repairer => room.repair(&work, thread::thread_idx_x() % 32),
+            Helper::Writer => {
+                if warp::elect() {
+                    room.write_dq(&work);
+                }
+            }
+            Helper::Idle => {}
+        }
+    } else {
+        room.consume::<E, S, P, O>(&work, warp.become_consumer());
+    }
+}
+
+macro_rules! entries {
+    ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
+        $(
+            /// An instance of [`backward`], chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardHopperParams`] says, for this kernel's row of the table.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardHopperParams) {
+                let first = crate::parameter_address!($name);
+                let maps = Maps { q: first, k: first + 128, v: first + 256, d_o: first + 384 };
+                backward::<
+                    element::$dtype, $queries, { $dim * 2 }, { $queries / 2 }, { $queries / 4 }, { $dim / 2 },
+                >(&p.backward, maps);
+            }
+        )*
+    };
+}
+crate::for_each_backward_sm90a!(entries);

@@ -104,6 +104,7 @@ const _: () =
 unsafe impl Params for BackwardParams {}
 const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 9 * 8 + 18 * 4);
 
-// SAFETY: four maps of 128 bytes and a struct without padding whose size is a multiple of 8: no padding.
+// SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8 and a 64-bit field:
+// no padding.
 unsafe impl Params for BackwardHopperParams {}
-const _: () = assert!(size_of::<BackwardHopperParams>() == 4 * 128 + size_of::<BackwardParams>());
+const _: () = assert!(size_of::<BackwardHopperParams>() == 4 * 128 + size_of::<BackwardParams>() + 8);

@@ -350,6 +350,8 @@ pub struct BackwardHopperParams {
     pub d_o_map: TensorMap,
     /// Everything else.
     pub backward: BackwardParams,
+    /// As in [`ForwardHopperParams`].
+    pub counter: u64,
 }
 
 /// Statistics per query row in the backward's workspace.

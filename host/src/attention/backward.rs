@@ -82,7 +82,8 @@ pub unsafe fn launch_backward(
         };
         match &plan.hopper {
             Some(maps) if kernel.family == Family::Backward => {
-                launch(hopper_params(driver, maps, params)?.bytes())
+                let counter = device.counter(params.dk.address.max(params.dv.address));
+                launch(hopper_params(driver, maps, params, counter)?.bytes())
             }
             _ => launch(params.bytes()),
         }?;
@@ -94,6 +95,7 @@ fn hopper_params(
     driver: &dyn Driver,
     maps: &BackwardMaps,
     backward: BackwardParams,
+    counter: u64,
 ) -> Result<BackwardHopperParams> {
     Ok(BackwardHopperParams {
         q_map: encode(driver, maps.q)?,
@@ -101,6 +103,7 @@ fn hopper_params(
         v_map: encode(driver, maps.v)?,
         d_o_map: encode(driver, maps.d_o)?,
         backward,
+        counter,
     })
 }
 

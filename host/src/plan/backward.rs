@@ -219,7 +219,7 @@ pub fn plan_backward(
     };
     let main = choose_kernel(device, &choice, &mut reasons)?;
     let mut params = BackwardParams {
-        heads_per_wave: choose_wave(forward, device, &mut reasons),
+        heads_per_wave: choose_wave(forward, main, device, &mut reasons),
         workspace_rows: workspace_rows(forward)?,
         padded_dim: main.head_dim,
         ..tensor_params(valid, pointers)
@@ -227,7 +227,7 @@ pub fn plan_backward(
     without_queries(forward, &mut params);
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
     split(mode, key_tiles, main, device, &mut params, &mut reasons);
-    let launches = launches(main, &params)?;
+    let launches = launches(main, device, &params)?;
     let hopper = (main.arch == Arch::Sm90a).then(|| maps(main, &tensors));
     Ok(BackwardPlan { launches, params, hopper, reasons })
 }
@@ -242,7 +242,11 @@ fn maps(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> BackwardMaps
 }
 
 /// The kernels with something to do.
-fn launches(main: &'static KernelSpec, params: &BackwardParams) -> Result<Vec<KernelLaunch>> {
+fn launches(
+    main: &'static KernelSpec,
+    device: &DeviceProperties,
+    params: &BackwardParams,
+) -> Result<Vec<KernelLaunch>> {
     let &BackwardParams { batches, query_heads, query_rows, key_rows, .. } = params;
     let key_heads = query_heads / params.group_size;
     let key_blocks = if key_rows == 0 { 0 } else { params.key_blocks };
@@ -251,7 +255,11 @@ fn launches(main: &'static KernelSpec, params: &BackwardParams) -> Result<Vec<Ke
     let what = format!("groups of {} query rows", delta.query_rows);
     let delta_blocks = count_blocks(delta_blocks, &what, query_heads, batches)?;
     let what = format!("groups of tiles of {} keys", main.key_rows);
-    let main_blocks = count_blocks(key_blocks, &what, key_heads, batches)?;
+    let mut main_blocks = count_blocks(key_blocks, &what, key_heads, batches)?;
+    if main.arch == Arch::Sm90a {
+        // Blocks stay, one on each multiprocessor, and take key tiles until there are none left.
+        main_blocks = main_blocks.min(device.multiprocessors.max(1));
+    }
     let what = format!("tiles of {} query rows", main.query_rows);
     let convert_blocks =
         count_blocks(query_rows.div_ceil(main.query_rows), &what, query_heads, batches)?;
@@ -369,15 +377,36 @@ pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
 }
 
 /// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
-/// stay in the L2 cache.
-fn choose_wave(valid: &ValidForward, device: &DeviceProperties, reasons: &mut Vec<String>) -> u32 {
-    let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
-    let row_bytes = columns * u64::from(valid.problem.dtype.bytes()) * u64::from(valid.group_size);
-    let bytes = u64::from(valid.query_rows) * row_bytes;
+/// stay in the L2 cache; on Hopper also their dq in f32, and pair by pair where all key tiles take equally
+/// long.
+fn choose_wave(
+    valid: &ValidForward,
+    main: &KernelSpec,
+    device: &DeviceProperties,
+    reasons: &mut Vec<String>,
+) -> u32 {
     let pairs = valid.batches.saturating_mul(valid.key_heads);
-    let wave = schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs);
+    let hopper = main.arch == Arch::Sm90a;
+    if hopper && valid.sees_all() {
+        reasons.push("one (batch, key head) pair at once: all its key tiles take equally long".into());
+        return 1;
+    }
+    let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
+    let mut column_bytes = columns * u64::from(valid.problem.dtype.bytes());
+    if hopper {
+        column_bytes += u64::from(main.head_dim) * 4;
+    }
+    let bytes = u64::from(valid.query_rows) * column_bytes * u64::from(valid.group_size);
+    let wave = if hopper {
+        // heads_per_wave fills a half of what it is given.
+        let most = schedule::heads_per_wave(bytes, 1, device.l2_bytes / 3 * 4, pairs);
+        schedule::even_wave(pairs, most, 1)
+    } else {
+        schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs)
+    };
     reasons.push(format!(
-        "{wave} of {pairs} (batch, key head) pairs at once: {bytes} bytes of q and dO per key head, {} of L2",
+        "{wave} of {pairs} (batch, key head) pairs at once: {bytes} bytes of q, dO and dq per key head, {} \
+         of L2",
         device.l2_bytes
     ));
     wave

@@ -255,8 +255,8 @@ pub const fn backward_sm90a_shared_bytes(head_dim: u32, query_rows: u32, key_row
     tiles + results + 2 * 3 * query_rows * 4 + BACKWARD_SM90A_BARRIER_BYTES
 }
 
-/// Bytes at the end of the Hopper backward's shared memory for barriers.
-const BACKWARD_SM90A_BARRIER_BYTES: u32 = 256;
+/// Bytes at the end of the Hopper backward's shared memory for barriers and messages.
+const BACKWARD_SM90A_BARRIER_BYTES: u32 = 512;
 
 /// Shared memory of the f32 forward: one tile each of queries, keys, values and probabilities.
 pub const fn forward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {

@@ -35,6 +35,15 @@ pub fn name() -> DeviceName {
     }
 }
 
+/// How many schedules the emulator tries on what ships: `FATTN_SCHEDULES`, at least the latest and the eager one.
+///
+/// # Panics
+/// If the variable is no number.
+pub fn schedule_count() -> u64 {
+    let Ok(text) = std::env::var("FATTN_SCHEDULES") else { return 3 };
+    text.parse().unwrap_or_else(|error| panic!("FATTN_SCHEDULES: {error}"))
+}
+
 /// The target of the emulator, if `FATTN_DEVICE` names it.
 pub fn emulated_arch() -> Option<Arch> {
     match name() {

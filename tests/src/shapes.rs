@@ -3,7 +3,7 @@
 use crate::ptx::spec;
 use finite_attention::check::{Case, Gradients, Placement};
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
-use kernels_gpu::abi::{Access, Family};
+use kernels_gpu::abi::{Access, Arch, Family};
 
 /// Three key tiles and two query tiles, both ragged, D and Dv below those of the kernel, causal.
 pub fn ragged(kernel: &str) -> Case {
@@ -19,7 +19,7 @@ pub fn ragged(kernel: &str) -> Case {
         gradients: (spec.family != Family::Forward).then_some(Gradients {
             dtype: spec.dtype,
             has_d_lse: true,
-            mode: Mode::Deterministic,
+            mode: if spec.arch == Arch::Sm90a { Mode::Fast } else { Mode::Deterministic },
         }),
         placement: if spec.access == Access::Element { Placement::Unaligned } else { Placement::Padded },
         ..Case::small()

@@ -4,7 +4,7 @@ use crate::device::emulated;
 use crate::ptx::spec;
 use crate::recorder::small;
 use crate::sources::{Place, goes_through};
-use finite_attention::check::{Case, Inputs, Surroundings, compute, run_case_with};
+use finite_attention::check::{Case, GradientInputs, Inputs, Surroundings, compute_with, run_case_with};
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Device, Error, KernelImages};
 
@@ -73,7 +73,7 @@ impl Verdict {
 }
 
 /// Runs a case under a schedule, with these images in place of `kernel`. The device is planned for as a small
-/// one, so that blocks have several tiles. A case of packed sequences runs twice: then with values of NaN in
+/// one, so that blocks have several tiles. A case of packed sequences runs twice: then with inputs of NaN in
 /// every other sequence, which must not reach those between.
 ///
 /// # Panics
@@ -102,32 +102,41 @@ fn of_error(error: Error) -> Verdict {
     }
 }
 
-/// Sequences 1, 3, 5 of packed ones have values of NaN: the output of the others is finite.
+/// Sequences 1, 3, 5 of packed ones have inputs of NaN: all results of the others are finite.
 fn neighbours(device: &Device, case: &Case) -> Verdict {
     let [first_queries, first_keys] = case.offsets();
-    let sequence =
-        |firsts: &[i32], row: usize| firsts.partition_point(|&first| first as usize <= row) - 1;
-    let is_poisoned = |firsts: &[i32], row: usize| sequence(firsts, row) % 2 == 1;
-    let mut inputs = Inputs::drawn(case);
-    for (row, values) in inputs.v.chunks_mut(case.key_heads * case.value_dim).enumerate() {
-        if is_poisoned(&first_keys, row) {
-            values.fill(f32::NAN);
-        }
-    }
-    let case = Case { gradients: None, ..case.clone() };
-    let computed = match compute(device, &case, &inputs, Surroundings::Nan) {
+    let is_poisoned = |firsts: &[i32], row: usize| {
+        (firsts.partition_point(|&first| first as usize <= row) - 1) % 2 == 1
+    };
+    let poison = |values: &mut [f32], firsts: &[i32], per_row: usize| {
+        let rows = values.chunks_mut(per_row).enumerate();
+        rows.filter(|(row, _)| is_poisoned(firsts, *row)).for_each(|(_, values)| values.fill(f32::NAN));
+    };
+    let Case { query_heads, key_heads, head_dim, value_dim, .. } = *case;
+    let (mut inputs, mut gradients) = (Inputs::drawn(case), GradientInputs::drawn(case));
+    poison(&mut inputs.q, &first_queries, query_heads * head_dim);
+    poison(&mut inputs.k, &first_keys, key_heads * head_dim);
+    poison(&mut inputs.v, &first_keys, key_heads * value_dim);
+    poison(&mut gradients.d_o, &first_queries, query_heads * value_dim);
+    let computed = match compute_with(device, case, &inputs, &gradients, Surroundings::Nan) {
         Ok(computed) => computed,
         Err(error) => return of_error(error),
     };
-    let per_row = case.query_heads * case.value_dim;
-    let infected = computed
-        .o
-        .iter()
-        .enumerate()
-        .position(|(element, o)| !is_poisoned(&first_queries, element / per_row) && !o.is_finite());
-    infected.map_or(Verdict::Clean, |element| {
-        Verdict::Wrong(format!("o: element {element}: NaN from another sequence"))
-    })
+    let mut tensors = vec![("o", &computed.o, &first_queries, query_heads * value_dim)];
+    if let Some(gradients) = &computed.gradients {
+        tensors.push(("dq", &gradients.dq, &first_queries, query_heads * head_dim));
+        tensors.push(("dk", &gradients.dk, &first_keys, key_heads * head_dim));
+        tensors.push(("dv", &gradients.dv, &first_keys, key_heads * value_dim));
+    }
+    for (name, numbers, firsts, per_row) in tensors {
+        let infected = numbers.chunks(per_row).enumerate().position(|(row, numbers)| {
+            !is_poisoned(firsts, row) && numbers.iter().any(|number| !number.is_finite())
+        });
+        if let Some(row) = infected {
+            return Verdict::Wrong(format!("{name}: row {row}: NaN from another sequence"));
+        }
+    }
+    Verdict::Clean
 }
 
 /// The first verdict that is not clean, and under which case and schedule.

@@ -23,3 +23,4 @@ pub mod shapes;
 pub mod sources;
 pub mod sweep;
 pub mod verdict;
+pub mod zoo;

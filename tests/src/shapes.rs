@@ -58,6 +58,7 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         in_f32(Case { value_dim: 3, ..ragged.clone() }),
         in_f32(Case { head_dim: 3, ..ragged.clone() }),
         Case { value_dim: 3, ..ragged.clone() },
+        Case { head_dim: 3, ..ragged.clone() },
         Case { query_rows: 2 * ragged.query_rows, key_rows: 5, query_heads: 4, key_heads: 2, ..full },
     ];
     // Query tiles that see no key: three of four, and in a forward all of them.

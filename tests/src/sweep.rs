@@ -165,8 +165,9 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         opcode: "fence.",
         through: &["room.rs: mbarrier::fence_init();"],
-        equivalent: false,
-        why: "the emulator takes the barrier of the block behind it as enough for the async proxy to see new barriers",
+        equivalent: true,
+        why: "two fences stand here, and either shows new barriers to the async proxy (that both are gone would not \
+              show: the emulator takes the barrier of the block behind them as enough)",
     },
     Explanation {
         opcode: "fence.proxy.async",
@@ -191,6 +192,54 @@ pub const EXPLANATIONS: &[Explanation] = &[
         through: &["E::start_output"],
         equivalent: true,
         why: "nothing touches the registers of the second product between the fence of the first and this one",
+    },
+    Explanation {
+        opcode: "wgmma.fence",
+        through: &["E::start_scores::<KEYS>(values"],
+        equivalent: true,
+        why: "nothing touches the registers of the second product between the fence of the first and this one",
+    },
+    Explanation {
+        opcode: "wgmma.fence",
+        through: &["E::start_dq"],
+        equivalent: true,
+        why: "nothing touches the registers of dq between the fence of the product of dv and this one",
+    },
+    Explanation {
+        opcode: "wgmma.fence",
+        through: &["E::start_gradient(&mut dk"],
+        equivalent: true,
+        why: "ds and dk are last touched before the fence of the product of dv",
+    },
+    Explanation {
+        opcode: "wgmma.commit_group",
+        through: &["E::start_gradient(&mut dv"],
+        equivalent: true,
+        why: "the product of dq is committed right behind it, and both are waited for together",
+    },
+    Explanation {
+        opcode: "wgmma.wait_group",
+        through: &["dv.wait::<0>();"],
+        equivalent: true,
+        why: "the wait for dk at the end of every step waits for all products",
+    },
+    Explanation {
+        opcode: "mbarrier.try_wait",
+        through: &["self.d_os.acquire(stages);"],
+        equivalent: true,
+        why: "every warp releases dO before the queries of the same stage, which the producer has acquired just before",
+    },
+    Explanation {
+        opcode: "mbarrier.try_wait",
+        through: &["self.values.acquire(keys);"],
+        equivalent: true,
+        why: "every warp releases keys behind its last use of both, and the producer has acquired the keys just before",
+    },
+    Explanation {
+        opcode: "cp.async.bulk.wait_group",
+        through: &["bulk_copy::wait_written::<0>();"],
+        equivalent: false,
+        why: "the emulator lets all copies land before the next kernel starts",
     },
     Explanation {
         opcode: "wgmma.commit_group",

@@ -58,9 +58,12 @@ impl Verdict {
         match self {
             Verdict::Clean => "nothing".to_owned(),
             Verdict::Findings(findings) => {
-                let mut kinds: Vec<&str> =
-                    findings.iter().map(|finding| finding.kind.as_str()).collect();
-                kinds.dedup();
+                let mut kinds: Vec<&str> = Vec::new();
+                for Finding { kind, .. } in findings {
+                    if !kinds.contains(&kind.as_str()) {
+                        kinds.push(kind);
+                    }
+                }
                 kinds.join(", ")
             }
             Verdict::Wrong(text) => {
@@ -72,15 +75,23 @@ impl Verdict {
     }
 }
 
-/// Runs a case under a schedule, with these images in place of `kernel`. The device is planned for as a small
-/// one, so that blocks have several tiles. A case of packed sequences runs twice: then with inputs of NaN in
-/// every other sequence, which must not reach those between.
+/// Runs a case in the emulator under a schedule, with these images in place of `kernel`.
 ///
 /// # Panics
 /// If the case is planned for another kernel.
 pub fn judge(kernel: &str, images: KernelImages, case: &Case, schedule: Schedule) -> Verdict {
     let options = Options { schedule, step_limit: Some(STEP_LIMIT), ..Options::default() };
-    let device = small(&emulated(spec(kernel).arch, images, options));
+    judge_on(&emulated(spec(kernel).arch, images, options), kernel, case)
+}
+
+/// Runs a case on a device that has other images in place of `kernel`. The device is planned for as a small one, so
+/// that blocks have several tiles. A case of packed sequences runs twice: then with inputs of NaN in every other
+/// sequence, which must not reach those between.
+///
+/// # Panics
+/// If the case is planned for another kernel.
+pub fn judge_on(device: &Device, kernel: &str, case: &Case) -> Verdict {
+    let device = small(device);
     match run_case_with(&device, case, Inputs::drawn) {
         Ok((outcome, _)) => {
             let ran = [outcome.kernel, outcome.backward_kernel];

@@ -49,3 +49,8 @@ fn backward_for_sm80() {
 fn forward_for_hopper() {
     every_edit_shows_or_is_explained("forward_bf16_d128_sm90a");
 }
+
+#[test]
+fn backward_for_hopper() {
+    every_edit_shows_or_is_explained("backward_bf16_d128_sm90a");
+}

@@ -21,8 +21,12 @@ use std::thread::available_parallelism;
 /// Of edits that change what a kernel does, how many must show.
 const REQUIRED: f64 = 0.95;
 
-const KERNELS: [&str; 3] =
-    ["forward_bf16_d64_sm80", "backward_bf16_d64_sm80", "forward_bf16_d128_sm90a"];
+const KERNELS: [&str; 4] = [
+    "forward_bf16_d64_sm80",
+    "backward_bf16_d64_sm80",
+    "forward_bf16_d128_sm90a",
+    "backward_bf16_d128_sm90a",
+];
 
 /// Edits of a kernel, each with how it shows.
 struct Swept {

@@ -1,12 +1,14 @@
 //! The tensor-core backward for sm_80, with what comes before and after it.
 
-use super::{Mutant, all_are_found, shipped_is_clean};
+use super::{Family, Mutant};
+use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
+use crate::shapes::ragged;
 use finite_attention::check::Case;
 use finite_attention::{CausalAlignment, Mask};
-use finite_attention_tests::ptx::{Which, dropped, off_by_one, operand, with_operand};
-use finite_attention_tests::shapes::{cases, ragged};
 
 const KERNEL: &str = "backward_bf16_d64_sm80";
+
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
@@ -96,14 +98,4 @@ fn mutants() -> Vec<Mutant> {
             })
             .wrong("dq"),
     ]
-}
-
-#[test]
-fn every_mutant_is_found() {
-    all_are_found(17, mutants);
-}
-
-#[test]
-fn the_kernels_that_ship_are_clean_under_many_schedules() {
-    shipped_is_clean(KERNEL, &cases(KERNEL));
 }

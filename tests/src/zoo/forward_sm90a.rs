@@ -1,13 +1,15 @@
 //! The forward for Hopper.
 
-use super::{Mutant, all_are_found, moved, other_parity, shipped_is_clean};
+use super::{Family, Mutant, moved, other_parity};
+use crate::ptx::{Which, dropped, operand, with_operand};
+use crate::shapes::ragged;
+use crate::sweep::no_wait;
 use finite_attention::Mask;
 use finite_attention::check::Case;
-use finite_attention_tests::ptx::{Which, dropped, operand, with_operand};
-use finite_attention_tests::shapes::{cases, ragged};
-use finite_attention_tests::sweep::no_wait;
 
 const KERNEL: &str = "forward_bf16_d128_sm90a";
+
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
@@ -186,14 +188,4 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("out-of-bounds global access", &["store::store_exchanged"]),
     ]
-}
-
-#[test]
-fn every_mutant_is_found() {
-    all_are_found(29, mutants);
-}
-
-#[test]
-fn the_kernels_that_ship_are_clean_under_many_schedules() {
-    shipped_is_clean(KERNEL, &cases(KERNEL));
 }

@@ -1,14 +1,16 @@
 //! The backward for Hopper.
 
-use super::{Mutant, all_are_found, moved, other_parity, shipped_is_clean};
+use super::{Family, Mutant, moved, other_parity};
+use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
+use crate::shapes::ragged;
+use crate::sweep::no_wait;
 use finite_attention::check::Case;
 use finite_attention::{CausalAlignment, Mask};
-use finite_attention_tests::ptx::{Which, dropped, off_by_one, operand, with_operand};
-use finite_attention_tests::shapes::{cases, ragged};
-use finite_attention_tests::sweep::no_wait;
 
 const KERNEL: &str = "backward_bf16_d128_sm90a";
 const F16: &str = "backward_f16_d64_sm90a";
+
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F16], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
@@ -384,15 +386,6 @@ fn helpers() -> Vec<Mutant> {
     ]
 }
 
-#[test]
-fn every_mutant_is_found() {
-    all_are_found(60, || {
-        [arrivals(), products(), accumulator(), helpers()].into_iter().flatten().collect()
-    });
-}
-
-#[test]
-fn the_kernels_that_ship_are_clean_under_many_schedules() {
-    shipped_is_clean(KERNEL, &cases(KERNEL));
-    shipped_is_clean(F16, &cases(F16));
+fn mutants() -> Vec<Mutant> {
+    [arrivals(), products(), accumulator(), helpers()].into_iter().flatten().collect()
 }

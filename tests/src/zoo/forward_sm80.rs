@@ -1,9 +1,9 @@
 //! The tensor-core forward for sm_80, and the one in f32.
 
-use super::{Mutant, all_are_found, shipped_is_clean};
+use super::{Family, Mutant};
+use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
+use crate::shapes::ragged;
 use finite_attention::check::Case;
-use finite_attention_tests::ptx::{Which, dropped, off_by_one, operand, with_operand};
-use finite_attention_tests::shapes::{cases, ragged};
 
 const KERNEL: &str = "forward_bf16_d64_sm80";
 const F32: &str = "forward_f32_d64_sm80";
@@ -11,6 +11,8 @@ const RING_WAIT: &str = "key_value_ring.rs: async_copy::wait::<0>();";
 const RING_BARRIER: &str = "key_value_ring.rs: barrier::block_sync();";
 const LOOP: &str = "forward_mma.rs: ring.wait();";
 const PRODUCT: &str = "multiply_transposed";
+
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F32], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
@@ -90,14 +92,4 @@ fn mutants() -> Vec<Mutant> {
             .edit("cp.async.wait_group", &[], Which::Last, dropped)
             .finding("uninitialised shared read", &["forward_fma.rs: multiply_accumulate"]),
     ]
-}
-
-#[test]
-fn every_mutant_is_found() {
-    all_are_found(17, mutants);
-}
-
-#[test]
-fn the_kernels_that_ship_are_clean_under_many_schedules() {
-    shipped_is_clean(KERNEL, &cases(KERNEL));
 }

@@ -92,8 +92,8 @@ impl Bench {
 
 /// What one launch does, planned for the addresses of one set.
 enum Work {
-    Forward(ForwardPlan),
-    Backward(BackwardPlan, Workspace),
+    Forward(Box<ForwardPlan>),
+    Backward(Box<BackwardPlan>, Workspace),
 }
 
 impl Work {
@@ -136,7 +136,7 @@ impl TensorSet {
         let Some(plan) = plan_forward(&valid, device.properties(), &pointers)? else {
             bail!("nothing to compute");
         };
-        let mut work = Work::Forward(plan);
+        let mut work = Work::Forward(Box::new(plan));
         if let Some(backward) = task.backward() {
             work.launch(device)?;
             device.synchronize(Stream::default())?;
@@ -215,7 +215,7 @@ impl<T: Element> Memory<'_, T> {
         let plan = plan_backward(&problem.validate()?, self.device.properties(), &pointers)?;
         let bytes = plan.workspace_bytes();
         let pointer = self.output::<f32>(usize::try_from(bytes.div_ceil(4))?)?;
-        Ok(Work::Backward(plan, Workspace { pointer, bytes }))
+        Ok(Work::Backward(Box::new(plan), Workspace { pointer, bytes }))
     }
 }
 

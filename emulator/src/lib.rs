@@ -6,7 +6,8 @@
 //! their wait, divergent barriers and deadlocks, and, in kernels of compute capability 9.0, races in
 //! shared memory, missing fences between the proxies and registers of unfinished multiplications. A
 //! finding names kernel, block, thread, the PTX line and, where the module carries line tables, the
-//! source line.
+//! source line. With [`Options::trace`] on, the report names the first instruction whose finite operands
+//! gave NaN or infinity ([`Trace`]).
 //!
 //! ```
 //! use ptx_emulator::{Launch, Memory, Module, Options, launch};
@@ -67,6 +68,7 @@ mod parse;
 mod report;
 mod shadow;
 mod tensor_map;
+mod trace;
 
 pub use error::{LaunchError, MemoryError, ParseError, ParseErrorKind};
 pub use exec::launch;
@@ -76,3 +78,4 @@ pub use module::{Kernel, Module, Parameter, Unsupported};
 pub use options::{Checks, Launch, Options, Schedule};
 pub use report::{Finding, FindingKind, Report, SourceLocation, Statistics};
 pub use tensor_map::{TensorMap, TensorMapElement, TensorMapError, TensorMapSwizzle};
+pub use trace::{Number, Operand, Origin, OriginKind, Trace};

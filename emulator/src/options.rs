@@ -70,10 +70,13 @@ pub struct Options {
     pub max_findings: usize,
     /// Warp instructions that one block may execute. More is reported as a finding, not awaited.
     pub step_limit: Option<u64>,
+    /// Look for the instructions whose results are the first that are not finite: [`crate::Trace`]. Off,
+    /// it costs nothing; on, about as much as the floating-point instructions themselves.
+    pub trace: bool,
 }
 
 impl Default for Options {
-    /// Every check, the latest schedule, one thread, 64 findings, 2^32 warp instructions per block.
+    /// Every check, the latest schedule, one thread, 64 findings, 2^32 warp instructions per block, no trace.
     fn default() -> Self {
         Options {
             checks: Checks::all(),
@@ -81,6 +84,7 @@ impl Default for Options {
             threads: 1,
             max_findings: 64,
             step_limit: Some(1 << 32),
+            trace: false,
         }
     }
 }

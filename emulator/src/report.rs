@@ -1,16 +1,19 @@
 //! What a launch found.
 
 use crate::memory::Space;
+use crate::trace::Trace;
 use serde::Serialize;
 use std::fmt;
 
 /// The outcome of a launch.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Distinct faults, ordered by block and then by the order in which the block met them.
     pub findings: Vec<Finding>,
     /// Work done.
     pub statistics: Statistics,
+    /// Where values that are not finite come from; empty unless [`crate::Options::trace`] is on.
+    pub trace: Trace,
 }
 
 impl Report {
@@ -172,14 +175,7 @@ impl fmt::Display for Finding {
             write!(f, ", {} times in all", self.occurrences)?;
         }
         write!(f, "\n  PTX line {}: {}", self.ptx_line, self.ptx)?;
-        let mut location = self.source.as_ref();
-        let mut word = "at";
-        while let Some(place) = location {
-            write!(f, "\n  {word} {place}")?;
-            location = place.inlined_at.as_deref();
-            word = "inlined at";
-        }
-        Ok(())
+        SourceLocation::write_chain(self.source.as_ref(), f)
     }
 }
 
@@ -194,6 +190,19 @@ pub struct SourceLocation {
     pub column: u32,
     /// The place of the call that this code was inlined into.
     pub inlined_at: Option<Box<SourceLocation>>,
+}
+
+impl SourceLocation {
+    /// A line for a place and one for each call that it was inlined into.
+    pub(crate) fn write_chain(mut place: Option<&Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut word = "at";
+        while let Some(found) = place {
+            write!(f, "\n  {word} {found}")?;
+            place = found.inlined_at.as_deref();
+            word = "inlined at";
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for SourceLocation {

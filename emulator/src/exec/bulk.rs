@@ -6,12 +6,14 @@
 
 use super::boxes::{Bytes, Row};
 use super::context::{Access, Context, Flow, Stop};
-use super::reduce::add;
+use super::reduce::{add, operation};
+use super::trace::{Encoding, Found};
 use crate::isa::ReduceOp;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
 use crate::shadow::State;
 use crate::tensor_map::TensorMapSwizzle;
+use crate::trace::OriginKind;
 use std::collections::BTreeMap;
 
 /// Bytes of the pieces that a swizzle exchanges.
@@ -189,7 +191,12 @@ fn write_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &[u8], red
             Bytes::Box { map, .. } => Some(map.element),
             Bytes::Plain { .. } => None,
         };
+        let before = c.trace.is_some().then(|| std::slice::from_raw_parts(at, part.len()).to_vec());
         add(at, part, reduce, element);
+        if let Some(before) = before {
+            let after = std::slice::from_raw_parts(at, part.len()).to_vec();
+            trace(c, t, [part, &before, &after], operation(reduce, element));
+        }
         if !written && c.checks_uninitialised() {
             let kind = FindingKind::UninitialisedRead { space: Space::Global };
             c.report(kind, t.pc, t.issuer.warp, t.issuer.lane, |_| {
@@ -198,6 +205,31 @@ fn write_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &[u8], red
         }
     }
     Ok(())
+}
+
+/// Looks at sums for those that are not finite: what was added, what was there before, and after.
+#[cold]
+fn trace(c: &mut Context<'_>, t: &Transfer, bytes: [&[u8]; 3], operation: ReduceOp) {
+    let (encoding, size) = match operation {
+        ReduceOp::AddF16 => (Encoding::F16(0), 2),
+        ReduceOp::AddBf16 => (Encoding::Bf16(0), 2),
+        ReduceOp::AddF32 => (Encoding::F32, 4),
+        ReduceOp::AddF64 => (Encoding::F64, 8),
+        _ => return,
+    };
+    for index in 0..bytes[0].len() / size {
+        let [a, memory, result] = bytes.map(|bytes| {
+            let mut value = [0; 8];
+            value[..size].copy_from_slice(&bytes[index * size..][..size]);
+            encoding.value(u64::from_le_bytes(value))
+        });
+        if !result.is_finite() {
+            let Issuer { warp, lane } = t.issuer;
+            let (kind, lane) = (OriginKind::Overflow, lane as usize);
+            let found = Found { kind, pc: t.pc, warp, lane, result, element: None };
+            c.trace_sum(found, &[("a", &[a]), ("memory", &[memory])]);
+        }
+    }
 }
 
 /// Calls `f` with each piece of a row: its place in the row, its offset in shared memory, its length.

@@ -16,6 +16,7 @@ use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
 use crate::report::{Finding, FindingKind, Statistics};
 use crate::shadow::race::Race;
+use crate::trace::Trace;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -101,6 +102,8 @@ pub struct Context<'a> {
     /// Which kind at which instruction has which place in `findings`.
     known: HashMap<(FindingKind, u32), usize>,
     pub statistics: Statistics,
+    /// Where values that are not finite come from, if that is looked for.
+    pub trace: Option<Box<Trace>>,
 }
 
 /// The race shadow, for kernels that have use for it.
@@ -129,6 +132,7 @@ impl<'a> Context<'a> {
             findings: Vec::new(),
             known: HashMap::new(),
             statistics: Statistics { blocks: 1, ..Statistics::default() },
+            trace: environment.options.trace.then(Box::default),
         }
     }
 
@@ -146,6 +150,7 @@ impl<'a> Context<'a> {
         self.findings.clear();
         self.known.clear();
         self.statistics = Statistics { blocks: 1, ..Statistics::default() };
+        self.trace = self.environment.options.trace.then(Box::default);
     }
 
     /// Whether reads of unwritten bytes are looked for.

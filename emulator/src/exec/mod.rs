@@ -19,6 +19,7 @@ mod registers;
 mod step;
 mod step_async;
 mod target;
+mod trace;
 mod warp;
 mod warpgroup;
 mod wgmma;

@@ -25,17 +25,19 @@ pub struct Checks {
     /// In kernels with memory barriers, bulk copies or multiplications by a warpgroup: accesses to shared
     /// memory that nothing orders, missing proxy fences, and registers in flight.
     pub races: bool,
+    /// Registers that are read before anything wrote them.
+    pub registers: bool,
 }
 
 impl Checks {
     /// Every check.
     pub const fn all() -> Self {
-        Checks { uninitialised: true, barriers: true, races: true }
+        Checks { uninitialised: true, barriers: true, races: true, registers: true }
     }
 
     /// Memory safety only.
     pub const fn none() -> Self {
-        Checks { uninitialised: false, barriers: false, races: false }
+        Checks { uninitialised: false, barriers: false, races: false, registers: false }
     }
 }
 

@@ -80,6 +80,8 @@ pub enum FindingKind {
         /// The space read.
         space: Space,
     },
+    /// A read of a register that nothing wrote in that lane. The block goes on.
+    UninitialisedRegister,
     /// A read or overwrite of shared bytes that an asynchronous copy has yet to deliver. The block
     /// goes on.
     AsyncCopyInFlight,
@@ -125,6 +127,7 @@ impl fmt::Display for FindingKind {
             FindingKind::UseAfterFree => write!(f, "use after free"),
             FindingKind::WriteToReadOnly { space } => write!(f, "write to read-only {space} memory"),
             FindingKind::UninitialisedRead { space } => write!(f, "uninitialised {space} read"),
+            FindingKind::UninitialisedRegister => write!(f, "uninitialised register"),
             FindingKind::AsyncCopyInFlight => write!(f, "asynchronous copy in flight"),
             FindingKind::MbarrierMisuse => write!(f, "misuse of an mbarrier"),
             FindingKind::InvalidTensorMap => write!(f, "invalid tensor map"),

@@ -22,6 +22,7 @@ mod target;
 mod trace;
 mod warp;
 mod warpgroup;
+mod watch;
 mod wgmma;
 mod window;
 

@@ -71,6 +71,9 @@ impl Runner<'_, '_> {
             let guard = self.warp.registers.predicate(i.guard);
             let guard = if i.has(FLAG_NEGATE_GUARD) { !guard } else { guard };
             let m = self.mask & guard;
+            if self.warp.watched.is_some() {
+                self.context.watch_touch(self.warp, self.pc, self.mask, m);
+            }
             if m == 0 {
                 self.pc += 1;
                 continue;

@@ -2,6 +2,7 @@
 
 pub mod allocate;
 mod arithmetic;
+mod assigned;
 pub mod control_flow;
 mod hopper;
 pub mod op;
@@ -10,6 +11,7 @@ mod touches;
 pub mod types;
 
 pub use arithmetic::{FloatOp, IntegerOp};
+pub use assigned::{Touch, Watch};
 pub use hopper::{BulkOp, MbarrierOp, ReduceOp, WGMMA_K, WgmmaOp, WgmmaShape, WgmmaType, bulk_list};
 pub use op::{
     AsyncCopyOp, AtomicOp, BarrierOp, MatrixOp, MoveOp, Op, PredicateOp, ReduxOp, ShuffleOp, VoteOp,
@@ -196,6 +198,8 @@ pub struct Code {
     pub asynchronous: bool,
     /// Rows that instructions touch; only filled where there are multiplications by a warpgroup.
     pub touches: Touches,
+    /// Registers that may be read before they are written.
+    pub watch: Watch,
     /// Rows to fill before the kernel starts.
     pub fills: Vec<(u32, Fill)>,
 }

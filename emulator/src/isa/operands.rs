@@ -81,6 +81,43 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
     }
 }
 
+/// Calls `f` with every predicate of an instruction, its guard left out, and its role.
+pub fn visit_predicates(i: &Instruction, f: &mut impl FnMut(u32, Role)) {
+    use Role::{Read, Write};
+    match i.op {
+        Op::Compare(_) => {
+            if i.immediate != 0 {
+                f(i.c, Read);
+            }
+            f(i.d, Write);
+            f(i.e, Write);
+        }
+        Op::Select32 | Op::Select64 | Op::Wgmma(WgmmaOp::Multiply) => f(i.c, Read),
+        Op::Predicate(_) => {
+            f(i.a, Read);
+            f(i.b, Read);
+            f(i.d, Write);
+        }
+        Op::Vote(op) => {
+            f(i.a, Read);
+            if op != VoteOp::Ballot {
+                f(i.d, Write);
+            }
+        }
+        Op::Barrier(op) => {
+            f(i.c, Read);
+            if matches!(op, BarrierOp::ReduceAnd | BarrierOp::ReduceOr) {
+                f(i.d, Write);
+            }
+        }
+        Op::Shuffle(_) => f(i.immediate as u32, Write),
+        Op::MatchAll32 | Op::Elect => f(i.e, Write),
+        Op::Move(MoveOp::IsSpace) => f(i.d, Write),
+        Op::Mbarrier(op) if op.polls() => f(i.d, Write),
+        _ => {}
+    }
+}
+
 /// Reads of `a`, `b`, `c`, `e` and a write of `d`, of so many rows each, `d` first; 0: no operand.
 fn all(i: &mut Instruction, [d, a, b, c, e]: [u32; 5], f: &mut impl FnMut(&mut u32, u32, Role)) {
     for (row, rows) in [(&mut i.a, a), (&mut i.b, b), (&mut i.c, c), (&mut i.e, e)] {

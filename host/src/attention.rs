@@ -11,11 +11,13 @@ pub use host::{
 };
 
 use crate::device::Device;
-use crate::driver::{Stream, TensorMapDescription};
+use crate::driver::{Driver, Stream, TensorMapDescription};
 use crate::error::Result;
 use crate::plan::{ForwardPlan, ForwardPointers, plan_forward};
 use crate::problem::ForwardProblem;
-use kernels_gpu::abi::{BackwardParams, ForwardHopperParams, ForwardParams, TensorMap};
+use kernels_gpu::abi::{
+    BackwardHopperParams, BackwardParams, ForwardHopperParams, ForwardParams, TensorMap,
+};
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
 /// [`Device::synchronize`] or anything else that waits for the stream.
@@ -58,13 +60,10 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
         // SAFETY: passed on to the caller.
         return unsafe { driver.launch(plan.kernel, plan.blocks, plan.params.bytes(), stream) };
     };
-    let encode = |map: Option<TensorMapDescription>| {
-        map.map_or(Ok(TensorMap::default()), |map| driver.encode_tensor_map(&map))
-    };
     let params = ForwardHopperParams {
-        q_map: encode(maps.q)?,
-        k_map: encode(maps.k)?,
-        v_map: encode(maps.v)?,
+        q_map: encode(driver, maps.q)?,
+        k_map: encode(driver, maps.k)?,
+        v_map: encode(driver, maps.v)?,
         forward: plan.params,
         counter: device.counter(plan.params.o.address),
         take_turns: u32::from(maps.take_turns),
@@ -72,6 +71,11 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
     };
     // SAFETY: passed on to the caller; what the maps describe is what the plan was made with.
     unsafe { driver.launch(plan.kernel, plan.blocks, params.bytes(), stream) }
+}
+
+/// A tensor map; of no tensor, one that is never used.
+fn encode(driver: &dyn Driver, map: Option<TensorMapDescription>) -> Result<TensorMap> {
+    map.map_or(Ok(TensorMap::default()), |map| driver.encode_tensor_map(&map))
 }
 
 /// The parameter of a kernel: `repr(C)`, with no padding.
@@ -99,3 +103,8 @@ const _: () =
 // SAFETY: eight views of 32 bytes, nine 64-bit and eighteen 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}
 const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 9 * 8 + 18 * 4);
+
+// SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8 and a 64-bit field:
+// no padding.
+unsafe impl Params for BackwardHopperParams {}
+const _: () = assert!(size_of::<BackwardHopperParams>() == 4 * 128 + size_of::<BackwardParams>() + 8);

@@ -13,7 +13,7 @@ pub use mask::{CausalAlignment, Mask};
 pub use sequences::Sequences;
 
 use crate::error::{Error, Result};
-use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS};
+use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, WINDOW_OPEN};
 
 /// One forward pass: `o = softmax(scale * q k^T + mask) v` and `lse`, the logarithm of each row's
 /// softmax denominator.
@@ -257,6 +257,11 @@ impl ValidForward {
     /// Whether o and lse have no elements, so that there is nothing to launch.
     pub fn is_empty(&self) -> bool {
         self.batches == 0 || self.query_rows == 0 || self.query_heads == 0
+    }
+
+    /// Whether every query sees every key of its sequence.
+    pub fn sees_all(&self) -> bool {
+        self.window_left == WINDOW_OPEN && self.window_right == WINDOW_OPEN
     }
 
     /// Whether sequences are packed.

@@ -333,6 +333,27 @@ pub struct BackwardParams {
     pub padded_dim: u32,
 }
 
+/// Parameters of the main kernel of the Hopper backward, passed by value as the only kernel parameter (which
+/// the build aligns to 64 for the maps). The kernels before and after it get [`BackwardParams`].
+///
+/// The maps are as in [`ForwardHopperParams`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BackwardHopperParams {
+    /// Map of q.
+    pub q_map: TensorMap,
+    /// Map of k.
+    pub k_map: TensorMap,
+    /// Map of v.
+    pub v_map: TensorMap,
+    /// Map of dO.
+    pub d_o_map: TensorMap,
+    /// Everything else.
+    pub backward: BackwardParams,
+    /// As in [`ForwardHopperParams`].
+    pub counter: u64,
+}
+
 /// Statistics per query row in the backward's workspace.
 pub const fn backward_statistics(dtype: Dtype) -> u32 {
     match dtype {

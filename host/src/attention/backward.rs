@@ -1,12 +1,13 @@
 //! The backward pass on device memory.
 
-use super::Params as _;
+use super::{Params as _, encode};
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
-use crate::driver::{DevicePointer, Stream};
+use crate::driver::{DevicePointer, Driver, Stream};
 use crate::error::{Error, Result};
-use crate::plan::{BackwardPlan, BackwardPointers, plan_backward};
+use crate::plan::{BackwardMaps, BackwardPlan, BackwardPointers, KernelLaunch, plan_backward};
 use crate::problem::BackwardProblem;
+use kernels_gpu::abi::{BackwardHopperParams, BackwardParams, Family};
 
 /// Device memory that the kernels of a backward pass use between them. Its contents do not matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,12 +73,38 @@ pub unsafe fn launch_backward(
     stream: Stream,
 ) -> Result<()> {
     let params = plan.params_with(workspace.pointer, workspace.bytes)?;
-    for launch in &plan.launches {
-        tracing::debug!(kernel = launch.kernel.name, blocks = launch.blocks, "launch");
-        // SAFETY: passed on to the caller.
-        unsafe { device.driver().launch(launch.kernel, launch.blocks, params.bytes(), stream) }?;
+    let driver = device.driver();
+    for &KernelLaunch { kernel, blocks } in &plan.launches {
+        tracing::debug!(kernel = kernel.name, blocks, "launch");
+        let launch = |bytes: &[u8]| {
+            // SAFETY: passed on to the caller; what maps describe is what the plan was made with.
+            unsafe { driver.launch(kernel, blocks, bytes, stream) }
+        };
+        match &plan.hopper {
+            Some(maps) if kernel.family == Family::Backward => {
+                let counter = device.counter(params.dk.address.max(params.dv.address));
+                launch(hopper_params(driver, maps, params, counter)?.bytes())
+            }
+            _ => launch(params.bytes()),
+        }?;
     }
     Ok(())
+}
+
+fn hopper_params(
+    driver: &dyn Driver,
+    maps: &BackwardMaps,
+    backward: BackwardParams,
+    counter: u64,
+) -> Result<BackwardHopperParams> {
+    Ok(BackwardHopperParams {
+        q_map: encode(driver, maps.q)?,
+        k_map: encode(driver, maps.k)?,
+        v_map: encode(driver, maps.v)?,
+        d_o_map: encode(driver, maps.d_o)?,
+        backward,
+        counter,
+    })
 }
 
 /// As [`backward`], with a workspace of its own, which is why it waits until all is done.

@@ -8,12 +8,14 @@
 //! no keys dq does (delta and convert).
 
 use super::forward::check_offsets;
-use super::{Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, view};
-use crate::driver::{DevicePointer, DeviceProperties};
+use super::{
+    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, tensor_maps, view,
+};
+use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::problem::{Mode, ValidBackward, ValidForward};
 use kernels_gpu::abi::{
-    Access, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, backward_statistics,
+    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, backward_statistics,
     workspace_row_packed, workspace_row_strided,
 };
 use kernels_gpu::geometry::schedule;
@@ -88,14 +90,31 @@ pub struct KernelLaunch {
     pub blocks: u32,
 }
 
+/// Tensors as tensor maps describe them, for a main kernel for Hopper; none where there is nothing to
+/// describe.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BackwardMaps {
+    /// q.
+    pub q: Option<TensorMapDescription>,
+    /// k.
+    pub k: Option<TensorMapDescription>,
+    /// v.
+    pub v: Option<TensorMapDescription>,
+    /// dO.
+    pub d_o: Option<TensorMapDescription>,
+}
+
 /// Everything that launching a backward pass takes, except the workspace. Printable: `{}` is a line per
 /// kernel, with the reasons `{:#}`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackwardPlan {
     /// The kernels in their order; none when there is nothing to compute.
     pub launches: Vec<KernelLaunch>,
-    /// The parameter of all of them; the addresses of the workspace are 0.
+    /// The parameter of all of them (of a main kernel for Hopper, a part of it); the addresses of the
+    /// workspace are 0.
     pub params: BackwardParams,
+    /// What else a main kernel for Hopper takes.
+    pub hopper: Option<BackwardMaps>,
     /// Why these kernels and this order, a sentence each.
     pub reasons: Vec<String>,
 }
@@ -183,7 +202,9 @@ pub fn plan_backward(
 ) -> Result<BackwardPlan> {
     pointers.check(valid)?;
     let mut reasons = Vec::new();
-    let access = choose_access(&pointers.tensors(valid), &mut reasons);
+    let tensors = pointers.tensors(valid);
+    let access = choose_access(&tensors, &mut reasons);
+    let mode = valid.problem.mode;
     let forward = &valid.forward;
     let (dtype, head_dim) = (forward.problem.dtype, forward.head_dim.max(forward.value_dim));
     let choice = Choice {
@@ -191,25 +212,41 @@ pub fn plan_backward(
         dtype,
         head_dim,
         access,
-        mappable: false,
+        mappable: access == Access::Vector16
+            && mode == Mode::Fast
+            && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: false,
     };
     let main = choose_kernel(device, &choice, &mut reasons)?;
     let mut params = BackwardParams {
-        heads_per_wave: choose_wave(forward, device, &mut reasons),
+        heads_per_wave: choose_wave(forward, main, device, &mut reasons),
         workspace_rows: workspace_rows(forward)?,
         padded_dim: main.head_dim,
         ..tensor_params(valid, pointers)
     };
     without_queries(forward, &mut params);
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
-    split(valid.problem.mode, key_tiles, main, device, &mut params, &mut reasons);
-    let launches = launches(main, &params)?;
-    Ok(BackwardPlan { launches, params, reasons })
+    split(mode, key_tiles, main, device, &mut params, &mut reasons);
+    let launches = launches(main, device, &params)?;
+    let hopper = (main.arch == Arch::Sm90a).then(|| maps(main, &tensors));
+    Ok(BackwardPlan { launches, params, hopper, reasons })
+}
+
+fn maps(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> BackwardMaps {
+    BackwardMaps {
+        q: tensor_maps::describe(q, main.query_rows),
+        k: tensor_maps::describe(k, main.key_rows),
+        v: tensor_maps::describe(v, main.key_rows),
+        d_o: tensor_maps::describe(d_o, main.query_rows),
+    }
 }
 
 /// The kernels with something to do.
-fn launches(main: &'static KernelSpec, params: &BackwardParams) -> Result<Vec<KernelLaunch>> {
+fn launches(
+    main: &'static KernelSpec,
+    device: &DeviceProperties,
+    params: &BackwardParams,
+) -> Result<Vec<KernelLaunch>> {
     let &BackwardParams { batches, query_heads, query_rows, key_rows, .. } = params;
     let key_heads = query_heads / params.group_size;
     let key_blocks = if key_rows == 0 { 0 } else { params.key_blocks };
@@ -218,7 +255,11 @@ fn launches(main: &'static KernelSpec, params: &BackwardParams) -> Result<Vec<Ke
     let what = format!("groups of {} query rows", delta.query_rows);
     let delta_blocks = count_blocks(delta_blocks, &what, query_heads, batches)?;
     let what = format!("groups of tiles of {} keys", main.key_rows);
-    let main_blocks = count_blocks(key_blocks, &what, key_heads, batches)?;
+    let mut main_blocks = count_blocks(key_blocks, &what, key_heads, batches)?;
+    if main.arch == Arch::Sm90a {
+        // Blocks stay, one on each multiprocessor, and take key tiles until there are none left.
+        main_blocks = main_blocks.min(device.multiprocessors.max(1));
+    }
     let what = format!("tiles of {} query rows", main.query_rows);
     let convert_blocks =
         count_blocks(query_rows.div_ceil(main.query_rows), &what, query_heads, batches)?;
@@ -230,15 +271,16 @@ fn launches(main: &'static KernelSpec, params: &BackwardParams) -> Result<Vec<Ke
     Ok(launches.into_iter().filter(|launch| launch.blocks > 0).collect())
 }
 
-/// The kernel before or after the main one. The first is the same for every head dimension and access.
+/// The kernel before or after the main one. The first is the same for every device, head dimension and
+/// access.
 fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
     let key = |spec: &KernelSpec| {
-        let (head_dim, access) = if family == Family::BackwardConvert {
-            (spec.head_dim, spec.access)
+        let (arch, head_dim, access) = if family == Family::BackwardConvert {
+            (spec.arch, spec.head_dim, spec.access)
         } else {
-            (0, Access::Element)
+            (Arch::Sm80, 0, Access::Element)
         };
-        (spec.arch, spec.dtype, head_dim, access)
+        (arch, spec.dtype, head_dim, access)
     };
     let found = KERNELS.iter().find(|spec| spec.family == family && key(spec) == key(main));
     found.ok_or_else(|| Error::KernelMissing {
@@ -335,15 +377,36 @@ pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
 }
 
 /// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
-/// stay in the L2 cache.
-fn choose_wave(valid: &ValidForward, device: &DeviceProperties, reasons: &mut Vec<String>) -> u32 {
-    let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
-    let row_bytes = columns * u64::from(valid.problem.dtype.bytes()) * u64::from(valid.group_size);
-    let bytes = u64::from(valid.query_rows) * row_bytes;
+/// stay in the L2 cache; on Hopper also their dq in f32, and pair by pair where all key tiles take equally
+/// long.
+fn choose_wave(
+    valid: &ValidForward,
+    main: &KernelSpec,
+    device: &DeviceProperties,
+    reasons: &mut Vec<String>,
+) -> u32 {
     let pairs = valid.batches.saturating_mul(valid.key_heads);
-    let wave = schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs);
+    let hopper = main.arch == Arch::Sm90a;
+    if hopper && valid.sees_all() {
+        reasons.push("one (batch, key head) pair at once: all its key tiles take equally long".into());
+        return 1;
+    }
+    let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
+    let mut column_bytes = columns * u64::from(valid.problem.dtype.bytes());
+    if hopper {
+        column_bytes += u64::from(main.head_dim) * 4;
+    }
+    let bytes = u64::from(valid.query_rows) * column_bytes * u64::from(valid.group_size);
+    let wave = if hopper {
+        // heads_per_wave fills a half of what it is given.
+        let most = schedule::heads_per_wave(bytes, 1, device.l2_bytes / 3 * 4, pairs);
+        schedule::even_wave(pairs, most, 1)
+    } else {
+        schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs)
+    };
     reasons.push(format!(
-        "{wave} of {pairs} (batch, key head) pairs at once: {bytes} bytes of q and dO per key head, {} of L2",
+        "{wave} of {pairs} (batch, key head) pairs at once: {bytes} bytes of q, dO and dq per key head, {} \
+         of L2",
         device.l2_bytes
     ));
     wave

@@ -6,7 +6,7 @@ use super::{
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
 use crate::problem::ValidForward;
-use kernels_gpu::abi::{Access, Arch, Dtype, Family, ForwardParams, KernelSpec, WINDOW_OPEN};
+use kernels_gpu::abi::{Access, Arch, Dtype, Family, ForwardParams, KernelSpec};
 use kernels_gpu::geometry::schedule;
 use std::fmt;
 
@@ -127,7 +127,8 @@ pub fn plan_forward(
         dtype: valid.problem.dtype,
         head_dim: valid.head_dim.max(valid.value_dim),
         access,
-        mappable: access == Access::Vector16 && is_mappable(device, &tensors, &mut reasons),
+        mappable: access == Access::Vector16
+            && tensor_maps::can_describe(&tensors[..3], device, &mut reasons),
         short_tiles: prefers_short_tiles(valid),
     };
     let kernel = choose_kernel(device, &choice, &mut reasons)?;
@@ -146,23 +147,6 @@ pub fn plan_forward(
     Ok(Some(ForwardPlan { kernel, blocks, params, hopper, reasons }))
 }
 
-/// Whether tensor maps can describe the tensors; asked of devices that could use them.
-fn is_mappable(
-    device: &DeviceProperties,
-    [q, k, v, _]: &[Tensor<'_>; 4],
-    reasons: &mut Vec<String>,
-) -> bool {
-    let (major, minor) = device.compute_capability;
-    if !Arch::Sm90a.runs_on(major, minor) {
-        return false;
-    }
-    let obstacle = [q, k, v].into_iter().find_map(tensor_maps::obstacle);
-    if let Some(obstacle) = &obstacle {
-        reasons.push(format!("no kernel for Hopper: {obstacle}"));
-    }
-    obstacle.is_none()
-}
-
 fn hopper_plan(valid: &ValidForward, [q, k, v, _]: &[Tensor<'_>; 4], kernel: &KernelSpec) -> HopperPlan {
     HopperPlan {
         q: tensor_maps::describe(q, kernel.query_rows),
@@ -170,18 +154,13 @@ fn hopper_plan(valid: &ValidForward, [q, k, v, _]: &[Tensor<'_>; 4], kernel: &Ke
         v: tensor_maps::describe(v, kernel.key_rows),
         // Measured at head dim 128, S 4096: turns gain 1 % full and cost 8 % causal, where tiles are short
         // and a warpgroup has better to do than to wait; at head dims 192 and 256 they cost 5 % full.
-        take_turns: kernel.head_dim == 64 || sees_all(valid) && kernel.head_dim == 128,
+        take_turns: kernel.head_dim == 64 || valid.sees_all() && kernel.head_dim == 128,
     }
 }
 
 /// Whether tiles of few query rows waste less: measured at head dim 64, the only one with a choice.
 fn prefers_short_tiles(valid: &ValidForward) -> bool {
-    valid.query_rows <= 128 || (valid.query_rows <= 2048 && !sees_all(valid))
-}
-
-/// Whether every query sees every key of its sequence.
-fn sees_all(valid: &ValidForward) -> bool {
-    valid.window_left == WINDOW_OPEN && valid.window_right == WINDOW_OPEN
+    valid.query_rows <= 128 || (valid.query_rows <= 2048 && !valid.sees_all())
 }
 
 /// The order of a kernel for Hopper.
@@ -201,7 +180,7 @@ fn choose_hopper_wave(
         reasons.push("sequence by sequence: their lengths are in device memory".into());
         return pairs.min(valid.query_heads);
     }
-    if sees_all(valid) {
+    if valid.sees_all() {
         reasons.push(format!("{group} (batch, head) pairs at once: all their tiles take equally long"));
         return group;
     }

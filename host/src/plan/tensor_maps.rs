@@ -1,8 +1,8 @@
 //! Tensors as the tensor memory accelerator sees them, where it can.
 
 use super::Tensor;
-use crate::driver::TensorMapDescription;
-use kernels_gpu::abi::Dtype;
+use crate::driver::{DeviceProperties, TensorMapDescription};
+use kernels_gpu::abi::{Arch, Dtype};
 
 /// Columns of a box: a panel of 128 bytes.
 const BOX_COLUMNS: u32 = 64;
@@ -15,6 +15,23 @@ const MAX_STRIDE: i128 = 1 << 40;
 
 /// Names of the dimensions with a stride, in the order of [`crate::Layout`].
 const DIMENSIONS: [&str; 3] = ["batch", "row", "head"];
+
+/// Whether maps can describe the tensors, on a device that could use them; if not, the reason is added.
+pub(super) fn can_describe(
+    tensors: &[Tensor<'_>],
+    device: &DeviceProperties,
+    reasons: &mut Vec<String>,
+) -> bool {
+    let (major, minor) = device.compute_capability;
+    if !Arch::Sm90a.runs_on(major, minor) {
+        return false;
+    }
+    let obstacle = tensors.iter().find_map(obstacle);
+    if let Some(obstacle) = &obstacle {
+        reasons.push(format!("no kernel for Hopper: {obstacle}"));
+    }
+    obstacle.is_none()
+}
 
 /// Why the tensor cannot be described, if it cannot.
 pub(super) fn obstacle(tensor: &Tensor<'_>) -> Option<String> {

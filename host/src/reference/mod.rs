@@ -5,6 +5,7 @@
 //! tensors here are dense, `[batch, row, head, column]`, with values that the low precision holds
 //! exactly.
 
+mod accumulate;
 mod exact;
 mod exact_backward;
 mod naive;

@@ -1,5 +1,6 @@
 //! Attention as unfused code in the low precision computes it: the yardstick of the tolerance rule.
 
+use super::accumulate::Accumulator;
 use super::{Precision, Sizes};
 use rayon::prelude::*;
 
@@ -10,7 +11,8 @@ pub struct Naive {
     pub o: Vec<f32>,
 }
 
-/// Scores and probabilities are rounded to `input`, sums are taken in f32, o is rounded to `output`.
+/// Scores and probabilities are rounded to `input`, sums are taken in f32 as `Accumulator` says, o is
+/// rounded to `output`.
 ///
 /// Shapes as in [`super::exact()`].
 pub fn naive(
@@ -51,12 +53,12 @@ fn naive_head(
         let Some(largest) = scores.iter().copied().reduce(f32::max) else { continue };
         scores.iter_mut().for_each(|score| *score = (*score - largest).exp());
         let sum: f32 = scores.iter().sum();
+        let mut sums = Accumulator::new(input, sizes.value_dim);
         for (key_row, weight) in visible.zip(&scores) {
             let probability = input.round(weight / sum);
-            let value = Sizes::row(v, v_shape, batch, key_row, key_head);
-            result.iter_mut().zip(value).for_each(|(o, &v)| *o += probability * v);
+            sums.add(probability, Sizes::row(v, v_shape, batch, key_row, key_head));
         }
-        result.iter_mut().for_each(|value| *value = output.round(*value));
+        result.iter_mut().zip(sums.finish()).for_each(|(o, sum)| *o = output.round(sum));
     }
     o
 }

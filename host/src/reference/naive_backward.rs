@@ -1,5 +1,6 @@
 //! Gradients as unfused code in the low precision computes them: the yardstick of the tolerance rule.
 
+use super::accumulate::Accumulator;
 use super::{Precision, Sizes};
 use rayon::prelude::*;
 
@@ -31,7 +32,8 @@ struct Tensors<'t> {
 }
 
 /// Every tensor that unfused code writes to memory is rounded: scores, probabilities, dp and ds to
-/// `input`, o, which delta comes from, to `output`, gradients to `gradient`; lse, delta and sums are f32.
+/// `input`, o, which delta comes from, to `output`, gradients to `gradient`; lse, delta and sums (see
+/// `Accumulator`) are f32.
 /// Probabilities come from lse: in f32 the rounding of lse is what limits them.
 ///
 /// Shapes as in [`super::exact_backward()`].
@@ -70,7 +72,8 @@ fn head_gradients(
     let v_shape = [sizes.batches, key_rows, key_heads, value_dim];
     let key = |row| Sizes::row(tensors.k, k_shape, batch, row, key_head);
     let value = |row| Sizes::row(tensors.v, v_shape, batch, row, key_head);
-    let (mut dk, mut dv) = (vec![0.0; key_rows * head_dim], vec![0.0; key_rows * value_dim]);
+    let sums = |columns| (0..key_rows).map(move |_| Accumulator::new(input, columns)).collect();
+    let (mut dk, mut dv): (Vec<_>, Vec<_>) = (sums(head_dim), sums(value_dim));
     let mut dq = Vec::new();
     for head in sizes.group(key_head) {
         let mut head_dq = vec![0.0; query_rows * head_dim];
@@ -85,20 +88,23 @@ fn head_gradients(
             let scores = visible.clone().map(|row| input.round(dot(query, key(row)) * scale));
             let p = softmax(input, scores.collect());
             let dp: Vec<f32> = visible.clone().map(|row| input.round(dot(d_o, value(row)))).collect();
-            let mut o = vec![0.0; value_dim];
-            p.iter().zip(visible.clone()).for_each(|(&p, row)| add(&mut o, p, value(row)));
-            o.iter_mut().for_each(|o| *o = output.round(*o));
+            let mut o = Accumulator::new(input, value_dim);
+            p.iter().zip(visible.clone()).for_each(|(&p, row)| o.add(p, value(row)));
+            let o: Vec<f32> = o.finish().into_iter().map(|o| output.round(o)).collect();
+            let mut dq_sums = Accumulator::new(input, head_dim);
             let delta = dot(d_o, &o) - d_lse;
             for ((&p, &dp), key_row) in p.iter().zip(&dp).zip(visible) {
                 let ds = input.round(p * (dp - delta));
-                add(dq, ds * scale, key(key_row));
-                add(&mut dk[key_row * head_dim..][..head_dim], ds * scale, query);
-                add(&mut dv[key_row * value_dim..][..value_dim], p, d_o);
+                dq_sums.add(ds * scale, key(key_row));
+                dk[key_row].add(ds * scale, query);
+                dv[key_row].add(p, d_o);
             }
+            dq.copy_from_slice(&dq_sums.finish());
         }
         dq.push(head_dq);
     }
-    HeadGradients { dq, dk, dv }
+    let rows = |sums: Vec<Accumulator>| sums.into_iter().flat_map(Accumulator::finish).collect();
+    HeadGradients { dq, dk: rows(dk), dv: rows(dv) }
 }
 
 /// Probabilities of a row's visible scores, rounded.
@@ -111,9 +117,4 @@ fn softmax(input: Precision, scores: Vec<f32>) -> Vec<f32> {
 
 fn dot(left: &[f32], right: &[f32]) -> f32 {
     left.iter().zip(right).map(|(left, right)| left * right).sum()
-}
-
-/// `target += factor * row`.
-fn add(target: &mut [f32], factor: f32, row: &[f32]) {
-    target.iter_mut().zip(row).for_each(|(target, value)| *target += factor * value);
 }

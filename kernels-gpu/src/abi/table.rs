@@ -119,6 +119,21 @@ macro_rules! for_each_backward_mma_sm80 {
     };
 }
 
+/// Calls `$callback!` with one row for each backward main kernel for Hopper and the kernel that ends it.
+///
+/// Columns: name, name of the ending kernel, element type, head dim, query rows per step; 128 keys.
+#[macro_export]
+macro_rules! for_each_backward_sm90a {
+    ($callback:ident) => {
+        $callback! {
+            (backward_bf16_d64_sm90a, backward_convert_bf16_d64_sm90a, Bf16, 64, 128)
+            (backward_bf16_d128_sm90a, backward_convert_bf16_d128_sm90a, Bf16, 128, 64)
+            (backward_f16_d64_sm90a, backward_convert_f16_d64_sm90a, F16, 64, 128)
+            (backward_f16_d128_sm90a, backward_convert_f16_d128_sm90a, F16, 128, 64)
+        }
+    };
+}
+
 /// Calls `$callback!` with name and element type of each kernel that prepares a backward on sm_80.
 #[macro_export]
 macro_rules! for_each_backward_delta_sm80 {
@@ -232,6 +247,17 @@ pub const fn forward_sm90a_shared_bytes(head_dim: u32, query_rows: u32, key_rows
     (queries + 2 * keys) * head_dim * 2 + FORWARD_SM90A_CONTROL_BYTES
 }
 
+/// Shared memory of the Hopper backward: key and value tile, two stages of a query and an output-gradient
+/// tile with their row statistics, two tiles of dS, one of dQ in f32, and barriers.
+pub const fn backward_sm90a_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    let tiles = (2 * key_rows + 2 * 2 * query_rows) * head_dim * 2;
+    let results = 2 * query_rows * key_rows * 2 + query_rows * head_dim * 4;
+    tiles + results + 2 * 3 * query_rows * 4 + BACKWARD_SM90A_BARRIER_BYTES
+}
+
+/// Bytes at the end of the Hopper backward's shared memory for barriers and messages.
+const BACKWARD_SM90A_BARRIER_BYTES: u32 = 512;
+
 /// Shared memory of the f32 forward: one tile each of queries, keys, values and probabilities.
 pub const fn forward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
     ((query_rows + 2 * key_rows) * head_dim + query_rows * key_rows) * 4
@@ -321,6 +347,41 @@ const fn no_shared(_head_dim: u32, _query_rows: u32, _key_rows: u32) -> u32 {
     0
 }
 
+const BACKWARD_SM90A: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
+            &[$(
+                backward_sm90a(stringify!($name), Dtype::$dtype, $dim, $queries),
+                KernelSpec {
+                    name: stringify!($convert),
+                    family: Family::BackwardConvert,
+                    threads: 256,
+                    shared_bytes: 0,
+                    ..backward_sm90a(stringify!($name), Dtype::$dtype, $dim, $queries)
+                },
+            )*]
+        };
+    }
+    for_each_backward_sm90a!(rows)
+};
+
+const fn backward_sm90a(name: &'static str, dtype: Dtype, head_dim: u32, query_rows: u32) -> KernelSpec {
+    let key_rows = 128;
+    KernelSpec {
+        name,
+        family: Family::Backward,
+        arch: Arch::Sm90a,
+        dtype,
+        head_dim,
+        access: Access::Vector16,
+        query_rows,
+        key_rows,
+        threads: 3 * 128,
+        min_blocks: 1,
+        shared_bytes: backward_sm90a_shared_bytes(head_dim, query_rows, key_rows),
+    }
+}
+
 const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_MMA,
     FORWARD_FMA,
@@ -328,6 +389,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     BACKWARD_DELTA,
     BACKWARD_MMA,
     BACKWARD_FMA,
+    BACKWARD_SM90A,
     BACKWARD_CONVERT_MMA,
     BACKWARD_CONVERT_FMA,
 ];

@@ -31,6 +31,63 @@ pub unsafe fn load(destination: u32, map: u64, coordinates: [i32; 4], barrier: u
     );
 }
 
+/// Starts a copy of `bytes` contiguous bytes to shared memory; they arrive at `barrier`. PTX:
+/// `cp.async.bulk.shared::cluster.global`.
+///
+/// # Safety
+/// `bytes` and both addresses are multiples of 16; the source is readable, the destination large enough and
+/// not in use; `barrier` was told to expect the bytes.
+#[inline(always)]
+pub unsafe fn load_bytes(destination: u32, source: u64, bytes: u32, barrier: u32) {
+    asm!(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
+        in(reg32) destination, in(reg64) source, in(reg32) bytes, in(reg32) barrier, options(nostack)
+    );
+}
+
+/// Starts to add `bytes` contiguous bytes of f32 in shared memory to those at `destination`, in the thread's
+/// open group. PTX: `cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32`.
+///
+/// # Safety
+/// `bytes` and both addresses are multiples of 16; what the source holds is visible to the async proxy and
+/// stays until the group was read; the destination is written and may be added to by others.
+#[inline(always)]
+pub unsafe fn add_f32(destination: u64, source: u32, bytes: u32) {
+    asm!(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{}], [{}], {};",
+        in(reg64) destination, in(reg32) source, in(reg32) bytes, options(nostack)
+    );
+}
+
+/// Closes the thread's open group of copies from shared memory. PTX: `cp.async.bulk.commit_group`.
+///
+/// # Safety
+/// None beyond those of the copies.
+#[inline(always)]
+pub unsafe fn commit() {
+    asm!("cp.async.bulk.commit_group;", options(nostack));
+}
+
+/// Waits until all but the latest `PENDING` groups of this thread have read their shared memory. PTX:
+/// `cp.async.bulk.wait_group.read`.
+///
+/// # Safety
+/// None beyond those of the copies.
+#[inline(always)]
+pub unsafe fn wait_read<const PENDING: u32>() {
+    asm!("cp.async.bulk.wait_group.read {};", const PENDING, options(nostack));
+}
+
+/// Waits until all but the latest `PENDING` groups of this thread have been written. PTX:
+/// `cp.async.bulk.wait_group`.
+///
+/// # Safety
+/// None beyond those of the copies.
+#[inline(always)]
+pub unsafe fn wait_written<const PENDING: u32>() {
+    asm!("cp.async.bulk.wait_group {};", const PENDING, options(nostack));
+}
+
 /// What this thread wrote to shared memory before is seen by `wgmma` and by bulk copies that it, or a
 /// thread that meets it at a barrier, starts afterwards. PTX: `fence.proxy.async.shared::cta`.
 ///

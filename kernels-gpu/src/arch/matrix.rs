@@ -30,6 +30,17 @@ pub unsafe fn load_matrix_x4_transposed(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// Writes four 8 x 8 matrices of 16-bit elements, each transposed on the way: lane `8 i + r` gives the address
+/// of what becomes row `r` of matrix `i`. PTX: `stmatrix.sync.aligned.m8n8.x4.trans.shared.b16`. sm_90.
+///
+/// # Safety
+/// All 32 lanes call it together; each address is aligned to 16 and no other thread uses its 16 bytes.
+#[inline(always)]
+pub unsafe fn store_matrix_x4_transposed(address: u32, four: [u32; 4]) {
+    asm!("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{}], {{{}, {}, {}, {}}};", in(reg32) address,
+        in(reg32) four[0], in(reg32) four[1], in(reg32) four[2], in(reg32) four[3], options(nostack));
+}
+
 macro_rules! mma_m16n8k16 {
     ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
         $(#[$doc])*

@@ -168,6 +168,46 @@ macro_rules! accumulate {
     };
 }
 
+/// `c = a b` with a in shared memory as two 128-byte panels of rows, and b as rows of output columns;
+/// `[scale; a step; b step]` for each step of 16, in units of 16 bytes.
+macro_rules! shared_by_shared_transposed {
+    ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt,
+        $([$scale:literal; $a:literal; $b:literal])* | $([$next_a:literal; $next_b:literal])*) => {
+        /// Starts `a b`; a group of its own. `A_ROWS` rows are between two panels of a.
+        ///
+        /// # Safety
+        /// The warpgroup calls it together, with the same descriptors; both tiles are visible to the async
+        /// proxy until the group is done.
+        #[inline(always)]
+        pub unsafe fn $name<const A_ROWS: u32>(a: u64, b: u64) -> [f32; $count] {
+            let mut c = [0.0; $count];
+            asm!(
+                concat!(
+                    "{{\n.reg .pred %fresh, %running; .reg .b64 %a, %b, %a_panel;\n",
+                    "setp.ne.b32 %fresh, 0, 0; setp.eq.b32 %running, 0, 0;\n",
+                    "add.s64 %a_panel, {a}, {panel};\n",
+                    "wgmma.fence.sync.aligned;\n",
+                    $(
+                        "add.s64 %a, {a}, ", $a, "; add.s64 %b, {b}, ", $b, ";\n",
+                        instruction!($shape $type), " {{", list!($cs), "}}, %a, %b, ", $scale,
+                        ", 1, 1, 0, 1;\n",
+                    )*
+                    $(
+                        "add.s64 %a, %a_panel, ", $next_a, "; add.s64 %b, {b}, ", $next_b, ";\n",
+                        instruction!($shape $type), " {{", list!($cs), "}}, %a, %b, %running, ",
+                        "1, 1, 0, 1;\n",
+                    )*
+                    "wgmma.commit_group.sync.aligned;\n}}",
+                ),
+                $(out(reg32) c[$c],)*
+                a = in(reg64) a, b = in(reg64) b, panel = const A_ROWS * 8,
+                options(nostack)
+            );
+            c
+        }
+    };
+}
+
 /// Waits until at most a number of groups of this warpgroup are in flight, and lets the accumulator of the
 /// group that is done be read.
 pub trait Wait {
@@ -276,10 +316,11 @@ with_128!(wait!());
 /// The products of one element type: for each head dim, scores of a tile of keys, and output from it.
 macro_rules! products {
     ($module:ident, $type:literal) => {
-        /// Products of this element type; `d` is the head dim, `n` the keys of a tile.
+        /// Products of this element type; `d` is the columns of head dim, `n` the rows of a tile.
         pub mod $module {
             use super::asm;
 
+            with_32!(shared_by_shared!(scores_d128_n64, "m64n64k16" $type,), [1]);
             with_64!(shared_by_shared!(scores_d64_n128, "m64n128k16" $type,), []);
             with_56!(shared_by_shared!(scores_d192_n112, "m64n112k16" $type,), [1 2]);
             with_40!(shared_by_shared!(scores_d256_n80, "m64n80k16" $type,), [1 2 3]);
@@ -292,6 +333,11 @@ macro_rules! products {
             with_32!(accumulate!(accumulate_d64_n128, "m64n64k16" $type,), 32,
                 [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]
                 [48 49 50 51; 512] [52 53 54 55; 640] [56 57 58 59; 768] [60 61 62 63; 896]);
+            with_64!(accumulate!(accumulate_d128_n64, "m64n128k16" $type,), 16,
+                [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]);
+            with_32!(shared_by_shared_transposed!(product_d64_n128, "m64n64k16" $type,),
+                ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384]
+                | [0; 512] [2; 640] [4; 768] [6; 896]);
             with_64!(accumulate!(accumulate_d128_n128, "m64n128k16" $type,), 32,
                 [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]
                 [80 81 82 83; 512] [84 85 86 87; 640] [88 89 90 91; 768] [92 93 94 95; 896]);

@@ -23,6 +23,19 @@ pub struct TilePosition {
     pub masked: bool,
 }
 
+impl TilePosition {
+    /// Hides the pairs that are not visible.
+    #[inline(always)]
+    pub fn hide<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+        &self,
+        lane: u32,
+        scores: &mut [f32; N],
+    ) {
+        let rows = self.key_rows;
+        mask::hide::<F, ROWS, N>(lane, scores, &self.visible, self.key, self.query, rows);
+    }
+}
+
 /// Turns scores into probabilities. `lse` is the shared address of the columns' lse; `+inf` (a dead or
 /// padding row) makes a column 0. lse and `scale` are in powers of two, or, with `NATURAL`, not: two
 /// instructions more per score. The scaled score is then rounded as lse was: where a query sees one key
@@ -43,6 +56,29 @@ pub unsafe fn probabilities<
     scale: f32,
     position: &TilePosition,
 ) {
+    subtract_lse::<F, ROWS, N, NATURAL>(lane, scores, lse, scale);
+    if position.masked {
+        position.hide::<F, ROWS, N>(lane, scores);
+    }
+    exponentiate::<N, NATURAL>(scores);
+}
+
+/// The first step of [`probabilities`]: exponents, of a tile with no mask.
+///
+/// # Safety
+/// As [`probabilities`].
+#[inline(always)]
+pub unsafe fn subtract_lse<
+    F: Fragment<ROWS, N>,
+    const ROWS: usize,
+    const N: usize,
+    const NATURAL: bool,
+>(
+    lane: u32,
+    scores: &mut [f32; N],
+    lse: u32,
+    scale: f32,
+) {
     each_element::<F, ROWS, N>(lane, lse, |register, value| {
         scores[register] = if NATURAL {
             scores[register] * scale - value
@@ -50,10 +86,11 @@ pub unsafe fn probabilities<
             math::fma(scores[register], scale, -value)
         };
     });
-    if position.masked {
-        let (visible, rows) = (&position.visible, position.key_rows);
-        mask::hide::<F, ROWS, N>(lane, scores, visible, position.key, position.query, rows);
-    }
+}
+
+/// The last step of [`probabilities`]: from exponents.
+#[inline(always)]
+pub fn exponentiate<const N: usize, const NATURAL: bool>(scores: &mut [f32; N]) {
     let mut i = 0;
     while i < N {
         // No probability exceeds 1; where |c s| is so large that rounding says otherwise, it must not
@@ -105,6 +142,44 @@ pub unsafe fn range_factor<const QUERIES: u32>(
     }
     // bound is in 2^e..2^(e + 1), with e at most 46: the factor is 2^(14 - e).
     f32::from_bits(((2 * 127 + 14) << 23) - (bound.to_bits() >> 23 << 23))
+}
+
+/// Multiplies all values by `factor`.
+#[inline(always)]
+pub fn scale_all(values: &mut [f32], factor: f32) {
+    let mut i = 0;
+    while i < values.len() {
+        // SAFETY: i is below the length. Indexing would leave a panic behind.
+        unsafe { *values.get_unchecked_mut(i) *= factor };
+        i += 1;
+    }
+}
+
+/// The largest value of `THREADS` threads, the same for all; `address` is that of four bytes of shared memory
+/// for each warp.
+///
+/// # Safety
+/// All the threads call it, with a `meet` at which exactly they meet; the memory is not in use until they
+/// meet again.
+#[inline(always)]
+pub unsafe fn block_max<const THREADS: u32>(
+    thread: u32,
+    value: f32,
+    address: u32,
+    meet: impl FnOnce(),
+) -> f32 {
+    let largest = warp::max(value);
+    if thread % 32 == 0 {
+        shared::store_u32(address + thread / 32 * 4, largest.to_bits());
+    }
+    meet();
+    let mut largest = 0.0;
+    let mut warp = 0;
+    while warp < THREADS / 32 {
+        largest = math::max(largest, f32::from_bits(shared::load_u32(address + 4 * warp)));
+        warp += 1;
+    }
+    largest
 }
 
 /// Half of the power of two that f16 no longer holds.

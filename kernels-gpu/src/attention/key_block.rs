@@ -3,7 +3,7 @@
 use super::sequence::{Sequence, Sequences};
 use crate::abi::{BackwardParams, TensorView, workspace_row_packed, workspace_row_strided};
 use crate::arch::{math, thread};
-use crate::geometry::schedule::Schedule;
+use crate::geometry::schedule::{Schedule, Work};
 use crate::geometry::visible::{TileRange, Visible};
 use crate::pipeline::query_ring::QuerySource;
 use crate::tile::global_rows::GlobalRows;
@@ -14,7 +14,7 @@ pub struct KeyBlock {
     /// The sequence.
     pub sequence: Sequence,
     /// First row of the sequence in the workspace.
-    workspace_row: u32,
+    pub(super) workspace_row: u32,
     /// Key head.
     pub key_head: u32,
     /// First key tile; the others are [`BackwardParams::key_blocks`] apart.
@@ -31,13 +31,15 @@ impl KeyBlock {
     /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
     pub unsafe fn of_this_block(p: &BackwardParams) -> Self {
-        let schedule = Schedule {
-            tiles: p.key_blocks,
-            heads: math::divide(p.query_heads, p.group_size),
-            batches: p.batches,
-            heads_per_wave: p.heads_per_wave,
-        };
-        let work = schedule.work(thread::block_idx_x(), math::divide);
+        KeyBlock::new(p, schedule(p).work(thread::block_idx_x(), math::divide))
+    }
+
+    /// The key tile that `work` names, from the end of the key head's.
+    ///
+    /// # Safety
+    /// `p` is as [`BackwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn new(p: &BackwardParams, work: Work) -> Self {
         let sequence = sequence(p, work.batch);
         KeyBlock {
             sequence,
@@ -149,7 +151,24 @@ impl Walk {
     /// Whether some pair of the step's tile is not visible.
     #[inline(always)]
     pub fn is_masked(&self, at: &Step) -> bool {
-        self.ragged || at.tile < self.tiles.full_begin || at.tile >= self.tiles.full_end
+        self.ragged || self.hides(at)
+    }
+
+    /// Whether some pair of the step's tile is not visible whose query and key exist.
+    #[inline(always)]
+    pub fn hides(&self, at: &Step) -> bool {
+        at.tile < self.tiles.full_begin || at.tile >= self.tiles.full_end
+    }
+}
+
+/// In what order a launch works on its key tiles.
+#[inline(always)]
+pub unsafe fn schedule(p: &BackwardParams) -> Schedule {
+    Schedule {
+        tiles: p.key_blocks,
+        heads: math::divide(p.query_heads, p.group_size),
+        batches: p.batches,
+        heads_per_wave: p.heads_per_wave,
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod gradient;
 pub mod key_block;
+pub mod key_order;
 pub mod mask;
 pub mod packed_work;
 pub mod query_block;

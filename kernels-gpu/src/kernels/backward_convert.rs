@@ -11,7 +11,8 @@ use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fma::outer;
 use crate::tile::global_rows::GlobalRows;
-use crate::tile::store::{store_four_f32, store_pairs};
+use crate::tile::store::{store_exchanged, store_four_f32, store_pairs};
+use crate::tile::warpgroup::DQ_REGISTERS;
 
 /// Adds a warp's part of dQ to an accumulator, in the order in which lanes hold it: a register of all
 /// lanes is 128 contiguous bytes.
@@ -139,6 +140,58 @@ unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, co
         four += 1;
     }
 }
+
+/// One query tile of one (batch, query head), for the lanes of [`super::backward_hopper`]: each of two
+/// warpgroups holds 64 x 64 elements, below each other or side by side, 16 bytes of a lane at a time.
+#[inline(always)]
+unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardParams) {
+    let thread = thread::thread_idx_x();
+    let (lane, warpgroup) = (thread % 32, thread / 128);
+    let block = QueryTile::of_this_block(p, QUERIES);
+    if block.is_empty() {
+        return;
+    }
+    let tile = key_block::dq_accumulator(p, 0, block.head, block.workspace_row);
+    let start =
+        tile.wrapping_add(16 * (thread % 128 + warpgroup * 128 * DQ_REGISTERS as u32 / 4) as u64);
+    let mut dq = [0.0; DQ_REGISTERS];
+    let mut i = 0;
+    while i < DQ_REGISTERS / 4 {
+        let four = global::load_u32x4(start.wrapping_add(16 * 128 * i as u64));
+        let mut e = 0;
+        while e < 4 {
+            dq[4 * i + e] = f32::from_bits(four[e]) * p.scale;
+            e += 1;
+        }
+        i += 1;
+    }
+    let row = thread / 32 % 4 * 16 + if QUERIES == 128 { 64 * warpgroup } else { 0 };
+    let column = if QUERIES == 128 { 0 } else { 64 * warpgroup };
+    if p.gradients_f32 != 0 {
+        store_pairs::<E, DQ_REGISTERS, true>(lane, &dq, row, column, &block.dq::<4>(p), true);
+    } else if p.head_dim % 8 != 0 {
+        store_pairs::<E, DQ_REGISTERS, true>(lane, &dq, row, column, &block.dq::<2>(p), false);
+    } else {
+        let target = block.dq::<2>(p).skip_columns::<2>(column);
+        store_exchanged::<E, DQ_REGISTERS>(lane, &dq, row, &target);
+    }
+}
+
+macro_rules! hopper_entries {
+    ($(($main:ident, $name:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
+        $(
+            /// An instance of [`convert_hopper`], chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardParams`] says, for the main kernel of the same head dim.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
+                convert_hopper::<element::$dtype, $queries>(&p);
+            }
+        )*
+    };
+}
+crate::for_each_backward_sm90a!(hopper_entries);
 
 macro_rules! entries {
     ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,

@@ -15,8 +15,10 @@
 
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{barrier, math, shared, thread, warp};
-use crate::attention::gradient::{TilePosition, probabilities, range_factor, subtract_delta};
+use crate::arch::{barrier, shared, thread, warp};
+use crate::attention::gradient::{
+    TilePosition, block_max, probabilities, range_factor, scale_all, subtract_delta,
+};
 use crate::attention::key_block::KeyBlock;
 use crate::pipeline::query_ring::QueryRing;
 use crate::pipeline::warp_pair::WarpPair;
@@ -86,7 +88,12 @@ unsafe fn backward<
         let mut largest_value = 0.0;
         if E::NARROW && walk.steps > 0 {
             ring.wait();
-            largest_value = block_max(thread, v_tile.largest::<E, THREADS>(thread), ds_tile.address);
+            largest_value = block_max::<THREADS>(
+                thread,
+                v_tile.largest::<E, THREADS>(thread),
+                ds_tile.address,
+                || barrier::block_sync(),
+            );
         }
         while at.step < walk.steps {
             let next = walk.next(&at);
@@ -131,8 +138,8 @@ unsafe fn backward<
                     m += 1;
                 }
                 if factor != 1.0 {
-                    multiply(scores.as_flattened_mut(), factor);
-                    multiply(gradient.as_flattened_mut(), factor);
+                    scale_all(scores.as_flattened_mut(), factor);
+                    scale_all(gradient.as_flattened_mut(), factor);
                 }
                 let packed = pack_all::<E, M, S, P>(&scores);
                 warp::warp_sync();
@@ -167,7 +174,7 @@ unsafe fn backward<
             };
             multiply_accumulate::<E, QUERIES, ROW_BYTES, M, P, O>(lane, &mut gradient, &packed, second);
             if factor != 1.0 && is_key_warp {
-                multiply(gradient.as_flattened_mut(), 1.0 / factor);
+                scale_all(gradient.as_flattened_mut(), 1.0 / factor);
             }
             barrier::block_sync();
 
@@ -181,7 +188,7 @@ unsafe fn backward<
                     column_group * DO as u32 / 8,
                 );
             if factor != 1.0 {
-                multiply(dq.as_flattened_mut(), 1.0 / factor);
+                scale_all(dq.as_flattened_mut(), 1.0 / factor);
             }
             add_in_lane_order(lane, warp, dq.as_flattened(), block.dq_accumulator(p, &at, QUERIES));
             at = next;
@@ -196,43 +203,13 @@ unsafe fn backward<
         };
         let mut m = 0;
         while m < M {
-            multiply(&mut gradient[m], factor);
+            scale_all(&mut gradient[m], factor);
             let row = pair_row + 16 * m as u32;
             store_pairs::<E, O, VECTOR>(lane, &gradient[m], row, 0, &target, p.gradients_f32 != 0);
             m += 1;
         }
         key_tile += p.key_blocks;
     }
-}
-
-#[inline(always)]
-fn multiply(values: &mut [f32], factor: f32) {
-    let mut i = 0;
-    while i < values.len() {
-        // SAFETY: i is below the length. Indexing would leave a panic behind.
-        unsafe { *values.get_unchecked_mut(i) *= factor };
-        i += 1;
-    }
-}
-
-/// The largest value of all threads, the same for all; `address` is that of 32 bytes of shared memory for it.
-///
-/// # Safety
-/// All threads of the block call it; the memory is not in use until the next barrier of the block.
-#[inline(always)]
-unsafe fn block_max(thread: u32, value: f32, address: u32) -> f32 {
-    let largest = warp::max(value);
-    if thread % 32 == 0 {
-        shared::store_u32(address + thread / 32 * 4, largest.to_bits());
-    }
-    barrier::block_sync();
-    let mut largest = 0.0;
-    let mut warp = 0;
-    while warp < THREADS / 32 {
-        largest = math::max(largest, f32::from_bits(shared::load_u32(address + 4 * warp)));
-        warp += 1;
-    }
-    largest
 }
 
 macro_rules! entries {

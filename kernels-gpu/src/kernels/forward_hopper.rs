@@ -335,7 +335,9 @@ unsafe fn forward<
     room.open(&p.forward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
-        match warp.become_helper() {
+        let helper =
+            if WARPGROUPS == 2 { warp.become_helper::<40>() } else { warp.become_helper::<32>() };
+        match helper {
             Helper::Producer => room.produce(p, &maps, thread::thread_idx_x() % 32),
             Helper::Repairer if may_need_repair(&p.forward) => {
                 room.repair::<E>(p, thread::thread_idx_x() % 32)
@@ -343,7 +345,9 @@ unsafe fn forward<
             _ => {}
         }
     } else {
-        room.consume::<E, A, S, P, O>(p, warp.become_consumer());
+        let warpgroup =
+            if WARPGROUPS == 2 { warp.become_consumer::<232>() } else { warp.become_consumer::<160>() };
+        room.consume::<E, A, S, P, O>(p, warpgroup);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Who does what in a block of warpgroups: the first one brings data, the others compute.
 //!
 //! ```text
-//! warpgroup 0       warp 0: one thread requests tiles, warp 1 repairs some of them; few registers
+//! warpgroup 0       warp 0: one thread requests tiles, warp 1 repairs some of them, warp 2: one thread
+//!                   writes what is not written from registers; few registers
 //! warpgroups 1..    64 query rows each; many registers
 //! ```
 
@@ -30,6 +31,8 @@ pub enum Helper {
     Producer,
     /// Corrects tiles before they are used.
     Repairer,
+    /// Its elected thread writes results that pass through shared memory.
+    Writer,
     /// Nothing to do.
     Idle,
 }
@@ -50,36 +53,30 @@ impl<const CONSUMERS: u32> Recruit<CONSUMERS> {
         self.warp < 4
     }
 
-    /// Gives registers away, and says what to do.
+    /// Gives registers away, down to `REGISTERS` per thread, and says what to do.
+    ///
+    /// All together have 64 K registers, rounded down to what `.maxntid` gives every thread.
     ///
     /// # Safety
     /// Every warp of the first warpgroup calls it, once.
     #[inline(always)]
-    pub unsafe fn become_helper(self) -> Helper {
-        // 64 K registers, rounded down to what .maxntid gives every thread, less what consumers take.
-        if CONSUMERS == 2 {
-            registers::decrease::<40>();
-        } else {
-            registers::decrease::<32>();
-        }
+    pub unsafe fn become_helper<const REGISTERS: u32>(self) -> Helper {
+        registers::decrease::<REGISTERS>();
         match self.warp {
             0 => Helper::Producer,
             1 => Helper::Repairer,
+            2 => Helper::Writer,
             _ => Helper::Idle,
         }
     }
 
-    /// Takes registers, and gives the number of the computing warpgroup.
+    /// Takes registers, up to `REGISTERS` per thread, and gives the number of the computing warpgroup.
     ///
     /// # Safety
     /// Every warp of the other warpgroups calls it, once.
     #[inline(always)]
-    pub unsafe fn become_consumer(self) -> u32 {
-        if CONSUMERS == 2 {
-            registers::increase::<232>();
-        } else {
-            registers::increase::<160>();
-        }
+    pub unsafe fn become_consumer<const REGISTERS: u32>(self) -> u32 {
+        registers::increase::<REGISTERS>();
         self.warp / 4 - 1
     }
 }

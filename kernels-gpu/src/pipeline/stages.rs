@@ -48,6 +48,13 @@ impl<const COUNT: u32> Cursor<COUNT> {
         if COUNT.is_power_of_two() { self.position / COUNT % 2 } else { self.round }
     }
 
+    /// Where stages of another number would be that are gone through in step with these.
+    #[inline(always)]
+    pub fn in_step<const OTHER: u32>(&self) -> Cursor<OTHER> {
+        const { assert!(COUNT.is_power_of_two() && OTHER.is_power_of_two()) };
+        Cursor { position: self.position, round: 0 }
+    }
+
     /// The next stage.
     #[inline(always)]
     pub fn advance(&mut self) {

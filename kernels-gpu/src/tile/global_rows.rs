@@ -42,6 +42,16 @@ impl GlobalRows {
         GlobalRows { address: self.row(count), rows: self.rows - count, ..self }
     }
 
+    /// The same from column `count` on.
+    #[inline(always)]
+    pub fn skip_columns<const ELEMENT_BYTES: u32>(self, count: u32) -> Self {
+        GlobalRows {
+            address: self.address.wrapping_add((count * ELEMENT_BYTES) as u64),
+            columns: self.columns.saturating_sub(count),
+            ..self
+        }
+    }
+
     /// Address of row `row`.
     #[inline(always)]
     pub fn row(&self, row: i32) -> u64 {

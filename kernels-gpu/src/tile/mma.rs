@@ -106,12 +106,20 @@ pub fn pack_all<E: TensorCoreElement, const M: usize, const N: usize, const H: u
     let mut packed = [[0; H]; M];
     let mut m = 0;
     while m < M {
-        let mut i = 0;
-        while i < H {
-            packed[m][i] = E::pack(accumulators[m][2 * i], accumulators[m][2 * i + 1]);
-            i += 1;
-        }
+        packed[m] = pack::<E, N, H>(&accumulators[m]);
         m += 1;
+    }
+    packed
+}
+
+/// As [`pack_all`], for 16 rows.
+#[inline(always)]
+pub fn pack<E: TensorCoreElement, const N: usize, const H: usize>(accumulators: &[f32; N]) -> [u32; H] {
+    let mut packed = [0; H];
+    let mut i = 0;
+    while i < H {
+        packed[i] = E::pack(accumulators[2 * i], accumulators[2 * i + 1]);
+        i += 1;
     }
     packed
 }

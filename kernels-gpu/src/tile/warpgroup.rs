@@ -1,4 +1,4 @@
-//! Tensor-core products of a warpgroup: 64 query rows, the accumulators as [`super::fragment::MmaFragment`].
+//! Tensor-core products of a warpgroup: 64 rows, the accumulators as [`super::fragment::MmaFragment`].
 
 use super::element::{Bf16, F16, TensorCoreElement};
 use super::mma::LaneAddress;
@@ -66,6 +66,27 @@ pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const
     unsafe fn start_output(output: &mut [f32; O], p: &[u32; P], v: u64);
 }
 
+/// Writes a warp's 16 rows of packed pairs as 16 columns of `tile`, from column `16 * block` on.
+///
+/// # Safety
+/// All 32 lanes call it together; nobody else uses these columns.
+#[inline(always)]
+pub unsafe fn store_transposed<const P: usize, const ROWS: u32, const ROW_BYTES: u32>(
+    lane: u32,
+    packed: &[u32; P],
+    tile: SharedTile<ROWS, ROW_BYTES>,
+    block: u32,
+) {
+    // What ldmatrix reads as B of rows of columns, stmatrix writes.
+    let address = LaneAddress::<ROW_BYTES>::chunks_first(lane).of(tile, 0, block);
+    let mut row = 0;
+    while row < P / 4 {
+        let four = [packed[4 * row], packed[4 * row + 1], packed[4 * row + 2], packed[4 * row + 3]];
+        matrix::store_matrix_x4_transposed(address + row as u32 * 16 * 128, four);
+        row += 1;
+    }
+}
+
 macro_rules! products {
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, shared $scores:ident,
         $output:ident) => {
@@ -97,12 +118,60 @@ macro_rules! products {
     };
 }
 
+/// Products of the backward, of one element type at one head dim: `S` registers of scores, `P` of packed
+/// probabilities and `O` of a gradient per thread.
+pub trait GradientElement<const S: usize, const P: usize, const O: usize>: TensorCoreElement {
+    /// Starts `a b^T` of 64 rows of a and a tile of `2 S` rows of b, a group of its own; a has `A_ROWS` rows.
+    ///
+    /// # Safety
+    /// The warpgroup calls it together; the product is not touched before [`Wait::wait`].
+    unsafe fn start_scores<const A_ROWS: u32>(a: u64, b: u64) -> [f32; S];
+
+    /// Starts `gradient += p b`, a group of its own; b is the descriptor of a tile of `2 S` rows.
+    ///
+    /// # Safety
+    /// As [`GradientElement::start_scores`]; p is not touched either.
+    unsafe fn start_gradient(gradient: &mut [f32; O], p: &[u32; P], b: u64);
+
+    /// Starts `ds k` of 64 rows of ds and 64 columns of 128 keys, a group of its own; ds has `DS_ROWS` rows.
+    ///
+    /// # Safety
+    /// As [`GradientElement::start_scores`].
+    unsafe fn start_dq<const DS_ROWS: u32>(ds: u64, k: u64) -> [f32; DQ_REGISTERS];
+}
+
+/// Registers per thread of 64 x 64 elements of dQ.
+pub const DQ_REGISTERS: usize = 32;
+
+macro_rules! gradients {
+    ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, $scores:ident, $gradient:ident) => {
+        impl GradientElement<$s, $p, $o> for $element {
+            #[inline(always)]
+            unsafe fn start_scores<const A_ROWS: u32>(a: u64, b: u64) -> [f32; $s] {
+                wgmma::$module::$scores::<A_ROWS>(a, b)
+            }
+
+            #[inline(always)]
+            unsafe fn start_gradient(gradient: &mut [f32; $o], p: &[u32; $p], b: u64) {
+                wgmma::$module::$gradient(gradient, p, b);
+            }
+
+            #[inline(always)]
+            unsafe fn start_dq<const DS_ROWS: u32>(ds: u64, k: u64) -> [f32; DQ_REGISTERS] {
+                wgmma::$module::product_d64_n128::<DS_ROWS>(ds, k)
+            }
+        }
+    };
+}
+
 macro_rules! all_head_dims {
     ($element:ident, $module:ident) => {
         products!($element, $module, 64, 32, 32, shared scores_d64_n128, accumulate_d64_n128);
         products!($element, $module, 64, 32, 64, 32 scores_d128_n128, accumulate_d128_n128);
         products!($element, $module, 56, 28, 96, shared scores_d192_n112, accumulate_d192_n112);
         products!($element, $module, 40, 20, 128, shared scores_d256_n80, accumulate_d256_n80);
+        gradients!($element, $module, 64, 32, 32, scores_d64_n128, accumulate_d64_n128);
+        gradients!($element, $module, 32, 16, 64, scores_d128_n64, accumulate_d128_n64);
     };
 }
 all_head_dims!(Bf16, bf16);

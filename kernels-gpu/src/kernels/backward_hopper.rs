@@ -1,0 +1,300 @@
+//! The backward for Hopper: dV, dK and a share of dQ (SEMANTICS section 1), at the rate of its tensor cores.
+//!
+//! A block stays on its multiprocessor and takes key tiles until there are none left: 128 keys of one key
+//! head. It walks over the query tiles that see them, of every query head of the group. Each of two warpgroups computes 64 keys. Score tiles are transposed (rows are keys): then p
+//! and ds feed the products with dO and q from registers. For dq, ds goes through shared memory, since it
+//! sums over the keys of both warpgroups:
+//!
+//! ```text
+//! for each query tile:
+//!     start s = k q^T        start dp = v dO^T
+//!     wait for s;            p = 2^(c s - lse)
+//!     wait for dp;           ds = p (dp - delta), to shared memory
+//!     start dv += p dO
+//!     meet the other warpgroup
+//!     start dq = ds^T k (half of it)       start dk += ds q
+//!     wait for dq, dv;       dq to shared memory: one thread has it added to the accumulator
+//!     wait for dk
+//! ```
+//!
+//! What lies outside of a tensor arrives as zeros: such queries have p = 0 through their lse, and the
+//! products of such keys are not stored. In packed sequences the rows after a sequence's end are those of the
+//! next one: one warp, the repairer, overwrites them with zeros before anybody uses the tile.
+
+mod helpers;
+mod room;
+
+use crate::abi::{BackwardHopperParams, BackwardParams};
+use crate::arch::{barrier, bulk_copy, shared, thread, warp};
+use crate::attention::gradient::{
+    TilePosition, block_max, exponentiate, range_factor, scale_all, subtract_delta, subtract_lse,
+};
+use crate::attention::key_order::KeyOrder;
+use crate::pipeline::mailbox::Letter;
+use crate::pipeline::roles::{Helper, Recruit, WARPGROUP};
+use crate::pipeline::stages::Cursor;
+use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::fragment::MmaFragment;
+use crate::tile::global_rows::GlobalRows;
+use crate::tile::mma::pack;
+use crate::tile::store::{store_exchanged, store_pairs};
+use crate::tile::warpgroup::{DQ_REGISTERS, GradientElement, Wait, store_transposed};
+use helpers::Maps;
+use room::{KEYS, Room, WARPGROUPS, may_need_repair};
+
+/// Threads that compute.
+const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
+
+impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
+    /// A warp of a computing warpgroup. Registers per thread: `S` of scores, `P` of packed probabilities, `O`
+    /// of a gradient.
+    #[inline(always)]
+    unsafe fn consume<E, const S: usize, const P: usize, const O: usize>(
+        &self,
+        p: &BackwardParams,
+        warpgroup: u32,
+    ) where
+        E: GradientElement<S, P, O>,
+        [f32; S]: Wait,
+        [f32; O]: Wait,
+    {
+        let thread = thread::thread_idx_x() % WARPGROUP;
+        let (lane, warp) = (thread % 32, thread / 32);
+        // The warp's first key in the tile.
+        let first_row = 64 * warpgroup + 16 * warp;
+        let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+        let keys = self.key.descriptor(64 * warpgroup);
+        let values = self.value.descriptor(64 * warpgroup);
+        // Which 64 rows and columns of dQ are this warpgroup's.
+        let (dq_row, dq_panel) = if QUERIES == 128 { (64 * warpgroup, 0) } else { (0, warpgroup) };
+        let dq_keys = self.key.panel(dq_panel).descriptor(0);
+        let dq_slot = self.dq(warpgroup) + 16 * thread;
+        let dq_stage = self.dq_stage(warpgroup);
+        let mut orders = Cursor::start();
+        let mut key_turns = Cursor::start();
+        let mut stages = Cursor::start();
+        loop {
+            let letter = self.orders.wait(&orders);
+            let Some(KeyOrder { walk, .. }) = KeyOrder::read(letter, p, KEYS) else { break };
+            let steps = warp::uniform(walk.steps);
+            let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
+            if steps > 0 {
+                let mut at = walk.start();
+                self.keys.wait(&key_turns);
+                let mut largest_value = 0.0;
+                if E::NARROW {
+                    self.values.wait(&key_turns);
+                    largest_value = self.largest_value::<E>(warpgroup * WARPGROUP + thread);
+                }
+                loop {
+                    let stage = stages.stage();
+                    self.queries.wait(&stages);
+                    let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
+                    if !E::NARROW {
+                        self.values.wait(&key_turns);
+                    }
+                    self.d_os.wait(&stages);
+                    let mut dp = E::start_scores::<KEYS>(values, self.d_o(stage).descriptor(0));
+                    // What ds is multiplied by to be in the range of E; nearly always 1.
+                    let mut factor = 1.0;
+                    if E::NARROW {
+                        let (norm, delta) = (self.norm(stage), self.delta(stage));
+                        factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
+                    }
+                    scores.wait::<1>();
+                    let lse = self.lse(stage);
+                    subtract_lse::<MmaFragment, 2, S, false>(lane, &mut scores, lse, scale_log2);
+                    if walk.hides(&at) {
+                        self.hide(p, letter, at.tile, &mut scores);
+                    }
+                    exponentiate::<S, false>(&mut scores);
+                    let probability: [u32; P] = pack::<E, S, P>(&scores);
+                    dp.wait::<0>();
+                    subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, self.delta(stage));
+                    let mut i = 0;
+                    while i < S {
+                        dp[i] *= scores[i];
+                        i += 1;
+                    }
+                    if E::NARROW && factor != 1.0 {
+                        scale_all(&mut dp, factor);
+                        scale_all(&mut dk, factor);
+                    }
+                    let ds: [u32; P] = pack::<E, S, P>(&dp);
+                    store_transposed(lane, &ds, self.ds(stage), first_row / 16);
+                    E::start_gradient(&mut dv, &probability, self.d_o(stage).descriptor(0));
+                    bulk_copy::fence();
+                    barrier::sync_constant::<1, CONSUMERS>();
+
+                    let mut dq = E::start_dq::<QUERIES>(self.ds(stage).descriptor(dq_row), dq_keys);
+                    E::start_gradient(&mut dk, &ds, self.query(stage).descriptor(0));
+                    dq.wait::<1>();
+                    if lane == 0 {
+                        self.d_os.release(&stages);
+                    }
+                    if E::NARROW && factor != 1.0 {
+                        scale_all(&mut dq, 1.0 / factor);
+                    }
+                    let dq_turn = stages.in_step();
+                    dq_stage.acquire(&dq_turn);
+                    let mut i = 0;
+                    while i < DQ_REGISTERS / 4 {
+                        let four = [0, 1, 2, 3].map(|e| dq[4 * i + e].to_bits());
+                        shared::store_u32x4(dq_slot + i as u32 * 16 * WARPGROUP, four);
+                        i += 1;
+                    }
+                    bulk_copy::fence();
+                    warp::warp_sync();
+                    if lane == 0 {
+                        dq_stage.fill(&dq_turn);
+                    }
+                    at = walk.next(&at);
+                    dk.wait::<0>();
+                    if lane == 0 {
+                        self.queries.release(&stages);
+                    }
+                    if E::NARROW && factor != 1.0 {
+                        scale_all(&mut dk, 1.0 / factor);
+                    }
+                    stages.advance();
+                    if at.step == steps {
+                        break;
+                    }
+                }
+                dv.wait::<0>();
+                if lane == 0 {
+                    self.keys.release(&key_turns);
+                    self.values.release(&key_turns);
+                }
+                key_turns.advance();
+            }
+            let Some(KeyOrder { block, .. }) = KeyOrder::read(letter, p, KEYS) else { break };
+            self.orders.discard(&mut orders, lane);
+            let row = (block.first_tile * KEYS) as i32;
+            let (lane, first_row) = place(warpgroup);
+            scale_all(&mut dk, p.scale);
+            let rows_f32 = block.key_rows::<4>(&p.dk, row, p.head_dim);
+            let rows = block.key_rows::<2>(&p.dk, row, p.head_dim);
+            store_gradient::<E, O>(p, lane, first_row, &dk, &rows_f32, &rows);
+            let rows_f32 = block.key_rows::<4>(&p.dv, row, p.value_dim);
+            let rows = block.key_rows::<2>(&p.dv, row, p.value_dim);
+            store_gradient::<E, O>(p, lane, first_row, &dv, &rows_f32, &rows);
+        }
+    }
+
+    /// Hides the pairs of a step that are not visible. Where the tile stands is read again: registers are
+    /// for what every step needs.
+    #[inline(always)]
+    unsafe fn hide<const S: usize>(
+        &self,
+        p: &BackwardParams,
+        letter: Letter,
+        query_tile: i32,
+        scores: &mut [f32; S],
+    ) {
+        let Some(KeyOrder { block, .. }) = KeyOrder::read(letter, p, KEYS) else { return };
+        let (lane, first_row) = place(thread::thread_idx_x_here() / WARPGROUP - 1);
+        let position = TilePosition {
+            key: (block.first_tile * KEYS + first_row) as i32,
+            query: query_tile * QUERIES as i32,
+            key_rows: block.sequence.visible.key_rows,
+            visible: block.visible,
+            masked: true,
+        };
+        position.hide::<MmaFragment, 2, S>(lane, scores);
+    }
+
+    /// The largest value of the tile, for all that compute, of whom the caller is number `thread`.
+    #[inline(always)]
+    unsafe fn largest_value<E: TensorCoreElement>(&self, thread: u32) -> f32 {
+        let meet = || barrier::sync_constant::<1, CONSUMERS>();
+        let own = self.value.largest::<E, CONSUMERS>(thread);
+        let largest = block_max::<CONSUMERS>(thread, own, self.scratch, meet);
+        meet();
+        largest
+    }
+}
+
+/// Lane, and the warp's first row in the tile, worked out anew: registers are for what every step needs.
+#[inline(always)]
+fn place(warpgroup: u32) -> (u32, u32) {
+    let thread = thread::thread_idx_x_here() % WARPGROUP;
+    (thread % 32, 64 * warpgroup + thread / 32 * 16)
+}
+
+/// Writes a warp's 16 rows of a gradient, to `rows_f32` or, in 16 bits, to `rows`.
+#[inline(always)]
+unsafe fn store_gradient<E: TensorCoreElement, const O: usize>(
+    p: &BackwardParams,
+    lane: u32,
+    row: u32,
+    gradient: &[f32; O],
+    rows_f32: &GlobalRows,
+    rows: &GlobalRows,
+) {
+    if p.gradients_f32 != 0 {
+        store_pairs::<E, O, true>(lane, gradient, row, 0, rows_f32, true);
+    } else if rows.columns % 8 != 0 {
+        store_pairs::<E, O, true>(lane, gradient, row, 0, rows, false);
+    } else {
+        store_exchanged::<E, O>(lane, gradient, row, rows);
+    }
+}
+
+/// One block: a warpgroup of helpers and two that compute.
+#[inline(always)]
+unsafe fn backward<
+    E,
+    const QUERIES: u32,
+    const ROW_BYTES: u32,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+>(
+    p: &BackwardHopperParams,
+    maps: Maps,
+) where
+    E: GradientElement<S, P, O>,
+    [f32; S]: Wait,
+    [f32; O]: Wait,
+{
+    let room = Room::<QUERIES, ROW_BYTES>::new();
+    room.open(&p.backward);
+    let warp = Recruit::<WARPGROUPS>::new();
+    if warp.helps() {
+        match warp.become_helper::<24>() {
+            Helper::Producer => {
+                if warp::elect() {
+                    room.produce::<E>(p, &maps);
+                }
+            }
+            Helper::Repairer if may_need_repair(&p.backward) => {
+                room.repair(&p.backward, thread::thread_idx_x() % 32)
+            }
+            Helper::Writer => room.write_dq(&p.backward, thread::thread_idx_x() % 32),
+            _ => {}
+        }
+    } else {
+        room.consume::<E, S, P, O>(&p.backward, warp.become_consumer::<240>());
+    }
+}
+
+macro_rules! entries {
+    ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
+        $(
+            /// An instance of [`backward`], chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardHopperParams`] says, for this kernel's row of the table.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardHopperParams) {
+                let first = crate::parameter_address!($name);
+                let maps = Maps { q: first, k: first + 128, v: first + 256, d_o: first + 384 };
+                backward::<
+                    element::$dtype, $queries, { $dim * 2 }, { $queries / 2 }, { $queries / 4 }, { $dim / 2 },
+                >(&p, maps);
+            }
+        )*
+    };
+}
+crate::for_each_backward_sm90a!(entries);

@@ -1,0 +1,198 @@
+//! The shared memory of a block of the Hopper backward: tiles, row statistics, barriers.
+
+use crate::abi::BackwardParams;
+use crate::arch::barrier::block_sync;
+use crate::arch::{mbarrier, shared, thread};
+use crate::pipeline::mailbox::Mailbox;
+use crate::pipeline::stages::{BARRIER_BYTES, Stages};
+use crate::tile::shared_tile::SharedTile;
+
+/// Keys of a block.
+pub(super) const KEYS: u32 = 128;
+/// Stages of query tiles, of output gradients, and of dS.
+pub(super) const STAGES: u32 = 2;
+/// Warpgroups that compute.
+pub(super) const WARPGROUPS: u32 = 2;
+/// Rows of statistics: lse, delta, and for f16 the norm of dO.
+const STATISTICS: u32 = 3;
+/// Barriers of tiles that wait for repair.
+const RAW_BARRIERS: u32 = 2 + 2 * STAGES;
+/// Bytes of a row of dS: a column for each key.
+const DS_ROW_BYTES: u32 = 2 * KEYS;
+
+/// The block's shared memory, and the barriers in it.
+#[derive(Clone, Copy)]
+pub(super) struct Room<const QUERIES: u32, const ROW_BYTES: u32> {
+    /// The keys, once for all steps.
+    pub key: SharedTile<KEYS, ROW_BYTES>,
+    /// The values, once for all steps.
+    pub value: SharedTile<KEYS, ROW_BYTES>,
+    first_query: SharedTile<QUERIES, ROW_BYTES>,
+    first_d_o: SharedTile<QUERIES, ROW_BYTES>,
+    first_ds: SharedTile<QUERIES, DS_ROW_BYTES>,
+    dq: u32,
+    statistics: u32,
+    /// Which key tile comes next.
+    pub orders: Mailbox,
+    /// The key tile.
+    pub keys: Stages<1>,
+    /// The value tile.
+    pub values: Stages<1>,
+    /// Query tiles and their lse.
+    pub queries: Stages<STAGES>,
+    /// Output gradients and their delta (and norm).
+    pub d_os: Stages<STAGES>,
+    barriers: u32,
+    /// A word for each computing warp.
+    pub scratch: u32,
+}
+
+impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
+    pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
+    pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
+    /// Bytes of one statistic of a query tile.
+    pub const STATISTIC_BYTES: u32 = 4 * QUERIES;
+    /// Bytes of a warpgroup's half of a tile of dQ in f32.
+    pub const DQ_BYTES: u32 = QUERIES * ROW_BYTES;
+    const DS_BYTES: u32 = SharedTile::<QUERIES, DS_ROW_BYTES>::BYTES;
+
+    #[inline(always)]
+    pub fn new() -> Self {
+        let key = shared::dynamic_base();
+        let value = key + Self::KEY_BYTES;
+        let query = value + Self::KEY_BYTES;
+        let d_o = query + STAGES * Self::QUERY_BYTES;
+        let ds = d_o + STAGES * Self::QUERY_BYTES;
+        let dq = ds + STAGES * Self::DS_BYTES;
+        let statistics = dq + WARPGROUPS * Self::DQ_BYTES;
+        let orders = statistics + STAGES * STATISTICS * Self::STATISTIC_BYTES;
+        let keys = orders + Mailbox::BYTES;
+        let values = keys + Stages::<1>::BYTES;
+        let queries = values + Stages::<1>::BYTES;
+        let d_os = queries + Stages::<STAGES>::BYTES;
+        let barriers = d_os + Stages::<STAGES>::BYTES;
+        Room {
+            key: SharedTile { address: key },
+            value: SharedTile { address: value },
+            first_query: SharedTile { address: query },
+            first_d_o: SharedTile { address: d_o },
+            first_ds: SharedTile { address: ds },
+            dq,
+            statistics,
+            orders: Mailbox::new(orders),
+            keys: Stages::new(keys),
+            values: Stages::new(values),
+            queries: Stages::new(queries),
+            d_os: Stages::new(d_os),
+            barriers,
+            scratch: barriers + WARPGROUPS * Stages::<1>::BYTES + RAW_BARRIERS * BARRIER_BYTES,
+        }
+    }
+
+    /// Makes all barriers; all threads meet.
+    #[inline(always)]
+    pub unsafe fn open(&self, p: &BackwardParams) {
+        if thread::thread_idx_x() == 0 {
+            // The writer reads along, and the repairer where there is one.
+            self.orders.init(4 * WARPGROUPS + 1 + may_need_repair(p) as u32);
+            self.keys.init(1, 4 * WARPGROUPS);
+            self.values.init(1, 4 * WARPGROUPS);
+            self.queries.init(1, 4 * WARPGROUPS);
+            self.d_os.init(1, 4 * WARPGROUPS);
+            let mut warpgroup = 0;
+            while warpgroup < WARPGROUPS {
+                self.dq_stage(warpgroup).init(4, 1);
+                warpgroup += 1;
+            }
+            mbarrier::init(self.raw_key(), 1);
+            mbarrier::init(self.raw_value(), 1);
+            let mut stage = 0;
+            while stage < STAGES {
+                mbarrier::init(self.raw_query(stage), 1);
+                mbarrier::init(self.raw_d_o(stage), 1);
+                stage += 1;
+            }
+            mbarrier::fence_init();
+        }
+        block_sync();
+    }
+
+    #[inline(always)]
+    pub fn query(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
+        SharedTile { address: self.first_query.address + stage * Self::QUERY_BYTES }
+    }
+
+    #[inline(always)]
+    pub fn d_o(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
+        SharedTile { address: self.first_d_o.address + stage * Self::QUERY_BYTES }
+    }
+
+    #[inline(always)]
+    pub fn ds(&self, stage: u32) -> SharedTile<QUERIES, DS_ROW_BYTES> {
+        SharedTile { address: self.first_ds.address + stage * Self::DS_BYTES }
+    }
+
+    /// A warpgroup's half of a tile of dQ.
+    #[inline(always)]
+    pub fn dq(&self, warpgroup: u32) -> u32 {
+        self.dq + warpgroup * Self::DQ_BYTES
+    }
+
+    #[inline(always)]
+    fn statistic(&self, which: u32, stage: u32) -> u32 {
+        self.statistics + (which * STAGES + stage) * Self::STATISTIC_BYTES
+    }
+
+    #[inline(always)]
+    pub fn lse(&self, stage: u32) -> u32 {
+        self.statistic(0, stage)
+    }
+
+    #[inline(always)]
+    pub fn delta(&self, stage: u32) -> u32 {
+        self.statistic(1, stage)
+    }
+
+    #[inline(always)]
+    pub fn norm(&self, stage: u32) -> u32 {
+        self.statistic(2, stage)
+    }
+
+    /// The turns of a warpgroup's half of dQ: its warps fill it, the writer releases it.
+    #[inline(always)]
+    pub fn dq_stage(&self, warpgroup: u32) -> Stages<1> {
+        Stages::new(self.barriers + warpgroup * Stages::<1>::BYTES)
+    }
+
+    #[inline(always)]
+    fn barrier(&self, index: u32) -> u32 {
+        self.barriers + WARPGROUPS * Stages::<1>::BYTES + index * BARRIER_BYTES
+    }
+
+    /// Tiles that arrived and wait for repair.
+    #[inline(always)]
+    pub fn raw_key(&self) -> u32 {
+        self.barrier(0)
+    }
+
+    #[inline(always)]
+    pub fn raw_value(&self) -> u32 {
+        self.barrier(1)
+    }
+
+    #[inline(always)]
+    pub fn raw_query(&self, stage: u32) -> u32 {
+        self.barrier(2 + stage)
+    }
+
+    #[inline(always)]
+    pub fn raw_d_o(&self, stage: u32) -> u32 {
+        self.barrier(2 + STAGES + stage)
+    }
+}
+
+/// Whether there can be any work for the repairer: rows of the next sequence come with a tile.
+#[inline(always)]
+pub(super) fn may_need_repair(p: &BackwardParams) -> bool {
+    p.cu_seqlens_q != 0
+}

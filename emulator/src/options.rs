@@ -22,8 +22,8 @@ pub struct Checks {
     pub uninitialised: bool,
     /// Barriers and warp-wide instructions that not all the required threads reach together.
     pub barriers: bool,
-    /// In kernels with memory barriers, bulk copies or multiplications by a warpgroup: accesses to shared
-    /// memory that nothing orders, missing proxy fences, and registers in flight.
+    /// Accesses to shared and to global memory that nothing orders, by warps and by asynchronous copies;
+    /// missing proxy fences, and registers in flight.
     pub races: bool,
     /// Registers that are read before anything wrote them.
     pub registers: bool,

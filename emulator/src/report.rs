@@ -93,6 +93,9 @@ pub enum FindingKind {
     /// Two warps access the same shared bytes, one of them writing, and nothing orders them. The block
     /// goes on.
     SharedRace,
+    /// Two warps, of one block or two, access the same global bytes, one of them writing, and nothing orders
+    /// them. The block goes on.
+    GlobalRace,
     /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, with no
     /// `fence.proxy.async` between. The block goes on.
     MissingProxyFence,
@@ -132,6 +135,7 @@ impl fmt::Display for FindingKind {
             FindingKind::MbarrierMisuse => write!(f, "misuse of an mbarrier"),
             FindingKind::InvalidTensorMap => write!(f, "invalid tensor map"),
             FindingKind::SharedRace => write!(f, "race in shared memory"),
+            FindingKind::GlobalRace => write!(f, "race in global memory"),
             FindingKind::MissingProxyFence => write!(f, "missing proxy fence"),
             FindingKind::RegisterInFlight => write!(f, "register in flight"),
             FindingKind::MissingWgmmaFence => write!(f, "missing wgmma fence"),

@@ -121,6 +121,25 @@ fn a_load_over_bytes_that_others_still_read() {
     run_clean(&body("bar.sync 0;"), 64, map);
 }
 
+#[test]
+fn what_a_bulk_store_wrote_is_there_behind_its_wait() {
+    for operation in ["cp.async.bulk.global", "cp.reduce.async.bulk.global"] {
+        let add = if operation.contains("reduce") { ".add.u32" } else { "" };
+        let body = |wait: &str| {
+            format!(
+                "@!%first bra END; mov.u32 %r1, 0; st.shared.v4.b32 [%base], {{%r1, %r1, %r1, %r1}}; fence.proxy.async;
+                 {operation}.shared::cta.bulk_group{add} [%data], [%base], 16;
+                 cp.async.bulk.commit_group; {wait}
+                 ld.global.b32 %r2, [%data+8];\ncp.async.bulk.wait_group 0; END:"
+            )
+        };
+        let twin = body("cp.async.bulk.wait_group 0;");
+        for wait in ["", "cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group 1;"] {
+            expect(&body(wait), &twin, 32, no_map, FindingKind::GlobalRace, "ld.global");
+        }
+    }
+}
+
 fn store(fence: &str, wait: &str) -> String {
     format!(
         "shl.b32 %r1, %tid, 4; add.s32 %r1, %r1, %base; st.shared.v4.b32 [%r1], {{%tid, %tid, %tid, %tid}};
@@ -136,8 +155,10 @@ fn the_source_of_a_bulk_store() {
     let fence = "fence.proxy.async.shared::cta;";
     let twin = store(fence, "cp.async.bulk.wait_group.read 0;");
     expect(&store(fence, ""), &twin, 64, map, FindingKind::AsyncCopyInFlight, "st.shared.b32");
-    let missing = store("", "cp.async.bulk.wait_group.read 0;");
-    expect(&missing, &twin, 64, map, FindingKind::MissingProxyFence, "bulk.tensor");
+    for fence in ["", "fence.proxy.async.global;"] {
+        let missing = store(fence, "cp.async.bulk.wait_group.read 0;");
+        expect(&missing, &twin, 64, map, FindingKind::MissingProxyFence, "bulk.tensor");
+    }
     let body = |wait: &str| {
         format!(
             "@!%first bra END; mov.u32 %r1, 0; st.shared.v4.b32 [%base], {{%r1, %r1, %r1, %r1}}; fence.proxy.async;

@@ -21,7 +21,9 @@ fn expect(body: &str, twin: &str, at: &str, register: &str, thread: u32) {
 fn a_register_that_nothing_writes() {
     let body = |first: &str| format!("{first}\nadd.s32 %r2, %r1, 1; st.global.b32 [%mine], %r2;");
     expect(&body(""), &body("mov.b32 %r1, 5;"), "add.s32", "%r1", 0);
-    let body = |first: &str| format!("{first}\nadd.s64 %d2, %d1, 1; st.global.b64 [%data], %d2;");
+    let body = |first: &str| {
+        format!("{first}\nadd.s64 %d2, %d1, 1; cvt.u32.u64 %r2, %d2; st.global.b32 [%mine], %r2;")
+    };
     expect(&body(""), &body("mov.b64 %d1, 5;"), "add.s64 %d2", "%d1", 0);
     // In a scope of its own, and of a single name.
     let body = |first: &str| format!("{{ .reg .b32 %own; {first}\nst.global.b32 [%mine], %own; }}");

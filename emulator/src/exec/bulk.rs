@@ -12,6 +12,7 @@ use crate::isa::ReduceOp;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
 use crate::shadow::State;
+use crate::shadow::global::Touch;
 use crate::tensor_map::TensorMapSwizzle;
 use crate::trace::OriginKind;
 use std::collections::BTreeMap;
@@ -121,6 +122,20 @@ pub fn perform(c: &mut Context<'_>, index: usize) -> Flow {
     move_bytes(c, &store.transfer, Some(store.reduce))
 }
 
+/// From now on a store may write: others that come near before it was waited for are in its way.
+pub fn store_begins(c: &mut Context<'_>, t: &Transfer, group: u32, reduce: ReduceOp) -> Flow {
+    c.race_bulk_store(t, group);
+    if c.race.is_none() {
+        return Ok(());
+    }
+    for row in t.bytes.rows().into_iter().filter(|row| row.to > row.from) {
+        let (view, offset) = c.global_range(access(t, &row, true), 1)?;
+        let (at, bytes) = (view.data as u64 + offset as u64, row.to - row.from);
+        c.global_bulk_writes((t.pc, group, reduce != ReduceOp::None), t.issuer, at, bytes);
+    }
+    Ok(())
+}
+
 /// Moves the bytes of a copy: to shared memory, or from there.
 fn move_bytes(c: &mut Context<'_>, t: &Transfer, store: Option<ReduceOp>) -> Flow {
     let swizzle = t.bytes.swizzle();
@@ -168,6 +183,8 @@ fn read_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &mut [u8]) 
     let (view, offset) = c.global_range(access(t, row, false), 1)?;
     let bytes = (row.to - row.from) as usize;
     let part = &mut buffer[row.from as usize..row.to as usize];
+    // What the barrier orders is the copy, not the warp that started it: nothing is kept of the read.
+    c.global_copy_reads(t.pc, t.issuer, view.data as u64 + offset as u64, bytes as u32, Touch::Look);
     // SAFETY: `global_range` checked that these bytes exist; the allocation outlives the launch.
     unsafe {
         view.data.add(offset).copy_to_nonoverlapping(part.as_mut_ptr(), bytes);

@@ -63,6 +63,7 @@ pub fn launch(
         dynamic_offset: base,
         shared_bytes: shared as u32,
         families: families(),
+        global_race: Mutex::default(),
     };
     Ok(run_blocks(&environment))
 }

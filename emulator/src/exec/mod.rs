@@ -9,6 +9,7 @@ mod boxes;
 mod bulk;
 mod context;
 mod flight;
+mod global_race;
 mod grid;
 mod lanes;
 mod mbarrier;

@@ -196,6 +196,7 @@ impl Runner<'_, '_> {
             }
             Op::Bulk(op) => ops::bulk::run(self.context, self.warp, i, m, op)?,
             Op::Wgmma(op) => return self.wgmma(i, m, op),
+            Op::Fence => self.context.global_fence(self.warp.id),
             Op::ProxyFence => self.context.race_proxy_fence(self.warp.id),
             Op::SetMaxRegisters => return self.set_max_registers(i, m),
             Op::MapAddress => self.map_address(i, m)?,

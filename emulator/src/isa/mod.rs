@@ -44,6 +44,12 @@ pub const FLAG_VARIANT: u8 = 8;
 pub const FLAG_TRANSPOSE: u8 = 8;
 /// A shared address is generic, not an offset in shared memory.
 pub const FLAG_GENERIC: u8 = 8;
+/// A load, store or atomic operation is meant to meet those of others: `volatile`, `relaxed` and stronger.
+pub const FLAG_STRONG: u8 = 1;
+/// An `acquire` that needs no fence.
+pub const FLAG_ACQUIRE: u8 = 8;
+/// A `release` that needs no fence.
+pub const FLAG_RELEASE: u8 = 16;
 /// `.aligned`: all threads of the warp execute the instruction together.
 pub const FLAG_ALIGNED: u8 = 16;
 /// An optional operand is present.

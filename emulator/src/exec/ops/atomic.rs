@@ -1,14 +1,16 @@
 //! Atomic read-modify-write operations, lane after lane.
 
 use super::half::{Bfloat, Format, Half};
+use super::memory::strength;
 use crate::decode::atomic::{AtomicType, SPACES};
 use crate::exec::context::{Context, Flow};
 use crate::exec::registers::{LANES, lanes};
 use crate::exec::trace::{Encoding, Found};
 use crate::exec::warp::Warp;
 use crate::exec::window::{Want, Window, addresses, resolve};
-use crate::isa::{AtomicOp, Instruction};
+use crate::isa::{AtomicOp, FLAG_RELEASE, Instruction, ROW_SINK};
 use crate::memory::Space;
+use crate::shadow::global::Touch;
 use crate::trace::OriginKind;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -23,18 +25,22 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         8 => w.registers.row64(row)[lane],
         _ => u64::from(w.registers.row32(row)[lane]),
     };
-    c.race_atomic(w.id);
     let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
         window.check_written(c, w, bytes, false);
+        if window.space == Space::Shared && (i.d != ROW_SINK || i.has(FLAG_RELEASE)) {
+            c.race_strong(w.id);
+        }
+        c.global_access(w, &window, bytes, Touch::Write, strength(i));
         for lane in lanes(window.mask) {
             let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));
             // SAFETY: the window was checked for this many bytes, and alignment, at the lane's offset.
             old[lane] =
                 unsafe { update(&window, lane, bytes, |old| apply(op, ty, old, operand, second)) };
         }
+        c.global_seen(w, &window, strength(i));
         window.set_written(bytes, false);
         rest &= !window.mask;
     }

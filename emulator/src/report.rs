@@ -96,8 +96,8 @@ pub enum FindingKind {
     /// Two warps, of one block or two, access the same global bytes, one of them writing, and nothing orders
     /// them. The block goes on.
     GlobalRace,
-    /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, with no
-    /// `fence.proxy.async` between. The block goes on.
+    /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, or a copy writes
+    /// bytes that they read, with no `fence.proxy.async` between. The block goes on.
     MissingProxyFence,
     /// A register of a multiplication that has not been waited for. The block goes on.
     RegisterInFlight,

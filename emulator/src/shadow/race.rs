@@ -5,6 +5,11 @@
 //! makes them known. And every warp has two clocks: what its own accesses come after, and which accesses
 //! of threads the asynchronous proxy can see; `fence.proxy.async` makes the second catch up.
 //!
+//! The proxy needs that fence behind what threads wrote before it reads or writes the bytes, and behind what
+//! they read before it writes them: an arrival at a memory barrier, or any other meeting of threads, orders
+//! accesses of one proxy only. The reader may execute it before it arrives, or whoever starts the copy after
+//! having waited. The other way round, what the proxy read or wrote is ordered by the wait for it alone.
+//!
 //! For each word of shared memory there is the last write, and the set of reads since. An access is an
 //! epoch: an actor and its clock.
 
@@ -412,8 +417,13 @@ fn check(reads: &ReadSets, view: &View, look: &Look, cell: Cell) -> Option<(u32,
     if !look.write {
         return None;
     }
-    let mut others = reads.sets[cell.reads as usize].iter().filter(|&&read| read >> CLOCK_BITS != own);
-    others.find(|&&read| !view.threads.covers(read) && !shared(read)).map(|&read| (read, false, false))
+    let others = reads.sets[cell.reads as usize].iter().filter(|&&read| read >> CLOCK_BITS != own);
+    let unordered = others.clone().find(|&&read| !view.threads.covers(read) && !shared(read));
+    if let Some(&read) = unordered {
+        return Some((read, false, false));
+    }
+    let mut unseen = others.filter(|&&read| look.asynchronous && !view.proxy.covers(read));
+    unseen.next().map(|&read| (read, false, true))
 }
 
 #[cfg(test)]

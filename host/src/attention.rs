@@ -100,11 +100,11 @@ unsafe impl Params for ForwardHopperParams {}
 const _: () =
     assert!(size_of::<ForwardHopperParams>() == 3 * 128 + size_of::<ForwardParams>() + 8 + 2 * 4);
 
-// SAFETY: eight views of 32 bytes, nine 64-bit and eighteen 32-bit fields: no padding.
+// SAFETY: eight views of 32 bytes, ten 64-bit and eighteen 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}
-const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 9 * 8 + 18 * 4);
+const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 10 * 8 + 18 * 4);
 
-// SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8 and a 64-bit field:
-// no padding.
+// SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8 and two 32-bit
+// fields: no padding.
 unsafe impl Params for BackwardHopperParams {}
 const _: () = assert!(size_of::<BackwardHopperParams>() == 4 * 128 + size_of::<BackwardParams>() + 8);

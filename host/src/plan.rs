@@ -9,7 +9,7 @@ mod tensor_maps;
 #[cfg(test)]
 mod tests;
 
-pub use backward::{BackwardMaps, BackwardPlan, BackwardPointers, KernelLaunch, plan_backward};
+pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
 
 use crate::driver::{DevicePointer, DeviceProperties};

@@ -291,6 +291,10 @@ pub struct BackwardParams {
     /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in
     /// the order in which the main kernel's lanes hold it.
     pub dq_accumulator: u64,
+    /// Workspace: u32 `[2 + Hq * workspace_rows / TURN_ROWS]`, aligned to 4, for main kernels for Hopper,
+    /// else 0. The first two are as [`ForwardHopperParams::counter`] says; each of the others counts, for 64
+    /// rows of a query head, the key tiles that have added their share of dQ, where that has an order.
+    pub turns: u64,
     /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the
     /// same one.
     pub split_stride: u64,
@@ -350,8 +354,10 @@ pub struct BackwardHopperParams {
     pub d_o_map: TensorMap,
     /// Everything else.
     pub backward: BackwardParams,
-    /// As in [`ForwardHopperParams`].
-    pub counter: u64,
+    /// 1: key tiles add their shares of dQ one after the other, so that sums are the same in every run.
+    pub in_order: u32,
+    /// Always 0; keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// Statistics per query row in the backward's workspace.
@@ -361,6 +367,9 @@ pub const fn backward_statistics(dtype: Dtype) -> u32 {
         Dtype::Bf16 | Dtype::F32 => 2,
     }
 }
+
+/// Rows of the workspace that share one of the [`BackwardParams::turns`].
+pub const TURN_ROWS: u32 = 64;
 
 /// A sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of
 /// query tiles.

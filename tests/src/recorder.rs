@@ -2,7 +2,7 @@
 
 use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
 use finite_attention::{Device, Error};
-use kernels_gpu::abi::{KernelSpec, TensorMap};
+use kernels_gpu::abi::{Arch, KernelSpec, TensorMap};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,6 +21,17 @@ impl Launched {
 pub fn recording(device: &Device) -> (Device, Launched) {
     let launched = Launched::default();
     let properties = device.properties().clone();
+    let recorder = Recorder { device: device.clone(), properties, launched: launched.clone() };
+    (Device::from_driver(Arc::new(recorder)), launched)
+}
+
+/// The same device, planned for as if it ran nothing newer than `arch`, and the names as [`recording`] gives them.
+pub fn recording_as(device: &Device, arch: Arch) -> (Device, Launched) {
+    let launched = Launched::default();
+    let properties = DeviceProperties {
+        compute_capability: arch.compute_capability(),
+        ..device.properties().clone()
+    };
     let recorder = Recorder { device: device.clone(), properties, launched: launched.clone() };
     (Device::from_driver(Arc::new(recorder)), launched)
 }

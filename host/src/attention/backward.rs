@@ -5,7 +5,7 @@ use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
 use crate::driver::{DevicePointer, Driver, Stream};
 use crate::error::{Error, Result};
-use crate::plan::{BackwardMaps, BackwardPlan, BackwardPointers, KernelLaunch, plan_backward};
+use crate::plan::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
 use crate::problem::BackwardProblem;
 use kernels_gpu::abi::{BackwardHopperParams, BackwardParams, Family};
 
@@ -82,8 +82,7 @@ pub unsafe fn launch_backward(
         };
         match &plan.hopper {
             Some(maps) if kernel.family == Family::Backward => {
-                let counter = device.counter(params.dk.address.max(params.dv.address));
-                launch(hopper_params(driver, maps, params, counter)?.bytes())
+                launch(hopper_params(driver, maps, params)?.bytes())
             }
             _ => launch(params.bytes()),
         }?;
@@ -93,9 +92,8 @@ pub unsafe fn launch_backward(
 
 fn hopper_params(
     driver: &dyn Driver,
-    maps: &BackwardMaps,
+    maps: &HopperBackward,
     backward: BackwardParams,
-    counter: u64,
 ) -> Result<BackwardHopperParams> {
     Ok(BackwardHopperParams {
         q_map: encode(driver, maps.q)?,
@@ -103,7 +101,8 @@ fn hopper_params(
         v_map: encode(driver, maps.v)?,
         d_o_map: encode(driver, maps.d_o)?,
         backward,
-        counter,
+        in_order: u32::from(maps.in_order),
+        reserved: 0,
     })
 }
 

@@ -15,8 +15,8 @@ use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::problem::{Mode, ValidBackward, ValidForward};
 use kernels_gpu::abi::{
-    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, backward_statistics,
-    workspace_row_packed, workspace_row_strided,
+    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, TURN_ROWS,
+    backward_statistics, workspace_row_packed, workspace_row_strided,
 };
 use kernels_gpu::geometry::schedule;
 use std::fmt;
@@ -90,10 +90,10 @@ pub struct KernelLaunch {
     pub blocks: u32,
 }
 
-/// Tensors as tensor maps describe them, for a main kernel for Hopper; none where there is nothing to
-/// describe.
+/// The part of a plan that only main kernels for Hopper have: tensors as tensor maps describe them, none
+/// where there is nothing to describe.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BackwardMaps {
+pub struct HopperBackward {
     /// q.
     pub q: Option<TensorMapDescription>,
     /// k.
@@ -102,6 +102,8 @@ pub struct BackwardMaps {
     pub v: Option<TensorMapDescription>,
     /// dO.
     pub d_o: Option<TensorMapDescription>,
+    /// Whether key tiles add their shares of dq one after the other: deterministic mode.
+    pub in_order: bool,
 }
 
 /// Everything that launching a backward pass takes, except the workspace. Printable: `{}` is a line per
@@ -114,7 +116,7 @@ pub struct BackwardPlan {
     /// workspace are 0.
     pub params: BackwardParams,
     /// What else a main kernel for Hopper takes.
-    pub hopper: Option<BackwardMaps>,
+    pub hopper: Option<HopperBackward>,
     /// Why these kernels and this order, a sentence each.
     pub reasons: Vec<String>,
 }
@@ -125,10 +127,24 @@ impl BackwardPlan {
 
     /// Device memory that the kernels need between them. Its contents do not matter before or after.
     pub fn workspace_bytes(&self) -> u64 {
+        self.statistics_bytes() + self.accumulator_bytes() + self.turn_bytes()
+    }
+
+    /// f32 `[splits, Hq, workspace_rows, padded_dim]`.
+    fn accumulator_bytes(&self) -> u64 {
         let params = &self.params;
         let accumulators =
             params.query_heads as u64 * params.workspace_rows as u64 * params.padded_dim as u64;
-        self.statistics_bytes() + 4 * accumulators * u64::from(params.splits)
+        4 * accumulators * u64::from(params.splits)
+    }
+
+    /// u32 `[2 + Hq * workspace_rows / TURN_ROWS]`, for a main kernel for Hopper that others run before.
+    fn turn_bytes(&self) -> u64 {
+        let params = &self.params;
+        if self.hopper.is_none() || params.workspace_rows == 0 {
+            return 0;
+        }
+        4 * (2 + u64::from(params.query_heads) * u64::from(params.workspace_rows / TURN_ROWS))
     }
 
     /// f32 `[statistics, Hq, workspace_rows]`.
@@ -168,7 +184,8 @@ impl BackwardPlan {
             return Err(Error::Misaligned { argument: "workspace", alignment, address: workspace });
         }
         let dq_accumulator = workspace + self.statistics_bytes();
-        Ok(BackwardParams { statistics: workspace, dq_accumulator, ..self.params })
+        let turns = if self.turn_bytes() == 0 { 0 } else { dq_accumulator + self.accumulator_bytes() };
+        Ok(BackwardParams { statistics: workspace, dq_accumulator, turns, ..self.params })
     }
 }
 
@@ -213,7 +230,6 @@ pub fn plan_backward(
         head_dim,
         access,
         mappable: access == Access::Vector16
-            && mode == Mode::Fast
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: false,
     };
@@ -228,16 +244,17 @@ pub fn plan_backward(
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
     split(mode, key_tiles, main, device, &mut params, &mut reasons);
     let launches = launches(main, device, &params)?;
-    let hopper = (main.arch == Arch::Sm90a).then(|| maps(main, &tensors));
+    let hopper = (main.arch == Arch::Sm90a).then(|| hopper(main, &tensors, mode));
     Ok(BackwardPlan { launches, params, hopper, reasons })
 }
 
-fn maps(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> BackwardMaps {
-    BackwardMaps {
+fn hopper(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7], mode: Mode) -> HopperBackward {
+    HopperBackward {
         q: tensor_maps::describe(q, main.query_rows),
         k: tensor_maps::describe(k, main.key_rows),
         v: tensor_maps::describe(v, main.key_rows),
         d_o: tensor_maps::describe(d_o, main.query_rows),
+        in_order: mode == Mode::Deterministic,
     }
 }
 
@@ -346,7 +363,7 @@ fn split(
     reasons: &mut Vec<String>,
 ) {
     let key_tiles = key_tiles.max(1);
-    if mode == Mode::Fast {
+    if mode == Mode::Fast || main.arch == Arch::Sm90a {
         (params.key_blocks, params.splits, params.split_stride) = (key_tiles, 1, 0);
         return;
     }
@@ -434,6 +451,7 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         cu_seqlens_k: if forward.is_packed() { pointers.cu_seqlens_k } else { 0 },
         statistics: 0,
         dq_accumulator: 0,
+        turns: 0,
         split_stride: 0,
         batches: forward.batches,
         query_heads: forward.query_heads,

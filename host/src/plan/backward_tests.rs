@@ -54,7 +54,7 @@ fn three_kernels_that_belong_together() {
             assert!(delta.dtype == dtype && main.dtype == dtype && convert.dtype == dtype);
             assert!(main.head_dim as usize >= head_dim && main.head_dim == plan.params.padded_dim);
             assert_eq!((convert.head_dim, convert.access), (main.head_dim, main.access));
-            assert_eq!((convert.query_rows, convert.threads), (main.query_rows, main.threads));
+            assert_eq!((convert.query_rows, convert.arch), (main.query_rows, main.arch));
         }
     }
 }
@@ -72,16 +72,46 @@ fn grids_cover_padded_rows_keys_and_query_tiles() {
 
 #[test]
 fn the_workspace_holds_statistics_and_accumulators() {
-    let fast = plan(&problem(Dtype::Bf16, 128));
+    let fast = plan(&problem(Dtype::F32, 128));
     let rows = 384 * 2;
     assert_eq!(u64::from(fast.params.workspace_rows), rows);
     assert_eq!(fast.workspace_bytes(), 4 * (2 * 4 * rows + 4 * rows * 128));
-    let deterministic = plan(&problem(Dtype::Bf16, 128).with_mode(Mode::Deterministic));
-    assert_eq!((deterministic.params.key_blocks, deterministic.params.splits), (2, 2));
+    let deterministic = plan(&problem(Dtype::F32, 128).with_mode(Mode::Deterministic));
+    let splits = u64::from(deterministic.params.splits);
+    assert!(splits > 1 && splits == u64::from(deterministic.params.key_blocks));
     assert_eq!(deterministic.params.split_stride, 4 * rows * 128);
-    assert_eq!(deterministic.workspace_bytes(), 4 * (2 * 4 * rows + 2 * 4 * rows * 128));
+    assert_eq!(deterministic.workspace_bytes(), 4 * (2 * 4 * rows + splits * 4 * rows * 128));
     let params = fast.params_with(0x100, fast.workspace_bytes()).unwrap();
     assert_eq!((params.statistics, params.dq_accumulator), (0x100, 0x100 + 4 * 2 * 4 * rows));
+    assert_eq!(params.turns, 0);
+}
+
+#[test]
+fn on_hopper_the_workspace_holds_turns_too_and_one_accumulator_in_every_mode() {
+    let rows = 384 * 2;
+    let before_turns = 4 * (2 * 4 * rows + 4 * rows * 128);
+    for mode in [Mode::Fast, Mode::Deterministic] {
+        let plan = plan(&problem(Dtype::Bf16, 128).with_mode(mode));
+        assert_eq!(plan.hopper.unwrap().in_order, mode == Mode::Deterministic);
+        assert_eq!((plan.params.key_blocks, plan.params.splits), (2, 1));
+        assert_eq!(plan.workspace_bytes(), before_turns + 4 * (2 + 4 * rows / 64));
+        let params = plan.params_with(0x100, plan.workspace_bytes()).unwrap();
+        assert_eq!(params.turns, 0x100 + before_turns);
+    }
+}
+
+#[test]
+fn blocks_for_hopper_stay() {
+    let kv = Layout::bshd([8, 4096, 16, 128]);
+    for (causal, wave) in [(false, 1), (true, 8)] {
+        let mut forward = ForwardProblem::new(Dtype::Bf16, kv, kv, kv);
+        if causal {
+            forward = forward.causal();
+        }
+        let plan = plan(&BackwardProblem::new(forward));
+        assert_eq!(plan.launches[1].blocks, 132);
+        assert_eq!(plan.params.heads_per_wave, wave);
+    }
 }
 
 #[test]
@@ -94,7 +124,7 @@ fn packed_rows_are_padded_once_per_sequence() {
     assert_eq!((plan.params.cu_seqlens_q, plan.params.cu_seqlens_k), (0xb000, 0xc000));
     assert_eq!((plan.params.lse_batch_stride, plan.params.lse_head_stride), (0, 300));
     let blocks: Vec<u32> = plan.launches.iter().map(|launch| launch.blocks).collect();
-    assert_eq!(blocks, [256 / delta_rows(&plan) * 4 * 5, 2 * 2 * 5, 3 * 4 * 5]);
+    assert_eq!(blocks, [256 / delta_rows(&plan) * 4 * 5, 2 * 2 * 5, 2 * 4 * 5]);
 }
 
 #[test]

@@ -141,3 +141,26 @@ pub unsafe fn fetch_add_u32(address: u64, value: u32) -> u32 {
 pub unsafe fn fence() {
     asm!("fence.acq_rel.gpu;", options(nostack));
 }
+
+/// Waits until the u32 at `address` is `value`, and sees what was written before it was. PTX: a loop around
+/// `ld.acquire.gpu.global.u32`. sm_70.
+///
+/// # Safety
+/// `address` is readable and aligned to 4; somebody writes the value there with [`store_release_u32`].
+#[allow(named_asm_labels)] // PTX has labels by name only; braces make them local to each copy
+#[inline(always)]
+pub unsafe fn wait_for_u32(address: u64, value: u32) {
+    asm!("{{", ".reg .pred %there; .reg .b32 %found;", "WAIT:",
+        "ld.acquire.gpu.global.u32 %found, [{0}];", "setp.eq.u32 %there, %found, {1};",
+        "@%there bra DONE;", "bra WAIT;", "DONE:", "}}", in(reg64) address, in(reg32) value,
+        options(nostack));
+}
+
+/// Writes a u32 after everything that this thread wrote before. PTX: `st.release.gpu.global.u32`. sm_70.
+///
+/// # Safety
+/// `address` is writable and aligned to 4.
+#[inline(always)]
+pub unsafe fn store_release_u32(address: u64, value: u32) {
+    asm!("st.release.gpu.global.u32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
+}

@@ -30,8 +30,9 @@ pub unsafe fn load_matrix_x4_transposed(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// Writes four 8 x 8 matrices of 16-bit elements, each transposed on the way: lane `8 i + r` gives the address
-/// of what becomes row `r` of matrix `i`. PTX: `stmatrix.sync.aligned.m8n8.x4.trans.shared.b16`. sm_90.
+/// Writes four 8 x 8 matrices of 16-bit elements, each transposed on the way: lane `8 i + r` gives the
+/// address of what becomes row `r` of matrix `i`. sm_90.
+/// PTX: `stmatrix.sync.aligned.m8n8.x4.trans.shared.b16`.
 ///
 /// # Safety
 /// All 32 lanes call it together; each address is aligned to 16 and no other thread uses its 16 bytes.

@@ -1,7 +1,7 @@
 //! What a block of threads of the backward works on.
 
 use super::sequence::{Sequence, Sequences};
-use crate::abi::{BackwardParams, TensorView, workspace_row_packed, workspace_row_strided};
+use crate::abi::{BackwardParams, TURN_ROWS, TensorView, workspace_row_packed, workspace_row_strided};
 use crate::arch::{math, thread};
 use crate::geometry::schedule::{Schedule, Work};
 use crate::geometry::visible::{TileRange, Visible};
@@ -90,6 +90,13 @@ impl KeyBlock {
         dq_accumulator(p, self.first_tile, head, self.workspace_row + at.tile as u32 * queries)
     }
 
+    /// Where it is noted which key tile was the last to add to dQ of a step.
+    #[inline(always)]
+    pub fn turn(&self, p: &BackwardParams, at: &Step, queries: u32) -> u64 {
+        let head = self.key_head * p.group_size + at.head;
+        turn(p, head, self.workspace_row + at.tile as u32 * queries)
+    }
+
     /// Whether key `row` exists.
     #[inline(always)]
     pub fn has_key(&self, row: u32) -> bool {
@@ -137,6 +144,23 @@ impl Walk {
         Step { step: 0, head: 0, tile: self.tiles.begin }
     }
 
+    /// The first step of a walk from the last query tile of each head to the first.
+    #[inline(always)]
+    pub fn start_down(&self) -> Step {
+        Step { step: 0, head: 0, tile: self.tiles.end - 1 }
+    }
+
+    /// The step after `at` in that walk.
+    #[inline(always)]
+    pub fn next_down(&self, at: &Step) -> Step {
+        let same_head = at.tile > self.tiles.begin;
+        Step {
+            step: at.step + 1,
+            head: if same_head { at.head } else { at.head + 1 },
+            tile: if same_head { at.tile - 1 } else { self.tiles.end - 1 },
+        }
+    }
+
     /// The step after `at`.
     #[inline(always)]
     pub fn next(&self, at: &Step) -> Step {
@@ -171,6 +195,16 @@ pub unsafe fn schedule(p: &BackwardParams) -> Schedule {
         heads_per_wave: p.heads_per_wave,
     }
 }
+
+/// Where it is noted which key tile was the last to add to dQ of the 64 rows from row `row` on.
+#[inline(always)]
+pub fn turn(p: &BackwardParams, head: u32, row: u32) -> u64 {
+    let index = TICKETS + head as u64 * (p.workspace_rows / TURN_ROWS) as u64 + (row / TURN_ROWS) as u64;
+    p.turns.wrapping_add(4 * index)
+}
+
+/// Words of [`BackwardParams::turns`] before those of the rows.
+pub const TICKETS: u64 = 2;
 
 /// Sequence `batch` of a backward.
 ///

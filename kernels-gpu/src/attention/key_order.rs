@@ -50,16 +50,23 @@ impl KeyOrder {
         ]
     }
 
-    /// The order in a message, for tiles of `keys` keys; none at the end of all work.
+    /// Whether a message ends all work.
     ///
     /// # Safety
     /// The letter can still be read.
     #[inline(always)]
-    pub unsafe fn read(letter: Letter, p: &BackwardParams, keys: u32) -> Option<Self> {
+    pub unsafe fn ends(letter: Letter) -> bool {
+        let [first_tile, ..] = letter.group(0);
+        first_tile == STOP
+    }
+
+    /// The order in a message that is not [`Self::END`], for tiles of `keys` keys.
+    ///
+    /// # Safety
+    /// The letter can still be read.
+    #[inline(always)]
+    pub unsafe fn read(letter: Letter, p: &BackwardParams, keys: u32) -> Self {
         let [first_tile, query_rows, key_rows, first_query] = letter.group(0);
-        if first_tile == STOP {
-            return None;
-        }
         let [key_head, batch, first_key, workspace_row] = letter.group(1);
         let [begin, full_begin, full_end, end] = letter.group(2).map(|word| word as i32);
         let (query_rows, key_rows) = (query_rows as i32, key_rows as i32);
@@ -81,9 +88,7 @@ impl KeyOrder {
         };
         let tiles = TileRange { begin, full_begin, full_end, end };
         let ragged = ((first_tile + 1) * keys) as i32 > key_rows;
-        Some(KeyOrder {
-            block,
-            walk: Walk { tiles, ragged, steps: (end - begin) as u32 * p.group_size },
-        })
+        let walk = Walk { tiles, ragged, steps: (end - begin) as u32 * p.group_size };
+        KeyOrder { block, walk }
     }
 }

@@ -7,7 +7,7 @@
 //! instructions in the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`),
 //! chains of fused multiply-adds for f32.
 
-use crate::abi::{BackwardParams, ROW_PADDING, TensorView};
+use crate::abi::{BackwardParams, ROW_PADDING, TURN_ROWS, TensorView};
 use crate::arch::{global, math, thread, warp};
 use crate::attention::key_block;
 use crate::attention::sequence::Sequence;
@@ -31,7 +31,7 @@ struct DeltaRows<'p> {
 }
 
 impl<'p> DeltaRows<'p> {
-    /// The rows of this warp.
+    /// The rows of this warp. The first threads of all also zero the launch's tickets.
     #[inline(always)]
     unsafe fn of_this_warp(p: &'p BackwardParams) -> Self {
         let warp = thread::thread_idx_x() / 32;
@@ -42,6 +42,12 @@ impl<'p> DeltaRows<'p> {
         let sequence = key_block::sequence(p, batch);
         let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;
         let (head, first_row) = (pair - batch * p.query_heads, first_row as i32);
+        if p.turns != 0
+            && thread::block_idx_x() == 0
+            && thread::thread_idx_x() < key_block::TICKETS as u32
+        {
+            global::store_u32(p.turns.wrapping_add(4 * thread::thread_idx_x() as u64), 0);
+        }
         DeltaRows { p, sequence, head, first_row, workspace_row }
     }
 
@@ -88,9 +94,12 @@ impl<'p> DeltaRows<'p> {
         global::store_f32(key_block::statistics(self.p, 2, self.head, self.workspace_row + row), norm);
     }
 
-    /// Zeroes the accumulators of these rows, which are contiguous.
+    /// Zeroes the accumulators of these rows, which are contiguous, and what counts their turns.
     #[inline(always)]
     unsafe fn zero(&self, lane: u32) {
+        if self.p.turns != 0 && self.workspace_row % TURN_ROWS == 0 && lane == 0 {
+            global::store_u32(key_block::turn(self.p, self.head, self.workspace_row), 0);
+        }
         let mut split = 0;
         while split < self.p.splits {
             let start = key_block::dq_accumulator(self.p, split, self.head, self.workspace_row);
@@ -101,6 +110,62 @@ impl<'p> DeltaRows<'p> {
             }
             split += 1;
         }
+    }
+}
+
+/// What a lane sums up of the 16 rows of a warp.
+struct Sums {
+    /// The upper and the lower eight columns of `o dO^T`.
+    upper: [f32; 4],
+    lower: [f32; 4],
+    /// What rounding an o in f32 leaves over, of rows `group` and `group + 8`.
+    rests: [f32; 2],
+    /// `sum |dO|` of the same rows.
+    norms: [f32; 2],
+}
+
+impl Sums {
+    /// Over all columns; `COUNT` blocks of 16 columns are loaded together, `load` gives two columns of a row.
+    #[inline(always)]
+    unsafe fn over<E: TensorCoreElement, const COUNT: usize>(
+        columns: u32,
+        lane: u32,
+        load: impl Fn(u32, u32) -> (u32, u32, f32),
+    ) -> Self {
+        let (group, pair) = (lane / 4, lane % 4);
+        let mut sums = Sums { upper: [0.0; 4], lower: [0.0; 4], rests: [0.0; 2], norms: [0.0; 2] };
+        let mut first = 0;
+        while first < columns {
+            // All of it is requested before any of it is used: what counts is how much is on its way. Past
+            // the last column there are zeros.
+            let mut products = [[(0, 0, 0.0); 4]; COUNT];
+            let mut block = 0;
+            while block < COUNT {
+                let column = first + 16 * block as u32 + 2 * pair;
+                products[block] = [
+                    load(group, column),
+                    load(group + 8, column),
+                    load(group, column + 8),
+                    load(group + 8, column + 8),
+                ];
+                block += 1;
+            }
+            let mut block = 0;
+            while block < COUNT {
+                let [(a0, b0, r0), (a1, b1, r1), (a2, b2, r2), (a3, b3, r3)] = products[block];
+                E::mma(&mut sums.upper, [a0, a1, a2, a3], [b0, b2]);
+                E::mma(&mut sums.lower, [a0, a1, a2, a3], [b1, b3]);
+                sums.rests[0] += r0 + r2;
+                sums.rests[1] += r1 + r3;
+                if E::NARROW {
+                    sums.norms[0] += size::<E>(b0) + size::<E>(b2);
+                    sums.norms[1] += size::<E>(b1) + size::<E>(b3);
+                }
+                block += 1;
+            }
+            first += 16 * COUNT as u32;
+        }
+        sums
     }
 }
 
@@ -115,32 +180,20 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
     let (group, pair) = (lane / 4, lane % 4);
     let d_o = rows.rows::<2>(&p.d_o);
     let (o_32, o_16) = (rows.rows::<4>(&p.o), rows.rows::<2>(&p.o));
-    let (mut upper, mut lower) = ([0.0; 4], [0.0; 4]);
-    let (mut upper_rest, mut lower_rest) = (0.0, 0.0);
-    let (mut upper_norm, mut lower_norm) = (0.0, 0.0);
-    let mut block = 0;
-    while block < p.value_dim.div_ceil(16) {
-        let column = 16 * block + 2 * pair;
-        let load = |row, column| load_products::<E>(&d_o, &o_32, &o_16, p.output_f32 != 0, row, column);
-        let (a0, b0, rest0) = load(group, column);
-        let (a1, b1, rest1) = load(group + 8, column);
-        let (a2, b2, rest2) = load(group, column + 8);
-        let (a3, b3, rest3) = load(group + 8, column + 8);
-        E::mma(&mut upper, [a0, a1, a2, a3], [b0, b2]);
-        E::mma(&mut lower, [a0, a1, a2, a3], [b1, b3]);
-        upper_rest += rest0 + rest2;
-        lower_rest += rest1 + rest3;
-        if E::NARROW {
-            upper_norm += size::<E>(b0) + size::<E>(b2);
-            lower_norm += size::<E>(b1) + size::<E>(b3);
-        }
-        block += 1;
-    }
-    upper_rest = quad_sum(upper_rest);
-    lower_rest = quad_sum(lower_rest);
+    rows.zero(lane);
+    let Sums { upper, lower, rests, norms } =
+        if p.output_f32 == 0 && has_whole_pairs(&d_o) && has_whole_pairs(&o_16) {
+            Sums::over::<E, 4>(p.value_dim, lane, |row, column| {
+                (load_whole_pair(&o_16, row, column), load_whole_pair(&d_o, row, column), 0.0)
+            })
+        } else {
+            Sums::over::<E, 1>(p.value_dim, lane, |row, column| {
+                load_products::<E>(&d_o, &o_32, &o_16, p.output_f32 != 0, row, column)
+            })
+        };
+    let (upper_rest, lower_rest) = (quad_sum(rests[0]), quad_sum(rests[1]));
     if E::NARROW {
-        upper_norm = quad_sum(upper_norm);
-        lower_norm = quad_sum(lower_norm);
+        let (upper_norm, lower_norm) = (quad_sum(norms[0]), quad_sum(norms[1]));
         if pair == 0 {
             rows.store_norm(group, upper_norm);
             rows.store_norm(group + 8, lower_norm);
@@ -152,7 +205,6 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
         rows.store::<false>(group, (if is_even { upper[0] } else { upper[1] }) + upper_rest);
         rows.store::<false>(group + 8, (if is_even { lower[2] } else { lower[3] }) + lower_rest);
     }
-    rows.zero(lane);
 }
 
 /// The sum over the four lanes of a row, the same for all.
@@ -234,6 +286,19 @@ unsafe fn delta_fma(p: &BackwardParams) {
         row += 1;
     }
     rows.zero(lane);
+}
+
+/// Whether two neighbouring elements from an even column on are one aligned word.
+#[inline(always)]
+fn has_whole_pairs(rows: &GlobalRows) -> bool {
+    (rows.address | rows.row_bytes as u64) % 4 == 0 && rows.columns % 2 == 0
+}
+
+/// As [`load_pair`], where there are whole pairs.
+#[inline(always)]
+unsafe fn load_whole_pair(rows: &GlobalRows, row: u32, column: u32) -> u32 {
+    let address = rows.row(row as i32).wrapping_add(2 * column as u64);
+    global::load_u32_if(address, (row as i32) < rows.rows && column < rows.columns)
 }
 
 /// Two neighbouring 16-bit elements from an even column on, 0 where there are none.

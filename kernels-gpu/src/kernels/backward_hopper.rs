@@ -1,9 +1,10 @@
 //! The backward for Hopper: dV, dK and a share of dQ (SEMANTICS section 1), at the rate of its tensor cores.
 //!
 //! A block stays on its multiprocessor and takes key tiles until there are none left: 128 keys of one key
-//! head. It walks over the query tiles that see them, of every query head of the group. Each of two warpgroups computes 64 keys. Score tiles are transposed (rows are keys): then p
-//! and ds feed the products with dO and q from registers. For dq, ds goes through shared memory, since it
-//! sums over the keys of both warpgroups:
+//! head. It walks over the query tiles that see them, of every query head of the group. Each of two
+//! warpgroups computes 64 keys. Score tiles are transposed (rows are keys): then p and ds feed the products
+//! with dO and q from registers. For dq, ds goes through shared memory, since it sums over the keys of both
+//! warpgroups:
 //!
 //! ```text
 //! for each query tile:
@@ -71,28 +72,27 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         let dq_slot = self.dq(warpgroup) + 16 * thread;
         let dq_stage = self.dq_stage(warpgroup);
         let mut orders = Cursor::start();
-        let mut key_turns = Cursor::start();
         let mut stages = Cursor::start();
         loop {
             let letter = self.orders.wait(&orders);
-            let Some(KeyOrder { walk, .. }) = KeyOrder::read(letter, p, KEYS) else { break };
+            if KeyOrder::ends(letter) {
+                break;
+            }
+            self.keys.wait(&orders.in_step());
+            self.values.wait(&orders.in_step());
+            let KeyOrder { walk, .. } = KeyOrder::read(letter, p, KEYS);
             let steps = warp::uniform(walk.steps);
             let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
             if steps > 0 {
-                let mut at = walk.start();
-                self.keys.wait(&key_turns);
+                let mut at = walk.start_down();
                 let mut largest_value = 0.0;
                 if E::NARROW {
-                    self.values.wait(&key_turns);
                     largest_value = self.largest_value::<E>(warpgroup * WARPGROUP + thread);
                 }
                 loop {
                     let stage = stages.stage();
                     self.queries.wait(&stages);
                     let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
-                    if !E::NARROW {
-                        self.values.wait(&key_turns);
-                    }
                     self.d_os.wait(&stages);
                     let mut dp = E::start_scores::<KEYS>(values, self.d_o(stage).descriptor(0));
                     // What ds is multiplied by to be in the range of E; nearly always 1.
@@ -148,7 +148,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                     if lane == 0 {
                         dq_stage.fill(&dq_turn);
                     }
-                    at = walk.next(&at);
+                    at = walk.next_down(&at);
                     dk.wait::<0>();
                     if lane == 0 {
                         self.queries.release(&stages);
@@ -162,13 +162,12 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                     }
                 }
                 dv.wait::<0>();
-                if lane == 0 {
-                    self.keys.release(&key_turns);
-                    self.values.release(&key_turns);
-                }
-                key_turns.advance();
             }
-            let Some(KeyOrder { block, .. }) = KeyOrder::read(letter, p, KEYS) else { break };
+            if lane == 0 {
+                self.keys.release(&orders.in_step());
+                self.values.release(&orders.in_step());
+            }
+            let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
             self.orders.discard(&mut orders, lane);
             let row = (block.first_tile * KEYS) as i32;
             let (lane, first_row) = place(warpgroup);
@@ -192,7 +191,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         query_tile: i32,
         scores: &mut [f32; S],
     ) {
-        let Some(KeyOrder { block, .. }) = KeyOrder::read(letter, p, KEYS) else { return };
+        let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
         let (lane, first_row) = place(thread::thread_idx_x_here() / WARPGROUP - 1);
         let position = TilePosition {
             key: (block.first_tile * KEYS + first_row) as i32,
@@ -271,7 +270,11 @@ unsafe fn backward<
             Helper::Repairer if may_need_repair(&p.backward) => {
                 room.repair(&p.backward, thread::thread_idx_x() % 32)
             }
-            Helper::Writer => room.write_dq(&p.backward, thread::thread_idx_x() % 32),
+            Helper::Writer => {
+                if warp::elect() {
+                    room.write_dq(p);
+                }
+            }
             _ => {}
         }
     } else {

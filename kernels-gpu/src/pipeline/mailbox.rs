@@ -59,7 +59,8 @@ impl Mailbox {
     /// Waits for the next message.
     ///
     /// # Safety
-    /// All 32 lanes of a reader call it together, once for every message, and [`Mailbox::discard`] follows.
+    /// All 32 lanes of a reader (or its only thread) call it together, once for every message, and
+    /// [`Mailbox::discard`] follows.
     #[inline(always)]
     pub unsafe fn wait(&self, cursor: &MessageCursor) -> Letter {
         self.stages.wait(cursor);
@@ -82,6 +83,16 @@ impl Mailbox {
         if lane == 0 {
             self.stages.release(cursor);
         }
+        cursor.advance();
+    }
+
+    /// As [`Mailbox::discard`], for a reader that is one thread.
+    ///
+    /// # Safety
+    /// The thread is the only one of its warp that reads.
+    #[inline(always)]
+    pub unsafe fn discard_alone(&self, cursor: &mut MessageCursor) {
+        self.stages.release(cursor);
         cursor.advance();
     }
 }

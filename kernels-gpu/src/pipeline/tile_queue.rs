@@ -10,6 +10,8 @@ use crate::geometry::schedule::dealt;
 pub struct TileQueue {
     counter: u64,
     tiles: u32,
+    /// Tiles that are dealt out before those that the counter counts.
+    dealt: u32,
     /// The next tile; without a counter, the number of the block's next turn.
     next: u32,
 }
@@ -19,7 +21,19 @@ impl TileQueue {
     /// [`crate::abi::ForwardHopperParams::counter`] says.
     #[inline(always)]
     pub fn new(counter: u64, tiles: u32) -> Self {
-        TileQueue { counter, tiles, next: if counter != 0 { thread::block_idx_x() } else { 0 } }
+        let next = if counter != 0 { thread::block_idx_x() } else { 0 };
+        TileQueue { counter, tiles, dealt: thread::grid_dim_x(), next }
+    }
+
+    /// As [`TileQueue::new`], where a tile waits for those before it: also the first one is taken only once
+    /// the block runs, so that whatever has been taken is being worked on.
+    ///
+    /// # Safety
+    /// As [`TileQueue::take`].
+    #[inline(always)]
+    pub unsafe fn in_order(counter: u64, tiles: u32) -> Self {
+        let next = if counter != 0 { global::fetch_add_u32(counter, 1) } else { 0 };
+        TileQueue { counter, tiles, dealt: 0, next }
     }
 
     /// The next tile, if there is one left. The one after it is asked for at once.
@@ -35,7 +49,7 @@ impl TileQueue {
             return None;
         }
         if self.counter != 0 {
-            self.next = blocks + global::fetch_add_u32(self.counter, 1);
+            self.next = self.dealt + global::fetch_add_u32(self.counter, 1);
         } else {
             self.next += 1;
         }

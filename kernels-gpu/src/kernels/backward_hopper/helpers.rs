@@ -3,7 +3,7 @@
 
 use super::room::{KEYS, Room, STAGES};
 use crate::abi::{BackwardHopperParams, BackwardParams};
-use crate::arch::{bulk_copy, math, mbarrier, warp};
+use crate::arch::{bulk_copy, global, math, mbarrier, warp};
 use crate::attention::key_block::{KeyBlock, Step, schedule};
 use crate::attention::key_order::KeyOrder;
 use crate::pipeline::mailbox::MessageCursor;
@@ -24,14 +24,13 @@ pub(super) struct Maps {
 /// How far the producer is.
 struct Progress {
     orders: MessageCursor,
-    keys: Cursor<1>,
     stages: Cursor<STAGES>,
 }
 
-/// Whether rows of the next sequence come with the keys.
+/// Whether rows of the next sequence come with the keys, and are used.
 #[inline(always)]
 fn repairs_keys(p: &BackwardParams, order: &KeyOrder) -> bool {
-    p.cu_seqlens_q != 0 && order.walk.ragged
+    p.cu_seqlens_q != 0 && order.walk.ragged && order.walk.steps > 0
 }
 
 /// Whether rows of the next sequence come with the queries of a step.
@@ -44,46 +43,61 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
     /// The producer, one thread: takes key tiles, tells the others, and requests what they need.
     #[inline(always)]
     pub unsafe fn produce<E: TensorCoreElement>(&self, p: &BackwardHopperParams, maps: &Maps) {
-        let mut progress =
-            Progress { orders: Cursor::start(), keys: Cursor::start(), stages: Cursor::start() };
+        let mut progress = Progress { orders: Cursor::start(), stages: Cursor::start() };
         let schedule = schedule(&p.backward);
-        let mut queue = TileQueue::new(p.counter, schedule.count());
+        let (counter, tiles) = (p.backward.turns, schedule.count());
+        let mut queue = if p.in_order != 0 {
+            TileQueue::in_order(counter, tiles)
+        } else {
+            TileQueue::new(counter, tiles)
+        };
         let p = &p.backward;
         while let Some(tile) = queue.take() {
             let block = KeyBlock::new(p, schedule.work(tile, math::divide));
             if block.has_key(block.first_tile * KEYS) {
                 let walk = block.walk(p, (block.first_tile * KEYS) as i32, KEYS, QUERIES);
                 let order = KeyOrder { block, walk };
+                let turn = progress.orders.in_step();
                 self.orders.send(&mut progress.orders, order.message());
-                self.bring::<E>(p, maps, &mut progress, &order);
+                self.bring::<E>(p, maps, &turn, &mut progress.stages, &order);
             }
         }
         self.orders.send(&mut progress.orders, KeyOrder::END);
         queue.finish();
     }
 
-    /// Requests what the steps of a key tile need, in the order in which they need it.
+    /// Requests what the steps of a key tile need, in the order in which they need it. Keys and values come
+    /// also where there is no step.
     #[inline(always)]
     unsafe fn bring<E: TensorCoreElement>(
         &self,
         p: &BackwardParams,
         maps: &Maps,
-        progress: &mut Progress,
+        turn: &Cursor<1>,
+        stages: &mut Cursor<STAGES>,
         order: &KeyOrder,
     ) {
         let KeyOrder { block, walk } = order;
-        let Progress { keys, stages, .. } = progress;
-        if walk.steps == 0 {
-            return;
-        }
         let sequence = &block.sequence;
-        let repairs_keys = repairs_keys(p, order);
-        let key_place = Place {
+        let raw = repairs_keys(p, order);
+        let (key_full, value_full) = if raw {
+            (self.raw_key(), self.raw_value())
+        } else {
+            (self.keys.full(0), self.values.full(0))
+        };
+        let place = Place {
             row: sequence.first_key + (block.first_tile * KEYS) as i32,
             head: block.key_head,
             batch: sequence.batch,
         };
-        let mut at = walk.start();
+        self.keys.acquire(turn);
+        mbarrier::arrive_expect(key_full, Self::KEY_BYTES);
+        self.key.request(maps.k, &place, key_full);
+        self.values.acquire(turn);
+        mbarrier::arrive_expect(value_full, Self::KEY_BYTES);
+        self.value.request(maps.v, &place, value_full);
+
+        let mut at = walk.start_down();
         while at.step < walk.steps {
             let source = block.source::<2>(p, &at, QUERIES, E::NARROW);
             let place = Place {
@@ -98,12 +112,6 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             mbarrier::arrive_expect(barrier, Self::QUERY_BYTES + Self::STATISTIC_BYTES);
             self.query(stage).request(maps.q, &place, barrier);
             bulk_copy::load_bytes(self.lse(stage), source.lse, Self::STATISTIC_BYTES, barrier);
-            if at.step == 0 {
-                self.keys.acquire(keys);
-                let barrier = if repairs_keys { self.raw_key() } else { self.keys.full(0) };
-                mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-                self.key.request(maps.k, &key_place, barrier);
-            }
 
             self.d_os.acquire(stages);
             let barrier = if raw { self.raw_d_o(stage) } else { self.d_os.full(stage) };
@@ -114,45 +122,66 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             if E::NARROW {
                 bulk_copy::load_bytes(self.norm(stage), source.norm, Self::STATISTIC_BYTES, barrier);
             }
-            if at.step == 0 {
-                self.values.acquire(keys);
-                let barrier = if repairs_keys { self.raw_value() } else { self.values.full(0) };
-                mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-                self.value.request(maps.v, &key_place, barrier);
-            }
             stages.advance();
-            at = walk.next(&at);
+            at = walk.next_down(&at);
         }
-        keys.advance();
     }
 
-    /// The writer, one warp of which one thread works: adds each tile of dQ to the accumulator, a half per
-    /// warpgroup.
+    /// The writer, one thread: adds each tile of dQ to the accumulator, a half per warpgroup.
+    ///
+    /// In order, key tiles add to a query tile from the first to the last. All of them walk from the last
+    /// query tile to the first, so that none has to wait long: those that see a query tile come to it at the
+    /// same time, or, with a mask, the earlier ones first.
     #[inline(always)]
-    pub unsafe fn write_dq(&self, p: &BackwardParams, lane: u32) {
+    pub unsafe fn write_dq(&self, p: &BackwardHopperParams) {
+        let in_order = p.in_order != 0;
+        let p = &p.backward;
         let (first, second) = (self.dq_stage(0), self.dq_stage(1));
         let mut turns = Cursor::start();
         let mut orders = Cursor::start();
-        while let Some(KeyOrder { block, walk }) = KeyOrder::read(self.orders.wait(&orders), p, KEYS) {
-            self.orders.discard(&mut orders, lane);
-            let mut at = walk.start();
+        loop {
+            let letter = self.orders.wait(&orders);
+            if KeyOrder::ends(letter) {
+                break;
+            }
+            let KeyOrder { block, walk } = KeyOrder::read(letter, p, KEYS);
+            self.orders.discard_alone(&mut orders);
+            // The key tile before this one adds first, where it sees the query tile: those below an end,
+            // since what a key tile sees begins no earlier than what the one before sees.
+            let mut before_end = 0;
+            if in_order && block.first_tile > 0 {
+                let before = block.walk(p, (block.first_tile * KEYS - KEYS) as i32, KEYS, QUERIES);
+                before_end = before.tiles.end;
+            }
+            let mut at = walk.start_down();
             while at.step < walk.steps {
-                if lane == 0 {
-                    let target = block.dq_accumulator(p, &at, QUERIES);
-                    let second_half = target.wrapping_add(Self::DQ_BYTES as u64);
-                    first.wait(&turns);
-                    bulk_copy::add_f32(target, self.dq(0), Self::DQ_BYTES);
-                    bulk_copy::commit();
-                    second.wait(&turns);
-                    bulk_copy::add_f32(second_half, self.dq(1), Self::DQ_BYTES);
-                    bulk_copy::commit();
-                    bulk_copy::wait_read::<1>();
-                    first.release(&turns);
-                    bulk_copy::wait_read::<0>();
-                    second.release(&turns);
+                let turn = block.turn(p, &at, QUERIES);
+                let target = block.dq_accumulator(p, &at, QUERIES);
+                first.wait(&turns);
+                if at.tile < before_end {
+                    global::wait_for_u32(turn, block.first_tile);
+                    bulk_copy::fence_global();
+                }
+                bulk_copy::add_f32(target, self.dq(0), Self::DQ_BYTES);
+                bulk_copy::commit();
+                second.wait(&turns);
+                bulk_copy::add_f32(
+                    target.wrapping_add(Self::DQ_BYTES as u64),
+                    self.dq(1),
+                    Self::DQ_BYTES,
+                );
+                bulk_copy::commit();
+                bulk_copy::wait_read::<1>();
+                first.release(&turns);
+                bulk_copy::wait_read::<0>();
+                second.release(&turns);
+                if in_order {
+                    bulk_copy::wait_written::<0>();
+                    bulk_copy::fence_global();
+                    global::store_release_u32(turn, block.first_tile + 1);
                 }
                 turns.advance();
-                at = walk.next(&at);
+                at = walk.next_down(&at);
             }
         }
         bulk_copy::wait_written::<0>();
@@ -171,10 +200,15 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                 mbarrier::arrive(barrier);
             }
         };
-        while let Some(order) = KeyOrder::read(self.orders.wait(&orders), p, KEYS) {
+        loop {
+            let letter = self.orders.wait(&orders);
+            if KeyOrder::ends(letter) {
+                break;
+            }
+            let order = KeyOrder::read(letter, p, KEYS);
             self.orders.discard(&mut orders, lane);
             let KeyOrder { block, walk } = order;
-            let mut at = walk.start();
+            let mut at = walk.start_down();
             while at.step < walk.steps {
                 let stage = stages.stage();
                 let raw = repairs_queries(p, &order, &at, QUERIES);
@@ -206,7 +240,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                     key_parity ^= 1;
                 }
                 stages.advance();
-                at = walk.next(&at);
+                at = walk.next_down(&at);
             }
         }
     }

@@ -9,6 +9,8 @@ mod gradcheck;
 mod plot;
 mod run;
 mod sanitize;
+mod task;
+mod trace_nonfinite;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -36,6 +38,10 @@ enum Command {
     Run(run::RunArguments),
     /// Run any PTX in the emulator with every check; exit code 1 if it finds anything.
     Sanitize(sanitize::SanitizeArguments),
+    /// Attention as by run, and where values come from that are not finite: every tensor is scanned, and the
+    /// smallest part of the problem that shows the first one runs again in the emulator, which names the
+    /// instruction; exit code 1 if there are any.
+    TraceNonfinite(trace_nonfinite::TraceArguments),
     /// List the devices.
     Devices,
 }
@@ -48,6 +54,7 @@ fn main() -> ExitCode {
         Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Run(arguments) => run::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Sanitize(arguments) => sanitize::run(&arguments),
+        Command::TraceNonfinite(arguments) => trace_nonfinite::run(&arguments),
         Command::Devices => devices::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

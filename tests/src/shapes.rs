@@ -61,6 +61,11 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         Case { head_dim: 3, ..ragged.clone() },
         Case { query_rows: 2 * ragged.query_rows, key_rows: 5, query_heads: 4, key_heads: 2, ..full },
     ];
+    if let (Arch::Sm90a, Some(gradients)) = (spec(kernel).arch, ragged.gradients) {
+        let in_order = Gradients { mode: Mode::Deterministic, ..gradients };
+        let in_order = |case: &Case| Case { gradients: Some(in_order), ..case.clone() };
+        cases.extend([in_order(&ragged), in_order(&cases[2]), in_order(&cases[4]), in_order(&cases[6])]);
+    }
     // Query tiles that see no key: three of four, and in a forward all of them.
     let is_forward = spec(kernel).family == Family::Forward;
     for key_rows in if is_forward { vec![5, 0] } else { vec![5] } {

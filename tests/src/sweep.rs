@@ -231,7 +231,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         opcode: "mbarrier.try_wait",
-        through: &["self.values.acquire(keys);"],
+        through: &["self.values.acquire(turn);"],
         equivalent: true,
         why: "every warp releases keys behind its last use of both, and the producer has acquired the keys just before",
     },

@@ -23,6 +23,7 @@ fn mutants() -> Vec<Mutant> {
     vec![
         mutant("dO is used without a wait for its copies")
             .edit("cp.async.wait_group", &[RING_WAIT], Which::All, dropped)
+            .finding("asynchronous copy in flight", &["backward_mma.rs: multiply_transposed"])
             .finding("uninitialised shared read", &["backward_mma.rs: multiply_transposed"]),
         mutant("dO is used before other threads' copies are there")
             .edit("bar.sync 0", &[RING_BARRIER], Which::All, dropped)
@@ -35,6 +36,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["backward_mma.rs: barrier::block_sync();"]),
         mutant("p is taken before it is given: nobody waits for anybody")
             .edit("bar.sync", &["self.meet();"], Which::All, dropped)
+            .finding("race in shared memory", &["exchange.read"])
             .finding("uninitialised shared read", &["exchange.read"]),
         mutant("a pair of warps meets at the barrier of another")
             .edit("bar.sync 2, 64", &["exchange.receive();"], Which::All, |line| line.replace('2', "3"))

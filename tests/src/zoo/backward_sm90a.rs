@@ -48,10 +48,10 @@ const WRITER: &str = "bulk_copy::add_f32(";
 fn arrivals() -> Vec<Mutant> {
     vec![
         mutant("keys are multiplied before they have come")
-            .edit("mbarrier.try_wait", &["self.keys.wait(&key_turns);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["self.keys.wait(&orders.in_step());"], Which::All, no_wait)
             .finding(IN_FLIGHT, &[SCORES]),
         mutant("values are multiplied before they have come")
-            .edit("mbarrier.try_wait", &["self.values.wait(&key_turns);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["self.values.wait(&orders.in_step());"], Which::All, no_wait)
             .finding(IN_FLIGHT, &[PRODUCT_WITH_D_O]),
         mutant("queries are multiplied before they have come")
             .edit("mbarrier.try_wait", &[QUERIES], Which::All, no_wait)
@@ -68,15 +68,20 @@ fn arrivals() -> Vec<Mutant> {
             .finding(IN_FLIGHT, &["self.query(stage).request"])
             .finding(MISUSE, &["Self::QUERY_BYTES + Self::STATISTIC_BYTES);"]),
         mutant("keys are overwritten while they are multiplied")
-            .edit("mbarrier.try_wait", &["self.keys.acquire(keys);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["self.keys.acquire(turn);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["self.key.request"])
             .finding(MISUSE, &["Self::KEY_BYTES);"]),
         mutant("queries are never released")
             .edit("mbarrier.arrive.shared", &["self.queries.release(&stages);"], Which::All, dropped)
             .finding(DEADLOCK, &["self.queries.acquire(stages);"]),
         mutant("values are never released")
-            .edit("mbarrier.arrive.shared", &["self.values.release(&key_turns);"], Which::All, dropped)
-            .finding(DEADLOCK, &["self.values.acquire(keys);"]),
+            .edit(
+                "mbarrier.arrive.shared",
+                &["self.values.release(&orders.in_step());"],
+                Which::All,
+                dropped,
+            )
+            .finding(DEADLOCK, &["self.values.acquire(turn);"]),
         mutant("queries are released while dk is multiplied")
             .edit("wgmma.wait_group", &["dk.wait::<0>();"], Which::All, dropped)
             .finding(IN_FLIGHT, &["self.query(stage).request"])
@@ -246,7 +251,7 @@ fn accumulator() -> Vec<Mutant> {
                 Which::All,
                 |line| with_operand(line, 1, "3"),
             )
-            .finding(DEADLOCK, &["self.keys.acquire(keys);"])
+            .finding(DEADLOCK, &["self.keys.acquire(turn);"])
             .finding(MISUSE, &["dq_stage.fill(&dq_turn);"]),
         mutant("dq is released before it is read: the first half")
             .edit("cp.async.bulk.wait_group.read 1", &[], Which::All, dropped)
@@ -261,15 +266,15 @@ fn accumulator() -> Vec<Mutant> {
             .edit("mbarrier.arrive.shared", &["first.release(&turns);"], Which::All, dropped)
             .finding(DEADLOCK, &[STUCK]),
         mutant("half of dq is never added")
-            .edit("cp.reduce.async.bulk", &["bulk_copy::add_f32(second_half"], Which::All, dropped)
+            .edit("cp.reduce.async.bulk", &["helpers.rs: bulk_copy::add_f32("], Which::Last, dropped)
             .wrong("dq"),
         mutant("dq is added to the rows before")
-            .edit("cp.reduce.async.bulk", &["bulk_copy::add_f32(second_half"], Which::All, |line| {
+            .edit("cp.reduce.async.bulk", &["helpers.rs: bulk_copy::add_f32("], Which::Last, |line| {
                 moved(line, 0, "s64", -16384)
             })
             .wrong("dq"),
         mutant("more of dq is added than there is")
-            .edit("cp.reduce.async.bulk", &["bulk_copy::add_f32(second_half"], Which::All, |line| {
+            .edit("cp.reduce.async.bulk", &["helpers.rs: bulk_copy::add_f32("], Which::Last, |line| {
                 moved(line, 2, "s32", 16384)
             })
             .finding("out-of-bounds shared access", &[WRITER]),
@@ -317,6 +322,7 @@ fn helpers() -> Vec<Mutant> {
                 let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();
                 format!("setp.eq.u32 {predicate}, 0, 0;")
             })
+            .finding(MISUSE, &["self.bring::<E>(p, maps, &turn"])
             .finding(MISUSE, &["Self::QUERY_BYTES + Self::STATISTIC_BYTES);"]),
         mutant("registers are taken that nobody gave")
             .edit("setmaxnreg.dec", &[], Which::All, dropped)
@@ -368,6 +374,7 @@ fn helpers() -> Vec<Mutant> {
                 Which::All,
                 dropped,
             )
+            .finding(DEADLOCK, &["self.keys.acquire(turn);"])
             .finding(DEADLOCK, &[STUCK]),
         packed("tiles that need repair are handed out at once")
             .edit("selp.b32", &["let barrier = if raw { self.raw_query(stage)"], Which::All, |line| {

@@ -23,12 +23,15 @@ fn mutants() -> Vec<Mutant> {
     vec![
         mutant("tiles are used without a wait for their copies")
             .edit("cp.async.wait_group", &[RING_WAIT, LOOP], Which::Last, dropped)
+            .finding("asynchronous copy in flight", &[PRODUCT])
             .finding("uninitialised shared read", &[PRODUCT]),
         mutant("one group of copies too few is waited for")
             .edit("cp.async.wait_group", &[RING_WAIT, LOOP], Which::Last, |_| "cp.async.wait_group 1;".into())
+            .finding("asynchronous copy in flight", &[PRODUCT])
             .finding("uninitialised shared read", &[PRODUCT]),
         mutant("copies belong to no group")
             .edit("cp.async.commit_group", &["key_value_ring.rs: async_copy::commit();"], Which::All, dropped)
+            .finding("asynchronous copy in flight", &[PRODUCT])
             .finding("uninitialised shared read", &[PRODUCT]),
         mutant("tiles are used before other threads' copies are there")
             .edit("bar.sync", &[RING_BARRIER, LOOP], Which::Last, dropped)
@@ -90,6 +93,7 @@ fn mutants() -> Vec<Mutant> {
             .wrong("o"),
         Mutant::new("keys in f32 are used without a wait for their copies", F32, ragged(F32))
             .edit("cp.async.wait_group", &[], Which::Last, dropped)
+            .finding("asynchronous copy in flight", &["forward_fma.rs: multiply_accumulate"])
             .finding("uninitialised shared read", &["forward_fma.rs: multiply_accumulate"]),
     ]
 }

@@ -62,6 +62,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("setp.ne.b32 %fresh", &["start_scores"], Which::All, |line| {
                 line.replacen(".ne.", ".eq.", 1)
             })
+            .finding("uninitialised register", &["start_scores"])
             .wrong("o"),
         mutant("products belong to no group")
             .edit("wgmma.commit_group", &["start_scores"], Which::All, dropped)

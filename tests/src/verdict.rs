@@ -75,30 +75,33 @@ impl Verdict {
     }
 }
 
-/// Runs a case in the emulator under a schedule, with these images in place of `kernel`.
+/// Runs a case in the emulator under a schedule, with these images in place of `kernel`. The device is planned for as
+/// a small one, so that blocks have several tiles.
 ///
 /// # Panics
 /// If the case is planned for another kernel.
 pub fn judge(kernel: &str, images: KernelImages, case: &Case, schedule: Schedule) -> Verdict {
-    let options = Options { schedule, step_limit: Some(STEP_LIMIT), ..Options::default() };
-    judge_on(&emulated(spec(kernel).arch, images, options), kernel, case)
+    judge_on(&small(&emulated(spec(kernel).arch, images, options(schedule))), kernel, case)
 }
 
-/// Runs a case on a device that has other images in place of `kernel`. The device is planned for as a small one, so
-/// that blocks have several tiles. A case of packed sequences runs twice: then with inputs of NaN in every other
-/// sequence, which must not reach those between.
+/// The options of the emulator under a schedule.
+pub fn options(schedule: Schedule) -> Options {
+    Options { schedule, step_limit: Some(STEP_LIMIT), ..Options::default() }
+}
+
+/// Runs a case on a device that has other images in place of `kernel`. A case of packed sequences runs twice: then
+/// with inputs of NaN in every other sequence, which must not reach those between.
 ///
 /// # Panics
 /// If the case is planned for another kernel.
 pub fn judge_on(device: &Device, kernel: &str, case: &Case) -> Verdict {
-    let device = small(device);
-    match run_case_with(&device, case, Inputs::drawn) {
+    match run_case_with(device, case, Inputs::drawn) {
         Ok((outcome, _)) => {
             let ran = [outcome.kernel, outcome.backward_kernel];
             let is_helper = kernel.contains("_delta_") || kernel.contains("_convert_");
             assert!(is_helper || ran.contains(&kernel), "the case is planned for {ran:?}, not {kernel}");
             let failure = outcome.failure.map(Verdict::Wrong);
-            failure.or_else(|| case.packed.then(|| neighbours(&device, case))).unwrap_or(Verdict::Clean)
+            failure.or_else(|| case.packed.then(|| neighbours(device, case))).unwrap_or(Verdict::Clean)
         }
         Err(error) => of_error(error),
     }

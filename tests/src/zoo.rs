@@ -11,9 +11,12 @@ mod backward_sm90a;
 mod forward_sm80;
 mod forward_sm90a;
 
-use crate::ptx::{Ptx, Which, operand, with_operand};
+use crate::device::emulated;
+use crate::ptx::{Ptx, Which, operand, spec, with_operand};
+use crate::recorder::of_size;
 use crate::shapes::ragged;
-use crate::verdict::{Finding, Verdict, judge, schedules};
+use crate::verdict::{Finding, Verdict, judge_on, options, schedules};
+use finite_attention::Device;
 use finite_attention::check::Case;
 
 /// The mutants of some kernels.
@@ -39,6 +42,8 @@ pub struct Mutant {
     pub kernel: &'static str,
     /// A case that shows it.
     pub case: Case,
+    /// The size of the device that is planned for.
+    pub multiprocessors: u32,
     edits: Vec<Edit>,
     found: Vec<Found>,
 }
@@ -53,7 +58,7 @@ enum Found {
 
 impl Mutant {
     fn new(name: &'static str, kernel: &'static str, case: Case) -> Self {
-        Mutant { name, kernel, case, edits: Vec::new(), found: Vec::new() }
+        Mutant { name, kernel, case, multiprocessors: 1, edits: Vec::new(), found: Vec::new() }
     }
 
     /// A kernel with nothing changed.
@@ -64,6 +69,11 @@ impl Mutant {
     /// The same in another case.
     fn on(self, case: Case) -> Self {
         Mutant { case, ..self }
+    }
+
+    /// The same on a device that is planned for as one of so many multiprocessors.
+    fn blocks(self, multiprocessors: u32) -> Self {
+        Mutant { multiprocessors, ..self }
     }
 
     /// One edit, see [`Ptx::edited_at`].
@@ -108,9 +118,15 @@ impl Mutant {
     /// What the emulator makes of it, under the first schedule that shows anything.
     pub fn verdict(&self) -> Verdict {
         let images = self.ptx().images();
-        let run = |schedule| judge(self.kernel, images.clone(), &self.case, schedule);
+        let arch = spec(self.kernel).arch;
+        let run = |schedule| self.judge(&emulated(arch, images.clone(), options(schedule)));
         let mut verdicts = schedules(6).into_iter().map(run);
         verdicts.find(|verdict| !matches!(verdict, Verdict::Clean)).unwrap_or(Verdict::Clean)
+    }
+
+    /// Runs the case on a device that has the mutant's images, or others.
+    pub fn judge(&self, device: &Device) -> Verdict {
+        judge_on(&of_size(device, self.multiprocessors), self.kernel, &self.case)
     }
 
     /// What is wrong with how it was found; nothing if all is well.

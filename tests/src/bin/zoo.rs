@@ -11,7 +11,7 @@ use finite_attention::KernelImages;
 use finite_attention::device::DeviceName;
 use finite_attention_tests::device::open_with;
 use finite_attention_tests::ptx::spec;
-use finite_attention_tests::verdict::{Verdict, judge_on};
+use finite_attention_tests::verdict::Verdict;
 use finite_attention_tests::zoo::{FAMILIES, Mutant};
 use kernels_gpu::abi::Arch;
 use std::path::Path;
@@ -64,7 +64,7 @@ fn run(file: &Path, device: &str) -> Fallible<ExitCode> {
         mutants().find(|mutant| mutant.slug() == stem).ok_or("no mutant has the name of this file")?;
     let images = KernelImages::with_override(&std::fs::read_to_string(file)?)?;
     let name: DeviceName = device.parse()?;
-    let verdict = judge_on(&open_with(name, images), mutant.kernel, &mutant.case);
+    let verdict = mutant.judge(&open_with(name, images));
     println!("{}", verdict.summary());
     Ok(match verdict {
         Verdict::Clean => ExitCode::SUCCESS,

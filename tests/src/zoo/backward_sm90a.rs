@@ -4,8 +4,8 @@ use super::{Family, Mutant, moved, other_parity};
 use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
 use crate::shapes::ragged;
 use crate::sweep::no_wait;
-use finite_attention::check::Case;
-use finite_attention::{CausalAlignment, Mask};
+use finite_attention::check::{Case, Gradients};
+use finite_attention::{CausalAlignment, Mask, Mode};
 
 const KERNEL: &str = "backward_bf16_d128_sm90a";
 const F16: &str = "backward_f16_d64_sm90a";
@@ -281,6 +281,30 @@ fn accumulator() -> Vec<Mutant> {
     ]
 }
 
+/// In deterministic mode key tiles add to dq in their order, whichever blocks they are on.
+fn in_order() -> Vec<Mutant> {
+    let gradients =
+        ragged(KERNEL).gradients.map(|gradients| Gradients { mode: Mode::Deterministic, ..gradients });
+    let case = Case { gradients, mask: Mask::Full, key_rows: 400, ..ragged(KERNEL) };
+    let mutant = |name| Mutant::new(name, KERNEL, case.clone()).blocks(3);
+    vec![
+        mutant("a turn is never passed on")
+            .edit("st.release", &["global::store_release_u32(turn"], Which::All, dropped)
+            .finding("step limit reached", &["global::wait_for_u32(turn"]),
+        mutant("a turn is passed on twice over")
+            .edit("st.release", &["global::store_release_u32(turn"], Which::All, |line| {
+                moved(line, 1, "s32", 1)
+            })
+            .finding("step limit reached", &["global::wait_for_u32(turn"]),
+        Mutant::new("every other key tile is left out", KERNEL, ragged(KERNEL))
+            .blocks(2)
+            .edit("atom.global.add", &["tile_queue.rs: self.next = self.dealt"], Which::All, |line| {
+                with_operand(line, 2, "2")
+            })
+            .wrong("d"),
+    ]
+}
+
 /// The queue of key tiles, and rows of the next packed sequence.
 fn helpers() -> Vec<Mutant> {
     vec![
@@ -394,5 +418,5 @@ fn helpers() -> Vec<Mutant> {
 }
 
 fn mutants() -> Vec<Mutant> {
-    [arrivals(), products(), accumulator(), helpers()].into_iter().flatten().collect()
+    [arrivals(), products(), accumulator(), in_order(), helpers()].into_iter().flatten().collect()
 }

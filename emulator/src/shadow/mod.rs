@@ -4,6 +4,7 @@
 //! the usual answer, "all written", comes from comparing eight states at a time.
 
 mod clock;
+pub mod lanes;
 pub mod race;
 
 /// The state of a byte.

@@ -9,6 +9,7 @@
 //! epoch: an actor and its clock.
 
 use super::clock::{CLOCK, CLOCK_BITS, ReadSets, View};
+use super::lanes::Lanes;
 use crate::memory::SHARED_BASE;
 use std::collections::HashMap;
 use std::fmt;
@@ -80,6 +81,8 @@ impl Cell {
 /// The shadow of a block's shared memory.
 #[derive(Debug)]
 pub struct Race {
+    /// The lanes of each warp.
+    pub lanes: Lanes,
     cells: Vec<Cell>,
     reads: ReadSets,
     actors: Vec<Actor>,
@@ -120,6 +123,7 @@ impl Race {
     /// The shadow of so many bytes and warps.
     pub fn new(bytes: usize, warps: u32) -> Self {
         let mut race = Race {
+            lanes: Lanes::new(bytes.div_ceil(WORD as usize), warps),
             cells: vec![Cell::default(); bytes.div_ceil(WORD as usize)],
             reads: ReadSets::new(),
             actors: Vec::new(),
@@ -252,9 +256,23 @@ impl Race {
         released
     }
 
-    /// An arrival at a memory barrier.
-    pub fn release_to_mbarrier(&mut self, warp: u32, address: u32) {
-        let released = self.release(warp);
+    /// Lanes of a warp meet: what they did is known to each of them.
+    pub fn lanes_meet(&mut self, warp: u32, lanes: u32) {
+        let number = warp as usize;
+        let view = &mut self.warps[number];
+        let clock = view.threads.get(number);
+        if self.lanes.meet(warp, lanes, clock) {
+            view.threads.raise(number, clock + 1);
+        }
+    }
+
+    /// An arrival of some lanes at a memory barrier.
+    pub fn release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32) {
+        let mut released = self.release(warp);
+        if let Some(clock) = self.lanes.known_to(warp, lanes) {
+            released.threads.lower(warp as usize, clock);
+            released.proxy.lower(warp as usize, clock);
+        }
         self.mbarriers.entry(address).or_default().join(&released);
     }
 
@@ -271,6 +289,7 @@ impl Race {
 
     /// An arrival at a named barrier.
     pub fn release_to_barrier(&mut self, warp: u32, id: u32) {
+        self.lanes_meet(warp, !0);
         let released = self.release(warp);
         self.barriers.entry(id).or_default().join(&released);
     }

@@ -199,10 +199,10 @@ fn text_of_a_finding() {
     .assert_eq(&text);
 }
 
-/// Two warps write one word; who comes last is chance.
+/// Two warps write one word, and mean to; who comes last is chance.
 #[test]
 fn results_that_depend_on_the_schedule_are_a_finding_unless_allowed() {
-    let ptx = kernel("order", "st.global.b32 [%data], %tid;");
+    let ptx = kernel("order", "st.relaxed.gpu.global.b32 [%data], %tid;");
     let arguments = ["--ptx", ptx.text(), "--block", "64", "--arg", "buf:u32:1:zeros", "--arg", "u32:0"];
     let found = report(&arguments, 1);
     assert_eq!(found["differences"][0]["buffer"], "data");

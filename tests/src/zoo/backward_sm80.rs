@@ -98,6 +98,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("add.s32", &["backward_mma.rs: let ds_tile"], Which::All, |line| {
                 with_operand(line, 2, "0")
             })
+            .finding("race in shared memory", &["exchange.give(&packed);"])
             .wrong("dq"),
     ]
 }

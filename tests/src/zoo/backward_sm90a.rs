@@ -296,7 +296,7 @@ fn in_order() -> Vec<Mutant> {
                 moved(line, 1, "s32", 1)
             })
             .finding("step limit reached", &["global::wait_for_u32(turn"]),
-        Mutant::new("every other key tile is left out", KERNEL, ragged(KERNEL))
+        Mutant::new("every other key tile is left out", KERNEL, many_orders())
             .blocks(2)
             .edit("atom.global.add", &["tile_queue.rs: self.next = self.dealt"], Which::All, |line| {
                 with_operand(line, 2, "2")

@@ -101,6 +101,7 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
             threads: arguments.threads,
             max_findings: arguments.max_findings,
             step_limit: Some(arguments.step_limit),
+            trace: false,
         };
         summary.add(schedule, setup.run(&options)?);
     }

@@ -93,7 +93,7 @@ impl Bench {
 /// What one launch does, planned for the addresses of one set.
 enum Work {
     Forward(ForwardPlan),
-    Backward(BackwardPlan, Workspace),
+    Backward(Box<BackwardPlan>, Workspace),
 }
 
 impl Work {
@@ -215,7 +215,7 @@ impl<T: Element> Memory<'_, T> {
         let plan = plan_backward(&problem.validate()?, self.device.properties(), &pointers)?;
         let bytes = plan.workspace_bytes();
         let pointer = self.output::<f32>(usize::try_from(bytes.div_ceil(4))?)?;
-        Ok(Work::Backward(plan, Workspace { pointer, bytes }))
+        Ok(Work::Backward(Box::new(plan), Workspace { pointer, bytes }))
     }
 }
 

@@ -1,5 +1,6 @@
-//! Writes the table of compiled kernels that `images.rs` includes: one entry per `*.ptx.gz` in the
-//! artifacts folder, none when the folder is missing (kernels are then reported missing at run time).
+//! Writes two tables. That of compiled kernels, which `images.rs` includes: one entry per `*.ptx.gz` in the
+//! artifacts folder, none when the folder is missing (kernels are then reported missing at run time). And
+//! that of the functions of their source, which `trace/source.rs` includes: line tables have lines, no names.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,51 @@ fn main() {
     }
     table.push_str("]\n");
     fs::write(out.join("images_table.rs"), table).expect("OUT_DIR is writable");
+    let source = manifest.join("../kernels-gpu/src");
+    println!("cargo::rerun-if-changed={}", source.display());
+    let mut table = String::from("&[\n");
+    source_table(&source, &source, &mut table);
+    table.push_str("]\n");
+    fs::write(out.join("source_table.rs"), table).expect("OUT_DIR is writable");
+}
+
+/// For each file: the lines on which functions begin, with their names, and the lines of entries that call
+/// products or multiply, with their text.
+fn source_table(root: &Path, folder: &Path, table: &mut String) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    for path in paths {
+        if path.is_dir() {
+            source_table(root, &path, table);
+            continue;
+        }
+        let (Ok(text), Ok(name)) = (fs::read_to_string(&path), path.strip_prefix(root)) else {
+            continue;
+        };
+        let is_entry = name.starts_with("kernels");
+        let numbered = || text.lines().zip(1u32..).map(|(line, number)| (number, line.trim()));
+        let functions: Vec<_> =
+            numbered().filter_map(|(number, line)| Some((number, function(line)?))).collect();
+        let is_telling = |line: &str| is_entry && (line.contains("multiply_") || line.contains("*="));
+        let lines: Vec<_> = numbered().filter(|(_, line)| is_telling(line)).collect();
+        let name = name.display().to_string().replace('\\', "/");
+        writeln!(table, "    ({name:?}, &{functions:?}, &{lines:?}),").expect("writing to a string");
+    }
+}
+
+/// The name of the function that a line declares.
+fn function(line: &str) -> Option<&str> {
+    let at = line.find("fn ")?;
+    if !line[..at]
+        .split_whitespace()
+        .all(|word| word.chars().next().is_some_and(|c| c.is_ascii_lowercase() || c == '"'))
+    {
+        return None;
+    }
+    let rest = &line[at + 3..];
+    let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
+    Some(&rest[..end]).filter(|name| !name.is_empty())
 }
 
 /// Kernel names and paths, sorted by name.

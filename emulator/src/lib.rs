@@ -1,12 +1,13 @@
 //! Runs PTX on the CPU and checks it.
 //!
-//! The text that a GPU driver would compile is parsed ([`Module::parse`]), decoded once, and executed
-//! warp by warp ([`launch`]) against an emulated global memory ([`Memory`]). Every access is checked
-//! for bounds and alignment; optional checks find reads of bytes that nobody wrote, copies read before
-//! their wait, divergent barriers and deadlocks, and, in kernels of compute capability 9.0, races in
-//! shared memory, missing fences between the proxies and registers of unfinished multiplications. A
-//! finding names kernel, block, thread, the PTX line and, where the module carries line tables, the
-//! source line.
+//! The text that a GPU driver would compile is parsed ([`Module::parse`]), decoded once, and executed warp
+//! by warp ([`launch`]) against an emulated global memory ([`Memory`]). Every access is checked for bounds
+//! and alignment; optional checks find reads of bytes that nobody wrote, copies read before their wait,
+//! registers that nothing wrote, divergent barriers and deadlocks, races in shared memory and, between all
+//! blocks of a launch, in global memory, and, in kernels of compute capability 9.0, missing fences between
+//! the proxies and registers of unfinished multiplications. A finding names kernel, block, thread, the PTX
+//! line and, where the module carries line tables, the source line. With [`Options::trace`] on, the report
+//! names the first instruction whose finite operands gave NaN or infinity ([`Trace`]).
 //!
 //! ```
 //! use ptx_emulator::{Launch, Memory, Module, Options, launch};
@@ -67,6 +68,7 @@ mod parse;
 mod report;
 mod shadow;
 mod tensor_map;
+mod trace;
 
 pub use error::{LaunchError, MemoryError, ParseError, ParseErrorKind};
 pub use exec::launch;
@@ -76,3 +78,4 @@ pub use module::{Kernel, Module, Parameter, Unsupported};
 pub use options::{Checks, Launch, Options, Schedule};
 pub use report::{Finding, FindingKind, Report, SourceLocation, Statistics};
 pub use tensor_map::{TensorMap, TensorMapElement, TensorMapError, TensorMapSwizzle};
+pub use trace::{Number, Operand, Origin, OriginKind, Trace};

@@ -22,20 +22,22 @@ pub struct Checks {
     pub uninitialised: bool,
     /// Barriers and warp-wide instructions that not all the required threads reach together.
     pub barriers: bool,
-    /// In kernels with memory barriers, bulk copies or multiplications by a warpgroup: accesses to shared
-    /// memory that nothing orders, missing proxy fences, and registers in flight.
+    /// Accesses to shared and to global memory that nothing orders, by warps and by asynchronous copies;
+    /// missing proxy fences, and registers in flight.
     pub races: bool,
+    /// Registers that are read before anything wrote them.
+    pub registers: bool,
 }
 
 impl Checks {
     /// Every check.
     pub const fn all() -> Self {
-        Checks { uninitialised: true, barriers: true, races: true }
+        Checks { uninitialised: true, barriers: true, races: true, registers: true }
     }
 
     /// Memory safety only.
     pub const fn none() -> Self {
-        Checks { uninitialised: false, barriers: false, races: false }
+        Checks { uninitialised: false, barriers: false, races: false, registers: false }
     }
 }
 
@@ -70,10 +72,13 @@ pub struct Options {
     pub max_findings: usize,
     /// Warp instructions that one block may execute. More is reported as a finding, not awaited.
     pub step_limit: Option<u64>,
+    /// Look for the instructions whose results are the first that are not finite: [`crate::Trace`]. Off,
+    /// it costs nothing; on, about as much as the floating-point instructions themselves.
+    pub trace: bool,
 }
 
 impl Default for Options {
-    /// Every check, the latest schedule, one thread, 64 findings, 2^32 warp instructions per block.
+    /// Every check, the latest schedule, one thread, 64 findings, 2^32 warp instructions per block, no trace.
     fn default() -> Self {
         Options {
             checks: Checks::all(),
@@ -81,6 +86,7 @@ impl Default for Options {
             threads: 1,
             max_findings: 64,
             step_limit: Some(1 << 32),
+            trace: false,
         }
     }
 }

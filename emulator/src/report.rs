@@ -1,16 +1,19 @@
 //! What a launch found.
 
 use crate::memory::Space;
+use crate::trace::Trace;
 use serde::Serialize;
 use std::fmt;
 
 /// The outcome of a launch.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Distinct faults, ordered by block and then by the order in which the block met them.
     pub findings: Vec<Finding>,
     /// Work done.
     pub statistics: Statistics,
+    /// Where values that are not finite come from; empty unless [`crate::Options::trace`] is on.
+    pub trace: Trace,
 }
 
 impl Report {
@@ -77,6 +80,8 @@ pub enum FindingKind {
         /// The space read.
         space: Space,
     },
+    /// A read of a register that nothing wrote in that lane. The block goes on.
+    UninitialisedRegister,
     /// A read or overwrite of shared bytes that an asynchronous copy has yet to deliver. The block
     /// goes on.
     AsyncCopyInFlight,
@@ -88,8 +93,11 @@ pub enum FindingKind {
     /// Two warps access the same shared bytes, one of them writing, and nothing orders them. The block
     /// goes on.
     SharedRace,
-    /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, with no
-    /// `fence.proxy.async` between. The block goes on.
+    /// Two warps, of one block or two, access the same global bytes, one of them writing, and nothing orders
+    /// them. The block goes on.
+    GlobalRace,
+    /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, or a copy writes
+    /// bytes that they read, with no `fence.proxy.async` between. The block goes on.
     MissingProxyFence,
     /// A register of a multiplication that has not been waited for. The block goes on.
     RegisterInFlight,
@@ -122,10 +130,12 @@ impl fmt::Display for FindingKind {
             FindingKind::UseAfterFree => write!(f, "use after free"),
             FindingKind::WriteToReadOnly { space } => write!(f, "write to read-only {space} memory"),
             FindingKind::UninitialisedRead { space } => write!(f, "uninitialised {space} read"),
+            FindingKind::UninitialisedRegister => write!(f, "uninitialised register"),
             FindingKind::AsyncCopyInFlight => write!(f, "asynchronous copy in flight"),
             FindingKind::MbarrierMisuse => write!(f, "misuse of an mbarrier"),
             FindingKind::InvalidTensorMap => write!(f, "invalid tensor map"),
             FindingKind::SharedRace => write!(f, "race in shared memory"),
+            FindingKind::GlobalRace => write!(f, "race in global memory"),
             FindingKind::MissingProxyFence => write!(f, "missing proxy fence"),
             FindingKind::RegisterInFlight => write!(f, "register in flight"),
             FindingKind::MissingWgmmaFence => write!(f, "missing wgmma fence"),
@@ -172,14 +182,7 @@ impl fmt::Display for Finding {
             write!(f, ", {} times in all", self.occurrences)?;
         }
         write!(f, "\n  PTX line {}: {}", self.ptx_line, self.ptx)?;
-        let mut location = self.source.as_ref();
-        let mut word = "at";
-        while let Some(place) = location {
-            write!(f, "\n  {word} {place}")?;
-            location = place.inlined_at.as_deref();
-            word = "inlined at";
-        }
-        Ok(())
+        SourceLocation::write_chain(self.source.as_ref(), f)
     }
 }
 
@@ -194,6 +197,19 @@ pub struct SourceLocation {
     pub column: u32,
     /// The place of the call that this code was inlined into.
     pub inlined_at: Option<Box<SourceLocation>>,
+}
+
+impl SourceLocation {
+    /// A line for a place and one for each call that it was inlined into.
+    pub(crate) fn write_chain(mut place: Option<&Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut word = "at";
+        while let Some(found) = place {
+            write!(f, "\n  {word} {found}")?;
+            place = found.inlined_at.as_deref();
+            word = "inlined at";
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for SourceLocation {

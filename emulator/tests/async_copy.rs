@@ -95,9 +95,9 @@ fn a_read_before_the_wait_is_found_under_every_schedule() {
     );
     for schedule in schedules() {
         let finding = only_finding(&body, 32, &with_schedule(schedule));
-        assert_eq!(finding.kind, FindingKind::UninitialisedRead { space: Space::Shared });
+        assert_eq!(finding.kind, FindingKind::AsyncCopyInFlight);
         assert_eq!(finding.ptx_line, line_of(&body, "ld.shared"));
-        assert!(finding.message.contains("asynchronous copy"), "{}", finding.message);
+        assert!(finding.message.contains("a cp.async of warp 0 wrote"), "{}", finding.message);
     }
 }
 

@@ -27,7 +27,7 @@ fn global_accesses_out_of_bounds() {
     let kind = FindingKind::OutOfBounds { space: Space::Global };
     let body = |offset: u32| format!("ld.global.b32 %r1, [%mine+{offset}];");
     expect(&body(4096 - 31 * 4), &body(4096 - 32 * 4), 32, kind, "ld.global", 31);
-    let body = |offset: u32| format!("st.global.v2.b32 [%data+{offset}], {{%r1, %r1}};");
+    let body = |offset: u32| format!("st.global.v2.b32 [%data+{offset}], {{%tid, %tid}};");
     expect(&body(4096), &body(4088), 32, kind, "st.global", 0);
     let body = |offset: u32| format!("atom.global.add.u32 %r1, [%data+{offset}], 1;");
     expect(&body(4096), &body(4092), 32, kind, "atom", 0);
@@ -93,7 +93,9 @@ fn misaligned_accesses() {
     };
     expect(&body(2), &body(4), 32, global, "st.global", 1);
     let shared = FindingKind::Misaligned { space: Space::Shared };
-    let body = |offset: u32| format!("mov.u32 %r1, dynamic;\nst.shared.b16 [%r1+{offset}], %h1;");
+    let body = |offset: u32| {
+        format!("mov.b16 %h1, 0; mov.u32 %r1, dynamic;\nst.shared.b16 [%r1+{offset}], %h1;")
+    };
     expect(&body(3), &body(2), 32, shared, "st.shared", 0);
     let copy = |offset: u32| {
         format!(
@@ -151,7 +153,7 @@ fn uninitialised_shared_and_local_reads() {
     // One byte of four.
     let bytes = |last: &str| {
         format!(
-            "mov.u32 %r1, dynamic; st.shared.b16 [%r1], %h1; st.shared.{last} [%r1+2], %h1;\nld.shared.b32 %r2, [%r1];"
+            "mov.b16 %h1, 0; mov.u32 %r1, dynamic; st.shared.b16 [%r1], %h1; st.shared.{last} [%r1+2], %h1;\nld.shared.b32 %r2, [%r1];"
         )
     };
     expect(&bytes("b8"), &bytes("b16"), 1, kind, "ld.shared", 0);
@@ -178,7 +180,9 @@ fn uninitialised_global_reads_go_on() {
          st.global.b32 [%d5], %r1; ret; }}"
     );
     let params = [data.to_le_bytes(), out.to_le_bytes()].concat();
-    let report = run_with(&ptx, &memory, 2, 32, 0, &params, &latest());
+    // Both blocks write the same bytes.
+    let checks = Checks { races: false, ..Checks::all() };
+    let report = run_with(&ptx, &memory, 2, 32, 0, &params, &Options { checks, ..latest() });
     assert_eq!(report.findings.len(), 1);
     let finding = &report.findings[0];
     assert_eq!(finding.kind, FindingKind::UninitialisedRead { space: Space::Global });

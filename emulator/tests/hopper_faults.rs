@@ -115,10 +115,67 @@ fn a_load_over_bytes_that_others_still_read() {
         )
     };
     // Which of the two comes first depends on the schedule, and so does the line.
+    let kinds = [FindingKind::AsyncCopyInFlight, FindingKind::MissingProxyFence];
     for finding in findings(&body(""), 64, map) {
+        assert!(kinds.contains(&finding.kind), "{finding}");
+    }
+    for finding in findings(&body("fence.proxy.async.shared::cta;"), 64, map) {
         assert_eq!(finding.kind, FindingKind::AsyncCopyInFlight, "{finding}");
     }
-    run_clean(&body("bar.sync 0;"), 64, map);
+    let twin = body("fence.proxy.async.shared::cta; bar.sync 0;");
+    expect(&body("bar.sync 0;"), &twin, 64, map, FindingKind::MissingProxyFence, "bulk.tensor");
+}
+
+#[test]
+fn a_stage_is_given_back_by_arrivals_behind_its_reads() {
+    let body = |before: &str, behind: &str| {
+        format!(
+            "@%first mbarrier.init.shared::cta.b64 [%base+8200], 64; {INIT}
+             shl.b32 %r1, %tid, 2; add.s32 %r1, %r1, %base; st.shared.b32 [%r1], 0; fence.proxy.async; bar.sync 0;
+             {before} xor.b32 %r1, %r1, 128; ld.shared.b32 %r2, [%r1]; {behind}
+             @!%first bra END; V: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8200], 0; @!%p1 bra V;
+             mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+8192], 1024;
+             cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%base], [%map, {{0, 0}}], [%base+8192];
+             W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8192], 0; @!%p1 bra W; END:"
+        )
+    };
+    let arrive = "mbarrier.arrive.shared::cta.b64 _, [%base+8200];";
+    let fenced = format!("fence.proxy.async; {arrive}");
+    let twin = body("", &fenced);
+    run_clean(&twin, 64, map);
+    for finding in findings(&body(&fenced, ""), 64, map) {
+        assert_eq!(finding.kind, FindingKind::AsyncCopyInFlight, "{finding}");
+    }
+    // An arrival alone orders the reads with later accesses of threads.
+    expect(&body("", arrive), &twin, 64, map, FindingKind::MissingProxyFence, "bulk.tensor");
+    let early = body("", &format!("{arrive} fence.proxy.async;"));
+    expect(&early, &twin, 64, map, FindingKind::MissingProxyFence, "bulk.tensor");
+    // Who issues the copy may do it for all whom it waited for.
+    run_clean(
+        &body("", arrive)
+            .replace("mbarrier.arrive.expect_tx", "fence.proxy.async;\nmbarrier.arrive.expect_tx"),
+        64,
+        map,
+    );
+}
+
+#[test]
+fn what_a_bulk_store_wrote_is_there_behind_its_wait() {
+    for operation in ["cp.async.bulk.global", "cp.reduce.async.bulk.global"] {
+        let add = if operation.contains("reduce") { ".add.u32" } else { "" };
+        let body = |wait: &str| {
+            format!(
+                "@!%first bra END; mov.u32 %r1, 0; st.shared.v4.b32 [%base], {{%r1, %r1, %r1, %r1}}; fence.proxy.async;
+                 {operation}.shared::cta.bulk_group{add} [%data], [%base], 16;
+                 cp.async.bulk.commit_group; {wait}
+                 ld.global.b32 %r2, [%data+8];\ncp.async.bulk.wait_group 0; END:"
+            )
+        };
+        let twin = body("cp.async.bulk.wait_group 0;");
+        for wait in ["", "cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group 1;"] {
+            expect(&body(wait), &twin, 32, no_map, FindingKind::GlobalRace, "ld.global");
+        }
+    }
 }
 
 fn store(fence: &str, wait: &str) -> String {
@@ -136,8 +193,10 @@ fn the_source_of_a_bulk_store() {
     let fence = "fence.proxy.async.shared::cta;";
     let twin = store(fence, "cp.async.bulk.wait_group.read 0;");
     expect(&store(fence, ""), &twin, 64, map, FindingKind::AsyncCopyInFlight, "st.shared.b32");
-    let missing = store("", "cp.async.bulk.wait_group.read 0;");
-    expect(&missing, &twin, 64, map, FindingKind::MissingProxyFence, "bulk.tensor");
+    for fence in ["", "fence.proxy.async.global;"] {
+        let missing = store(fence, "cp.async.bulk.wait_group.read 0;");
+        expect(&missing, &twin, 64, map, FindingKind::MissingProxyFence, "bulk.tensor");
+    }
     let body = |wait: &str| {
         format!(
             "@!%first bra END; mov.u32 %r1, 0; st.shared.v4.b32 [%base], {{%r1, %r1, %r1, %r1}}; fence.proxy.async;

@@ -16,6 +16,7 @@ pub mod images;
 pub mod plan;
 pub mod problem;
 pub mod reference;
+pub mod trace;
 
 pub use attention::{
     BackwardInputs, BackwardOutput, Element, ForwardOutput, Workspace, backward, backward_host, forward,

@@ -3,7 +3,9 @@
 use super::memory::space;
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
-use crate::isa::{AtomicOp, FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK};
+use crate::isa::{
+    AtomicOp, FLAG_ACQUIRE, FLAG_RELEASE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK,
+};
 use crate::memory::Space;
 
 /// Types of an atomic operation, in the `count` of its instruction.
@@ -99,10 +101,13 @@ fn exists(op: AtomicOp, ty: AtomicType) -> bool {
 /// Decodes `atom` and `red`.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let (mut place, mut op) = (Space::Generic, None);
+    let mut order = FLAG_STRONG;
     for modifier in s.middle() {
         match *modifier {
-            "relaxed" | "acquire" | "release" | "acq_rel" | "cta" | "cluster" | "gpu" | "sys"
-            | "noftz" => {}
+            "acquire" => order |= FLAG_ACQUIRE,
+            "release" => order |= FLAG_RELEASE,
+            "acq_rel" => order |= FLAG_ACQUIRE | FLAG_RELEASE,
+            "relaxed" | "cta" | "cluster" | "gpu" | "sys" | "noftz" => {}
             name => match (space(name), operation(name)) {
                 (Some(space @ (Space::Global | Space::Shared)), _) => place = space,
                 (_, Some(operation)) => op = Some(operation),
@@ -125,6 +130,6 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     let second = if sources == 2 { b.source(s, first + 2, bits)? } else { operand };
     let number = SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32;
     let instruction = with_rows(Op::Atomic(op), d, &[address, operand, second, number]);
-    let flags = if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    let flags = order | if wide { FLAG_WIDE_ADDRESS } else { 0 };
     Ok(Instruction { flags, count: ty as u8, immediate: offset, ..instruction })
 }

@@ -3,7 +3,10 @@
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
-use crate::isa::{AsyncCopyOp, FLAG_OPTIONAL, FLAG_SATURATE, FLAG_WIDE_ADDRESS, Instruction, Op};
+use crate::isa::{
+    AsyncCopyOp, FLAG_ACQUIRE, FLAG_OPTIONAL, FLAG_RELEASE, FLAG_SATURATE, FLAG_STRONG,
+    FLAG_WIDE_ADDRESS, Instruction, Op,
+};
 use crate::memory::Space;
 
 /// The state space of a modifier.
@@ -18,7 +21,7 @@ pub fn space(name: &str) -> Option<Space> {
     })
 }
 
-/// Modifiers that change nothing which the emulator models: order, scope, caching.
+/// Modifiers that change no value: order, scope, caching.
 fn is_hint(name: &str) -> bool {
     matches!(
         name,
@@ -45,7 +48,14 @@ fn is_cache_hint(name: &str) -> bool {
 /// `ld` and `st`.
 pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let (mut place, mut vector) = (Space::Generic, 1);
+    let mut order = 0;
     for modifier in s.middle() {
+        order |= match *modifier {
+            "volatile" | "relaxed" | "mmio" => FLAG_STRONG,
+            "acquire" => FLAG_STRONG | FLAG_ACQUIRE,
+            "release" => FLAG_STRONG | FLAG_RELEASE,
+            _ => 0,
+        };
         match *modifier {
             "v2" => vector = 2,
             "v4" => vector = 4,
@@ -83,6 +93,7 @@ pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     let op = if load { Op::Load(place) } else { Op::Store(place) };
     let list = b.list(&rows);
     let mut instruction = with_rows(op, list, &[0, bits / 8]);
+    instruction.flags = order;
     if place == Space::Param
         && let Some(offset) = b.parameter_address(s, address)
     {

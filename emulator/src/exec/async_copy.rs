@@ -4,6 +4,7 @@
 //! wait that requires it. And it completes, for the thread that issued it, at that wait: until then its
 //! target counts as in flight, whether or not the bytes have landed.
 
+use super::bulk::Issuer;
 use super::context::{Access, Context, Flow, Stop};
 use super::registers::{LANES, lanes};
 use super::warp::Warp;
@@ -12,6 +13,7 @@ use crate::memory::view::GlobalView;
 use crate::memory::{Refusal, Space};
 use crate::report::FindingKind;
 use crate::shadow::State;
+use crate::shadow::global::Touch;
 
 /// One copy instruction of a warp.
 #[derive(Clone, Debug)]
@@ -131,6 +133,7 @@ pub fn start(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy) -> Flow {
         rest &= !same;
     }
     let window = target(context, warp, copy, copy.open)?;
+    context.race_copy_begins(warp, &window, copy.bytes);
     if context.checks_uninitialised() {
         for lane in lanes(copy.open) {
             // SAFETY: the window was checked for the copy's bytes.
@@ -149,7 +152,12 @@ fn check_source(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u
             Err(refusal) => refusal,
             Ok(view) if offset + u64::from(bytes) > view.bytes => Refusal::OutOfBounds(view.bytes),
             Ok(_) if !offset.is_multiple_of(u64::from(copy.bytes)) => Refusal::Misaligned,
-            Ok(_) => continue,
+            Ok(view) => {
+                let place = view.data as u64 + offset;
+                let issuer = Issuer { warp: warp.id, lane: lane as u32 };
+                context.global_copy_reads(copy.pc, issuer, place, bytes, Touch::Read);
+                continue;
+            }
         };
         let at = Access {
             space: Space::Global,
@@ -208,8 +216,9 @@ fn unwritten_source(context: &mut Context<'_>, warp: &Warp, copy: &Copy, lane: u
 
 /// Ends the copies of some lanes: their bytes can be read.
 fn settle(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u32) -> Flow {
-    if context.checks_uninitialised() {
+    if context.checks_uninitialised() || context.race.is_some() {
         let window = target(context, warp, copy, mask)?;
+        context.race_copy_ends(warp, &window, copy.bytes);
         for lane in lanes(mask) {
             // SAFETY: the window was checked for the copy's bytes.
             unsafe {

@@ -72,6 +72,10 @@ impl<'a> Block<'a> {
                 if environment.options.checks.races && !environment.code().touches.is_empty() {
                     warp.flight = Some(Box::new(Flight::new(environment.code())));
                 }
+                let watch = &environment.code().watch;
+                if environment.options.checks.registers && !watch.is_empty() {
+                    warp.watched = Some(vec![0; watch.registers.len()].into());
+                }
                 warp
             })
             .collect();

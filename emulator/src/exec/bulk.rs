@@ -6,12 +6,15 @@
 
 use super::boxes::{Bytes, Row};
 use super::context::{Access, Context, Flow, Stop};
-use super::reduce::add;
+use super::reduce::{add, operation};
+use super::trace::{Encoding, Found};
 use crate::isa::ReduceOp;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
 use crate::shadow::State;
+use crate::shadow::global::Touch;
 use crate::tensor_map::TensorMapSwizzle;
+use crate::trace::OriginKind;
 use std::collections::BTreeMap;
 
 /// Bytes of the pieces that a swizzle exchanges.
@@ -119,6 +122,20 @@ pub fn perform(c: &mut Context<'_>, index: usize) -> Flow {
     move_bytes(c, &store.transfer, Some(store.reduce))
 }
 
+/// From now on a store may write: others that come near before it was waited for are in its way.
+pub fn store_begins(c: &mut Context<'_>, t: &Transfer, group: u32, reduce: ReduceOp) -> Flow {
+    c.race_bulk_store(t, group);
+    if c.race.is_none() {
+        return Ok(());
+    }
+    for row in t.bytes.rows().into_iter().filter(|row| row.to > row.from) {
+        let (view, offset) = c.global_range(access(t, &row, true), 1)?;
+        let (at, bytes) = (view.data as u64 + offset as u64, row.to - row.from);
+        c.global_bulk_writes((t.pc, group, reduce != ReduceOp::None), t.issuer, at, bytes);
+    }
+    Ok(())
+}
+
 /// Moves the bytes of a copy: to shared memory, or from there.
 fn move_bytes(c: &mut Context<'_>, t: &Transfer, store: Option<ReduceOp>) -> Flow {
     let swizzle = t.bytes.swizzle();
@@ -166,6 +183,8 @@ fn read_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &mut [u8]) 
     let (view, offset) = c.global_range(access(t, row, false), 1)?;
     let bytes = (row.to - row.from) as usize;
     let part = &mut buffer[row.from as usize..row.to as usize];
+    // What the barrier orders is the copy, not the warp that started it: nothing is kept of the read.
+    c.global_copy_reads(t.pc, t.issuer, view.data as u64 + offset as u64, bytes as u32, Touch::Look);
     // SAFETY: `global_range` checked that these bytes exist; the allocation outlives the launch.
     unsafe {
         view.data.add(offset).copy_to_nonoverlapping(part.as_mut_ptr(), bytes);
@@ -189,7 +208,12 @@ fn write_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &[u8], red
             Bytes::Box { map, .. } => Some(map.element),
             Bytes::Plain { .. } => None,
         };
+        let before = c.trace.is_some().then(|| std::slice::from_raw_parts(at, part.len()).to_vec());
         add(at, part, reduce, element);
+        if let Some(before) = before {
+            let after = std::slice::from_raw_parts(at, part.len()).to_vec();
+            trace(c, t, [part, &before, &after], operation(reduce, element));
+        }
         if !written && c.checks_uninitialised() {
             let kind = FindingKind::UninitialisedRead { space: Space::Global };
             c.report(kind, t.pc, t.issuer.warp, t.issuer.lane, |_| {
@@ -198,6 +222,31 @@ fn write_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &[u8], red
         }
     }
     Ok(())
+}
+
+/// Looks at sums for those that are not finite: what was added, what was there before, and after.
+#[cold]
+fn trace(c: &mut Context<'_>, t: &Transfer, bytes: [&[u8]; 3], operation: ReduceOp) {
+    let (encoding, size) = match operation {
+        ReduceOp::AddF16 => (Encoding::F16(0), 2),
+        ReduceOp::AddBf16 => (Encoding::Bf16(0), 2),
+        ReduceOp::AddF32 => (Encoding::F32, 4),
+        ReduceOp::AddF64 => (Encoding::F64, 8),
+        _ => return,
+    };
+    for index in 0..bytes[0].len() / size {
+        let [a, memory, result] = bytes.map(|bytes| {
+            let mut value = [0; 8];
+            value[..size].copy_from_slice(&bytes[index * size..][..size]);
+            encoding.value(u64::from_le_bytes(value))
+        });
+        if !result.is_finite() {
+            let Issuer { warp, lane } = t.issuer;
+            let (kind, lane) = (OriginKind::Overflow, lane as usize);
+            let found = Found { kind, pc: t.pc, warp, lane, result, element: None };
+            c.trace_sum(found, &[("a", &[a]), ("memory", &[memory])]);
+        }
+    }
 }
 
 /// Calls `f` with each piece of a row: its place in the row, its offset in shared memory, its length.

@@ -15,9 +15,11 @@ use crate::memory::{PARAM_WINDOW, SHARED_BASE, Space};
 use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
 use crate::report::{Finding, FindingKind, Statistics};
+use crate::shadow::global::GlobalRace;
 use crate::shadow::race::Race;
+use crate::trace::Trace;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// The block cannot go on; why is among its findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +40,8 @@ pub struct Environment<'a> {
     /// Static and dynamic bytes.
     pub shared_bytes: u32,
     pub families: &'static Families,
+    /// What is known of accesses to global memory, if races are looked for.
+    pub global_race: Mutex<GlobalRace>,
 }
 
 impl Environment<'_> {
@@ -88,6 +92,8 @@ impl Random {
 pub struct Context<'a> {
     pub environment: &'a Environment<'a>,
     pub block: [u32; 3],
+    /// Its number in the grid.
+    pub number: u64,
     pub shared: SharedMemory,
     pub barriers: Barriers,
     pub mbarriers: Mbarriers,
@@ -101,11 +107,13 @@ pub struct Context<'a> {
     /// Which kind at which instruction has which place in `findings`.
     known: HashMap<(FindingKind, u32), usize>,
     pub statistics: Statistics,
+    /// Where values that are not finite come from, if that is looked for.
+    pub trace: Option<Box<Trace>>,
 }
 
-/// The race shadow, for kernels that have use for it.
+/// The race shadow, if races are looked for.
 fn new_race(environment: &Environment<'_>) -> Option<Race> {
-    let wanted = environment.options.checks.races && environment.code().asynchronous;
+    let wanted = environment.options.checks.races;
     let (bytes, warps) = (environment.shared_bytes as usize, environment.threads().div_ceil(32));
     wanted.then(|| Race::new(bytes, warps))
 }
@@ -115,6 +123,7 @@ impl<'a> Context<'a> {
         Context {
             environment,
             block: environment.block(number),
+            number,
             shared: SharedMemory::new(
                 environment.shared_bytes as usize,
                 environment.code().asynchronous,
@@ -129,12 +138,14 @@ impl<'a> Context<'a> {
             findings: Vec::new(),
             known: HashMap::new(),
             statistics: Statistics { blocks: 1, ..Statistics::default() },
+            trace: environment.options.trace.then(Box::default),
         }
     }
 
     /// Makes the context that of another block. The findings must have been taken.
     pub fn reset(&mut self, number: u64) {
         self.block = self.environment.block(number);
+        self.number = number;
         self.shared.reset();
         self.barriers = Barriers::default();
         self.mbarriers = Mbarriers::default();
@@ -146,6 +157,7 @@ impl<'a> Context<'a> {
         self.findings.clear();
         self.known.clear();
         self.statistics = Statistics { blocks: 1, ..Statistics::default() };
+        self.trace = self.environment.options.trace.then(Box::default);
     }
 
     /// Whether reads of unwritten bytes are looked for.

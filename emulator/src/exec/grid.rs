@@ -9,6 +9,7 @@ use crate::memory::global::Memory;
 use crate::module::Kernel;
 use crate::options::{Launch, Options};
 use crate::report::{Finding, Report, Statistics};
+use crate::trace::Trace;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -62,6 +63,7 @@ pub fn launch(
         dynamic_offset: base,
         shared_bytes: shared as u32,
         families: families(),
+        global_race: Mutex::default(),
     };
     Ok(run_blocks(&environment))
 }
@@ -91,6 +93,7 @@ fn check_shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> 
 #[derive(Default)]
 struct Collected {
     findings: BTreeMap<u64, Vec<Finding>>,
+    traces: BTreeMap<u64, Trace>,
     statistics: Statistics,
 }
 
@@ -109,9 +112,11 @@ fn run_blocks(environment: &Environment<'_>) -> Report {
             }
         });
     }
-    let Collected { findings, statistics } =
+    let Collected { findings, traces, statistics } =
         collected.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Report { findings: merge(findings, environment.options.max_findings), statistics }
+    let mut trace = Trace::default();
+    traces.into_values().for_each(|later| trace.add(later));
+    Report { findings: merge(findings, environment.options.max_findings), statistics, trace }
 }
 
 /// One finding per kind and instruction, from the first block that met it.
@@ -176,6 +181,11 @@ impl<'a> Worker<'_, 'a> {
         collected.statistics.add(&block.context.statistics);
         if !block.context.findings.is_empty() {
             collected.findings.insert(number, std::mem::take(&mut block.context.findings));
+        }
+        if let Some(trace) = block.context.trace.take()
+            && *trace != Trace::default()
+        {
+            collected.traces.insert(number, *trace);
         }
     }
 }

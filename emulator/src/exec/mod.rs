@@ -9,6 +9,7 @@ mod boxes;
 mod bulk;
 mod context;
 mod flight;
+mod global_race;
 mod grid;
 mod lanes;
 mod mbarrier;
@@ -19,8 +20,10 @@ mod registers;
 mod step;
 mod step_async;
 mod target;
+mod trace;
 mod warp;
 mod warpgroup;
+mod watch;
 mod wgmma;
 mod window;
 

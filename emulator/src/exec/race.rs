@@ -2,13 +2,15 @@
 
 use super::bulk::{Issuer, Transfer};
 use super::context::Context;
+use super::global_race::Strength;
 use super::mbarrier::MBARRIER_BYTES;
 use super::registers::lanes;
 use super::warp::Warp;
 use super::window::Window;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
-use crate::shadow::race::{Actor, Conflict};
+use crate::shadow::global::Touch;
+use crate::shadow::race::{Actor, Conflict, WORD};
 
 /// Where an access happens, for reports.
 #[derive(Clone, Copy)]
@@ -35,50 +37,90 @@ impl Context<'_> {
         let kind = match (other, conflict.own) {
             (Actor::Mbarrier(_), _) if conflict.fenceless => FindingKind::MbarrierMisuse,
             _ if conflict.fenceless => FindingKind::MissingProxyFence,
-            (Actor::Warp(_), Actor::Warp(_)) => FindingKind::SharedRace,
+            (Actor::Warp(_), Actor::Warp(_) | Actor::Copy(_)) => FindingKind::SharedRace,
             _ => FindingKind::AsyncCopyInFlight,
         };
-        self.report(kind, at.pc, at.warp, at.lane, |_| {
+        self.report(kind, at.pc, at.warp, at.lane, |context| {
             let own = conflict.own;
             let did = if wrote { "wrote" } else { "read" };
+            let place = conflict.other_pc.map_or(String::new(), |pc| context.place_of(pc));
             match kind {
                 FindingKind::MbarrierMisuse => {
                     format!("bytes at shared address {address:#x} belong to {other}")
                 }
                 FindingKind::MissingProxyFence => format!(
-                    "{own} accesses shared address {address:#x}, which {other} wrote with no \
+                    "{own} accesses shared address {address:#x}, which {other} {did}{place} with no \
                      fence.proxy.async behind it"
                 ),
                 _ => format!(
-                    "{own} accesses shared address {address:#x}, which {other} {did}; nothing orders \
-                     the two"
+                    "{own} accesses shared address {address:#x}, which {other} {did}{place}; nothing \
+                     orders the two"
                 ),
             }
         });
     }
 
-    /// Loads and stores of a warp; whether there was a conflict.
+    /// Where an instruction stands, for the message of a finding elsewhere.
+    pub fn place_of(&self, pc: u32) -> String {
+        let kernel = self.environment.kernel;
+        let source = kernel.location(pc).map_or(String::new(), |source| format!(", {source}"));
+        format!(" at PTX line {} `{}`{source}", kernel.line(pc), kernel.text(pc))
+    }
+
+    /// Loads and stores of a warp; whether there was a conflict. Strong ones are how warps meet.
     #[inline(always)]
-    pub fn race_access(&mut self, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
-        let looks = window.space == Space::Shared && self.race.is_some();
-        looks && self.race_access_slowly(w, window, bytes, store)
+    pub fn race_access(
+        &mut self,
+        w: &Warp,
+        window: &Window,
+        bytes: u32,
+        touch: Touch,
+        how: Strength,
+    ) -> bool {
+        if window.space != Space::Shared || self.race.is_none() {
+            return false;
+        }
+        if how.strong {
+            self.race_strong(w.id);
+            return false;
+        }
+        self.race_access_slowly(w, window, bytes, touch == Touch::Write)
     }
 
     #[inline(never)]
     fn race_access_slowly(&mut self, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
         let Some(race) = &mut self.race else { return false };
+        race.pc = w.pc;
         let mut found = None;
-        for lane in lanes(window.mask) {
-            let offset = window.offsets[lane] as u32;
-            let conflict = race.generic(w.id, offset, bytes, store);
-            if found.is_none() {
-                found = conflict.map(|conflict| (lane, conflict));
-            }
-        }
+        window.runs(bytes, WORD, |lane, offset, bytes| {
+            let conflict = race.generic(w.id, offset as u32, bytes, store);
+            found = found.or(conflict.map(|conflict| (lane, conflict)));
+        });
         if let Some((lane, conflict)) = found {
             self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
         }
         found.is_some()
+    }
+
+    /// Lanes begin a `cp.async`.
+    pub fn race_copy_begins(&mut self, w: &Warp, window: &Window, bytes: u32) {
+        let Some(race) = &mut self.race else { return };
+        race.pc = w.pc;
+        let mut found = None;
+        for lane in lanes(window.mask) {
+            let conflict = race.copy_begins(w.id, window.offsets[lane] as u32, bytes);
+            found = found.or(conflict.map(|conflict| (lane, conflict)));
+        }
+        if let Some((lane, conflict)) = found {
+            self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+        }
+    }
+
+    /// Lanes have waited for a `cp.async`.
+    pub fn race_copy_ends(&mut self, w: &Warp, window: &Window, bytes: u32) {
+        if let Some(race) = &mut self.race {
+            lanes(window.mask).for_each(|lane| race.copy_ends(w.id, window.offsets[lane] as u32, bytes));
+        }
     }
 
     /// A warp uses a memory barrier, which must have begun to live before.
@@ -91,10 +133,10 @@ impl Context<'_> {
         });
     }
 
-    /// An atomic operation may be what orders others: it counts as release and acquire.
-    pub fn race_atomic(&mut self, warp: u32) {
+    /// A strong access to shared memory may be what orders others: it counts as release and acquire.
+    pub fn race_strong(&mut self, warp: u32) {
         if let Some(race) = &mut self.race {
-            race.atomic(warp);
+            race.strong_access(warp);
         }
     }
 
@@ -130,6 +172,7 @@ impl Context<'_> {
     /// A memory barrier begins to live.
     pub fn race_mbarrier_begins(&mut self, w: &Warp, lane: u32, address: u32) {
         let Some(race) = &mut self.race else { return };
+        race.pc = w.pc;
         let offset = address - SHARED_BASE;
         let conflict = race.generic(w.id, offset, MBARRIER_BYTES, true);
         race.mbarrier_begins(w.id, address, offset, MBARRIER_BYTES);
@@ -139,6 +182,7 @@ impl Context<'_> {
     /// A memory barrier ends.
     pub fn race_mbarrier_ends(&mut self, w: &Warp, lane: u32, address: u32) {
         let Some(race) = &mut self.race else { return };
+        race.pc = w.pc;
         let offset = address - SHARED_BASE;
         race.mbarrier_ends(offset, MBARRIER_BYTES);
         let conflict = race.generic(w.id, offset, MBARRIER_BYTES, true);
@@ -149,6 +193,7 @@ impl Context<'_> {
     pub fn race_bulk_load(&mut self, transfer: &Transfer, barrier: u32) {
         let phase = self.mbarriers.get(barrier).map_or(0, |barrier| barrier.phase);
         let Some(race) = &mut self.race else { return };
+        race.pc = transfer.pc;
         let Issuer { warp, lane } = transfer.issuer;
         let actor = Actor::Load(barrier);
         let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
@@ -159,6 +204,7 @@ impl Context<'_> {
     /// A bulk store will read shared memory.
     pub fn race_bulk_store(&mut self, transfer: &Transfer, group: u32) {
         let Some(race) = &mut self.race else { return };
+        race.pc = transfer.pc;
         let Issuer { warp, lane } = transfer.issuer;
         let actor = Actor::Store(warp, lane);
         let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
@@ -166,18 +212,23 @@ impl Context<'_> {
         self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
     }
 
-    /// A thread has waited for its bulk stores, except those of the `left` latest groups.
-    pub fn race_bulk_complete(&mut self, issuer: Issuer, left: u32) {
+    /// A thread has waited until its bulk stores, except those of the `left` latest groups, had read, and
+    /// maybe written.
+    pub fn race_bulk_complete(&mut self, issuer: Issuer, left: u32, written: bool) {
         let committed = self.bulk.groups.get(&issuer).map_or(0, |groups| groups.committed);
         if let Some(race) = &mut self.race {
             let actor = Actor::Store(issuer.warp, issuer.lane);
             race.complete(issuer.warp, actor, committed.saturating_sub(left));
+        }
+        if written {
+            self.global_bulk_written(issuer, committed.saturating_sub(left));
         }
     }
 
     /// A multiplication will read its operands.
     pub fn race_wgmma_reads(&mut self, w: &Warp, left: Option<usize>, right: usize, group: u32) {
         let Some(race) = &mut self.race else { return };
+        race.pc = w.pc;
         let tiles = &self.tiles;
         let conflict = race.pieces(w.id, group, &tiles.get(right).pieces);
         let left = left.and_then(|place| race.pieces(w.id, group, &tiles.get(place).pieces));

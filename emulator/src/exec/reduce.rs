@@ -41,7 +41,8 @@ pub unsafe fn add(at: *mut u8, part: &[u8], reduce: ReduceOp, element: Option<Te
     }
 }
 
-fn operation(reduce: ReduceOp, element: Option<TensorMapElement>) -> ReduceOp {
+/// What is added, and how.
+pub fn operation(reduce: ReduceOp, element: Option<TensorMapElement>) -> ReduceOp {
     use TensorMapElement as E;
     match (reduce, element) {
         (ReduceOp::AddElement, Some(E::F32)) => ReduceOp::AddF32,

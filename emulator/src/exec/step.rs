@@ -54,6 +54,10 @@ pub fn run(context: &mut Context<'_>, warp: &mut Warp, index: usize, turn: u64) 
 
 impl Runner<'_, '_> {
     fn run(&mut self, turn: u64) -> Result<Event, Stop> {
+        if self.context.trace.is_some() { self.steps::<true>(turn) } else { self.steps::<false>(turn) }
+    }
+
+    fn steps<const TRACED: bool>(&mut self, turn: u64) -> Result<Event, Stop> {
         let code = self.context.environment.code();
         let limit = self.context.environment.options.step_limit.unwrap_or(u64::MAX);
         let done = self.context.statistics.warp_instructions;
@@ -67,6 +71,9 @@ impl Runner<'_, '_> {
             let guard = self.warp.registers.predicate(i.guard);
             let guard = if i.has(FLAG_NEGATE_GUARD) { !guard } else { guard };
             let m = self.mask & guard;
+            if self.warp.watched.is_some() {
+                self.context.watch_touch(self.warp, self.pc, self.mask, m);
+            }
             if m == 0 {
                 self.pc += 1;
                 continue;
@@ -74,7 +81,7 @@ impl Runner<'_, '_> {
             if self.warp.flight.is_some() {
                 self.context.flight_touch(self.warp, self.pc, m);
             }
-            match self.execute(i, m) {
+            match if TRACED { self.execute_traced(i, m) } else { self.execute(i, m) } {
                 Ok(Next::Advance) => self.pc += 1,
                 Ok(Next::Stay) => {}
                 Ok(Next::Leave(event)) => {
@@ -120,7 +127,7 @@ impl Runner<'_, '_> {
     }
 
     #[inline(always)]
-    fn execute(&mut self, i: &Instruction, m: u32) -> Result<Next, Stop> {
+    pub fn execute(&mut self, i: &Instruction, m: u32) -> Result<Next, Stop> {
         let families = self.context.environment.families;
         let registers = &mut self.warp.registers;
         match i.op {
@@ -189,6 +196,7 @@ impl Runner<'_, '_> {
             }
             Op::Bulk(op) => ops::bulk::run(self.context, self.warp, i, m, op)?,
             Op::Wgmma(op) => return self.wgmma(i, m, op),
+            Op::Fence => self.context.global_fence(self.warp.id),
             Op::ProxyFence => self.context.race_proxy_fence(self.warp.id),
             Op::SetMaxRegisters => return self.set_max_registers(i, m),
             Op::MapAddress => self.map_address(i, m)?,

@@ -81,6 +81,8 @@ pub struct Warp {
     pub wgmma: WgmmaQueue,
     /// Its registers that multiplications use, if that is checked.
     pub flight: Option<Box<Flight>>,
+    /// Lanes that wrote each watched register, if that is checked and there are any.
+    pub watched: Option<Box<[u32]>>,
     /// The instruction being executed, for reports.
     pub pc: u32,
     /// Instructions executed while lanes waited at a meeting point.
@@ -106,6 +108,7 @@ impl Warp {
             copies,
             wgmma: WgmmaQueue::default(),
             flight: None,
+            watched: None,
             pc: 0,
             stalled: 0,
         };
@@ -123,6 +126,9 @@ impl Warp {
         self.wgmma.clear();
         if let Some(flight) = &mut self.flight {
             flight.clear();
+        }
+        if let Some(watched) = &mut self.watched {
+            watched.fill(0);
         }
         self.local.reset();
         if live != 0 {

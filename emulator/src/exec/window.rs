@@ -275,6 +275,26 @@ impl Window {
         self.mask == FULL && differs == 0
     }
 
+    /// Ranges that the lanes access: first lane, offset and bytes. Whole units that follow on each other are
+    /// one range, and lanes that access what the lane before does are left out.
+    #[inline(always)]
+    pub fn runs(&self, bytes: u32, unit: u32, mut f: impl FnMut(usize, u64, u32)) {
+        let size = u64::from(bytes);
+        let mut lanes = lanes(self.mask);
+        let Some(mut first) = lanes.next() else { return };
+        let mut end = self.offsets[first] + size;
+        for lane in lanes {
+            let offset = self.offsets[lane];
+            if offset == end && bytes.is_multiple_of(unit) {
+                end += size;
+            } else if offset + size != end {
+                f(first, self.offsets[first], (end - self.offsets[first]) as u32);
+                (first, end) = (lane, offset + size);
+            }
+        }
+        f(first, self.offsets[first], (end - self.offsets[first]) as u32);
+    }
+
     /// Reports the first lane that reads bytes which nothing wrote, or which a copy is yet to write.
     #[inline(always)]
     pub fn check_written(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32, contiguous: bool) {

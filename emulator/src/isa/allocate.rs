@@ -21,22 +21,41 @@ use std::collections::{BinaryHeap, HashSet};
 
 /// A set of registers.
 #[derive(Clone, PartialEq, Eq)]
-struct Set(Vec<u64>);
+pub struct Set(Vec<u64>);
 
 impl Set {
-    fn new(size: usize) -> Self {
+    /// The empty one, for members below a size.
+    pub fn new(size: usize) -> Self {
         Set(vec![0; size.div_ceil(64)])
     }
 
-    fn insert(&mut self, index: usize) {
+    /// That of all members.
+    pub fn full(size: usize) -> Self {
+        Set(vec![!0; size.div_ceil(64)])
+    }
+
+    /// Keeps what is in another one too; whether that changed anything.
+    pub fn intersect(&mut self, other: &Set) -> bool {
+        let mut changed = false;
+        for (mine, &theirs) in self.0.iter_mut().zip(&other.0) {
+            changed |= *mine & !theirs != 0;
+            *mine &= theirs;
+        }
+        changed
+    }
+
+    /// Adds a member.
+    pub fn insert(&mut self, index: usize) {
         self.0[index / 64] |= 1 << (index % 64);
     }
 
-    fn contains(&self, index: usize) -> bool {
+    /// Whether it has a member.
+    pub fn contains(&self, index: usize) -> bool {
         self.0[index / 64] >> (index % 64) & 1 != 0
     }
 
-    fn members(&self) -> impl Iterator<Item = usize> {
+    /// The members in order.
+    pub fn members(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(word, &bits)| {
             (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit)
         })

@@ -2,6 +2,7 @@
 
 pub mod allocate;
 mod arithmetic;
+mod assigned;
 pub mod control_flow;
 mod hopper;
 pub mod op;
@@ -10,6 +11,7 @@ mod touches;
 pub mod types;
 
 pub use arithmetic::{FloatOp, IntegerOp};
+pub use assigned::{Touch, Watch};
 pub use hopper::{BulkOp, MbarrierOp, ReduceOp, WGMMA_K, WgmmaOp, WgmmaShape, WgmmaType, bulk_list};
 pub use op::{
     AsyncCopyOp, AtomicOp, BarrierOp, MatrixOp, MoveOp, Op, PredicateOp, ReduxOp, ShuffleOp, VoteOp,
@@ -42,6 +44,12 @@ pub const FLAG_VARIANT: u8 = 8;
 pub const FLAG_TRANSPOSE: u8 = 8;
 /// A shared address is generic, not an offset in shared memory.
 pub const FLAG_GENERIC: u8 = 8;
+/// A load, store or atomic operation is meant to meet those of others: `volatile`, `relaxed` and stronger.
+pub const FLAG_STRONG: u8 = 1;
+/// An `acquire` that needs no fence.
+pub const FLAG_ACQUIRE: u8 = 8;
+/// A `release` that needs no fence.
+pub const FLAG_RELEASE: u8 = 16;
 /// `.aligned`: all threads of the warp execute the instruction together.
 pub const FLAG_ALIGNED: u8 = 16;
 /// An optional operand is present.
@@ -196,6 +204,8 @@ pub struct Code {
     pub asynchronous: bool,
     /// Rows that instructions touch; only filled where there are multiplications by a warpgroup.
     pub touches: Touches,
+    /// Registers that may be read before they are written.
+    pub watch: Watch,
     /// Rows to fill before the kernel starts.
     pub fills: Vec<(u32, Fill)>,
 }

@@ -6,7 +6,7 @@ use crate::memory::Space;
 /// What an instruction does: a family, and the operation in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Nothing that the emulator models (`nanosleep`, fences, prefetches, register budgets).
+    /// Nothing that the emulator models (`nanosleep`, prefetches, cache hints).
     Nop,
     /// Jump to `immediate`; guarded ones reconverge at `e`.
     Branch,
@@ -101,6 +101,8 @@ pub enum Op {
     Wgmma(WgmmaOp),
     /// `fence.proxy.async`.
     ProxyFence,
+    /// `fence` and `membar`.
+    Fence,
     /// `setmaxnreg` to `immediate` registers; an increase when the optional operand is present.
     SetMaxRegisters,
     /// `mapa`: address `a` of block `b` of the cluster; 64-bit rows when `count` is 2.

@@ -26,7 +26,7 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
     use Role::{Read, Write};
     match i.op {
         Op::Nop | Op::Branch | Op::Exit | Op::Trap | Op::Unsupported | Op::Predicate(_) => {}
-        Op::ProxyFence | Op::SetMaxRegisters => {}
+        Op::ProxyFence | Op::Fence | Op::SetMaxRegisters => {}
         Op::BranchIndexed | Op::WarpSync => f(&mut i.a, 1, Read),
         Op::Barrier(op) => barrier(i, op, f),
         Op::Integer16(op) => integer(i, op, [1, 1], f),
@@ -78,6 +78,43 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
         Op::Bulk(op) => bulk(i, op, lists, f),
         Op::Wgmma(op) => wgmma(i, op, lists, f),
         Op::MapAddress => all(i, [u32::from(i.count), u32::from(i.count), 1, 0, 0], f),
+    }
+}
+
+/// Calls `f` with every predicate of an instruction, its guard left out, and its role.
+pub fn visit_predicates(i: &Instruction, f: &mut impl FnMut(u32, Role)) {
+    use Role::{Read, Write};
+    match i.op {
+        Op::Compare(_) => {
+            if i.immediate != 0 {
+                f(i.c, Read);
+            }
+            f(i.d, Write);
+            f(i.e, Write);
+        }
+        Op::Select32 | Op::Select64 | Op::Wgmma(WgmmaOp::Multiply) => f(i.c, Read),
+        Op::Predicate(_) => {
+            f(i.a, Read);
+            f(i.b, Read);
+            f(i.d, Write);
+        }
+        Op::Vote(op) => {
+            f(i.a, Read);
+            if op != VoteOp::Ballot {
+                f(i.d, Write);
+            }
+        }
+        Op::Barrier(op) => {
+            f(i.c, Read);
+            if matches!(op, BarrierOp::ReduceAnd | BarrierOp::ReduceOr) {
+                f(i.d, Write);
+            }
+        }
+        Op::Shuffle(_) => f(i.immediate as u32, Write),
+        Op::MatchAll32 | Op::Elect => f(i.e, Write),
+        Op::Move(MoveOp::IsSpace) => f(i.d, Write),
+        Op::Mbarrier(op) if op.polls() => f(i.d, Write),
+        _ => {}
     }
 }
 

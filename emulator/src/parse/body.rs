@@ -11,7 +11,7 @@ use crate::decode::{self, Statement};
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::allocate;
 use crate::isa::control_flow::{self, Graph};
-use crate::isa::{Op, Touches, WgmmaOp};
+use crate::isa::{Op, Touches, Watch, WgmmaOp};
 use crate::module::KernelData;
 
 /// An instruction has fewer operands in PTX.
@@ -48,6 +48,12 @@ pub fn read<'a>(
     builder.finish(kernel)?;
     let graph = Graph::new(&kernel.code);
     control_flow::reconverge(&mut kernel.code, &graph);
+    let mut watch = Watch::new(&mut kernel.code, &graph);
+    for register in &mut watch.registers {
+        let name = builder.scopes.name_of(register.is_predicate, register.index);
+        register.name = name.unwrap_or_else(|| "a register".to_string());
+    }
+    kernel.code.watch = watch;
     if builder.compacts() {
         allocate::compact(&mut kernel.code, &graph);
     }

@@ -201,6 +201,22 @@ impl<'a> Scopes<'a> {
         })
     }
 
+    /// The name of a register, by its first row or its number among the predicates.
+    pub fn name_of(&self, is_predicate: bool, index: u32) -> Option<String> {
+        let same = |class: Class| (class == Class::Predicate) == is_predicate;
+        self.scopes.iter().find_map(|scope| {
+            let single = scope.registers.iter().find(|(_, r)| same(r.class) && r.index == index);
+            if let Some((name, _)) = single {
+                return Some((*name).to_string());
+            }
+            let holds = |&(class, first, count): &(Class, u32, u32)| {
+                same(class) && index >= first && (index - first) / class.rows().max(1) < count
+            };
+            let (prefix, &(class, first, _)) = scope.ranges.iter().find(|(_, range)| holds(range))?;
+            Some(format!("{prefix}{}", (index - first) / class.rows().max(1)))
+        })
+    }
+
     /// The variable of a name, seen from the current scope.
     pub fn symbol(&self, name: &str) -> Option<Symbol> {
         self.outward(self.current).find_map(|scope| scope.symbols.get(name).copied())

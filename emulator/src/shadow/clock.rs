@@ -1,5 +1,6 @@
 //! Vector clocks, and sets of reads: what the race shadow counts with.
 
+use super::knowledge::Knowledge;
 use std::collections::HashMap;
 
 /// Bits of an epoch's clock; the rest is the actor.
@@ -50,6 +51,8 @@ pub struct View {
     pub threads: Clock,
     /// For accesses of the asynchronous proxy.
     pub proxy: Clock,
+    /// For warps of other blocks, and what bulk stores wrote.
+    pub foreign: Knowledge,
 }
 
 impl View {
@@ -57,6 +60,7 @@ impl View {
     pub fn join(&mut self, other: &View) {
         self.threads.join(&other.threads);
         self.proxy.join(&other.proxy);
+        self.foreign.join(&other.foreign);
     }
 }
 

@@ -4,6 +4,9 @@
 //! the usual answer, "all written", comes from comparing eight states at a time.
 
 mod clock;
+pub mod global;
+mod knowledge;
+mod orders;
 pub mod race;
 
 /// The state of a byte.

@@ -5,16 +5,22 @@
 //! makes them known. And every warp has two clocks: what its own accesses come after, and which accesses
 //! of threads the asynchronous proxy can see; `fence.proxy.async` makes the second catch up.
 //!
+//! The proxy needs that fence behind what threads wrote before it reads or writes the bytes, and behind what
+//! they read before it writes them: an arrival at a memory barrier, or any other meeting of threads, orders
+//! accesses of one proxy only. The reader may execute it before it arrives, or whoever starts the copy after
+//! having waited. The other way round, what the proxy read or wrote is ordered by the wait for it alone.
+//!
 //! For each word of shared memory there is the last write, and the set of reads since. An access is an
 //! epoch: an actor and its clock.
 
 use super::clock::{CLOCK, CLOCK_BITS, ReadSets, View};
+use super::orders::Strong;
 use crate::memory::SHARED_BASE;
 use std::collections::HashMap;
 use std::fmt;
 
 /// Bytes of a word.
-const WORD: u32 = 4;
+pub const WORD: u32 = 4;
 /// Bytes of a piece that a multiplication reads.
 const PIECE: u32 = 16;
 /// Actors that an epoch can name.
@@ -33,6 +39,8 @@ pub enum Actor {
     Store(u32, u32),
     /// A memory barrier itself, by its address.
     Mbarrier(u32),
+    /// The `cp.async` copies of a warp that have not been waited for.
+    Copy(u32),
 }
 
 impl fmt::Display for Actor {
@@ -43,6 +51,7 @@ impl fmt::Display for Actor {
             Actor::Load(address) => write!(f, "a bulk load for the mbarrier at {address:#x}"),
             Actor::Store(warp, lane) => write!(f, "a bulk store of lane {lane} of warp {warp}"),
             Actor::Mbarrier(address) => write!(f, "the mbarrier at {address:#x}"),
+            Actor::Copy(warp) => write!(f, "a cp.async of warp {warp}"),
         }
     }
 }
@@ -56,6 +65,8 @@ pub struct Conflict {
     pub other: Actor,
     /// Whether that was a write.
     pub wrote: bool,
+    /// The instruction of the other, if it is the last that did so there.
+    pub other_pc: Option<u32>,
     /// Offset in shared memory.
     pub offset: u32,
     /// The two are ordered, and only the fence between the proxies is missing; or a barrier lives here.
@@ -77,20 +88,34 @@ impl Cell {
     }
 }
 
+/// Which instruction an access was.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    epoch: u32,
+    pc: u32,
+}
+
 /// The shadow of a block's shared memory.
 #[derive(Debug)]
 pub struct Race {
+    /// The instruction whose accesses are told of.
+    pub pc: u32,
     cells: Vec<Cell>,
+    /// The last write and the last read of each word, for reports.
+    writers: Vec<Place>,
+    readers: Vec<Place>,
     reads: ReadSets,
     actors: Vec<Actor>,
     numbers: HashMap<Actor, usize>,
-    warps: Vec<View>,
+    pub(super) warps: Vec<View>,
     /// Arrivals of the current phase, and what completed phases made known.
     mbarriers: HashMap<u32, View>,
     barriers: HashMap<u32, View>,
     /// When each memory barrier began to live.
     begun: HashMap<u32, u32>,
-    atomics: View,
+    met: View,
+    /// What each warp's strong accesses have to do with other blocks.
+    pub(super) strong: Vec<Strong>,
 }
 
 /// The last cell that an access met, and what becomes of it: neighbours nearly always look alike.
@@ -119,8 +144,12 @@ struct Look {
 impl Race {
     /// The shadow of so many bytes and warps.
     pub fn new(bytes: usize, warps: u32) -> Self {
+        let words = bytes.div_ceil(WORD as usize);
         let mut race = Race {
-            cells: vec![Cell::default(); bytes.div_ceil(WORD as usize)],
+            pc: 0,
+            cells: vec![Cell::default(); words],
+            writers: vec![Place::default(); words],
+            readers: vec![Place::default(); words],
             reads: ReadSets::new(),
             actors: Vec::new(),
             numbers: HashMap::new(),
@@ -128,7 +157,8 @@ impl Race {
             mbarriers: HashMap::new(),
             barriers: HashMap::new(),
             begun: HashMap::new(),
-            atomics: View::default(),
+            met: View::default(),
+            strong: vec![Strong::default(); warps as usize],
         };
         for warp in 0..warps {
             race.number(Actor::Warp(warp));
@@ -167,6 +197,27 @@ impl Race {
         self.scan(&mut Scan::default(), warp, &look, offset, bytes)
     }
 
+    /// A `cp.async` of a warp will write. Nobody else may come near before it has been waited for.
+    pub fn copy_begins(&mut self, warp: u32, offset: u32, bytes: u32) -> Option<Conflict> {
+        let epoch = Race::epoch(self.number(Actor::Copy(warp)), CLOCK);
+        let warps = self.warps.len() as u32;
+        let look = Look { epoch, write: true, asynchronous: false, partial: bytes < WORD, warps };
+        self.scan(&mut Scan::default(), warp, &look, offset, bytes)
+    }
+
+    /// It has been waited for: now it is as if the warp had written itself.
+    pub fn copy_ends(&mut self, warp: u32, offset: u32, bytes: u32) {
+        let begun = Race::epoch(self.number(Actor::Copy(warp)), CLOCK);
+        let write = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
+        let (first, end) = ((offset / WORD) as usize, (offset + bytes).div_ceil(WORD) as usize);
+        for cell in self.cells[first..end].iter_mut().filter(|cell| cell.write == begun) {
+            *cell = Cell { write, reads: 0 };
+        }
+        for place in self.writers[first..end].iter_mut().filter(|place| place.epoch == begun) {
+            place.epoch = write;
+        }
+    }
+
     /// An access of the asynchronous proxy that a warp issued; `clock` is what a wait will make known.
     pub fn asynchronous(
         &mut self,
@@ -194,6 +245,8 @@ impl Race {
             let cells = &mut self.cells[(offset / WORD) as usize..][..(PIECE / WORD) as usize];
             if cells.iter().fold(0, |all, cell| all | cell.differs(scan.known)) == 0 {
                 cells.fill(scan.next);
+                let place = Place { epoch, pc: self.pc };
+                self.readers[(offset / WORD) as usize..][..(PIECE / WORD) as usize].fill(place);
                 continue;
             }
             let conflict = self.scan(&mut scan, warp, &look, offset, PIECE);
@@ -231,19 +284,30 @@ impl Race {
             }
             *cell = scan.next;
         }
-        let (index, (epoch, wrote, fenceless)) = bad?;
+        let other =
+            bad.map(|(index, found)| (index, found, self.pc_of(first + index, found.0, found.1)));
+        let places = if look.write { &mut self.writers } else { &mut self.readers };
+        places[first..=last].fill(Place { epoch: look.epoch, pc: self.pc });
+        let (index, (epoch, wrote, fenceless), other_pc) = other?;
         let actor = |epoch: u32| self.actors[(epoch >> CLOCK_BITS) as usize];
         Some(Conflict {
             own: actor(look.epoch),
             other: actor(epoch),
             wrote,
+            other_pc,
             offset: (first + index) as u32 * WORD,
             fenceless: fenceless || matches!(actor(epoch), Actor::Mbarrier(_)),
         })
     }
 
+    /// The instruction of an access to a word, unless somebody else did the same since.
+    fn pc_of(&self, word: usize, epoch: u32, wrote: bool) -> Option<u32> {
+        let place = if wrote { self.writers[word] } else { self.readers[word] };
+        (place.epoch == epoch).then_some(place.pc)
+    }
+
     /// A warp lets others know what it has done, and goes on to the next clock.
-    fn release(&mut self, warp: u32) -> View {
+    pub(super) fn release(&mut self, warp: u32) -> View {
         let number = warp as usize;
         let view = &mut self.warps[number];
         let released = view.clone();
@@ -283,12 +347,12 @@ impl Race {
         }
     }
 
-    /// An atomic operation, which may order anything.
-    pub fn atomic(&mut self, warp: u32) {
+    /// A strong access, which may order anything.
+    pub fn strong_access(&mut self, warp: u32) {
         let released = self.release(warp);
-        self.atomics.join(&released);
-        let Race { warps, atomics, .. } = self;
-        warps[warp as usize].join(atomics);
+        self.met.join(&released);
+        let Race { warps, met, .. } = self;
+        warps[warp as usize].join(met);
     }
 
     /// A warp has waited for an actor.
@@ -302,7 +366,7 @@ impl Race {
     /// The asynchronous proxy sees what a warp knows of.
     pub fn proxy_fence(&mut self, warp: u32) {
         let number = warp as usize;
-        let View { threads, proxy } = &mut self.warps[number];
+        let View { threads, proxy, .. } = &mut self.warps[number];
         proxy.join(threads);
         // What the warp does next comes after the fence.
         threads.raise(number, threads.get(number) + 1);
@@ -331,6 +395,7 @@ impl Race {
     fn fill(&mut self, offset: u32, bytes: u32, cell: Cell) {
         let (first, end) = ((offset / WORD) as usize, (offset + bytes).div_ceil(WORD) as usize);
         self.cells[first..end].fill(cell);
+        self.writers[first..end].fill(Place { epoch: cell.write, pc: self.pc });
     }
 }
 
@@ -352,8 +417,13 @@ fn check(reads: &ReadSets, view: &View, look: &Look, cell: Cell) -> Option<(u32,
     if !look.write {
         return None;
     }
-    let mut others = reads.sets[cell.reads as usize].iter().filter(|&&read| read >> CLOCK_BITS != own);
-    others.find(|&&read| !view.threads.covers(read) && !shared(read)).map(|&read| (read, false, false))
+    let others = reads.sets[cell.reads as usize].iter().filter(|&&read| read >> CLOCK_BITS != own);
+    let unordered = others.clone().find(|&&read| !view.threads.covers(read) && !shared(read));
+    if let Some(&read) = unordered {
+        return Some((read, false, false));
+    }
+    let mut unseen = others.filter(|&&read| look.asynchronous && !view.proxy.covers(read));
+    unseen.next().map(|&read| (read, false, true))
 }
 
 #[cfg(test)]

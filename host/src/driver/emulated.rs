@@ -14,7 +14,9 @@ use std::fmt::Display;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-pub use ptx_emulator::{Checks, Options, Schedule};
+pub use ptx_emulator::{
+    Checks, Number, Operand, Options, Origin, OriginKind, Schedule, SourceLocation, Trace,
+};
 
 /// Allocations over the life of a device, and bytes of one of them: the emulator never uses an address
 /// twice, and keeps some for the variables of modules.
@@ -34,6 +36,7 @@ pub struct EmulatedDriver {
     options: Options,
     allocations: AtomicUsize,
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
+    traces: Mutex<Vec<(&'static str, Trace)>>,
 }
 
 impl EmulatedDriver {
@@ -44,13 +47,18 @@ impl EmulatedDriver {
     pub fn new(arch: Arch, images: KernelImages) -> Result<Self> {
         let (memory, options) = (Memory::new(), Options::default());
         let properties = properties(arch);
-        let (allocations, modules) = (AtomicUsize::new(0), Mutex::default());
-        Ok(EmulatedDriver { properties, images, memory, options, allocations, modules })
+        let (allocations, modules, traces) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
+        Ok(EmulatedDriver { properties, images, memory, options, allocations, modules, traces })
     }
 
     /// The same device with other checks, another schedule, or more threads.
     pub fn with_options(self, options: Options) -> Self {
         EmulatedDriver { options, ..self }
+    }
+
+    /// What launches with [`Options::trace`] on saw since the last call: kernels in the order of launch.
+    pub fn take_traces(&self) -> Vec<(&'static str, Trace)> {
+        std::mem::take(&mut *self.traces.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The kernel's module, parsed once per process for each PTX text.
@@ -176,7 +184,11 @@ impl Driver for EmulatedDriver {
         let report =
             ptx_emulator::launch(kernel, &self.memory, &shape, &self.options).map_err(refused)?;
         tracing::debug!(kernel = spec.name, statistics = ?report.statistics, "emulated");
-        if report.is_clean() {
+        if self.options.trace {
+            let mut traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
+            traces.push((spec.name, report.trace));
+        }
+        if report.findings.is_empty() {
             return Ok(());
         }
         let findings = report.findings.iter().map(ToString::to_string).collect();

@@ -1,13 +1,17 @@
 //! Atomic read-modify-write operations, lane after lane.
 
 use super::half::{Bfloat, Format, Half};
+use super::memory::strength;
 use crate::decode::atomic::{AtomicType, SPACES};
 use crate::exec::context::{Context, Flow};
 use crate::exec::registers::{LANES, lanes};
+use crate::exec::trace::{Encoding, Found};
 use crate::exec::warp::Warp;
 use crate::exec::window::{Want, Window, addresses, resolve};
-use crate::isa::{AtomicOp, Instruction};
+use crate::isa::{AtomicOp, FLAG_RELEASE, Instruction, ROW_SINK};
 use crate::memory::Space;
+use crate::shadow::global::Touch;
+use crate::trace::OriginKind;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// `atom` and `red`.
@@ -21,26 +25,62 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         8 => w.registers.row64(row)[lane],
         _ => u64::from(w.registers.row32(row)[lane]),
     };
-    c.race_atomic(w.id);
     let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
         window.check_written(c, w, bytes, false);
+        if window.space == Space::Shared && (i.d != ROW_SINK || i.has(FLAG_RELEASE)) {
+            c.race_strong(w.id);
+        }
+        c.global_access(w, &window, bytes, Touch::Write, strength(i));
         for lane in lanes(window.mask) {
             let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));
             // SAFETY: the window was checked for this many bytes, and alignment, at the lane's offset.
             old[lane] =
                 unsafe { update(&window, lane, bytes, |old| apply(op, ty, old, operand, second)) };
         }
+        c.global_seen(w, &window, strength(i));
         window.set_written(bytes, false);
         rest &= !window.mask;
+    }
+    if c.trace.is_some() && op == AtomicOp::Add {
+        trace(c, w, i, m, ty, &old);
     }
     match bytes {
         8 => w.registers.set64(i.d, m, &old),
         _ => w.registers.set32(i.d, m, &old.map(|value| value as u32)),
     }
     Ok(())
+}
+
+/// Looks at sums for those that are not finite.
+#[cold]
+fn trace(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32, ty: AtomicType, old: &[u64; LANES]) {
+    let encodings: &[Encoding] = match ty {
+        AtomicType::F32 => &[Encoding::F32],
+        AtomicType::F64 => &[Encoding::F64],
+        AtomicType::F16 => &[Encoding::F16(0)],
+        AtomicType::Bf16 => &[Encoding::Bf16(0)],
+        AtomicType::F16x2 => &[Encoding::F16(0), Encoding::F16(16)],
+        AtomicType::Bf16x2 => &[Encoding::Bf16(0), Encoding::Bf16(16)],
+        _ => return,
+    };
+    for lane in lanes(m) {
+        let operand = match ty {
+            AtomicType::F64 => w.registers.row64(i.b)[lane],
+            _ => u64::from(w.registers.row32(i.b)[lane]),
+        };
+        let sum = add(ty, old[lane], operand);
+        for encoding in encodings {
+            let [result, a, memory] = [sum, operand, old[lane]].map(|bits| encoding.value(bits));
+            if !result.is_finite() {
+                let (kind, pc, warp) = (OriginKind::Overflow, w.pc, w.id);
+                let found = Found { kind, pc, warp, lane, result, element: None };
+                c.trace_sum(found, &[("a", &[a]), ("memory", &[memory])]);
+            }
+        }
+    }
 }
 
 fn bytes_of(ty: AtomicType) -> u32 {

@@ -35,7 +35,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: BulkO
             }
             BulkOp::WaitGroup | BulkOp::WaitGroupRead => {
                 bulk::complete(c, issuer, Some(i.immediate as u32))?;
-                c.race_bulk_complete(issuer, i.immediate as u32);
+                c.race_bulk_complete(issuer, i.immediate as u32, op == BulkOp::WaitGroup);
             }
         }
     }
@@ -156,7 +156,7 @@ fn store(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow
     groups.open += 1;
     let group = groups.committed;
     c.statistics.async_copies += 1;
-    c.race_bulk_store(&transfer, group);
+    bulk::store_begins(c, &transfer, group, reduce)?;
     c.bulk.stores.push(Store { transfer, reduce, group, performed: false });
     if c.environment.options.schedule == Schedule::Eager {
         bulk::perform(c, c.bulk.stores.len() - 1)?;

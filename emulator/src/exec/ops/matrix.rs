@@ -8,11 +8,13 @@
 
 use super::half::{Bfloat, Format, Half};
 use crate::exec::context::{Context, Flow};
+use crate::exec::global_race::Strength;
 use crate::exec::registers::{LANES, Registers, Row};
 use crate::exec::warp::Warp;
 use crate::exec::window::{Want, Window, addresses, resolve};
 use crate::isa::{FLAG_TRANSPOSE, Instruction, MatrixOp};
 use crate::memory::Space;
+use crate::shadow::global::Touch;
 
 /// Every matrix instruction.
 #[inline(always)]
@@ -152,7 +154,8 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
     let addresses = addresses(w, i);
     let mut window = Window::new();
     resolve(c, w, want, &addresses, owners, &mut window)?;
-    let races = c.race_access(w, &window, 16, store);
+    let touch = if store { Touch::Write } else { Touch::Read };
+    let races = c.race_access(w, &window, 16, touch, Strength::default());
     if store {
         window.set_written(16, false);
     } else if !races {

@@ -1,11 +1,13 @@
 //! Loads and stores.
 
 use crate::exec::context::{Context, Flow};
+use crate::exec::global_race::Strength;
 use crate::exec::registers::{FULL, LANES, Registers, lanes};
 use crate::exec::warp::Warp;
 use crate::exec::window::{Addresses, Want, Window, addresses, resolve};
-use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction};
+use crate::isa::{FLAG_ACQUIRE, FLAG_OPTIONAL, FLAG_RELEASE, FLAG_SATURATE, FLAG_STRONG, Instruction};
 use crate::memory::{PARAM_WINDOW, Space};
+use crate::shadow::global::Touch;
 
 /// `ld`.
 #[inline(always)]
@@ -20,7 +22,8 @@ pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: S
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
-        if !c.race_access(w, &window, bytes, false) {
+        c.global_access(w, &window, bytes, Touch::Read, strength(i));
+        if !c.race_access(w, &window, bytes, Touch::Read, strength(i)) {
             window.check_written(c, w, bytes, contiguous);
         }
         for (position, &row) in rows.iter().enumerate() {
@@ -33,9 +36,17 @@ pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: S
                 unsafe { load_element(&window, &mut w.registers, i, row, at) };
             }
         }
+        c.global_seen(w, &window, strength(i));
         rest &= !window.mask;
     }
     Ok(())
+}
+
+/// How an instruction meets others.
+#[inline(always)]
+pub fn strength(i: &Instruction) -> Strength {
+    let (acquires, releases) = (i.has(FLAG_ACQUIRE), i.has(FLAG_RELEASE));
+    Strength { strong: i.has(FLAG_STRONG), acquires, releases }
 }
 
 /// The space and the addresses. A parameter that is accessed by name becomes a generic address.
@@ -128,6 +139,8 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
+        c.race_access(w, &window, bytes, Touch::Write, strength(i));
+        c.global_access(w, &window, bytes, Touch::Write, strength(i));
         for (position, &row) in rows.iter().enumerate() {
             let at = position * i.b as usize;
             if contiguous && bytes == 4 && i.c == 0 {
@@ -138,7 +151,6 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
                 unsafe { store_element(&window, &w.registers, i, row, at) };
             }
         }
-        c.race_access(w, &window, bytes, true);
         window.set_written(bytes, contiguous);
         rest &= !window.mask;
     }

@@ -6,6 +6,7 @@
 mod descriptor;
 mod multiply;
 pub mod tiles;
+mod trace;
 
 use super::context::{Context, Flow, Stop};
 use super::ops::half::{Bfloat, Half};
@@ -127,7 +128,11 @@ pub fn wait(c: &mut Context<'_>, w: &mut Warp, left: u32) {
 /// Lets the oldest multiplication happen, if there is one.
 pub fn run_next(c: &mut Context<'_>, w: &mut Warp) {
     if let Some(pending) = w.wgmma.pending.pop_front() {
-        (c.environment.families.wgmma)(c, w, &pending);
+        if c.trace.is_some() {
+            trace::run(c, w, &pending);
+        } else {
+            (c.environment.families.wgmma)(c, w, &pending);
+        }
     }
 }
 
@@ -138,26 +143,40 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
     let i = &code.instructions[pending.pc as usize];
     let shape = WgmmaShape::decode(i.e);
     let rows = &code.lists[i.d as usize..][..shape.columns as usize / 2];
-    let sign = if shape.negate { -1.0 } else { 1.0 };
     let mut left: Left = [[[0.0; LANES]; WGMMA_K]; 2];
+    left_of(c, w, pending, &mut left);
+    let right = right_of(c, pending);
+    accumulate(&mut w.registers, rows, &left, right, pending.accumulates);
+}
+
+/// A as it is now.
+#[inline(always)]
+fn left_of(c: &mut Context<'_>, w: &Warp, pending: &Pending, left: &mut Left) {
+    let code = &c.environment.kernel.data.code;
+    let i = &code.instructions[pending.pc as usize];
+    let shape = WgmmaShape::decode(i.e);
+    let sign = if shape.negate { -1.0 } else { 1.0 };
     match pending.left {
         None => {
             let operands = &code.lists[i.a as usize..][..WGMMA_K / 4];
             match shape.ty {
-                WgmmaType::Bf16 => {
-                    left_from_registers::<Bfloat>(&w.registers, operands, sign, &mut left)
-                }
-                WgmmaType::F16 => left_from_registers::<Half>(&w.registers, operands, sign, &mut left),
+                WgmmaType::Bf16 => left_from_registers::<Bfloat>(&w.registers, operands, sign, left),
+                WgmmaType::F16 => left_from_registers::<Half>(&w.registers, operands, sign, left),
             }
         }
         Some(place) => {
             let key = Key::new(pending.descriptors[0], ROWS, shape.transpose_a, shape.ty);
             let values = c.tiles.load(place, key, &mut c.shared, |_, _| {});
             let first = (w.id % 4) as usize * WARP_ROWS * WGMMA_K;
-            left_from_values(&values[first..], sign, &mut left);
+            left_from_values(&values[first..], sign, left);
         }
     }
+}
+
+/// B as it is now, packed.
+#[inline(always)]
+fn right_of<'c>(c: &'c mut Context<'_>, pending: &Pending) -> &'c [f32] {
+    let shape = WgmmaShape::decode(c.environment.code().instructions[pending.pc as usize].e);
     let key = Key::new(pending.descriptors[1], shape.columns, shape.transpose_b, shape.ty);
-    let right = c.tiles.load(pending.right, key, &mut c.shared, pack_right);
-    accumulate(&mut w.registers, rows, &left, right, pending.accumulates);
+    c.tiles.load(pending.right, key, &mut c.shared, pack_right)
 }

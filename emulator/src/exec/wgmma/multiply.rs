@@ -15,7 +15,7 @@ pub type Left = [[[f32; LANES]; WGMMA_K]; 2];
 /// Rows of A that a warp multiplies.
 pub const WARP_ROWS: usize = 16;
 /// Lanes of a vector.
-const VECTOR: usize = 8;
+pub const VECTOR: usize = 8;
 /// Vectors of a register.
 const VECTORS: usize = LANES / VECTOR;
 

@@ -8,6 +8,8 @@ mod equivalence;
 mod gradcheck;
 mod plot;
 mod run;
+mod task;
+mod trace_nonfinite;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -33,6 +35,10 @@ enum Command {
     Gradcheck(gradcheck::GradcheckArguments),
     /// Attention on tensors from a safetensors file.
     Run(run::RunArguments),
+    /// Attention as by run, and where values come from that are not finite: every tensor is scanned, and the
+    /// smallest part of the problem that shows the first one runs again in the emulator, which names the
+    /// instruction; exit code 1 if there are any.
+    TraceNonfinite(trace_nonfinite::TraceArguments),
     /// List the devices.
     Devices,
 }
@@ -44,6 +50,7 @@ fn main() -> ExitCode {
         Command::Equivalence(arguments) => equivalence::run(&arguments),
         Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Run(arguments) => run::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::TraceNonfinite(arguments) => trace_nonfinite::run(&arguments),
         Command::Devices => devices::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

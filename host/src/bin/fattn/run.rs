@@ -1,79 +1,37 @@
 //! `fattn run`: attention on tensors from a safetensors file.
 
-use crate::device::DeviceArguments;
-use anyhow::{Context, Result, bail, ensure};
-use bytemuck::allocation::pod_collect_to_vec;
+use crate::task::{Results, Task, TaskArguments};
+use anyhow::{Context, Result};
 use bytemuck::cast_slice;
-use clap::{Args, ValueEnum};
-use finite_attention::problem::common_dtype;
-use finite_attention::{
-    BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
-    ForwardOutput, ForwardProblem, Layout, Mask, Mode, Sequences, backward_host, forward_packed_host,
-};
+use clap::Args;
+use finite_attention::{BackwardOutput, Device, Dtype, Element, ForwardOutput, ForwardProblem, Layout};
 use half::{bf16, f16};
+use safetensors::Dtype as FileDtype;
 use safetensors::tensor::TensorView;
-use safetensors::{Dtype as FileDtype, SafeTensors};
 use std::path::PathBuf;
 
-/// What to compute.
+/// What to compute, and where the results go.
 #[derive(Args)]
 pub struct RunArguments {
-    /// File with q [B, Sq, Hq, D], k [B, Sk, Hk, D] and v [B, Sk, Hk, Dv], all bf16, f16 or f32. With
-    /// do [B, Sq, Hq, Dv], and dlse [B, Hq, Sq] (f32) if there is one, gradients are computed too.
-    /// With cu_seqlens_q and cu_seqlens_k [B + 1] (i32) sequences are packed: q [Tq, Hq, D], k [Tk,
-    /// Hk, D], v [Tk, Hk, Dv], dlse [Hq, Tq].
-    #[arg(long)]
-    input: PathBuf,
+    #[command(flatten)]
+    task: TaskArguments,
     /// File to write o, lse (f32), and dq, dk and dv if do is given, to.
     #[arg(long)]
     output: PathBuf,
-    /// A query sees the keys up to its own position, counted from the end.
-    #[arg(long)]
-    causal: bool,
-    /// Positions are counted from the start; causal unless there is a window.
-    #[arg(long)]
-    top_left: bool,
-    /// A query sees this many keys before and after its own position; -1 is all.
-    #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"], allow_negative_numbers = true)]
-    #[arg(conflicts_with = "causal", value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
-    window: Vec<i64>,
-    /// Softmax scale; 1/sqrt(D) if not given.
-    #[arg(long, allow_negative_numbers = true)]
-    scale: Option<f32>,
-    /// Element type of o, dq, dk and dv; that of q if not given.
-    #[arg(long)]
-    out_dtype: Option<OutputDtype>,
-    /// Gradients that are the same bits from run to run.
-    #[arg(long)]
-    deterministic: bool,
-    #[command(flatten)]
-    device: DeviceArguments,
-}
-
-/// Element types that the outputs can have.
-#[derive(Clone, Copy, ValueEnum)]
-enum OutputDtype {
-    Bf16,
-    F16,
-    F32,
 }
 
 /// Reads the input, computes, writes the output.
 pub fn run(arguments: &RunArguments) -> Result<()> {
-    let path = arguments.input.display();
-    let bytes = std::fs::read(&arguments.input).with_context(|| format!("--input {path}"))?;
-    let file = SafeTensors::deserialize(&bytes).with_context(|| format!("--input {path}"))?;
-    let inputs = Inputs::read(&file)?;
-    let task = Task { problem: inputs.problem(arguments)?, mode: mode(arguments), inputs };
-    task.validate()?;
-    let (name, device) = arguments.device.open()?;
+    let bytes = arguments.task.read()?;
+    let task = Task::new(&arguments.task, &bytes)?;
+    let (name, device) = arguments.task.device.open()?;
     let problem = &task.problem;
     let written = match (problem.dtype, problem.output_dtype) {
-        (Dtype::Bf16, Dtype::F32) => task.compute::<bf16, f32>(&device)?,
-        (Dtype::Bf16, _) => task.compute::<bf16, bf16>(&device)?,
-        (Dtype::F16, Dtype::F32) => task.compute::<f16, f32>(&device)?,
-        (Dtype::F16, _) => task.compute::<f16, f16>(&device)?,
-        (Dtype::F32, _) => task.compute::<f32, f32>(&device)?,
+        (Dtype::Bf16, Dtype::F32) => file::<bf16, f32>(&task, &device)?,
+        (Dtype::Bf16, _) => file::<bf16, bf16>(&task, &device)?,
+        (Dtype::F16, Dtype::F32) => file::<f16, f32>(&task, &device)?,
+        (Dtype::F16, _) => file::<f16, f16>(&task, &device)?,
+        (Dtype::F32, _) => file::<f32, f32>(&task, &device)?,
     };
     let path = arguments.output.display();
     std::fs::write(&arguments.output, written).with_context(|| format!("--output {path}"))?;
@@ -83,227 +41,26 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
     Ok(())
 }
 
-fn mode(arguments: &RunArguments) -> Mode {
-    if arguments.deterministic { Mode::Deterministic } else { Mode::Fast }
+/// The bytes of the output file. `T` is the element type of q, k, v and do, `O` that of o, dq, dk and dv.
+fn file<T: Element, O: Element>(task: &Task<'_>, device: &Device) -> Result<Vec<u8>> {
+    let Results { forward: ForwardOutput { o, lse }, gradients } = task.compute::<T, O>(device)?;
+    let ForwardProblem { q, k, v, o: o_layout, .. } = &task.problem;
+    let lse = TensorView::new(FileDtype::F32, task.lse_shape(), cast_slice(&lse))?;
+    let mut tensors = vec![("o", view(task, o_layout, &o)?), ("lse", lse)];
+    if let Some(BackwardOutput { dq, dk, dv }) = &gradients {
+        tensors.push(("dq", view(task, q, dq)?));
+        tensors.push(("dk", view(task, k, dk)?));
+        tensors.push(("dv", view(task, v, dv)?));
+    }
+    Ok(safetensors::serialize(tensors, None)?)
 }
 
-fn mask(arguments: &RunArguments) -> Mask {
-    let alignment =
-        if arguments.top_left { CausalAlignment::TopLeft } else { CausalAlignment::BottomRight };
-    match (arguments.window.as_slice(), arguments.causal || arguments.top_left) {
-        // -1 is the only number of the range that is no u32.
-        (&[left, right], _) => {
-            Mask::Window { left: u32::try_from(left).ok(), right: u32::try_from(right).ok(), alignment }
-        }
-        (_, true) => Mask::Causal(alignment),
-        (_, false) => Mask::Full,
-    }
-}
-
-/// A tensor of the input file.
-struct Input<'f> {
-    name: &'static str,
-    dtype: Dtype,
-    view: TensorView<'f>,
-}
-
-impl<'f> Input<'f> {
-    fn find(file: &SafeTensors<'f>, name: &'static str) -> Result<Self> {
-        let Some(input) = Input::find_optional(file, name)? else {
-            let mut names = file.names();
-            names.sort();
-            bail!("{name}: expected a tensor of this name in the input, got {}", names.join(", "));
-        };
-        Ok(input)
-    }
-
-    fn find_optional(file: &SafeTensors<'f>, name: &'static str) -> Result<Option<Self>> {
-        let Ok(view) = file.tensor(name) else { return Ok(None) };
-        let dtype = match view.dtype() {
-            FileDtype::BF16 => Dtype::Bf16,
-            FileDtype::F16 => Dtype::F16,
-            FileDtype::F32 => Dtype::F32,
-            other => bail!(Error::UnsupportedDtype {
-                argument: name,
-                expected: "bf16, f16 or f32".into(),
-                got: format!("{other:?}").to_lowercase(),
-            }),
-        };
-        Ok(Some(Input { name, dtype, view }))
-    }
-
-    /// The layout of a dense tensor; packed ones have three dimensions.
-    fn layout(&self, packed: bool) -> Result<Layout, Error> {
-        let shape = self.view.shape();
-        if !packed {
-            // Only the rank is taken from here; safetensors are dense.
-            return Ok(Layout::bshd(
-                Layout::from_slices(self.name, shape, &vec![0; shape.len()])?.shape,
-            ));
-        }
-        let shape = shape.try_into().map_err(|_| Error::WrongRank {
-            argument: self.name,
-            expected: 3,
-            names: "[row, head, column]",
-            got: shape.len(),
-        })?;
-        Ok(Layout::packed(shape))
-    }
-
-    /// The elements. Data in a file has no alignment: copied to a vector that has it.
-    fn elements<T: Element>(&self) -> Vec<T> {
-        pod_collect_to_vec::<u8, T>(self.view.data())
-    }
-}
-
-/// The tensors of the input file.
-struct Inputs<'f> {
-    q: Input<'f>,
-    k: Input<'f>,
-    v: Input<'f>,
-    d_o: Option<Input<'f>>,
-    d_lse: Option<Input<'f>>,
-    /// Offsets of packed sequences in q and in k.
-    offsets: Option<[Vec<i32>; 2]>,
-}
-
-impl<'f> Inputs<'f> {
-    fn read(file: &SafeTensors<'f>) -> Result<Self> {
-        let names = ["cu_seqlens_q", "cu_seqlens_k"];
-        let offsets = if names.iter().any(|name| file.tensor(name).is_ok()) {
-            Some([offsets(file, names[0])?, offsets(file, names[1])?])
-        } else {
-            None
-        };
-        Ok(Inputs {
-            q: Input::find(file, "q")?,
-            k: Input::find(file, "k")?,
-            v: Input::find(file, "v")?,
-            d_o: Input::find_optional(file, "do")?,
-            d_lse: Input::find_optional(file, "dlse")?,
-            offsets,
-        })
-    }
-
-    fn problem(&self, arguments: &RunArguments) -> Result<ForwardProblem> {
-        let all = [Some(&self.q), Some(&self.k), Some(&self.v), self.d_o.as_ref()];
-        let dtypes: Vec<_> = all.into_iter().flatten().map(|input| (input.name, input.dtype)).collect();
-        let dtype = common_dtype(&dtypes)?;
-        let layout = |input: &Input<'_>| input.layout(self.offsets.is_some());
-        let mut problem =
-            ForwardProblem::new(dtype, layout(&self.q)?, layout(&self.k)?, layout(&self.v)?);
-        problem.scale = arguments.scale;
-        problem.mask = mask(arguments);
-        problem.output_dtype = match arguments.out_dtype {
-            None => dtype,
-            Some(OutputDtype::Bf16) => Dtype::Bf16,
-            Some(OutputDtype::F16) => Dtype::F16,
-            Some(OutputDtype::F32) => Dtype::F32,
-        };
-        if let Some([q, k]) = &self.offsets {
-            problem.sequences = Sequences::from_offsets(q, k)?;
-        }
-        Ok(problem)
-    }
-}
-
-/// A tensor of i32.
-fn offsets(file: &SafeTensors<'_>, name: &'static str) -> Result<Vec<i32>> {
-    let Ok(view) = file.tensor(name) else {
-        bail!("{name}: expected a tensor of this name in the input, as for the other side");
+/// A tensor of the output file.
+fn view<'o, O: Element>(task: &Task<'_>, layout: &Layout, elements: &'o [O]) -> Result<TensorView<'o>> {
+    let dtype = match O::DTYPE {
+        Dtype::Bf16 => FileDtype::BF16,
+        Dtype::F16 => FileDtype::F16,
+        Dtype::F32 => FileDtype::F32,
     };
-    if view.dtype() != FileDtype::I32 {
-        let got = format!("{:?}", view.dtype()).to_lowercase();
-        bail!(Error::UnsupportedDtype { argument: name, expected: "i32".into(), got });
-    }
-    Ok(pod_collect_to_vec(view.data()))
-}
-
-/// What is computed, from what.
-struct Task<'f> {
-    problem: ForwardProblem,
-    mode: Mode,
-    inputs: Inputs<'f>,
-}
-
-impl Task<'_> {
-    /// Everything that can be refused before a device is opened.
-    fn validate(&self) -> Result<()> {
-        self.problem.validate()?;
-        let [rows_q, rows_k] = [self.problem.q.shape[1], self.problem.k.shape[1]];
-        if let Some([q, k]) = &self.inputs.offsets {
-            self.problem.sequences.check_offsets(rows_q, rows_k, q, k)?;
-        }
-        if let Some(problem) = self.backward_problem()? {
-            problem.validate()?;
-        }
-        if let Some(d_lse) = &self.inputs.d_lse {
-            ensure!(self.inputs.d_o.is_some(), "do: expected a tensor of this name beside dlse");
-            let (expected, got) = (self.lse_shape(), d_lse.view.shape());
-            ensure!(got == expected, "dlse: expected shape {expected:?} like lse, got {got:?}");
-            let got = d_lse.dtype.name();
-            ensure!(d_lse.dtype == Dtype::F32, "dlse: expected dtype f32, got {got}");
-        }
-        Ok(())
-    }
-
-    /// The gradients asked for; none without do.
-    fn backward_problem(&self) -> Result<Option<BackwardProblem>> {
-        let Some(d_o) = &self.inputs.d_o else { return Ok(None) };
-        let problem = BackwardProblem::new(self.problem)
-            .with_d_o(d_o.layout(self.inputs.offsets.is_some())?)
-            .with_gradient_dtype(self.problem.output_dtype)
-            .with_mode(self.mode);
-        Ok(Some(if self.inputs.d_lse.is_some() { problem.with_d_lse() } else { problem }))
-    }
-
-    /// `[B, Hq, Sq]`, packed `[Hq, Tq]`.
-    fn lse_shape(&self) -> Vec<usize> {
-        let [batches, rows, heads, _] = self.problem.q.shape;
-        if self.inputs.offsets.is_some() { vec![heads, rows] } else { vec![batches, heads, rows] }
-    }
-
-    /// The shape of a tensor in the file: packed ones have no batches.
-    fn shape(&self, layout: &Layout) -> Vec<usize> {
-        layout.shape[usize::from(self.inputs.offsets.is_some())..].to_vec()
-    }
-
-    /// The bytes of the output file. `T` is the element type of q, k, v and do, `O` that of o, dq, dk
-    /// and dv.
-    fn compute<T: Element, O: Element>(&self, device: &Device) -> Result<Vec<u8>> {
-        let Inputs { q, k, v, d_o, d_lse, offsets } = &self.inputs;
-        let [q, k, v] = [q, k, v].map(Input::elements::<T>);
-        let [cu_seqlens_q, cu_seqlens_k] =
-            offsets.as_ref().map_or([[].as_slice(); 2], |offsets| offsets.each_ref().map(Vec::as_slice));
-        let ForwardOutput::<O> { o, lse } =
-            forward_packed_host(device, &self.problem, [&q, &k, &v], cu_seqlens_q, cu_seqlens_k)?;
-        let mut gradients = None;
-        if let (Some(problem), Some(d_o)) = (self.backward_problem()?, d_o) {
-            let d_o = d_o.elements::<T>();
-            let d_lse = d_lse.as_ref().map_or(Vec::new(), Input::elements::<f32>);
-            let (q, k, v, o, lse, d_o, d_lse) =
-                (&q[..], &k[..], &v[..], &o[..], &lse[..], &d_o[..], &d_lse[..]);
-            let inputs = BackwardInputs { q, k, v, o, lse, d_o, d_lse, cu_seqlens_q, cu_seqlens_k };
-            gradients = Some(backward_host(device, &problem, &inputs)?);
-        }
-        let ForwardProblem { q, k, v, o: o_layout, .. } = &self.problem;
-        let lse = TensorView::new(FileDtype::F32, self.lse_shape(), cast_slice(&lse))?;
-        let mut tensors = vec![("o", self.view(o_layout, &o)?), ("lse", lse)];
-        if let Some(BackwardOutput { dq, dk, dv }) = &gradients {
-            tensors.push(("dq", self.view::<O>(q, dq)?));
-            tensors.push(("dk", self.view(k, dk)?));
-            tensors.push(("dv", self.view(v, dv)?));
-        }
-        Ok(safetensors::serialize(tensors, None)?)
-    }
-
-    /// A tensor of the output file.
-    fn view<'o, O: Element>(&self, layout: &Layout, elements: &'o [O]) -> Result<TensorView<'o>> {
-        let dtype = match O::DTYPE {
-            Dtype::Bf16 => FileDtype::BF16,
-            Dtype::F16 => FileDtype::F16,
-            Dtype::F32 => FileDtype::F32,
-        };
-        Ok(TensorView::new(dtype, self.shape(layout), cast_slice(elements))?)
-    }
+    Ok(TensorView::new(dtype, task.shape(layout), cast_slice(elements))?)
 }

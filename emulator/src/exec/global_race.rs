@@ -1,0 +1,203 @@
+//! Which accesses to global memory are ordered: what the instructions tell the shadow of the launch.
+
+use super::bulk::Issuer;
+use super::context::Context;
+use super::registers::{LANES, lanes};
+use super::warp::Warp;
+use super::window::Window;
+use crate::memory::Space;
+use crate::report::FindingKind;
+use crate::shadow::global::{Access, GlobalRace, Meeting, Touch};
+use crate::shadow::race::Race;
+use std::sync::{MutexGuard, PoisonError};
+
+/// Actors of a warp: its threads, and the bulk stores of each lane.
+const ACTORS: u32 = 1 + LANES as u32;
+
+/// How an access meets those of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strength {
+    /// It is atomic, or `volatile`, `relaxed`, `acquire` or `release`.
+    pub strong: bool,
+    /// What comes after sees what its value makes known, with no fence.
+    pub acquires: bool,
+    /// What came before is known to who sees it, with no fence.
+    pub releases: bool,
+}
+
+impl<'a> Context<'a> {
+    fn global_race(&self) -> MutexGuard<'a, GlobalRace> {
+        self.environment.global_race.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn warps(&self) -> u32 {
+        self.environment.threads().div_ceil(LANES as u32)
+    }
+
+    /// The number of the block's first warp among the actors of the launch.
+    fn first_actor(&self) -> u32 {
+        (self.number as u32).wrapping_mul(self.warps() * ACTORS)
+    }
+
+    /// The number of the bulk stores of a thread among the actors of the launch.
+    fn bulk_actor(&self, issuer: Issuer) -> u32 {
+        self.first_actor() + self.warps() + issuer.warp * LANES as u32 + issuer.lane
+    }
+
+    /// Lanes are about to access global memory.
+    #[inline(always)]
+    pub fn global_access(&mut self, w: &Warp, window: &Window, bytes: u32, touch: Touch, how: Strength) {
+        if window.space == Space::Global && self.race.is_some() {
+            self.global_access_slowly(w, window, bytes, touch, how);
+        }
+    }
+
+    #[inline(never)]
+    fn global_access_slowly(
+        &mut self,
+        w: &Warp,
+        window: &Window,
+        bytes: u32,
+        touch: Touch,
+        how: Strength,
+    ) {
+        let first = self.first_actor();
+        let mut launch = self.global_race();
+        let Some(race) = &mut self.race else { return };
+        let access =
+            Access { actor: first + w.id, clock: race.clock(w.id), pc: w.pc, strong: how.strong };
+        let number = launch.number(access);
+        let mut found = None;
+        window.runs(bytes, 1, |lane, offset, bytes| {
+            let covers = |other: Access| race.covers(w.id, first, other);
+            let met = launch.access(window.data as u64 + offset, bytes, number, touch, covers);
+            found = found.or(met.map(|met| (lane, met)));
+        });
+        if how.strong && touch == Touch::Write {
+            let mut last = None;
+            for lane in lanes(window.mask) {
+                let place = window.data as u64 + window.offsets[lane];
+                if last.replace(place) != Some(place) {
+                    publish(&mut launch, race, (w.id, first), place, how);
+                }
+            }
+        }
+        drop(launch);
+        if let Some((lane, met)) = found {
+            self.global_report(w.pc, Issuer { warp: w.id, lane: lane as u32 }, touch, met);
+        }
+    }
+
+    /// Lanes have read, or changed, what others may have made something known through.
+    #[inline(always)]
+    pub fn global_seen(&mut self, w: &Warp, window: &Window, how: Strength) {
+        if how.strong && window.space == Space::Global && self.race.is_some() {
+            self.global_seen_slowly(w, window, how);
+        }
+    }
+
+    #[inline(never)]
+    fn global_seen_slowly(&mut self, w: &Warp, window: &Window, how: Strength) {
+        let first = self.first_actor();
+        let launch = self.global_race();
+        let Some(race) = &mut self.race else { return };
+        let mut last = None;
+        for lane in lanes(window.mask) {
+            let place = window.data as u64 + window.offsets[lane];
+            if last.replace(place) == Some(place) {
+                continue;
+            }
+            if let Some((known, version)) = launch.place(place) {
+                race.learn(w.id, place, known, *version);
+            }
+        }
+        if how.acquires {
+            race.apply(w.id, first);
+        }
+    }
+
+    /// A copy that a thread started reads bytes.
+    pub fn global_copy_reads(&mut self, pc: u32, issuer: Issuer, at: u64, bytes: u32, touch: Touch) {
+        let actor = self.first_actor() + issuer.warp;
+        let clock = self.race.as_ref().map_or(0, |race| race.clock(issuer.warp));
+        self.global_copy(Access { actor, clock, pc, strong: false }, issuer, at, bytes, touch);
+    }
+
+    /// A bulk store of a group writes bytes, or adds to them.
+    pub fn global_bulk_writes(
+        &mut self,
+        (pc, group, adds): (u32, u32, bool),
+        issuer: Issuer,
+        at: u64,
+        bytes: u32,
+    ) {
+        let access = Access { actor: self.bulk_actor(issuer), clock: group + 1, pc, strong: adds };
+        self.global_copy(access, issuer, at, bytes, Touch::Write);
+    }
+
+    fn global_copy(&mut self, access: Access, issuer: Issuer, at: u64, bytes: u32, touch: Touch) {
+        let first = self.first_actor();
+        let Some(race) = &self.race else { return };
+        let covers = |other: Access| race.covers(issuer.warp, first, other);
+        let mut launch = self.global_race();
+        let number = launch.number(access);
+        let met = launch.access(at, bytes, number, touch, covers);
+        drop(launch);
+        if let Some(met) = met {
+            self.global_report(access.pc, issuer, touch, met);
+        }
+    }
+
+    /// A thread has waited until so many of its groups of bulk stores were written.
+    pub fn global_bulk_written(&mut self, issuer: Issuer, groups: u32) {
+        let actor = self.bulk_actor(issuer);
+        if let Some(race) = &mut self.race {
+            race.raise_foreign(issuer.warp, actor, groups);
+        }
+    }
+
+    /// A fence: what came before is made known by what follows, and what was seen before counts now.
+    pub fn global_fence(&mut self, warp: u32) {
+        let first = self.first_actor();
+        if let Some(race) = &mut self.race {
+            race.apply(warp, first);
+            race.fence(warp, first);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn global_report(&mut self, pc: u32, issuer: Issuer, touch: Touch, met: Meeting) {
+        let warps = self.warps();
+        self.report(FindingKind::GlobalRace, pc, issuer.warp, issuer.lane, |context| {
+            let Meeting { other, wrote } = met;
+            let [x, y, z] = context.environment.block(u64::from(other.actor / (warps * ACTORS)));
+            let place = context.place_of(other.pc);
+            let who = match other.actor % (warps * ACTORS) {
+                warp if warp < warps => format!("warp {warp}"),
+                store => format!("a bulk store of warp {}", (store - warps) / LANES as u32),
+            };
+            let touched = if touch == Touch::Write { "write" } else { "read" };
+            let did = if wrote { "wrote" } else { "read" };
+            format!(
+                "a {touched} of bytes that {who} of block ({x}, {y}, {z}) {did}{place}; nothing orders \
+                 the two"
+            )
+        });
+    }
+}
+
+/// A strong write of a warp passes on what a fence, or its own `release`, makes known.
+fn publish(
+    launch: &mut GlobalRace,
+    race: &mut Race,
+    (warp, first): (u32, u32),
+    place: u64,
+    how: Strength,
+) {
+    if how.releases {
+        launch.publish(place, &race.known(warp, first));
+    } else if let Some(known) = race.unpublished(warp, place) {
+        launch.publish(place, known);
+    }
+}

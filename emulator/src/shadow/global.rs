@@ -1,0 +1,297 @@
+//! Which accesses to global memory are ordered, over all blocks of a launch.
+//!
+//! Every warp of every block is an actor with a clock; those of a block know each other's by what orders
+//! them there. Blocks are ordered by nothing but what passes through strong accesses (atomic ones,
+//! `volatile`, `relaxed` and stronger): a `release`, or a `fence` and then a strong write; then a strong read
+//! or an atomic operation at the same address; that one an `acquire`, or a `fence` behind it. The bulk stores
+//! of a thread are an actor of their own: `cp.async.bulk.wait_group` makes known what they wrote,
+//! `wait_group.read` does not.
+//!
+//! For each word there are the last writes and some of the reads since, each with its bytes: two of either.
+//! What is kept is exact, so nothing is found that did not happen; of three that nothing orders, one may be
+//! forgotten. Of a bulk load nothing is kept: it is a finding only if it comes second.
+
+use super::knowledge::Knowledge;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Bytes of a word.
+const WORD: u64 = 4;
+/// Bits of a word's bytes.
+const BYTES: u32 = 15;
+/// Words of a page.
+const PAGE_WORDS: usize = 1024;
+/// Accesses that are known; there is no room for more in a mark.
+const MAX_ACCESSES: usize = 1 << 28;
+/// Accesses whose numbers are at hand.
+const RECENT: usize = 256;
+
+/// One access of an instruction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// The warp, counted through all blocks, or its bulk stores.
+    pub actor: u32,
+    /// Its clock.
+    pub clock: u32,
+    /// The instruction.
+    pub pc: u32,
+    /// Atomic, or otherwise meant to meet others.
+    pub strong: bool,
+}
+
+/// What an access does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// It reads.
+    Read,
+    /// It reads, and nobody will ask whether it did.
+    Look,
+    /// It writes.
+    Write,
+}
+
+/// The number of an access, above a bit for each byte of the word; 0: none.
+type Mark = u32;
+
+/// What is known of a word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cell {
+    writes: [Mark; 2],
+    reads: [Mark; 2],
+}
+
+/// The other side of a race.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meeting {
+    /// The access.
+    pub other: Access,
+    /// Whether it wrote.
+    pub wrote: bool,
+}
+
+/// A hash of addresses: they differ in their middle bits.
+#[derive(Default)]
+pub struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(self.0 ^ u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= self.0 >> 32;
+    }
+}
+
+type AddressMap<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
+
+/// What a launch knows of global memory. Addresses are those of the emulator's own memory.
+#[derive(Debug)]
+pub struct GlobalRace {
+    pages: AddressMap<Box<[Cell; PAGE_WORDS]>>,
+    accesses: Vec<Access>,
+    /// Accesses and their numbers.
+    recent: Vec<(Access, u32)>,
+    /// What was made known through each address of a strong access, and how often that grew.
+    places: AddressMap<(Knowledge, u32)>,
+}
+
+impl Default for GlobalRace {
+    fn default() -> Self {
+        GlobalRace {
+            pages: AddressMap::default(),
+            accesses: vec![Access::default()],
+            recent: vec![(Access::default(), 0); RECENT],
+            places: AddressMap::default(),
+        }
+    }
+}
+
+impl GlobalRace {
+    /// The number of an access, for [`GlobalRace::access`].
+    pub fn number(&mut self, access: Access) -> u32 {
+        let place = access.pc.wrapping_add(access.actor.wrapping_mul(37)) as usize % RECENT;
+        let (known, number) = self.recent[place];
+        if known == access {
+            return number;
+        }
+        let number = self.accesses.len();
+        if number >= MAX_ACCESSES {
+            return 0;
+        }
+        self.accesses.push(access);
+        self.recent[place] = (access, number as u32);
+        number as u32
+    }
+
+    /// An access to some bytes; `covers` says whether an actor's access comes before it.
+    #[inline]
+    pub fn access(
+        &mut self,
+        address: u64,
+        bytes: u32,
+        number: u32,
+        touch: Touch,
+        covers: impl Fn(Access) -> bool,
+    ) -> Option<Meeting> {
+        if number == 0 {
+            return None;
+        }
+        let step = Step { accesses: &self.accesses, number, touch, covers };
+        let mut found = None;
+        let end = address + u64::from(bytes);
+        let mut word = address / WORD;
+        // Neighbours nearly always look alike.
+        let (mut last, mut next) = (None, Cell::default());
+        while word * WORD < end {
+            let page_end = (word / PAGE_WORDS as u64 + 1) * PAGE_WORDS as u64;
+            let page = self.pages.entry(word / PAGE_WORDS as u64);
+            let page = page.or_insert_with(|| Box::new([Cell::default(); PAGE_WORDS]));
+            while word < page_end && word * WORD < end {
+                let (from, to) =
+                    (address.max(word * WORD) % WORD, end.min((word + 1) * WORD) - word * WORD);
+                let mask = (1u32 << to) - (1 << from);
+                let cell = &mut page[(word % PAGE_WORDS as u64) as usize];
+                if last != Some((*cell, mask)) {
+                    last = Some((*cell, mask));
+                    next = *cell;
+                    let met = step.run(&mut next, mask);
+                    found = found.or(met);
+                }
+                *cell = next;
+                word += 1;
+            }
+        }
+        found
+    }
+
+    /// A strong access makes something known through an address.
+    pub fn publish(&mut self, address: u64, known: &Knowledge) {
+        let (place, version) = self.places.entry(address).or_default();
+        *version += u32::from(place.join(known));
+    }
+
+    /// What was made known through an address, and how often that grew.
+    pub fn place(&self, address: u64) -> Option<&(Knowledge, u32)> {
+        self.places.get(&address)
+    }
+}
+
+/// One access as it goes from word to word.
+struct Step<'a, F> {
+    accesses: &'a [Access],
+    number: u32,
+    touch: Touch,
+    covers: F,
+}
+
+impl<F: Fn(Access) -> bool> Step<'_, F> {
+    fn of(&self, mark: Mark) -> Access {
+        self.accesses[(mark / (BYTES + 1)) as usize]
+    }
+
+    /// Whether one that is known comes before this access.
+    fn follows(&self, mark: Mark) -> bool {
+        let (other, now) = (self.of(mark), self.accesses[self.number as usize]);
+        other.actor == now.actor || (self.covers)(other)
+    }
+
+    fn races(&self, mark: Mark, bytes: u32) -> bool {
+        let strong = |mark| self.of(mark).strong;
+        mark & bytes != 0 && !(strong(mark) && strong(self.number << 4)) && !self.follows(mark)
+    }
+
+    /// What becomes of a word, and whom the access meets.
+    fn run(&self, cell: &mut Cell, bytes: u32) -> Option<Meeting> {
+        let meets = |marks: [Mark; 2], wrote| {
+            let mark = marks.into_iter().find(|&mark| self.races(mark, bytes));
+            mark.map(|mark| Meeting { other: self.of(mark), wrote })
+        };
+        let mut found = meets(cell.writes, true);
+        match self.touch {
+            Touch::Look => {}
+            Touch::Read => self.note(&mut cell.reads, bytes, |mark| self.follows(mark)),
+            Touch::Write => {
+                found = found.or_else(|| meets(cell.reads, false));
+                for mark in cell.writes.iter_mut().chain(&mut cell.reads) {
+                    *mark &= !bytes;
+                    if *mark & BYTES == 0 {
+                        *mark = 0;
+                    }
+                }
+                self.note(&mut cell.writes, bytes, |_| false);
+            }
+        }
+        found
+    }
+
+    /// Notes the access in the place of one like it, or in a free one, or in that of one that is past.
+    fn note(&self, marks: &mut [Mark; 2], bytes: u32, passed: impl Fn(Mark) -> bool) {
+        let now = self.number << 4;
+        let like = |mark: Mark| {
+            let (other, own) = (self.of(mark), self.of(now));
+            (other.actor, other.clock, other.strong) == (own.actor, own.clock, own.strong)
+        };
+        let at_home = |mark: Mark| mark != 0 && (mark & !BYTES == now || like(mark));
+        let free = |mark: Mark| mark == 0 || mark & BYTES & !bytes == 0 && passed(mark);
+        if let Some(mark) = marks.iter_mut().find(|mark| at_home(**mark)) {
+            *mark = now | *mark & BYTES | bytes;
+        } else if let Some(mark) = marks.iter_mut().find(|mark| free(**mark)) {
+            *mark = now | bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn met(
+        race: &mut GlobalRace,
+        address: u64,
+        bytes: u32,
+        (actor, strong): (u32, bool),
+        touch: Touch,
+    ) -> Option<(u32, bool)> {
+        let number = race.number(Access { actor, clock: 1, pc: actor, strong });
+        let meeting = race.access(address, bytes, number, touch, |_| false)?;
+        Some((meeting.other.actor, meeting.wrote))
+    }
+
+    #[test]
+    fn bytes_that_two_actors_share_are_a_race_unless_both_only_read() {
+        let mut race = GlobalRace::default();
+        assert_eq!(met(&mut race, 4096, 4, (1, false), Touch::Read), None);
+        assert_eq!(met(&mut race, 4096, 4, (2, false), Touch::Read), None);
+        assert_eq!(met(&mut race, 4098, 2, (3, false), Touch::Write), Some((1, false)));
+        // The other half of the word is nobody's yet; across the end of a page it is one access.
+        assert_eq!(met(&mut race, 4096, 2, (4, false), Touch::Read), None);
+        assert_eq!(met(&mut race, 8188, 8, (1, false), Touch::Write), None);
+        assert_eq!(met(&mut race, 8192, 4, (2, false), Touch::Read), Some((1, true)));
+        let number = race.number(Access { actor: 3, clock: 1, pc: 0, strong: false });
+        assert_eq!(race.access(8192, 4, number, Touch::Write, |_| true), None);
+    }
+
+    #[test]
+    fn halves_of_a_word_have_writers_of_their_own() {
+        let mut race = GlobalRace::default();
+        assert_eq!(met(&mut race, 64, 2, (1, false), Touch::Write), None);
+        assert_eq!(met(&mut race, 66, 2, (2, false), Touch::Write), None);
+        assert_eq!(met(&mut race, 64, 2, (1, false), Touch::Read), None);
+        assert_eq!(met(&mut race, 65, 1, (3, false), Touch::Read), Some((1, true)));
+        assert_eq!(met(&mut race, 67, 1, (3, false), Touch::Write), Some((2, true)));
+    }
+
+    #[test]
+    fn strong_accesses_meet_each_other_and_race_with_others() {
+        let mut race = GlobalRace::default();
+        assert_eq!(met(&mut race, 64, 4, (1, true), Touch::Write), None);
+        assert_eq!(met(&mut race, 64, 4, (2, true), Touch::Write), None);
+        assert_eq!(met(&mut race, 64, 4, (3, false), Touch::Read), Some((2, true)));
+    }
+}

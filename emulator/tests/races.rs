@@ -1,0 +1,232 @@
+//! Races with planted causes, and their clean twins: in shared memory, with `cp.async`, in global memory.
+
+mod common;
+use common::{kernel, line_of, run_with, schedules, with_schedule, words};
+use ptx_emulator::{Finding, FindingKind, Memory};
+
+/// What is found in a kernel of so many blocks of 64 threads, under every schedule.
+fn findings(body: &str, blocks: u32) -> Vec<Vec<Finding>> {
+    let run = |schedule| {
+        let memory = Memory::new();
+        let data = memory.allocate(4096);
+        memory.write(data, &[0; 4096]).unwrap();
+        let options = with_schedule(schedule);
+        run_with(&kernel(body), &memory, blocks, 64, 1024, &data.to_le_bytes(), &options).findings
+    };
+    schedules().into_iter().map(run).collect()
+}
+
+/// A race of one of the kinds is found under every schedule, on one of two lines; the twin is clean.
+fn expect(body: &str, twin: &str, blocks: u32, kinds: &[FindingKind], lines: [&str; 2]) -> Finding {
+    let lines = lines.map(|text| line_of(body, text));
+    let all = findings(body, blocks);
+    for found in &all {
+        let finding = found.first().unwrap_or_else(|| panic!("clean: {body}"));
+        assert!(kinds.contains(&finding.kind) && lines.contains(&finding.ptx_line), "{finding}");
+    }
+    for found in findings(twin, blocks) {
+        assert!(found.is_empty(), "{}", found[0]);
+    }
+    all[0][0].clone()
+}
+
+const GLOBAL: &[FindingKind] = &[FindingKind::GlobalRace];
+
+#[test]
+fn warps_that_share_shared_memory_need_a_barrier() {
+    let body = |barrier: &str| {
+        format!(
+            "mov.u32 %r1, dynamic; shl.b32 %r2, %tid, 2; add.s32 %r3, %r1, %r2; xor.b32 %r2, %r2, 128; add.s32 %r4, %r1, %r2;
+            st.shared.b32 [%r4], 1; bar.sync 0;\nst.shared.b32 [%r3], %tid;\n{barrier}\nld.shared.b32 %r5, [%r4];"
+        )
+    };
+    expect(
+        &body(""),
+        &body("bar.sync 0;"),
+        1,
+        &[FindingKind::SharedRace],
+        ["st.shared.b32 [%r3]", "ld.shared"],
+    );
+    let found = &findings(&body(""), 1)[0][0];
+    let places = ["ld.shared", "st.shared.b32 [%r3]"].map(|text| line_of(&body(""), text));
+    assert!(
+        places.iter().any(|line| found.message.contains(&format!("at PTX line {line} `"))),
+        "{found}"
+    );
+    // Strong accesses are how warps may meet.
+    let flag = "mov.u32 %r1, dynamic; shr.u32 %r2, %tid, 5; setp.eq.u32 %p1, %r2, 1; @%p1 bra WAIT;
+        st.shared.b32 [%r1], 7; st.release.cta.shared.b32 [%r1+4], 1; bra END;
+        WAIT: ld.acquire.cta.shared.b32 %r3, [%r1+4]; setp.ne.u32 %p2, %r3, 1; @%p2 bra WAIT; ld.shared.b32 %r4, [%r1]; END:";
+    let kinds = findings(flag, 1).into_iter().flatten().map(|found| found.kind);
+    assert!(
+        kinds.clone().all(|kind| kind != FindingKind::SharedRace),
+        "{:?}",
+        kinds.collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_copy_is_for_others_only_behind_its_wait_and_a_barrier() {
+    // Each thread copies for itself, and reads what a thread of the other warp copied.
+    let body = |wait: &str, barrier: &str| {
+        format!(
+            "mov.u32 %r1, dynamic; shl.b32 %r2, %tid, 2; add.s32 %r3, %r1, %r2; xor.b32 %r2, %r2, 128; add.s32 %r4, %r1, %r2;
+            \ncp.async.ca.shared.global [%r3], [%mine], 4;\ncp.async.commit_group; {wait}\n{barrier}
+            ld.shared.b32 %r5, [%r4];\ncp.async.wait_all;"
+        )
+    };
+    let good = body("cp.async.wait_group 0;", "bar.sync 0;");
+    let kinds = [
+        FindingKind::SharedRace,
+        FindingKind::AsyncCopyInFlight,
+        FindingKind::UninitialisedRead { space: ptx_emulator::Space::Shared },
+    ];
+    let lines = ["cp.async.ca", "ld.shared"];
+    // No wait; no barrier; a barrier before the wait.
+    expect(&body("", "bar.sync 0;"), &good, 1, &kinds, lines);
+    expect(&body("cp.async.wait_group 0;", ""), &good, 1, &kinds, lines);
+    expect(&body("bar.sync 0; cp.async.wait_group 0;", ""), &good, 1, &kinds, lines);
+}
+
+#[test]
+fn a_copy_must_not_overwrite_what_others_still_read() {
+    let body = |barrier: &str| {
+        format!(
+            "mov.u32 %r1, dynamic; shl.b32 %r2, %tid, 2; add.s32 %r3, %r1, %r2; xor.b32 %r2, %r2, 128; add.s32 %r4, %r1, %r2;
+            st.shared.b32 [%r3], %tid; bar.sync 0;\nld.shared.b32 %r5, [%r4];\n{barrier}
+            cp.async.ca.shared.global [%r3], [%mine], 4;\ncp.async.wait_all;"
+        )
+    };
+    let kinds = [FindingKind::SharedRace, FindingKind::AsyncCopyInFlight];
+    expect(&body(""), &body("bar.sync 0;"), 1, &kinds, ["cp.async.ca", "ld.shared"]);
+}
+
+#[test]
+fn warps_of_a_block_share_global_memory_behind_a_barrier() {
+    let body = |barrier: &str| {
+        format!(
+            "xor.b32 %r1, %tid, 32; mul.wide.u32 %d1, %r1, 4; add.s64 %d1, %d1, %data;
+            st.global.b32 [%mine], %tid;\n{barrier}\nld.global.b32 %r2, [%d1];"
+        )
+    };
+    let found = expect(&body(""), &body("bar.sync 0;"), 1, GLOBAL, ["st.global", "ld.global"]);
+    let line = line_of(&body(""), "ld.global");
+    assert!(
+        found.message.contains(&format!("of block (0, 0, 0) read at PTX line {line} `ld.global")),
+        "{found}"
+    );
+    // A read before a write.
+    let body = |barrier: &str| {
+        format!(
+            "xor.b32 %r1, %tid, 32; mul.wide.u32 %d1, %r1, 4; add.s64 %d1, %d1, %data;
+            ld.global.b32 %r2, [%d1];\n{barrier}\nst.global.b32 [%mine], %tid;"
+        )
+    };
+    expect(&body(""), &body("bar.sync 0;"), 1, GLOBAL, ["st.global", "ld.global"]);
+}
+
+#[test]
+fn blocks_are_not_ordered() {
+    let own = "mov.u32 %r1, %ctaid.x; mul.wide.u32 %d1, %r1, 256; add.s64 %mine, %mine, %d1;";
+    let body = |own: &str| format!("{own}\nst.global.b32 [%mine], %tid;");
+    expect(&body(""), &body(own), 3, GLOBAL, ["st.global", "st.global"]);
+    // Halves of a word may belong to different blocks.
+    let body = |step: u32| {
+        format!(
+            "mov.u32 %r1, %ctaid.x; mul.lo.u32 %r1, %r1, {step}; cvt.u64.u32 %d1, %r1; add.s64 %d1, %d1, %mine;
+            cvt.u16.u32 %h1, %tid; st.global.b16 [%d1], %h1;"
+        )
+    };
+    expect(&body(0), &body(2), 2, GLOBAL, ["st.global", "st.global"]);
+    // All blocks read what nobody writes; block 0 writes what others read.
+    let body = |blocks: u32| {
+        format!(
+            "mov.u32 %r1, %ctaid.x;\nld.global.b32 %r2, [%data];\nsetp.lt.u32 %p1, %r1, {blocks}; setp.eq.and.u32 %p1, %tid, 0, %p1;
+            @%p1 st.global.b32 [%data], %r2;"
+        )
+    };
+    expect(&body(1), &body(0), 3, GLOBAL, ["st.global", "ld.global"]);
+}
+
+#[test]
+fn atomic_operations_meet_each_other_and_nobody_else() {
+    let body = |read: &str| format!("red.global.add.u32 [%data], 1;\n{read}");
+    let read = "ld.global.b32 %r1, [%data];";
+    expect(
+        &body(read),
+        &body("atom.global.or.b32 %r1, [%data], 0;"),
+        3,
+        GLOBAL,
+        ["red.global", "ld.global"],
+    );
+    let body = |write: &str| format!("atom.global.add.u32 %r1, [%data], 1;\n{write}");
+    let write = "setp.eq.u32 %p1, %tid, 0; @%p1 st.global.b32 [%data], 0;";
+    expect(&body(write), &body(""), 3, GLOBAL, ["atom.global", "st.global"]);
+}
+
+#[test]
+fn a_counter_between_fences_orders_blocks() {
+    // Each block writes its words; the last one to count sums those of all.
+    let body = |before: &str, after: &str| {
+        format!(
+            "setp.ne.u32 %p1, %tid, 0; @%p1 bra END; mov.u32 %r1, %ctaid.x; mul.wide.u32 %d1, %r1, 4; add.s64 %d1, %d1, %data;
+            st.global.b32 [%d1], %r1; {before}\natom.global.add.u32 %r2, [%data+1024], 1; setp.ne.u32 %p1, %r2, 2; @%p1 bra END; {after}
+            ld.global.v2.b32 {{%r3, %r4}}, [%data]; ld.global.b32 %r5, [%data+8];\nst.global.b32 [%data+1024], 0; END:"
+        )
+    };
+    let good = body("fence.acq_rel.gpu;", "fence.acq_rel.gpu;");
+    let lines = ["ld.global.v2", "st.global.b32 [%data+1024]"];
+    expect(&body("", "fence.acq_rel.gpu;"), &good, 3, GLOBAL, lines);
+    expect(&body("fence.acq_rel.gpu;", ""), &good, 3, GLOBAL, lines);
+    let ordered =
+        good.replace("fence.acq_rel.gpu;", "").replace("atom.global", "atom.acq_rel.gpu.global");
+    assert!(findings(&ordered, 3).iter().all(Vec::is_empty));
+}
+
+#[test]
+fn turns_in_global_memory_order_blocks() {
+    // Blocks add to one word in their order: each waits for its turn, and passes it on.
+    let body = |wait: &str, pass: &str| {
+        format!(
+            "setp.ne.u32 %p1, %tid, 0; @%p1 bra END; mov.u32 %r1, %ctaid.x;
+            SPIN: ld.{wait}.global.b32 %r2, [%data+1024]; setp.ne.u32 %p2, %r2, %r1; @%p2 bra SPIN;
+            ld.global.b32 %r3, [%data];\nadd.s32 %r3, %r3, 1;\nst.global.b32 [%data], %r3; add.s32 %r1, %r1, 1;
+            st.{pass}.global.b32 [%data+1024], %r1; END:"
+        )
+    };
+    let lines = ["ld.global.b32 %r3", "st.global.b32 [%data], %r3"];
+    let good = body("acquire.gpu", "release.gpu");
+    expect(&body("relaxed.gpu", "release.gpu"), &good, 3, GLOBAL, lines);
+    expect(&body("acquire.gpu", "relaxed.gpu"), &good, 3, GLOBAL, lines);
+    let memory = Memory::new();
+    let data = memory.allocate(4096);
+    memory.write(data, &[0; 4096]).unwrap();
+    let options = with_schedule(ptx_emulator::Schedule::Latest);
+    let report = run_with(&kernel(&good), &memory, 5, 64, 1024, &data.to_le_bytes(), &options);
+    assert!(report.is_clean());
+    assert_eq!(words(&memory, data, 1), [5]);
+}
+
+#[test]
+fn a_block_passes_on_what_one_of_its_warps_learnt() {
+    // Thread 0 waits for the other block; the barrier makes it known to the second warp.
+    let body = |barrier: &str| {
+        format!(
+            "mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %r1, 1; @%p1 bra SECOND;
+            st.global.b32 [%mine], %tid; bar.sync 0; setp.eq.u32 %p2, %tid, 0; @%p2 st.release.gpu.global.b32 [%data+1024], 1; bra END;
+            SECOND: setp.ne.u32 %p2, %tid, 0; @%p2 bra JOIN;
+            SPIN: ld.acquire.gpu.global.b32 %r2, [%data+1024]; setp.eq.u32 %p3, %r2, 0; @%p3 bra SPIN;
+            JOIN: bar.warp.sync -1; {barrier}\nld.global.b32 %r3, [%mine]; END:"
+        )
+    };
+    let good = body("bar.sync 0;");
+    for found in findings(&good, 2) {
+        assert!(found.is_empty(), "{}", found[0]);
+    }
+    // Without it, the second warp may come first.
+    assert!(
+        findings(&body(""), 2)
+            .iter()
+            .all(|found| found.first().is_some_and(|f| f.kind == FindingKind::GlobalRace))
+    );
+}

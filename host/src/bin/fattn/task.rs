@@ -1,0 +1,286 @@
+//! A task from a safetensors file: its tensors, the problem, and the results on a device.
+
+use crate::device::DeviceArguments;
+use anyhow::{Context, Result, bail, ensure};
+use bytemuck::allocation::pod_collect_to_vec;
+use clap::{Args, ValueEnum};
+use finite_attention::problem::common_dtype;
+use finite_attention::{
+    BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
+    ForwardOutput, ForwardProblem, Layout, Mask, Mode, Sequences, backward_host, forward_packed_host,
+};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype as FileDtype, SafeTensors};
+use std::path::PathBuf;
+
+/// What to compute, from what, and where.
+#[derive(Args)]
+pub struct TaskArguments {
+    /// File with q [B, Sq, Hq, D], k [B, Sk, Hk, D] and v [B, Sk, Hk, Dv], all bf16, f16 or f32. With
+    /// do [B, Sq, Hq, Dv], and dlse [B, Hq, Sq] (f32) if there is one, gradients are computed too.
+    /// With cu_seqlens_q and cu_seqlens_k [B + 1] (i32) sequences are packed: q [Tq, Hq, D], k [Tk,
+    /// Hk, D], v [Tk, Hk, Dv], dlse [Hq, Tq].
+    #[arg(long)]
+    input: PathBuf,
+    /// A query sees the keys up to its own position, counted from the end.
+    #[arg(long)]
+    causal: bool,
+    /// Positions are counted from the start; causal unless there is a window.
+    #[arg(long)]
+    top_left: bool,
+    /// A query sees this many keys before and after its own position; -1 is all.
+    #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"], allow_negative_numbers = true)]
+    #[arg(conflicts_with = "causal", value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
+    window: Vec<i64>,
+    /// Softmax scale; 1/sqrt(D) if not given.
+    #[arg(long, allow_negative_numbers = true)]
+    scale: Option<f32>,
+    /// Element type of o, dq, dk and dv; that of q if not given.
+    #[arg(long)]
+    out_dtype: Option<OutputDtype>,
+    /// Gradients that are the same bits from run to run.
+    #[arg(long)]
+    deterministic: bool,
+    #[command(flatten)]
+    pub device: DeviceArguments,
+}
+
+impl TaskArguments {
+    /// The bytes of the input file.
+    pub fn read(&self) -> Result<Vec<u8>> {
+        std::fs::read(&self.input).with_context(|| self.text())
+    }
+
+    fn text(&self) -> String {
+        format!("--input {}", self.input.display())
+    }
+}
+
+/// Element types that the outputs can have.
+#[derive(Clone, Copy, ValueEnum)]
+enum OutputDtype {
+    Bf16,
+    F16,
+    F32,
+}
+
+fn mode(arguments: &TaskArguments) -> Mode {
+    if arguments.deterministic { Mode::Deterministic } else { Mode::Fast }
+}
+
+fn mask(arguments: &TaskArguments) -> Mask {
+    let alignment =
+        if arguments.top_left { CausalAlignment::TopLeft } else { CausalAlignment::BottomRight };
+    match (arguments.window.as_slice(), arguments.causal || arguments.top_left) {
+        // -1 is the only number of the range that is no u32.
+        (&[left, right], _) => {
+            Mask::Window { left: u32::try_from(left).ok(), right: u32::try_from(right).ok(), alignment }
+        }
+        (_, true) => Mask::Causal(alignment),
+        (_, false) => Mask::Full,
+    }
+}
+
+/// A tensor of the input file.
+pub struct Input<'f> {
+    pub name: &'static str,
+    dtype: Dtype,
+    pub view: TensorView<'f>,
+}
+
+impl<'f> Input<'f> {
+    fn find(file: &SafeTensors<'f>, name: &'static str) -> Result<Self> {
+        let Some(input) = Input::find_optional(file, name)? else {
+            let mut names = file.names();
+            names.sort();
+            bail!("{name}: expected a tensor of this name in the input, got {}", names.join(", "));
+        };
+        Ok(input)
+    }
+
+    fn find_optional(file: &SafeTensors<'f>, name: &'static str) -> Result<Option<Self>> {
+        let Ok(view) = file.tensor(name) else { return Ok(None) };
+        let dtype = match view.dtype() {
+            FileDtype::BF16 => Dtype::Bf16,
+            FileDtype::F16 => Dtype::F16,
+            FileDtype::F32 => Dtype::F32,
+            other => bail!(Error::UnsupportedDtype {
+                argument: name,
+                expected: "bf16, f16 or f32".into(),
+                got: format!("{other:?}").to_lowercase(),
+            }),
+        };
+        Ok(Some(Input { name, dtype, view }))
+    }
+
+    /// The layout of a dense tensor; packed ones have three dimensions.
+    fn layout(&self, packed: bool) -> Result<Layout, Error> {
+        let shape = self.view.shape();
+        if !packed {
+            // Only the rank is taken from here; safetensors are dense.
+            return Ok(Layout::bshd(
+                Layout::from_slices(self.name, shape, &vec![0; shape.len()])?.shape,
+            ));
+        }
+        let shape = shape.try_into().map_err(|_| Error::WrongRank {
+            argument: self.name,
+            expected: 3,
+            names: "[row, head, column]",
+            got: shape.len(),
+        })?;
+        Ok(Layout::packed(shape))
+    }
+
+    /// The elements. Data in a file has no alignment: copied to a vector that has it.
+    pub fn elements<T: Element>(&self) -> Vec<T> {
+        pod_collect_to_vec::<u8, T>(self.view.data())
+    }
+}
+
+/// The tensors of the input file.
+pub struct Inputs<'f> {
+    pub q: Input<'f>,
+    pub k: Input<'f>,
+    pub v: Input<'f>,
+    pub d_o: Option<Input<'f>>,
+    pub d_lse: Option<Input<'f>>,
+    /// Offsets of packed sequences in q and in k.
+    pub offsets: Option<[Vec<i32>; 2]>,
+}
+
+impl<'f> Inputs<'f> {
+    fn read(file: &SafeTensors<'f>) -> Result<Self> {
+        let names = ["cu_seqlens_q", "cu_seqlens_k"];
+        let offsets = if names.iter().any(|name| file.tensor(name).is_ok()) {
+            Some([offsets(file, names[0])?, offsets(file, names[1])?])
+        } else {
+            None
+        };
+        Ok(Inputs {
+            q: Input::find(file, "q")?,
+            k: Input::find(file, "k")?,
+            v: Input::find(file, "v")?,
+            d_o: Input::find_optional(file, "do")?,
+            d_lse: Input::find_optional(file, "dlse")?,
+            offsets,
+        })
+    }
+
+    fn problem(&self, arguments: &TaskArguments) -> Result<ForwardProblem> {
+        let all = [Some(&self.q), Some(&self.k), Some(&self.v), self.d_o.as_ref()];
+        let dtypes: Vec<_> = all.into_iter().flatten().map(|input| (input.name, input.dtype)).collect();
+        let dtype = common_dtype(&dtypes)?;
+        let layout = |input: &Input<'_>| input.layout(self.offsets.is_some());
+        let mut problem =
+            ForwardProblem::new(dtype, layout(&self.q)?, layout(&self.k)?, layout(&self.v)?);
+        problem.scale = arguments.scale;
+        problem.mask = mask(arguments);
+        problem.output_dtype = match arguments.out_dtype {
+            None => dtype,
+            Some(OutputDtype::Bf16) => Dtype::Bf16,
+            Some(OutputDtype::F16) => Dtype::F16,
+            Some(OutputDtype::F32) => Dtype::F32,
+        };
+        if let Some([q, k]) = &self.offsets {
+            problem.sequences = Sequences::from_offsets(q, k)?;
+        }
+        Ok(problem)
+    }
+}
+
+/// A tensor of i32.
+fn offsets(file: &SafeTensors<'_>, name: &'static str) -> Result<Vec<i32>> {
+    let Ok(view) = file.tensor(name) else {
+        bail!("{name}: expected a tensor of this name in the input, as for the other side");
+    };
+    if view.dtype() != FileDtype::I32 {
+        let got = format!("{:?}", view.dtype()).to_lowercase();
+        bail!(Error::UnsupportedDtype { argument: name, expected: "i32".into(), got });
+    }
+    Ok(pod_collect_to_vec(view.data()))
+}
+
+/// What is computed, from what.
+pub struct Task<'f> {
+    pub problem: ForwardProblem,
+    mode: Mode,
+    pub inputs: Inputs<'f>,
+}
+
+/// What a device made of a task; gradients if do was given.
+pub struct Results<O> {
+    pub forward: ForwardOutput<O>,
+    pub gradients: Option<BackwardOutput<O>>,
+}
+
+impl<'f> Task<'f> {
+    /// The task in a file, with everything refused that can be before a device is opened.
+    pub fn new(arguments: &TaskArguments, bytes: &'f [u8]) -> Result<Self> {
+        let file = SafeTensors::deserialize(bytes).with_context(|| arguments.text())?;
+        let inputs = Inputs::read(&file)?;
+        let task = Task { problem: inputs.problem(arguments)?, mode: mode(arguments), inputs };
+        task.validate()?;
+        Ok(task)
+    }
+
+    /// Everything that can be refused before a device is opened.
+    fn validate(&self) -> Result<()> {
+        self.problem.validate()?;
+        let [rows_q, rows_k] = [self.problem.q.shape[1], self.problem.k.shape[1]];
+        if let Some([q, k]) = &self.inputs.offsets {
+            self.problem.sequences.check_offsets(rows_q, rows_k, q, k)?;
+        }
+        if let Some(problem) = self.backward_problem()? {
+            problem.validate()?;
+        }
+        if let Some(d_lse) = &self.inputs.d_lse {
+            ensure!(self.inputs.d_o.is_some(), "do: expected a tensor of this name beside dlse");
+            let (expected, got) = (self.lse_shape(), d_lse.view.shape());
+            ensure!(got == expected, "dlse: expected shape {expected:?} like lse, got {got:?}");
+            let got = d_lse.dtype.name();
+            ensure!(d_lse.dtype == Dtype::F32, "dlse: expected dtype f32, got {got}");
+        }
+        Ok(())
+    }
+
+    /// The gradients asked for; none without do.
+    pub fn backward_problem(&self) -> Result<Option<BackwardProblem>> {
+        let Some(d_o) = &self.inputs.d_o else { return Ok(None) };
+        let problem = BackwardProblem::new(self.problem)
+            .with_d_o(d_o.layout(self.inputs.offsets.is_some())?)
+            .with_gradient_dtype(self.problem.output_dtype)
+            .with_mode(self.mode);
+        Ok(Some(if self.inputs.d_lse.is_some() { problem.with_d_lse() } else { problem }))
+    }
+
+    /// `[B, Hq, Sq]`, packed `[Hq, Tq]`.
+    pub fn lse_shape(&self) -> Vec<usize> {
+        let [batches, rows, heads, _] = self.problem.q.shape;
+        if self.inputs.offsets.is_some() { vec![heads, rows] } else { vec![batches, heads, rows] }
+    }
+
+    /// The shape of a tensor in the file: packed ones have no batches.
+    pub fn shape(&self, layout: &Layout) -> Vec<usize> {
+        layout.shape[usize::from(self.inputs.offsets.is_some())..].to_vec()
+    }
+
+    /// Computes. `T` is the element type of q, k, v and do, `O` that of o, dq, dk and dv.
+    pub fn compute<T: Element, O: Element>(&self, device: &Device) -> Result<Results<O>> {
+        let Inputs { q, k, v, d_o, d_lse, offsets } = &self.inputs;
+        let [q, k, v] = [q, k, v].map(Input::elements::<T>);
+        let [cu_seqlens_q, cu_seqlens_k] =
+            offsets.as_ref().map_or([[].as_slice(); 2], |offsets| offsets.each_ref().map(Vec::as_slice));
+        let forward: ForwardOutput<O> =
+            forward_packed_host(device, &self.problem, [&q, &k, &v], cu_seqlens_q, cu_seqlens_k)?;
+        let mut gradients = None;
+        if let (Some(problem), Some(d_o)) = (self.backward_problem()?, d_o) {
+            let d_o = d_o.elements::<T>();
+            let d_lse = d_lse.as_ref().map_or(Vec::new(), Input::elements::<f32>);
+            let (o, lse) = (&forward.o[..], &forward.lse[..]);
+            let (q, k, v, d_o, d_lse) = (&q[..], &k[..], &v[..], &d_o[..], &d_lse[..]);
+            let inputs = BackwardInputs { q, k, v, o, lse, d_o, d_lse, cu_seqlens_q, cu_seqlens_k };
+            gradients = Some(backward_host(device, &problem, &inputs)?);
+        }
+        Ok(Results { forward, gradients })
+    }
+}

@@ -1,0 +1,205 @@
+//! A part of a task that shows the same value: one query row with the keys that it sees, or one key head.
+
+use crate::task::{Input, Results, Task};
+use anyhow::Result;
+use finite_attention::problem::Mask;
+use finite_attention::{
+    BackwardInputs, BackwardProblem, CausalAlignment, Device, Element, ForwardProblem, Layout,
+    Sequences, backward_host, forward_host,
+};
+use serde::Serialize;
+use std::ops::Range;
+
+/// Which part of a task; ranges within the sequence and the heads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    pub batch: usize,
+    pub queries: Range<usize>,
+    pub query_heads: Range<usize>,
+    pub keys: Range<usize>,
+    pub key_head: usize,
+}
+
+/// Where the sequences of a task lie in its tensors, seen as rows of heads.
+pub struct Sizes {
+    group: usize,
+    query_heads: usize,
+    key_heads: usize,
+    packed: bool,
+    /// First row and rows of each sequence, of q and of k.
+    sequences: Vec<[(usize, usize); 2]>,
+    mask: Mask,
+}
+
+impl Sizes {
+    pub fn new(task: &Task<'_>) -> Self {
+        let [batches, query_rows, query_heads, _] = task.problem.q.shape;
+        let [_, key_rows, key_heads, _] = task.problem.k.shape;
+        let sequences = match &task.inputs.offsets {
+            None => (0..batches)
+                .map(|batch| [(batch * query_rows, query_rows), (batch * key_rows, key_rows)])
+                .collect(),
+            Some([q, k]) => {
+                let of = |offsets: &[i32]| (offsets[0] as usize, (offsets[1] - offsets[0]) as usize);
+                q.windows(2).zip(k.windows(2)).map(|(q, k)| [of(q), of(k)]).collect()
+            }
+        };
+        let (group, mask) = (query_heads / key_heads.max(1), task.problem.mask);
+        Sizes { group, query_heads, key_heads, packed: task.inputs.offsets.is_some(), sequences, mask }
+    }
+
+    /// The keys that a query of a sequence sees.
+    fn visible(&self, batch: usize, query: usize) -> Range<usize> {
+        let [(_, queries), (_, keys)] = self.sequences[batch];
+        if self.mask == Mask::Full {
+            return 0..keys;
+        }
+        let shift = match self.mask.alignment() {
+            CausalAlignment::BottomRight => keys as i64 - queries as i64,
+            CausalAlignment::TopLeft => 0,
+        };
+        let (left, right) = self.mask.sides();
+        let at = query as i64 + shift;
+        let clamped = |key: i64| key.clamp(0, keys as i64) as usize;
+        let begin = left.map_or(0, |left| clamped(at - i64::from(left)));
+        let end = right.map_or(keys, |right| clamped(at + i64::from(right) + 1));
+        begin..end.max(begin)
+    }
+
+    /// The sequence of a row of q (`side` 0) or k (1), and its place there.
+    fn sequence(&self, side: usize, row: usize) -> Option<(usize, usize)> {
+        let holds = |(first, rows): (usize, usize)| row >= first && row < first + rows;
+        let batch = self.sequences.iter().position(|sequence| holds(sequence[side]))?;
+        Some((batch, row - self.sequences[batch][side].0))
+    }
+
+    /// Batch, head and query of an element of lse.
+    fn lse_element(&self, index: usize) -> Option<(usize, usize, usize)> {
+        let rows: usize = self.sequences.iter().map(|sequence| sequence[0].1).sum();
+        let per_batch = if self.packed { rows } else { self.sequences.first()?[0].1 };
+        let (line, at) = (index / per_batch.max(1), index % per_batch.max(1));
+        if self.packed {
+            let (batch, query) = self.sequence(0, at)?;
+            return Some((batch, line, query));
+        }
+        Some((line / self.query_heads, line % self.query_heads, at))
+    }
+
+    /// Whether an element of lse is that of a query that sees no key.
+    pub fn is_dead(&self, index: usize) -> bool {
+        self.lse_element(index).is_some_and(|(batch, _, query)| self.visible(batch, query).is_empty())
+    }
+
+    /// The parts to try for an element of a result, the smallest first.
+    pub fn parts(&self, tensor: &str, index: usize, columns: usize) -> Vec<Part> {
+        let place = |side: usize, heads: usize| {
+            let (row, head) = (index / columns / heads, index / columns % heads);
+            self.sequence(side, row).map(|(batch, at)| (batch, head, at))
+        };
+        let (key_side, found) = match tensor {
+            "lse" => (false, self.lse_element(index)),
+            "dk" | "dv" => (true, place(1, self.key_heads)),
+            _ => (false, place(0, self.query_heads)),
+        };
+        let Some((batch, head, at)) = found else { return Vec::new() };
+        let key_head = if key_side { head } else { head / self.group };
+        let [(_, queries), (_, keys)] = self.sequences[batch];
+        let query_heads = key_head * self.group..(key_head + 1) * self.group;
+        let whole = Part { batch, queries: 0..queries, query_heads, keys: 0..keys, key_head };
+        if key_side {
+            return vec![whole];
+        }
+        let row = Part {
+            queries: at..at + 1,
+            query_heads: head..head + 1,
+            keys: self.visible(batch, at),
+            ..whole.clone()
+        };
+        vec![row, whole]
+    }
+}
+
+/// Rows and heads of a dense tensor.
+fn cut<T: Element>(input: &Input<'_>, rows: Range<usize>, heads: Range<usize>) -> Vec<T> {
+    let shape = input.view.shape();
+    let [all_heads, columns] = [shape[shape.len() - 2], shape[shape.len() - 1]];
+    let elements = input.elements::<T>();
+    let line = |row: usize| {
+        let first = (row * all_heads + heads.start) * columns;
+        &elements[first..first + heads.len() * columns]
+    };
+    rows.flat_map(line).copied().collect()
+}
+
+impl Part {
+    /// Whether it is one query row: the keys that it sees are then all that there are.
+    pub fn is_row(&self) -> bool {
+        self.queries.len() == 1 && self.query_heads.len() == 1
+    }
+
+    /// Computes the part, gradients only if they are asked for.
+    pub fn compute<T: Element, O: Element>(
+        &self,
+        task: &Task<'_>,
+        sizes: &Sizes,
+        device: &Device,
+        gradients: bool,
+    ) -> Result<Results<O>> {
+        let [(first_query, _), (first_key, _)] = sizes.sequences[self.batch];
+        let rows = first_query + self.queries.start..first_query + self.queries.end;
+        let keys = first_key + self.keys.start..first_key + self.keys.end;
+        let key_heads = self.key_head..self.key_head + 1;
+        let inputs = &task.inputs;
+        let q = cut::<T>(&inputs.q, rows.clone(), self.query_heads.clone());
+        let k = cut::<T>(&inputs.k, keys.clone(), key_heads.clone());
+        let v = cut::<T>(&inputs.v, keys, key_heads);
+        let [_, _, _, columns] = task.problem.q.shape;
+        let [_, _, _, value_columns] = task.problem.v.shape;
+        let (queries, heads, keys) = (self.queries.len(), self.query_heads.len(), self.keys.len());
+        let layout = |rows, heads, columns| Layout::bshd([1, rows, heads, columns]);
+        let problem = ForwardProblem {
+            q: layout(queries, heads, columns),
+            k: layout(keys, 1, columns),
+            v: layout(keys, 1, value_columns),
+            o: layout(queries, heads, value_columns),
+            mask: if self.is_row() { Mask::Full } else { task.problem.mask },
+            sequences: Sequences::Strided,
+            ..task.problem
+        };
+        let forward = forward_host::<T, O>(device, &problem, &q, &k, &v)?;
+        let (Some(whole), Some(d_o), true) = (task.backward_problem()?, &inputs.d_o, gradients) else {
+            return Ok(Results { forward, gradients: None });
+        };
+        let d_o = cut::<T>(d_o, rows.clone(), self.query_heads.clone());
+        let d_lse = inputs.d_lse.as_ref().map_or(Vec::new(), |d_lse| self.d_lse(d_lse, sizes, rows));
+        let backward = BackwardProblem::new(problem)
+            .with_gradient_dtype(whole.gradient_dtype)
+            .with_mode(whole.mode);
+        let backward = if whole.has_d_lse { backward.with_d_lse() } else { backward };
+        let inputs = BackwardInputs {
+            q: &q,
+            k: &k,
+            v: &v,
+            o: &forward.o,
+            lse: &forward.lse,
+            d_o: &d_o,
+            d_lse: &d_lse,
+            cu_seqlens_q: &[],
+            cu_seqlens_k: &[],
+        };
+        let gradients = Some(backward_host(device, &backward, &inputs)?);
+        Ok(Results { forward, gradients })
+    }
+
+    /// dLSE of the part: `[1, heads, queries]`.
+    fn d_lse(&self, input: &Input<'_>, sizes: &Sizes, rows: Range<usize>) -> Vec<f32> {
+        let elements = input.elements::<f32>();
+        let line = |head: usize| match sizes.packed {
+            true => head * (elements.len() / sizes.query_heads),
+            false => (self.batch * sizes.query_heads + head) * sizes.sequences[self.batch][0].1,
+        };
+        let rows = if sizes.packed { rows } else { self.queries.clone() };
+        let of_head = |head: usize| &elements[line(head) + rows.start..line(head) + rows.end];
+        self.query_heads.clone().flat_map(of_head).copied().collect()
+    }
+}

@@ -1,0 +1,126 @@
+//! What an instruction of our kernels computes, by the functions that it is in.
+
+use super::source::{Frame, frames};
+use ptx_emulator::Origin;
+use serde::Serialize;
+use std::fmt;
+
+/// A stage of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
+pub enum Stage {
+    /// `s = scale q k^T`.
+    #[serde(rename = "scores")]
+    Scores,
+    /// `p = exp(s - lse)`, or relative to a running maximum; their sum.
+    #[serde(rename = "probabilities")]
+    Probabilities,
+    /// The logarithm of the sum.
+    #[serde(rename = "lse")]
+    Lse,
+    /// `o = p v`.
+    #[serde(rename = "o")]
+    Output,
+    /// `delta = sum(dO o) - dLSE`.
+    #[serde(rename = "delta")]
+    Delta,
+    /// `dP = dO v^T`.
+    #[serde(rename = "dP")]
+    Dp,
+    /// `dS = p (dP - delta)`.
+    #[serde(rename = "dS")]
+    Ds,
+    /// `dQ = scale dS k`.
+    #[serde(rename = "dQ")]
+    Dq,
+    /// `dK = scale dS^T q`.
+    #[serde(rename = "dK")]
+    Dk,
+    /// `dV = p^T dO`.
+    #[serde(rename = "dV")]
+    Dv,
+    /// Not known: the instruction serves several stages, or stands in no function that is known here.
+    #[serde(rename = "unknown")]
+    Unknown,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Stage::Scores => "scores",
+            Stage::Probabilities => "probabilities",
+            Stage::Lse => "lse",
+            Stage::Output => "o",
+            Stage::Delta => "delta",
+            Stage::Dp => "dP",
+            Stage::Ds => "dS",
+            Stage::Dq => "dQ",
+            Stage::Dk => "dK",
+            Stage::Dv => "dV",
+            Stage::Unknown => "unknown",
+        })
+    }
+}
+
+/// Threads of `backward_mma` from this one on are in key warps.
+const FIRST_KEY_THREAD: u32 = 128;
+
+/// The stage that an instruction of one of our kernels belongs to, by the line tables of its PTX.
+pub fn stage(origin: &Origin) -> Stage {
+    let frames = frames(origin.source.as_ref());
+    let Some(kernel) = frames.first() else { return Stage::Unknown };
+    let rule: fn(&Frame, u32) -> Option<Stage> = match kernel.file {
+        "kernels/forward_mma.rs" | "kernels/forward_fma.rs" | "kernels/forward_hopper.rs" => forward,
+        "kernels/backward_mma.rs" => backward_mma,
+        "kernels/backward_fma.rs" => backward_fma,
+        "kernels/backward_delta.rs" => return Stage::Delta,
+        "kernels/backward_convert.rs" => return Stage::Dq,
+        _ => return Stage::Unknown,
+    };
+    // The outermost function that says it: a store packs values too.
+    let found = frames.iter().find_map(|frame| rule(frame, origin.thread[0]));
+    found.unwrap_or(Stage::Unknown)
+}
+
+fn forward(frame: &Frame, _thread: u32) -> Option<Stage> {
+    Some(match (frame.file, frame.function) {
+        (_, "multiply_transposed" | "start_scores" | "scale_rows") => Stage::Scores,
+        (_, "multiply_accumulate" | "start_output") | ("tile/store.rs", _) => Stage::Output,
+        ("attention/softmax.rs", "apply") => Stage::Output,
+        ("attention/softmax.rs", "close") => Stage::Lse,
+        // These two are done in halves, each with a name of its own.
+        ("attention/softmax.rs", "update" | "finish") => return None,
+        ("attention/softmax.rs", _) | (_, "pack_all" | "store_probabilities") => Stage::Probabilities,
+        _ => return None,
+    })
+}
+
+fn backward_mma(frame: &Frame, thread: u32) -> Option<Stage> {
+    let of_warps = |value, key| if thread < FIRST_KEY_THREAD { value } else { key };
+    Some(match frame.function {
+        "multiply_transposed" => of_warps(Stage::Scores, Stage::Dp),
+        "probabilities" => Stage::Probabilities,
+        "subtract_delta" | "range_factor" => Stage::Ds,
+        "pack_all" => of_warps(Stage::Probabilities, Stage::Ds),
+        "multiply_accumulate" | "store_pairs" => of_warps(Stage::Dv, Stage::Dk),
+        "multiply_left_transposed" | "add_in_lane_order" => Stage::Dq,
+        _ if frame.text.starts_with("scores[m]") => Stage::Ds,
+        _ => return None,
+    })
+}
+
+fn backward_fma(frame: &Frame, _thread: u32) -> Option<Stage> {
+    let says = |text: &str| frame.text.contains(text);
+    Some(match frame.function {
+        "probabilities" => Stage::Probabilities,
+        "subtract_delta" => Stage::Ds,
+        "multiply_left_transposed" | "add_in_lane_order" => Stage::Dq,
+        "backward" if says("multiply_transposed") && says("k_tile") => Stage::Scores,
+        "backward" if says("multiply_transposed") && says("v_tile") => Stage::Dp,
+        "backward" if says("multiply_accumulate") && says("&mut dv") => Stage::Dv,
+        "backward" if says("multiply_accumulate") && says("&mut dk") => Stage::Dk,
+        "backward" if says("ds[i] *=") => Stage::Ds,
+        "backward" if says("dk[i] *=") => Stage::Dk,
+        _ => return None,
+    })
+}

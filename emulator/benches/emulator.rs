@@ -75,8 +75,8 @@ const MEMORY: &str = "
 LOOP:
     ld.global.b32 %r9, [%rd3];
     add.s32 %r10, %r9, %r8;
-    st.shared.b32 [%r5], %r10;
-    ld.shared.b32 %r11, [%r5];
+    st.shared.b32 [%r5+2048], %r10;
+    ld.shared.b32 %r11, [%r5+2048];
     st.shared.v4.b32 [%r7], {%r9, %r10, %r11, %r8};
     ld.shared.v4.b32 {%r12, %r13, %r14, %r15}, [%r7];
     add.s32 %r16, %r12, %r13;

@@ -292,8 +292,8 @@ pub struct BackwardParams {
     /// the order in which the main kernel's lanes hold it.
     pub dq_accumulator: u64,
     /// Workspace: u32 `[2 + Hq * workspace_rows / TURN_ROWS]`, aligned to 4, for main kernels for Hopper,
-    /// else 0. The first two are as [`ForwardHopperParams::counter`] says; each of the others counts, for 64
-    /// rows of a query head, the key tiles that have added their share of dQ, where that has an order.
+    /// else 0. The first two are as [`ForwardHopperParams::counter`] says; each of the others names a key
+    /// tile, the last that added its share to dQ of some rows of a query head, where that has an order.
     pub turns: u64,
     /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the
     /// same one.
@@ -369,7 +369,7 @@ pub const fn backward_statistics(dtype: Dtype) -> u32 {
 }
 
 /// Rows of the workspace that share one of the [`BackwardParams::turns`].
-pub const TURN_ROWS: u32 = 64;
+pub const TURN_ROWS: u32 = 32;
 
 /// A sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of
 /// query tiles.

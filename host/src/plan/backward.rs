@@ -415,9 +415,12 @@ fn choose_wave(
     }
     let bytes = u64::from(valid.query_rows) * column_bytes * u64::from(valid.group_size);
     let wave = if hopper {
-        // heads_per_wave fills a half of what it is given.
+        // heads_per_wave fills a half of what it is given. A wave is at least twice what runs at once: the
+        // longest tiles of the last one are not to be what is waited for.
         let most = schedule::heads_per_wave(bytes, 1, device.l2_bytes / 3 * 4, pairs);
-        schedule::even_wave(pairs, most, 1)
+        let key_tiles = valid.key_rows.div_ceil(main.key_rows).max(1);
+        let least = (2 * device.multiprocessors).div_ceil(key_tiles);
+        schedule::even_wave(pairs, most.max(least).min(pairs), 1)
     } else {
         schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs)
     };

@@ -94,24 +94,29 @@ fn on_hopper_the_workspace_holds_turns_too_and_one_accumulator_in_every_mode() {
         let plan = plan(&problem(Dtype::Bf16, 128).with_mode(mode));
         assert_eq!(plan.hopper.unwrap().in_order, mode == Mode::Deterministic);
         assert_eq!((plan.params.key_blocks, plan.params.splits), (2, 1));
-        assert_eq!(plan.workspace_bytes(), before_turns + 4 * (2 + 4 * rows / 64));
+        assert_eq!(plan.workspace_bytes(), before_turns + 4 * (2 + 4 * rows / 32));
         let params = plan.params_with(0x100, plan.workspace_bytes()).unwrap();
         assert_eq!(params.turns, 0x100 + before_turns);
     }
 }
 
 #[test]
-fn blocks_for_hopper_stay() {
-    let kv = Layout::bshd([8, 4096, 16, 128]);
-    for (causal, wave) in [(false, 1), (true, 8)] {
-        let mut forward = ForwardProblem::new(Dtype::Bf16, kv, kv, kv);
+fn blocks_for_hopper_stay_and_waves_keep_them_busy() {
+    let wave = |batches, rows, heads, key_heads, causal| {
+        let [q, kv] = [heads, key_heads].map(|heads| Layout::bshd([batches, rows, heads, 128]));
+        let mut forward = ForwardProblem::new(Dtype::Bf16, q, kv, kv);
         if causal {
             forward = forward.causal();
         }
         let plan = plan(&BackwardProblem::new(forward));
         assert_eq!(plan.launches[1].blocks, 132);
-        assert_eq!(plan.params.heads_per_wave, wave);
-    }
+        plan.params.heads_per_wave
+    };
+    assert_eq!(wave(8, 4096, 16, 16, false), 1);
+    // Half of the L2 cache holds 8 pairs.
+    assert_eq!(wave(8, 4096, 16, 16, true), 8);
+    // It holds one pair of 64 key tiles: too few for 132 multiprocessors.
+    assert_eq!(wave(2, 8192, 32, 8, true), 4);
 }
 
 #[test]

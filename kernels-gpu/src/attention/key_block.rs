@@ -31,21 +31,30 @@ impl KeyBlock {
     /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
     pub unsafe fn of_this_block(p: &BackwardParams) -> Self {
-        KeyBlock::new(p, schedule(p).work(thread::block_idx_x(), math::divide))
+        KeyBlock::ascending(p, schedule(p).work(thread::block_idx_x(), math::divide))
     }
 
-    /// The key tile that `work` names, from the end of the key head's.
+    /// The work that `work` names, where the last tile stands for the first key tile.
     ///
     /// # Safety
     /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
-    pub unsafe fn new(p: &BackwardParams, work: Work) -> Self {
+    pub unsafe fn ascending(p: &BackwardParams, work: Work) -> Self {
+        KeyBlock::descending(p, Work { tile: p.key_blocks - 1 - work.tile, ..work })
+    }
+
+    /// The work that `work` names, where tiles are key tiles: the last comes first.
+    ///
+    /// # Safety
+    /// `p` is as [`BackwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn descending(p: &BackwardParams, work: Work) -> Self {
         let sequence = sequence(p, work.batch);
         KeyBlock {
             sequence,
             workspace_row: workspace_row(p, &sequence, work.batch),
             key_head: work.head,
-            first_tile: p.key_blocks - 1 - work.tile,
+            first_tile: work.tile,
             visible: sequence.visible.transposed(sequence.query_rows),
         }
     }
@@ -90,11 +99,11 @@ impl KeyBlock {
         dq_accumulator(p, self.first_tile, head, self.workspace_row + at.tile as u32 * queries)
     }
 
-    /// Where it is noted which key tile was the last to add to dQ of a step.
+    /// Where it is noted which key tile was the last to add to a half, 0 or 1, of dQ of a step.
     #[inline(always)]
-    pub fn turn(&self, p: &BackwardParams, at: &Step, queries: u32) -> u64 {
+    pub fn turn(&self, p: &BackwardParams, at: &Step, queries: u32, half: u32) -> u64 {
         let head = self.key_head * p.group_size + at.head;
-        turn(p, head, self.workspace_row + at.tile as u32 * queries)
+        turn(p, head, self.workspace_row + at.tile as u32 * queries + half * TURN_ROWS)
     }
 
     /// Whether key `row` exists.
@@ -144,23 +153,6 @@ impl Walk {
         Step { step: 0, head: 0, tile: self.tiles.begin }
     }
 
-    /// The first step of a walk from the last query tile of each head to the first.
-    #[inline(always)]
-    pub fn start_down(&self) -> Step {
-        Step { step: 0, head: 0, tile: self.tiles.end - 1 }
-    }
-
-    /// The step after `at` in that walk.
-    #[inline(always)]
-    pub fn next_down(&self, at: &Step) -> Step {
-        let same_head = at.tile > self.tiles.begin;
-        Step {
-            step: at.step + 1,
-            head: if same_head { at.head } else { at.head + 1 },
-            tile: if same_head { at.tile - 1 } else { self.tiles.end - 1 },
-        }
-    }
-
     /// The step after `at`.
     #[inline(always)]
     pub fn next(&self, at: &Step) -> Step {
@@ -196,7 +188,7 @@ pub unsafe fn schedule(p: &BackwardParams) -> Schedule {
     }
 }
 
-/// Where it is noted which key tile was the last to add to dQ of the 64 rows from row `row` on.
+/// The note of which key tile was the last to add to dQ, for the [`TURN_ROWS`] rows from row `row` on.
 #[inline(always)]
 pub fn turn(p: &BackwardParams, head: u32, row: u32) -> u64 {
     let index = TICKETS + head as u64 * (p.workspace_rows / TURN_ROWS) as u64 + (row / TURN_ROWS) as u64;

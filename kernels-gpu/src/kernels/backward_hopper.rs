@@ -84,7 +84,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             let steps = warp::uniform(walk.steps);
             let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
             if steps > 0 {
-                let mut at = walk.start_down();
+                let mut at = walk.start();
                 let mut largest_value = 0.0;
                 if E::NARROW {
                     largest_value = self.largest_value::<E>(warpgroup * WARPGROUP + thread);
@@ -148,7 +148,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                     if lane == 0 {
                         dq_stage.fill(&dq_turn);
                     }
-                    at = walk.next_down(&at);
+                    at = walk.next(&at);
                     dk.wait::<0>();
                     if lane == 0 {
                         self.queries.release(&stages);
@@ -270,9 +270,9 @@ unsafe fn backward<
             Helper::Repairer if may_need_repair(&p.backward) => {
                 room.repair(&p.backward, thread::thread_idx_x() % 32)
             }
-            Helper::Writer => {
+            Helper::Writer(warpgroup) => {
                 if warp::elect() {
-                    room.write_dq(p);
+                    room.write_dq(p, warpgroup);
                 }
             }
             _ => {}

@@ -1,8 +1,8 @@
 //! Who does what in a block of warpgroups: the first one brings data, the others compute.
 //!
 //! ```text
-//! warpgroup 0       warp 0: one thread requests tiles, warp 1 repairs some of them, warp 2: one thread
-//!                   writes what is not written from registers; few registers
+//! warpgroup 0       warp 0: one thread requests tiles, warp 1 repairs some of them, warps 2 and 3: one
+//!                   thread each writes what is not written from registers; few registers
 //! warpgroups 1..    64 query rows each; many registers
 //! ```
 
@@ -31,10 +31,9 @@ pub enum Helper {
     Producer,
     /// Corrects tiles before they are used.
     Repairer,
-    /// Its elected thread writes results that pass through shared memory.
-    Writer,
-    /// Nothing to do.
-    Idle,
+    /// Its elected thread writes results that pass through shared memory: those of computing warpgroup 0
+    /// or 1.
+    Writer(u32),
 }
 
 impl<const CONSUMERS: u32> Recruit<CONSUMERS> {
@@ -65,8 +64,7 @@ impl<const CONSUMERS: u32> Recruit<CONSUMERS> {
         match self.warp {
             0 => Helper::Producer,
             1 => Helper::Repairer,
-            2 => Helper::Writer,
-            _ => Helper::Idle,
+            warp => Helper::Writer(warp - 2),
         }
     }
 

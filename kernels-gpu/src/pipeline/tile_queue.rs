@@ -10,10 +10,10 @@ use crate::geometry::schedule::dealt;
 pub struct TileQueue {
     counter: u64,
     tiles: u32,
-    /// Tiles that are dealt out before those that the counter counts.
-    dealt: u32,
     /// The next tile; without a counter, the number of the block's next turn.
     next: u32,
+    /// Whether a tile is asked for no earlier than it is taken.
+    in_order: bool,
 }
 
 impl TileQueue {
@@ -22,36 +22,37 @@ impl TileQueue {
     #[inline(always)]
     pub fn new(counter: u64, tiles: u32) -> Self {
         let next = if counter != 0 { thread::block_idx_x() } else { 0 };
-        TileQueue { counter, tiles, dealt: thread::grid_dim_x(), next }
+        TileQueue { counter, tiles, next, in_order: false }
     }
 
-    /// As [`TileQueue::new`], where a tile waits for those before it: also the first one is taken only once
-    /// the block runs, so that whatever has been taken is being worked on.
-    ///
-    /// # Safety
-    /// As [`TileQueue::take`].
+    /// As [`TileQueue::new`], where a tile waits for those before it: what has been taken from the counter
+    /// is being worked on, and who is free first gets what is waited for first.
     #[inline(always)]
-    pub unsafe fn in_order(counter: u64, tiles: u32) -> Self {
-        let next = if counter != 0 { global::fetch_add_u32(counter, 1) } else { 0 };
-        TileQueue { counter, tiles, dealt: 0, next }
+    pub fn in_order(counter: u64, tiles: u32) -> Self {
+        TileQueue { counter, tiles, next: 0, in_order: true }
     }
 
-    /// The next tile, if there is one left. The one after it is asked for at once.
+    /// The next tile, if there is one left. The one after it is asked for at once, unless in order.
     ///
     /// # Safety
     /// One thread of the block calls it.
     #[inline(always)]
     pub unsafe fn take(&mut self) -> Option<u32> {
-        let blocks = thread::grid_dim_x();
-        let tile =
-            if self.counter != 0 { self.next } else { dealt(self.next, thread::block_idx_x(), blocks) };
+        let (block, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
+        let tile = if self.counter == 0 {
+            dealt(self.next, block, blocks)
+        } else if self.in_order {
+            global::fetch_add_u32(self.counter, 1)
+        } else {
+            self.next
+        };
         if tile >= self.tiles {
             return None;
         }
-        if self.counter != 0 {
-            self.next = self.dealt + global::fetch_add_u32(self.counter, 1);
-        } else {
+        if self.counter == 0 {
             self.next += 1;
+        } else if !self.in_order {
+            self.next = blocks + global::fetch_add_u32(self.counter, 1);
         }
         Some(tile)
     }

@@ -231,11 +231,11 @@ fn accumulator() -> Vec<Mutant> {
             .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"])
             .finding(RACE, &["shared::store_u32x4(dq_slot"]),
         mutant("dq is added before it is written")
-            .edit("mbarrier.try_wait", &["first.wait(&turns);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["helpers.rs: stage.wait(&turns);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"])
             .finding(UNINITIALISED, &[WRITER]),
         mutant("dq is waited for with the other parity")
-            .edit("mbarrier.try_wait", &["second.wait(&turns);"], Which::All, other_parity)
+            .edit("mbarrier.try_wait", &["helpers.rs: stage.wait(&turns);"], Which::All, other_parity)
             .finding(UNINITIALISED, &[WRITER])
             .finding(DEADLOCK, &[STUCK]),
         mutant("dq is not fenced from its adding")
@@ -253,31 +253,31 @@ fn accumulator() -> Vec<Mutant> {
             )
             .finding(DEADLOCK, &["self.keys.acquire(turn);"])
             .finding(MISUSE, &["dq_stage.fill(&dq_turn);"]),
-        mutant("dq is released before it is read: the first half")
-            .edit("cp.async.bulk.wait_group.read 1", &[], Which::All, dropped)
+        mutant("dq is released before it is read")
+            .edit("cp.async.bulk.wait_group.read 0", &[], Which::All, dropped)
             .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"]),
-        mutant("dq is released before it is read: the second half")
+        mutant("one addition too few has been read when dq is released")
             .edit("cp.async.bulk.wait_group.read 0", &[], Which::All, |line| line.replace(" 0", " 1"))
             .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"]),
         mutant("additions of dq belong to no group")
             .edit("cp.async.bulk.commit_group", &[], Which::All, dropped)
             .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"]),
         mutant("dq is never released")
-            .edit("mbarrier.arrive.shared", &["first.release(&turns);"], Which::All, dropped)
+            .edit("mbarrier.arrive.shared", &["helpers.rs: stage.release(&turns);"], Which::All, dropped)
             .finding(DEADLOCK, &[STUCK]),
         mutant("half of dq is never added")
-            .edit("cp.reduce.async.bulk", &["helpers.rs: bulk_copy::add_f32("], Which::Last, dropped)
+            .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 2, "s32", -8192))
             .wrong("dq"),
-        mutant("dq is added to the rows before")
-            .edit("cp.reduce.async.bulk", &["helpers.rs: bulk_copy::add_f32("], Which::Last, |line| {
-                moved(line, 0, "s64", -16384)
-            })
+        mutant("dq is added to the rows behind its own")
+            .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 0, "s64", 8192))
+            .finding("out-of-bounds global access", &[WRITER])
             .wrong("dq"),
         mutant("more of dq is added than there is")
-            .edit("cp.reduce.async.bulk", &["helpers.rs: bulk_copy::add_f32("], Which::Last, |line| {
-                moved(line, 2, "s32", 16384)
-            })
-            .finding("out-of-bounds shared access", &[WRITER]),
+            .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 2, "s32", 16384))
+            .finding("out-of-bounds shared access", &[WRITER])
+            .finding("out-of-bounds global access", &[WRITER])
+            .finding(RACE, &[WRITER])
+            .finding(IN_FLIGHT, &[WRITER]),
     ]
 }
 
@@ -298,7 +298,7 @@ fn in_order() -> Vec<Mutant> {
             .finding("step limit reached", &["global::wait_for_u32(turn"]),
         Mutant::new("every other key tile is left out", KERNEL, many_orders())
             .blocks(2)
-            .edit("atom.global.add", &["tile_queue.rs: self.next = self.dealt"], Which::All, |line| {
+            .edit("atom.global.add", &["tile_queue.rs: self.next = blocks"], Which::All, |line| {
                 with_operand(line, 2, "2")
             })
             .wrong("d"),
@@ -324,7 +324,7 @@ fn helpers() -> Vec<Mutant> {
         Mutant::new("one reader of orders too few is waited for", KERNEL, many_orders())
             .edit(
                 "mbarrier.init",
-                &["self.orders.init(4 * WARPGROUPS + 1", "self.empty(stage)"],
+                &["self.orders.init(4 * WARPGROUPS + WARPGROUPS", "self.empty(stage)"],
                 Which::All,
                 |line| moved(line, 1, "s32", -1),
             )

@@ -1,4 +1,4 @@
-//! The first warpgroup of the Hopper backward: one thread brings tiles, one adds dQ to its accumulator, and
+//! The first warpgroup of the Hopper backward: one thread brings tiles, two add dQ to its accumulator, and
 //! one warp repairs tiles at the ends of packed sequences.
 
 use super::room::{KEYS, Room, STAGES};
@@ -46,14 +46,14 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         let mut progress = Progress { orders: Cursor::start(), stages: Cursor::start() };
         let schedule = schedule(&p.backward);
         let (counter, tiles) = (p.backward.turns, schedule.count());
-        let mut queue = if p.in_order != 0 {
-            TileQueue::in_order(counter, tiles)
-        } else {
-            TileQueue::new(counter, tiles)
-        };
+        let in_order = p.in_order != 0;
+        let mut queue =
+            if in_order { TileQueue::in_order(counter, tiles) } else { TileQueue::new(counter, tiles) };
         let p = &p.backward;
         while let Some(tile) = queue.take() {
-            let block = KeyBlock::new(p, schedule.work(tile, math::divide));
+            let work = schedule.work(tile, math::divide);
+            let block =
+                if in_order { KeyBlock::descending(p, work) } else { KeyBlock::ascending(p, work) };
             if block.has_key(block.first_tile * KEYS) {
                 let walk = block.walk(p, (block.first_tile * KEYS) as i32, KEYS, QUERIES);
                 let order = KeyOrder { block, walk };
@@ -97,7 +97,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         mbarrier::arrive_expect(value_full, Self::KEY_BYTES);
         self.value.request(maps.v, &place, value_full);
 
-        let mut at = walk.start_down();
+        let mut at = walk.start();
         while at.step < walk.steps {
             let source = block.source::<2>(p, &at, QUERIES, E::NARROW);
             let place = Place {
@@ -123,20 +123,19 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                 bulk_copy::load_bytes(self.norm(stage), source.norm, Self::STATISTIC_BYTES, barrier);
             }
             stages.advance();
-            at = walk.next_down(&at);
+            at = walk.next(&at);
         }
     }
 
-    /// The writer, one thread: adds each tile of dQ to the accumulator, a half per warpgroup.
+    /// A writer, one thread: adds a warpgroup's half of each tile of dQ to the accumulator.
     ///
-    /// In order, key tiles add to a query tile from the first to the last. All of them walk from the last
-    /// query tile to the first, so that none has to wait long: those that see a query tile come to it at the
-    /// same time, or, with a mask, the earlier ones first.
+    /// In order, key tiles add to a query tile from the last to the first. With a causal mask, key tiles that
+    /// start together then never wait: each comes to a query tile a step after the one that adds before it.
     #[inline(always)]
-    pub unsafe fn write_dq(&self, p: &BackwardHopperParams) {
+    pub unsafe fn write_dq(&self, p: &BackwardHopperParams, warpgroup: u32) {
         let in_order = p.in_order != 0;
         let p = &p.backward;
-        let (first, second) = (self.dq_stage(0), self.dq_stage(1));
+        let (dq, stage) = (self.dq(warpgroup), self.dq_stage(warpgroup));
         let mut turns = Cursor::start();
         let mut orders = Cursor::start();
         loop {
@@ -146,42 +145,36 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             }
             let KeyOrder { block, walk } = KeyOrder::read(letter, p, KEYS);
             self.orders.discard_alone(&mut orders);
-            // The key tile before this one adds first, where it sees the query tile: those below an end,
-            // since what a key tile sees begins no earlier than what the one before sees.
-            let mut before_end = 0;
-            if in_order && block.first_tile > 0 {
-                let before = block.walk(p, (block.first_tile * KEYS - KEYS) as i32, KEYS, QUERIES);
-                before_end = before.tiles.end;
+            // The next key tile adds first, where it sees the query tile: those from a first one on, since
+            // what a key tile sees ends no later than what the next one sees.
+            let next_tile = block.first_tile + 1;
+            let mut waits_from = i32::MAX;
+            if in_order && block.has_key(next_tile * KEYS) {
+                let next = block.walk(p, (next_tile * KEYS) as i32, KEYS, QUERIES);
+                if next.steps > 0 {
+                    waits_from = next.tiles.begin;
+                }
             }
-            let mut at = walk.start_down();
+            let mut at = walk.start();
             while at.step < walk.steps {
-                let turn = block.turn(p, &at, QUERIES);
-                let target = block.dq_accumulator(p, &at, QUERIES);
-                first.wait(&turns);
-                if at.tile < before_end {
-                    global::wait_for_u32(turn, block.first_tile);
+                let turn = block.turn(p, &at, QUERIES, warpgroup);
+                let half = block.dq_accumulator(p, &at, QUERIES) + (warpgroup * Self::DQ_BYTES) as u64;
+                stage.wait(&turns);
+                if at.tile >= waits_from {
+                    global::wait_for_u32(turn, next_tile);
                     bulk_copy::fence_global();
                 }
-                bulk_copy::add_f32(target, self.dq(0), Self::DQ_BYTES);
+                bulk_copy::add_f32(half, dq, Self::DQ_BYTES);
                 bulk_copy::commit();
-                second.wait(&turns);
-                bulk_copy::add_f32(
-                    target.wrapping_add(Self::DQ_BYTES as u64),
-                    self.dq(1),
-                    Self::DQ_BYTES,
-                );
-                bulk_copy::commit();
-                bulk_copy::wait_read::<1>();
-                first.release(&turns);
                 bulk_copy::wait_read::<0>();
-                second.release(&turns);
+                stage.release(&turns);
                 if in_order {
                     bulk_copy::wait_written::<0>();
                     bulk_copy::fence_global();
-                    global::store_release_u32(turn, block.first_tile + 1);
+                    global::store_release_u32(turn, block.first_tile);
                 }
                 turns.advance();
-                at = walk.next_down(&at);
+                at = walk.next(&at);
             }
         }
         bulk_copy::wait_written::<0>();
@@ -208,7 +201,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             let order = KeyOrder::read(letter, p, KEYS);
             self.orders.discard(&mut orders, lane);
             let KeyOrder { block, walk } = order;
-            let mut at = walk.start_down();
+            let mut at = walk.start();
             while at.step < walk.steps {
                 let stage = stages.stage();
                 let raw = repairs_queries(p, &order, &at, QUERIES);
@@ -240,7 +233,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                     key_parity ^= 1;
                 }
                 stages.advance();
-                at = walk.next_down(&at);
+                at = walk.next(&at);
             }
         }
     }

@@ -93,8 +93,8 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
     #[inline(always)]
     pub unsafe fn open(&self, p: &BackwardParams) {
         if thread::thread_idx_x() == 0 {
-            // The writer reads along, and the repairer where there is one.
-            self.orders.init(4 * WARPGROUPS + 1 + may_need_repair(p) as u32);
+            // The writers read along, and the repairer where there is one.
+            self.orders.init(4 * WARPGROUPS + WARPGROUPS + may_need_repair(p) as u32);
             self.keys.init(1, 4 * WARPGROUPS);
             self.values.init(1, 4 * WARPGROUPS);
             self.queries.init(1, 4 * WARPGROUPS);

@@ -1,8 +1,8 @@
 //! Which lanes of a warp accessed a word of shared memory since the warp last met.
 //!
 //! Lanes of a warp that run together are still ordered by nothing but what they meet at: `bar.warp.sync`, a
-//! barrier of the block, or a memory barrier that all of them waited for. Accesses of less than a word are not
-//! looked at.
+//! barrier of the block, or a memory barrier that all of them waited for. Accesses of less than a word are
+//! not looked at.
 
 /// No lane.
 const NOBODY: u8 = u8::MAX;

@@ -43,7 +43,7 @@ const TESTED: [&str; 2] = ["finite-attention", TESTS];
 const TESTS: &str = "finite-attention-tests";
 
 /// Tests that look for the command where cargo built it.
-const LEFT_OUT: [&str; 2] = ["host-test-cli", "host-test-sanitize"];
+const LEFT_OUT: [&str; 3] = ["host-test-cli", "host-test-sanitize", "host-test-trace"];
 
 /// What runs on the other machine.
 const RUN: &str = r#"#!/bin/sh

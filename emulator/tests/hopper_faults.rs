@@ -376,6 +376,18 @@ fn lanes_of_a_warp_are_ordered_by_a_meeting() {
         )
     };
     expect(&body(""), &body("bar.warp.sync -1;"), 32, no_map, FindingKind::SharedRace, "ld.shared");
+    let body = |who: &str| {
+        format!(
+            "@%first mbarrier.init.shared::cta.b64 [%base+8192], 32; bar.sync 0; mov.u32 %r3, 32;
+             shl.b32 %r1, %lane, 2; add.u32 %r1, %r1, %base; st.shared.b32 [%r1], %tid;
+             {who}
+             W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8192], 0; @!%p1 bra W;
+             xor.b32 %r1, %r1, 4; ld.shared.b32 %r2, [%r1]; st.global.b32 [%mine+16384], %r2;"
+        )
+    };
+    let one = body("@%first mbarrier.arrive.shared::cta.b64 _, [%base+8192], %r3;");
+    let all = body("mbarrier.arrive.shared::cta.b64 _, [%base+8192];");
+    expect(&one, &all, 32, no_map, FindingKind::SharedRace, "ld.shared");
 }
 
 #[test]

@@ -123,6 +123,13 @@ impl Context<'_> {
         });
     }
 
+    /// Lanes of a warp have waited for a memory barrier.
+    pub fn race_lanes_wait(&mut self, warp: u32, lanes: u32) {
+        if let Some(race) = &mut self.race {
+            race.lanes_wait(warp, lanes);
+        }
+    }
+
     /// Lanes of a warp meet.
     pub fn race_lanes_meet(&mut self, warp: u32, lanes: u32) {
         if let Some(race) = &mut self.race {

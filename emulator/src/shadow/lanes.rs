@@ -1,8 +1,8 @@
 //! Which lanes of a warp accessed a word of shared memory since the warp last met.
 //!
 //! Lanes of a warp that run together are still ordered by nothing but what they meet at: `bar.warp.sync`, a
-//! barrier of the block, or a memory barrier that all of them waited for. Accesses of less than a word are
-//! not looked at.
+//! barrier of the block, or a memory barrier at which all of them arrived, and then waited. Accesses of less
+//! than a word are not looked at.
 
 /// No lane.
 const NOBODY: u8 = u8::MAX;
@@ -23,6 +23,8 @@ struct Since {
     meeting: u32,
     /// Lanes that accessed something.
     apart: u32,
+    /// Whether all of those arrived at a memory barrier behind their accesses.
+    arrived: bool,
     /// What the warp's clock was at the meeting.
     clock: u32,
 }
@@ -67,8 +69,9 @@ impl Lanes {
         words: u32,
         write: bool,
     ) -> Option<LaneConflict> {
-        let Since { meeting, apart, .. } = &mut self.warps[warp as usize];
+        let Since { meeting, apart, arrived, .. } = &mut self.warps[warp as usize];
         *apart |= lanes.clone().fold(0, |mask, (lane, _)| mask | 1 << lane);
+        *arrived = false;
         let each = lanes.flat_map(|(lane, first)| (first..first + words).map(move |word| (lane, word)));
         let mut found = None;
         for (lane, word) in each.clone() {
@@ -102,15 +105,21 @@ impl Lanes {
             return false;
         }
         self.meetings += 1;
-        *since = Since { meeting: self.meetings, apart: 0, clock };
+        *since = Since { meeting: self.meetings, apart: 0, arrived: false, clock };
         true
     }
 
-    /// How much of a warp's clock these lanes may make known, if not all of it: others of the warp have
-    /// accessed something since they met.
-    pub fn known_to(&self, warp: u32, lanes: u32) -> Option<u32> {
-        let since = &self.warps[warp as usize];
-        (since.apart & !lanes != 0).then_some(since.clock)
+    /// Whether lanes that have waited for a memory barrier met there.
+    pub fn have_arrived(&self, warp: u32) -> bool {
+        self.warps[warp as usize].arrived
+    }
+
+    /// These lanes of a warp arrive at a memory barrier. How much of the warp's clock that makes known, if not
+    /// all of it: others have accessed something since they met.
+    pub fn arrive(&mut self, warp: u32, lanes: u32) -> Option<u32> {
+        let since = &mut self.warps[warp as usize];
+        since.arrived = since.apart & !lanes == 0;
+        (!since.arrived).then_some(since.clock)
     }
 }
 
@@ -148,13 +157,16 @@ mod tests {
     #[test]
     fn one_lane_cannot_speak_for_others() {
         let mut lanes = Lanes::new(64, 1);
-        assert_eq!(lanes.known_to(0, 1), None);
+        assert_eq!(lanes.arrive(0, 1), None);
         lanes.access(0, all(0), 1, false);
-        assert_eq!(lanes.known_to(0, 1), Some(0));
-        assert_eq!(lanes.known_to(0, !0), None);
+        assert_eq!(lanes.arrive(0, 1), Some(0));
+        assert!(!lanes.have_arrived(0));
+        assert_eq!(lanes.arrive(0, !0), None);
+        assert!(lanes.have_arrived(0));
         lanes.meet(0, !0, 7);
-        assert_eq!(lanes.known_to(0, 1), None);
+        assert_eq!(lanes.arrive(0, 1), None);
         lanes.access(0, all(0), 0, false);
-        assert_eq!(lanes.known_to(0, 1), Some(7));
+        assert!(!lanes.have_arrived(0));
+        assert_eq!(lanes.arrive(0, 1), Some(7));
     }
 }

@@ -330,10 +330,17 @@ impl Race {
         }
     }
 
+    /// Lanes of a warp have waited for a memory barrier: they meet if all arrived before.
+    pub fn lanes_wait(&mut self, warp: u32, lanes: u32) {
+        if self.lanes.have_arrived(warp) {
+            self.lanes_meet(warp, lanes);
+        }
+    }
+
     /// An arrival of some lanes at a memory barrier.
     pub fn release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32) {
         let mut released = self.release(warp);
-        if let Some(clock) = self.lanes.known_to(warp, lanes) {
+        if let Some(clock) = self.lanes.arrive(warp, lanes) {
             released.threads.lower(warp as usize, clock);
             released.proxy.lower(warp as usize, clock);
         }

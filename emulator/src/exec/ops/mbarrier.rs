@@ -110,7 +110,7 @@ pub fn poll(
         }
     }
     if complete != 0 {
-        c.race_lanes_meet(w.id, complete);
+        c.race_lanes_wait(w.id, complete);
     }
     Ok((complete, waits))
 }

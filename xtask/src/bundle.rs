@@ -38,7 +38,7 @@ pub struct Args {
 const TESTED: [&str; 2] = ["finite-attention", "finite-attention-tests"];
 
 /// Tests that look for the command where cargo built it.
-const LEFT_OUT: [&str; 1] = ["host-test-cli"];
+const LEFT_OUT: [&str; 2] = ["host-test-cli", "host-test-trace"];
 
 /// What runs on the other machine.
 const RUN: &str = r#"#!/bin/sh

@@ -2,7 +2,9 @@
 
 mod table;
 
-pub use table::{KERNELS, forward_sm90a_key_stages, forward_sm90a_query_stages};
+pub use table::{
+    KERNELS, backward_sm90a_d_o_stages, forward_sm90a_key_stages, forward_sm90a_query_stages,
+};
 
 /// Element type of a tensor in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

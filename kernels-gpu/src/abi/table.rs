@@ -134,6 +134,21 @@ macro_rules! for_each_backward_sm90a {
     };
 }
 
+/// As [`for_each_backward_sm90a`], for wide heads: 64 keys and 64 query rows per step.
+///
+/// One warpgroup holds dV and the other dK, 64 x head dim each: what their registers have room for.
+#[macro_export]
+macro_rules! for_each_backward_wide_sm90a {
+    ($callback:ident) => {
+        $callback! {
+            (backward_bf16_d192_sm90a, backward_convert_bf16_d192_sm90a, Bf16, 192, 64)
+            (backward_bf16_d256_sm90a, backward_convert_bf16_d256_sm90a, Bf16, 256, 64)
+            (backward_f16_d192_sm90a, backward_convert_f16_d192_sm90a, F16, 192, 64)
+            (backward_f16_d256_sm90a, backward_convert_f16_d256_sm90a, F16, 256, 64)
+        }
+    };
+}
+
 /// Calls `$callback!` with name and element type of each kernel that prepares a backward on sm_80.
 #[macro_export]
 macro_rules! for_each_backward_delta_sm80 {
@@ -255,6 +270,20 @@ pub const fn backward_sm90a_shared_bytes(head_dim: u32, query_rows: u32, key_row
     tiles + results + 2 * 3 * query_rows * 4 + BACKWARD_SM90A_BARRIER_BYTES
 }
 
+/// Output-gradient tiles that the Hopper backward has on their way or in use: as many as fit, up to two.
+pub const fn backward_sm90a_d_o_stages(head_dim: u32) -> u32 {
+    if head_dim <= 192 { 2 } else { 1 }
+}
+
+/// Shared memory of the Hopper backward for wide heads: key and value tile, two query tiles, stages of an
+/// output-gradient tile, their row statistics, a tile of dS, 64 x 192 elements of dQ in f32, and barriers.
+pub const fn backward_wide_sm90a_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    let query_tiles = 2 + backward_sm90a_d_o_stages(head_dim);
+    let tiles = (2 * key_rows + query_tiles * query_rows) * head_dim * 2;
+    let results = query_rows * key_rows * 2 + 64 * 192 * 4;
+    tiles + results + 2 * 3 * query_rows * 4 + BACKWARD_SM90A_BARRIER_BYTES
+}
+
 /// Bytes at the end of the Hopper backward's shared memory for barriers and messages.
 const BACKWARD_SM90A_BARRIER_BYTES: u32 = 512;
 
@@ -279,6 +308,41 @@ macro_rules! table {
             min_blocks: $blocks,
             shared_bytes: $shared($dim, $queries, $keys),
         }),*]
+    };
+}
+
+macro_rules! backward_sm90a_table {
+    ($keys:literal, $shared:expr, $(($name:ident, $convert:ident, $dtype:ident, $dim:literal,
+        $queries:literal))*) => {
+        &[$(
+            KernelSpec {
+                name: stringify!($name),
+                family: Family::Backward,
+                arch: Arch::Sm90a,
+                dtype: Dtype::$dtype,
+                head_dim: $dim,
+                access: Access::Vector16,
+                query_rows: $queries,
+                key_rows: $keys,
+                threads: 3 * 128,
+                min_blocks: 1,
+                shared_bytes: $shared($dim, $queries, $keys),
+            },
+            KernelSpec {
+                name: stringify!($convert),
+                family: Family::BackwardConvert,
+                arch: Arch::Sm90a,
+                dtype: Dtype::$dtype,
+                head_dim: $dim,
+                access: Access::Vector16,
+                query_rows: $queries,
+                key_rows: $keys,
+                // A warpgroup for 64 x 64 elements.
+                threads: $queries * $dim / 32,
+                min_blocks: 1,
+                shared_bytes: 0,
+            },
+        )*]
     };
 }
 
@@ -348,39 +412,14 @@ const fn no_shared(_head_dim: u32, _query_rows: u32, _key_rows: u32) -> u32 {
 }
 
 const BACKWARD_SM90A: &[KernelSpec] = {
-    macro_rules! rows {
-        ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
-            &[$(
-                backward_sm90a(stringify!($name), Dtype::$dtype, $dim, $queries),
-                KernelSpec {
-                    name: stringify!($convert),
-                    family: Family::BackwardConvert,
-                    threads: 256,
-                    shared_bytes: 0,
-                    ..backward_sm90a(stringify!($name), Dtype::$dtype, $dim, $queries)
-                },
-            )*]
-        };
-    }
+    macro_rules! rows { ($($row:tt)*) => { backward_sm90a_table!(128, backward_sm90a_shared_bytes, $($row)*) }; }
     for_each_backward_sm90a!(rows)
 };
 
-const fn backward_sm90a(name: &'static str, dtype: Dtype, head_dim: u32, query_rows: u32) -> KernelSpec {
-    let key_rows = 128;
-    KernelSpec {
-        name,
-        family: Family::Backward,
-        arch: Arch::Sm90a,
-        dtype,
-        head_dim,
-        access: Access::Vector16,
-        query_rows,
-        key_rows,
-        threads: 3 * 128,
-        min_blocks: 1,
-        shared_bytes: backward_sm90a_shared_bytes(head_dim, query_rows, key_rows),
-    }
-}
+const BACKWARD_WIDE_SM90A: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { backward_sm90a_table!(64, backward_wide_sm90a_shared_bytes, $($row)*) }; }
+    for_each_backward_wide_sm90a!(rows)
+};
 
 const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_MMA,
@@ -390,6 +429,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     BACKWARD_MMA,
     BACKWARD_FMA,
     BACKWARD_SM90A,
+    BACKWARD_WIDE_SM90A,
     BACKWARD_CONVERT_MMA,
     BACKWARD_CONVERT_FMA,
 ];

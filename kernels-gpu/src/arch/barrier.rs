@@ -42,3 +42,12 @@ pub unsafe fn sync_constant<const ID: u32, const THREADS: u32>() {
 pub unsafe fn arrive(id: u32, threads: u32) {
     asm!("bar.arrive {}, {};", in(reg32) id, in(reg32) threads, options(nostack));
 }
+
+/// As [`arrive`] with constants.
+///
+/// # Safety
+/// As [`sync`].
+#[inline(always)]
+pub unsafe fn arrive_constant<const ID: u32, const THREADS: u32>() {
+    asm!("bar.arrive {}, {};", const ID, const THREADS, options(nostack));
+}

@@ -168,7 +168,7 @@ macro_rules! accumulate {
     };
 }
 
-/// `c = a b` with a in shared memory as two 128-byte panels of rows, and b as rows of output columns;
+/// `c = a b` with a in shared memory as one or two 128-byte panels of rows, and b as rows of output columns;
 /// `[scale; a step; b step]` for each step of 16, in units of 16 bytes.
 macro_rules! shared_by_shared_transposed {
     ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt,
@@ -321,6 +321,8 @@ macro_rules! products {
             use super::asm;
 
             with_32!(shared_by_shared!(scores_d128_n64, "m64n64k16" $type,), [1]);
+            with_32!(shared_by_shared!(scores_d192_n64, "m64n64k16" $type,), [1 2]);
+            with_32!(shared_by_shared!(scores_d256_n64, "m64n64k16" $type,), [1 2 3]);
             with_64!(shared_by_shared!(scores_d64_n128, "m64n128k16" $type,), []);
             with_56!(shared_by_shared!(scores_d192_n112, "m64n112k16" $type,), [1 2]);
             with_40!(shared_by_shared!(scores_d256_n80, "m64n80k16" $type,), [1 2 3]);
@@ -338,9 +340,17 @@ macro_rules! products {
             with_32!(shared_by_shared_transposed!(product_d64_n128, "m64n64k16" $type,),
                 ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384]
                 | [0; 512] [2; 640] [4; 768] [6; 896]);
+            with_32!(shared_by_shared_transposed!(product_d64_n64, "m64n64k16" $type,),
+                ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384] |);
+            with_64!(shared_by_shared_transposed!(product_d128_n64, "m64n128k16" $type,),
+                ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384] |);
             with_64!(accumulate!(accumulate_d128_n128, "m64n128k16" $type,), 32,
                 [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]
                 [80 81 82 83; 512] [84 85 86 87; 640] [88 89 90 91; 768] [92 93 94 95; 896]);
+            with_96!(accumulate!(accumulate_d192_n64, "m64n192k16" $type,), 16,
+                [96 97 98 99; 0] [100 101 102 103; 128] [104 105 106 107; 256] [108 109 110 111; 384]);
+            with_128!(accumulate!(accumulate_d256_n64, "m64n256k16" $type,), 16,
+                [128 129 130 131; 0] [132 133 134 135; 128] [136 137 138 139; 256] [140 141 142 143; 384]);
             with_96!(accumulate!(accumulate_d192_n112, "m64n192k16" $type,), 28,
                 [96 97 98 99; 0] [100 101 102 103; 128] [104 105 106 107; 256] [108 109 110 111; 384]
                 [112 113 114 115; 512] [116 117 118 119; 640] [120 121 122 123; 768]);

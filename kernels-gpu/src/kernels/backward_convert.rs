@@ -141,8 +141,8 @@ unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, co
     }
 }
 
-/// One query tile of one (batch, query head), for the lanes of [`super::backward_hopper`]: each of two
-/// warpgroups holds 64 x 64 elements, below each other or side by side, 16 bytes of a lane at a time.
+/// One query tile of one (batch, query head), for the lanes of [`super::backward_hopper`]: each
+/// warpgroup holds 64 x 64 elements, below each other or side by side, 16 bytes of a lane at a time.
 #[inline(always)]
 unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardParams) {
     let thread = thread::thread_idx_x();
@@ -192,6 +192,7 @@ macro_rules! hopper_entries {
     };
 }
 crate::for_each_backward_sm90a!(hopper_entries);
+crate::for_each_backward_wide_sm90a!(hopper_entries);
 
 macro_rules! entries {
     ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,

@@ -18,35 +18,45 @@
 //!     wait for dk
 //! ```
 //!
+//! From head dim 192 on the warpgroups divide the work otherwise: see [`wide`].
+//!
 //! What lies outside of a tensor arrives as zeros: such queries have p = 0 through their lse, and the
 //! products of such keys are not stored. In packed sequences the rows after a sequence's end are those of the
 //! next one: one warp, the repairer, overwrites them with zeros before anybody uses the tile.
 
 mod helpers;
 mod room;
+mod wide;
 
-use crate::abi::{BackwardHopperParams, BackwardParams};
+use crate::abi::{BackwardHopperParams, BackwardParams, TensorView};
 use crate::arch::{barrier, bulk_copy, shared, thread, warp};
 use crate::attention::gradient::{
     TilePosition, block_max, exponentiate, range_factor, scale_all, subtract_delta, subtract_lse,
 };
+use crate::attention::key_block::KeyBlock;
 use crate::attention::key_order::KeyOrder;
 use crate::pipeline::mailbox::Letter;
-use crate::pipeline::roles::{Helper, Recruit, WARPGROUP};
-use crate::pipeline::stages::Cursor;
+use crate::pipeline::roles::{Recruit, WARPGROUP};
+use crate::pipeline::stages::{Cursor, Stages};
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
-use crate::tile::global_rows::GlobalRows;
 use crate::tile::mma::pack;
 use crate::tile::store::{store_exchanged, store_pairs};
-use crate::tile::warpgroup::{DQ_REGISTERS, GradientElement, Wait, store_transposed};
+use crate::tile::warpgroup::{
+    DQ_REGISTERS, GradientElement, QueryGradientElement, Wait, store_transposed,
+};
 use helpers::Maps;
-use room::{KEYS, Room, WARPGROUPS, may_need_repair};
+use room::{Room, WARPGROUPS};
 
+/// Bytes of a row of dS.
+const DS_ROW_BYTES: u32 = 2 * KEYS;
 /// Threads that compute.
 const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
 
-impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
+/// Keys of a block, up to head dim 128.
+const KEYS: u32 = 128;
+
+impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, 2> {
     /// A warp of a computing warpgroup. Registers per thread: `S` of scores, `P` of packed probabilities, `O`
     /// of a gradient.
     #[inline(always)]
@@ -55,7 +65,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         p: &BackwardParams,
         warpgroup: u32,
     ) where
-        E: GradientElement<S, P, O>,
+        E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>,
         [f32; S]: Wait,
         [f32; O]: Wait,
     {
@@ -87,7 +97,8 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                 let mut at = walk.start();
                 let mut largest_value = 0.0;
                 if E::NARROW {
-                    largest_value = self.largest_value::<E>(warpgroup * WARPGROUP + thread);
+                    let thread = warpgroup * WARPGROUP + thread;
+                    largest_value = self.largest_value::<E, 1, CONSUMERS>(thread);
                 }
                 loop {
                     let stage = stages.stage();
@@ -121,12 +132,13 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                         scale_all(&mut dk, factor);
                     }
                     let ds: [u32; P] = pack::<E, S, P>(&dp);
-                    store_transposed(lane, &ds, self.ds(stage), first_row / 16);
+                    store_transposed(lane, &ds, self.ds::<DS_ROW_BYTES>(stage), first_row / 16);
                     E::start_gradient(&mut dv, &probability, self.d_o(stage).descriptor(0));
                     bulk_copy::fence();
                     barrier::sync_constant::<1, CONSUMERS>();
 
-                    let mut dq = E::start_dq::<QUERIES>(self.ds(stage).descriptor(dq_row), dq_keys);
+                    let ds_rows = self.ds::<DS_ROW_BYTES>(stage).descriptor(dq_row);
+                    let mut dq = E::start_dq::<QUERIES>(ds_rows, dq_keys);
                     E::start_gradient(&mut dk, &ds, self.query(stage).descriptor(0));
                     dq.wait::<1>();
                     if lane == 0 {
@@ -137,17 +149,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                     }
                     let dq_turn = stages.in_step();
                     dq_stage.acquire(&dq_turn);
-                    let mut i = 0;
-                    while i < DQ_REGISTERS / 4 {
-                        let four = [0, 1, 2, 3].map(|e| dq[4 * i + e].to_bits());
-                        shared::store_u32x4(dq_slot + i as u32 * 16 * WARPGROUP, four);
-                        i += 1;
-                    }
-                    bulk_copy::fence();
-                    warp::warp_sync();
-                    if lane == 0 {
-                        dq_stage.fill(&dq_turn);
-                    }
+                    hand_over::<DQ_REGISTERS, 0, DQ_REGISTERS>(lane, &dq, dq_slot, dq_stage, &dq_turn);
                     at = walk.next(&at);
                     dk.wait::<0>();
                     if lane == 0 {
@@ -169,18 +171,16 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             }
             let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
             self.orders.discard(&mut orders, lane);
-            let row = (block.first_tile * KEYS) as i32;
-            let (lane, first_row) = place(warpgroup);
             scale_all(&mut dk, p.scale);
-            let rows_f32 = block.key_rows::<4>(&p.dk, row, p.head_dim);
-            let rows = block.key_rows::<2>(&p.dk, row, p.head_dim);
-            store_gradient::<E, O>(p, lane, first_row, &dk, &rows_f32, &rows);
-            let rows_f32 = block.key_rows::<4>(&p.dv, row, p.value_dim);
-            let rows = block.key_rows::<2>(&p.dv, row, p.value_dim);
-            store_gradient::<E, O>(p, lane, first_row, &dv, &rows_f32, &rows);
+            self.store::<E, O>(p, &block, warpgroup, &dk, &p.dk, p.head_dim);
+            self.store::<E, O>(p, &block, warpgroup, &dv, &p.dv, p.value_dim);
         }
     }
+}
 
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
+{
     /// Hides the pairs of a step that are not visible. Where the tile stands is read again: registers are
     /// for what every step needs.
     #[inline(always)]
@@ -203,40 +203,72 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         position.hide::<MmaFragment, 2, S>(lane, scores);
     }
 
-    /// The largest value of the tile, for all that compute, of whom the caller is number `thread`.
+    /// The largest value of the tile, for `THREADS` threads that meet at barrier `BARRIER`, of whom the
+    /// caller is number `thread`.
     #[inline(always)]
-    unsafe fn largest_value<E: TensorCoreElement>(&self, thread: u32) -> f32 {
-        let meet = || barrier::sync_constant::<1, CONSUMERS>();
-        let own = self.value.largest::<E, CONSUMERS>(thread);
-        let largest = block_max::<CONSUMERS>(thread, own, self.scratch, meet);
+    unsafe fn largest_value<E: TensorCoreElement, const BARRIER: u32, const THREADS: u32>(
+        &self,
+        thread: u32,
+    ) -> f32 {
+        let meet = || barrier::sync_constant::<BARRIER, THREADS>();
+        let own = self.value.largest::<E, THREADS>(thread);
+        let largest = block_max::<THREADS>(thread, own, self.scratch, meet);
         meet();
         largest
+    }
+
+    /// Writes a warp's 16 rows of a gradient of 64 keys, the `part`-th of the block, to rows of `target`.
+    #[inline(always)]
+    unsafe fn store<E: TensorCoreElement, const O: usize>(
+        &self,
+        p: &BackwardParams,
+        block: &KeyBlock,
+        part: u32,
+        gradient: &[f32; O],
+        target: &TensorView,
+        columns: u32,
+    ) {
+        let row = (block.first_tile * KEYS) as i32;
+        let (lane, first_row) = place(part);
+        let rows = block.key_rows::<2>(target, row, columns);
+        if p.gradients_f32 != 0 {
+            let rows = block.key_rows::<4>(target, row, columns);
+            store_pairs::<E, O, true>(lane, gradient, first_row, 0, &rows, true);
+        } else if columns % 8 != 0 {
+            store_pairs::<E, O, true>(lane, gradient, first_row, 0, &rows, false);
+        } else {
+            store_exchanged::<E, O>(lane, gradient, first_row, &rows);
+        }
     }
 }
 
 /// Lane, and the warp's first row in the tile, worked out anew: registers are for what every step needs.
 #[inline(always)]
-fn place(warpgroup: u32) -> (u32, u32) {
+fn place(part: u32) -> (u32, u32) {
     let thread = thread::thread_idx_x_here() % WARPGROUP;
-    (thread % 32, 64 * warpgroup + thread / 32 * 16)
+    (thread % 32, 64 * part + thread / 32 * 16)
 }
 
-/// Writes a warp's 16 rows of a gradient, to `rows_f32` or, in 16 bits, to `rows`.
+/// Gives `COUNT` registers of dQ, from `FIRST` on, to the writer: four at a time to the thread's `slot` in
+/// shared memory, which must have been acquired.
 #[inline(always)]
-unsafe fn store_gradient<E: TensorCoreElement, const O: usize>(
-    p: &BackwardParams,
+unsafe fn hand_over<const N: usize, const FIRST: usize, const COUNT: usize>(
     lane: u32,
-    row: u32,
-    gradient: &[f32; O],
-    rows_f32: &GlobalRows,
-    rows: &GlobalRows,
+    dq: &[f32; N],
+    slot: u32,
+    stage: Stages<1>,
+    turn: &Cursor<1>,
 ) {
-    if p.gradients_f32 != 0 {
-        store_pairs::<E, O, true>(lane, gradient, row, 0, rows_f32, true);
-    } else if rows.columns % 8 != 0 {
-        store_pairs::<E, O, true>(lane, gradient, row, 0, rows, false);
-    } else {
-        store_exchanged::<E, O>(lane, gradient, row, rows);
+    let mut i = 0;
+    while i < COUNT / 4 {
+        let four = [0, 1, 2, 3].map(|e| dq[FIRST + 4 * i + e].to_bits());
+        shared::store_u32x4(slot + i as u32 * 16 * WARPGROUP, four);
+        i += 1;
+    }
+    bulk_copy::fence();
+    warp::warp_sync();
+    if lane == 0 {
+        stage.fill(turn);
     }
 }
 
@@ -253,30 +285,15 @@ unsafe fn backward<
     p: &BackwardHopperParams,
     maps: Maps,
 ) where
-    E: GradientElement<S, P, O>,
+    E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>,
     [f32; S]: Wait,
     [f32; O]: Wait,
 {
-    let room = Room::<QUERIES, ROW_BYTES>::new();
+    let room = Room::<KEYS, QUERIES, ROW_BYTES, 2>::new();
     room.open(&p.backward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
-        match warp.become_helper::<24>() {
-            Helper::Producer => {
-                if warp::elect() {
-                    room.produce::<E>(p, &maps);
-                }
-            }
-            Helper::Repairer if may_need_repair(&p.backward) => {
-                room.repair(&p.backward, thread::thread_idx_x() % 32)
-            }
-            Helper::Writer(warpgroup) => {
-                if warp::elect() {
-                    room.write_dq(p, warpgroup);
-                }
-            }
-            _ => {}
-        }
+        room.help::<E>(p, &maps, warp);
     } else {
         room.consume::<E, S, P, O>(&p.backward, warp.become_consumer::<240>());
     }
@@ -291,8 +308,7 @@ macro_rules! entries {
             /// `p` is as [`BackwardHopperParams`] says, for this kernel's row of the table.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardHopperParams) {
-                let first = crate::parameter_address!($name);
-                let maps = Maps { q: first, k: first + 128, v: first + 256, d_o: first + 384 };
+                let maps = Maps::at(crate::parameter_address!($name));
                 backward::<
                     element::$dtype, $queries, { $dim * 2 }, { $queries / 2 }, { $queries / 4 }, { $dim / 2 },
                 >(&p, maps);

@@ -132,12 +132,16 @@ pub trait GradientElement<const S: usize, const P: usize, const O: usize>: Tenso
     /// # Safety
     /// As [`GradientElement::start_scores`]; p is not touched either.
     unsafe fn start_gradient(gradient: &mut [f32; O], p: &[u32; P], b: u64);
+}
 
-    /// Starts `ds k` of 64 rows of ds and 64 columns of 128 keys, a group of its own; ds has `DS_ROWS` rows.
+/// The product with which dS becomes dQ, of one element type: 64 queries by `2 DQ` columns, summed over `KEYS`
+/// keys. `DQ` registers per thread.
+pub trait QueryGradientElement<const KEYS: u32, const DQ: usize>: TensorCoreElement {
+    /// Starts `ds k` of 64 rows of ds, a group of its own; ds has `DS_ROWS` rows.
     ///
     /// # Safety
     /// As [`GradientElement::start_scores`].
-    unsafe fn start_dq<const DS_ROWS: u32>(ds: u64, k: u64) -> [f32; DQ_REGISTERS];
+    unsafe fn start_dq<const DS_ROWS: u32>(ds: u64, k: u64) -> [f32; DQ];
 }
 
 /// Registers per thread of 64 x 64 elements of dQ.
@@ -155,10 +159,16 @@ macro_rules! gradients {
             unsafe fn start_gradient(gradient: &mut [f32; $o], p: &[u32; $p], b: u64) {
                 wgmma::$module::$gradient(gradient, p, b);
             }
+        }
+    };
+}
 
+macro_rules! query_gradients {
+    ($element:ident, $module:ident, $keys:literal, $dq:literal, $product:ident) => {
+        impl QueryGradientElement<$keys, $dq> for $element {
             #[inline(always)]
-            unsafe fn start_dq<const DS_ROWS: u32>(ds: u64, k: u64) -> [f32; DQ_REGISTERS] {
-                wgmma::$module::product_d64_n128::<DS_ROWS>(ds, k)
+            unsafe fn start_dq<const DS_ROWS: u32>(ds: u64, k: u64) -> [f32; $dq] {
+                wgmma::$module::$product::<DS_ROWS>(ds, k)
             }
         }
     };
@@ -172,6 +182,11 @@ macro_rules! all_head_dims {
         products!($element, $module, 40, 20, 128, shared scores_d256_n80, accumulate_d256_n80);
         gradients!($element, $module, 64, 32, 32, scores_d64_n128, accumulate_d64_n128);
         gradients!($element, $module, 32, 16, 64, scores_d128_n64, accumulate_d128_n64);
+        gradients!($element, $module, 32, 16, 96, scores_d192_n64, accumulate_d192_n64);
+        gradients!($element, $module, 32, 16, 128, scores_d256_n64, accumulate_d256_n64);
+        query_gradients!($element, $module, 128, 32, product_d64_n128);
+        query_gradients!($element, $module, 64, 32, product_d64_n64);
+        query_gradients!($element, $module, 64, 64, product_d128_n64);
     };
 }
 all_head_dims!(Bf16, bf16);

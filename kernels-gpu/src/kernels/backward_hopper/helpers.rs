@@ -1,12 +1,13 @@
 //! The first warpgroup of the Hopper backward: one thread brings tiles, two add dQ to its accumulator, and
 //! one warp repairs tiles at the ends of packed sequences.
 
-use super::room::{KEYS, Room, STAGES};
+use super::room::{Room, STAGES, WARPGROUPS, may_need_repair};
 use crate::abi::{BackwardHopperParams, BackwardParams};
-use crate::arch::{bulk_copy, global, math, mbarrier, warp};
+use crate::arch::{bulk_copy, global, math, mbarrier, thread, warp};
 use crate::attention::key_block::{KeyBlock, Step, schedule};
 use crate::attention::key_order::KeyOrder;
 use crate::pipeline::mailbox::MessageCursor;
+use crate::pipeline::roles::{Helper, Recruit};
 use crate::pipeline::stages::Cursor;
 use crate::pipeline::tile_queue::TileQueue;
 use crate::tile::bulk::Place;
@@ -19,6 +20,14 @@ pub(super) struct Maps {
     pub k: u64,
     pub v: u64,
     pub d_o: u64,
+}
+
+impl Maps {
+    /// The maps of the parameters at `first`.
+    #[inline(always)]
+    pub fn at(first: u64) -> Self {
+        Maps { q: first, k: first + 128, v: first + 256, d_o: first + 384 }
+    }
 }
 
 /// How far the producer is.
@@ -39,10 +48,38 @@ fn repairs_queries(p: &BackwardParams, order: &KeyOrder, at: &Step, queries: u32
     p.cu_seqlens_q != 0 && (at.tile + 1) * queries as i32 > order.block.sequence.query_rows
 }
 
-impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
+{
+    /// A warp of the helpers.
+    #[inline(always)]
+    pub unsafe fn help<E: TensorCoreElement>(
+        &self,
+        p: &BackwardHopperParams,
+        maps: &Maps,
+        warp: Recruit<WARPGROUPS>,
+    ) {
+        match warp.become_helper::<24>() {
+            Helper::Producer => {
+                if warp::elect() {
+                    self.produce::<E>(p, maps);
+                }
+            }
+            Helper::Repairer if may_need_repair(&p.backward) => {
+                self.repair(&p.backward, thread::thread_idx_x() % 32)
+            }
+            Helper::Writer(warpgroup) => {
+                if warp::elect() {
+                    self.write_dq(p, warpgroup);
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// The producer, one thread: takes key tiles, tells the others, and requests what they need.
     #[inline(always)]
-    pub unsafe fn produce<E: TensorCoreElement>(&self, p: &BackwardHopperParams, maps: &Maps) {
+    unsafe fn produce<E: TensorCoreElement>(&self, p: &BackwardHopperParams, maps: &Maps) {
         let mut progress = Progress { orders: Cursor::start(), stages: Cursor::start() };
         let schedule = schedule(&p.backward);
         let (counter, tiles) = (p.backward.turns, schedule.count());
@@ -113,7 +150,9 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             self.query(stage).request(maps.q, &place, barrier);
             bulk_copy::load_bytes(self.lse(stage), source.lse, Self::STATISTIC_BYTES, barrier);
 
-            self.d_os.acquire(stages);
+            let turn = stages.in_step();
+            let stage = turn.stage();
+            self.d_os.acquire(&turn);
             let barrier = if raw { self.raw_d_o(stage) } else { self.d_os.full(stage) };
             let statistics = if E::NARROW { 2 } else { 1 } * Self::STATISTIC_BYTES;
             mbarrier::arrive_expect(barrier, Self::QUERY_BYTES + statistics);
@@ -127,15 +166,16 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         }
     }
 
-    /// A writer, one thread: adds a warpgroup's half of each tile of dQ to the accumulator.
+    /// A writer, one thread: adds a warpgroup's part of each tile of dQ to the accumulator.
     ///
     /// In order, key tiles add to a query tile from the last to the first. With a causal mask, key tiles that
     /// start together then never wait: each comes to a query tile a step after the one that adds before it.
     #[inline(always)]
-    pub unsafe fn write_dq(&self, p: &BackwardHopperParams, warpgroup: u32) {
+    unsafe fn write_dq(&self, p: &BackwardHopperParams, warpgroup: u32) {
         let in_order = p.in_order != 0;
         let p = &p.backward;
         let (dq, stage) = (self.dq(warpgroup), self.dq_stage(warpgroup));
+        let (bytes, parts) = (Self::dq_bytes(warpgroup), Self::dq_parts(warpgroup));
         let mut turns = Cursor::start();
         let mut orders = Cursor::start();
         loop {
@@ -158,22 +198,28 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             let mut at = walk.start();
             while at.step < walk.steps {
                 let turn = block.turn(p, &at, QUERIES, warpgroup);
-                let half = block.dq_accumulator(p, &at, QUERIES) + (warpgroup * Self::DQ_BYTES) as u64;
-                stage.wait(&turns);
-                if at.tile >= waits_from {
-                    global::wait_for_u32(turn, next_tile);
-                    bulk_copy::fence_global();
+                let mut target =
+                    block.dq_accumulator(p, &at, QUERIES) + (warpgroup * Self::dq_bytes(0)) as u64;
+                let mut part = 0;
+                while part < parts {
+                    stage.wait(&turns);
+                    if part == 0 && at.tile >= waits_from {
+                        global::wait_for_u32(turn, next_tile);
+                        bulk_copy::fence_global();
+                    }
+                    bulk_copy::add_f32(target, dq, bytes);
+                    bulk_copy::commit();
+                    bulk_copy::wait_read::<0>();
+                    stage.release(&turns);
+                    turns.advance();
+                    target += bytes as u64;
+                    part += 1;
                 }
-                bulk_copy::add_f32(half, dq, Self::DQ_BYTES);
-                bulk_copy::commit();
-                bulk_copy::wait_read::<0>();
-                stage.release(&turns);
                 if in_order {
                     bulk_copy::wait_written::<0>();
                     bulk_copy::fence_global();
                     global::store_release_u32(turn, block.first_tile);
                 }
-                turns.advance();
                 at = walk.next(&at);
             }
         }
@@ -182,9 +228,9 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
 
     /// The repairer, one warp: zeroes rows past the end of a packed sequence.
     #[inline(always)]
-    pub unsafe fn repair(&self, p: &BackwardParams, lane: u32) {
+    unsafe fn repair(&self, p: &BackwardParams, lane: u32) {
         let mut orders = Cursor::start();
-        let (mut key_parity, mut parities) = (0, 0);
+        let (mut key_parity, mut query_parities, mut d_o_parities) = (0, 0, 0);
         let mut stages = Cursor::<STAGES>::start();
         let repaired = |barrier: u32| {
             bulk_copy::fence();
@@ -209,9 +255,9 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                 let raw_keys = at.step == 0 && repairs_keys(p, &order);
                 let key_rows =
                     (block.sequence.visible.key_rows - (block.first_tile * KEYS) as i32) as u32;
-                let parity = parities >> stage & 1;
                 if raw {
-                    mbarrier::wait(self.raw_query(stage), parity);
+                    mbarrier::wait(self.raw_query(stage), query_parities >> stage & 1);
+                    query_parities ^= 1 << stage;
                     self.query(stage).clear_rows(lane, rows);
                     repaired(self.queries.full(stage));
                 }
@@ -221,10 +267,11 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
                     repaired(self.keys.full(0));
                 }
                 if raw {
-                    mbarrier::wait(self.raw_d_o(stage), parity);
+                    let stage = stages.in_step::<D_O_STAGES>().stage();
+                    mbarrier::wait(self.raw_d_o(stage), d_o_parities >> stage & 1);
+                    d_o_parities ^= 1 << stage;
                     self.d_o(stage).clear_rows(lane, rows);
                     repaired(self.d_os.full(stage));
-                    parities ^= 1 << stage;
                 }
                 if raw_keys {
                     mbarrier::wait(self.raw_value(), key_parity);

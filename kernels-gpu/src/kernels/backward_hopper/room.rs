@@ -7,54 +7,78 @@ use crate::pipeline::mailbox::Mailbox;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
 
-/// Keys of a block.
-pub(super) const KEYS: u32 = 128;
-/// Stages of query tiles, of output gradients, and of dS.
+/// Stages of query tiles.
 pub(super) const STAGES: u32 = 2;
 /// Warpgroups that compute.
 pub(super) const WARPGROUPS: u32 = 2;
 /// Rows of statistics: lse, delta, and for f16 the norm of dO.
 const STATISTICS: u32 = 3;
-/// Barriers of tiles that wait for repair.
-const RAW_BARRIERS: u32 = 2 + 2 * STAGES;
-/// Bytes of a row of dS: a column for each key.
-const DS_ROW_BYTES: u32 = 2 * KEYS;
+/// Bytes of 64 x 64 elements of dQ in f32.
+const DQ_PANEL_BYTES: u32 = 64 * 64 * 4;
 
 /// The block's shared memory, and the barriers in it.
 #[derive(Clone, Copy)]
-pub(super) struct Room<const QUERIES: u32, const ROW_BYTES: u32> {
+pub(super) struct Room<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
+{
     /// The keys, once for all steps.
     pub key: SharedTile<KEYS, ROW_BYTES>,
     /// The values, once for all steps.
     pub value: SharedTile<KEYS, ROW_BYTES>,
     first_query: SharedTile<QUERIES, ROW_BYTES>,
     first_d_o: SharedTile<QUERIES, ROW_BYTES>,
-    first_ds: SharedTile<QUERIES, DS_ROW_BYTES>,
+    first_ds: u32,
     dq: u32,
     statistics: u32,
     /// Which key tile comes next.
     pub orders: Mailbox,
     /// The key tile.
     pub keys: Stages<1>,
-    /// The value tile.
+    /// The value tile; of wide heads, for warpgroup 1 alone.
     pub values: Stages<1>,
     /// Query tiles and their lse.
     pub queries: Stages<STAGES>,
     /// Output gradients and their delta (and norm).
-    pub d_os: Stages<STAGES>,
+    pub d_os: Stages<D_O_STAGES>,
     barriers: u32,
     /// A word for each computing warp.
     pub scratch: u32,
 }
 
-impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
+{
     pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
     /// Bytes of one statistic of a query tile.
     pub const STATISTIC_BYTES: u32 = 4 * QUERIES;
-    /// Bytes of a warpgroup's half of a tile of dQ in f32.
-    pub const DQ_BYTES: u32 = QUERIES * ROW_BYTES;
-    const DS_BYTES: u32 = SharedTile::<QUERIES, DS_ROW_BYTES>::BYTES;
+    const DS_BYTES: u32 = 2 * QUERIES * KEYS;
+    /// Whether the warpgroups divide the work as [`super::wide`] says.
+    const WIDE: bool = KEYS == 64;
+    const DS_STAGES: u32 = if Self::WIDE { 1 } else { STAGES };
+    /// Bytes of a tile of dQ in f32.
+    const DQ_TILE_BYTES: u32 = 2 * QUERIES * ROW_BYTES;
+    /// Barriers of tiles that wait for repair.
+    const RAW_BARRIERS: u32 = 2 + STAGES + D_O_STAGES;
+
+    /// Bytes of dQ that a warpgroup hands over at a time.
+    #[inline(always)]
+    pub const fn dq_bytes(warpgroup: u32) -> u32 {
+        match (Self::WIDE, warpgroup) {
+            (false, _) => Self::DQ_TILE_BYTES / WARPGROUPS,
+            (true, 0) => 2 * DQ_PANEL_BYTES,
+            (true, _) => DQ_PANEL_BYTES,
+        }
+    }
+
+    /// How often a warpgroup hands over a part of a tile of dQ.
+    #[inline(always)]
+    pub const fn dq_parts(warpgroup: u32) -> u32 {
+        if Self::WIDE && warpgroup == 1 {
+            (Self::DQ_TILE_BYTES - Self::dq_bytes(0)) / Self::dq_bytes(1)
+        } else {
+            1
+        }
+    }
 
     #[inline(always)]
     pub fn new() -> Self {
@@ -62,21 +86,21 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         let value = key + Self::KEY_BYTES;
         let query = value + Self::KEY_BYTES;
         let d_o = query + STAGES * Self::QUERY_BYTES;
-        let ds = d_o + STAGES * Self::QUERY_BYTES;
-        let dq = ds + STAGES * Self::DS_BYTES;
-        let statistics = dq + WARPGROUPS * Self::DQ_BYTES;
+        let ds = d_o + D_O_STAGES * Self::QUERY_BYTES;
+        let dq = ds + Self::DS_STAGES * Self::DS_BYTES;
+        let statistics = dq + Self::dq_bytes(0) + Self::dq_bytes(1);
         let orders = statistics + STAGES * STATISTICS * Self::STATISTIC_BYTES;
         let keys = orders + Mailbox::BYTES;
         let values = keys + Stages::<1>::BYTES;
         let queries = values + Stages::<1>::BYTES;
         let d_os = queries + Stages::<STAGES>::BYTES;
-        let barriers = d_os + Stages::<STAGES>::BYTES;
+        let barriers = d_os + Stages::<D_O_STAGES>::BYTES;
         Room {
             key: SharedTile { address: key },
             value: SharedTile { address: value },
             first_query: SharedTile { address: query },
             first_d_o: SharedTile { address: d_o },
-            first_ds: SharedTile { address: ds },
+            first_ds: ds,
             dq,
             statistics,
             orders: Mailbox::new(orders),
@@ -85,7 +109,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             queries: Stages::new(queries),
             d_os: Stages::new(d_os),
             barriers,
-            scratch: barriers + WARPGROUPS * Stages::<1>::BYTES + RAW_BARRIERS * BARRIER_BYTES,
+            scratch: barriers + WARPGROUPS * Stages::<1>::BYTES + Self::RAW_BARRIERS * BARRIER_BYTES,
         }
     }
 
@@ -96,7 +120,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             // The writers read along, and the repairer where there is one.
             self.orders.init(4 * WARPGROUPS + WARPGROUPS + may_need_repair(p) as u32);
             self.keys.init(1, 4 * WARPGROUPS);
-            self.values.init(1, 4 * WARPGROUPS);
+            self.values.init(1, if Self::WIDE { 4 } else { 4 * WARPGROUPS });
             self.queries.init(1, 4 * WARPGROUPS);
             self.d_os.init(1, 4 * WARPGROUPS);
             let mut warpgroup = 0;
@@ -109,6 +133,10 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
             let mut stage = 0;
             while stage < STAGES {
                 mbarrier::init(self.raw_query(stage), 1);
+                stage += 1;
+            }
+            stage = 0;
+            while stage < D_O_STAGES {
                 mbarrier::init(self.raw_d_o(stage), 1);
                 stage += 1;
             }
@@ -127,15 +155,17 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         SharedTile { address: self.first_d_o.address + stage * Self::QUERY_BYTES }
     }
 
+    /// A tile of dS: a column for each key.
     #[inline(always)]
-    pub fn ds(&self, stage: u32) -> SharedTile<QUERIES, DS_ROW_BYTES> {
-        SharedTile { address: self.first_ds.address + stage * Self::DS_BYTES }
+    pub fn ds<const DS_ROW_BYTES: u32>(&self, stage: u32) -> SharedTile<QUERIES, DS_ROW_BYTES> {
+        const { assert!(DS_ROW_BYTES == 2 * KEYS) };
+        SharedTile { address: self.first_ds + stage * Self::DS_BYTES }
     }
 
-    /// A warpgroup's half of a tile of dQ.
+    /// Where a warpgroup's part of a tile of dQ begins.
     #[inline(always)]
     pub fn dq(&self, warpgroup: u32) -> u32 {
-        self.dq + warpgroup * Self::DQ_BYTES
+        self.dq + warpgroup * Self::dq_bytes(0)
     }
 
     #[inline(always)]
@@ -158,7 +188,13 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<QUERIES, ROW_BYTES> {
         self.statistic(2, stage)
     }
 
-    /// The turns of a warpgroup's half of dQ: its warps fill it, the writer releases it.
+    /// A word: what dS of the step is multiplied by.
+    #[inline(always)]
+    pub fn factor(&self) -> u32 {
+        self.scratch + 4 * 4 * WARPGROUPS
+    }
+
+    /// The turns of a warpgroup's part of dQ: its warps fill it, the writer releases it.
     #[inline(always)]
     pub fn dq_stage(&self, warpgroup: u32) -> Stages<1> {
         Stages::new(self.barriers + warpgroup * Stages::<1>::BYTES)

@@ -1,0 +1,309 @@
+//! The Hopper backward for head dims 192 and 256: one warpgroup makes dV, the other dK.
+//!
+//! 64 keys of dV, or of dK, fill half of a warpgroup's registers. So each has one of them, and computes what
+//! feeds it: score tiles are transposed (rows are keys), p and ds reach their products from registers. What
+//! the other one needs goes through shared memory. dQ is shared out by columns: the first 128, and the rest.
+//!
+//! ```text
+//! for each query tile:
+//!     warpgroup 0                               warpgroup 1
+//!     s = k q^T                                 dp = v dO^T
+//!     p = 2^(c s - lse)            -- p ->      ds = p (dp - delta)
+//!     start dv += p dO
+//!                                 <- ds --
+//!     start dq = ds^T k (128 columns)           start dq = ds^T k (the rest)     start dk += ds q
+//!     wait for dv, dq; dq to shared memory      wait for dq; dq to shared memory
+//!                                               wait for dk
+//! ```
+//!
+//! Products of one warpgroup run beside the exponentials, waits and copies of the other: while ds is made, dv
+//! is added to, and while dk is added to, the next s begins. p goes in f32, in the order in which lanes hold
+//! it, through the memory of warpgroup 0's dQ, which is free until ds is there. It is overwritten with dQ
+//! after ds came, and ds after the next p came: two barriers are enough.
+
+use super::helpers::Maps;
+use super::room::{Room, WARPGROUPS};
+use super::{CONSUMERS, hand_over};
+use crate::abi::{BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages};
+use crate::arch::{barrier, bulk_copy, shared, thread, warp};
+use crate::attention::gradient::{exponentiate, range_factor, scale_all, subtract_delta, subtract_lse};
+use crate::attention::key_order::KeyOrder;
+use crate::pipeline::roles::{Recruit, WARPGROUP};
+use crate::pipeline::stages::Cursor;
+use crate::tile::element;
+use crate::tile::fragment::MmaFragment;
+use crate::tile::mma::pack;
+use crate::tile::warpgroup::{
+    DQ_REGISTERS, GradientElement, QueryGradientElement, Wait, store_transposed,
+};
+
+/// Keys of a block.
+const KEYS: u32 = 64;
+/// Queries of a step.
+const QUERIES: u32 = 64;
+/// Registers of scores, and of packed probabilities.
+const S: usize = 32;
+const P: usize = 16;
+/// Registers of warpgroup 0's columns of dQ.
+const FIRST_DQ: usize = 2 * DQ_REGISTERS;
+/// Barrier at which p is there.
+const P_READY: u32 = 1;
+/// Barrier at which ds is there.
+const DS_READY: u32 = 2;
+/// Barrier of warpgroup 1 alone.
+const ALONE: u32 = 3;
+
+impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES> {
+    /// A warp of warpgroup 0. `O` registers of dV.
+    #[inline(always)]
+    unsafe fn make_dv<E, const O: usize>(&self, p: &BackwardParams)
+    where
+        E: GradientElement<S, P, O> + QueryGradientElement<KEYS, FIRST_DQ>,
+        [f32; O]: Wait,
+    {
+        let thread = thread::thread_idx_x() % WARPGROUP;
+        let lane = thread % 32;
+        let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+        let keys = self.key.descriptor(0);
+        let ds = self.ds::<{ 2 * KEYS }>(0).descriptor(0);
+        let slot = self.dq(0) + 16 * thread;
+        let dq_stage = self.dq_stage(0);
+        let mut orders = Cursor::start();
+        let mut stages = Cursor::start();
+        loop {
+            let letter = self.orders.wait(&orders);
+            if KeyOrder::ends(letter) {
+                break;
+            }
+            self.keys.wait(&orders.in_step());
+            let KeyOrder { walk, .. } = KeyOrder::read(letter, p, KEYS);
+            let steps = warp::uniform(walk.steps);
+            let mut dv = [0.0; O];
+            if steps > 0 {
+                let mut at = walk.start();
+                loop {
+                    let stage = stages.stage();
+                    self.queries.wait(&stages);
+                    let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
+                    scores.wait::<0>();
+                    subtract_lse::<MmaFragment, 2, S, false>(
+                        lane,
+                        &mut scores,
+                        self.lse(stage),
+                        scale_log2,
+                    );
+                    warp::warp_sync();
+                    if lane == 0 {
+                        self.queries.release(&stages);
+                    }
+                    if walk.hides(&at) {
+                        self.hide(p, letter, at.tile, &mut scores);
+                    }
+                    exponentiate::<S, false>(&mut scores);
+                    let dq_turn = stages.in_step();
+                    dq_stage.acquire(&dq_turn);
+                    let mut i = 0;
+                    while i < S / 4 {
+                        let four = [0, 1, 2, 3].map(|e| scores[4 * i + e].to_bits());
+                        shared::store_u32x4(slot + i as u32 * 16 * WARPGROUP, four);
+                        i += 1;
+                    }
+                    barrier::arrive_constant::<P_READY, CONSUMERS>();
+                    let probability: [u32; P] = pack::<E, S, P>(&scores);
+                    let d_o_turn = stages.in_step::<D_O_STAGES>();
+                    self.d_os.wait(&d_o_turn);
+                    let d_o = self.d_o(d_o_turn.stage()).descriptor(0);
+                    E::start_gradient(&mut dv, &probability, d_o);
+
+                    barrier::sync_constant::<DS_READY, CONSUMERS>();
+                    let mut dq = E::start_dq::<QUERIES>(ds, keys);
+                    dv.wait::<1>();
+                    if lane == 0 {
+                        self.d_os.release(&d_o_turn);
+                    }
+                    at = walk.next(&at);
+                    dq.wait::<0>();
+                    if E::NARROW {
+                        let factor = f32::from_bits(shared::load_u32(self.factor()));
+                        if factor != 1.0 {
+                            scale_all(&mut dq, 1.0 / factor);
+                        }
+                    }
+                    hand_over::<FIRST_DQ, 0, FIRST_DQ>(lane, &dq, slot, dq_stage, &dq_turn);
+                    stages.advance();
+                    if at.step == steps {
+                        break;
+                    }
+                }
+            }
+            if lane == 0 {
+                self.keys.release(&orders.in_step());
+            }
+            let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+            self.orders.discard(&mut orders, lane);
+            self.store::<E, O>(p, &block, 0, &dv, &p.dv, p.value_dim);
+        }
+    }
+
+    /// A warp of warpgroup 1. Registers: `O` of dK, `DQ` of dQ.
+    #[inline(always)]
+    unsafe fn make_dk<E, const O: usize, const DQ: usize>(&self, p: &BackwardParams)
+    where
+        E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ>,
+        [f32; O]: Wait,
+        [f32; DQ]: Wait,
+    {
+        let thread = thread::thread_idx_x() % WARPGROUP;
+        let (lane, warp) = (thread % 32, thread / 32);
+        let values = self.value.descriptor(0);
+        let ds_tile = self.ds::<{ 2 * KEYS }>(0);
+        let dq_keys = self.key.panel(2).descriptor(0);
+        let probabilities = self.dq(0) + 16 * thread;
+        let slot = self.dq(1) + 16 * thread;
+        let dq_stage = self.dq_stage(1);
+        let mut orders = Cursor::start();
+        let mut stages = Cursor::start();
+        let mut dq_turn = Cursor::start();
+        loop {
+            let letter = self.orders.wait(&orders);
+            if KeyOrder::ends(letter) {
+                break;
+            }
+            self.keys.wait(&orders.in_step());
+            self.values.wait(&orders.in_step());
+            let KeyOrder { walk, .. } = KeyOrder::read(letter, p, KEYS);
+            let steps = warp::uniform(walk.steps);
+            let mut dk = [0.0; O];
+            if steps > 0 {
+                let mut step = 0;
+                let mut largest_value = 0.0;
+                if E::NARROW {
+                    largest_value = self.largest_value::<E, ALONE, WARPGROUP>(thread);
+                }
+                loop {
+                    let d_o_turn = stages.in_step::<D_O_STAGES>();
+                    let stage = d_o_turn.stage();
+                    self.d_os.wait(&d_o_turn);
+                    let mut dp = E::start_scores::<KEYS>(values, self.d_o(stage).descriptor(0));
+                    // What ds is multiplied by to be in the range of E; nearly always 1.
+                    let mut factor = 1.0;
+                    if E::NARROW {
+                        let (norm, delta) = (self.norm(stage), self.delta(stage));
+                        factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
+                    }
+                    dp.wait::<0>();
+                    subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, self.delta(stage));
+                    warp::warp_sync();
+                    if lane == 0 {
+                        self.d_os.release(&d_o_turn);
+                    }
+                    barrier::sync_constant::<P_READY, CONSUMERS>();
+                    let mut i = 0;
+                    while i < S / 4 {
+                        let four = shared::load_u32x4(probabilities + i as u32 * 16 * WARPGROUP);
+                        let mut e = 0;
+                        while e < 4 {
+                            dp[4 * i + e] *= f32::from_bits(four[e]);
+                            e += 1;
+                        }
+                        i += 1;
+                    }
+                    if E::NARROW {
+                        if thread == 0 {
+                            shared::store_u32(self.factor(), factor.to_bits());
+                        }
+                        if factor != 1.0 {
+                            scale_all(&mut dp, factor);
+                            scale_all(&mut dk, factor);
+                        }
+                    }
+                    let ds: [u32; P] = pack::<E, S, P>(&dp);
+                    store_transposed(lane, &ds, ds_tile, warp);
+                    bulk_copy::fence();
+                    barrier::sync_constant::<DS_READY, CONSUMERS>();
+
+                    let mut dq = E::start_dq::<QUERIES>(ds_tile.descriptor(0), dq_keys);
+                    self.queries.wait(&stages);
+                    let queries = self.query(stages.stage()).descriptor(0);
+                    E::start_gradient(&mut dk, &ds, queries);
+                    dq.wait::<1>();
+                    if E::NARROW && factor != 1.0 {
+                        scale_all(&mut dq, 1.0 / factor);
+                    }
+                    dq_stage.acquire(&dq_turn);
+                    hand_over::<DQ, 0, DQ_REGISTERS>(lane, &dq, slot, dq_stage, &dq_turn);
+                    dq_turn.advance();
+                    if DQ > DQ_REGISTERS {
+                        dq_stage.acquire(&dq_turn);
+                        hand_over::<DQ, { DQ_REGISTERS }, DQ_REGISTERS>(
+                            lane, &dq, slot, dq_stage, &dq_turn,
+                        );
+                        dq_turn.advance();
+                    }
+                    dk.wait::<0>();
+                    if lane == 0 {
+                        self.queries.release(&stages);
+                    }
+                    if E::NARROW && factor != 1.0 {
+                        scale_all(&mut dk, 1.0 / factor);
+                    }
+                    stages.advance();
+                    step += 1;
+                    if step == steps {
+                        break;
+                    }
+                }
+            }
+            if lane == 0 {
+                self.keys.release(&orders.in_step());
+                self.values.release(&orders.in_step());
+            }
+            let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+            self.orders.discard(&mut orders, lane);
+            scale_all(&mut dk, p.scale);
+            self.store::<E, O>(p, &block, 0, &dk, &p.dk, p.head_dim);
+        }
+    }
+}
+
+/// One block: a warpgroup of helpers and two that compute.
+#[inline(always)]
+unsafe fn backward<E, const ROW_BYTES: u32, const D_O_STAGES: u32, const O: usize, const DQ: usize>(
+    p: &BackwardHopperParams,
+    maps: Maps,
+) where
+    E: GradientElement<S, P, O> + QueryGradientElement<KEYS, FIRST_DQ> + QueryGradientElement<KEYS, DQ>,
+    [f32; O]: Wait,
+    [f32; DQ]: Wait,
+{
+    let room = Room::<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>::new();
+    room.open(&p.backward);
+    let warp = Recruit::<WARPGROUPS>::new();
+    if warp.helps() {
+        room.help::<E>(p, &maps, warp);
+    } else if warp.become_consumer::<240>() == 0 {
+        room.make_dv::<E, O>(&p.backward);
+    } else {
+        room.make_dk::<E, O, DQ>(&p.backward);
+    }
+}
+
+macro_rules! entries {
+    ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
+        $(
+            /// An instance of [`backward`], chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardHopperParams`] says, for this kernel's row of the table.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardHopperParams) {
+                let maps = Maps::at(crate::parameter_address!($name));
+                backward::<
+                    element::$dtype, { $dim * 2 }, { backward_sm90a_d_o_stages($dim) },
+                    { $dim / 2 }, { ($dim - 128) / 2 },
+                >(&p, maps);
+            }
+        )*
+    };
+}
+crate::for_each_backward_wide_sm90a!(entries);

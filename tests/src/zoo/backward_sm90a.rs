@@ -342,7 +342,7 @@ fn helpers() -> Vec<Mutant> {
             .edit("mbarrier.arrive.shared", &["KeyOrder::END"], Which::All, dropped)
             .finding(DEADLOCK, &["self.orders.wait(&orders)"]),
         mutant("every lane of the producer brings tiles")
-            .edit("elect.sync", &["backward_hopper.rs: if warp::elect() {"], Which::All, |line| {
+            .edit("elect.sync", &["helpers.rs: if warp::elect() {"], Which::Number(0), |line| {
                 let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();
                 format!("setp.eq.u32 {predicate}, 0, 0;")
             })
@@ -378,7 +378,7 @@ fn helpers() -> Vec<Mutant> {
         packed("dO is repaired before it has come")
             .edit(
                 "mbarrier.try_wait",
-                &["mbarrier::wait(self.raw_d_o(stage), parity);"],
+                &["mbarrier::wait(self.raw_d_o(stage), "],
                 Which::All,
                 no_wait,
             )

@@ -20,7 +20,6 @@ const UNINITIALISED: &str = "uninitialised shared read";
 const READ_P: &str = "wide.rs: let four = shared::load_u32x4(probabilities";
 const WRITE_P: &str = "wide.rs: shared::store_u32x4(slot";
 const TURN: &str = "wide.rs: dq_stage.acquire(&dq_turn);";
-const MEETING: &str = "wide.rs: warp::warp_sync();";
 
 fn mutants() -> Vec<Mutant> {
     vec![
@@ -54,12 +53,6 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding(REGISTER, &["hand_over"])
             .finding(IN_FLIGHT, &["self.d_o(stage).request"]),
-        mutant("lse is let go by one lane for all")
-            .edit("bar.warp.sync", &[MEETING], Which::Number(0), dropped)
-            .finding(IN_FLIGHT, &["self.lse(stage), source.lse"]),
-        mutant("delta is let go by one lane for all")
-            .edit("bar.warp.sync", &[MEETING], Which::Number(1), dropped)
-            .finding(IN_FLIGHT, &["self.delta(stage), source.delta"]),
         mutant("scores are read before they are there")
             .edit("wgmma.wait_group", &["scores.wait::<0>();"], Which::All, dropped)
             .finding(REGISTER, &["wide.rs: "]),

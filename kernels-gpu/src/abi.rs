@@ -1,10 +1,12 @@
 //! What the host and the kernels agree on: launch parameters and the table of kernels.
 
+mod shared_bytes;
 mod table;
 
-pub use table::{
-    KERNELS, backward_sm90a_d_o_stages, forward_sm90a_key_stages, forward_sm90a_query_stages,
+pub use shared_bytes::{
+    backward_sm90a_d_o_stages, forward_sm90a_key_stages, forward_sm90a_query_stages,
 };
+pub use table::KERNELS;
 
 /// Element type of a tensor in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -94,10 +94,17 @@ fn large_f16_inputs_have_finite_gradients() {
 /// dQ, dK and dV do not exceed that of f32.
 #[test]
 fn f16_gradients_beyond_its_range_are_right() {
-    for (mask, mode) in [(Mask::Full, Mode::Fast), (CAUSAL, Mode::Deterministic)] {
+    let (fast, deterministic) = ((Mask::Full, Mode::Fast), (CAUSAL, Mode::Deterministic));
+    let small = Case::small().head_dim;
+    // Head dim, and rows of usual size.
+    let runs =
+        [(fast, small, 40), (deterministic, small, 40), (fast, 256, 70), (deterministic, 192, 70)];
+    for ((mask, mode), head_dim, usual_rows) in runs {
         let case = Case {
             query_rows: 150,
             key_rows: 170,
+            head_dim,
+            value_dim: head_dim,
             dtype: Dtype::F16,
             output_dtype: Dtype::F16,
             mask,
@@ -108,7 +115,7 @@ fn f16_gradients_beyond_its_range_are_right() {
         inputs.v.iter_mut().for_each(|v| *v *= 1000.0);
         // Not all rows, so that usual and unusual tiles meet in one sum.
         let columns = case.query_heads * case.value_dim;
-        gradients.d_o[40 * columns..].iter_mut().for_each(|d_o| *d_o *= 10_000.0);
+        gradients.d_o[usual_rows * columns..].iter_mut().for_each(|d_o| *d_o *= 10_000.0);
         let computed = run_with(&open(), &case, &inputs, &gradients, Surroundings::Nan).unwrap();
         finite(&case, &computed).unwrap();
         let got = computed.gradients.as_ref().unwrap();
@@ -120,7 +127,7 @@ fn f16_gradients_beyond_its_range_are_right() {
             let errors = got.iter().zip(exact).map(|(&got, exact)| (f64::from(got) - exact).abs());
             let error = errors.fold(0.0, f64::max);
             // Probabilities and dS are rounded to 11 bits, each sum holds both.
-            assert!(error <= 2f64.powi(-10) * size, "{mode:?} {name}: {error:e} of {size:e}");
+            assert!(error <= 2f64.powi(-10) * size, "{head_dim} {mode:?} {name}: {error:e} of {size:e}");
             assert!(name == "dv" || size > 1e6, "{name}: {size:e} is no large gradient");
         }
     }

@@ -114,8 +114,8 @@ impl Lanes {
         self.warps[warp as usize].arrived
     }
 
-    /// These lanes of a warp arrive at a memory barrier. How much of the warp's clock that makes known, if not
-    /// all of it: others have accessed something since they met.
+    /// These lanes of a warp arrive at a memory barrier. How much of the warp's clock that makes known, if
+    /// not all of it: others have accessed something since they met.
     pub fn arrive(&mut self, warp: u32, lanes: u32) -> Option<u32> {
         let since = &mut self.warps[warp as usize];
         since.arrived = since.apart & !lanes == 0;

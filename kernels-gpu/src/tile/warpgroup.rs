@@ -134,8 +134,8 @@ pub trait GradientElement<const S: usize, const P: usize, const O: usize>: Tenso
     unsafe fn start_gradient(gradient: &mut [f32; O], p: &[u32; P], b: u64);
 }
 
-/// The product with which dS becomes dQ, of one element type: 64 queries by `2 DQ` columns, summed over `KEYS`
-/// keys. `DQ` registers per thread.
+/// The product with which dS becomes dQ, of one element type: 64 queries by `2 DQ` columns, summed over
+/// `KEYS` keys. `DQ` registers per thread.
 pub trait QueryGradientElement<const KEYS: u32, const DQ: usize>: TensorCoreElement {
     /// Starts `ds k` of 64 rows of ds, a group of its own; ds has `DS_ROWS` rows.
     ///

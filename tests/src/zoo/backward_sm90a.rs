@@ -376,12 +376,7 @@ fn helpers() -> Vec<Mutant> {
             .edit("fence.proxy.async", &["helpers.rs: bulk_copy::fence();"], Which::All, dropped)
             .finding(NO_FENCE, &["E::start_"]),
         packed("dO is repaired before it has come")
-            .edit(
-                "mbarrier.try_wait",
-                &["mbarrier::wait(self.raw_d_o(stage), "],
-                Which::All,
-                no_wait,
-            )
+            .edit("mbarrier.try_wait", &["mbarrier::wait(self.raw_d_o(stage), "], Which::All, no_wait)
             .finding(IN_FLIGHT, &["self.d_o(stage).clear_rows"]),
         packed("keys are repaired with the parity of the first")
             .edit(

@@ -157,10 +157,15 @@ pub struct Explanation {
 pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         opcode: "bar.warp.sync",
-        through: &[],
-        equivalent: false,
-        why: "the lanes of a warp are together here, and the emulator runs them together: it does not look for races \
-              between lanes",
+        through: &["forward_mma.rs: store::store_staged"],
+        equivalent: true,
+        why: "a barrier of the block stands between the last reads of these bytes and what is staged in them",
+    },
+    Explanation {
+        opcode: "bar.warp.sync",
+        through: &["forward_hopper.rs: room.produce"],
+        equivalent: true,
+        why: "it brings the lanes together before the next tile; what they tell each other passes through shuffles",
     },
     Explanation {
         opcode: "fence.",

@@ -8,6 +8,7 @@
 
 mod backward_sm80;
 mod backward_sm90a;
+mod backward_wide_sm90a;
 mod forward_sm80;
 mod forward_sm90a;
 
@@ -29,8 +30,13 @@ pub struct Family {
 }
 
 /// All of them.
-pub const FAMILIES: [Family; 4] =
-    [forward_sm80::FAMILY, backward_sm80::FAMILY, forward_sm90a::FAMILY, backward_sm90a::FAMILY];
+pub const FAMILIES: [Family; 5] = [
+    forward_sm80::FAMILY,
+    backward_sm80::FAMILY,
+    forward_sm90a::FAMILY,
+    backward_sm90a::FAMILY,
+    backward_wide_sm90a::FAMILY,
+];
 
 type Edit = Box<dyn Fn(&Ptx) -> Ptx>;
 

@@ -53,6 +53,11 @@ fn mutants_of_the_backward_for_hopper_are_found() {
 }
 
 #[test]
+fn mutants_of_the_backward_for_hopper_with_wide_heads_are_found() {
+    all_are_found(FAMILIES[4], 9);
+}
+
+#[test]
 fn each_mutant_has_a_name_of_its_own() {
     let slugs: Vec<String> =
         FAMILIES.iter().flat_map(|family| (family.mutants)()).map(|mutant| mutant.slug()).collect();

@@ -158,7 +158,7 @@ fn products() -> Vec<Mutant> {
             .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, |line| {
                 line.replacen(" 1", " 2", 1)
             })
-            .finding(REGISTER, &["shared::store_u32x4(dq_slot"]),
+            .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("the product with p belongs to no group")
             .edit("wgmma.commit_group", &["E::start_scores::<KEYS>(values"], Which::All, dropped)
             .finding(REGISTER, &["subtract_delta"]),
@@ -184,7 +184,7 @@ fn products() -> Vec<Mutant> {
         mutant("ds is written where it is read: one stage for all")
             .edit(
                 "add.s32",
-                &["room.rs: self.first_ds.address + stage", "store_transposed"],
+                &["room.rs: self.first_ds + stage", "store_transposed"],
                 Which::All,
                 |line| {
                     let from = operand(line, 1);
@@ -211,10 +211,10 @@ fn products() -> Vec<Mutant> {
             .wrong("dq"),
         Mutant::new("dO is let go before its product has read it", F16, ragged(F16))
             .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, dropped)
-            .finding(REGISTER, &["shared::store_u32x4(dq_slot"])
+            .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("])
             .finding(IN_FLIGHT, &["self.d_o(stage).request"]),
         Mutant::new("the largest value is that of one warp", F16, ragged(F16))
-            .edit("bar.sync 1", &["block_max::<CONSUMERS>"], Which::All, dropped)
+            .edit("bar.sync 1", &["block_max::<THREADS>"], Which::All, dropped)
             .finding(RACE, &["block_max"])
             .finding(UNINITIALISED, &["block_max"]),
         Mutant::new("norms are used before they have come", F16, ragged(F16))
@@ -228,11 +228,11 @@ fn accumulator() -> Vec<Mutant> {
     vec![
         mutant("dq is overwritten while it is added")
             .edit("mbarrier.try_wait", &["dq_stage.acquire(&dq_turn);"], Which::All, no_wait)
-            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"])
-            .finding(RACE, &["shared::store_u32x4(dq_slot"]),
+            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("])
+            .finding(RACE, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("dq is added before it is written")
             .edit("mbarrier.try_wait", &["helpers.rs: stage.wait(&turns);"], Which::All, no_wait)
-            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"])
+            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("])
             .finding(UNINITIALISED, &[WRITER]),
         mutant("dq is waited for with the other parity")
             .edit("mbarrier.try_wait", &["helpers.rs: stage.wait(&turns);"], Which::All, other_parity)
@@ -242,7 +242,7 @@ fn accumulator() -> Vec<Mutant> {
             .edit("fence.proxy.async", &[FENCE], Which::Last, dropped)
             .finding(NO_FENCE, &[WRITER]),
         mutant("a warp does not say that its dq is there")
-            .edit("mbarrier.arrive.shared", &["dq_stage.fill(&dq_turn);"], Which::All, dropped)
+            .edit("mbarrier.arrive.shared", &["stage.fill(turn);"], Which::All, dropped)
             .finding(DEADLOCK, &[STUCK]),
         mutant("dq is added when three of four warps have written it")
             .edit(
@@ -252,16 +252,16 @@ fn accumulator() -> Vec<Mutant> {
                 |line| with_operand(line, 1, "3"),
             )
             .finding(DEADLOCK, &["self.keys.acquire(turn);"])
-            .finding(MISUSE, &["dq_stage.fill(&dq_turn);"]),
+            .finding(MISUSE, &["stage.fill(turn);"]),
         mutant("dq is released before it is read")
             .edit("cp.async.bulk.wait_group.read 0", &[], Which::All, dropped)
-            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"]),
+            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("one addition too few has been read when dq is released")
             .edit("cp.async.bulk.wait_group.read 0", &[], Which::All, |line| line.replace(" 0", " 1"))
-            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"]),
+            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("additions of dq belong to no group")
             .edit("cp.async.bulk.commit_group", &[], Which::All, dropped)
-            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"]),
+            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("dq is never released")
             .edit("mbarrier.arrive.shared", &["helpers.rs: stage.release(&turns);"], Which::All, dropped)
             .finding(DEADLOCK, &[STUCK]),
@@ -342,7 +342,7 @@ fn helpers() -> Vec<Mutant> {
             .edit("mbarrier.arrive.shared", &["KeyOrder::END"], Which::All, dropped)
             .finding(DEADLOCK, &["self.orders.wait(&orders)"]),
         mutant("every lane of the producer brings tiles")
-            .edit("elect.sync", &["backward_hopper.rs: if warp::elect() {"], Which::All, |line| {
+            .edit("elect.sync", &["helpers.rs: if warp::elect() {"], Which::Number(0), |line| {
                 let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();
                 format!("setp.eq.u32 {predicate}, 0, 0;")
             })
@@ -376,12 +376,7 @@ fn helpers() -> Vec<Mutant> {
             .edit("fence.proxy.async", &["helpers.rs: bulk_copy::fence();"], Which::All, dropped)
             .finding(NO_FENCE, &["E::start_"]),
         packed("dO is repaired before it has come")
-            .edit(
-                "mbarrier.try_wait",
-                &["mbarrier::wait(self.raw_d_o(stage), parity);"],
-                Which::All,
-                no_wait,
-            )
+            .edit("mbarrier.try_wait", &["mbarrier::wait(self.raw_d_o(stage), "], Which::All, no_wait)
             .finding(IN_FLIGHT, &["self.d_o(stage).clear_rows"]),
         packed("keys are repaired with the parity of the first")
             .edit(

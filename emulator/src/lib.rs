@@ -53,9 +53,9 @@
 //! random ([`Schedule`]). The host makes the tensor maps that such a kernel takes ([`TensorMap`]).
 //!
 //! Not modelled: time, the memory model's reorderings, caches, and what `ptxas` does to the text. Not
-//! covered yet: calls, textures, clusters of more than one block, sparse and integer `wgmma`, races in
-//! global memory and between the threads of a warp. A kernel that uses an instruction which is not covered
-//! refuses to launch and says so.
+//! covered yet: calls, textures, clusters of more than one block, sparse and integer `wgmma`, races of the
+//! threads of a warp in global memory. A kernel that uses an instruction which is not covered refuses to
+//! launch and says so.
 
 mod decode;
 mod error;

@@ -90,7 +90,7 @@ pub enum FindingKind {
     MbarrierMisuse,
     /// A bulk copy whose tensor map is none. Stops the block.
     InvalidTensorMap,
-    /// Two warps access the same shared bytes, one of them writing, and nothing orders them. The block
+    /// Two warps or two lanes access the same shared bytes, one writing, and nothing orders them. The block
     /// goes on.
     SharedRace,
     /// Two warps, of one block or two, access the same global bytes, one of them writing, and nothing orders

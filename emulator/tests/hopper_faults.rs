@@ -368,6 +368,49 @@ fn barriers_in_the_way() {
 }
 
 #[test]
+fn lanes_of_a_warp_are_ordered_by_a_meeting() {
+    let body = |meeting: &str| {
+        format!(
+            "{INIT} shl.b32 %r1, %lane, 2; add.u32 %r1, %r1, %base; st.shared.b32 [%r1], %tid; {meeting}
+             xor.b32 %r1, %r1, 4; ld.shared.b32 %r2, [%r1]; st.global.b32 [%mine+16384], %r2;"
+        )
+    };
+    expect(&body(""), &body("bar.warp.sync -1;"), 32, no_map, FindingKind::SharedRace, "ld.shared");
+    let body = |who: &str| {
+        format!(
+            "@%first mbarrier.init.shared::cta.b64 [%base+8192], 32; bar.sync 0; mov.u32 %r3, 32;
+             shl.b32 %r1, %lane, 2; add.u32 %r1, %r1, %base; st.shared.b32 [%r1], %tid;
+             {who}
+             W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8192], 0; @!%p1 bra W;
+             xor.b32 %r1, %r1, 4; ld.shared.b32 %r2, [%r1]; st.global.b32 [%mine+16384], %r2;"
+        )
+    };
+    let one = body("@%first mbarrier.arrive.shared::cta.b64 _, [%base+8192], %r3;");
+    let all = body("mbarrier.arrive.shared::cta.b64 _, [%base+8192];");
+    expect(&one, &all, 32, no_map, FindingKind::SharedRace, "ld.shared");
+}
+
+#[test]
+fn a_lane_arrives_for_its_warp_only_behind_a_meeting() {
+    let body = |meeting: &str| {
+        format!(
+            "{INIT} shl.b32 %r1, %lane, 2; add.u32 %r1, %r1, %base; setp.eq.u32 %p2, %warp, 0;
+             @!%p2 bra READ;
+             st.shared.b32 [%r1], %tid; {meeting}
+             @%first mbarrier.arrive.shared::cta.b64 _, [%base+8192];
+             bra END;
+             READ:
+             mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8192], 0;
+             @!%p1 bra READ;
+             ld.shared.b32 %r2, [%r1];
+             st.global.b32 [%mine+16384], %r2;
+             END:"
+        )
+    };
+    expect(&body(""), &body("bar.warp.sync -1;"), 64, no_map, FindingKind::SharedRace, "ld.shared");
+}
+
+#[test]
 fn operands_of_tensor_copies() {
     let load = |shared: u32, map_offset: u32| {
         format!(

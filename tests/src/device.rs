@@ -35,6 +35,15 @@ pub fn name() -> DeviceName {
     }
 }
 
+/// How many schedules the emulator tries on what ships: `FATTN_SCHEDULES`, at least the latest and the eager one.
+///
+/// # Panics
+/// If the variable is no number.
+pub fn schedule_count() -> u64 {
+    let Ok(text) = std::env::var("FATTN_SCHEDULES") else { return 3 };
+    text.parse().unwrap_or_else(|error| panic!("FATTN_SCHEDULES: {error}"))
+}
+
 /// The target of the emulator, if `FATTN_DEVICE` names it.
 pub fn emulated_arch() -> Option<Arch> {
     match name() {
@@ -48,14 +57,21 @@ pub fn emulated_arch() -> Option<Arch> {
 /// # Panics
 /// If it is not there.
 pub fn open() -> TestDevice {
-    let name = name();
+    open_with(name(), KernelImages::embedded())
+}
+
+/// Opens this device with these kernels.
+///
+/// # Panics
+/// If it is not there.
+pub fn open_with(name: DeviceName, images: KernelImages) -> TestDevice {
     let gpu = match name {
         DeviceName::Cuda(_) | DeviceName::CudaAs(..) => {
             Some(GPU.lock().unwrap_or_else(PoisonError::into_inner))
         }
         DeviceName::Emulated(_) => None,
     };
-    let device = Device::open(name, KernelImages::embedded()).unwrap_or_else(|error| panic!("{error}"));
+    let device = Device::open(name, images).unwrap_or_else(|error| panic!("{error}"));
     TestDevice { device, _gpu: gpu }
 }
 

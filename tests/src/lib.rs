@@ -4,6 +4,8 @@
 //! - `FATTN_DEVICE`: where the tests run, `emulated:sm_80` unless said otherwise; `cuda` on a machine
 //!   with a GPU
 //! - `FATTN_CASES`: cases per property; by default few on the emulator and hundreds on a GPU
+//! - `FATTN_SCHEDULES`: schedules of the emulator under which the kernels of the zoo must be clean, 3
+//!   unless said otherwise
 //! - `FATTN_SEED`: seed of the cases, a new one for each run unless said otherwise; printed with every
 //!   failure
 //!
@@ -17,3 +19,8 @@ pub mod property;
 pub mod ptx;
 pub mod recorder;
 pub mod rule;
+pub mod shapes;
+pub mod sources;
+pub mod sweep;
+pub mod verdict;
+pub mod zoo;

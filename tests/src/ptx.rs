@@ -1,5 +1,6 @@
 //! Edits of PTX text, for tests that show that a wrong kernel does not pass.
 
+use crate::sources::{Place, chain, goes_through};
 use finite_attention::KernelImages;
 use kernels_gpu::abi::{KERNELS, KernelSpec};
 
@@ -7,6 +8,24 @@ use kernels_gpu::abi::{KERNELS, KernelSpec};
 #[derive(Clone, Debug)]
 pub struct Ptx {
     lines: Vec<String>,
+}
+
+/// An instruction.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// Its line, from 0.
+    pub line: usize,
+    /// Its text without indentation.
+    pub text: String,
+    /// Where it comes from: the innermost place, then the calls that it was inlined into.
+    pub places: Vec<Place>,
+}
+
+impl Site {
+    /// The instruction without its predicate.
+    pub fn instruction(&self) -> &str {
+        without_predicate(&self.text)
+    }
 }
 
 /// Which of the instructions that fit are edited.
@@ -20,6 +39,16 @@ pub enum Which {
     Last,
 }
 
+impl Which {
+    fn of<T>(self, found: &[T]) -> &[T] {
+        match self {
+            Which::All => found,
+            Which::Number(number) => found.get(number..=number).unwrap_or(&[]),
+            Which::Last => found.last().map_or(&[][..], std::slice::from_ref),
+        }
+    }
+}
+
 impl Ptx {
     /// The text that ships.
     ///
@@ -27,7 +56,44 @@ impl Ptx {
     /// If there is no such kernel, or no PTX of it.
     pub fn shipped(kernel: &str) -> Self {
         let text = KernelImages::embedded().get(spec(kernel)).unwrap_or_else(|error| panic!("{error}"));
-        Ptx { lines: text.lines().map(str::to_owned).collect() }
+        Ptx::new(&text)
+    }
+
+    /// A text, in lines of one instruction.
+    pub fn new(text: &str) -> Self {
+        Ptx { lines: text.lines().flat_map(single).collect() }
+    }
+
+    /// The lines.
+    pub fn lines(&self) -> &[String] {
+        &self.lines
+    }
+
+    /// The text with other lines in place of some.
+    ///
+    /// # Panics
+    /// If there is no such line.
+    pub fn with_lines(&self, lines: &[(usize, String)]) -> Self {
+        let mut edited = self.clone();
+        for (number, line) in lines {
+            edited.lines[*number].clone_from(line);
+        }
+        edited
+    }
+
+    /// Every instruction, with the places in the source that it was compiled from.
+    pub fn sites(&self) -> Vec<Site> {
+        let mut places = Vec::new();
+        let mut sites = Vec::new();
+        for (line, text) in self.lines.iter().enumerate() {
+            let text = text.trim();
+            if text.starts_with(".loc") {
+                places = text.split_once("//").map_or(Vec::new(), |(_, comment)| chain(comment));
+            } else if text.ends_with(';') && !text.starts_with('.') {
+                sites.push(Site { line, text: text.to_owned(), places: places.clone() });
+            }
+        }
+        sites
     }
 
     /// Lines of the instructions that start with `opcode` (behind a predicate, if they have one) and
@@ -56,11 +122,7 @@ impl Ptx {
     /// If there is no such instruction, or an edit changes nothing.
     pub fn edited(&self, opcode: &str, file: &str, which: Which, edit: impl Fn(&str) -> String) -> Self {
         let found = self.find(opcode, file);
-        let chosen = match which {
-            Which::All => found.as_slice(),
-            Which::Number(number) => found.get(number..=number).unwrap_or(&[]),
-            Which::Last => found.last().map_or(&[][..], std::slice::from_ref),
-        };
+        let chosen = which.of(&found);
         assert!(!chosen.is_empty(), "no `{opcode}` from `{file}` ({which:?}) in the PTX");
         let mut edited = self.clone();
         for &number in chosen {
@@ -68,6 +130,41 @@ impl Ptx {
             let new = edit(line);
             assert_ne!(new, line, "the edit of `{opcode}` changes nothing");
             edited.lines[number] = new;
+        }
+        edited
+    }
+
+    /// The text after `edit` of those instructions with this opcode whose chain of inlined calls goes through
+    /// these source lines (see [`goes_through`]). `edit` gets the instruction without its predicate.
+    ///
+    /// # Panics
+    /// If there is no such instruction, or an edit changes nothing.
+    pub fn edited_at(
+        &self,
+        opcode: &str,
+        through: &[&str],
+        which: Which,
+        edit: impl Fn(&str) -> String,
+    ) -> Self {
+        let mut found = self.sites();
+        found.retain(|site| {
+            site.instruction().starts_with(opcode) && goes_through(&site.places, through)
+        });
+        let chosen = which.of(&found);
+        assert!(
+            !chosen.is_empty(),
+            "no `{opcode}` ({which:?}) from source lines with {through:?}: the kernel has changed, and the edit has to \
+             be thought over"
+        );
+        let mut edited = self.clone();
+        for site in chosen {
+            let new = edit(site.instruction());
+            assert_ne!(
+                new,
+                site.instruction(),
+                "the edit of `{opcode}` from {through:?} changes nothing"
+            );
+            edited.lines[site.line] = new;
         }
         edited
     }
@@ -96,6 +193,19 @@ impl Ptx {
 /// If there is none.
 pub fn spec(kernel: &str) -> &'static KernelSpec {
     KERNELS.iter().find(|spec| spec.name == kernel).unwrap_or_else(|| panic!("no kernel {kernel}"))
+}
+
+/// A line with two instructions as two lines, without comments behind them.
+fn single(line: &str) -> Vec<String> {
+    let code = if line.trim_start().starts_with(['.', '/']) {
+        line
+    } else {
+        line.split("//").next().unwrap_or(line)
+    };
+    if !code.trim_end().ends_with(';') || !code.contains("; ") {
+        return vec![code.to_owned()];
+    }
+    code.split_inclusive(';').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
 /// `@%p1 bra x;` is `bra x;`.
@@ -158,7 +268,7 @@ mod tests {
     fn instructions_are_found_by_opcode_and_file() {
         let text = "\t.loc 1 2 3 // a/mask.rs:2:3 @[ b/kernel.rs:9:9 ]\n\tsetp.lt.u32 \t%p1, %r1, %r2;\n\
                     .loc 1 2 3 // a/store.rs:2:3\n@%p1 setp.lt.u32 %p2, %r1, 7;\nbra x;";
-        let ptx = Ptx { lines: text.lines().map(str::to_owned).collect() };
+        let ptx = Ptx::new(text);
         assert_eq!(ptx.find("setp.lt", ""), [1, 3]);
         assert_eq!(ptx.find("setp.lt", "a/store.rs"), [3]);
         assert_eq!(ptx.find("setp", "kernel.rs"), [1]);
@@ -166,6 +276,20 @@ mod tests {
             ptx.edited("setp", "mask.rs", Which::All, off_by_one).lines[1],
             "setp.le.u32 \t%p1, %r1, %r2;"
         );
+    }
+
+    #[test]
+    fn an_instruction_a_line_each_with_its_places() {
+        let ptx = Ptx::new(
+            "\t.loc 1 2 3 // a.rs:2:3 @[ b.rs:9:9 ]\n\tfence.a; fence.b; // x\n$L:\n@%p1 bra $L;",
+        );
+        let sites = ptx.sites();
+        let texts: Vec<&str> = sites.iter().map(|site| site.text.as_str()).collect();
+        assert_eq!(texts, ["fence.a;", "fence.b;", "@%p1 bra $L;"]);
+        assert_eq!(sites[2].instruction(), "bra $L;");
+        assert_eq!(sites[1].places.len(), 2);
+        let edited = ptx.with_lines(&[(sites[0].line, String::new())]);
+        assert_eq!(edited.sites().len(), 2);
     }
 
     #[test]

@@ -39,8 +39,12 @@ pub fn recording_as(device: &Device, arch: Arch) -> (Device, Launched) {
 /// The same device, planned for as if it had one multiprocessor and a cache of 4 KiB: blocks with more work each, and
 /// many waves of heads.
 pub fn small(device: &Device) -> Device {
-    let properties =
-        DeviceProperties { multiprocessors: 1, l2_bytes: 4096, ..device.properties().clone() };
+    of_size(device, 1)
+}
+
+/// As [`small`], with so many multiprocessors.
+pub fn of_size(device: &Device, multiprocessors: u32) -> Device {
+    let properties = DeviceProperties { multiprocessors, l2_bytes: 4096, ..device.properties().clone() };
     let launched = Launched::default();
     Device::from_driver(Arc::new(Recorder { device: device.clone(), properties, launched }))
 }

@@ -1,13 +1,14 @@
 //! The suite can fail: kernels whose PTX was changed in one way do not pass, and what is found is what
 //! was broken.
 
-use finite_attention::check::{Case, Gradients, Inputs, Placement, run_case_with};
+use finite_attention::check::{Case, Inputs, run_case_with};
 use finite_attention::driver::emulated::Options;
-use finite_attention::{CausalAlignment, Error, KernelImages, Mask, Mode};
+use finite_attention::{Error, KernelImages};
 use finite_attention_tests::device::{emulated, emulated_arch};
 use finite_attention_tests::ptx::{Ptx, Which, dropped, off_by_one, operand, spec, with_operand};
 use finite_attention_tests::recorder::small;
-use kernels_gpu::abi::{Access, Arch, Family};
+use finite_attention_tests::shapes::ragged;
+use kernels_gpu::abi::Arch;
 
 const ALIGNED: &str = "forward_bf16_d64_sm80";
 const STRIDED: &str = "forward_bf16_d64_strided_sm80";
@@ -22,27 +23,6 @@ enum Caught {
     ByTheEmulator,
     /// The results are wrong, or something else was written.
     ByTheResults,
-}
-
-/// Three key tiles and two query tiles, both ragged, D and Dv below those of the kernel, causal.
-fn ragged(kernel: &str) -> Case {
-    let spec = spec(kernel);
-    Case {
-        query_rows: spec.query_rows as usize + 9,
-        key_rows: 2 * spec.key_rows as usize + 13,
-        head_dim: 60,
-        value_dim: 52,
-        dtype: spec.dtype,
-        output_dtype: spec.dtype,
-        mask: Mask::Causal(CausalAlignment::BottomRight),
-        gradients: (spec.family != Family::Forward).then_some(Gradients {
-            dtype: spec.dtype,
-            has_d_lse: true,
-            mode: Mode::Deterministic,
-        }),
-        placement: if spec.access == Access::Element { Placement::Unaligned } else { Placement::Padded },
-        ..Case::small()
-    }
 }
 
 /// How a case fails with these kernels; `None` when it passes. The device is planned for as a small one, so that blocks

@@ -7,6 +7,8 @@
 //!   fattn                     the command
 //!   libfinite_attention.so    the C interface
 //!   compare.py, comparison/   the comparison with PyTorch's backends
+//!   zoo, mutants.tar.xz       broken kernels, and what runs one of them
+//!   sanitizer.py              what compute-sanitizer finds of those
 //!   tests.tar.xz              every test binary of the library and of the property tests
 //! ```
 //!
@@ -35,10 +37,13 @@ pub struct Args {
 }
 
 /// Packages whose tests run on a GPU too.
-const TESTED: [&str; 2] = ["finite-attention", "finite-attention-tests"];
+const TESTED: [&str; 2] = ["finite-attention", TESTS];
+
+/// The package of the property tests, and of the zoo.
+const TESTS: &str = "finite-attention-tests";
 
 /// Tests that look for the command where cargo built it.
-const LEFT_OUT: [&str; 2] = ["host-test-cli", "host-test-trace"];
+const LEFT_OUT: [&str; 3] = ["host-test-cli", "host-test-sanitize", "host-test-trace"];
 
 /// What runs on the other machine.
 const RUN: &str = r#"#!/bin/sh
@@ -117,9 +122,10 @@ echo "$failed failed"
 pub fn run(args: &Args) -> Result<()> {
     let output = args.output.clone().unwrap_or_else(|| workspace::target_dir().join("bundle"));
     let release = ["--release", "--message-format=json-render-diagnostics"];
-    let built = cargo("build", &release, &["finite-attention"])?;
+    let built = cargo("build", &release, &["finite-attention", TESTS])?;
     let tested = cargo("test", &[&release[..], &["--no-run"]].concat(), &TESTED)?;
-    let fattn = find(&built, |artifact| artifact.executable && artifact.name == "fattn")?;
+    let program = |name: &str| find(&built, |artifact| artifact.executable && artifact.name == name);
+    let (fattn, zoo) = (program("fattn")?, program("zoo")?);
     let library = find(&built, |artifact| artifact.path.ends_with("libfinite_attention.so"))?;
 
     if output.exists() {
@@ -131,7 +137,11 @@ pub fn run(args: &Args) -> Result<()> {
     for test in tested.iter().filter(|artifact| artifact.test && !LEFT_OUT.contains(&&*artifact.name)) {
         collect(&test.path, &output.join("tests").join(&test.name))?;
     }
-    pack(&output)?;
+    pack(&output, "tests")?;
+    collect(&zoo.path, &output.join("zoo"))?;
+    println!("writing the zoo's kernels, with what the emulator makes of them");
+    workspace::output(Command::new(&zoo.path).arg("write").arg(output.join("mutants")))?;
+    pack(&output, "mutants")?;
     copy_comparison(&workspace::root().join("benchmarks"), &output)?;
     let script = output.join("run.sh");
     fs::write(&script, RUN)?;
@@ -204,18 +214,20 @@ fn collect(from: &Path, to: &Path) -> Result<()> {
     }
 }
 
-/// Puts the test binaries into one archive.
-fn pack(output: &Path) -> Result<()> {
+/// Puts a folder into one archive.
+fn pack(output: &Path, folder: &str) -> Result<()> {
     let mut tar = Command::new("tar");
-    // -9 for its window of 64 MiB, which sees the kernels of the binaries before.
-    tar.env("XZ_OPT", "-9 -T1").current_dir(output).args(["-cJf", "tests.tar.xz", "tests"]);
+    // -9 for its window of 64 MiB, which sees the kernels of the files before.
+    tar.env("XZ_OPT", "-9 -T1").current_dir(output).args(["-cJf", &format!("{folder}.tar.xz"), folder]);
     workspace::output(&mut tar)?;
-    Ok(fs::remove_dir_all(output.join("tests"))?)
+    Ok(fs::remove_dir_all(output.join(folder))?)
 }
 
-/// Copies compare.py and its parts.
+/// Copies compare.py with its parts, and sanitizer.py.
 fn copy_comparison(from: &Path, to: &Path) -> Result<()> {
-    fs::copy(from.join("compare.py"), to.join("compare.py")).context("cannot copy compare.py")?;
+    for script in ["compare.py", "sanitizer.py"] {
+        fs::copy(from.join(script), to.join(script)).with_context(|| format!("cannot copy {script}"))?;
+    }
     fs::create_dir_all(to.join("comparison"))?;
     for entry in fs::read_dir(from.join("comparison")).context("cannot read comparison/")? {
         let path = entry?.path();

@@ -3,6 +3,7 @@
 mod build_kernels;
 mod bundle;
 mod ci;
+mod mutate;
 mod tidy;
 mod workspace;
 
@@ -18,6 +19,8 @@ enum Xtask {
     BuildKernels(build_kernels::Args),
     /// Put everything that runs on a GPU into one folder.
     Bundle(bundle::Args),
+    /// Take the safety out of kernels, one instruction at a time, and write docs/mutations.md: what shows it.
+    Mutate(mutate::Args),
     /// Check the rules of the tree that no compiler knows.
     Tidy,
     /// Run everything that must be green, with the time of each step.
@@ -28,6 +31,7 @@ fn main() -> ExitCode {
     let done = match Xtask::parse() {
         Xtask::BuildKernels(args) => build_kernels::run(&args),
         Xtask::Bundle(args) => bundle::run(&args),
+        Xtask::Mutate(args) => mutate::run(&args),
         Xtask::Tidy => tidy::run(),
         Xtask::Ci(args) => ci::run(&args),
     };

@@ -10,6 +10,7 @@ use super::window::Window;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
 use crate::shadow::global::Touch;
+use crate::shadow::lanes::LaneConflict;
 use crate::shadow::race::{Actor, Conflict, WORD};
 
 /// Where an access happens, for reports.
@@ -96,10 +97,44 @@ impl Context<'_> {
             let conflict = race.generic(w.id, offset as u32, bytes, store);
             found = found.or(conflict.map(|conflict| (lane, conflict)));
         });
+        let words = lanes(window.mask).map(|lane| (lane as u32, window.offsets[lane] as u32 / 4));
+        let between_lanes = race.lanes.access(w.id, words, bytes / 4, store);
         if let Some((lane, conflict)) = found {
             self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+        } else if let Some(conflict) = between_lanes {
+            self.race_report_lanes(w, conflict);
         }
-        found.is_some()
+        found.is_some() || between_lanes.is_some()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn race_report_lanes(&mut self, w: &Warp, conflict: LaneConflict) {
+        let LaneConflict { lane, other, wrote, offset } = conflict;
+        self.report(FindingKind::SharedRace, w.pc, w.id, lane, |_| {
+            let address = SHARED_BASE + offset;
+            let other = other.map_or("other lanes".to_owned(), |other| format!("lane {other}"));
+            let did = if wrote { "wrote" } else { "read" };
+            format!(
+                "lane {lane} of warp {} accesses shared address {address:#x}, which {other} of it {did}; no \
+                 bar.warp.sync orders the two",
+                w.id
+            )
+        });
+    }
+
+    /// Lanes of a warp have waited for a memory barrier.
+    pub fn race_lanes_wait(&mut self, warp: u32, lanes: u32) {
+        if let Some(race) = &mut self.race {
+            race.lanes_wait(warp, lanes);
+        }
+    }
+
+    /// Lanes of a warp meet.
+    pub fn race_lanes_meet(&mut self, warp: u32, lanes: u32) {
+        if let Some(race) = &mut self.race {
+            race.lanes_meet(warp, lanes);
+        }
     }
 
     /// Lanes begin a `cp.async`.
@@ -140,10 +175,10 @@ impl Context<'_> {
         }
     }
 
-    /// A warp arrives at a memory barrier.
-    pub fn race_release_to_mbarrier(&mut self, warp: u32, address: u32) {
+    /// Lanes of a warp arrive at a memory barrier.
+    pub fn race_release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32) {
         if let Some(race) = &mut self.race {
-            race.release_to_mbarrier(warp, address);
+            race.release_to_mbarrier(warp, lanes, address);
         }
     }
 

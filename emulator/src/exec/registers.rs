@@ -102,7 +102,7 @@ pub fn blend<T: Copy>(row: &mut [T; LANES], mask: u32, values: &[T; LANES]) {
 
 /// The lanes of a mask, in order.
 #[inline(always)]
-pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+pub fn lanes(mask: u32) -> impl Iterator<Item = usize> + Clone {
     let mut rest = mask;
     std::iter::from_fn(move || {
         if rest == 0 {

@@ -333,7 +333,7 @@ impl Runner<'_, '_> {
             Op::MatchAny32 => ops::shuffle::match_any(registers, i, m),
             Op::MatchAll32 => ops::shuffle::match_all(registers, i, m),
             Op::Elect => ops::shuffle::elect(registers, i, m),
-            _ => {}
+            _ => self.context.race_lanes_meet(self.warp.id, m),
         }
         Ok(Next::Advance)
     }

@@ -29,6 +29,13 @@ impl Clock {
         self.0[actor] = self.0[actor].max(value);
     }
 
+    /// No more than this is known of an actor.
+    pub fn lower(&mut self, actor: usize, value: u32) {
+        if let Some(known) = self.0.get_mut(actor) {
+            *known = value.min(*known);
+        }
+    }
+
     /// Knows what another one knows.
     pub fn join(&mut self, other: &Clock) {
         if self.0.len() < other.0.len() {

@@ -6,6 +6,7 @@
 mod clock;
 pub mod global;
 mod knowledge;
+pub mod lanes;
 mod orders;
 pub mod race;
 

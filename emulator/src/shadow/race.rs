@@ -14,6 +14,7 @@
 //! epoch: an actor and its clock.
 
 use super::clock::{CLOCK, CLOCK_BITS, ReadSets, View};
+use super::lanes::Lanes;
 use super::orders::Strong;
 use crate::memory::SHARED_BASE;
 use std::collections::HashMap;
@@ -100,6 +101,8 @@ struct Place {
 pub struct Race {
     /// The instruction whose accesses are told of.
     pub pc: u32,
+    /// The lanes of each warp.
+    pub lanes: Lanes,
     cells: Vec<Cell>,
     /// The last write and the last read of each word, for reports.
     writers: Vec<Place>,
@@ -150,6 +153,7 @@ impl Race {
             cells: vec![Cell::default(); words],
             writers: vec![Place::default(); words],
             readers: vec![Place::default(); words],
+            lanes: Lanes::new(bytes.div_ceil(WORD as usize), warps),
             reads: ReadSets::new(),
             actors: Vec::new(),
             numbers: HashMap::new(),
@@ -316,9 +320,30 @@ impl Race {
         released
     }
 
-    /// An arrival at a memory barrier.
-    pub fn release_to_mbarrier(&mut self, warp: u32, address: u32) {
-        let released = self.release(warp);
+    /// Lanes of a warp meet: what they did is known to each of them.
+    pub fn lanes_meet(&mut self, warp: u32, lanes: u32) {
+        let number = warp as usize;
+        let view = &mut self.warps[number];
+        let clock = view.threads.get(number);
+        if self.lanes.meet(warp, lanes, clock) {
+            view.threads.raise(number, clock + 1);
+        }
+    }
+
+    /// Lanes of a warp have waited for a memory barrier: they meet if all arrived before.
+    pub fn lanes_wait(&mut self, warp: u32, lanes: u32) {
+        if self.lanes.have_arrived(warp) {
+            self.lanes_meet(warp, lanes);
+        }
+    }
+
+    /// An arrival of some lanes at a memory barrier.
+    pub fn release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32) {
+        let mut released = self.release(warp);
+        if let Some(clock) = self.lanes.arrive(warp, lanes) {
+            released.threads.lower(warp as usize, clock);
+            released.proxy.lower(warp as usize, clock);
+        }
         self.mbarriers.entry(address).or_default().join(&released);
     }
 
@@ -335,6 +360,7 @@ impl Race {
 
     /// An arrival at a named barrier.
     pub fn release_to_barrier(&mut self, warp: u32, id: u32) {
+        self.lanes_meet(warp, !0);
         let released = self.release(warp);
         self.barriers.entry(id).or_default().join(&released);
     }

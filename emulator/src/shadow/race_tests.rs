@@ -53,7 +53,7 @@ fn a_load_is_known_to_those_who_saw_its_phase() {
     assert!(race.generic(1, 60, 4, false).is_none());
     // The next load into the same bytes must come after that read.
     assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_some());
-    race.release_to_mbarrier(1, 4096);
+    race.release_to_mbarrier(1, !0, 4096);
     race.acquire_from_mbarrier(0, 4096, 1);
     assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_none());
 }

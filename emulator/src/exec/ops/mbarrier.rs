@@ -47,7 +47,7 @@ pub fn run(
         let arrives =
             matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect);
         if arrives && released.replace(address) != Some(address) {
-            c.race_release_to_mbarrier(w.id, address);
+            c.race_release_to_mbarrier(w.id, m, address);
         }
         if op != MbarrierOp::Init {
             c.race_mbarrier_used(w, lane as u32, address);
@@ -108,6 +108,9 @@ pub fn poll(
         } else if waits.is_none() {
             waits = Some(address);
         }
+    }
+    if complete != 0 {
+        c.race_lanes_wait(w.id, complete);
     }
     Ok((complete, waits))
 }

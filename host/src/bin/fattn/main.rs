@@ -8,6 +8,7 @@ mod equivalence;
 mod gradcheck;
 mod plot;
 mod run;
+mod sanitize;
 mod task;
 mod trace_nonfinite;
 
@@ -35,6 +36,8 @@ enum Command {
     Gradcheck(gradcheck::GradcheckArguments),
     /// Attention on tensors from a safetensors file.
     Run(run::RunArguments),
+    /// Run any PTX in the emulator with every check; exit code 1 if it finds anything.
+    Sanitize(sanitize::SanitizeArguments),
     /// Attention as by run, and where values come from that are not finite: every tensor is scanned, and the
     /// smallest part of the problem that shows the first one runs again in the emulator, which names the
     /// instruction; exit code 1 if there are any.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Equivalence(arguments) => equivalence::run(&arguments),
         Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Run(arguments) => run::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Sanitize(arguments) => sanitize::run(&arguments),
         Command::TraceNonfinite(arguments) => trace_nonfinite::run(&arguments),
         Command::Devices => devices::run().map(|()| ExitCode::SUCCESS),
     };

@@ -92,7 +92,7 @@ impl Bench {
 
 /// What one launch does, planned for the addresses of one set.
 enum Work {
-    Forward(ForwardPlan),
+    Forward(Box<ForwardPlan>),
     Backward(Box<BackwardPlan>, Workspace),
 }
 
@@ -136,7 +136,7 @@ impl TensorSet {
         let Some(plan) = plan_forward(&valid, device.properties(), &pointers)? else {
             bail!("nothing to compute");
         };
-        let mut work = Work::Forward(plan);
+        let mut work = Work::Forward(Box::new(plan));
         if let Some(backward) = task.backward() {
             work.launch(device)?;
             device.synchronize(Stream::default())?;

@@ -1,0 +1,178 @@
+//! `fattn sanitize`: any PTX in the emulator, with every check.
+
+mod argument;
+mod buffer;
+mod element;
+mod error;
+mod launch;
+mod report;
+
+use clap::{Args, ValueEnum};
+use error::{Result, SanitizeError, expected};
+use launch::Setup;
+use ptx_emulator::{Checks, Kernel, Module, Options, Schedule};
+use report::Summary;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// What to launch.
+#[derive(Args)]
+#[command(after_help = argument::SYNTAX)]
+pub struct SanitizeArguments {
+    /// The PTX. Its `.target` says which instructions there are.
+    #[arg(long, value_name = "FILE.ptx")]
+    ptx: PathBuf,
+    /// The kernel; may be left out where there is only one.
+    #[arg(long, value_name = "NAME")]
+    entry: Option<String>,
+    /// Blocks.
+    #[arg(long, value_name = "X[,Y,Z]", default_value = "1")]
+    grid: String,
+    /// Threads of a block.
+    #[arg(long, value_name = "X[,Y,Z]")]
+    block: String,
+    /// Bytes of dynamic shared memory.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    shared: u32,
+    /// What a parameter of the kernel is given; see below.
+    #[arg(long = "arg", value_name = "ARG", allow_hyphen_values = true)]
+    arguments: Vec<String>,
+    /// A buffer that no parameter points to, for tensor maps and structures; see below.
+    #[arg(long = "buffer", value_name = "BUFFER")]
+    buffers: Vec<String>,
+    /// How warps take turns, and when asynchronous copies land.
+    #[arg(long, default_value = "all")]
+    schedule: ScheduleChoice,
+    /// Schedules to run; of `all`, the first two are eager and latest. 10 by default, 1 of eager, latest
+    /// and random.
+    #[arg(long, value_name = "N")]
+    schedules: Option<u64>,
+    /// Seed of the first random schedule.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Results may differ between schedules: sums in any order.
+    #[arg(long)]
+    any_order: bool,
+    /// Distinct findings of a schedule that are printed.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_findings: usize,
+    /// Warp instructions of a block after which it counts as endless.
+    #[arg(long, value_name = "N", default_value_t = 1 << 32)]
+    step_limit: u64,
+    /// Blocks that run at a time. With more than one, blocks that wait for each other or share results do so
+    /// in another order at every run, which no seed brings back.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum ScheduleChoice {
+    /// Eager, latest, and random ones.
+    All,
+    /// Copies land at once; a warp runs until it waits.
+    Eager,
+    /// Copies land when they are waited for; a warp runs until it waits.
+    Latest,
+    /// All at random, drawn from a seed.
+    Random,
+}
+
+/// Runs the kernel under all schedules and prints what was found; exit code 1 if anything was.
+pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
+    let schedules = schedules(arguments)?;
+    let grid = size("--grid", &arguments.grid)?;
+    let block = size("--block", &arguments.block)?;
+    let module = module(&arguments.ptx)?;
+    let kernel = kernel(&module, arguments.entry.as_deref())?;
+    let setup = Setup {
+        grid,
+        block,
+        shared_bytes: arguments.shared,
+        ..Setup::new(kernel, &arguments.arguments, &arguments.buffers)?
+    };
+    let mut summary = Summary::new(&setup, module.target(), !arguments.any_order);
+    for schedule in schedules {
+        let options = Options {
+            checks: Checks::all(),
+            schedule,
+            threads: arguments.threads,
+            max_findings: arguments.max_findings,
+            step_limit: Some(arguments.step_limit),
+            trace: false,
+        };
+        summary.add(schedule, setup.run(&options)?);
+    }
+    for (buffer, bytes) in summary.bytes() {
+        if let Some(path) = &buffer.out {
+            let option = format!("out= of {}", buffer.name);
+            let path = path.clone();
+            std::fs::write(&path, bytes).map_err(|error| SanitizeError::File { option, path, error })?;
+        }
+    }
+    if arguments.json {
+        println!("{}", summary.json());
+    } else {
+        print!("{}", summary.text());
+    }
+    Ok(ExitCode::from(u8::from(summary.count() > 0)))
+}
+
+fn schedules(arguments: &SanitizeArguments) -> Result<Vec<Schedule>> {
+    let all = arguments.schedule == ScheduleChoice::All;
+    let count = arguments.schedules.unwrap_or(if all { 10 } else { 1 });
+    let is_fixed = matches!(arguments.schedule, ScheduleChoice::Eager | ScheduleChoice::Latest);
+    if is_fixed && count != 1 {
+        return Err(expected("--schedules", "1 of a schedule that is the same every time", count));
+    }
+    if count == 0 {
+        return Err(expected("--schedules", "at least 1", count));
+    }
+    let random = (0..).map(|index| Schedule::Random(arguments.seed.wrapping_add(index)));
+    let fixed: &[Schedule] = match arguments.schedule {
+        ScheduleChoice::All => &[Schedule::Eager, Schedule::Latest],
+        ScheduleChoice::Eager => &[Schedule::Eager],
+        ScheduleChoice::Latest => &[Schedule::Latest],
+        ScheduleChoice::Random => &[],
+    };
+    Ok(fixed.iter().copied().chain(random).take(count as usize).collect())
+}
+
+/// `4`, `4,2` or `4,2,1`.
+fn size(option: &str, text: &str) -> Result<[u32; 3]> {
+    let wrong = || expected(option, "1 to 3 numbers of at least 1, such as 4 or 4,2,1", text);
+    let mut size = [1; 3];
+    for (index, part) in text.split(',').enumerate() {
+        let number: u32 = part.trim().parse().map_err(|_| wrong())?;
+        *size.get_mut(index).filter(|_| number > 0).ok_or_else(wrong)? = number;
+    }
+    Ok(size)
+}
+
+fn module(path: &Path) -> Result<Module> {
+    let text = std::fs::read_to_string(path).map_err(|error| SanitizeError::File {
+        option: "--ptx".to_owned(),
+        path: path.to_owned(),
+        error,
+    })?;
+    Module::parse(&text).map_err(|error| SanitizeError::Ptx { path: path.to_owned(), error })
+}
+
+fn kernel<'m>(module: &'m Module, name: Option<&str>) -> Result<&'m Kernel> {
+    let names = || module.kernels().map(Kernel::name).collect::<Vec<_>>().join(", ");
+    match name {
+        Some(name) => module
+            .kernel(name)
+            .ok_or_else(|| expected("--entry", format!("a kernel of the text: {}", names()), name)),
+        None => {
+            let mut kernels = module.kernels();
+            match (kernels.next(), kernels.next()) {
+                (Some(only), None) => Ok(only),
+                (None, _) => Err(expected("--ptx", "a text with an .entry", "none")),
+                _ => Err(expected("--entry", format!("one of {}", names()), "none")),
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Takes away every barrier, wait, arrival, fence and guard of some kernels, one at a time, and says which of
+//! these edits show in the suite's cases.
+//!
+//! ```text
+//! mutate [--write FILE] [KERNEL]...
+//! ```
+//!
+//! Exit code 1 if an edit shows in nothing and nobody has said why, or if less than 95 % of those show, in all
+//! kernels together, that change what a kernel does.
+
+use finite_attention_tests::ptx::{Ptx, spec};
+use finite_attention_tests::shapes::cases;
+use finite_attention_tests::sweep::{Class, Edit, edits, explanation, verdict};
+use finite_attention_tests::verdict::{Verdict, judge, schedules};
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::available_parallelism;
+
+/// Of edits that change what a kernel does, how many must show.
+const REQUIRED: f64 = 0.95;
+
+const KERNELS: [&str; 4] = [
+    "forward_bf16_d64_sm80",
+    "backward_bf16_d64_sm80",
+    "forward_bf16_d128_sm90a",
+    "backward_bf16_d128_sm90a",
+];
+
+/// Edits of a kernel, each with how it shows.
+struct Swept {
+    kernel: &'static str,
+    edits: Vec<(Edit, Verdict)>,
+}
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let file = arguments.iter().position(|argument| argument == "--write").map(|at| {
+        assert!(at + 1 < arguments.len(), "--write: expected a file");
+        arguments.drain(at..at + 2).nth(1).unwrap_or_default()
+    });
+    let named: Vec<&'static str> = arguments.iter().map(|name| spec(name).name).collect();
+    let kernels = if named.is_empty() { KERNELS.to_vec() } else { named };
+    let swept: Vec<Swept> = kernels.into_iter().map(sweep).collect();
+    let report = report(&swept);
+    print!("{report}");
+    if let Some(file) = file
+        && let Err(error) = std::fs::write(&file, &report)
+    {
+        eprintln!("--write {file}: {error}");
+        return ExitCode::from(2);
+    }
+    let share = Counts::of(swept.iter().flat_map(|swept| &swept.edits)).share();
+    if share >= REQUIRED && swept.iter().all(Swept::is_explained) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Tries every edit, on all cores.
+fn sweep(kernel: &'static str) -> Swept {
+    let shipped = Ptx::shipped(kernel);
+    let cases = cases(kernel);
+    for case in &cases {
+        let verdict = judge(kernel, shipped.images(), case, schedules(0)[0]);
+        assert!(matches!(verdict, Verdict::Clean), "what ships is not clean: {kernel}: {verdict:?}");
+    }
+    let all = edits(&shipped);
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || loop {
+        let index = next.fetch_add(1, Ordering::Relaxed);
+        let Some(edit) = all.get(index) else { return };
+        let (verdict, _) = verdict(kernel, &shipped, edit, &cases);
+        eprintln!("{kernel} {index}/{}: {}: {}", all.len(), edit.site.text, verdict.summary());
+        done.lock().unwrap_or_else(PoisonError::into_inner).push((index, edit.clone(), verdict));
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(index, ..)| *index);
+    Swept { kernel, edits: done.into_iter().map(|(_, edit, verdict)| (edit, verdict)).collect() }
+}
+
+fn is_found(verdict: &Verdict) -> bool {
+    !matches!(verdict, Verdict::Clean)
+}
+
+/// Edits that show, by the emulator or by results; that show in nothing although they matter; and that change
+/// nothing.
+#[derive(Default)]
+struct Counts {
+    by_emulator: usize,
+    by_results: usize,
+    unseen: usize,
+    equivalent: usize,
+}
+
+impl Counts {
+    fn of<'e>(edits: impl Iterator<Item = &'e (Edit, Verdict)>) -> Self {
+        let mut counts = Counts::default();
+        for (edit, verdict) in edits {
+            let is_equivalent = explanation(edit).is_some_and(|known| known.equivalent);
+            *match verdict {
+                Verdict::Clean if is_equivalent => &mut counts.equivalent,
+                Verdict::Clean => &mut counts.unseen,
+                Verdict::Wrong(_) => &mut counts.by_results,
+                Verdict::Findings(_) | Verdict::Refused(_) => &mut counts.by_emulator,
+            } += 1;
+        }
+        counts
+    }
+
+    fn share(&self) -> f64 {
+        let found = self.by_emulator + self.by_results;
+        found as f64 / (found + self.unseen).max(1) as f64
+    }
+
+    fn row(&self, name: &str) -> String {
+        let Counts { by_emulator, by_results, unseen, equivalent } = self;
+        let edits = by_emulator + by_results + unseen + equivalent;
+        let share = 100.0 * self.share();
+        format!(
+            "| {name} | {edits} | {by_emulator} | {by_results} | {unseen} | {equivalent} | {share:.1} % |\n"
+        )
+    }
+}
+
+impl Swept {
+    /// Whether it is known of every edit that does not show why it does not.
+    fn is_explained(&self) -> bool {
+        let mut missed = self.edits.iter().filter(|(_, verdict)| !is_found(verdict));
+        missed.all(|(edit, _)| explanation(edit).is_some())
+    }
+}
+
+const HEAD: &str = "| | edits | found by a finding | found by results | not found | equivalent | share |\n|--|--|--|--|--|--|--|\n";
+
+/// The tables, in Markdown.
+fn report(swept: &[Swept]) -> String {
+    let mut text = String::from(
+        "# What takes a kernel's safety away, and what shows it\n\n\
+         Written by `cargo xtask mutate`. Each edit takes one barrier, wait, arrival, fence or guard of an access out\n\
+         of the PTX that ships; then the kernel runs the cases of `tests/src/shapes.rs` in the emulator, under the\n\
+         latest, the eager and two random schedules (guards under the latest only), until something shows: a finding\n\
+         of the emulator, or numbers beyond the tolerance rule. The share is that of edits that change what the\n\
+         kernel does.\n\n",
+    );
+    text += HEAD;
+    for Swept { kernel, edits } in swept {
+        text += &Counts::of(edits.iter()).row(kernel);
+    }
+    text += &Counts::of(swept.iter().flat_map(|swept| &swept.edits)).row("all");
+    for Swept { kernel, edits } in swept {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "\n## {kernel}\n\n{HEAD}");
+        for class in Class::ALL {
+            let of_class: Vec<_> = edits.iter().filter(|(edit, _)| edit.class == class).collect();
+            if !of_class.is_empty() {
+                text += &Counts::of(of_class.into_iter()).row(class.name());
+            }
+        }
+        text += &missed(edits);
+    }
+    text
+}
+
+/// The edits that show in nothing, those of one reason together.
+fn missed(edits: &[(Edit, Verdict)]) -> String {
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
+    for (edit, _) in edits.iter().filter(|(_, verdict)| !is_found(verdict)) {
+        let reason = match explanation(edit) {
+            Some(known) if known.equivalent => format!("Equivalent: {}.", known.why),
+            Some(known) => format!("Not found: {}.", known.why),
+            None => "Not found, and nobody has said why.".to_owned(),
+        };
+        let ours = edit.site.places.iter().find(|place| !place.file.contains("/arch/"));
+        let place = ours.map_or(String::new(), |place| {
+            let file = place.file.trim_start_matches("kernels-gpu/src/");
+            format!(" from {file}: `{}`", place.text())
+        });
+        let opcode = edit.site.instruction().split(char::is_whitespace).next().unwrap_or_default();
+        let line = format!("- `{}`{place}\n", opcode.trim_end_matches(';'));
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, lines)) => lines.push(line),
+            None => reasons.push((reason, vec![line])),
+        }
+    }
+    reasons.into_iter().map(|(reason, lines)| format!("\n{reason}\n\n{}", lines.concat())).collect()
+}

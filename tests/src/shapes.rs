@@ -1,0 +1,77 @@
+//! Cases that together go through every part of a kernel.
+
+use crate::ptx::spec;
+use finite_attention::check::{Case, Gradients, Placement};
+use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
+use kernels_gpu::abi::{Access, Arch, Family};
+
+/// Three key tiles and two query tiles, both ragged, D and Dv below those of the kernel, causal.
+pub fn ragged(kernel: &str) -> Case {
+    let spec = spec(kernel);
+    Case {
+        query_rows: spec.query_rows as usize + 9,
+        key_rows: 2 * spec.key_rows as usize + 13,
+        head_dim: spec.head_dim as usize - 4,
+        value_dim: spec.head_dim as usize - 12,
+        dtype: spec.dtype,
+        output_dtype: spec.dtype,
+        mask: Mask::Causal(CausalAlignment::BottomRight),
+        gradients: (spec.family != Family::Forward).then_some(Gradients {
+            dtype: spec.dtype,
+            has_d_lse: true,
+            mode: if spec.arch == Arch::Sm90a { Mode::Fast } else { Mode::Deterministic },
+        }),
+        placement: if spec.access == Access::Element { Placement::Unaligned } else { Placement::Padded },
+        ..Case::small()
+    }
+}
+
+/// [`ragged`], and what else the kernel can be asked: a negative scale, outputs in f32, columns that fill
+/// the tile, packed sequences, a window with rows that see nothing, odd columns, hardly any columns, tiles without keys, and inputs
+/// that end where their memory ends.
+pub fn cases(kernel: &str) -> Vec<Case> {
+    let ragged = ragged(kernel);
+    let dim = spec(kernel).head_dim as usize;
+    let in_f32 = |case: Case| Case {
+        output_dtype: Dtype::F32,
+        gradients: case.gradients.map(|gradients| Gradients { dtype: Dtype::F32, ..gradients }),
+        ..case
+    };
+    let is_aligned = spec(kernel).access == Access::Vector16;
+    let full = Case { head_dim: dim, value_dim: dim, mask: Mask::Full, tight: true, ..ragged.clone() };
+    let packed = Case { packed: true, batches: 4, seed: 3, query_heads: 1, ..ragged.clone() };
+    let window = Mask::Window { left: Some(20), right: Some(3), alignment: CausalAlignment::TopLeft };
+    let window = Case { mask: window, key_rows: 40, batches: 2, ..ragged.clone() };
+    // One element more than whole chunks of 16 bytes, in f32 and in 16 bits; odd in any case.
+    let odd = if is_aligned { dim - 16 + 1 } else { dim - 3 };
+    let odd = Case { head_dim: odd, value_dim: odd, tight: true, ..ragged.clone() };
+    let mut cases = vec![
+        ragged.clone(),
+        Case { scale: Some(-0.2), tight: true, ..ragged.clone() },
+        full.clone(),
+        in_f32(Case { mask: Mask::Full, ..ragged.clone() }),
+        packed.clone(),
+        in_f32(Case { seed: 5, scale: Some(-0.1), ..packed }),
+        window,
+        in_f32(odd.clone()),
+        odd,
+        in_f32(Case { value_dim: 3, ..ragged.clone() }),
+        in_f32(Case { head_dim: 3, ..ragged.clone() }),
+        Case { value_dim: 3, ..ragged.clone() },
+        Case { head_dim: 3, ..ragged.clone() },
+        Case { query_rows: 2 * ragged.query_rows, key_rows: 5, query_heads: 4, key_heads: 2, ..full },
+    ];
+    if let (Arch::Sm90a, Some(gradients)) = (spec(kernel).arch, ragged.gradients) {
+        let in_order = Gradients { mode: Mode::Deterministic, ..gradients };
+        let in_order = |case: &Case| Case { gradients: Some(in_order), ..case.clone() };
+        cases.extend([in_order(&ragged), in_order(&cases[2]), in_order(&cases[4]), in_order(&cases[6])]);
+    }
+    // Query tiles that see no key: three of four, and in a forward all of them.
+    let is_forward = spec(kernel).family == Family::Forward;
+    for key_rows in if is_forward { vec![5, 0] } else { vec![5] } {
+        let dead = Case { query_rows: 3 * ragged.query_rows, key_rows, ..ragged.clone() };
+        let narrow = Case { value_dim: 3, ..dead.clone() };
+        cases.extend([in_f32(narrow.clone()), narrow, in_f32(dead.clone()), dead]);
+    }
+    cases
+}

@@ -1,0 +1,316 @@
+//! Every single edit of a kernel that takes something away which keeps it safe: a barrier, a wait, an arrival,
+//! a fence, or the guard of an access.
+
+use crate::ptx::{Ptx, Site, operand};
+use crate::sources::goes_through;
+use crate::verdict::{Verdict, first, schedules};
+use finite_attention::check::Case;
+use finite_attention::driver::emulated::Schedule;
+use std::collections::HashMap;
+
+/// What an edit takes away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    /// Threads of a block or a warp that wait for each other.
+    Barrier,
+    /// A wait for a copy, a product or a phase.
+    Wait,
+    /// An arrival, an announcement of bytes, or the end of a group that is waited for.
+    Arrival,
+    /// A fence.
+    Fence,
+    /// A predicate, or a branch around the access that follows it.
+    Guard,
+}
+
+impl Class {
+    /// All of them.
+    pub const ALL: [Class; 5] =
+        [Class::Barrier, Class::Wait, Class::Arrival, Class::Fence, Class::Guard];
+
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Class::Barrier => "barrier",
+            Class::Wait => "wait",
+            Class::Arrival => "arrival",
+            Class::Fence => "fence",
+            Class::Guard => "guard",
+        }
+    }
+}
+
+/// One edit.
+#[derive(Clone, Debug)]
+pub struct Edit {
+    /// What is taken away.
+    pub class: Class,
+    /// From which instruction.
+    pub site: Site,
+    /// The line in its place.
+    pub line: String,
+}
+
+/// All edits of a text, in its order.
+pub fn edits(ptx: &Ptx) -> Vec<Edit> {
+    let sites = ptx.sites();
+    let labels = labels(ptx);
+    let edit = |(index, site): (usize, &Site)| {
+        let (class, line) = taken_away(site).or_else(|| guard(ptx, &sites, index, &labels))?;
+        Some(Edit { class, site: site.clone(), line })
+    };
+    sites.iter().enumerate().filter_map(edit).collect()
+}
+
+/// The class of an instruction that synchronises, and the line without it.
+fn taken_away(site: &Site) -> Option<(Class, String)> {
+    let text = site.instruction();
+    let is = |opcodes: &[&str]| opcodes.iter().any(|opcode| text.starts_with(opcode));
+    if is(&["mbarrier.try_wait", "mbarrier.test_wait"]) {
+        return Some((Class::Wait, no_wait(text)));
+    }
+    let class = if is(&["bar.sync", "bar.warp.sync", "barrier.sync", "barrier.cluster"]) {
+        Class::Barrier
+    } else if is(&["cp.async.wait", "cp.async.bulk.wait", "wgmma.wait"]) {
+        Class::Wait
+    } else if is(&[
+        "mbarrier.arrive",
+        "bar.arrive",
+        "cp.async.commit",
+        "cp.async.bulk.commit",
+        "wgmma.commit",
+    ]) {
+        Class::Arrival
+    } else if is(&["fence.", "membar", "wgmma.fence"]) {
+        Class::Fence
+    } else {
+        return None;
+    };
+    Some((class, String::new()))
+}
+
+/// A test of a phase that always says yes.
+pub fn no_wait(instruction: &str) -> String {
+    let done = operand(instruction, 0);
+    format!("setp.eq.u32 {done}, 0, 0;")
+}
+
+const ACCESSES: [&str; 6] = ["st.", "ld.global", "cp.async.c", "cp.async.bulk.tensor", "red.", "atom."];
+
+fn is_access(site: &Site) -> bool {
+    ACCESSES.iter().any(|opcode| site.instruction().starts_with(opcode))
+}
+
+/// The line without a guard: an access without its predicate, or nothing in place of a branch around one.
+fn guard(
+    ptx: &Ptx,
+    sites: &[Site],
+    index: usize,
+    labels: &HashMap<&str, usize>,
+) -> Option<(Class, String)> {
+    let site = &sites[index];
+    let instruction = site.instruction();
+    if instruction == site.text {
+        return None;
+    }
+    if is_access(site) {
+        return Some((Class::Guard, instruction.to_owned()));
+    }
+    let target =
+        instruction.strip_prefix("bra")?.trim_start_matches(".uni").trim().trim_end_matches(';');
+    let &target = labels.get(target).filter(|&&target| target > site.line)?;
+    // Straight on from the branch: what is behind another branch or a label has a guard of its own.
+    let mut next = sites[index + 1..].iter().take_while(|next| next.line < target);
+    let is_straight = |next: &&Site| {
+        let is_labelled = ptx.lines()[site.line..next.line].iter().any(|line| is_label(line));
+        !next.instruction().starts_with("bra") && !is_labelled
+    };
+    let has_access = next.by_ref().take_while(is_straight).any(is_access);
+    has_access.then(|| (Class::Guard, String::new()))
+}
+
+fn is_label(line: &str) -> bool {
+    line.trim().strip_suffix(':').is_some_and(|name| !name.contains(char::is_whitespace))
+}
+
+/// Lines of labels outside of inline assembly, whose labels are many times there.
+fn labels(ptx: &Ptx) -> HashMap<&str, usize> {
+    let lines = ptx.lines().iter().map(|line| line.trim()).enumerate();
+    let named = lines.filter(|(_, line)| line.starts_with('$') && is_label(line));
+    named.map(|(number, line)| (line.trim_end_matches(':'), number)).collect()
+}
+
+/// An edit that shows in nothing, and why.
+#[derive(Clone, Copy, Debug)]
+pub struct Explanation {
+    /// The instruction that is taken away.
+    pub opcode: &'static str,
+    /// Source lines that it comes from.
+    pub through: &'static [&'static str],
+    /// Whether the kernel is as good without it. Otherwise the emulator does not see what it is for.
+    pub equivalent: bool,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// All that is known of edits that show in nothing.
+pub const EXPLANATIONS: &[Explanation] = &[
+    Explanation {
+        opcode: "bar.warp.sync",
+        through: &[],
+        equivalent: false,
+        why: "the lanes of a warp are together here, and the emulator runs them together: it does not look for races \
+              between lanes",
+    },
+    Explanation {
+        opcode: "fence.",
+        through: &["room.rs: mbarrier::fence_init();"],
+        equivalent: true,
+        why: "two fences stand here, and either shows new barriers to the async proxy (that both are gone would not \
+              show: the emulator takes the barrier of the block behind them as enough)",
+    },
+    Explanation {
+        opcode: "fence.proxy.async",
+        through: &["forward_hopper.rs: bulk_copy::fence();"],
+        equivalent: false,
+        why: "reads before a write of the async proxy: the emulator asks for fences between writes and reads only",
+    },
+    Explanation {
+        opcode: "fence.acq_rel.gpu",
+        through: &["queue.finish();"],
+        equivalent: false,
+        why: "the emulator does not model the reorderings of the memory model",
+    },
+    Explanation {
+        opcode: "fence.proxy.async",
+        through: &["helpers.rs: bulk_copy::fence();", "room.repair"],
+        equivalent: true,
+        why: "at head dimension 128 queries are read through the generic proxy, which wrote the repair too",
+    },
+    Explanation {
+        opcode: "wgmma.fence",
+        through: &["E::start_output"],
+        equivalent: true,
+        why: "nothing touches the registers of the second product between the fence of the first and this one",
+    },
+    Explanation {
+        opcode: "wgmma.fence",
+        through: &["E::start_scores::<KEYS>(values"],
+        equivalent: true,
+        why: "nothing touches the registers of the second product between the fence of the first and this one",
+    },
+    Explanation {
+        opcode: "wgmma.fence",
+        through: &["E::start_dq"],
+        equivalent: true,
+        why: "nothing touches the registers of dq between the fence of the product of dv and this one",
+    },
+    Explanation {
+        opcode: "wgmma.fence",
+        through: &["E::start_gradient(&mut dk"],
+        equivalent: true,
+        why: "ds and dk are last touched before the fence of the product of dv",
+    },
+    Explanation {
+        opcode: "wgmma.commit_group",
+        through: &["E::start_gradient(&mut dv"],
+        equivalent: true,
+        why: "the product of dq is committed right behind it, and both are waited for together",
+    },
+    Explanation {
+        opcode: "wgmma.wait_group",
+        through: &["dv.wait::<0>();"],
+        equivalent: true,
+        why: "the wait for dk at the end of every step waits for all products",
+    },
+    Explanation {
+        opcode: "mbarrier.try_wait",
+        through: &["self.d_os.acquire(stages);"],
+        equivalent: true,
+        why: "every warp releases dO before the queries of the same stage, which the producer has acquired just before",
+    },
+    Explanation {
+        opcode: "mbarrier.try_wait",
+        through: &["self.values.acquire(turn);"],
+        equivalent: true,
+        why: "every warp releases keys behind its last use of both, and the producer has acquired the keys just before",
+    },
+    Explanation {
+        opcode: "cp.async.bulk.wait_group",
+        through: &["bulk_copy::wait_written::<0>();"],
+        equivalent: false,
+        why: "the emulator lets all copies land before the next kernel starts",
+    },
+    Explanation {
+        opcode: "wgmma.commit_group",
+        through: &["E::start_scores"],
+        equivalent: true,
+        why: "the second product is committed right behind it, and both are waited for together",
+    },
+    Explanation {
+        opcode: "wgmma.wait_group",
+        through: &["forward_hopper.rs: scores.wait::<0>();"],
+        equivalent: true,
+        why: "the wait for the output, just before, waits for all products",
+    },
+    Explanation {
+        opcode: "bra",
+        through: &["queue.finish();", "tile_queue.rs: if self.counter == 0 {"],
+        equivalent: false,
+        why: "no case makes so many outputs on one device that the library runs out of counters",
+    },
+    Explanation {
+        opcode: "bra",
+        through: &["queue.finish();", "tile_queue.rs: if global::fetch_add_u32(done, 1)"],
+        equivalent: true,
+        why: "a counter that is set back too early makes blocks compute tiles again, with the same numbers",
+    },
+];
+
+/// Why an edit shows in nothing, if that is known.
+pub fn explanation(edit: &Edit) -> Option<&'static Explanation> {
+    EXPLANATIONS.iter().find(|known| {
+        edit.site.instruction().starts_with(known.opcode)
+            && goes_through(&edit.site.places, known.through)
+    })
+}
+
+/// Whether anything gives an edit away. Guards do not depend on the schedule.
+pub fn verdict(
+    kernel: &str,
+    shipped: &Ptx,
+    edit: &Edit,
+    cases: &[Case],
+) -> (Verdict, Option<(usize, Schedule)>) {
+    let mutant = shipped.with_lines(&[(edit.site.line, edit.line.clone())]).images();
+    let schedules = if edit.class == Class::Guard { vec![Schedule::Latest] } else { schedules(2) };
+    first(kernel, &mutant, cases, &schedules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_a_kernel_safe_is_taken_away_one_by_one() {
+        let ptx = Ptx::new(
+            "@%p1 ld.global.b32 %r1, [%rd1];\nbar.sync 0;\nmbarrier.try_wait.shared.b64 %done, [%r1], %r2;\n\
+             mbarrier.arrive.shared.b64 _, [%r1];\nfence.proxy.async;\n$BACK:\n@%p2 bra $END;\n\
+             add.s32 %r1, %r1, 1;\nst.global.b32 [%rd1], %r1;\n@%p3 bra $BACK;\n@%p4 bra $END;\n$END:\nret;",
+        );
+        let edits = edits(&ptx);
+        let found: Vec<(Class, &str)> =
+            edits.iter().map(|edit| (edit.class, edit.line.as_str())).collect();
+        let expected = [
+            (Class::Guard, "ld.global.b32 %r1, [%rd1];"),
+            (Class::Barrier, ""),
+            (Class::Wait, "setp.eq.u32 %done, 0, 0;"),
+            (Class::Arrival, ""),
+            (Class::Fence, ""),
+            (Class::Guard, ""),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(edits[5].site.text, "@%p2 bra $END;");
+        assert!(explanation(&edits[0]).is_none());
+    }
+}

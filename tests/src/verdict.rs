@@ -1,0 +1,177 @@
+//! What shows that a kernel is wrong: findings of the emulator, or results beyond the tolerance rule.
+
+use crate::device::emulated;
+use crate::ptx::spec;
+use crate::recorder::small;
+use crate::sources::{Place, goes_through};
+use finite_attention::check::{Case, GradientInputs, Inputs, Surroundings, compute_with, run_case_with};
+use finite_attention::driver::emulated::{Options, Schedule};
+use finite_attention::{Device, Error, KernelImages};
+
+/// Warp instructions of a block after which a mutant counts as endless: some hundred times what a case takes.
+const STEP_LIMIT: u64 = 1 << 24;
+
+/// A finding of the emulator.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The kind, as its first words say: `race in shared memory`.
+    pub kind: String,
+    /// The whole text.
+    pub text: String,
+    /// The source line, then the calls that it was inlined into.
+    pub places: Vec<Place>,
+}
+
+impl Finding {
+    fn parse(text: &str) -> Self {
+        let kind = text.split(": ").next().unwrap_or_default().to_owned();
+        let place = |line: &str| {
+            let line = line.trim_start();
+            Place::parse(line.strip_prefix("inlined at ").or(line.strip_prefix("at "))?)
+        };
+        Finding { kind, text: text.to_owned(), places: text.lines().filter_map(place).collect() }
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// Everything is as it should be.
+    Clean,
+    /// The emulator found something.
+    Findings(Vec<Finding>),
+    /// A result is wrong, or something outside was written.
+    Wrong(String),
+    /// The text is no kernel.
+    Refused(String),
+}
+
+impl Verdict {
+    /// Whether a finding of this kind is in a place whose chain of calls goes through these lines.
+    pub fn has(&self, kind: &str, through: &[&str]) -> bool {
+        let Verdict::Findings(findings) = self else { return false };
+        findings.iter().any(|finding| finding.kind == kind && goes_through(&finding.places, through))
+    }
+
+    /// One line of it.
+    pub fn summary(&self) -> String {
+        match self {
+            Verdict::Clean => "nothing".to_owned(),
+            Verdict::Findings(findings) => {
+                let mut kinds: Vec<&str> = Vec::new();
+                for Finding { kind, .. } in findings {
+                    if !kinds.contains(&kind.as_str()) {
+                        kinds.push(kind);
+                    }
+                }
+                kinds.join(", ")
+            }
+            Verdict::Wrong(text) => {
+                let tensor = text.split(':').next().unwrap_or_default();
+                format!("{tensor} is wrong")
+            }
+            Verdict::Refused(text) => format!("refused: {text}"),
+        }
+    }
+}
+
+/// Runs a case in the emulator under a schedule, with these images in place of `kernel`. The device is planned for as
+/// a small one, so that blocks have several tiles.
+///
+/// # Panics
+/// If the case is planned for another kernel.
+pub fn judge(kernel: &str, images: KernelImages, case: &Case, schedule: Schedule) -> Verdict {
+    judge_on(&small(&emulated(spec(kernel).arch, images, options(schedule))), kernel, case)
+}
+
+/// The options of the emulator under a schedule.
+pub fn options(schedule: Schedule) -> Options {
+    Options { schedule, step_limit: Some(STEP_LIMIT), ..Options::default() }
+}
+
+/// Runs a case on a device that has other images in place of `kernel`. A case of packed sequences runs twice: then
+/// with inputs of NaN in every other sequence, which must not reach those between.
+///
+/// # Panics
+/// If the case is planned for another kernel.
+pub fn judge_on(device: &Device, kernel: &str, case: &Case) -> Verdict {
+    match run_case_with(device, case, Inputs::drawn) {
+        Ok((outcome, _)) => {
+            let ran = [outcome.kernel, outcome.backward_kernel];
+            let is_helper = kernel.contains("_delta_") || kernel.contains("_convert_");
+            assert!(is_helper || ran.contains(&kernel), "the case is planned for {ran:?}, not {kernel}");
+            let failure = outcome.failure.map(Verdict::Wrong);
+            failure.or_else(|| case.packed.then(|| neighbours(device, case))).unwrap_or(Verdict::Clean)
+        }
+        Err(error) => of_error(error),
+    }
+}
+
+fn of_error(error: Error) -> Verdict {
+    match error {
+        Error::Findings { findings, .. } => {
+            Verdict::Findings(findings.iter().map(|text| Finding::parse(text)).collect())
+        }
+        error => Verdict::Refused(error.to_string()),
+    }
+}
+
+/// Sequences 1, 3, 5 of packed ones have inputs of NaN: all results of the others are finite.
+fn neighbours(device: &Device, case: &Case) -> Verdict {
+    let [first_queries, first_keys] = case.offsets();
+    let is_poisoned = |firsts: &[i32], row: usize| {
+        (firsts.partition_point(|&first| first as usize <= row) - 1) % 2 == 1
+    };
+    let poison = |values: &mut [f32], firsts: &[i32], per_row: usize| {
+        let rows = values.chunks_mut(per_row).enumerate();
+        rows.filter(|(row, _)| is_poisoned(firsts, *row)).for_each(|(_, values)| values.fill(f32::NAN));
+    };
+    let Case { query_heads, key_heads, head_dim, value_dim, .. } = *case;
+    let (mut inputs, mut gradients) = (Inputs::drawn(case), GradientInputs::drawn(case));
+    poison(&mut inputs.q, &first_queries, query_heads * head_dim);
+    poison(&mut inputs.k, &first_keys, key_heads * head_dim);
+    poison(&mut inputs.v, &first_keys, key_heads * value_dim);
+    poison(&mut gradients.d_o, &first_queries, query_heads * value_dim);
+    let computed = match compute_with(device, case, &inputs, &gradients, Surroundings::Nan) {
+        Ok(computed) => computed,
+        Err(error) => return of_error(error),
+    };
+    let mut tensors = vec![("o", &computed.o, &first_queries, query_heads * value_dim)];
+    if let Some(gradients) = &computed.gradients {
+        tensors.push(("dq", &gradients.dq, &first_queries, query_heads * head_dim));
+        tensors.push(("dk", &gradients.dk, &first_keys, key_heads * head_dim));
+        tensors.push(("dv", &gradients.dv, &first_keys, key_heads * value_dim));
+    }
+    for (name, numbers, firsts, per_row) in tensors {
+        let infected = numbers.chunks(per_row).enumerate().position(|(row, numbers)| {
+            !is_poisoned(firsts, row) && numbers.iter().any(|number| !number.is_finite())
+        });
+        if let Some(row) = infected {
+            return Verdict::Wrong(format!("{name}: row {row}: NaN from another sequence"));
+        }
+    }
+    Verdict::Clean
+}
+
+/// The first verdict that is not clean, and under which case and schedule.
+pub fn first(
+    kernel: &str,
+    images: &KernelImages,
+    cases: &[Case],
+    schedules: &[Schedule],
+) -> (Verdict, Option<(usize, Schedule)>) {
+    for &schedule in schedules {
+        for (index, case) in cases.iter().enumerate() {
+            let verdict = judge(kernel, images.clone(), case, schedule);
+            if !matches!(verdict, Verdict::Clean) {
+                return (verdict, Some((index, schedule)));
+            }
+        }
+    }
+    (Verdict::Clean, None)
+}
+
+/// Latest, eager, and so many random schedules.
+pub fn schedules(random: u64) -> Vec<Schedule> {
+    [Schedule::Latest, Schedule::Eager].into_iter().chain((0..random).map(Schedule::Random)).collect()
+}

@@ -1,0 +1,166 @@
+//! Broken kernels: each is one of those that ship with one thing changed in its PTX, named after what that
+//! breaks. Every one is found by the emulator, for the right reason and at the right line of Rust
+//! (`tests/tests/zoo.rs`); `benchmarks/sanitizer.py` says what becomes of them on a GPU.
+//!
+//! A family of kernels is a file with a list. Instructions are chosen by opcode and by the Rust lines that they
+//! come from, so a kernel may be compiled again, and a kernel that is written differently says which mutant has
+//! to be thought over.
+
+mod backward_sm80;
+mod backward_sm90a;
+mod forward_sm80;
+mod forward_sm90a;
+
+use crate::device::emulated;
+use crate::ptx::{Ptx, Which, operand, spec, with_operand};
+use crate::recorder::of_size;
+use crate::shapes::ragged;
+use crate::verdict::{Finding, Verdict, judge_on, options, schedules};
+use finite_attention::Device;
+use finite_attention::check::Case;
+
+/// The mutants of some kernels.
+#[derive(Clone, Copy)]
+pub struct Family {
+    /// The kernels.
+    pub kernels: &'static [&'static str],
+    /// Their mutants. The text of none of them is made yet.
+    pub mutants: fn() -> Vec<Mutant>,
+}
+
+/// All of them.
+pub const FAMILIES: [Family; 4] =
+    [forward_sm80::FAMILY, backward_sm80::FAMILY, forward_sm90a::FAMILY, backward_sm90a::FAMILY];
+
+type Edit = Box<dyn Fn(&Ptx) -> Ptx>;
+
+/// A kernel with one thing changed.
+pub struct Mutant {
+    /// What is broken.
+    pub name: &'static str,
+    /// The kernel.
+    pub kernel: &'static str,
+    /// A case that shows it.
+    pub case: Case,
+    /// The size of the device that is planned for.
+    pub multiprocessors: u32,
+    edits: Vec<Edit>,
+    found: Vec<Found>,
+}
+
+/// What gives a mutant away; one of several that it may be.
+enum Found {
+    /// A finding of this kind, at a place whose chain of calls goes through these lines.
+    Finding(&'static str, &'static [&'static str]),
+    /// Wrong numbers in this tensor.
+    Wrong(&'static str),
+}
+
+impl Mutant {
+    fn new(name: &'static str, kernel: &'static str, case: Case) -> Self {
+        Mutant { name, kernel, case, multiprocessors: 1, edits: Vec::new(), found: Vec::new() }
+    }
+
+    /// A kernel with nothing changed.
+    pub fn shipped(kernel: &'static str) -> Self {
+        Mutant::new("as it ships", kernel, ragged(kernel))
+    }
+
+    /// The same in another case.
+    fn on(self, case: Case) -> Self {
+        Mutant { case, ..self }
+    }
+
+    /// The same on a device that is planned for as one of so many multiprocessors.
+    fn blocks(self, multiprocessors: u32) -> Self {
+        Mutant { multiprocessors, ..self }
+    }
+
+    /// One edit, see [`Ptx::edited_at`].
+    fn edit(
+        mut self,
+        opcode: &'static str,
+        through: &'static [&'static str],
+        which: Which,
+        edit: impl Fn(&str) -> String + 'static,
+    ) -> Self {
+        self.edits.push(Box::new(move |ptx| ptx.edited_at(opcode, through, which, &edit)));
+        self
+    }
+
+    /// Is found by the emulator.
+    fn finding(mut self, kind: &'static str, through: &'static [&'static str]) -> Self {
+        self.found.push(Found::Finding(kind, through));
+        self
+    }
+
+    /// Is found by its results.
+    fn wrong(mut self, tensor: &'static str) -> Self {
+        self.found.push(Found::Wrong(tensor));
+        self
+    }
+
+    /// The text. Needs the Rust that the kernel was compiled from.
+    ///
+    /// # Panics
+    /// If an edit no longer fits the kernel.
+    pub fn ptx(&self) -> Ptx {
+        self.edits.iter().fold(Ptx::shipped(self.kernel), |ptx, edit| edit(&ptx))
+    }
+
+    /// A name for files: `forward_bf16_d64_sm80.rows_past_the_end_are_stored`.
+    pub fn slug(&self) -> String {
+        let name: String =
+            self.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        format!("{}.{}", self.kernel, name.to_lowercase())
+    }
+
+    /// What the emulator makes of it, under the first schedule that shows anything.
+    pub fn verdict(&self) -> Verdict {
+        let images = self.ptx().images();
+        let arch = spec(self.kernel).arch;
+        let run = |schedule| self.judge(&emulated(arch, images.clone(), options(schedule)));
+        let mut verdicts = schedules(6).into_iter().map(run);
+        verdicts.find(|verdict| !matches!(verdict, Verdict::Clean)).unwrap_or(Verdict::Clean)
+    }
+
+    /// Runs the case on a device that has the mutant's images, or others.
+    pub fn judge(&self, device: &Device) -> Verdict {
+        judge_on(&of_size(device, self.multiprocessors), self.kernel, &self.case)
+    }
+
+    /// What is wrong with how it was found; nothing if all is well.
+    pub fn complaint(&self) -> Option<String> {
+        let verdict = self.verdict();
+        let fits = |found: &Found| match found {
+            Found::Finding(kind, through) => verdict.has(kind, through),
+            Found::Wrong(tensor) => matches!(&verdict, Verdict::Wrong(text) if text.starts_with(tensor)),
+        };
+        let is_right = self.found.iter().any(fits);
+        (!is_right).then(|| format!("{}, {}: {}", self.kernel, self.name, described(&verdict)))
+    }
+}
+
+/// A verdict with the source lines of its first findings.
+pub fn described(verdict: &Verdict) -> String {
+    let Verdict::Findings(findings) = verdict else { return format!("{verdict:?}") };
+    let describe = |finding: &Finding| {
+        let lines = finding.places.iter().map(|place| format!("    {}: {}\n", place.file, place.text()));
+        format!("\n  {}\n{}", finding.text.lines().next().unwrap_or_default(), lines.collect::<String>())
+    };
+    findings.iter().take(3).map(describe).collect()
+}
+
+/// A wait for the other parity.
+fn other_parity(line: &str) -> String {
+    let parity = operand(line, 2);
+    format!("{{ .reg .b32 %other; xor.b32 %other, {parity}, 1; {} }}", with_operand(line, 2, "%other"))
+}
+
+/// An instruction with `more` added to one of its operands, a register of this type.
+fn moved(line: &str, index: usize, of_type: &str, more: i64) -> String {
+    let value = operand(line, index).trim_matches(|c| "[]{}".contains(c)).to_owned();
+    let bits = &of_type[1..];
+    let moved = with_operand(line, index, &operand(line, index).replace(&value, "%more"));
+    format!("{{ .reg .b{bits} %more; add.{of_type} %more, {value}, {more}; {moved} }}")
+}

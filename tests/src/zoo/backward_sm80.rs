@@ -1,0 +1,104 @@
+//! The tensor-core backward for sm_80, with what comes before and after it.
+
+use super::{Family, Mutant};
+use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
+use crate::shapes::ragged;
+use finite_attention::check::Case;
+use finite_attention::{CausalAlignment, Mask};
+
+const KERNEL: &str = "backward_bf16_d64_sm80";
+
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], mutants };
+
+fn mutant(name: &'static str) -> Mutant {
+    Mutant::new(name, KERNEL, ragged(KERNEL))
+}
+
+const WINDOW: Mask =
+    Mask::Window { left: Some(20), right: Some(3), alignment: CausalAlignment::TopLeft };
+const RING_WAIT: &str = "query_ring.rs: async_copy::wait::<0>();";
+const RING_BARRIER: &str = "query_ring.rs: barrier::block_sync();";
+
+fn mutants() -> Vec<Mutant> {
+    vec![
+        mutant("dO is used without a wait for its copies")
+            .edit("cp.async.wait_group", &[RING_WAIT], Which::All, dropped)
+            .finding("asynchronous copy in flight", &["backward_mma.rs: multiply_transposed"])
+            .finding("uninitialised shared read", &["backward_mma.rs: multiply_transposed"]),
+        mutant("dO is used before other threads' copies are there")
+            .edit("bar.sync 0", &[RING_BARRIER], Which::All, dropped)
+            .finding("uninitialised shared read", &["backward_mma.rs: multiply_transposed"]),
+        mutant("p is taken without waiting for it")
+            .edit("bar.sync", &["exchange.receive();"], Which::All, dropped)
+            .finding("deadlock", &["exchange.give(&packed);"]),
+        mutant("p is given to nobody")
+            .edit("bar.sync", &["exchange.give(&packed);"], Which::All, dropped)
+            .finding("deadlock", &["backward_mma.rs: barrier::block_sync();"]),
+        mutant("p is taken before it is given: nobody waits for anybody")
+            .edit("bar.sync", &["self.meet();"], Which::All, dropped)
+            .finding("race in shared memory", &["exchange.read"])
+            .finding("uninitialised shared read", &["exchange.read"]),
+        mutant("a pair of warps meets at the barrier of another")
+            .edit("bar.sync 2, 64", &["exchange.receive();"], Which::All, |line| line.replace('2', "3"))
+            .finding("deadlock", &["backward_mma.rs: barrier::block_sync();"]),
+        mutant("a pair's barrier counts another warp")
+            .edit("bar.sync 1, 64", &["exchange.receive();"], Which::All, |line| {
+                line.replace("64", "96")
+            })
+            .finding("barrier divergence", &["exchange.receive();"]),
+        mutant("dq is made of dS that is not there yet")
+            .edit("bar.sync 0", &["backward_mma.rs: barrier::block_sync();"], Which::Number(0), dropped)
+            .finding("race in shared memory", &["backward_mma.rs: "])
+            .wrong("dq"),
+        mutant("the next key tile overwrites what is still read")
+            .edit("bar.sync 0", &["backward_mma.rs: barrier::block_sync();"], Which::Last, dropped)
+            .finding("race in shared memory", &["backward_mma.rs: "])
+            .wrong("dq"),
+        mutant("lse is that of the tile before")
+            .edit(
+                "cp.async.cg",
+                &["query_ring.rs: async_copy::copy16(self.lse(step)"],
+                Which::Last,
+                |line| line.replacen("], 16", "+-256], 16", 1),
+            )
+            .wrong("dq"),
+        mutant("lse is brought once and never again")
+            .edit(
+                "cp.async.cg",
+                &["query_ring.rs: async_copy::copy16(self.lse(step)"],
+                Which::Last,
+                dropped,
+            )
+            .finding("uninitialised shared read", &["probabilities"]),
+        mutant("delta is that of two rows before")
+            .edit(
+                "ld.shared.v2",
+                &["gradient.rs: |register, value| dp[register] -= value"],
+                Which::Number(0),
+                |line| line.replace("]", "+-8]"),
+            )
+            .wrong("dq"),
+        mutant("rows of dO past the end are not replaced by zeros")
+            .edit("cp.async.cg", &["query_ring.rs: self.d_o(step).load"], Which::All, |line| {
+                with_operand(line, 3, "16")
+            })
+            .finding("out-of-bounds global access", &["async_copy::copy16_if", "self.d_o(step).load"]),
+        mutant("keys past the end have a gradient")
+            .edit("setp.lt.s32", &["store.rs: if row < target.rows {"], Which::All, |line| {
+                with_operand(&line.replacen(".lt.", ".eq.", 1), 2, operand(line, 1))
+            })
+            .finding("out-of-bounds global access", &["store.rs: ", "backward_mma.rs: store_pairs"]),
+        Mutant::new("one query too many sees a key", KERNEL, Case { mask: WINDOW, ..ragged(KERNEL) })
+            .edit("setp.gt.u32", &["mask.rs: "], Which::All, off_by_one)
+            .wrong("dq"),
+        mutant("a product is left out of dv and dk")
+            .edit("mma.sync", &["multiply_accumulate"], Which::Last, dropped)
+            .wrong("dk"),
+        mutant("dS lies on top of values")
+            .edit("add.s32", &["backward_mma.rs: let ds_tile"], Which::All, |line| {
+                with_operand(line, 2, "0")
+            })
+            .finding("race in shared memory", &["exchange.give(&packed);"])
+            .wrong("dq"),
+    ]
+}

@@ -1,0 +1,422 @@
+//! The backward for Hopper.
+
+use super::{Family, Mutant, moved, other_parity};
+use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
+use crate::shapes::ragged;
+use crate::sweep::no_wait;
+use finite_attention::check::{Case, Gradients};
+use finite_attention::{CausalAlignment, Mask, Mode};
+
+const KERNEL: &str = "backward_bf16_d128_sm90a";
+const F16: &str = "backward_f16_d64_sm90a";
+
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F16], mutants };
+
+fn mutant(name: &'static str) -> Mutant {
+    Mutant::new(name, KERNEL, ragged(KERNEL))
+}
+
+fn packed(name: &'static str) -> Mutant {
+    Mutant::new(name, KERNEL, Case { packed: true, batches: 4, seed: 3, ..ragged(KERNEL) })
+}
+
+/// Six key tiles of one step each: orders follow each other closely.
+fn many_orders() -> Case {
+    Case { query_rows: 60, key_rows: 700, query_heads: 1, mask: Mask::Full, ..ragged(KERNEL) }
+}
+
+const WINDOW: Mask =
+    Mask::Window { left: Some(20), right: Some(3), alignment: CausalAlignment::TopLeft };
+const IN_FLIGHT: &str = "asynchronous copy in flight";
+const RACE: &str = "race in shared memory";
+const NO_FENCE: &str = "missing proxy fence";
+const REGISTER: &str = "register in flight";
+const QUERIES: &str = "backward_hopper.rs: self.queries.wait(&stages);";
+const FENCE: &str = "backward_hopper.rs: bulk_copy::fence();";
+const SCORES: &str = "E::start_scores::<KEYS>(keys";
+const PRODUCT_WITH_D_O: &str = "E::start_scores::<KEYS>(values";
+const DQ: &str = "E::start_dq::";
+const BARRIER: &str = "barrier::sync_constant::<1, CONSUMERS>();";
+const DEADLOCK: &str = "deadlock";
+const MISUSE: &str = "misuse of an mbarrier";
+const UNINITIALISED: &str = "uninitialised shared read";
+/// Where the producer stands when consumers are stuck.
+const STUCK: &str = "self.queries.acquire(stages);";
+const WRITER: &str = "bulk_copy::add_f32(";
+
+/// Tiles and statistics that come.
+fn arrivals() -> Vec<Mutant> {
+    vec![
+        mutant("keys are multiplied before they have come")
+            .edit("mbarrier.try_wait", &["self.keys.wait(&orders.in_step());"], Which::All, no_wait)
+            .finding(IN_FLIGHT, &[SCORES]),
+        mutant("values are multiplied before they have come")
+            .edit("mbarrier.try_wait", &["self.values.wait(&orders.in_step());"], Which::All, no_wait)
+            .finding(IN_FLIGHT, &[PRODUCT_WITH_D_O]),
+        mutant("queries are multiplied before they have come")
+            .edit("mbarrier.try_wait", &[QUERIES], Which::All, no_wait)
+            .finding(IN_FLIGHT, &[SCORES]),
+        mutant("dO is multiplied before it has come")
+            .edit("mbarrier.try_wait", &["self.d_os.wait(&stages);"], Which::All, no_wait)
+            .finding(IN_FLIGHT, &[PRODUCT_WITH_D_O]),
+        mutant("queries are waited for with the other parity")
+            .edit("mbarrier.try_wait", &[QUERIES], Which::All, other_parity)
+            .finding(IN_FLIGHT, &[SCORES])
+            .finding(DEADLOCK, &[QUERIES]),
+        mutant("queries are overwritten while they are multiplied")
+            .edit("mbarrier.try_wait", &["self.queries.acquire(stages);"], Which::All, no_wait)
+            .finding(IN_FLIGHT, &["self.query(stage).request"])
+            .finding(MISUSE, &["Self::QUERY_BYTES + Self::STATISTIC_BYTES);"]),
+        mutant("keys are overwritten while they are multiplied")
+            .edit("mbarrier.try_wait", &["self.keys.acquire(turn);"], Which::All, no_wait)
+            .finding(IN_FLIGHT, &["self.key.request"])
+            .finding(MISUSE, &["Self::KEY_BYTES);"]),
+        mutant("queries are never released")
+            .edit("mbarrier.arrive.shared", &["self.queries.release(&stages);"], Which::All, dropped)
+            .finding(DEADLOCK, &["self.queries.acquire(stages);"]),
+        mutant("values are never released")
+            .edit(
+                "mbarrier.arrive.shared",
+                &["self.values.release(&orders.in_step());"],
+                Which::All,
+                dropped,
+            )
+            .finding(DEADLOCK, &["self.values.acquire(turn);"]),
+        mutant("queries are released while dk is multiplied")
+            .edit("wgmma.wait_group", &["dk.wait::<0>();"], Which::All, dropped)
+            .finding(IN_FLIGHT, &["self.query(stage).request"])
+            .finding(REGISTER, &["store_gradient"]),
+        mutant("fewer bytes are announced than come: lse is left out")
+            .edit(
+                "mbarrier.arrive.expect_tx",
+                &["Self::QUERY_BYTES + Self::STATISTIC_BYTES);"],
+                Which::All,
+                |line| moved(line, 2, "s32", -256),
+            )
+            .finding(UNINITIALISED, &["subtract_lse"])
+            .finding(IN_FLIGHT, &["subtract_lse"]),
+        mutant("more bytes are announced than come")
+            .edit(
+                "mbarrier.arrive.expect_tx",
+                &["Self::QUERY_BYTES + statistics);"],
+                Which::All,
+                |line| moved(line, 2, "s32", 256),
+            )
+            .finding(DEADLOCK, &[STUCK]),
+        mutant("a stage is released by one warp too few")
+            .edit(
+                "mbarrier.init",
+                &["self.queries.init(1, 4 * WARPGROUPS);", "self.empty(stage)"],
+                Which::All,
+                |line| with_operand(line, 1, "7"),
+            )
+            .finding(MISUSE, &["self.queries.release(&stages);"])
+            .finding(IN_FLIGHT, &["self.query(stage).request"]),
+        mutant("lse is brought for the first tiles alone")
+            .edit("cp.async.bulk.shared", &["self.lse(stage), source.lse"], Which::Last, dropped)
+            .edit(
+                "mbarrier.arrive.expect_tx",
+                &["Self::QUERY_BYTES + Self::STATISTIC_BYTES);"],
+                Which::Last,
+                |line| moved(line, 2, "s32", -256),
+            )
+            .wrong("dq")
+            .finding(UNINITIALISED, &["subtract_lse"]),
+        mutant("lse is that of the other stage")
+            .edit("ld.shared.v2", &["subtract_lse"], Which::All, |line| {
+                let address = operand(line, 2).trim_matches(['[', ']']);
+                let load = with_operand(line, 2, "[%other]");
+                format!("{{ .reg .b32 %other; xor.b32 %other, {address}, 256; {load} }}")
+            })
+            .wrong("dq")
+            .finding(IN_FLIGHT, &["subtract_lse"])
+            .finding(UNINITIALISED, &["subtract_lse"]),
+        mutant("delta is that of two queries before")
+            .edit("ld.shared.v2", &["subtract_delta"], Which::All, |line| line.replace("]", "+-8]"))
+            .finding(IN_FLIGHT, &["subtract_delta"])
+            .wrong("dq"),
+        mutant("keys are one row off")
+            .edit("cp.async.bulk.tensor", &["self.key.request"], Which::All, |line| {
+                moved(line, 3, "s32", 1)
+            })
+            .wrong("dq"),
+    ]
+}
+
+/// Scores, their gradients and the products with them.
+fn products() -> Vec<Mutant> {
+    vec![
+        mutant("scores are read before they are there")
+            .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
+            .finding(REGISTER, &["subtract_lse"]),
+        mutant("dp is read before it is there")
+            .edit("wgmma.wait_group", &["dp.wait::<0>();"], Which::All, |line| {
+                line.replacen(" 0", " 1", 1)
+            })
+            .finding(REGISTER, &["subtract_delta"]),
+        mutant("dq is read before it is there")
+            .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, |line| {
+                line.replacen(" 1", " 2", 1)
+            })
+            .finding(REGISTER, &["shared::store_u32x4(dq_slot"]),
+        mutant("the product with p belongs to no group")
+            .edit("wgmma.commit_group", &["E::start_scores::<KEYS>(values"], Which::All, dropped)
+            .finding(REGISTER, &["subtract_delta"]),
+        mutant("ds is multiplied without a fence behind its making")
+            .edit("wgmma.fence", &[], Which::All, dropped)
+            .finding("missing wgmma fence", &["E::start_"]),
+        mutant("ds of the other warpgroup is multiplied before it is there")
+            .edit("bar.sync 1", &[BARRIER], Which::All, dropped)
+            .finding(IN_FLIGHT, &["store_transposed"])
+            .finding(RACE, &[DQ])
+            .finding(UNINITIALISED, &[DQ]),
+        mutant("the warpgroups do not meet: each counts its own threads")
+            .edit("bar.sync 1", &[BARRIER], Which::All, |line| line.replace("256", "128"))
+            .finding(IN_FLIGHT, &["store_transposed"])
+            .finding(RACE, &[DQ])
+            .finding(UNINITIALISED, &[DQ]),
+        mutant("the warpgroups wait for helpers too")
+            .edit("bar.sync 1", &[BARRIER], Which::All, |line| line.replace("256", "384"))
+            .finding(DEADLOCK, &[STUCK]),
+        mutant("ds is not fenced from the product with keys")
+            .edit("fence.proxy.async", &[FENCE], Which::Number(0), dropped)
+            .finding(NO_FENCE, &[DQ]),
+        mutant("ds is written where it is read: one stage for all")
+            .edit(
+                "add.s32",
+                &["room.rs: self.first_ds.address + stage", "store_transposed"],
+                Which::All,
+                |line| {
+                    let from = operand(line, 1);
+                    let masked = with_operand(line, 1, "%even");
+                    format!("{{ .reg .b32 %even; and.b32 %even, {from}, -16385; {masked} }}")
+                },
+            )
+            .finding(RACE, &["store_transposed"])
+            .finding(IN_FLIGHT, &["store_transposed"]),
+        mutant("ds is not transposed")
+            .edit("stmatrix", &[], Which::All, |line| line.replace(".trans", ""))
+            .wrong("dq"),
+        mutant("dv starts from what is left in its registers")
+            .edit("setp.ne.b32 %fresh", &[SCORES], Which::All, |line| line.replacen(".ne.", ".eq.", 1))
+            .wrong("dq")
+            .finding("uninitialised register", &[SCORES]),
+        Mutant::new("one query too many sees a key", KERNEL, Case { mask: WINDOW, ..ragged(KERNEL) })
+            .edit("setp.gt.u32", &["attention/mask.rs: "], Which::All, off_by_one)
+            .wrong("dq"),
+        mutant("tiles that are partly visible are taken as a whole")
+            .edit("or.pred", &["backward_hopper.rs: if walk.hides(&at) {"], Which::All, |line| {
+                line.replacen("or.", "and.", 1)
+            })
+            .wrong("dq"),
+        Mutant::new("dO is let go before its product has read it", F16, ragged(F16))
+            .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, dropped)
+            .finding(REGISTER, &["shared::store_u32x4(dq_slot"])
+            .finding(IN_FLIGHT, &["self.d_o(stage).request"]),
+        Mutant::new("the largest value is that of one warp", F16, ragged(F16))
+            .edit("bar.sync 1", &["block_max::<CONSUMERS>"], Which::All, dropped)
+            .finding(RACE, &["block_max"])
+            .finding(UNINITIALISED, &["block_max"]),
+        Mutant::new("norms are used before they have come", F16, ragged(F16))
+            .edit("mbarrier.try_wait", &["self.d_os.wait(&stages);"], Which::All, no_wait)
+            .finding(IN_FLIGHT, &["range_factor"]),
+    ]
+}
+
+/// dq on its way to the accumulator.
+fn accumulator() -> Vec<Mutant> {
+    vec![
+        mutant("dq is overwritten while it is added")
+            .edit("mbarrier.try_wait", &["dq_stage.acquire(&dq_turn);"], Which::All, no_wait)
+            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"])
+            .finding(RACE, &["shared::store_u32x4(dq_slot"]),
+        mutant("dq is added before it is written")
+            .edit("mbarrier.try_wait", &["helpers.rs: stage.wait(&turns);"], Which::All, no_wait)
+            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"])
+            .finding(UNINITIALISED, &[WRITER]),
+        mutant("dq is waited for with the other parity")
+            .edit("mbarrier.try_wait", &["helpers.rs: stage.wait(&turns);"], Which::All, other_parity)
+            .finding(UNINITIALISED, &[WRITER])
+            .finding(DEADLOCK, &[STUCK]),
+        mutant("dq is not fenced from its adding")
+            .edit("fence.proxy.async", &[FENCE], Which::Last, dropped)
+            .finding(NO_FENCE, &[WRITER]),
+        mutant("a warp does not say that its dq is there")
+            .edit("mbarrier.arrive.shared", &["dq_stage.fill(&dq_turn);"], Which::All, dropped)
+            .finding(DEADLOCK, &[STUCK]),
+        mutant("dq is added when three of four warps have written it")
+            .edit(
+                "mbarrier.init",
+                &["self.dq_stage(warpgroup).init(4, 1);", "self.full(stage)"],
+                Which::All,
+                |line| with_operand(line, 1, "3"),
+            )
+            .finding(DEADLOCK, &["self.keys.acquire(turn);"])
+            .finding(MISUSE, &["dq_stage.fill(&dq_turn);"]),
+        mutant("dq is released before it is read")
+            .edit("cp.async.bulk.wait_group.read 0", &[], Which::All, dropped)
+            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"]),
+        mutant("one addition too few has been read when dq is released")
+            .edit("cp.async.bulk.wait_group.read 0", &[], Which::All, |line| line.replace(" 0", " 1"))
+            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"]),
+        mutant("additions of dq belong to no group")
+            .edit("cp.async.bulk.commit_group", &[], Which::All, dropped)
+            .finding(IN_FLIGHT, &["shared::store_u32x4(dq_slot"]),
+        mutant("dq is never released")
+            .edit("mbarrier.arrive.shared", &["helpers.rs: stage.release(&turns);"], Which::All, dropped)
+            .finding(DEADLOCK, &[STUCK]),
+        mutant("half of dq is never added")
+            .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 2, "s32", -8192))
+            .wrong("dq"),
+        mutant("dq is added to the rows behind its own")
+            .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 0, "s64", 8192))
+            .finding("out-of-bounds global access", &[WRITER])
+            .wrong("dq"),
+        mutant("more of dq is added than there is")
+            .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 2, "s32", 16384))
+            .finding("out-of-bounds shared access", &[WRITER])
+            .finding("out-of-bounds global access", &[WRITER])
+            .finding(RACE, &[WRITER])
+            .finding(IN_FLIGHT, &[WRITER]),
+    ]
+}
+
+/// In deterministic mode key tiles add to dq in their order, whichever blocks they are on.
+fn in_order() -> Vec<Mutant> {
+    let gradients =
+        ragged(KERNEL).gradients.map(|gradients| Gradients { mode: Mode::Deterministic, ..gradients });
+    let case = Case { gradients, mask: Mask::Full, key_rows: 400, ..ragged(KERNEL) };
+    let mutant = |name| Mutant::new(name, KERNEL, case.clone()).blocks(3);
+    vec![
+        mutant("a turn is never passed on")
+            .edit("st.release", &["global::store_release_u32(turn"], Which::All, dropped)
+            .finding("step limit reached", &["global::wait_for_u32(turn"]),
+        mutant("a turn is passed on twice over")
+            .edit("st.release", &["global::store_release_u32(turn"], Which::All, |line| {
+                moved(line, 1, "s32", 1)
+            })
+            .finding("step limit reached", &["global::wait_for_u32(turn"]),
+        Mutant::new("every other key tile is left out", KERNEL, many_orders())
+            .blocks(2)
+            .edit("atom.global.add", &["tile_queue.rs: self.next = blocks"], Which::All, |line| {
+                with_operand(line, 2, "2")
+            })
+            .wrong("d"),
+    ]
+}
+
+/// The queue of key tiles, and rows of the next packed sequence.
+fn helpers() -> Vec<Mutant> {
+    vec![
+        mutant("an order is read before it is there")
+            .edit("mbarrier.try_wait", &["let letter = self.orders.wait(&orders);"], Which::All, no_wait)
+            .finding(UNINITIALISED, &["KeyOrder::read"])
+            .finding(RACE, &["KeyOrder::read"]),
+        Mutant::new("an order is overwritten while it is read", KERNEL, many_orders())
+            .edit(
+                "mbarrier.try_wait",
+                &["mailbox.rs: self.stages.acquire(cursor);"],
+                Which::All,
+                no_wait,
+            )
+            .finding(RACE, &["mailbox.rs: "])
+            .finding(MISUSE, &["self.orders.send"]),
+        Mutant::new("one reader of orders too few is waited for", KERNEL, many_orders())
+            .edit(
+                "mbarrier.init",
+                &["self.orders.init(4 * WARPGROUPS + WARPGROUPS", "self.empty(stage)"],
+                Which::All,
+                |line| moved(line, 1, "s32", -1),
+            )
+            .finding(MISUSE, &["self.orders.discard"])
+            .finding(RACE, &["mailbox.rs: "]),
+        mutant("an order is never discarded")
+            .edit(
+                "mbarrier.arrive.shared",
+                &["backward_hopper.rs: self.orders.discard"],
+                Which::All,
+                dropped,
+            )
+            .finding(DEADLOCK, &["self.orders.send"]),
+        mutant("nobody says that there is no more work")
+            .edit("mbarrier.arrive.shared", &["KeyOrder::END"], Which::All, dropped)
+            .finding(DEADLOCK, &["self.orders.wait(&orders)"]),
+        mutant("every lane of the producer brings tiles")
+            .edit("elect.sync", &["backward_hopper.rs: if warp::elect() {"], Which::All, |line| {
+                let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();
+                format!("setp.eq.u32 {predicate}, 0, 0;")
+            })
+            .finding(MISUSE, &["self.bring::<E>(p, maps, &turn"])
+            .finding(MISUSE, &["Self::QUERY_BYTES + Self::STATISTIC_BYTES);"]),
+        mutant("registers are taken that nobody gave")
+            .edit("setmaxnreg.dec", &[], Which::All, dropped)
+            .finding(DEADLOCK, &[]),
+        mutant("gradients of keys past the end are stored")
+            .on(Case { head_dim: 128, value_dim: 128, ..ragged(KERNEL) })
+            .edit(
+                "setp.ge.s32",
+                &["store.rs: ", "backward_hopper.rs: store_exchanged"],
+                Which::All,
+                |line| with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1)),
+            )
+            .finding("out-of-bounds global access", &["store_exchanged"]),
+        packed("queries of the next sequence are not cleared")
+            .edit("st.shared.v4", &["self.query(stage).clear_rows(lane, rows);"], Which::All, dropped)
+            .wrong("dk"),
+        packed("dO of the next sequence is not cleared")
+            .edit("st.shared.v4", &["self.d_o(stage).clear_rows(lane, rows);"], Which::All, dropped)
+            .wrong("d"),
+        packed("keys of the next sequence are not cleared")
+            .edit("st.shared.v4", &["self.key.clear_rows(lane, key_rows);"], Which::All, dropped)
+            .wrong("dq"),
+        packed("values of the next sequence are not cleared")
+            .edit("st.shared.v4", &["self.value.clear_rows(lane, key_rows);"], Which::All, dropped)
+            .wrong("dq"),
+        packed("zeros are not fenced from the products")
+            .edit("fence.proxy.async", &["helpers.rs: bulk_copy::fence();"], Which::All, dropped)
+            .finding(NO_FENCE, &["E::start_"]),
+        packed("dO is repaired before it has come")
+            .edit(
+                "mbarrier.try_wait",
+                &["mbarrier::wait(self.raw_d_o(stage), parity);"],
+                Which::All,
+                no_wait,
+            )
+            .finding(IN_FLIGHT, &["self.d_o(stage).clear_rows"]),
+        packed("keys are repaired with the parity of the first")
+            .edit(
+                "mbarrier.try_wait",
+                &["mbarrier::wait(self.raw_key(), key_parity);"],
+                Which::All,
+                |line| with_operand(line, 2, "0"),
+            )
+            .finding(IN_FLIGHT, &["self.key.clear_rows"]),
+        packed("nobody says that queries are repaired")
+            .edit(
+                "mbarrier.arrive.shared",
+                &["repaired(self.queries.full(stage));"],
+                Which::All,
+                dropped,
+            )
+            .finding(DEADLOCK, &["self.keys.acquire(turn);"])
+            .finding(DEADLOCK, &[STUCK]),
+        packed("tiles that need repair are handed out at once")
+            .edit("selp.b32", &["let barrier = if raw { self.raw_query(stage)"], Which::All, |line| {
+                with_operand(line, 1, operand(line, 2))
+            })
+            .finding(DEADLOCK, &[])
+            .finding(MISUSE, &[]),
+        packed("four rows of the next sequence are cleared and no more")
+            .edit(
+                "setp.lt.u32",
+                &["while offset < ROWS * 128", "self.d_o(stage).clear_rows"],
+                Which::All,
+                |line| with_operand(line, 2, "0"),
+            )
+            .wrong("d"),
+    ]
+}
+
+fn mutants() -> Vec<Mutant> {
+    [arrivals(), products(), accumulator(), in_order(), helpers()].into_iter().flatten().collect()
+}

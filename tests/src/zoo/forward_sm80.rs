@@ -1,0 +1,99 @@
+//! The tensor-core forward for sm_80, and the one in f32.
+
+use super::{Family, Mutant};
+use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
+use crate::shapes::ragged;
+use finite_attention::check::Case;
+
+const KERNEL: &str = "forward_bf16_d64_sm80";
+const F32: &str = "forward_f32_d64_sm80";
+const RING_WAIT: &str = "key_value_ring.rs: async_copy::wait::<0>();";
+const RING_BARRIER: &str = "key_value_ring.rs: barrier::block_sync();";
+const LOOP: &str = "forward_mma.rs: ring.wait();";
+const PRODUCT: &str = "multiply_transposed";
+
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F32], mutants };
+
+fn mutant(name: &'static str) -> Mutant {
+    Mutant::new(name, KERNEL, ragged(KERNEL))
+}
+
+fn mutants() -> Vec<Mutant> {
+    let tight = Case { tight: true, ..ragged(KERNEL) };
+    vec![
+        mutant("tiles are used without a wait for their copies")
+            .edit("cp.async.wait_group", &[RING_WAIT, LOOP], Which::Last, dropped)
+            .finding("asynchronous copy in flight", &[PRODUCT])
+            .finding("uninitialised shared read", &[PRODUCT]),
+        mutant("one group of copies too few is waited for")
+            .edit("cp.async.wait_group", &[RING_WAIT, LOOP], Which::Last, |_| "cp.async.wait_group 1;".into())
+            .finding("asynchronous copy in flight", &[PRODUCT])
+            .finding("uninitialised shared read", &[PRODUCT]),
+        mutant("copies belong to no group")
+            .edit("cp.async.commit_group", &["key_value_ring.rs: async_copy::commit();"], Which::All, dropped)
+            .finding("asynchronous copy in flight", &[PRODUCT])
+            .finding("uninitialised shared read", &[PRODUCT]),
+        mutant("tiles are used before other threads' copies are there")
+            .edit("bar.sync", &[RING_BARRIER, LOOP], Which::Last, dropped)
+            .finding("uninitialised shared read", &[PRODUCT])
+            .finding("asynchronous copy in flight", &[PRODUCT]),
+        mutant("barrier and wait change places")
+            .edit("cp.async.wait_group", &[RING_WAIT, LOOP], Which::Last, |_| "bar.sync 0;".into())
+            .edit("bar.sync", &[RING_BARRIER, LOOP], Which::Last, |_| "cp.async.wait_group 0;".into())
+            .finding("uninitialised shared read", &[PRODUCT])
+            .finding("asynchronous copy in flight", &[PRODUCT]),
+        mutant("one warp skips the barrier by a flag of its own")
+            .edit("bar.sync", &[RING_BARRIER, LOOP], Which::Last, |_| {
+                "{ .reg .pred %skip; .reg .b32 %who; mov.u32 %who, %tid.x; setp.ge.u32 %skip, %who, 32; \
+                 @%skip bar.sync 0; }"
+                    .into()
+            })
+            .finding("uninitialised shared read", &[PRODUCT])
+            .finding("deadlock", &[RING_BARRIER]),
+        mutant("half a warp skips the barrier")
+            .edit("bar.sync", &[RING_BARRIER, LOOP], Which::Last, |_| {
+                "{ .reg .pred %skip; .reg .b32 %who; mov.u32 %who, %laneid; setp.ge.u32 %skip, %who, 16; \
+                 @%skip bar.sync 0; }"
+                    .into()
+            })
+            .finding("barrier divergence", &[RING_BARRIER]),
+        Mutant::new("rows past the end are not replaced by zeros", KERNEL, tight.clone())
+            .edit("cp.async.cg", &["key_value_ring.rs: self.value(tile).load"], Which::All, |line| {
+                with_operand(line, 3, "16")
+            })
+            .finding("out-of-bounds global access", &["async_copy::copy16_if", "self.value(tile).load"]),
+        mutant("rows past the end are stored")
+            .edit("setp.ge.s32", &["store.rs: ", "store::store_staged"], Which::All, |line| {
+                with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1))
+            })
+            .finding("out-of-bounds global access", &["store.rs: store_chunk"])
+            .wrong("o"),
+        mutant("one column too many is stored")
+            .edit("setp.ge.u32", &["store.rs: if column + i < target.columns {"], Which::All, off_by_one)
+            .wrong("o"),
+        mutant("one key too many is visible")
+            .edit("setp.gt.u32", &["attention/mask.rs: "], Which::All, off_by_one)
+            .wrong("o"),
+        mutant("values are written on top of keys")
+            .edit("add.s32", &["key_value_ring.rs: SharedTile { address: self.key(tile).address"], Which::All, |line| {
+                with_operand(line, 2, "0")
+            })
+            .finding("uninitialised shared read", &["forward_mma.rs: multiply_accumulate"]),
+        mutant("values are not transposed")
+            .edit("ldmatrix.sync.aligned.m8n8.x4.trans", &[], Which::All, |line| line.replace(".trans", ""))
+            .wrong("o"),
+        mutant("the swizzle of stores is not that of loads")
+            .edit("xor.b32", &["shared_tile.rs: ", "q_tile.load"], Which::All, |line| line.replacen("xor.b32", "or.b32", 1))
+            .finding("uninitialised shared read", &["multiply_transposed"]),
+        mutant("a product is left out of the output")
+            .edit("mma.sync", &["forward_mma.rs: multiply_accumulate::"], Which::Number(0), dropped)
+            .wrong("o"),
+        mutant("the maximum is taken over half the lanes")
+            .edit("shfl.sync.bfly", &["softmax.rs: "], Which::Last, |line| with_operand(line, 2, "0"))
+            .wrong("o"),
+        Mutant::new("keys in f32 are used without a wait for their copies", F32, ragged(F32))
+            .edit("cp.async.wait_group", &[], Which::Last, dropped)
+            .finding("asynchronous copy in flight", &["forward_fma.rs: multiply_accumulate"])
+            .finding("uninitialised shared read", &["forward_fma.rs: multiply_accumulate"]),
+    ]
+}

@@ -1,0 +1,192 @@
+//! The forward for Hopper.
+
+use super::{Family, Mutant, moved, other_parity};
+use crate::ptx::{Which, dropped, operand, with_operand};
+use crate::shapes::ragged;
+use crate::sweep::no_wait;
+use finite_attention::Mask;
+use finite_attention::check::Case;
+
+const KERNEL: &str = "forward_bf16_d128_sm90a";
+
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], mutants };
+
+fn mutant(name: &'static str) -> Mutant {
+    Mutant::new(name, KERNEL, ragged(KERNEL))
+}
+
+/// Packed sequences: tiles that end in another sequence are repaired.
+fn packed(name: &'static str) -> Mutant {
+    Mutant::new(name, KERNEL, Case { packed: true, batches: 4, seed: 3, ..ragged(KERNEL) })
+}
+
+const LOOP_KEYS: &str = "forward_hopper.rs: self.keys.wait(&keys);";
+const LOOP_VALUES: &str = "forward_hopper.rs: self.values.wait(&values);";
+
+fn mutants() -> Vec<Mutant> {
+    vec![
+        mutant("keys are multiplied before they have come")
+            .edit("mbarrier.try_wait", &[LOOP_KEYS], Which::All, no_wait)
+            .finding("asynchronous copy in flight", &["start_scores"]),
+        mutant("values are multiplied before they have come")
+            .edit("mbarrier.try_wait", &[LOOP_VALUES], Which::All, no_wait)
+            .finding("asynchronous copy in flight", &["start_output"]),
+        mutant("queries are loaded before they have come")
+            .edit("mbarrier.try_wait", &["self.queries.wait(&queries);"], Which::All, no_wait)
+            .finding("asynchronous copy in flight", &["load(queries.stage())"]),
+        mutant("keys are waited for with the other parity")
+            .edit("mbarrier.try_wait", &[LOOP_KEYS], Which::All, other_parity)
+            .finding("asynchronous copy in flight", &["start_scores"])
+            .finding("deadlock", &[LOOP_KEYS]),
+        mutant("keys are overwritten while they are multiplied")
+            .edit("mbarrier.try_wait", &["helpers.rs: self.keys.acquire(keys);"], Which::All, no_wait)
+            .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
+            .finding("misuse of an mbarrier", &["mbarrier::arrive_expect(barrier, Self::KEY_BYTES);"]),
+        mutant("keys are never released")
+            .edit("mbarrier.arrive.shared", &["self.keys.release(&keys);"], Which::All, dropped)
+            .finding("deadlock", &["self.keys.acquire(keys);"]),
+        mutant("keys are released before they are multiplied")
+            .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
+            .finding("register in flight", &["softmax.follow"]),
+        mutant("one product too few is waited for")
+            .edit("wgmma.wait_group", &["output.wait::<0>();"], Which::All, |line| {
+                line.replacen(" 0", " 1", 1)
+            })
+            .finding("register in flight", &["probabilities = softmax.probabilities"]),
+        mutant("scores are read before they are there")
+            .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, |line| {
+                line.replacen(" 1", " 2", 1)
+            })
+            .finding("register in flight", &["softmax.follow"]),
+        mutant("scores start from what is left in their registers")
+            .edit("setp.ne.b32 %fresh", &["start_scores"], Which::All, |line| {
+                line.replacen(".ne.", ".eq.", 1)
+            })
+            .finding("uninitialised register", &["start_scores"])
+            .wrong("o"),
+        mutant("products belong to no group")
+            .edit("wgmma.commit_group", &["start_scores"], Which::All, dropped)
+            .finding("register in flight", &["mask::hide"]),
+        mutant("probabilities are multiplied without a fence behind their making")
+            .edit("wgmma.fence", &[], Which::All, dropped)
+            .finding("missing wgmma fence", &["start_scores"]),
+        mutant("fewer bytes are announced than come")
+            .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
+                with_operand(line, 2, "16384")
+            })
+            .finding("uninitialised shared read", &["let mut q = load(queries.stage());"]),
+        mutant("more bytes are announced than come")
+            .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
+                with_operand(line, 2, "65536")
+            })
+            .finding("deadlock", &["self.queries."]),
+        mutant("barriers are used before they are made")
+            .edit("bar.sync", &["room.rs: block_sync();"], Which::All, dropped)
+            .finding("misuse of an mbarrier", &["self.orders.wait(orders)"]),
+        mutant("a stage waits for one warp too many")
+            .edit(
+                "mbarrier.init",
+                &["self.keys.init(1, 4 * WARPGROUPS);", "mbarrier::init(self.empty(stage)"],
+                Which::All,
+                |line| with_operand(line, 1, "9"),
+            )
+            .finding("deadlock", &["self.keys.acquire(keys);"]),
+        mutant("a stage waits for one warp too few")
+            .edit(
+                "mbarrier.init",
+                &["self.keys.init(1, 4 * WARPGROUPS);", "mbarrier::init(self.empty(stage)"],
+                Which::All,
+                |line| with_operand(line, 1, "7"),
+            )
+            .finding("misuse of an mbarrier", &["self.keys.release(&keys);"])
+            .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"]),
+        mutant("every lane of the producer brings a tile")
+            .edit("elect.sync", &["helpers.rs: if warp::elect() {"], Which::All, |line| {
+                let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();
+                format!("setp.eq.u32 {predicate}, 0, 0;")
+            })
+            .finding("misuse of an mbarrier", &["Self::QUERY_BYTES"]),
+        packed("rows of the next sequence stay in the last tile of values")
+            .edit(
+                "st.shared.v4",
+                &["self.value(stage).clear_rows(lane, rows as u32);"],
+                Which::All,
+                dropped,
+            )
+            .wrong("o"),
+        packed("zeros in values are not fenced from the products")
+            .edit("fence.proxy.async", &["helpers.rs: bulk_copy::fence();"], Which::All, dropped)
+            .finding("missing proxy fence", &["start_output"]),
+        packed("values are repaired before they have come")
+            .edit(
+                "mbarrier.try_wait",
+                &["helpers.rs: mbarrier::wait(self.raw_value(stage)"],
+                Which::All,
+                no_wait,
+            )
+            .finding("asynchronous copy in flight", &["clear_rows"]),
+        packed("one row too few is cleared")
+            .edit(
+                "shl.b32",
+                &["bulk.rs: let mut offset = first * 128", "self.value(stage).clear_rows"],
+                Which::All,
+                |line| {
+                    let [to, from] = [0, 1].map(|index| operand(line, index));
+                    format!("{{ .reg .b32 %more; add.u32 %more, {from}, 1; shl.b32 {to}, %more, 7; }}")
+                },
+            )
+            .wrong("o"),
+        Mutant::new(
+            "an order is overwritten while it is read",
+            KERNEL,
+            Case { query_heads: 4, key_rows: 100, mask: Mask::Full, ..ragged(KERNEL) },
+        )
+        .edit("mbarrier.try_wait", &["mailbox.rs: self.stages.acquire(cursor);"], Which::All, no_wait)
+        .finding("race in shared memory", &["mailbox.rs: "]),
+        mutant("the swizzle of products is not that of copies")
+            .edit("or.b64", &["descriptor.rs: "], Which::All, |line| {
+                with_operand(line, 2, "9223372311799790592") // 64 bytes instead of 128
+            })
+            .finding("out-of-bounds shared access", &["start_scores"]),
+        mutant("values are brought on top of each other")
+            .edit(
+                "shl.b32",
+                &["first_value.address + stage", "helpers.rs: self.value(stage).request"],
+                Which::All,
+                |line| {
+                    with_operand(line, 2, "14") // tiles are 2^15 bytes
+                },
+            )
+            .finding("asynchronous copy in flight", &["start_output"])
+            .wrong("o"),
+        mutant("a tile of keys is one row off")
+            .edit("cp.async.bulk.tensor", &["self.key(keys.stage()).request"], Which::All, |line| {
+                moved(line, 3, "s32", 1)
+            })
+            .wrong("o"),
+        Mutant::new("a turn is not passed on", KERNEL, Case { mask: Mask::Full, ..ragged(KERNEL) })
+            .edit("bar.arrive", &["turns.pass();"], Which::All, dropped)
+            .finding("deadlock", &["self.keys.acquire(keys);"]),
+        mutant("registers are taken that nobody gave")
+            .edit("setmaxnreg.dec", &[], Which::All, dropped)
+            .finding("deadlock", &["self.queries.acquire(queries);"]),
+        mutant("lse of rows past the end is stored")
+            .edit(
+                "setp.ge.s32",
+                &["query_block.rs: ", "block.store_lse(p, row, lse[half]);"],
+                Which::All,
+                |line| with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1)),
+            )
+            .finding("out-of-bounds global access", &["block.store_lse(p, row, lse[half]);"]),
+        mutant("rows that see no key are not written")
+            .on(Case { query_rows: 411, key_rows: 5, ..ragged(KERNEL) })
+            .edit("st.global", &["store.rs: ", "self.write_dead"], Which::All, dropped)
+            .wrong("o"),
+        mutant("rows past the end are stored")
+            .on(Case { value_dim: 120, ..ragged(KERNEL) })
+            .edit("setp.ge.s32", &["store.rs: ", "store::store_exchanged"], Which::All, |line| {
+                with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1))
+            })
+            .finding("out-of-bounds global access", &["store::store_exchanged"]),
+    ]
+}

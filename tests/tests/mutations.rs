@@ -1,0 +1,56 @@
+//! Taking a barrier, a wait, an arrival, a fence or a guard out of a kernel shows, or it is written down why not.
+//!
+//! A sample of what `cargo xtask mutate` tries: every 24th edit, starting elsewhere at every run of another
+//! `FATTN_SEED`. `FATTN_MUTATIONS=all` tries all.
+
+use finite_attention_tests::device::emulated_arch;
+use finite_attention_tests::ptx::Ptx;
+use finite_attention_tests::shapes::cases;
+use finite_attention_tests::sweep::{Class, edits, explanation, verdict};
+use finite_attention_tests::verdict::Verdict;
+use std::collections::BTreeSet;
+
+const SAMPLE: usize = 24;
+
+/// Nothing on a GPU, which checks nothing.
+fn every_edit_shows_or_is_explained(kernel: &str) {
+    if emulated_arch().is_none() {
+        return;
+    }
+    let shipped = Ptx::shipped(kernel);
+    let edits = edits(&shipped);
+    let classes: BTreeSet<Class> = edits.iter().map(|edit| edit.class).collect();
+    assert!(classes.len() >= 4 && edits.len() > 100, "{kernel}: {} edits of {classes:?}", edits.len());
+    let all = std::env::var("FATTN_MUTATIONS").is_ok_and(|value| value == "all");
+    let seed: usize = std::env::var("FATTN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    let (first, step) = if all { (0, 1) } else { (seed % SAMPLE, SAMPLE) };
+    let cases = cases(kernel);
+    for edit in edits.iter().skip(first).step_by(step).filter(|edit| explanation(edit).is_none()) {
+        let (verdict, _) = verdict(kernel, &shipped, edit, &cases);
+        assert!(
+            !matches!(verdict, Verdict::Clean),
+            "{kernel}: nothing shows that this is gone: {:#?}",
+            edit.site
+        );
+    }
+}
+
+#[test]
+fn forward_for_sm80() {
+    every_edit_shows_or_is_explained("forward_bf16_d64_sm80");
+}
+
+#[test]
+fn backward_for_sm80() {
+    every_edit_shows_or_is_explained("backward_bf16_d64_sm80");
+}
+
+#[test]
+fn forward_for_hopper() {
+    every_edit_shows_or_is_explained("forward_bf16_d128_sm90a");
+}
+
+#[test]
+fn backward_for_hopper() {
+    every_edit_shows_or_is_explained("backward_bf16_d128_sm90a");
+}

@@ -151,7 +151,8 @@ fn static_and_dynamic_shared_memory_do_not_overlap() {
         ".shared .align 4 .b8 first[128]; .shared .align 16 .b8 second[256];
          shl.b32 %r1, %tid, 2; mov.u32 %r2, first; add.s32 %r2, %r2, %r1; mov.u32 %r3, second;
          add.s32 %r3, %r3, %r1; mov.u32 %r4, dynamic; add.s32 %r4, %r4, %r1;
-         st.shared.b32 [%r2], 1; st.shared.b32 [%r3], 20; st.shared.b32 [%r4], 300; st.shared.b32 [first], 1;
+         st.shared.b32 [%r2], 1; st.shared.b32 [%r3], 20; st.shared.b32 [%r4], 300;
+         bar.warp.sync 0xffffffff; st.shared.b32 [first], 1;
          bar.sync 0;
          ld.shared.b32 %r5, [%r2]; ld.shared.b32 %r6, [%r3]; ld.shared.b32 %r7, [%r4];
          add.s32 %r5, %r5, %r6; add.s32 %r5, %r5, %r7; st.global.b32 [%mine], %r5;",

@@ -24,6 +24,7 @@ from threading import Lock
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 ALONE = "alone"
+HANGS = "hangs"
 SUMMARY = re.compile(r"========= (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 HEADERS = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "Target application returned", " ")
 
@@ -39,6 +40,7 @@ def arguments():
     add("--only", default="", help="mutants whose file has this in its name")
     add("--device", help="in place of the device of each mutant")
     add("--timeout", type=float, default=20, help="seconds for one run: mutants may hang")
+    add("--hanging", type=float, default=8, help="seconds under a tool for a mutant that hangs alone")
     add("--seconds", type=float, default=90, help="no run starts after these")
     add("--jobs", type=int, default=12, help="runs at a time")
     add("--results", type=Path, default=Path("sanitizer.json"), help="what is known so far")
@@ -91,11 +93,11 @@ def judged(tool, code, output):
     """What one run says: `found`, and a text."""
     if tool == ALONE:
         last = (output.strip().splitlines() or [""])[-1][:120]
-        return {"found": code != 0, "text": "hangs" if code is None else last if code else ""}
+        return {"found": code != 0, "text": HANGS if code is None else last if code else ""}
     counts = [int(a or b) for a, b in SUMMARY.findall(output)]
     report = first_report(output)
     if code is None:
-        return {"found": bool(report), "text": report or "hangs"}
+        return {"found": bool(report), "text": report or HANGS}
     if not counts:
         return {"found": False, "text": "the tool failed: " + output.strip()[-200:]}
     return {"found": counts[0] > 0, "text": report if counts[0] else ""}
@@ -112,13 +114,15 @@ def command(options, sanitizer, mutant, tool):
 def run_all(options, sanitizer, rows, results):
     """Runs what has no result yet; returns how many are left."""
     started, lock = time.monotonic(), Lock()
-    work = [(row, tool) for row in rows for tool in (ALONE, *options.tools)]
+    work = [(row, tool) for tool in (ALONE, *options.tools) for row in rows]
     todo = [(row, tool) for row, tool in work if tool not in results.get(row["file"], {})]
 
     def one(row, tool):
         if time.monotonic() - started > options.seconds:
             return
-        code, output = run(command(options, sanitizer, row, tool), options.timeout)
+        hangs = results.get(row["file"], {}).get(ALONE, {}).get("text") == HANGS
+        seconds = options.hanging if hangs else options.timeout
+        code, output = run(command(options, sanitizer, row, tool), seconds)
         with lock:
             results.setdefault(row["file"], {})[tool] = judged(tool, code, output)
             options.results.write_text(json.dumps(results, indent=1))

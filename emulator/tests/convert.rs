@@ -224,8 +224,8 @@ fn floats_to_wider_floats_are_exact() {
         let row = usize::from(bits);
         assert_eq!(brain[row] as u32, u32::from(bits) << 16);
         let x = half::f16::from_bits(bits);
-        let got = f32::from_bits(half[row] as u32);
-        assert!(got == x.to_f32() || got.is_nan() && x.is_nan());
+        let want = if x.is_nan() { 0x7fff_ffff } else { x.to_f32().to_bits() };
+        assert_eq!(half[row] as u32, want);
         let got = f64::from_bits(double[row]);
         assert!(got == x.to_f64() || got.is_nan() && x.is_nan());
     }
@@ -270,6 +270,10 @@ fn f64_and_f32_convert_both_ways() {
         assert!(f64::from(f32::from_bits(up[row] as u32)) >= x);
         assert_eq!(integers[row] as i64, x as i64);
     }
+    // The sign and the upper bits of a payload stay.
+    let nan = vec![(64, vec![0xfff8_0000_2000_0000, 0x7ff0_0000_0000_0001, 0x7fff_ffff_ffff_ffff])];
+    let got = evaluate("cvt.rn.f32.f64 {d}, {a};", 32, &nan);
+    assert_eq!(got[..3], [0xffc0_0001, 0x7fc0_0000, 0x7fff_ffff]);
     let singles = floats(41);
     let got = evaluate("cvt.f64.f32 {d}, {a};", 64, &[(32, singles.clone())]);
     for row in 0..COUNT {

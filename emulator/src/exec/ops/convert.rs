@@ -18,7 +18,7 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, op: Op) {
         Op::ConvertU64ToU32 => map1(r, i, m, |a: u64| a as u32),
         Op::ConvertU32ToU16 => map1(r, i, m, |a: u32| a & 0xffff),
         Op::ConvertBfloatToF32 => map1(r, i, m, |a: Bfloat| a.to_f32()),
-        Op::ConvertHalfToF32 => map1(r, i, m, |a: Half| a.to_f32()),
+        Op::ConvertHalfToF32 => map1(r, i, m, |a: Half| canonical(a.to_f32())),
         Op::ConvertPairBfloat => pair::<Bfloat>(r, i, m),
         Op::ConvertPairHalf => pair::<Half>(r, i, m),
         _ => typed(r, i, m),
@@ -194,6 +194,11 @@ impl Job {
                     value.to_bits()
                 }
             }
+            ConvertType::F32
+                if value.is_nan() && self.from == ConvertType::F64 && !self.has(FLAG_SATURATE) =>
+            {
+                u64::from(quiet(value.to_bits()))
+            }
             ConvertType::F32 => {
                 let nearest = value as f32;
                 let order = f64::from(nearest).partial_cmp(&value).unwrap_or(std::cmp::Ordering::Equal);
@@ -220,6 +225,12 @@ impl Job {
             canonical(value)
         }
     }
+}
+
+/// A NaN of f64 as f32: its sign and the upper bits of its payload stay (unlike those of any other NaN).
+fn quiet(bits: u64) -> u32 {
+    let sign = (bits >> 32) as u32 & 0x8000_0000;
+    sign | 0x7fc0_0000 | (bits >> 29) as u32 & 0x003f_ffff
 }
 
 fn saturated(value: f64) -> f64 {

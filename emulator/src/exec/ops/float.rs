@@ -123,9 +123,6 @@ pub fn run32(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
         FloatOp::Max if i.has(FLAG_VARIANT) => binary(r, i, m, |a, b| nan_or(a, b, maximum(a, b))),
         FloatOp::Min => binary(r, i, m, minimum),
         FloatOp::Max => binary(r, i, m, maximum),
-        // The sign of a NaN changes too: these two are operations on bits.
-        FloatOp::Neg if !i.has(FLAG_FTZ) => map1(r, i, m, |a: u32| a ^ 0x8000_0000),
-        FloatOp::Abs if !i.has(FLAG_FTZ) => map1(r, i, m, |a: u32| a & 0x7fff_ffff),
         FloatOp::Neg => unary(r, i, m, |a| -a),
         FloatOp::Abs => unary(r, i, m, f32::abs),
         FloatOp::Rcp => unary(r, i, m, |a| 1.0 / a),

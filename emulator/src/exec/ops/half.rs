@@ -2,7 +2,7 @@
 //!
 //! Arithmetic goes through f32 and rounds once more at the end. For sums, differences and products that
 //! is exact rounding: f32 has more than twice the bits of either format plus two. A fused multiply-add
-//! goes through f64.
+//! goes through f64, rounded to odd: a small addend decides a tie from far below its last bit.
 
 use super::float::{flush, maximum, minimum};
 use super::math;
@@ -93,6 +93,23 @@ fn to_odd(value: f64) -> f32 {
     let bits = nearest.to_bits();
     let truncated = if back.abs() > value.abs() { bits - 1 } else { bits };
     f32::from_bits(truncated | 1)
+}
+
+/// The sum, exact or rounded to its odd neighbour: no later rounding takes it for a tie. The error of a sum is
+/// exact: Knuth, The Art of Computer Programming, volume 2, section 4.2.2, theorem B.
+#[inline(always)]
+fn sum_to_odd(a: f64, b: f64) -> f64 {
+    let sum = a + b;
+    let of_b = sum - a;
+    let error = (a - (sum - of_b)) + (b - of_b);
+    let is_exact = error == 0.0 || !error.is_finite();
+    if is_exact || sum.to_bits() & 1 == 1 {
+        sum
+    } else if error > 0.0 {
+        sum.next_up()
+    } else {
+        sum.next_down()
+    }
 }
 
 macro_rules! format {
@@ -207,8 +224,8 @@ fn apply<T: Format>(op: FloatOp, flags: u8, [a, b, c]: [T; 3]) -> T {
         FloatOp::Sub => x - y,
         FloatOp::Mul => x * y,
         FloatOp::Fma => {
-            let fused = T::from_f64(f64::from(x).mul_add(f64::from(y), f64::from(z)));
-            return finish(fused, flags);
+            let fused = sum_to_odd(f64::from(x) * f64::from(y), f64::from(z));
+            return finish(T::from_f64(fused), flags);
         }
         FloatOp::Min | FloatOp::Max if flags & FLAG_VARIANT != 0 && (x.is_nan() || y.is_nan()) => {
             f32::NAN
@@ -247,6 +264,19 @@ mod tests {
             assert!(half.to_bits() == known.to_bits() || half.is_nan() && known.is_nan(), "{bits:#x}");
             assert_eq!(Half::from_f32(half).0, if half.is_nan() { NAN16 } else { bits });
             assert_eq!(Bfloat::from_f32(brain).0, if brain.is_nan() { NAN16 } else { bits });
+        }
+    }
+
+    /// The product is a tie of bf16, and the addend is 2^-70 of it.
+    #[test]
+    fn far_addend_decides_a_tie_of_a_fused_multiply_add() {
+        let bits = |value: f32| Bfloat::from_f32(value);
+        for sign in [1.0, -1.0] {
+            let (a, b) = (bits(1.0625), bits(sign * 1.0625)); // 1.12890625, a tie of 1.125 and 1.1328125
+            for (far, expected) in [(0.0, 1.125), (-1.0, 1.125), (1.0, 1.132_812_5)] {
+                let c = bits(far * sign * 2f32.powi(-70));
+                assert_eq!(apply(FloatOp::Fma, 0, [a, b, c]), bits(sign * expected), "{sign} {far}");
+            }
         }
     }
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Times finite-attention beside PyTorch's attention backends: one process, one GPU, interleaved rounds.
+"""Times finite-attention beside other attention kernels: one process, one GPU, interleaved rounds.
 
 The library is called through its C interface (host/src/c_api.rs) on torch's tensors and torch's stream.
 Before anything is timed, every contestant's results are compared with the formula in float64; the run
-stops if ours are off.
+stops if ours are off. It ends with exit code 1 if an error of ours is above its limit (comparison/limits.py).
 
 burst:      rest 300 ms, 150 ms of warm-up, 150 ms timed
 sustained:  1 s under load of the same kernel (clocks fall to what the power limit allows), 150 ms timed
@@ -11,23 +11,37 @@ sustained:  1 s under load of the same kernel (clocks fall to what the power lim
 A time is the median over launches of the distance between two events. A round times every contestant
 once, in an order that rotates from round to round. A ratio is the median over rounds of (their time / our
 time) in the same round: above 1 we are faster. Every peer has one, in brackets; that of a deterministic
-backward (-det) is to our deterministic one, and that of ours-det is what determinism costs us.
+backward (-det) is to our deterministic one, and that of ours-det is what determinism costs us. A rate with
+a * is the host's: queueing took as long as running.
 
-FLOPs: 4 B H S^2 D forward, causal half of that, backward 2.5 times forward, packed sequences added up.
+FLOPs: 4 B H S^2 D forward, causal half of that, of a window exactly the pairs in it, backward 2.5 times
+forward, packed sequences added up.
 
-    python3 compare.py --markdown table.md --json out.json
+Peers: flash, cudnn, efficient and flex come with PyTorch. fa3 is the wheel fa3-fwd (forward only), fa4 is
+flash-attn-4; one that is asked for and cannot be imported stops the run. Who does not take a case is
+printed and listed with the reason.
+
+    python3 compare.py --markdown table.md --json out.json --svg out.svg
     python3 compare.py --shapes 4,4096,16,128 2,8192,32,128,8 --pass forward backward --causal both
     python3 compare.py --shapes 4,4096,16,128 --pass backward --deterministic all --modes burst
     python3 compare.py --shapes --varlen --odd --pass forward backward --rounds 3
+    python3 compare.py --peers cudnn fa3 --fa3 fa3_fwd.whl --cublas --dtype bf16 f16
+    python3 compare.py --shapes --window 1024,0 512,512 --peers fa4 flex --pass forward backward
+    python3 compare.py --from out.json more.json --markdown table.md --svg out.svg
 """
 
 import argparse
 from pathlib import Path
 
+from comparison import masks
+from comparison.peers import PEERS
+from comparison.report import Report
+
 DIMS = (64, 128, 256)
 DEFAULT_SHAPES = [f"{16384 // s},{s},{2048 // d},{d}" for d in DIMS for s in (512, 2048, 4096, 16384)]
 ODD_SHAPES = [f"4,{s},16,128" for s in (4096, 4097, 4159)]
 VARLEN_DIMS = (64, 128)
+WINDOW_SHAPES = ["1,16384,32,64", "1,16384,16,128"]
 
 
 def arguments():
@@ -42,17 +56,30 @@ def arguments():
     add("--pass", nargs="+", dest="passes", default=["forward"], choices=["forward", "backward"])
     add("--dtype", nargs="+", default=["bf16"], choices=["bf16", "f16", "f32"])
     add("--causal", default="both", choices=["no", "yes", "both"])
-    add("--peers", nargs="*", default=["flash", "cudnn"], choices=["flash", "cudnn", "efficient"],
+    add("--peers", nargs="*", default=["flash", "cudnn"], choices=PEERS,
         help="f32 always runs against efficient")
+    add("--fa3", type=Path, metavar="PATH", help="the wheel fa3-fwd, or the folder that it was unpacked into")
     add("--deterministic", default="ours", choices=["no", "ours", "all"],
         help="for whom the deterministic backward is timed too (ours)")
     add("--odd", action="store_true", help="also time per FLOP at S 4097 and 4159 over that at 4096")
-    add("--varlen", action="store_true", help="also 12 packed sequences, 33..4096 rows, 16384 together")
+    add("--varlen", action="store_true",
+        help="also 12 packed sequences, 33..4096 rows, 16384 together, and our rate over that at S 4096")
+    add("--window", nargs="+", action="extend", default=[], type=masks.parse, metavar="L,R",
+        help="also windows: keys before and after the diagonal, -1 for all (--window=-1,64), and our rate"
+        " over causal (R is 0) or full")
+    add("--window-shapes", nargs="+", default=WINDOW_SHAPES, metavar="B,S,H,D[,Hk]")
+    add("--cublas", action="store_true", help="also an 8192^3 bf16 product, and our forward's rate over its")
     add("--modes", nargs="+", default=["burst", "sustained"], choices=["burst", "sustained"])
     add("--rounds", type=int, default=5)
     add("--json", type=Path, help="write everything here, after every row")
     add("--markdown", type=Path, help="write tables here, after every row")
-    return parser.parse_args()
+    add("--svg", type=Path, help="draw the rates here, after every row")
+    add("--from", nargs="+", dest="earlier", default=[], type=Path, metavar="JSON",
+        help="time nothing: tables and plot of what earlier runs wrote")
+    options = parser.parse_args()
+    if options.fa3 and "fa3" not in options.peers:
+        parser.error("--fa3 without fa3 in --peers")
+    return options
 
 
 def facts(rounds):
@@ -71,57 +98,100 @@ class Run:
     """The options, and what is open."""
 
     def __init__(self, options, library, report):
-        self.options, self.library, self.report = options, library, report
+        from comparison.contestants import Matmul
 
-    def field(self, case, direction, dtype, deterministic):
-        """Who is timed, after the guard, with the errors that it found."""
+        self.options, self.library, self.report = options, library, report
+        self.product = Matmul() if options.cublas else None
+
+    def field(self, case, direction, peers, deterministic="no"):
+        """Who is timed, after the guard, and the errors that it found."""
         from comparison.contestants import contestants
         from comparison.guard import guard
 
-        peers = self.options.peers if dtype != "f32" else ["efficient"]
-        field = contestants(self.library, case, direction, peers, deterministic)
-        return field, guard(case, field)
+        if case.dtype_name() == "float32" and peers:
+            peers = ["efficient"]
+        field, refused = contestants(self.library, case, direction, peers, deterministic)
+        found = guard(case, field)
+        self.report.add_guard(case, direction, found, refused)
+        return field, found
 
-    def case(self, make, dtype):
+    def case(self, make):
         """The passes of one case, in all modes. The tensors of one go before those of the next come."""
-        from comparison.clock import compare
+        from comparison import rows
+        from comparison.clock import interleaved
 
         for direction in self.options.passes:
             case = make(direction == "backward")
-            field, found = self.field(case, direction, dtype, self.options.deterministic)
+            field, found = self.field(case, direction, self.options.peers, self.options.deterministic)
+            product = self.product if direction == "forward" else None
+            everyone = field + ([product.contestant] if product else [])
             for mode in self.options.modes:
-                row = compare(case, direction, field, mode, self.options.rounds)
-                self.report.add({**row, "relative_l2_error": found})
-            del case, field
+                times, host = interleaved(everyone, mode, self.options.rounds)
+                reference = times.pop("cublas", None)
+                row = rows.compared(case, direction, mode, times, host)
+                if product:
+                    row["cublas"] = rows.over_reference(
+                        case, direction, times["ours"], reference, product.flops)
+                self.report.add("rows", {**row, "relative_l2_error": found})
+            del case, field, everyone
 
-    def odd(self, make, dtype):
-        from comparison.clock import odd
+    def together(self, kind, makes, peers, summed_up):
+        """Several cases in the same rounds, and what `summed_up` makes of their times."""
+        from comparison.clock import interleaved_cases
 
         for direction in self.options.passes:
+            cases = [make(direction == "backward") for make in makes]
+            fields = [self.field(case, direction, peers)[0] for case in cases]
             for mode in self.options.modes:
-                cases = [make(shape, direction == "backward") for shape in ODD_SHAPES]
-                fields = [self.field(case, direction, dtype, "no")[0] for case in cases]
-                self.report.add_odd(odd(cases, fields, direction, mode, self.options.rounds))
+                times = interleaved_cases(cases, fields, mode, self.options.rounds)
+                self.report.add(kind, summed_up(cases, direction, mode, times))
+            del cases, fields
+
+    def over_dense(self, make, make_dense):
+        """A case, and our rate over that of a dense one."""
+        from comparison import rows
+
+        self.case(make)
+        self.together("dense", [make_dense, make], [], rows.over_dense)
+
+    def masked(self, dtype, mask):
+        """Shapes, packed sequences and odd lengths."""
+        from comparison import rows
+        from comparison.cases import Case
+
+        def shaped(shape):
+            return lambda backward: Case.parse(shape, dtype, mask, backward)
+
+        for shape in self.options.shapes:
+            self.case(shaped(shape))
+        for dim in VARLEN_DIMS if self.options.varlen else ():
+            dense = shaped(f"4,4096,{2048 // dim},{dim}")
+            self.over_dense(lambda backward: Case.ragged(dim, dtype, mask, backward), dense)
+        if self.options.odd:
+            self.together("odd", [shaped(s) for s in ODD_SHAPES], self.options.peers, rows.slowdowns)
+
+    def windows(self, dtype):
+        from comparison.cases import Case
+
+        for window in self.options.window:
+            for shape in self.options.window_shapes:
+                self.over_dense(
+                    lambda backward: Case.parse(shape, dtype, window, backward),
+                    lambda backward: Case.parse(shape, dtype, masks.dense(window), backward))
 
     def all(self):
         import torch
-        from comparison.cases import Case
 
         dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-        masks = {"no": [False], "yes": [True], "both": [False, True]}[self.options.causal]
+        asked = {"no": [masks.FULL], "yes": [masks.CAUSAL], "both": [masks.FULL, masks.CAUSAL]}
         for name in self.options.dtype:
-            dtype = dtypes[name]
-            for causal in masks:
-                for shape in self.options.shapes:
-                    self.case(lambda backward: Case.parse(shape, dtype, causal, backward), name)
-                for dim in VARLEN_DIMS if self.options.varlen else ():
-                    self.case(lambda backward: Case.ragged(dim, dtype, causal, backward), name)
-                if self.options.odd:
-                    self.odd(lambda shape, backward: Case.parse(shape, dtype, causal, backward), name)
+            for mask in asked[self.options.causal]:
+                self.masked(dtypes[name], mask)
+            self.windows(dtypes[name])
 
 
-def main():
-    options = arguments()
+def measured(options):
+    """The report of a run."""
     # After the arguments, so that --help works without it.
     import torch
 
@@ -130,11 +200,29 @@ def main():
     torch.zeros(1, device="cuda")  # makes the primary context
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
+    from comparison import peers_flash
     from comparison.library import Library
-    from comparison.tables import Report
 
-    report = Report(facts(options.rounds), options.json, options.markdown)
+    paths = {"fa3": options.fa3, "fa4": None}
+    versions = {name: peers_flash.load(name, paths[name]) for name in options.peers if name in paths}
+    about = {**facts(options.rounds), **versions}
+    report = Report(about, options.json, options.markdown, options.svg)
     Run(options, Library(options.library), report).all()
+    return report
+
+
+def main():
+    options = arguments()
+    if options.earlier:
+        report = Report({}, options.json, options.markdown, options.svg)
+        for path in options.earlier:
+            report.read(path)
+        report.write()
+    else:
+        report = measured(options)
+    above = report.above_limits()
+    if above:
+        raise SystemExit("errors against float64 above their limits:\n" + "\n".join(above))
 
 
 if __name__ == "__main__":

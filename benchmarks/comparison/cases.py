@@ -4,15 +4,17 @@ import math
 
 import torch
 
+from comparison import masks
+
 RAGGED = [1024, 33, 2500, 400, 4096, 89, 1999, 777, 255, 3071, 640, 1500]  # 16384 rows
 
 
 class Case:
     """Tensors in BSHD order. Packed sequences have a batch of 1 and their rows one after another."""
 
-    def __init__(self, shape, dtype, causal, lengths=None, backward=False):
+    def __init__(self, shape, dtype, mask, lengths=None, backward=False):
         self.batch, self.rows, self.heads, self.dim, self.key_heads = shape
-        self.dtype, self.causal, self.has_backward = dtype, causal, backward
+        self.dtype, self.mask, self.has_backward = dtype, mask, backward
         self.lengths, self.offsets = lengths or [self.rows] * self.batch, None
         if lengths:
             ends = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
@@ -24,16 +26,20 @@ class Case:
         self.sets = [self.tensors() for _ in range(copies)]
 
     @classmethod
-    def parse(cls, text, dtype, causal, backward):
+    def parse(cls, text, dtype, mask, backward):
         numbers = [int(number) for number in text.split(",")]
         if len(numbers) not in (4, 5):
             raise SystemExit(f"--shapes: expected B,S,H,D or B,S,H,D,Hk, got {text}")
-        return cls([*numbers, numbers[2]][:5], dtype, causal, backward=backward)
+        return cls([*numbers, numbers[2]][:5], dtype, mask, backward=backward)
 
     @classmethod
-    def ragged(cls, dim, dtype, causal, backward):
+    def ragged(cls, dim, dtype, mask, backward):
         heads = 2048 // dim
-        return cls([1, sum(RAGGED), heads, dim, heads], dtype, causal, RAGGED, backward)
+        return cls([1, sum(RAGGED), heads, dim, heads], dtype, mask, RAGGED, backward)
+
+    @property
+    def causal(self):
+        return self.mask == masks.CAUSAL
 
     def tensors(self):
         """q, k, v and do."""
@@ -55,17 +61,27 @@ class Case:
                 for index, (start, rows) in enumerate(zip(starts, self.lengths))]
 
     def flops(self, direction):
-        """Of one pass; causal counts half, backward 2.5 times forward."""
-        pairs = sum(rows * rows for rows in self.lengths) * (0.5 if self.causal else 1)
+        """Of one pass, for the pairs that count; backward 2.5 times forward."""
+        pairs = sum(masks.counted(rows, self.mask) for rows in self.lengths)
         return 4 * self.heads * self.dim * pairs * (2.5 if direction == "backward" else 1)
 
     def tflops(self, direction, ms):
         return self.flops(direction) / ms / 1e9
 
+    def shape(self):
+        """What tells cases of one dtype apart."""
+        return {
+            "mask": masks.name(self.mask), "batch": self.batch, "rows": self.rows, "heads": self.heads,
+            "key_heads": self.key_heads, "dim": self.dim,
+            "packed": 0 if self.offsets is None else len(self.lengths),
+        }
+
+    def dtype_name(self):
+        return str(self.dtype).split(".")[1]
+
     def describe(self):
         heads = f"H{self.heads}" + (f":{self.key_heads}" if self.key_heads != self.heads else "")
-        mask = "causal" if self.causal else "full"
         size = f"B{self.batch} S{self.rows}"
         if self.offsets is not None:
             size = f"{len(self.lengths)} packed, {self.rows} rows"
-        return f"{str(self.dtype).split('.')[1]} {mask} {size} {heads} D{self.dim}"
+        return f"{self.dtype_name()} {masks.name(self.mask)} {size} {heads} D{self.dim}"

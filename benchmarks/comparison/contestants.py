@@ -1,4 +1,4 @@
-"""Who is timed: this library and PyTorch's backends, each as a list of calls, one per set of tensors.
+"""Who is timed: this library and its peers, each as a list of calls, one per set of tensors.
 
 Backward of a peer is torch.autograd.grad on a graph that was made once and is kept. Ours is one call of
 the C interface, all of its kernels, with a workspace that was allocated once.
@@ -8,10 +8,16 @@ import inspect
 import math
 import sys
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 
+from comparison import peers_flash, peers_flex
+from comparison.peers import refusal
+
 GRADIENTS = ("dq", "dk", "dv")
+MATMUL_SIDE = 8192
+LONGEST = 120  # of an error that is quoted
 
 
 class Contestant:
@@ -77,7 +83,7 @@ class Ours:
             keep = (tensors, gradients, workspace)
             launches.append(lambda args=args, keep=keep: library.backward(args))
         first = dict(zip(GRADIENTS, calls[0][2]))
-        return Contestant("ours-det" if is_deterministic else "ours", launches, lambda: first)
+        return Contestant(labelled("ours", is_deterministic), launches, lambda: first)
 
 
 def backend(name):
@@ -118,8 +124,9 @@ def peer_forward(name, case, attention, context):
     return Contestant(name, launches, outputs, context)
 
 
-def peer_backward(name, case, attention, context, is_deterministic):
-    """The graphs are made in `context`, which chooses the backend; it is kept in them."""
+def peer_backward(name, case, attention, context, within=nullcontext):
+    """The graphs are made in `context`, which chooses the backend; it is kept in them. They are run
+    `within`."""
     graphs = []
     with context(), torch.enable_grad():
         for q, k, v, d_o in case.sets:
@@ -129,14 +136,12 @@ def peer_backward(name, case, attention, context, is_deterministic):
     def launch(o, leaves, d_o):
         return torch.autograd.grad(o, leaves, d_o, retain_graph=True)
 
-    within = deterministic if is_deterministic else nullcontext
-
     def outputs():
         with within():
             return dict(zip(GRADIENTS, launch(*graphs[0])))
 
     launches = [lambda graph=graph: launch(*graph) for graph in graphs]
-    return Contestant(f"{name}-det" if is_deterministic else name, launches, outputs, within)
+    return Contestant(name, launches, outputs, within)
 
 
 class PackedFlash:
@@ -160,7 +165,8 @@ class PackedFlash:
         if self.case.causal:
             names = inspect.signature(varlen_attn).parameters
             options = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
-        return varlen_attn(q[0], k[0], v[0], *self.sequences, **options)[None]
+        views = (t.squeeze(0) for t in (q, k, v))
+        return varlen_attn(*views, *self.sequences, **options).unsqueeze(0)
 
     def forward(self, name):
         def attention(q, k, v):
@@ -168,7 +174,7 @@ class PackedFlash:
 
         return peer_forward(name, self.case, attention, nullcontext)
 
-    def backward(self, name, is_deterministic):
+    def backward(self, name, within):
         operator = torch.ops.aten._flash_attention_backward.default
         saved = []
         with torch.no_grad():
@@ -181,29 +187,29 @@ class PackedFlash:
             with torch.no_grad():
                 return operator(*arguments, *random)
 
-        within = deterministic if is_deterministic else nullcontext
-
         def outputs():
             with within():
                 return {name: t[None] for name, t in zip(GRADIENTS, launch(*saved[0]))}
 
         launches = [lambda call=call: launch(*call) for call in saved]
-        return Contestant(f"{name}-det" if is_deterministic else name, launches, outputs, within)
+        return Contestant(name, launches, outputs, within)
 
-    def contestant(self, name, direction, is_deterministic):
+    def contestant(self, name, direction, within):
         try:
             if direction == "forward":
                 return checked(self.forward(name))
-            return checked(self.backward(name, is_deterministic))
+            return checked(self.backward(name, within))
         except (RuntimeError, AttributeError, TypeError) as error:
             print(f"  {name}: no operators ({summary(error)}), trying varlen_attn", file=sys.stderr)
         if direction == "forward":
             return checked(peer_forward(name, self.case, self.function, nullcontext))
-        return checked(peer_backward(name, self.case, self.function, nullcontext, is_deterministic))
+        return checked(peer_backward(name, self.case, self.function, nullcontext, within))
 
 
 def summary(error):
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """The first line of an error, cut where it goes on and on."""
+    text = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def checked(contestant):
@@ -217,35 +223,62 @@ def peer(name, case, direction, is_deterministic):
     """One peer; raises if it does not take the case."""
     from torch.nn.attention import sdpa_kernel
 
-    if case.offsets is not None:
-        return PackedFlash(case).contestant(name, direction, is_deterministic)
-
-    def context():
-        return sdpa_kernel(backend(name))
-
+    label = labelled(name, is_deterministic)
+    within = deterministic if is_deterministic else nullcontext
+    context = nullcontext
+    if name == "fa3":
+        attention = peers_flash.fa3(case)
+    elif name == "fa4":
+        attention, within = peers_flash.fa4(case, is_deterministic), nullcontext
+    elif name == "flex":
+        attention = peers_flex.flex(case)
+    elif case.offsets is not None:
+        return PackedFlash(case).contestant(label, direction, within)
+    else:
+        attention, context = sdpa(case), partial(sdpa_kernel, backend(name))
     if direction == "forward":
-        return checked(peer_forward(name, case, sdpa(case), context))
-    return checked(peer_backward(name, case, sdpa(case), context, is_deterministic))
+        return checked(peer_forward(label, case, attention, context))
+    return checked(peer_backward(label, case, attention, context, within))
+
+
+def labelled(name, is_deterministic):
+    return f"{name}-det" if is_deterministic else name
 
 
 def contestants(library, case, direction, peers, deterministic_modes):
-    """Ours and the peers that take the case. `deterministic_modes` says for whom the deterministic
-    backward is timed too: `no`, `ours` or `all`."""
+    """Ours and the peers that take the case; and {peer: why not} of the others. `deterministic_modes`
+    says for whom the deterministic backward is timed too: `no`, `ours` or `all`."""
     ours = Ours(library, case)
     is_backward = direction == "backward"
     modes = [False, True] if is_backward and deterministic_modes == "all" else [False]
-    field = [ours.backward(False) if is_backward else ours.forward()]
+    field, refused = [ours.backward(False) if is_backward else ours.forward()], {}
     if is_backward and deterministic_modes != "no":
         field.append(ours.backward(True))
     for name in peers:
-        if case.dtype == torch.float32 and name != "efficient":
-            continue
-        if case.offsets is not None and name != "flash":
-            continue
         for is_deterministic in modes:
-            try:
-                field.append(peer(name, case, direction, is_deterministic))
-            except (RuntimeError, AttributeError, TypeError, ImportError) as error:
-                mode = " (deterministic)" if is_deterministic else ""
-                print(f"  {name}{mode}: not for this case ({summary(error)})", file=sys.stderr)
-    return field
+            reason = refusal(name, case, direction, is_deterministic)
+            if reason is None:
+                try:
+                    field.append(peer(name, case, direction, is_deterministic))
+                    continue
+                except Exception as error:  # each package has errors of its own
+                    reason = summary(error)
+            label = labelled(name, is_deterministic)
+            refused[label] = reason
+            print(f"  {label}: not for {case.describe()} {direction} ({reason})", file=sys.stderr)
+    return field, refused
+
+
+class Matmul:
+    """What cuBLAS makes of a large square product in bf16."""
+
+    flops = 2 * MATMUL_SIDE**3
+
+    def __init__(self):
+        def normal():
+            return torch.randn((MATMUL_SIDE, MATMUL_SIDE), device="cuda", dtype=torch.bfloat16)
+
+        a, b = normal(), normal()
+        c = torch.empty_like(a)
+        launches = [lambda: torch.mm(a, b, out=c)]
+        self.contestant = Contestant("cublas", launches, None)

@@ -7,7 +7,16 @@ import torch
 CHUNK = 1024  # query rows at a time
 
 
-def exact_slice(q, k, v, d_o, causal, sums):
+def hidden(first, queries, keys, mask, device):
+    """Which of `keys` keys the queries from row `first` on do not see; None if they see all."""
+    left, right = mask
+    ahead = torch.arange(keys, device=device)[None, :]
+    ahead = ahead - torch.arange(first, first + queries, device=device)[:, None]
+    sides = ([ahead < -left] if left >= 0 else []) + ([ahead > right] if right >= 0 else [])
+    return torch.stack(sides).any(dim=0) if sides else None
+
+
+def exact_slice(q, k, v, d_o, mask, sums):
     """One key head of one sequence, by the formula, in the dtype of the arguments; chunks are added up
     in `sums`. q and do are [rows, group, D], k and v [rows, D]. Without do only o."""
     rows, group, dim = q.shape
@@ -20,10 +29,9 @@ def exact_slice(q, k, v, d_o, causal, sums):
             chunk = slice(first, first + CHUNK)
             queries = q[chunk, head]
             scores = (queries @ k.T) * dim**-0.5
-            if causal:
-                positions = torch.arange(first, first + len(queries), device=q.device)[:, None]
-                later = torch.arange(rows, device=q.device)[None, :] > positions
-                scores = scores.masked_fill(later, -math.inf)
+            unseen = hidden(first, len(queries), rows, mask, q.device)
+            if unseen is not None:
+                scores = scores.masked_fill(unseen, -math.inf)
             p = torch.softmax(scores, dim=-1)
             o = p @ v
             result["o"][chunk, head] = o
@@ -53,8 +61,8 @@ def errors(case, outputs):
         arguments = [per_query[0], k[batch, at, head], v[batch, at, head]]
         arguments.append(per_query[1] if wants_gradients else None)
         double = [t.double() if t is not None else None for t in arguments]
-        exact = exact_slice(*double, case.causal, torch.float64)
-        rounded = exact_slice(*arguments, case.causal, torch.float32)
+        exact = exact_slice(*double, case.mask, torch.float64)
+        rounded = exact_slice(*arguments, case.mask, torch.float32)
         for name in names:
             heads = queries if name in ("o", "dq") else head
             norms[name] += exact[name].square().sum().item()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from comparison import masks
+
 U32, I32, U64, I64 = ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint64, ctypes.c_int64
 
 
@@ -58,7 +60,7 @@ class BackwardArgs(ctypes.Structure):
 
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-FULL, CAUSAL, TOP_LEFT = 0, 1, 1  # torch's is_causal is aligned top left
+FULL, CAUSAL, WINDOW, TOP_LEFT = 0, 1, 2, 1  # torch's is_causal is aligned top left
 
 
 def tensor(t):
@@ -87,11 +89,14 @@ class Library:
 
     def attention(self, case, q, k, v, o, lse):
         """What both passes take; the sequences are those of the case."""
+        mask = {masks.FULL: FULL, masks.CAUSAL: CAUSAL}.get(case.mask, WINDOW)
         args = Attention(
             dtype=DTYPES[q.dtype], output_dtype=DTYPES[o.dtype], scale=math.nan, lse=lse.data_ptr(),
-            mask=CAUSAL if case.causal else FULL, alignment=TOP_LEFT,
+            mask=mask, alignment=TOP_LEFT,
             q=tensor(q), k=tensor(k), v=tensor(v), o=tensor(o),
         )
+        if mask == WINDOW:
+            args.window_left, args.window_right = case.mask
         if case.offsets is not None:
             args.cu_seqlens_q = args.cu_seqlens_k = case.offsets.data_ptr()
             args.sequences = len(case.lengths)

@@ -1,76 +1,129 @@
-"""Markdown tables of what was measured."""
+"""Markdown tables of what was measured; each is a list of lines, the first two its heading."""
 
-import json
+from comparison import limits, rows
+
+HOST_BOUND = "`*`: queueing a launch took the host about as long as the GPU ran, so the kernel may be faster."
 
 
-def columns(rows):
+def table(heading, lines):
+    bars = "|--" * len(heading) + "|"
+    return [f"| {' | '.join(cells)} |" for cells in [heading]] + [bars] + [
+        f"| {' | '.join(cells)} |" for cells in lines
+    ]
+
+
+def names(found, key):
     """All contestants but ours, in the order they came in."""
-    return list(dict.fromkeys(name for row in rows for name in row["ms"] if name != "ours"))
+    return list(dict.fromkeys(name for row in found for name in row[key] if name != "ours"))
 
 
-def compared(rows, others):
+def facts(row):
+    return [row["case"], row["pass"], row["mode"]]
+
+
+def compared(found):
     """TFLOP/s of all. In brackets the time over ours (of -det over ours-det): above 1 we are faster."""
-    lines = [
-        "| case | pass | mode | ours | " + " | ".join(others) + " | best peer / ours |",
-        "|--|--|--|--|" + "--|" * len(others) + "--|",
-    ]
-    for row in rows:
-        cells = [row["case"], row["pass"], row["mode"], f"{row['tflops']['ours']:.0f}"]
+    others, lines = names(found, "ms"), []
+
+    def rate(row, name):
+        return f"{row['tflops'][name]:.0f}" + ("*" if name in row.get("host_bound", []) else "")
+
+    for row in found:
+        cells = facts(row) + [rate(row, "ours")]
         for name in others:
-            found = name in row["tflops"]
-            cells.append(f"{row['tflops'][name]:.0f} ({row['ratios'][name]:.3f})" if found else "")
+            is_there = name in row["tflops"]
+            cells.append(f"{rate(row, name)} ({row['ratios'][name]:.3f})" if is_there else "")
         cells.append(f"{row['ratio']:.3f} ({row['best_peer']})" if row["ratio"] else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        lines.append(cells)
+    return table(["case", "pass", "mode", "ours", *others, "best peer / ours"], lines)
 
 
-def slowdowns(rows):
+def over_cublas(found):
+    """Our rate over that of a large matrix product, in the same rounds."""
+    lines = []
+    for row in found:
+        if "cublas" in row:
+            product = row["cublas"]
+            rates = [f"{row['tflops']['ours']:.0f}", f"{product['tflops']:.0f}"]
+            lines.append(facts(row) + rates + [f"{product['ours_over']:.3f}"])
+    return table(["case", "pass", "mode", "ours", "cuBLAS", "ours / cuBLAS"], lines)
+
+
+def slowdowns(found):
     """Time per FLOP of odd lengths over that of the even one."""
-    everyone = [found for row in rows for found in row["slowdown_per_flop"].values()]
-    lengths = list(dict.fromkeys(length for found in everyone for length in found))
-    heading = " | ".join(f"S{length}" for length in lengths)
-    lines = [
-        f"| time per FLOP over that of | pass | mode | who | {heading} |",
-        "|--|--|--|--|" + "--|" * len(lengths),
+    everyone = [slower for row in found for slower in row["slowdown_per_flop"].values()]
+    lengths = list(dict.fromkeys(length for slower in everyone for length in slower))
+    lines = []
+    for row in found:
+        for name, slower in row["slowdown_per_flop"].items():
+            cells = [f"{slower[length]:.3f}" if length in slower else "" for length in lengths]
+            lines.append([*facts(row), name, *cells])
+    heading = ["time per FLOP over that of", "pass", "mode", "who"]
+    return table(heading + [f"S{length}" for length in lengths], lines)
+
+
+def over_dense(found):
+    """Our rate over that of a dense case, in the same rounds."""
+    lines = []
+    for row in found:
+        for name, over in row["rate_over_dense"].items():
+            rates = [f"{row[key][name]:.0f}" for key in ("tflops", "dense_tflops")]
+            lines.append([*facts(row), name, rates[0], row["dense"], rates[1], f"{over:.3f}"])
+    return table(["case", "pass", "mode", "who", "TFLOP/s", "dense", "TFLOP/s", "over dense"], lines)
+
+
+def over_bf16(found):
+    """Our rate in f16 over that in bf16, which were not timed in the same rounds."""
+    lines = []
+    for half, brain in rows.dtype_pairs(found):
+        for name in ("ours", "ours-det"):
+            if name in half["tflops"] and name in brain["tflops"]:
+                rates = [half["tflops"][name], brain["tflops"][name]]
+                cells = [f"{rate:.0f}" for rate in rates] + [f"{rates[0] / rates[1]:.3f}"]
+                lines.append([*facts(half), name, *cells])
+    return table(["case", "pass", "mode", "who", "f16", "bf16", "f16 / bf16"], lines)
+
+
+def errors(found):
+    """Relative L2 errors of results against float64, in units of 1e-3; ** marks one above its limit."""
+    tensors = list(dict.fromkeys(name for row in found for name in any_of(row["relative_l2_error"])))
+    lines = []
+    for row in found:
+        for who, of_who in row["relative_l2_error"].items():
+            cells = []
+            for tensor in tensors:
+                most = limits.limit(row["dtype"], row["dim"], tensor) if who.startswith("ours") else None
+                text = f"{of_who[tensor] * 1e3:.3g}" if tensor in of_who else ""
+                is_above = text != "" and most is not None and not of_who[tensor] <= most
+                cells.append(f"**{text}**" if is_above else text)
+            lines.append([row["case"], row["pass"], who, *cells])
+    return table(["relative L2 error x 1000", "pass", "who", *tensors], lines)
+
+
+def any_of(found):
+    return next(iter(found.values()), {})
+
+
+def refusals(found):
+    """Who was not timed, why, and where: the first case, and how many more."""
+    where = {}
+    for row in found:
+        for who, why in row["refused"].items():
+            where.setdefault((who, why), []).append(f"{row['case']} {row['pass']}")
+    lines = []
+    for (who, why), cases in where.items():
+        more = f", and {len(cases) - 1} more" if len(cases) > 1 else ""
+        lines.append([who, why, cases[0] + more])
+    return table(["not timed", "why", "where"], lines)
+
+
+def document(report):
+    """All tables that have a line. `report` is what the JSON holds."""
+    tables = [
+        compared(report["rows"]), over_cublas(report["rows"]), slowdowns(report["odd"]),
+        over_dense(report["dense"]), over_bf16(report["rows"]), errors(report["guard"]),
+        refusals(report["guard"]),
     ]
-    for row in rows:
-        for name, found in row["slowdown_per_flop"].items():
-            cells = [row["case"], row["pass"], row["mode"], name]
-            cells += [f"{found[length]:.3f}" if length in found else "" for length in lengths]
-            lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-class Report:
-    """Rows as they come: printed, and all files written again, so that a stopped run leaves them."""
-
-    def __init__(self, facts, json_path, markdown_path):
-        self.facts, self.json_path, self.markdown_path = facts, json_path, markdown_path
-        self.rows, self.odd, self.heading = [], [], None
-
-    def add(self, row):
-        others = columns([row])
-        lines = compared([row], others)
-        self.rows.append(row)
-        self.show(lines[:2], lines[2:])
-
-    def add_odd(self, row):
-        lines = slowdowns([row])
-        self.odd.append(row)
-        self.show(lines[:2], lines[2:])
-
-    def show(self, heading, lines):
-        if heading != self.heading:
-            print("\n".join(heading))
-            self.heading = heading
-        print("\n".join(lines), flush=True)
-        self.write()
-
-    def write(self):
-        if self.json_path:
-            report = {**self.facts, "rows": self.rows, "odd": self.odd}
-            self.json_path.write_text(json.dumps(report, indent=1) + "\n")
-        if self.markdown_path:
-            tables = [compared(self.rows, columns(self.rows))] if self.rows else []
-            tables += [slowdowns(self.odd)] if self.odd else []
-            self.markdown_path.write_text("\n\n".join("\n".join(lines) for lines in tables) + "\n")
+    texts = ["\n".join(lines) for lines in tables if len(lines) > 2]
+    is_marked = any(row.get("host_bound") for row in report["rows"])
+    return "\n\n".join(texts[:1] + ([HOST_BOUND] if is_marked else []) + texts[1:]) + "\n"

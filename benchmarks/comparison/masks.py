@@ -1,0 +1,42 @@
+"""Which keys a query sees, as (left, right): keys before and after its own, -1 for all of that side."""
+
+import argparse
+
+FULL, CAUSAL = (-1, -1), (-1, 0)
+
+
+def parse(text):
+    """A mask from the command line: `1024,0`."""
+    sides = text.split(",")
+    if len(sides) != 2 or not all(side.lstrip("-").isdigit() and int(side) >= -1 for side in sides):
+        raise argparse.ArgumentTypeError(f"expected L,R, each at least -1, got {text}")
+    return int(sides[0]), int(sides[1])
+
+
+def is_window(mask):
+    return mask not in (FULL, CAUSAL)
+
+
+def name(mask):
+    """full, causal or window L,R."""
+    return {FULL: "full", CAUSAL: "causal"}.get(mask, f"window {mask[0]},{mask[1]}")
+
+
+def pairs(rows, mask):
+    """How many (query, key) pairs `rows` queries and as many keys have inside of a mask."""
+
+    def unseen(side):
+        beyond = max(0, rows - 1 - side) if side >= 0 else 0
+        return beyond * (beyond + 1) // 2
+
+    return rows * rows - unseen(mask[0]) - unseen(mask[1])
+
+
+def counted(rows, mask):
+    """The pairs that FLOPs are counted of: exactly those of a window; causal counts half of all."""
+    return rows * rows / 2 if mask == CAUSAL else pairs(rows, mask)
+
+
+def dense(mask):
+    """The mask that a window is compared with: causal, if no later key is seen."""
+    return CAUSAL if mask[1] == 0 else FULL

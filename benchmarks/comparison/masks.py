@@ -1,16 +1,17 @@
 """Which keys a query sees, as (left, right): keys before and after its own, -1 for all of that side."""
 
 import argparse
+import re
 
 FULL, CAUSAL = (-1, -1), (-1, 0)
 
 
 def parse(text):
     """A mask from the command line: `1024,0`."""
-    sides = text.split(",")
-    if len(sides) != 2 or not all(side.lstrip("-").isdigit() and int(side) >= -1 for side in sides):
+    if not re.fullmatch(r"(-1|\d+),(-1|\d+)", text):
         raise argparse.ArgumentTypeError(f"expected L,R, each at least -1, got {text}")
-    return int(sides[0]), int(sides[1])
+    left, right = text.split(",")
+    return int(left), int(right)
 
 
 def is_window(mask):

@@ -13,8 +13,9 @@ def table(heading, lines):
 
 
 def names(found, key):
-    """All contestants but ours, in the order they came in."""
-    return list(dict.fromkeys(name for row in found for name in row[key] if name != "ours"))
+    """All contestants but ours, in the order they came in; ours-det first."""
+    others = dict.fromkeys(name for row in found for name in row[key] if name != "ours")
+    return sorted(others, key=lambda name: name != "ours-det")
 
 
 def facts(row):

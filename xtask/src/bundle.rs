@@ -6,7 +6,7 @@
 //!   run.sh                    runs all of the below, prints a table, exits with 1 if anything failed
 //!   fattn                     the command
 //!   libfinite_attention.so    the C interface
-//!   compare.py, comparison/   the comparison with PyTorch's backends
+//!   compare.py, comparison/   the comparison with other libraries
 //!   zoo, mutants.tar.xz       broken kernels, and what runs one of them
 //!   sanitizer.py              what compute-sanitizer finds of those
 //!   tests.tar.xz              every test binary of the library and of the property tests

@@ -49,6 +49,11 @@ fn steps(args: &Args) -> Vec<Step<'_>> {
         ("doctests", Box::new(|| cargo("test --workspace --doc --locked"))),
         ("docs", Box::new(docs)),
     ];
+    if on_path("python3").is_some() {
+        steps.push(("benchmarks", Box::new(benchmarks)));
+    } else {
+        println!("python3 is not at hand: what compare.py works out is not tested");
+    }
     if on_path("cargo-deny").is_some() {
         // Advisories need a database from the network; the rest is in the tree.
         steps.push(("deny", Box::new(|| cargo("deny check licenses bans sources"))));
@@ -70,6 +75,13 @@ fn docs() -> Result<()> {
     let mut command = Command::new("cargo");
     command.args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"]);
     run_shown(command.current_dir(root()).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// The tests of what compare.py works out without a GPU.
+fn benchmarks() -> Result<()> {
+    let mut command = Command::new("python3");
+    command.args(["-B", "-m", "unittest", "discover", "--top-level-directory", "benchmarks"]);
+    run_shown(command.args(["--start-directory", "benchmarks/tests"]).current_dir(root()))
 }
 
 fn cargo(line: &str) -> Result<()> {

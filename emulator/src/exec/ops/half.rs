@@ -95,8 +95,8 @@ fn to_odd(value: f64) -> f32 {
     f32::from_bits(truncated | 1)
 }
 
-/// The sum, exact or rounded to its odd neighbour: no later rounding takes it for a tie. The error of a sum is
-/// exact: Knuth, The Art of Computer Programming, volume 2, section 4.2.2, theorem B.
+/// The sum, exact or rounded to its odd neighbour, which no later rounding takes for a tie. The error of a
+/// sum is exact: Knuth, The Art of Computer Programming, volume 2, section 4.2.2, theorem B.
 #[inline(always)]
 fn sum_to_odd(a: f64, b: f64) -> f64 {
     let sum = a + b;

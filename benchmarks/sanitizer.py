@@ -85,7 +85,7 @@ def first_report(output):
     for line in output.splitlines():
         text = line.removeprefix("========= ")
         if line.startswith("========= ") and text.strip() and not text.startswith(HEADERS):
-            return re.sub(r" at (address )?0x[0-9a-f]+| in block .*", "", text).strip()
+            return re.sub(r" at (address )?0x[0-9a-f]+|\+0x[0-9a-f]+| in block .*", "", text).strip()
     return ""
 
 
@@ -142,20 +142,24 @@ def cell(result):
 
 
 def table(options, rows, results):
+    """What each tool finds. It can only count for a kernel of which, as it ships, it reports nothing."""
     columns = (ALONE, *options.tools)
     of = {row["file"]: results.get(row["file"], {}) for row in rows}
     broken = [row for row in rows if row["name"] != "as it ships"]
-    lines = ["| of the mutants | found |", "|--|--|"]
-    lines.append(f"| the emulator | {sum(row['emulator'] != 'nothing' for row in broken)} of {len(broken)} |")
+    healthy = [row for row in rows if row["name"] == "as it ships"]
+    found = lambda row, tool: of[row["file"]].get(tool, {}).get("found", False)
+    blind = {(row["kernel"], tool) for row in healthy for tool in options.tools if found(row, tool)}
+    counts = lambda row, tool: found(row, tool) and (row["kernel"], tool) not in blind
+    lines = ["| of the mutants | found | kernels that ship and are reported too |", "|--|--|--|"]
+    lines.append(f"| the emulator | {sum(row['emulator'] != 'nothing' for row in broken)} of {len(broken)} | 0 |")
     for tool in columns:
-        known = [of[row["file"]][tool]["found"] for row in broken if tool in of[row["file"]]]
+        known = [row for row in broken if tool in of[row["file"]]]
         name = "the GPU alone: wrong, faulty or hanging" if tool == ALONE else tool
-        lines.append(f"| {name} | {sum(known)} of {len(known)} |")
-    is_seen = [any(of[row["file"]].get(tool, {}).get("found") for tool in options.tools) for row in rows]
-    seen = sum(seen for row, seen in zip(rows, is_seen) if row in broken)
-    lines.append(f"| any of the tools | {seen} of {len(broken)} |")
-    healthy = len(rows) - len(broken)
-    lines.append(f"| any of the tools, of kernels as they ship | {sum(is_seen) - seen} of {healthy} |")
+        reported = sum(found(row, tool) for row in healthy)
+        lines.append(f"| {name} | {sum(counts(row, tool) for row in known)} of {len(known)} | {reported} of {len(healthy)} |")
+    seen = sum(any(counts(row, tool) for tool in options.tools) for row in broken)
+    reported = sum(any(found(row, tool) for tool in options.tools) for row in healthy)
+    lines.append(f"| any of the tools | {seen} of {len(broken)} | {reported} of {len(healthy)} |")
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         lines += ["", f"## {kernel}", "", "| mutant | emulator | " + " | ".join(columns) + " |"]
         lines.append("|--" * (len(columns) + 2) + "|")

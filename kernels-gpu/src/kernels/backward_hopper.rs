@@ -18,6 +18,10 @@
 //!     wait for dk
 //! ```
 //!
+//! With 128 queries a step (head dim 64) the warpgroups take turns instead: one multiplies dq of a whole step,
+//! the other one of the next, and meanwhile goes on. Measured: 2 % faster than halves; with 64 queries a step
+//! (head dim 128), 2 % slower.
+//!
 //! From head dim 192 on the warpgroups divide the work otherwise: see [`wide`].
 //!
 //! What lies outside of a tensor arrives as zeros: such queries have p = 0 through their lse, and the
@@ -46,7 +50,7 @@ use crate::tile::warpgroup::{
     DQ_REGISTERS, GradientElement, QueryGradientElement, Wait, store_transposed,
 };
 use helpers::Maps;
-use room::{Room, WARPGROUPS};
+use room::{Room, STAGES, WARPGROUPS};
 
 /// Bytes of a row of dS.
 const DS_ROW_BYTES: u32 = 2 * KEYS;
@@ -56,7 +60,50 @@ const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
 /// Keys of a block, up to head dim 128.
 const KEYS: u32 = 128;
 
+/// Where the computing warpgroups meet, once a step; if they take turns, for steps of stage 0, and at the next
+/// barrier for those of stage 1.
+const MEET: u32 = 1;
+
 impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, 2> {
+    /// Whether a warpgroup multiplies dq of every other step, its own stage's, rather than half of every one.
+    const TAKES_TURNS: bool = QUERIES == 128;
+
+    /// Both warpgroups have written ds of a step. Only the one that `multiplies` it waits for the other.
+    #[inline(always)]
+    unsafe fn meet_in_turn(&self, warpgroup: u32, multiplies: bool) {
+        match (multiplies, warpgroup) {
+            (true, 0) => barrier::sync_constant::<MEET, CONSUMERS>(),
+            (true, _) => barrier::sync_constant::<{ MEET + 1 }, CONSUMERS>(),
+            (false, 0) => barrier::arrive_constant::<{ MEET + 1 }, CONSUMERS>(),
+            (false, _) => barrier::arrive_constant::<MEET, CONSUMERS>(),
+        }
+    }
+
+    /// The descriptor of rows (queries) of dS, from `first` on.
+    #[inline(always)]
+    fn ds_rows(&self, stage: u32, first: u32) -> u64 {
+        self.ds::<DS_ROW_BYTES>(stage).descriptor(first)
+    }
+
+    /// Gives the `half`-th half of a tile of dQ to its writer.
+    #[inline(always)]
+    unsafe fn hand_over_half<E: TensorCoreElement>(
+        &self,
+        dq: &mut [f32; DQ_REGISTERS],
+        factor: f32,
+        half: u32,
+        stages: &Cursor<STAGES>,
+    ) {
+        if E::NARROW && factor != 1.0 {
+            scale_all(dq, 1.0 / factor);
+        }
+        let thread = thread::thread_idx_x() % WARPGROUP;
+        let (stage, turn) = (self.dq_stage(half), stages.in_step());
+        stage.acquire(&turn);
+        let slot = self.dq(half) + 16 * thread;
+        hand_over::<DQ_REGISTERS, 0, DQ_REGISTERS>(thread % 32, dq, slot, stage, &turn);
+    }
+
     /// A warp of a computing warpgroup. Registers per thread: `S` of scores, `P` of packed probabilities, `O`
     /// of a gradient.
     #[inline(always)]
@@ -76,11 +123,6 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, 2>
         let scale_log2 = p.scale * core::f32::consts::LOG2_E;
         let keys = self.key.descriptor(64 * warpgroup);
         let values = self.value.descriptor(64 * warpgroup);
-        // Which 64 rows and columns of dQ are this warpgroup's.
-        let (dq_row, dq_panel) = if QUERIES == 128 { (64 * warpgroup, 0) } else { (0, warpgroup) };
-        let dq_keys = self.key.panel(dq_panel).descriptor(0);
-        let dq_slot = self.dq(warpgroup) + 16 * thread;
-        let dq_stage = self.dq_stage(warpgroup);
         let mut orders = Cursor::start();
         let mut stages = Cursor::start();
         loop {
@@ -135,21 +177,39 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, 2>
                     store_transposed(lane, &ds, self.ds::<DS_ROW_BYTES>(stage), first_row / 16);
                     E::start_gradient(&mut dv, &probability, self.d_o(stage).descriptor(0));
                     bulk_copy::fence();
-                    barrier::sync_constant::<1, CONSUMERS>();
-
-                    let ds_rows = self.ds::<DS_ROW_BYTES>(stage).descriptor(dq_row);
-                    let mut dq = E::start_dq::<QUERIES>(ds_rows, dq_keys);
-                    E::start_gradient(&mut dk, &ds, self.query(stage).descriptor(0));
-                    dq.wait::<1>();
-                    if lane == 0 {
-                        self.d_os.release(&stages);
+                    let query = self.query(stage).descriptor(0);
+                    let release_d_o = || {
+                        if lane == 0 {
+                            self.d_os.release(&stages);
+                        }
+                    };
+                    if !Self::TAKES_TURNS {
+                        barrier::sync_constant::<MEET, CONSUMERS>();
+                        // Which 64 rows and columns of dQ are this warpgroup's.
+                        let dq_keys = self.key.panel(warpgroup).descriptor(0);
+                        let mut dq = E::start_dq::<QUERIES>(self.ds_rows(stage, 0), dq_keys);
+                        E::start_gradient(&mut dk, &ds, query);
+                        dq.wait::<1>();
+                        release_d_o();
+                        self.hand_over_half::<E>(&mut dq, factor, warpgroup, &stages);
+                    } else if warp::uniform(stage) == warpgroup {
+                        dv.wait::<0>();
+                        release_d_o();
+                        self.meet_in_turn(warpgroup, true);
+                        let dq_keys = self.key.panel(0).descriptor(0);
+                        let mut first = E::start_dq::<QUERIES>(self.ds_rows(stage, 0), dq_keys);
+                        let mut second = E::start_dq::<QUERIES>(self.ds_rows(stage, 64), dq_keys);
+                        E::start_gradient(&mut dk, &ds, query);
+                        first.wait::<2>();
+                        self.hand_over_half::<E>(&mut first, factor, 0, &stages);
+                        second.wait::<1>();
+                        self.hand_over_half::<E>(&mut second, factor, 1, &stages);
+                    } else {
+                        self.meet_in_turn(warpgroup, false);
+                        E::start_gradient(&mut dk, &ds, query);
+                        dv.wait::<1>();
+                        release_d_o();
                     }
-                    if E::NARROW && factor != 1.0 {
-                        scale_all(&mut dq, 1.0 / factor);
-                    }
-                    let dq_turn = stages.in_step();
-                    dq_stage.acquire(&dq_turn);
-                    hand_over::<DQ_REGISTERS, 0, DQ_REGISTERS>(lane, &dq, dq_slot, dq_stage, &dq_turn);
                     at = walk.next(&at);
                     dk.wait::<0>();
                     if lane == 0 {

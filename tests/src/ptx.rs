@@ -233,6 +233,12 @@ pub fn off_by_one(instruction: &str) -> String {
     instruction.replacen(from, to, 1)
 }
 
+/// The instruction, and then 1 added to its result of 32 bits.
+pub fn one_more(instruction: &str) -> String {
+    let result = operand(instruction, 0);
+    format!("{instruction} add.s32 {result}, {result}, 1;")
+}
+
 /// Operand `index` (from 0) of an instruction.
 ///
 /// # Panics

@@ -38,6 +38,10 @@ pub const FAMILIES: [Family; 5] = [
     backward_wide_sm90a::FAMILY,
 ];
 
+/// Where masks work out up to which column a row sees.
+const VISIBLE_END: &str =
+    "attention/mask.rs: let columns = low_bits(F::columns_before(end - first_column))";
+
 type Edit = Box<dyn Fn(&Ptx) -> Ptx>;
 
 /// A kernel with one thing changed.

@@ -20,6 +20,13 @@ pub mod mma_accumulator {
     pub const fn column(lane: u32, register: u32) -> u32 {
         register / 4 * 8 + 2 * (lane % 4) + register % 2
     }
+
+    /// How many columns of a row a lane holds less than `distance` from its first.
+    #[inline(always)]
+    pub const fn columns_before(distance: u32) -> u32 {
+        let in_tile = distance % 8;
+        distance / 8 * 2 + if in_tile < 2 { in_tile } else { 2 }
+    }
 }
 
 /// The row and the chunk, of a 16 x 16 block of 16-bit elements, whose address a lane gives to
@@ -56,6 +63,12 @@ pub mod fma_accumulator {
     pub const fn column(lane: u32, lane_columns: u32, index: u32) -> u32 {
         lane % lane_columns + index * lane_columns
     }
+
+    /// How many columns of a row a lane holds less than `distance` from its first.
+    #[inline(always)]
+    pub const fn columns_before(lane_columns: u32, distance: u32) -> u32 {
+        distance.div_ceil(lane_columns)
+    }
 }
 
 #[cfg(test)]
@@ -63,6 +76,21 @@ mod tests {
     extern crate std;
     use super::*;
     use std::collections::HashSet;
+
+    #[test]
+    fn columns_before_a_distance_are_those_nearer() {
+        for distance in 0..=130 {
+            // Registers 0, 1, 4, 5, 8, 9, ... hold a row.
+            let near = |column: u32| mma_accumulator::column(0, column / 2 * 4 + column % 2) < distance;
+            let count = (0..64).filter(|&column| near(column)).count() as u32;
+            assert_eq!(mma_accumulator::columns_before(distance), count, "{distance}");
+            for lanes in [4, 8, 16] {
+                let near = |column: u32| fma_accumulator::column(0, lanes, column) < distance;
+                let count = (0..64).filter(|&column| near(column)).count() as u32;
+                assert_eq!(fma_accumulator::columns_before(lanes, distance), count, "{distance}");
+            }
+        }
+    }
 
     #[test]
     fn the_accumulators_hold_every_element_once() {

@@ -38,11 +38,13 @@ struct QueryTile {
 }
 
 impl QueryTile {
+    /// From the last to the first: what was added last is still in L2.
     #[inline(always)]
     unsafe fn of_this_block(p: &BackwardParams, queries: u32) -> Self {
         let tiles = p.query_rows.div_ceil(queries);
-        let pair = math::divide(thread::block_idx_x(), tiles);
-        let first_row = (thread::block_idx_x() - pair * tiles) * queries;
+        let index = thread::grid_dim_x() - 1 - thread::block_idx_x();
+        let pair = math::divide(index, tiles);
+        let first_row = (index - pair * tiles) * queries;
         let batch = math::divide(pair, p.query_heads);
         let sequence = key_block::sequence(p, batch);
         let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;

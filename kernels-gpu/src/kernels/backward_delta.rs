@@ -31,13 +31,15 @@ struct DeltaRows<'p> {
 }
 
 impl<'p> DeltaRows<'p> {
-    /// The rows of this warp. The first threads of all also zero the launch's tickets.
+    /// The rows of this warp, the last ones first: what the main kernel begins with is then in L2. The first
+    /// threads of all also zero the launch's tickets.
     #[inline(always)]
     unsafe fn of_this_warp(p: &'p BackwardParams) -> Self {
         let warp = thread::thread_idx_x() / 32;
         let blocks_per_pair = p.query_rows.div_ceil(ROW_PADDING) * (ROW_PADDING / ROWS);
-        let pair = math::divide(thread::block_idx_x(), blocks_per_pair);
-        let first_row = (thread::block_idx_x() - pair * blocks_per_pair) * ROWS + warp * WARP_ROWS;
+        let index = thread::grid_dim_x() - 1 - thread::block_idx_x();
+        let pair = math::divide(index, blocks_per_pair);
+        let first_row = (index - pair * blocks_per_pair) * ROWS + warp * WARP_ROWS;
         let batch = math::divide(pair, p.query_heads);
         let sequence = key_block::sequence(p, batch);
         let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;

@@ -23,6 +23,10 @@ pub trait Fragment<const ROWS: usize, const REGISTERS: usize> {
     /// How far a lane's `column`-th column is from its first. A constant once unrolled.
     fn column_offset(column: usize) -> u32;
 
+    /// How many of a lane's columns are less than `distance` from its first; of many columns, [`u32::BITS`] at
+    /// most.
+    fn columns_before(distance: i32) -> u32;
+
     /// Whether a lane's columns come in neighbouring pairs, the first of them even.
     const PAIRED: bool;
 
@@ -67,6 +71,11 @@ impl<const REGISTERS: usize> Fragment<2, REGISTERS> for MmaFragment {
     }
 
     #[inline(always)]
+    fn columns_before(distance: i32) -> u32 {
+        mma_accumulator::columns_before(distance.clamp(0, 4 * u32::BITS as i32) as u32)
+    }
+
+    #[inline(always)]
     unsafe fn row_max(value: f32) -> f32 {
         let value = math::max(value, warp::shuffle_xor(value, 2));
         math::max(value, warp::shuffle_xor(value, 1))
@@ -107,6 +116,12 @@ impl<const ROWS: usize, const REGISTERS: usize> Fragment<ROWS, REGISTERS> for Fm
     #[inline(always)]
     fn column_offset(column: usize) -> u32 {
         fma_accumulator::column(0, FMA_LANE_COLUMNS, column as u32)
+    }
+
+    #[inline(always)]
+    fn columns_before(distance: i32) -> u32 {
+        let distance = distance.clamp(0, (FMA_LANE_COLUMNS * u32::BITS) as i32) as u32;
+        fma_accumulator::columns_before(FMA_LANE_COLUMNS, distance)
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! The tensor-core backward for sm_80, with what comes before and after it.
 
-use super::{Family, Mutant};
-use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
+use super::{Family, Mutant, VISIBLE_END};
+use crate::ptx::{Which, dropped, one_more, operand, with_operand};
 use crate::shapes::ragged;
 use finite_attention::check::Case;
 use finite_attention::{CausalAlignment, Mask};
@@ -89,7 +89,7 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("out-of-bounds global access", &["store.rs: ", "backward_mma.rs: store_pairs"]),
         Mutant::new("one query too many sees a key", KERNEL, Case { mask: WINDOW, ..ragged(KERNEL) })
-            .edit("setp.gt.u32", &["mask.rs: "], Which::All, off_by_one)
+            .edit("sub.s32", &[VISIBLE_END], Which::All, one_more)
             .wrong("dq"),
         mutant("a product is left out of dv and dk")
             .edit("mma.sync", &["multiply_accumulate"], Which::Last, dropped)

@@ -1,7 +1,7 @@
 //! The backward for Hopper.
 
-use super::{Family, Mutant, moved, other_parity};
-use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
+use super::{Family, Mutant, VISIBLE_END, moved, other_parity};
+use crate::ptx::{Which, dropped, one_more, operand, spec, with_operand};
 use crate::shapes::ragged;
 use crate::sweep::no_wait;
 use finite_attention::check::{Case, Gradients};
@@ -25,6 +25,12 @@ fn many_orders() -> Case {
     Case { query_rows: 60, key_rows: 700, query_heads: 1, mask: Mask::Full, ..ragged(KERNEL) }
 }
 
+/// One key tile of six steps.
+fn many_steps(kernel: &str) -> Case {
+    let query_rows = 6 * spec(kernel).query_rows as usize;
+    Case { query_rows, key_rows: 100, query_heads: 1, mask: Mask::Full, ..ragged(kernel) }
+}
+
 const WINDOW: Mask =
     Mask::Window { left: Some(20), right: Some(3), alignment: CausalAlignment::TopLeft };
 const IN_FLIGHT: &str = "asynchronous copy in flight";
@@ -36,7 +42,7 @@ const FENCE: &str = "backward_hopper.rs: bulk_copy::fence();";
 const SCORES: &str = "E::start_scores::<KEYS>(keys";
 const PRODUCT_WITH_D_O: &str = "E::start_scores::<KEYS>(values";
 const DQ: &str = "E::start_dq::";
-const BARRIER: &str = "barrier::sync_constant::<1, CONSUMERS>();";
+const BARRIER: &str = "barrier::sync_constant::<MEET, CONSUMERS>();";
 const DEADLOCK: &str = "deadlock";
 const MISUSE: &str = "misuse of an mbarrier";
 const UNINITIALISED: &str = "uninitialised shared read";
@@ -202,17 +208,35 @@ fn products() -> Vec<Mutant> {
             .wrong("dq")
             .finding("uninitialised register", &[SCORES]),
         Mutant::new("one query too many sees a key", KERNEL, Case { mask: WINDOW, ..ragged(KERNEL) })
-            .edit("setp.gt.u32", &["attention/mask.rs: "], Which::All, off_by_one)
+            .edit("sub.s32", &[VISIBLE_END], Which::All, one_more)
             .wrong("dq"),
         mutant("tiles that are partly visible are taken as a whole")
             .edit("or.pred", &["backward_hopper.rs: if walk.hides(&at) {"], Which::All, |line| {
                 line.replacen("or.", "and.", 1)
             })
             .wrong("dq"),
-        Mutant::new("dO is let go before its product has read it", F16, ragged(F16))
-            .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, dropped)
-            .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("])
+        Mutant::new("dO is let go before its product has read it", F16, many_steps(F16))
+            .edit("wgmma.wait_group", &["dv.wait::<1>();"], Which::All, dropped)
+            .edit("wgmma.wait_group", &["dv.wait::<0>();"], Which::Number(0), dropped)
             .finding(IN_FLIGHT, &["self.d_o(stage).request"]),
+        Mutant::new(
+            "ds is multiplied in turn before the other warpgroup has written it",
+            F16,
+            ragged(F16),
+        )
+        .edit("bar.sync 2", &["meet_in_turn"], Which::All, dropped)
+        .finding(IN_FLIGHT, &["store_transposed"])
+        .finding(RACE, &[DQ])
+        .finding(UNINITIALISED, &[DQ]),
+        Mutant::new("nobody says that ds is there for the other's turn", F16, ragged(F16))
+            .edit("bar.arrive", &["meet_in_turn"], Which::All, dropped)
+            .finding(DEADLOCK, &[STUCK]),
+        Mutant::new("there is one barrier for both turns", F16, ragged(F16))
+            .edit("bar.sync 2", &["meet_in_turn"], Which::All, |line| line.replace(" 2,", " 1,"))
+            .edit("bar.arrive 2", &["meet_in_turn"], Which::All, |line| line.replace(" 2,", " 1,"))
+            .finding(IN_FLIGHT, &["store_transposed"])
+            .finding(RACE, &[DQ])
+            .finding(UNINITIALISED, &[DQ]),
         Mutant::new("the largest value is that of one warp", F16, ragged(F16))
             .edit("bar.sync 1", &["block_max::<THREADS>"], Which::All, dropped)
             .finding(RACE, &["block_max"])
@@ -227,7 +251,12 @@ fn products() -> Vec<Mutant> {
 fn accumulator() -> Vec<Mutant> {
     vec![
         mutant("dq is overwritten while it is added")
-            .edit("mbarrier.try_wait", &["dq_stage.acquire(&dq_turn);"], Which::All, no_wait)
+            .edit(
+                "mbarrier.try_wait",
+                &["backward_hopper.rs: stage.acquire(&turn);"],
+                Which::All,
+                no_wait,
+            )
             .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("])
             .finding(RACE, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("dq is added before it is written")

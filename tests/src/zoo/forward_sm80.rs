@@ -1,7 +1,7 @@
 //! The tensor-core forward for sm_80, and the one in f32.
 
-use super::{Family, Mutant};
-use crate::ptx::{Which, dropped, off_by_one, operand, with_operand};
+use super::{Family, Mutant, VISIBLE_END};
+use crate::ptx::{Which, dropped, off_by_one, one_more, operand, with_operand};
 use crate::shapes::ragged;
 use finite_attention::check::Case;
 
@@ -72,7 +72,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("setp.ge.u32", &["store.rs: if column + i < target.columns {"], Which::All, off_by_one)
             .wrong("o"),
         mutant("one key too many is visible")
-            .edit("setp.gt.u32", &["attention/mask.rs: "], Which::All, off_by_one)
+            .edit("sub.s32", &[VISIBLE_END], Which::All, one_more)
             .wrong("o"),
         mutant("values are written on top of keys")
             .edit("add.s32", &["key_value_ring.rs: SharedTile { address: self.key(tile).address"], Which::All, |line| {

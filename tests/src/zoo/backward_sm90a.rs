@@ -1,7 +1,7 @@
 //! The backward for Hopper.
 
 use super::{Family, Mutant, VISIBLE_END, moved, other_parity};
-use crate::ptx::{Which, dropped, one_more, operand, spec, with_operand};
+use crate::ptx::{Which, dropped, one_more, operand, with_operand};
 use crate::shapes::ragged;
 use crate::sweep::no_wait;
 use finite_attention::check::{Case, Gradients};
@@ -23,12 +23,6 @@ fn packed(name: &'static str) -> Mutant {
 /// Six key tiles of one step each: orders follow each other closely.
 fn many_orders() -> Case {
     Case { query_rows: 60, key_rows: 700, query_heads: 1, mask: Mask::Full, ..ragged(KERNEL) }
-}
-
-/// One key tile of six steps.
-fn many_steps(kernel: &str) -> Case {
-    let query_rows = 6 * spec(kernel).query_rows as usize;
-    Case { query_rows, key_rows: 100, query_heads: 1, mask: Mask::Full, ..ragged(kernel) }
 }
 
 const WINDOW: Mask =
@@ -215,9 +209,9 @@ fn products() -> Vec<Mutant> {
                 line.replacen("or.", "and.", 1)
             })
             .wrong("dq"),
-        Mutant::new("dO is let go before its product has read it", F16, many_steps(F16))
-            .edit("wgmma.wait_group", &["dv.wait::<1>();"], Which::All, dropped)
-            .edit("wgmma.wait_group", &["dv.wait::<0>();"], Which::Number(0), dropped)
+        mutant("dO is let go before its product has read it")
+            .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, dropped)
+            .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("])
             .finding(IN_FLIGHT, &["self.d_o(stage).request"]),
         Mutant::new(
             "ds is multiplied in turn before the other warpgroup has written it",

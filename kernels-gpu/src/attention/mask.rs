@@ -22,8 +22,8 @@ pub fn hide<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     while row < ROWS {
         let this_row = first_row + F::row(lane, row) as i32;
         let end = if this_row < rows { visible.end(this_row) } else { 0 };
-        // A bit for each column that is visible: the assembler makes predicates of seven of them at once, which
-        // is a third of the instructions that comparisons of every column would take.
+        // A bit for each column that is visible: the assembler makes predicates of seven of them at once, a
+        // third of the instructions that comparisons of every column would take.
         let columns = low_bits(F::columns_before(end - first_column))
             & !low_bits(F::columns_before(visible.begin(this_row) - first_column));
         let mut column = 0;

@@ -18,8 +18,8 @@
 //!     wait for dk
 //! ```
 //!
-//! With 128 queries a step (head dim 64) the warpgroups take turns instead: one multiplies dq of a whole step,
-//! the other one of the next, and meanwhile goes on. Measured: 2 % faster than halves; with 64 queries a step
+//! With 128 queries a step (head dim 64) the warpgroups take turns instead: one multiplies dq of a whole
+//! step, the other of the next, and goes on meanwhile. Measured: 2 % faster than halves; with 64 queries a step
 //! (head dim 128), 2 % slower.
 //!
 //! From head dim 192 on the warpgroups divide the work otherwise: see [`wide`].
@@ -60,8 +60,8 @@ const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
 /// Keys of a block, up to head dim 128.
 const KEYS: u32 = 128;
 
-/// Where the computing warpgroups meet, once a step; if they take turns, for steps of stage 0, and at the next
-/// barrier for those of stage 1.
+/// Where the computing warpgroups meet, once a step; if they take turns, for steps of stage 0, and for those
+/// of stage 1 at the next barrier.
 const MEET: u32 = 1;
 
 impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, 2> {

@@ -19,8 +19,8 @@
 //! ```
 //!
 //! With 128 queries a step (head dim 64) the warpgroups take turns instead: one multiplies dq of a whole
-//! step, the other of the next, and goes on meanwhile. Measured: 2 % faster than halves; with 64 queries a step
-//! (head dim 128), 2 % slower.
+//! step, the other of the next, and goes on meanwhile. Measured: 2 % faster than halves; with 64 queries
+//! a step (head dim 128), 2 % slower.
 //!
 //! From head dim 192 on the warpgroups divide the work otherwise: see [`wide`].
 //!

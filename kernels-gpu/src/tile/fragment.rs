@@ -23,8 +23,8 @@ pub trait Fragment<const ROWS: usize, const REGISTERS: usize> {
     /// How far a lane's `column`-th column is from its first. A constant once unrolled.
     fn column_offset(column: usize) -> u32;
 
-    /// How many of a lane's columns are less than `distance` from its first: [`u32::BITS`] or more where there
-    /// are no more columns.
+    /// How many of a lane's columns are less than `distance` from its first: [`u32::BITS`] or more where
+    /// there are no more.
     fn columns_before(distance: i32) -> u32;
 
     /// Whether a lane's columns come in neighbouring pairs, the first of them even.

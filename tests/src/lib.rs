@@ -9,9 +9,10 @@
 //! - `FATTN_SEED`: seed of the cases, a new one for each run unless said otherwise; printed with every
 //!   failure
 //!
-//! A failing case is shrunk ([`cases`]) and its seed kept under `proptest-regressions/`, to be run first
+//! A failing case is shrunk together with its schedule ([`attempts`]) and its seed kept under `proptest-regressions/`, to be run first
 //! from then on.
 
+pub mod attempts;
 pub mod cases;
 pub mod compare;
 pub mod device;

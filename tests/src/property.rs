@@ -1,9 +1,11 @@
 //! Runs a property over random cases.
 
+use crate::attempts::{Attempt, Attempts};
 use crate::cases::Cases;
-use crate::device::{emulated_arch, name, open};
-use finite_attention::Device;
+use crate::device::{emulated, emulated_arch, name, open};
 use finite_attention::check::Case;
+use finite_attention::driver::emulated::Options;
+use finite_attention::{Device, KernelImages};
 use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestCaseError, TestRunner};
 use std::fs::create_dir_all;
 
@@ -14,12 +16,22 @@ pub type Finding = Result<(), String>;
 const GPU_FACTOR: u32 = 20;
 
 /// Checks `property` for `count` cases of `cases` (see `FATTN_CASES`) on the device that `FATTN_DEVICE`
-/// names. Failures are kept in `proptest-regressions/<test>.txt`.
+/// names, in the emulator under a schedule of each case's own. Failures are kept in
+/// `proptest-regressions/<test>.txt`.
 ///
 /// # Panics
-/// If a case fails, with the smallest one that does and the seed.
+/// If a case fails, with the smallest one that does, its schedule and the seed.
 pub fn check(test: &str, count: u32, cases: Cases, property: impl Fn(&Device, &Case) -> Finding) {
     let device = open();
+    let arch = emulated_arch();
+    let run = |Attempt { case, schedules }: Attempt| {
+        let Some(arch) = arch else { return property(&device, &case) };
+        schedules.into_iter().try_for_each(|schedule| {
+            let options = Options { schedule, ..Options::default() };
+            property(&emulated(arch, KernelImages::embedded(), options), &case)
+                .map_err(|wrong| format!("schedule {schedule:?}: {wrong}"))
+        })
+    };
     let count = count_from_environment(count);
     let seed = seed_from_environment();
     eprintln!("{test}: {count} cases on {}, FATTN_SEED={seed}", name());
@@ -36,8 +48,9 @@ pub fn check(test: &str, count: u32, cases: Cases, property: impl Fn(&Device, &C
         max_shrink_time: 120_000, // milliseconds
         ..Config::default()
     };
-    let result = TestRunner::new(config)
-        .run(&cases, |case| property(&device, &case).map_err(TestCaseError::fail));
+    let attempts = Attempts { cases, scheduled: arch.is_some() };
+    let result =
+        TestRunner::new(config).run(&attempts, |attempt| run(attempt).map_err(TestCaseError::fail));
     if let Err(error) = result {
         panic!("{test} on {}, FATTN_SEED={seed}: {error}", name());
     }

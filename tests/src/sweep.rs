@@ -163,6 +163,36 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         opcode: "bar.warp.sync",
+        through: &["forward_mma.rs: warp::warp_sync();"],
+        equivalent: true,
+        why: "the barrier of the block that shows the first keys stands between scaled queries and their use",
+    },
+    Explanation {
+        opcode: "bar.warp.sync",
+        through: &["self.orders.discard(&mut orders, lane);", "self.repair("],
+        equivalent: false,
+        why: "no case here has several key tiles of whole packed sequences on one block; one of the zoo has",
+    },
+    Explanation {
+        opcode: "bar.warp.sync",
+        through: &["repaired(self.keys.full(0));"],
+        equivalent: true,
+        why: "keys and values are waited for together, and values are repaired behind the keys by the same lanes",
+    },
+    Explanation {
+        opcode: "fence.proxy.async.shared",
+        through: &["repaired(self.keys.full(0));"],
+        equivalent: true,
+        why: "keys and values are waited for together, and values are repaired behind the keys by the same lanes",
+    },
+    Explanation {
+        opcode: "fence.proxy.async.global",
+        through: &["bulk_copy::fence_global();"],
+        equivalent: false,
+        why: "the emulator asks for fences between the proxies in shared memory only",
+    },
+    Explanation {
+        opcode: "bar.warp.sync",
         through: &["forward_hopper.rs: room.produce"],
         equivalent: true,
         why: "it brings the lanes together before the next tile; what they tell each other passes through shuffles",
@@ -173,12 +203,6 @@ pub const EXPLANATIONS: &[Explanation] = &[
         equivalent: true,
         why: "two fences stand here, and either shows new barriers to the async proxy (that both are gone would not \
               show: the emulator takes the barrier of the block behind them as enough)",
-    },
-    Explanation {
-        opcode: "fence.proxy.async",
-        through: &["forward_hopper.rs: bulk_copy::fence();"],
-        equivalent: false,
-        why: "reads before a write of the async proxy: the emulator asks for fences between writes and reads only",
     },
     Explanation {
         opcode: "fence.acq_rel.gpu",
@@ -230,7 +254,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         opcode: "mbarrier.try_wait",
-        through: &["self.d_os.acquire(stages);"],
+        through: &["self.d_os.acquire(&turn);"],
         equivalent: true,
         why: "every warp releases dO before the queries of the same stage, which the producer has acquired just before",
     },

@@ -17,6 +17,21 @@ struct Mark {
     reader: u8,
 }
 
+impl Mark {
+    /// What is wrong with an access of the word by a lane, since the same meeting.
+    #[inline(always)]
+    fn conflict(&self, lane: u32, word: usize, write: bool) -> Option<LaneConflict> {
+        let is_other = |who: u8| who != NOBODY && u32::from(who) != lane;
+        let wrote = is_other(self.writer);
+        if !wrote && !(write && is_other(self.reader)) {
+            return None;
+        }
+        let other = if wrote { self.writer } else { self.reader };
+        let other = (other != SEVERAL).then(|| other.into());
+        Some(LaneConflict { lane, other, wrote, offset: word as u32 * 4 })
+    }
+}
+
 /// A warp since it last met.
 #[derive(Clone, Copy, Debug, Default)]
 struct Since {
@@ -69,31 +84,34 @@ impl Lanes {
         words: u32,
         write: bool,
     ) -> Option<LaneConflict> {
-        let Since { meeting, apart, arrived, .. } = &mut self.warps[warp as usize];
-        *apart |= lanes.clone().fold(0, |mask, (lane, _)| mask | 1 << lane);
-        *arrived = false;
-        let each = lanes.flat_map(|(lane, first)| (first..first + words).map(move |word| (lane, word)));
+        let since = &mut self.warps[warp as usize];
+        let meeting = since.meeting;
+        since.arrived = false;
+        let len = self.marks.len();
+        let range = |first: u32| (first as usize).min(len)..((first + words) as usize).min(len);
         let mut found = None;
-        for (lane, word) in each.clone() {
-            let Some(mark) = self.marks.get(word as usize).filter(|mark| mark.meeting == *meeting)
-            else {
-                continue;
-            };
-            let is_other = |who: u8| who != NOBODY && u32::from(who) != lane;
-            let (wrote, read) = (is_other(mark.writer), write && is_other(mark.reader));
-            if found.is_none() && (wrote || read) {
-                let other = if wrote { mark.writer } else { mark.reader };
-                let other = (other != SEVERAL).then(|| other.into());
-                found = Some(LaneConflict { lane, other, wrote, offset: word * 4 });
+        // Lanes of one instruction do not come one after the other: writes are looked at before they are noted.
+        // Reads are in no other read's way.
+        if write {
+            for (lane, first) in lanes.clone() {
+                for (word, mark) in range(first).zip(&self.marks[range(first)]) {
+                    if mark.meeting == meeting && found.is_none() {
+                        found = mark.conflict(lane, word, write);
+                    }
+                }
             }
         }
-        for (lane, word) in each {
-            let Some(mark) = self.marks.get_mut(word as usize) else { continue };
-            if mark.meeting != *meeting {
-                *mark = Mark { meeting: *meeting, writer: NOBODY, reader: NOBODY };
+        for (lane, first) in lanes {
+            since.apart |= 1 << lane;
+            for (word, mark) in range(first).zip(&mut self.marks[range(first)]) {
+                if mark.meeting != meeting {
+                    *mark = Mark { meeting, writer: NOBODY, reader: NOBODY };
+                } else if !write && found.is_none() {
+                    found = mark.conflict(lane, word, write);
+                }
+                let who = if write { &mut mark.writer } else { &mut mark.reader };
+                *who = if *who == NOBODY || u32::from(*who) == lane { lane as u8 } else { SEVERAL };
             }
-            let who = if write { &mut mark.writer } else { &mut mark.reader };
-            *who = if *who == NOBODY || u32::from(*who) == lane { lane as u8 } else { SEVERAL };
         }
         found
     }

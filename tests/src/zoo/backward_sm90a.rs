@@ -25,6 +25,11 @@ fn many_orders() -> Case {
     Case { query_rows: 60, key_rows: 700, query_heads: 1, mask: Mask::Full, ..ragged(KERNEL) }
 }
 
+/// Orders of a packed sequence of whole tiles, for which there is nothing to repair.
+fn nothing_to_repair() -> Case {
+    Case { packed: true, batches: 1, query_rows: 64, key_rows: 768, ..many_orders() }
+}
+
 const WINDOW: Mask =
     Mask::Window { left: Some(20), right: Some(3), alignment: CausalAlignment::TopLeft };
 const IN_FLIGHT: &str = "asynchronous copy in flight";
@@ -353,6 +358,20 @@ fn helpers() -> Vec<Mutant> {
             )
             .finding(MISUSE, &["self.orders.discard"])
             .finding(RACE, &["mailbox.rs: "]),
+        Mutant::new(
+            "the repairer lets an order go that its lanes still read",
+            KERNEL,
+            nothing_to_repair(),
+        )
+        .blocks(1)
+        .edit(
+            "bar.warp.sync",
+            &["self.orders.discard(&mut orders, lane);", "self.repair("],
+            Which::All,
+            dropped,
+        )
+        .finding(RACE, &["mailbox.rs: "])
+        .finding(RACE, &["KeyOrder::read"]),
         mutant("an order is never discarded")
             .edit(
                 "mbarrier.arrive.shared",

@@ -45,7 +45,7 @@ impl Attention {
         let ForwardOutput { o, lse, .. } = forward;
         let inputs =
             BackwardInputs { q, k, v, o, lse, d_o, d_lse: &[], cu_seqlens_q: &[], cu_seqlens_k: &[] };
-        let problem = BackwardProblem::new(self.problem.clone());
+        let problem = BackwardProblem::new(self.problem);
         backward_host(device, &problem, &inputs).unwrap_or_else(|error| panic!("{error}"))
     }
 }

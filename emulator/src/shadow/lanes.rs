@@ -22,13 +22,12 @@ impl Mark {
     #[inline(always)]
     fn conflict(&self, lane: u32, word: usize, write: bool) -> Option<LaneConflict> {
         let is_other = |who: u8| who != NOBODY && u32::from(who) != lane;
-        let wrote = is_other(self.writer);
-        if !wrote && !(write && is_other(self.reader)) {
-            return None;
-        }
-        let other = if wrote { self.writer } else { self.reader };
-        let other = (other != SEVERAL).then(|| other.into());
-        Some(LaneConflict { lane, other, wrote, offset: word as u32 * 4 })
+        let (wrote, read) = (is_other(self.writer), write && is_other(self.reader));
+        (wrote || read).then(|| {
+            let other = if wrote { self.writer } else { self.reader };
+            let other = (other != SEVERAL).then(|| other.into());
+            LaneConflict { lane, other, wrote, offset: word as u32 * 4 }
+        })
     }
 }
 
@@ -90,8 +89,8 @@ impl Lanes {
         let len = self.marks.len();
         let range = |first: u32| (first as usize).min(len)..((first + words) as usize).min(len);
         let mut found = None;
-        // Lanes of one instruction do not come one after the other: writes are looked at before they are noted.
-        // Reads are in no other read's way.
+        // Lanes of one instruction do not come one after the other: writes are looked at before they are
+        // noted. Reads are in no other read's way.
         if write {
             for (lane, first) in lanes.clone() {
                 for (word, mark) in range(first).zip(&self.marks[range(first)]) {

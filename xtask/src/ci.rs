@@ -46,6 +46,7 @@ fn steps(args: &Args) -> Vec<Step<'_>> {
         ("kernels", Box::new(|| build_kernels::check(args.install))),
         ("clippy", Box::new(|| cargo("clippy --workspace --all-targets --locked -- -D warnings"))),
         ("tests", Box::new(tests)),
+        ("hopper", Box::new(hopper)),
         ("doctests", Box::new(|| cargo("test --workspace --doc --locked"))),
         ("docs", Box::new(docs)),
     ];
@@ -69,6 +70,17 @@ fn tests() -> Result<()> {
     } else {
         cargo("test --workspace --lib --bins --tests --locked")
     }
+}
+
+/// A few cases of every property for Hopper's kernels: those of the step before are for compute capability 8.0.
+fn hopper() -> Result<()> {
+    const PROPERTIES: [&str; 7] =
+        ["accuracy", "dead_rows", "gradients", "kernels", "large_logits", "nan_propagation", "poison"];
+    let mut command = Command::new("cargo");
+    command.args(["test", "--package", "finite-attention-tests", "--locked"]);
+    command.args(PROPERTIES.iter().flat_map(|property| ["--test", *property]));
+    command.env("FATTN_DEVICE", "emulated:sm_90a").env("FATTN_CASES", "4");
+    run_shown(command.current_dir(root()))
 }
 
 fn docs() -> Result<()> {

@@ -72,7 +72,7 @@ fn tests() -> Result<()> {
     }
 }
 
-/// A few cases of every property for Hopper's kernels: those of the step before are for compute capability 8.0.
+/// A few cases of every property for Hopper's kernels: the step before is for compute capability 8.0.
 fn hopper() -> Result<()> {
     const PROPERTIES: [&str; 7] =
         ["accuracy", "dead_rows", "gradients", "kernels", "large_logits", "nan_propagation", "poison"];

@@ -38,8 +38,8 @@ pub const FAMILIES: [Family; 5] = [
     backward_wide_sm90a::FAMILY,
 ];
 
-/// Where masks work out up to which column a row sees.
-const VISIBLE_END: &str =
+/// Where masks work out up to which column a row sees: a `sub.s32`.
+pub const VISIBLE_END: &str =
     "attention/mask.rs: let columns = low_bits(F::columns_before(end - first_column))";
 
 type Edit = Box<dyn Fn(&Ptx) -> Ptx>;

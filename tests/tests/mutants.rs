@@ -5,9 +5,12 @@ use finite_attention::check::{Case, Inputs, run_case_with};
 use finite_attention::driver::emulated::Options;
 use finite_attention::{Error, KernelImages};
 use finite_attention_tests::device::{emulated, emulated_arch};
-use finite_attention_tests::ptx::{Ptx, Which, dropped, off_by_one, operand, spec, with_operand};
+use finite_attention_tests::ptx::{
+    Ptx, Which, dropped, off_by_one, one_more, operand, spec, with_operand,
+};
 use finite_attention_tests::recorder::small;
 use finite_attention_tests::shapes::ragged;
+use finite_attention_tests::zoo::VISIBLE_END;
 use kernels_gpu::abi::Arch;
 
 const ALIGNED: &str = "forward_bf16_d64_sm80";
@@ -150,14 +153,14 @@ fn columns_stored_past_the_end() {
 #[test]
 fn one_key_too_many_is_visible() {
     caught(RESULTS, ALIGNED, &ragged(ALIGNED), |ptx| {
-        ptx.edited("setp.gt.u32", "attention/mask.rs", Which::All, off_by_one)
+        ptx.edited_at("sub.s32", &[VISIBLE_END], Which::All, one_more)
     });
 }
 
 #[test]
 fn one_key_too_many_is_visible_in_f32() {
     caught(RESULTS, F32, &ragged(F32), |ptx| {
-        ptx.edited("setp.gt.u32", "attention/mask.rs", Which::All, off_by_one)
+        ptx.edited_at("sub.s32", &[VISIBLE_END], Which::All, one_more)
     });
 }
 

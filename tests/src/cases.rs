@@ -254,27 +254,30 @@ fn steps(number: usize) -> Vec<usize> {
     std::iter::successors(Some(number), |step| Some(step / 2)).take_while(|&step| step > 0).collect()
 }
 
+/// What a failure shrinks to.
+#[cfg(test)]
+pub(crate) fn smallest<S: Strategy>(strategy: S, fails: impl Fn(&S::Value) -> bool) -> S::Value {
+    use proptest::test_runner::{Config, RngSeed, TestError};
+
+    let config = Config {
+        cases: 2000,
+        rng_seed: RngSeed::Fixed(1),
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let result = TestRunner::new(config).run(&strategy, |value| {
+        proptest::prop_assert!(!fails(&value));
+        Ok(())
+    });
+    match result {
+        Err(TestError::Fail(_, value)) => value,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::test_runner::{Config, RngSeed, TestError};
-
-    fn smallest(cases: Cases, fails: impl Fn(&Case) -> bool) -> Case {
-        let config = Config {
-            cases: 2000,
-            rng_seed: RngSeed::Fixed(1),
-            failure_persistence: None,
-            ..Config::default()
-        };
-        let result = TestRunner::new(config).run(&cases, |case| {
-            proptest::prop_assert!(!fails(&case));
-            Ok(())
-        });
-        match result {
-            Err(TestError::Fail(_, case)) => case,
-            other => panic!("{other:?}"),
-        }
-    }
 
     #[test]
     fn a_failure_shrinks_to_the_smallest_shape_that_fails() {

@@ -10,7 +10,7 @@ use super::window::Window;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
 use crate::shadow::global::Touch;
-use crate::shadow::lanes::LaneConflict;
+use crate::shadow::lanes::{LaneConflict, Words};
 use crate::shadow::race::{Actor, Conflict, WORD};
 
 /// Where an access happens, for reports.
@@ -97,8 +97,13 @@ impl Context<'_> {
             let conflict = race.generic(w.id, offset as u32, bytes, store);
             found = found.or(conflict.map(|conflict| (lane, conflict)));
         });
-        let words = lanes(window.mask).map(|lane| (lane as u32, window.offsets[lane] as u32 / 4));
-        let between_lanes = race.lanes.access(w.id, words, bytes / 4, store);
+        let words = Words {
+            offsets: &window.offsets,
+            lanes: window.mask,
+            count: bytes / WORD,
+            contiguous: window.is_contiguous(bytes),
+        };
+        let between_lanes = race.lanes.access(w.id, words, store);
         if let Some((lane, conflict)) = found {
             self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
         } else if let Some(conflict) = between_lanes {

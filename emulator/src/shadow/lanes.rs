@@ -4,30 +4,71 @@
 //! barrier of the block, or a memory barrier at which all of them arrived, and then waited. Accesses of less
 //! than a word are not looked at.
 
-/// No lane.
-const NOBODY: u8 = u8::MAX;
-/// Several lanes.
-const SEVERAL: u8 = NOBODY - 1;
+use std::collections::HashMap;
 
-/// The last write of a word and the reads since, by lanes of one warp between two meetings.
-#[derive(Clone, Copy, Debug)]
-struct Mark {
-    meeting: u32,
-    writer: u8,
-    reader: u8,
-}
+/// Lanes of a warp.
+const LANES: usize = 32;
+/// Bits that name a lane.
+const WHO_BITS: u32 = 6;
+/// No lane.
+const NOBODY: u32 = (1 << WHO_BITS) - 1;
+/// Several lanes.
+const SEVERAL: u32 = NOBODY - 1;
+/// Meetings that a mark can name; the last is none.
+const MEETINGS: u32 = 1 << (u32::BITS - 2 * WHO_BITS);
+
+/// The last write of a word and the reads since, by lanes of one warp between two meetings: the number of
+/// the first meeting, the writer and the reader. In one number, so that many are looked at together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark(u32);
 
 impl Mark {
-    /// What is wrong with an access of the word by a lane, since the same meeting.
+    /// Of no warp.
+    const NEVER: Mark = Mark::new(MEETINGS - 1, NOBODY, NOBODY);
+
     #[inline(always)]
-    fn conflict(&self, lane: u32, word: usize, write: bool) -> Option<LaneConflict> {
-        let is_other = |who: u8| who != NOBODY && u32::from(who) != lane;
-        let (wrote, read) = (is_other(self.writer), write && is_other(self.reader));
+    const fn new(meeting: u32, writer: u32, reader: u32) -> Self {
+        Mark(meeting << (2 * WHO_BITS) | writer << WHO_BITS | reader)
+    }
+
+    #[inline(always)]
+    fn meeting(self) -> u32 {
+        self.0 >> (2 * WHO_BITS)
+    }
+
+    /// The writer and the reader since a meeting.
+    #[inline(always)]
+    fn since(self, meeting: u32) -> (u32, u32) {
+        let who = if self.meeting() == meeting { self.0 } else { Mark::NEVER.0 };
+        (who >> WHO_BITS & NOBODY, who & NOBODY)
+    }
+
+    /// Whether another lane than this one wrote, and, if that matters to a write, read.
+    #[inline(always)]
+    fn others(self, meeting: u32, lane: u32, write: bool) -> (bool, bool) {
+        let is_other = |who: u32| (who != NOBODY) & (who != lane);
+        let (writer, reader) = self.since(meeting);
+        (is_other(writer), is_other(reader) & write)
+    }
+
+    /// What is wrong with an access of the word by a lane, since a meeting.
+    fn conflict(self, meeting: u32, lane: u32, word: usize, write: bool) -> Option<LaneConflict> {
+        let (wrote, read) = self.others(meeting, lane, write);
+        let (writer, reader) = self.since(meeting);
         (wrote || read).then(|| {
-            let other = if wrote { self.writer } else { self.reader };
-            let other = (other != SEVERAL).then(|| other.into());
+            let other = if wrote { writer } else { reader };
+            let other = (other != SEVERAL).then_some(other);
             LaneConflict { lane, other, wrote, offset: word as u32 * 4 }
         })
+    }
+
+    /// After an access by a lane.
+    #[inline(always)]
+    fn after(self, meeting: u32, lane: u32, write: bool) -> Self {
+        let (writer, reader) = self.since(meeting);
+        let joined = |who: u32| if (who == NOBODY) | (who == lane) { lane } else { SEVERAL };
+        let (writer, reader) = if write { (joined(writer), reader) } else { (writer, joined(reader)) };
+        Mark::new(meeting, writer, reader)
     }
 }
 
@@ -56,6 +97,26 @@ pub struct LaneConflict {
     pub offset: u32,
 }
 
+/// Words that the lanes of an instruction access.
+#[derive(Clone, Copy, Debug)]
+pub struct Words<'a> {
+    /// The first byte of each lane.
+    pub offsets: &'a [u64; LANES],
+    /// The lanes.
+    pub lanes: u32,
+    /// Words of a lane; none of accesses to less than one.
+    pub count: u32,
+    /// Whether all lanes take part, and each begins where the one before ends.
+    pub contiguous: bool,
+}
+
+impl Words<'_> {
+    fn lanes(self) -> impl Iterator<Item = (u32, usize)> {
+        let lanes = (0..LANES).filter(move |lane| self.lanes >> lane & 1 != 0);
+        lanes.map(move |lane| (lane as u32, self.offsets[lane] as usize / 4))
+    }
+}
+
 /// The lanes of all warps of a block.
 #[derive(Debug)]
 pub struct Lanes {
@@ -68,48 +129,49 @@ impl Lanes {
     /// Of so many words and warps.
     pub fn new(words: usize, warps: u32) -> Self {
         let since = |meeting| Since { meeting, ..Since::default() };
-        Lanes {
-            marks: vec![Mark { meeting: u32::MAX, writer: NOBODY, reader: NOBODY }; words],
-            warps: (0..warps).map(since).collect(),
-            meetings: warps,
-        }
+        Lanes { marks: vec![Mark::NEVER; words], warps: (0..warps).map(since).collect(), meetings: warps }
     }
 
-    /// An instruction of a warp: lanes with their first word, so many words each, none for less than one.
-    pub fn access(
-        &mut self,
-        warp: u32,
-        lanes: impl Iterator<Item = (u32, u32)> + Clone,
-        words: u32,
-        write: bool,
-    ) -> Option<LaneConflict> {
+    /// An instruction of a warp.
+    pub fn access(&mut self, warp: u32, words: Words<'_>, write: bool) -> Option<LaneConflict> {
         let since = &mut self.warps[warp as usize];
-        let meeting = since.meeting;
         since.arrived = false;
+        since.apart |= words.lanes;
+        let meeting = since.meeting;
+        if words.contiguous {
+            let first = words.offsets[0] as usize / 4;
+            let done = self.marks.get_mut(first..).is_some_and(|marks| match words.count {
+                1 => mark_all::<32, 1>(marks, meeting, write),
+                2 => mark_all::<64, 2>(marks, meeting, write),
+                4 => mark_all::<128, 4>(marks, meeting, write),
+                _ => false,
+            });
+            if done {
+                return None;
+            }
+        }
+        self.access_slowly(meeting, words, write)
+    }
+
+    fn access_slowly(&mut self, meeting: u32, words: Words<'_>, write: bool) -> Option<LaneConflict> {
         let len = self.marks.len();
-        let range = |first: u32| (first as usize).min(len)..((first + words) as usize).min(len);
+        let range = |first: usize| first.min(len)..(first + words.count as usize).min(len);
         let mut found = None;
         // Lanes of one instruction do not come one after the other: writes are looked at before they are
         // noted. Reads are in no other read's way.
         if write {
-            for (lane, first) in lanes.clone() {
+            for (lane, first) in words.lanes() {
                 for (word, mark) in range(first).zip(&self.marks[range(first)]) {
-                    if mark.meeting == meeting && found.is_none() {
-                        found = mark.conflict(lane, word, write);
-                    }
+                    found = found.or_else(|| mark.conflict(meeting, lane, word, write));
                 }
             }
         }
-        for (lane, first) in lanes {
-            since.apart |= 1 << lane;
+        for (lane, first) in words.lanes() {
             for (word, mark) in range(first).zip(&mut self.marks[range(first)]) {
-                if mark.meeting != meeting {
-                    *mark = Mark { meeting, writer: NOBODY, reader: NOBODY };
-                } else if !write && found.is_none() {
-                    found = mark.conflict(lane, word, write);
+                if !write {
+                    found = found.or_else(|| mark.conflict(meeting, lane, word, write));
                 }
-                let who = if write { &mut mark.writer } else { &mut mark.reader };
-                *who = if *who == NOBODY || u32::from(*who) == lane { lane as u8 } else { SEVERAL };
+                *mark = mark.after(meeting, lane, write);
             }
         }
         found
@@ -121,9 +183,28 @@ impl Lanes {
         if since.apart == 0 || since.apart & !lanes != 0 {
             return false;
         }
-        self.meetings += 1;
         *since = Since { meeting: self.meetings, apart: 0, arrived: false, clock };
+        self.meetings += 1;
+        if self.meetings == MEETINGS - 1 {
+            self.renumber();
+        }
         true
+    }
+
+    /// Begins to count meetings anew: those that still matter are each warp's last.
+    #[cold]
+    fn renumber(&mut self) {
+        let new: HashMap<u32, u32> = (0..).zip(&self.warps).map(|(new, old)| (old.meeting, new)).collect();
+        for mark in &mut self.marks {
+            *mark = match new.get(&mark.meeting()) {
+                Some(&meeting) => Mark(meeting << (2 * WHO_BITS) | mark.0 % (1 << (2 * WHO_BITS))),
+                None => Mark::NEVER,
+            };
+        }
+        for (meeting, warp) in (0..).zip(&mut self.warps) {
+            warp.meeting = meeting;
+        }
+        self.meetings = self.warps.len() as u32;
     }
 
     /// Whether lanes that have waited for a memory barrier met there.
@@ -140,49 +221,116 @@ impl Lanes {
     }
 }
 
+/// Marks the words of all lanes, `COUNT` each, which are the first `WORDS`: nothing is marked and the answer is
+/// no if there is a conflict.
+#[inline(always)]
+fn mark_all<const WORDS: usize, const COUNT: usize>(marks: &mut [Mark], meeting: u32, write: bool) -> bool {
+    let Some(marks) = marks.first_chunk_mut::<WORDS>() else { return false };
+    let mut conflict = false;
+    let mut after = [Mark::NEVER; WORDS];
+    for word in 0..WORDS {
+        let lane = (word / COUNT) as u32;
+        let (wrote, read) = marks[word].others(meeting, lane, write);
+        conflict |= wrote | read;
+        after[word] = marks[word].after(meeting, lane, write);
+    }
+    if !conflict {
+        *marks = after;
+    }
+    !conflict
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn all(first: u32) -> impl Iterator<Item = (u32, u32)> + Clone {
-        (0..32).map(move |lane| (lane, first + lane))
+    /// An access of lanes to their words, one after the other from `first` on.
+    fn access(
+        lanes: &mut Lanes,
+        warp: u32,
+        who: &[(u32, u32)],
+        count: u32,
+        write: bool,
+    ) -> Option<LaneConflict> {
+        let mut offsets = [0; LANES];
+        who.iter().for_each(|&(lane, word)| offsets[lane as usize] = u64::from(word) * 4);
+        let mask = who.iter().fold(0, |mask, &(lane, _)| mask | 1 << lane);
+        let follows = |pair: &[(u32, u32)]| pair[1].1 == pair[0].1 + count;
+        let contiguous = mask == !0 && who.windows(2).all(follows);
+        lanes.access(warp, Words { offsets: &offsets, lanes: mask, count, contiguous }, write)
+    }
+
+    /// All lanes, their words one after the other.
+    fn all(first: u32, count: u32) -> Vec<(u32, u32)> {
+        (0..32).map(|lane| (lane, first + lane * count)).collect()
     }
 
     #[test]
     fn a_lane_reads_what_another_wrote_only_behind_a_meeting() {
         let mut lanes = Lanes::new(64, 1);
-        assert_eq!(lanes.access(0, all(0), 1, true), None);
-        assert_eq!(lanes.access(0, all(0), 1, false), None);
-        let conflict = lanes.access(0, [(5, 6)].into_iter(), 1, false);
+        assert_eq!(access(&mut lanes, 0, &all(0, 1), 1, true), None);
+        assert_eq!(access(&mut lanes, 0, &all(0, 1), 1, false), None);
+        let conflict = access(&mut lanes, 0, &[(5, 6)], 1, false);
         let expected = LaneConflict { lane: 5, other: Some(6), wrote: true, offset: 24 };
         assert_eq!(conflict, Some(expected));
         assert!(!lanes.meet(0, 1, 1));
         assert!(lanes.meet(0, !0, 1));
-        assert_eq!(lanes.access(0, [(5, 6)].into_iter(), 1, false), None);
+        assert_eq!(access(&mut lanes, 0, &[(5, 6)], 1, false), None);
     }
 
     #[test]
     fn a_lane_overwrites_what_others_read_only_behind_a_meeting() {
         let mut lanes = Lanes::new(64, 2);
-        assert_eq!(lanes.access(1, [(1, 9), (2, 9)].into_iter(), 1, false), None);
-        let conflict = lanes.access(1, [(2, 8)].into_iter(), 2, true);
+        assert_eq!(access(&mut lanes, 1, &[(1, 9), (2, 9)], 1, false), None);
+        let conflict = access(&mut lanes, 1, &[(2, 8)], 2, true);
         assert_eq!(conflict, Some(LaneConflict { lane: 2, other: None, wrote: false, offset: 36 }));
         // Other warps are ordered, or not, by other means.
-        assert_eq!(lanes.access(0, [(7, 9)].into_iter(), 1, true), None);
+        assert_eq!(access(&mut lanes, 0, &[(7, 9)], 1, true), None);
+    }
+
+    #[test]
+    fn lanes_side_by_side_find_what_lanes_apart_find() {
+        for count in [1, 2, 4] {
+            let mut lanes = Lanes::new(160, 1);
+            assert_eq!(access(&mut lanes, 0, &all(0, count), count, true), None);
+            assert_eq!(access(&mut lanes, 0, &all(0, count), count, false), None);
+            // Each lane reads what the next one wrote.
+            let conflict = access(&mut lanes, 0, &all(count, count), count, false);
+            let expected = LaneConflict { lane: 0, other: Some(1), wrote: true, offset: 4 * count };
+            assert_eq!(conflict, Some(expected));
+            let mut lanes = Lanes::new(160, 1);
+            assert_eq!(access(&mut lanes, 0, &[(9, 7)], 1, false), None);
+            let conflict = access(&mut lanes, 0, &all(0, count), count, true);
+            let expected = LaneConflict { lane: 7 / count, other: Some(9), wrote: false, offset: 28 };
+            assert_eq!(conflict, Some(expected));
+        }
+    }
+
+    #[test]
+    fn marks_outlive_the_numbers_of_meetings() {
+        let mut lanes = Lanes::new(64, 2);
+        access(&mut lanes, 1, &[(3, 5)], 1, true);
+        for _ in 0..MEETINGS {
+            access(&mut lanes, 0, &[(0, 0)], 1, true);
+            assert!(lanes.meet(0, !0, 1));
+        }
+        assert_eq!(access(&mut lanes, 0, &[(1, 0)], 1, true), None);
+        let conflict = access(&mut lanes, 1, &[(4, 5)], 1, false);
+        assert_eq!(conflict, Some(LaneConflict { lane: 4, other: Some(3), wrote: true, offset: 20 }));
     }
 
     #[test]
     fn one_lane_cannot_speak_for_others() {
         let mut lanes = Lanes::new(64, 1);
         assert_eq!(lanes.arrive(0, 1), None);
-        lanes.access(0, all(0), 1, false);
+        access(&mut lanes, 0, &all(0, 1), 1, false);
         assert_eq!(lanes.arrive(0, 1), Some(0));
         assert!(!lanes.have_arrived(0));
         assert_eq!(lanes.arrive(0, !0), None);
         assert!(lanes.have_arrived(0));
         lanes.meet(0, !0, 7);
         assert_eq!(lanes.arrive(0, 1), None);
-        lanes.access(0, all(0), 0, false);
+        access(&mut lanes, 0, &all(0, 1), 0, false);
         assert!(!lanes.have_arrived(0));
         assert_eq!(lanes.arrive(0, 1), Some(7));
     }

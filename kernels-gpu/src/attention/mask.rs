@@ -21,14 +21,24 @@ pub fn hide<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     let mut row = 0;
     while row < ROWS {
         let this_row = first_row + F::row(lane, row) as i32;
-        let end = if this_row < rows { visible.end(this_row) } else { 0 };
+        let row_is_there = this_row < rows;
+        let last = if row_is_there { visible.end(this_row) } else { 0 };
         // A bit for each column that is visible: the assembler makes predicates of seven of them at once, a
         // third of the instructions that comparisons of every column would take.
-        let columns = low_bits(F::columns_before(end - first_column))
-            & !low_bits(F::columns_before(visible.begin(this_row) - first_column));
+        let bits = F::columns_before(last - first_column)
+            .zip(F::columns_before(visible.begin(this_row) - first_column))
+            .map(|(end, begin)| low_bits(end) & !low_bits(begin));
+        let (begin, end) = (visible.begin(this_row), visible.end(this_row));
+        let count = if end > begin && row_is_there { (end - begin) as u32 } else { 0 };
+        let relative = first_column.wrapping_sub(begin);
         let mut column = 0;
         while column < F::COLUMNS {
-            if columns & 1 << column == 0 {
+            let is_visible = match bits {
+                Some(bits) => bits & 1 << column != 0,
+                // One unsigned comparison tests both ends.
+                None => (relative.wrapping_add(F::column_offset(column) as i32) as u32) < count,
+            };
+            if !is_visible {
                 scores[F::register(row, column)] = f32::NEG_INFINITY;
             }
             column += 1;

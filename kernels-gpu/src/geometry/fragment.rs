@@ -63,12 +63,6 @@ pub mod fma_accumulator {
     pub const fn column(lane: u32, lane_columns: u32, index: u32) -> u32 {
         lane % lane_columns + index * lane_columns
     }
-
-    /// How many columns of a row a lane holds less than `distance` from its first.
-    #[inline(always)]
-    pub const fn columns_before(lane_columns: u32, distance: u32) -> u32 {
-        distance.div_ceil(lane_columns)
-    }
 }
 
 #[cfg(test)]
@@ -84,11 +78,6 @@ mod tests {
             let near = |column: u32| mma_accumulator::column(0, column / 2 * 4 + column % 2) < distance;
             let count = (0..64).filter(|&column| near(column)).count() as u32;
             assert_eq!(mma_accumulator::columns_before(distance), count, "{distance}");
-            for lanes in [4, 8, 16] {
-                let near = |column: u32| fma_accumulator::column(0, lanes, column) < distance;
-                let count = (0..64).filter(|&column| near(column)).count() as u32;
-                assert_eq!(fma_accumulator::columns_before(lanes, distance), count, "{distance}");
-            }
         }
     }
 

@@ -24,8 +24,8 @@ pub trait Fragment<const ROWS: usize, const REGISTERS: usize> {
     fn column_offset(column: usize) -> u32;
 
     /// How many of a lane's columns are less than `distance` from its first: [`u32::BITS`] or more where
-    /// there are no more.
-    fn columns_before(distance: i32) -> u32;
+    /// there are no more. `None`: a lane holds so few columns that it is better to compare each.
+    fn columns_before(distance: i32) -> Option<u32>;
 
     /// Whether a lane's columns come in neighbouring pairs, the first of them even.
     const PAIRED: bool;
@@ -71,8 +71,8 @@ impl<const REGISTERS: usize> Fragment<2, REGISTERS> for MmaFragment {
     }
 
     #[inline(always)]
-    fn columns_before(distance: i32) -> u32 {
-        mma_accumulator::columns_before(distance.clamp(0, 4 * u32::BITS as i32) as u32)
+    fn columns_before(distance: i32) -> Option<u32> {
+        Some(mma_accumulator::columns_before(distance.clamp(0, 4 * u32::BITS as i32) as u32))
     }
 
     #[inline(always)]
@@ -119,9 +119,8 @@ impl<const ROWS: usize, const REGISTERS: usize> Fragment<ROWS, REGISTERS> for Fm
     }
 
     #[inline(always)]
-    fn columns_before(distance: i32) -> u32 {
-        let distance = distance.clamp(0, (FMA_LANE_COLUMNS * u32::BITS) as i32) as u32;
-        fma_accumulator::columns_before(FMA_LANE_COLUMNS, distance)
+    fn columns_before(_distance: i32) -> Option<u32> {
+        None
     }
 
     #[inline(always)]

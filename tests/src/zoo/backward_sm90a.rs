@@ -214,10 +214,9 @@ fn products() -> Vec<Mutant> {
                 line.replacen("or.", "and.", 1)
             })
             .wrong("dq"),
-        mutant("dO is let go before its product has read it")
+        mutant("dq is handed over before it is there")
             .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, dropped)
-            .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("])
-            .finding(IN_FLIGHT, &["self.d_o(stage).request"]),
+            .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("]),
         Mutant::new(
             "ds is multiplied in turn before the other warpgroup has written it",
             F16,

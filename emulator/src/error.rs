@@ -1,6 +1,7 @@
 //! Errors of parsing, of launching and of the host's own memory operations.
 
 use crate::memory::global::Address;
+use crate::region::Region;
 use thiserror::Error;
 
 /// PTX text that is not understood.
@@ -80,6 +81,24 @@ pub enum LaunchError {
         bytes: u64,
         /// The most that a block can have.
         limit: u64,
+    },
+    /// A region that ends beyond the dynamic shared memory.
+    #[error("{kernel}: region {region} ends beyond the {bytes} bytes of dynamic shared memory")]
+    RegionBounds {
+        /// The kernel.
+        kernel: String,
+        /// The region.
+        region: Region,
+        /// Bytes of dynamic shared memory.
+        bytes: u32,
+    },
+    /// Two regions that have bytes in common.
+    #[error("{kernel}: regions {} and {} of dynamic shared memory overlap", .regions[0], .regions[1])]
+    RegionOverlap {
+        /// The kernel.
+        kernel: String,
+        /// Both, in the order of their offsets.
+        regions: [Region; 2],
     },
     /// The kernel holds an instruction that the emulator does not know.
     #[error("{kernel}: {error}")]

@@ -4,8 +4,9 @@
 //! by warp ([`launch`]) against an emulated global memory ([`Memory`]). Every access is checked for bounds
 //! and alignment; optional checks find reads of bytes that nobody wrote, copies read before their wait,
 //! registers that nothing wrote, divergent barriers and deadlocks, races in shared memory and, between all
-//! blocks of a launch, in global memory, and, in kernels of compute capability 9.0, missing fences between
-//! the proxies and registers of unfinished multiplications. A finding names kernel, block, thread, the PTX
+//! blocks of a launch, in global memory, accesses beyond the named regions of shared memory that a launch
+//! declares ([`Region`]), and, in kernels of compute capability 9.0, missing fences between the proxies and
+//! registers of unfinished multiplications. A finding names kernel, block, thread, the PTX
 //! line and, where the module carries line tables, the source line. With [`Options::trace`] on, the report
 //! names the first instruction whose finite operands gave NaN or infinity ([`Trace`]).
 //!
@@ -32,8 +33,8 @@
 //! let memory = Memory::new();
 //! let data = memory.allocate(128);
 //! memory.write(data, &[1; 128])?;
-//! let parameters = data.to_le_bytes();
-//! let shape = Launch { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, params: &parameters };
+//! let params = &data.to_le_bytes();
+//! let shape = Launch { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, regions: &[], params };
 //! let kernel = module.kernel("double").expect("the entry above");
 //! let report = launch(kernel, &memory, &shape, &Options::default())?;
 //! assert!(report.findings.is_empty());
@@ -65,6 +66,7 @@ mod memory;
 mod module;
 mod options;
 mod parse;
+mod region;
 mod report;
 mod shadow;
 mod tensor_map;
@@ -76,6 +78,7 @@ pub use memory::Space;
 pub use memory::global::{Address, Memory, MemoryStatistics};
 pub use module::{Kernel, Module, Parameter, Unsupported};
 pub use options::{Checks, Launch, Options, Schedule};
+pub use region::Region;
 pub use report::{Finding, FindingKind, Report, SourceLocation, Statistics};
 pub use tensor_map::{TensorMap, TensorMapElement, TensorMapError, TensorMapSwizzle};
 pub use trace::{Number, Operand, Origin, OriginKind, Trace};

@@ -1,5 +1,7 @@
 //! What is launched and how it is run.
 
+use crate::region::Region;
+
 /// The shape and the arguments of one launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -9,6 +11,10 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory, beyond what the kernel declares itself.
     pub shared_bytes: u32,
+    /// What stands where in dynamic shared memory, in any order and without bytes in common. With none,
+    /// nothing is known, and nothing is checked; with some, every access must stay inside one of them
+    /// ([`Checks::regions`]), and findings name them.
+    pub regions: &'a [Region],
     /// The kernel's parameters as laid out in its `.param` space,
     /// [`crate::Kernel::parameter_bytes`] long.
     pub params: &'a [u8],
@@ -27,17 +33,20 @@ pub struct Checks {
     pub races: bool,
     /// Registers that are read before anything wrote them.
     pub registers: bool,
+    /// Accesses to shared memory that touch bytes of two of [`Launch::regions`], or of none. All of a bulk
+    /// copy and all of an operand of `wgmma` count as one access.
+    pub regions: bool,
 }
 
 impl Checks {
     /// Every check.
     pub const fn all() -> Self {
-        Checks { uninitialised: true, barriers: true, races: true, registers: true }
+        Checks { uninitialised: true, barriers: true, races: true, registers: true, regions: true }
     }
 
     /// Memory safety only.
     pub const fn none() -> Self {
-        Checks { uninitialised: false, barriers: false, races: false, registers: false }
+        Checks { uninitialised: false, barriers: false, races: false, registers: false, regions: false }
     }
 }
 

@@ -90,6 +90,9 @@ pub enum FindingKind {
     MbarrierMisuse,
     /// A bulk copy whose tensor map is none. Stops the block.
     InvalidTensorMap,
+    /// An access to shared memory that touches bytes of two of the launch's regions, or bytes of none
+    /// ([`crate::Launch::regions`]). The block goes on.
+    OutOfRegion,
     /// Two warps or two lanes access the same shared bytes, one writing, and nothing orders them. The block
     /// goes on.
     SharedRace,
@@ -134,6 +137,7 @@ impl fmt::Display for FindingKind {
             FindingKind::AsyncCopyInFlight => write!(f, "asynchronous copy in flight"),
             FindingKind::MbarrierMisuse => write!(f, "misuse of an mbarrier"),
             FindingKind::InvalidTensorMap => write!(f, "invalid tensor map"),
+            FindingKind::OutOfRegion => write!(f, "out-of-region shared access"),
             FindingKind::SharedRace => write!(f, "race in shared memory"),
             FindingKind::GlobalRace => write!(f, "race in global memory"),
             FindingKind::MissingProxyFence => write!(f, "missing proxy fence"),

@@ -61,7 +61,8 @@ fn an_unknown_instruction_parses_and_refuses_to_launch() {
         let module = Module::parse(&kernel(statement)).unwrap_or_else(|error| panic!("{error}"));
         let kernel = module.kernel("k").unwrap();
         assert_eq!(kernel.unsupported().len(), 1, "{statement}");
-        let shape = Launch { grid: [1; 3], block: [1; 3], shared_bytes: 0, params: &[0; 8] };
+        let shape =
+            Launch { grid: [1; 3], block: [1; 3], shared_bytes: 0, regions: &[], params: &[0; 8] };
         let Err(LaunchError::Unsupported { error, .. }) =
             launch(kernel, &Memory::new(), &shape, &Options::default())
         else {
@@ -102,7 +103,8 @@ fn impossible_launches_are_refused() {
     ))
     .unwrap();
     let kernel = module.kernel("k").unwrap();
-    let good = Launch { grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, params: &[0; 8] };
+    let good =
+        Launch { grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, regions: &[], params: &[0; 8] };
     let try_launch = |shape: &Launch<'_>| launch(kernel, &Memory::new(), shape, &Options::default());
     assert!(try_launch(&good).is_ok());
     let text = |shape: Launch<'_>| try_launch(&shape).unwrap_err().to_string();

@@ -150,6 +150,75 @@ fn the_page_of_the_docs_is_up_to_date() {
     assert!(page.contains(end), "docs/sanitize.md does not show this:\n{end}");
 }
 
+/// The buffers of the example, with so many bytes of d_o.
+fn regions(d_o: &str) -> Vec<String> {
+    let all = [d_o, "p=0x200:0x1000", "arrived=0x1200:8"];
+    all.iter().flat_map(|&region| ["--region".to_owned(), region.to_owned()]).collect()
+}
+
+#[test]
+fn findings_name_regions_that_were_given() {
+    let page = std::fs::read_to_string(format!("{EXAMPLES}.md")).unwrap();
+    let arguments = [example("dv_broken", 20, 24), regions("d_o=0:512")].concat();
+    let text = answer(&texts(&arguments), 1);
+    assert!(
+        text.contains("\nregion d_o (bytes 0x0 to 0x200)\nregion p (bytes 0x200 to 0x1200)\n"),
+        "{text}"
+    );
+    let race = text.lines().find(|line| line.starts_with("2. race in shared memory")).unwrap();
+    assert!(page.contains(race), "docs/sanitize.md does not show this:\n{race}");
+    let found = report(&texts(&arguments), 1);
+    let region = serde_json::json!({ "name": "p", "offset": 0x200, "bytes": 0x1000 });
+    assert_eq!(found["regions"][1], region);
+    assert!(found["findings"][0]["message"].as_str().unwrap().contains("(d_o + 0x140)"), "{found:#}");
+    answer(&texts(&[example("dv_fixed", 20, 24), regions("d_o=0:512")].concat()), 0);
+}
+
+#[test]
+fn accesses_beyond_a_region_are_found_at_their_line() {
+    let report = report(&texts(&[example("dv_fixed", 20, 24), regions("d_o=0:320")].concat()), 1);
+    let findings = report["findings"].as_array().unwrap();
+    let stray = |finding: &Value| finding["kind"] == "out-of-region shared access";
+    assert!(!findings.is_empty() && findings.iter().all(stray), "{report:#}");
+    let read = findings.iter().find(|finding| source_line(finding).starts_with("float4 gradient"));
+    let message = read.expect("rows that nobody brought are read")["message"].as_str().unwrap();
+    let places = "shared addresses 0x540 to 0x550, touches no region, behind d_o (0x400 to 0x540)";
+    assert!(message.contains(places), "{message}");
+}
+
+#[test]
+fn regions_that_cannot_be_are_refused() {
+    let refused = |region: &str| {
+        let arguments = [example("dv_fixed", 20, 24), vec!["--region".to_owned(), region.to_owned()]];
+        answer(&texts(&arguments.concat()), 2)
+    };
+    let form = "NAME=OFFSET:BYTES, such as k[0]=0:4096 or v=0x1000:0x800";
+    for text in ["p", "p=", "p=12", "=0:4"] {
+        assert_eq!(refused(text), format!("fattn: --region `{text}`: expected {form}, got `{text}`\n"));
+    }
+    for number in ["", "x", "-1", "0x", "5000000000"] {
+        let expected = format!("expected a number of bytes below 4 GiB, got `{number}`\n");
+        assert_eq!(
+            refused(&format!("p={number}:4")),
+            format!("fattn: --region `p={number}:4`: {expected}")
+        );
+        assert_eq!(
+            refused(&format!("p=4:{number}")),
+            format!("fattn: --region `p=4:{number}`: {expected}")
+        );
+    }
+    assert_eq!(refused("p=0:0"), "fattn: --region `p=0:0`: expected at least 1 byte, got `0`\n");
+    assert_eq!(
+        refused("p=4600:17"),
+        "fattn: dv_fixed: region p (bytes 0x11f8 to 0x1209) ends beyond the 4616 bytes of dynamic shared memory\n"
+    );
+    let twice = [example("dv_fixed", 20, 24), regions("d_o=0:513")].concat();
+    assert_eq!(
+        answer(&texts(&twice), 2),
+        "fattn: dv_fixed: regions d_o (bytes 0x0 to 0x201) and p (bytes 0x200 to 0x1200) of dynamic shared memory overlap\n"
+    );
+}
+
 /// Rows of the tile before are as finite as any: such a shape does not show the missing zeros, as the page says.
 #[test]
 fn the_broken_example_looks_better_with_two_tiles() {

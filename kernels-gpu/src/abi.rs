@@ -1,11 +1,11 @@
 //! What the host and the kernels agree on: launch parameters and the table of kernels.
 
+pub mod layout;
+pub mod regions;
 mod shared_bytes;
 mod table;
 
-pub use shared_bytes::{
-    backward_sm90a_d_o_stages, forward_sm90a_key_stages, forward_sm90a_query_stages,
-};
+pub use layout::{backward_sm90a_d_o_stages, forward_sm90a_key_stages, forward_sm90a_query_stages};
 pub use table::KERNELS;
 
 /// Element type of a tensor in device memory.

@@ -44,12 +44,12 @@ fn mutants_of_the_backward_for_sm80_are_found() {
 
 #[test]
 fn mutants_of_the_forward_for_hopper_are_found() {
-    all_are_found(FAMILIES[2], 31);
+    all_are_found(FAMILIES[2], 32);
 }
 
 #[test]
 fn mutants_of_the_backward_for_hopper_are_found() {
-    all_are_found(FAMILIES[3], 68);
+    all_are_found(FAMILIES[3], 71);
 }
 
 #[test]

@@ -133,6 +133,7 @@ pub fn start(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy) -> Flow {
         rest &= !same;
     }
     let window = target(context, warp, copy, copy.open)?;
+    context.region_access(warp, &window, copy.bytes, "asynchronous copy");
     context.race_copy_begins(warp, &window, copy.bytes);
     if context.checks_uninitialised() {
         for lane in lanes(copy.open) {

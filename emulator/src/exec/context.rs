@@ -14,6 +14,7 @@ use crate::memory::view::{GlobalView, View};
 use crate::memory::{PARAM_WINDOW, SHARED_BASE, Space};
 use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
+use crate::region::Regions;
 use crate::report::{Finding, FindingKind, Statistics};
 use crate::shadow::global::GlobalRace;
 use crate::shadow::race::Race;
@@ -39,6 +40,8 @@ pub struct Environment<'a> {
     pub dynamic_offset: u32,
     /// Static and dynamic bytes.
     pub shared_bytes: u32,
+    /// What stands where in it, if the launch says.
+    pub regions: Option<Regions<'a>>,
     pub families: &'static Families,
     /// What is known of accesses to global memory, if races are looked for.
     pub global_race: Mutex<GlobalRace>,

@@ -8,6 +8,7 @@ use crate::memory::SHARED_BASE;
 use crate::memory::global::Memory;
 use crate::module::Kernel;
 use crate::options::{Launch, Options};
+use crate::region::Regions;
 use crate::report::{Finding, Report, Statistics};
 use crate::trace::Trace;
 use std::collections::{BTreeMap, VecDeque};
@@ -31,9 +32,9 @@ const MAX_RESIDENT: usize = 64;
 ///
 /// # Errors
 ///
-/// The launch is impossible on any GPU, its parameters do not have the kernel's size, or the kernel
-/// holds an instruction that the emulator does not know. Faults of the kernel itself are no errors: the
-/// report lists them.
+/// The launch is impossible on any GPU, its parameters do not have the kernel's size, its regions overlap or
+/// reach beyond its shared memory, or the kernel holds an instruction that the emulator does not know. Faults
+/// of the kernel itself are no errors: the report lists them.
 pub fn launch(
     kernel: &Kernel,
     memory: &Memory,
@@ -53,6 +54,8 @@ pub fn launch(
     if shared > MAX_SHARED_BYTES {
         return Err(LaunchError::Shared { kernel: name(), bytes: shared, limit: MAX_SHARED_BYTES });
     }
+    let bytes = [kernel.static_shared_bytes(), base, launch.shared_bytes];
+    let regions = Regions::new(kernel.name(), launch.regions, bytes)?;
     debug_assert_eq!(SHARED_BASE % 1024, 0);
     let environment = Environment {
         kernel,
@@ -62,6 +65,7 @@ pub fn launch(
         global: memory.view(),
         dynamic_offset: base,
         shared_bytes: shared as u32,
+        regions,
         families: families(),
         global_race: Mutex::default(),
     };

@@ -16,6 +16,7 @@ mod mbarrier;
 mod ops;
 mod race;
 mod reduce;
+mod region;
 mod registers;
 mod step;
 mod step_async;

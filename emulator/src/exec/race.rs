@@ -34,7 +34,6 @@ impl Context<'_> {
     #[inline(never)]
     fn race_report_slowly(&mut self, at: At, conflict: Conflict) {
         let Conflict { other, wrote, offset, .. } = conflict;
-        let address = SHARED_BASE + offset;
         let kind = match (other, conflict.own) {
             (Actor::Mbarrier(_), _) if conflict.fenceless => FindingKind::MbarrierMisuse,
             _ if conflict.fenceless => FindingKind::MissingProxyFence,
@@ -43,18 +42,19 @@ impl Context<'_> {
         };
         self.report(kind, at.pc, at.warp, at.lane, |context| {
             let own = conflict.own;
+            let address = context.shared_place(SHARED_BASE + offset);
             let did = if wrote { "wrote" } else { "read" };
             let place = conflict.other_pc.map_or(String::new(), |pc| context.place_of(pc));
             match kind {
                 FindingKind::MbarrierMisuse => {
-                    format!("bytes at shared address {address:#x} belong to {other}")
+                    format!("bytes at shared address {address} belong to {other}")
                 }
                 FindingKind::MissingProxyFence => format!(
-                    "{own} accesses shared address {address:#x}, which {other} {did}{place} with no \
+                    "{own} accesses shared address {address}, which {other} {did}{place} with no \
                      fence.proxy.async behind it"
                 ),
                 _ => format!(
-                    "{own} accesses shared address {address:#x}, which {other} {did}{place}; nothing \
+                    "{own} accesses shared address {address}, which {other} {did}{place}; nothing \
                      orders the two"
                 ),
             }
@@ -116,12 +116,12 @@ impl Context<'_> {
     #[inline(never)]
     fn race_report_lanes(&mut self, w: &Warp, conflict: LaneConflict) {
         let LaneConflict { lane, other, wrote, offset } = conflict;
-        self.report(FindingKind::SharedRace, w.pc, w.id, lane, |_| {
-            let address = SHARED_BASE + offset;
+        self.report(FindingKind::SharedRace, w.pc, w.id, lane, |context| {
+            let address = context.shared_place(SHARED_BASE + offset);
             let other = other.map_or("other lanes".to_owned(), |other| format!("lane {other}"));
             let did = if wrote { "wrote" } else { "read" };
             format!(
-                "lane {lane} of warp {} accesses shared address {address:#x}, which {other} of it {did}; no \
+                "lane {lane} of warp {} accesses shared address {address}, which {other} of it {did}; no \
                  bar.warp.sync orders the two",
                 w.id
             )

@@ -65,7 +65,7 @@ pub fn addresses(warp: &Warp, i: &Instruction) -> Addresses {
 }
 
 /// Memory of one space before the lanes' offsets are checked.
-struct Region {
+struct Extent {
     data: *mut u8,
     shadow: Shadow,
     bytes: u64,
@@ -101,25 +101,25 @@ pub fn resolve(
     };
     window.space = space;
     match found {
-        Ok(region) => check(context, warp, want, &region, addresses, mask, window),
+        Ok(extent) => check(context, warp, want, &extent, addresses, mask, window),
         Err(refusal) => refuse(context, warp, want, space, addresses, mask.trailing_zeros(), refusal),
     }
 }
 
 #[inline(always)]
-fn global(context: &Context<'_>, want: Want, first: u64) -> Result<Region, Refusal> {
+fn global(context: &Context<'_>, want: Want, first: u64) -> Result<Extent, Refusal> {
     let view: &View = context.environment.global.get(first)?;
     if want.store && view.read_only {
         return Err(Refusal::ReadOnly);
     }
     let origin = first - GlobalView::offset(first);
     let tracked = !view.all_written;
-    Ok(Region { data: view.data, shadow: view.shadow, bytes: view.bytes, origin, tracked })
+    Ok(Extent { data: view.data, shadow: view.shadow, bytes: view.bytes, origin, tracked })
 }
 
 #[inline(always)]
-fn shared(context: &mut Context<'_>, window: u64) -> Region {
-    Region {
+fn shared(context: &mut Context<'_>, window: u64) -> Extent {
+    Extent {
         bytes: context.shared.bytes() as u64,
         origin: window + u64::from(SHARED_BASE),
         tracked: context.checks_uninitialised(),
@@ -128,8 +128,8 @@ fn shared(context: &mut Context<'_>, window: u64) -> Region {
     }
 }
 
-fn local(warp: &mut Warp, window: u64) -> Region {
-    Region {
+fn local(warp: &mut Warp, window: u64) -> Extent {
+    Extent {
         bytes: warp.local.bytes() as u64,
         origin: window + u64::from(LOCAL_BASE),
         tracked: true,
@@ -138,7 +138,7 @@ fn local(warp: &mut Warp, window: u64) -> Region {
     }
 }
 
-fn parameters(context: &Context<'_>, want: Want) -> Result<Region, Refusal> {
+fn parameters(context: &Context<'_>, want: Want) -> Result<Extent, Refusal> {
     if want.store {
         return Err(Refusal::ReadOnly);
     }
@@ -146,7 +146,7 @@ fn parameters(context: &Context<'_>, want: Want) -> Result<Region, Refusal> {
     // Never written through: stores are refused above, and the shadow is not looked at.
     let data = bytes.as_ptr().cast_mut();
     let shadow = Shadow::new(std::ptr::null_mut());
-    Ok(Region { data, shadow, bytes: bytes.len() as u64, origin: PARAM_WINDOW, tracked: false })
+    Ok(Extent { data, shadow, bytes: bytes.len() as u64, origin: PARAM_WINDOW, tracked: false })
 }
 
 #[inline(always)]
@@ -154,12 +154,12 @@ fn check(
     context: &mut Context<'_>,
     warp: &Warp,
     want: Want,
-    region: &Region,
+    extent: &Extent,
     addresses: &Addresses,
     mask: u32,
     window: &mut Window,
 ) -> Flow {
-    let Region { data, shadow, bytes, origin, tracked } = *region;
+    let Extent { data, shadow, bytes, origin, tracked } = *extent;
     (window.data, window.shadow, window.tracked, window.mask) = (data, shadow, tracked, mask);
     let offsets = &mut window.offsets;
     for lane in 0..LANES {
@@ -181,7 +181,7 @@ fn check(
         }
     }
     if high >> 63 != 0 || low & (u64::from(want.bytes) - 1) != 0 {
-        narrow(context, warp, want, region, addresses, window)?;
+        narrow(context, warp, want, extent, addresses, window)?;
     }
     if window.space == Space::Shared && want.store && context.shared.is_versioned() {
         for lane in lanes(window.mask) {
@@ -205,7 +205,7 @@ fn narrow(
     context: &mut Context<'_>,
     warp: &Warp,
     want: Want,
-    region: &Region,
+    extent: &Extent,
     addresses: &Addresses,
     window: &mut Window,
 ) -> Flow {
@@ -220,13 +220,13 @@ fn narrow(
     window.mask = together.fold(0, |mask, lane| mask | 1 << lane);
     for lane in lanes(window.mask) {
         let offset = window.offsets[lane];
-        let inside = offset.checked_add(u64::from(want.bytes)).is_some_and(|end| end <= region.bytes);
+        let inside = offset.checked_add(u64::from(want.bytes)).is_some_and(|end| end <= extent.bytes);
         let aligned = offset.is_multiple_of(u64::from(want.bytes));
         let refusal = match (inside, space) {
             (true, _) if aligned => continue,
             (true, _) => Refusal::Misaligned,
-            (false, Space::Global | Space::Const) => Refusal::OutOfBounds(region.bytes),
-            (false, _) => Refusal::OutOfBounds(region.origin + region.bytes),
+            (false, Space::Global | Space::Const) => Refusal::OutOfBounds(extent.bytes),
+            (false, _) => Refusal::OutOfBounds(extent.origin + extent.bytes),
         };
         return refuse(context, warp, want, space, addresses, lane as u32, refusal);
     }
@@ -341,13 +341,17 @@ impl Window {
                 Space::Local => offset - lane * warp.local.bytes() + LOCAL_BASE as usize,
                 _ => offset,
             };
-            context.report(kind, warp.pc, warp.id, lane as u32, |_| {
+            context.report(kind, warp.pc, warp.id, lane as u32, |context| {
+                let offset = match space {
+                    Space::Shared => context.shared_place(offset as u32),
+                    _ => format!("{offset:#x}"),
+                };
                 let why = match state {
                     State::InFlight => "an asynchronous copy into it has not been waited for",
                     State::InFlightOverWritten => "an asynchronous copy over it has not been waited for",
                     _ => "nothing wrote it",
                 };
-                format!("byte {byte} of {bytes} bytes read at {space} offset {offset:#x}: {why}")
+                format!("byte {byte} of {bytes} bytes read at {space} offset {offset}: {why}")
             });
         }
     }

@@ -100,7 +100,8 @@ pub fn run_with(
 ) -> Report {
     let module = Module::parse(ptx).unwrap_or_else(|error| panic!("{error}\n{ptx}"));
     let kernel = module.kernels().next().expect("a kernel");
-    let shape = Launch { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes, params };
+    let shape =
+        Launch { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes, regions: &[], params };
     launch(kernel, memory, &shape, options).unwrap_or_else(|error| panic!("{error}\n{ptx}"))
 }
 

@@ -8,7 +8,7 @@ use super::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescriptio
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use kernels_gpu::abi::{Arch, KernelSpec, TensorMap};
-use ptx_emulator::{Address, Launch, Memory, Module, TensorMapElement, TensorMapSwizzle};
+use ptx_emulator::{Address, Launch, Memory, Module, Region, TensorMapElement, TensorMapSwizzle};
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -117,6 +117,15 @@ fn parse(kernel: &KernelSpec, ptx: Arc<str>) -> Result<Arc<Module>> {
     Ok(modules.entry(ptx).or_insert_with(|| Arc::new(module)).clone())
 }
 
+/// What stands where in the shared memory of a kernel of this row of the table, whatever its text.
+fn regions(spec: &KernelSpec) -> Vec<Region> {
+    let regions = spec.regions();
+    let named = |region: &kernels_gpu::abi::regions::Region| {
+        Region::new(region.to_string(), region.offset, region.bytes)
+    };
+    regions.as_slice().iter().map(named).collect()
+}
+
 fn refused(error: impl Display) -> Error {
     Error::Emulator { reason: error.to_string() }
 }
@@ -180,7 +189,8 @@ impl Driver for EmulatedDriver {
             return Err(Error::KernelImageCorrupt { kernel: spec.name.to_owned(), reason });
         };
         let (grid, block) = ([blocks, 1, 1], [spec.threads, 1, 1]);
-        let shape = Launch { grid, block, shared_bytes: spec.shared_bytes, params };
+        let regions = regions(spec);
+        let shape = Launch { grid, block, shared_bytes: spec.shared_bytes, regions: &regions, params };
         let report =
             ptx_emulator::launch(kernel, &self.memory, &shape, &self.options).map_err(refused)?;
         tracing::debug!(kernel = spec.name, statistics = ?report.statistics, "emulated");

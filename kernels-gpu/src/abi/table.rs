@@ -342,7 +342,7 @@ const BACKWARD_SM90A: &[KernelSpec] = {
 
 const BACKWARD_WIDE_SM90A: &[KernelSpec] = {
     macro_rules! rows {
-        ($($row:tt)*) => { backward_sm90a_table!(64, backward_wide_sm90a_shared_bytes, $($row)*) };
+        ($($row:tt)*) => { backward_sm90a_table!(64, backward_sm90a_shared_bytes, $($row)*) };
     }
     for_each_backward_wide_sm90a!(rows)
 };

@@ -4,10 +4,10 @@ use super::stages::{Cursor, Stages};
 use crate::arch::{shared, warp};
 
 /// Words of a message.
-pub const WORDS: usize = 12;
+pub const WORDS: usize = MESSAGE_BYTES as usize / 4;
 
-const MESSAGES: u32 = 2;
-const MESSAGE_BYTES: u32 = 4 * WORDS as u32;
+const MESSAGES: u32 = crate::abi::layout::MESSAGES;
+const MESSAGE_BYTES: u32 = crate::abi::layout::MESSAGE_BYTES;
 
 /// Two messages and their barriers, at a shared address that is a multiple of 16.
 #[derive(Clone, Copy)]

@@ -13,7 +13,7 @@
 use crate::arch::mbarrier;
 
 /// Bytes of one barrier.
-pub const BARRIER_BYTES: u32 = 8;
+pub const BARRIER_BYTES: u32 = crate::abi::layout::BARRIER_BYTES;
 
 /// `COUNT` stages: their full barriers, then their empty ones, at a shared address.
 #[derive(Clone, Copy)]

@@ -44,6 +44,7 @@ const DQ: &str = "E::start_dq::";
 const BARRIER: &str = "barrier::sync_constant::<MEET, CONSUMERS>();";
 const DEADLOCK: &str = "deadlock";
 const MISUSE: &str = "misuse of an mbarrier";
+const OUT_OF_REGION: &str = "out-of-region shared access";
 const UNINITIALISED: &str = "uninitialised shared read";
 /// Where the producer stands when consumers are stuck.
 const STUCK: &str = "self.queries.acquire(stages);";
@@ -145,6 +146,28 @@ fn arrivals() -> Vec<Mutant> {
                 moved(line, 3, "s32", 1)
             })
             .wrong("dq"),
+    ]
+}
+
+/// What stands where in shared memory.
+fn layout() -> Vec<Mutant> {
+    vec![
+        mutant("ds begins 1 KiB too late: its last rows are those of dq")
+            .edit(
+                "add.s32",
+                &["room.rs: SharedTile { address: self.first_ds + stage * Self::DS_BYTES }"],
+                Which::Number(0),
+                |line| format!("{line} add.s32 {0}, {0}, 1024;", operand(line, 0)),
+            )
+            .finding(OUT_OF_REGION, &[DQ]),
+        mutant("more of dq is added up than there is")
+            .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 2, "s32", 1024))
+            .finding(OUT_OF_REGION, &[WRITER]),
+        mutant("lse comes 16 bytes too far on")
+            .edit("cp.async.bulk.shared", &["self.lse(stage), source.lse"], Which::All, |line| {
+                moved(line, 0, "s32", 16)
+            })
+            .finding(OUT_OF_REGION, &["self.lse(stage), source.lse"]),
     ]
 }
 
@@ -454,5 +477,8 @@ fn helpers() -> Vec<Mutant> {
 }
 
 fn mutants() -> Vec<Mutant> {
-    [arrivals(), products(), accumulator(), in_order(), helpers()].into_iter().flatten().collect()
+    [arrivals(), layout(), products(), accumulator(), in_order(), helpers()]
+        .into_iter()
+        .flatten()
+        .collect()
 }

@@ -42,6 +42,11 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.try_wait", &["helpers.rs: self.keys.acquire(keys);"], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
             .finding("misuse of an mbarrier", &["mbarrier::arrive_expect(barrier, Self::KEY_BYTES);"]),
+        mutant("key tiles stand 1 KiB too far on: the last reaches into values")
+            .edit("cp.async.bulk.tensor", &["self.key(keys.stage()).request"], Which::All, |line| {
+                moved(line, 0, "s32", 1024)
+            })
+            .finding("out-of-region shared access", &["self.key(keys.stage()).request"]),
         mutant("keys are never released")
             .edit("mbarrier.arrive.shared", &["self.keys.release(&keys);"], Which::All, dropped)
             .finding("deadlock", &["self.keys.acquire(keys);"]),

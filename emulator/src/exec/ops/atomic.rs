@@ -30,6 +30,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
         window.check_written(c, w, bytes, false);
+        c.region_access(w, &window, bytes, "atomic operation");
         if window.space == Space::Shared && (i.d != ROW_SINK || i.has(FLAG_RELEASE)) {
             c.race_strong(w.id);
         }

@@ -139,6 +139,7 @@ fn load(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow 
     }
     c.statistics.async_copies += 1;
     c.race_mbarrier_used(w, lane, barrier);
+    c.region_bulk(w, &transfer);
     c.race_bulk_load(&transfer, barrier);
     c.bulk.loads.push(Load { transfer, barrier });
     c.mbarriers.woken.push(barrier);
@@ -156,6 +157,7 @@ fn store(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow
     groups.open += 1;
     let group = groups.committed;
     c.statistics.async_copies += 1;
+    c.region_bulk(w, &transfer);
     bulk::store_begins(c, &transfer, group, reduce)?;
     c.bulk.stores.push(Store { transfer, reduce, group, performed: false });
     if c.environment.options.schedule == Schedule::Eager {

@@ -155,6 +155,7 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
     let mut window = Window::new();
     resolve(c, w, want, &addresses, owners, &mut window)?;
     let touch = if store { Touch::Write } else { Touch::Read };
+    c.region_access(w, &window, 16, if store { "store" } else { "load" });
     let races = c.race_access(w, &window, 16, touch, Strength::default());
     if store {
         window.set_written(16, false);

@@ -69,7 +69,11 @@ pub fn run(
         };
         checked(c, w, lane, result)?;
         match op {
-            MbarrierOp::Init => c.race_mbarrier_begins(w, lane as u32, address),
+            MbarrierOp::Init => {
+                // The others work on barriers that were initialised.
+                c.region_range(w, lane as u32, "mbarrier", address, MBARRIER_BYTES);
+                c.race_mbarrier_begins(w, lane as u32, address);
+            }
             MbarrierOp::Invalidate => c.race_mbarrier_ends(w, lane as u32, address),
             _ => {}
         }

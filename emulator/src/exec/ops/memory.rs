@@ -23,6 +23,7 @@ pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: S
         resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
         c.global_access(w, &window, bytes, Touch::Read, strength(i));
+        c.region_access(w, &window, bytes, "load");
         if !c.race_access(w, &window, bytes, Touch::Read, strength(i)) {
             window.check_written(c, w, bytes, contiguous);
         }
@@ -139,6 +140,7 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
+        c.region_access(w, &window, bytes, "store");
         c.race_access(w, &window, bytes, Touch::Write, strength(i));
         c.global_access(w, &window, bytes, Touch::Write, strength(i));
         for (position, &row) in rows.iter().enumerate() {

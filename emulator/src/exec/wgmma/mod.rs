@@ -97,6 +97,10 @@ pub fn issue(c: &mut Context<'_>, w: &mut Warp, i: &Instruction) -> Flow {
     let right_key = Key::new(b, shape.columns, shape.transpose_b, shape.ty);
     let right = place(c, w, right_key, "B")?;
     let group = w.wgmma.open_group();
+    if let Some(left) = left {
+        c.region_operand(w, left, "operand A");
+    }
+    c.region_operand(w, right, "operand B");
     c.flight_issue(w, i, group);
     c.race_wgmma_reads(w, left, right, group);
     w.wgmma.pending.push_back(Pending {

@@ -28,6 +28,8 @@ impl Key {
 pub struct Tile {
     /// Addresses of its pieces.
     pub pieces: Rc<[u32]>,
+    /// Address of its first byte, and of that behind its last.
+    pub hull: [u32; 2],
     /// The pages of shared memory that they lie in.
     pages: Vec<u32>,
     /// The version of the pages at the last packing.
@@ -67,7 +69,10 @@ impl Tiles {
             pieces.iter().map(|piece| (piece - SHARED_BASE) / PAGE_BYTES as u32).collect();
         pages.sort_unstable();
         pages.dedup();
-        self.tiles.push(Tile { pieces, pages, version: u64::MAX, values: vec![], packed: vec![] });
+        let (first, last) = (pieces.iter().min(), pieces.iter().max());
+        let hull = [first.map_or(end, |&first| first), last.map_or(end, |last| last + PIECE_BYTES)];
+        let (values, packed) = (Vec::new(), Vec::new());
+        self.tiles.push(Tile { pieces, hull, pages, version: u64::MAX, values, packed });
         self.places.insert(key, self.tiles.len() - 1);
         Ok(self.tiles.len() - 1)
     }

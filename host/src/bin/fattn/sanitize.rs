@@ -10,7 +10,7 @@ mod report;
 use clap::{Args, ValueEnum};
 use error::{Result, SanitizeError, expected};
 use launch::Setup;
-use ptx_emulator::{Checks, Kernel, Module, Options, Schedule};
+use ptx_emulator::{Checks, Kernel, Module, Options, Region, Schedule};
 use report::Summary;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -34,6 +34,10 @@ pub struct SanitizeArguments {
     /// Bytes of dynamic shared memory.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     shared: u32,
+    /// What stands at these bytes of dynamic shared memory. Where there is any, every access must stay inside
+    /// one, and findings name them.
+    #[arg(long = "region", value_name = "NAME=OFFSET:BYTES")]
+    regions: Vec<String>,
     /// What a parameter of the kernel is given; see below.
     #[arg(long = "arg", value_name = "ARG", allow_hyphen_values = true)]
     arguments: Vec<String>,
@@ -91,6 +95,7 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         grid,
         block,
         shared_bytes: arguments.shared,
+        regions: arguments.regions.iter().map(|text| region(text)).collect::<Result<_>>()?,
         ..Setup::new(kernel, &arguments.arguments, &arguments.buffers)?
     };
     let mut summary = Summary::new(&setup, module.target(), !arguments.any_order);
@@ -149,6 +154,30 @@ fn size(option: &str, text: &str) -> Result<[u32; 3]> {
         *size.get_mut(index).filter(|_| number > 0).ok_or_else(wrong)? = number;
     }
     Ok(size)
+}
+
+/// `k[0]=0:4096`; numbers may be hexadecimal, as findings have them.
+fn region(text: &str) -> Result<Region> {
+    let option = format!("--region `{text}`");
+    let wrong = || expected(&option, "NAME=OFFSET:BYTES, such as k[0]=0:4096 or v=0x1000:0x800", text);
+    let (name, place) = text.rsplit_once('=').ok_or_else(wrong)?;
+    let (offset, bytes) = place.split_once(':').ok_or_else(wrong)?;
+    let number = |text: &str| {
+        let text = text.trim();
+        let parsed = match text.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16),
+            None => text.parse(),
+        };
+        parsed.map_err(|_| expected(&option, "a number of bytes below 4 GiB", text))
+    };
+    let (name, offset, bytes) = (name.trim(), number(offset)?, number(bytes)?);
+    if name.is_empty() {
+        return Err(wrong());
+    }
+    if bytes == 0 {
+        return Err(expected(&option, "at least 1 byte", bytes));
+    }
+    Ok(Region::new(name, offset, bytes))
 }
 
 fn module(path: &Path) -> Result<Module> {

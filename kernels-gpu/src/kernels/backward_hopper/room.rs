@@ -1,6 +1,6 @@
 //! The shared memory of a block of the Hopper backward: tiles, row statistics, barriers.
 
-use crate::abi::BackwardParams;
+use crate::abi::{BackwardParams, layout::BackwardHopperLayout};
 use crate::arch::barrier::block_sync;
 use crate::arch::{mbarrier, shared, thread};
 use crate::pipeline::mailbox::Mailbox;
@@ -83,18 +83,18 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     #[inline(always)]
     pub fn new() -> Self {
         let key = shared::dynamic_base();
-        let value = key + Self::KEY_BYTES;
-        let query = value + Self::KEY_BYTES;
-        let d_o = query + STAGES * Self::QUERY_BYTES;
-        let ds = d_o + D_O_STAGES * Self::QUERY_BYTES;
-        let dq = ds + Self::DS_STAGES * Self::DS_BYTES;
-        let statistics = dq + Self::dq_bytes(0) + Self::dq_bytes(1);
-        let orders = statistics + STAGES * STATISTICS * Self::STATISTIC_BYTES;
-        let keys = orders + Mailbox::BYTES;
-        let values = keys + Stages::<1>::BYTES;
-        let queries = values + Stages::<1>::BYTES;
-        let d_os = queries + Stages::<STAGES>::BYTES;
-        let barriers = d_os + Stages::<D_O_STAGES>::BYTES;
+        let value = key + const { Self::LAYOUT.v };
+        let query = key + const { Self::LAYOUT.q };
+        let d_o = key + const { Self::LAYOUT.d_o };
+        let ds = key + const { Self::LAYOUT.ds };
+        let dq = key + const { Self::LAYOUT.dq };
+        let statistics = key + const { Self::LAYOUT.statistics };
+        let orders = key + const { Self::LAYOUT.orders };
+        let keys = key + const { Self::LAYOUT.k_barriers };
+        let values = key + const { Self::LAYOUT.v_barriers };
+        let queries = key + const { Self::LAYOUT.q_barriers };
+        let d_os = key + const { Self::LAYOUT.d_o_barriers };
+        let barriers = key + const { Self::LAYOUT.barriers };
         Room {
             key: SharedTile { address: key },
             value: SharedTile { address: value },
@@ -109,7 +109,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             queries: Stages::new(queries),
             d_os: Stages::new(d_os),
             barriers,
-            scratch: barriers + WARPGROUPS * Stages::<1>::BYTES + Self::RAW_BARRIERS * BARRIER_BYTES,
+            scratch: key + const { Self::LAYOUT.scratch },
         }
     }
 
@@ -231,4 +231,26 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
 #[inline(always)]
 pub(super) fn may_need_repair(p: &BackwardParams) -> bool {
     p.cu_seqlens_q != 0
+}
+
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
+{
+    /// Where everything stands, from the start of dynamic shared memory. What the kernel uses fits in there.
+    const LAYOUT: BackwardHopperLayout = {
+        let all = BackwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
+        assert!(all.v == Self::KEY_BYTES && all.q - all.v == Self::KEY_BYTES);
+        assert!(all.d_o - all.q == STAGES * Self::QUERY_BYTES);
+        assert!(all.ds - all.d_o == D_O_STAGES * Self::QUERY_BYTES);
+        assert!(all.dq - all.ds == Self::DS_STAGES * Self::DS_BYTES);
+        assert!(all.statistics - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
+        assert!(all.orders - all.statistics == STAGES * STATISTICS * Self::STATISTIC_BYTES);
+        assert!(all.k_barriers - all.orders == Mailbox::BYTES);
+        assert!(all.q_barriers - all.v_barriers == Stages::<1>::BYTES);
+        assert!(all.d_o_barriers - all.q_barriers == Stages::<STAGES>::BYTES);
+        assert!(all.barriers - all.d_o_barriers == Stages::<D_O_STAGES>::BYTES);
+        let raw_bytes = Self::RAW_BARRIERS * BARRIER_BYTES;
+        assert!(all.scratch - all.barriers == WARPGROUPS * Stages::<1>::BYTES + raw_bytes);
+        all
+    };
 }

@@ -1,6 +1,6 @@
 //! The shared memory of a block of the Hopper forward: tiles, barriers, messages.
 
-use crate::abi::ForwardParams;
+use crate::abi::{ForwardParams, layout::ForwardHopperLayout};
 use crate::arch::barrier::block_sync;
 use crate::arch::{mbarrier, shared, thread};
 use crate::pipeline::mailbox::Mailbox;
@@ -42,7 +42,7 @@ impl<
     /// Whether the scores of the next query tile are started before this one is done. Where queries stay in
     /// shared memory and there is room for one tile of them only, the next one comes too late for that.
     pub const LOOKS_AHEAD: bool = QUERY_STAGES > 1 || query_registers(ROW_BYTES / 2) > 0;
-    pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
+    pub const KEY_BYTES: u32 = Self::LISTED_KEY_BYTES;
 
     #[inline(always)]
     pub fn new() -> Self {
@@ -120,4 +120,28 @@ pub(super) fn may_need_repair(p: &ForwardParams) -> bool {
 /// Registers of queries per thread: at head dim 128 there is room for them.
 pub(super) const fn query_registers(head_dim: u32) -> usize {
     if head_dim == 128 { 32 } else { 0 }
+}
+
+impl<
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const WARPGROUPS: u32,
+    const QUERY_STAGES: u32,
+    const STAGES: u32,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
+{
+    /// Bytes of a key tile, of a kernel in which all stands as the list for the host says.
+    const LISTED_KEY_BYTES: u32 = {
+        let all = ForwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
+        let key_bytes = SharedTile::<KEYS, ROW_BYTES>::BYTES;
+        assert!(all.k == QUERY_STAGES * Self::QUERY_BYTES);
+        assert!(all.v - all.k == STAGES * key_bytes && all.orders - all.v == STAGES * key_bytes);
+        assert!(all.q_barriers - all.orders == Mailbox::BYTES);
+        assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
+        assert!(all.v_barriers - all.k_barriers == Stages::<STAGES>::BYTES);
+        assert!(all.raw_q - all.v_barriers == Stages::<STAGES>::BYTES);
+        assert!(all.raw_v - all.raw_q == QUERY_STAGES * BARRIER_BYTES);
+        key_bytes
+    };
 }

@@ -3,7 +3,9 @@
 use super::argument::{Argument, Map};
 use super::buffer::Buffer;
 use super::error::{Result, SanitizeError, expected};
-use ptx_emulator::{Address, Kernel, Launch, Memory, Options, Parameter, Report, TensorMap, launch};
+use ptx_emulator::{
+    Address, Kernel, Launch, Memory, Options, Parameter, Region, Report, TensorMap, launch,
+};
 
 /// Bytes of a tensor map.
 const MAP_BYTES: usize = 128;
@@ -14,6 +16,8 @@ pub struct Setup<'k> {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
+    /// What stands where in dynamic shared memory.
+    pub regions: Vec<Region>,
     /// All buffers: those of `--buffer` first, then those of the arguments.
     pub buffers: Vec<Buffer>,
     /// One per parameter, with the option's text.
@@ -41,6 +45,7 @@ impl<'k> Setup<'k> {
             grid: [1; 3],
             block: [1; 3],
             shared_bytes: 0,
+            regions: Vec::new(),
             buffers: Vec::new(),
             arguments: Vec::new(),
         };
@@ -208,8 +213,8 @@ impl<'k> Setup<'k> {
         let prepared = self.prepare();
         let params = self.params(&prepared)?;
         let Prepared { memory, addresses } = prepared;
-        let Setup { grid, block, shared_bytes, .. } = *self;
-        let shape = Launch { grid, block, shared_bytes, params: &params };
+        let Setup { grid, block, shared_bytes, ref regions, .. } = *self;
+        let shape = Launch { grid, block, shared_bytes, regions, params: &params };
         let report = launch(self.kernel, &memory, &shape, options)?;
         let left = |(buffer, &address): (&Buffer, &Address)| {
             let mut bytes = vec![0; buffer.bytes];

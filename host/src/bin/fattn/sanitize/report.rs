@@ -3,7 +3,7 @@
 use super::buffer::Buffer;
 use super::element::Class;
 use super::launch::{Ran, Setup};
-use ptx_emulator::{Finding, Schedule, Statistics};
+use ptx_emulator::{Finding, Region, Schedule, Statistics};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -131,7 +131,7 @@ impl<'k> Summary<'k> {
     /// The report for a person.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        let Setup { kernel, grid, block, shared_bytes, .. } = self.setup;
+        let Setup { kernel, grid, block, shared_bytes, regions, .. } = self.setup;
         let size = |[x, y, z]: [u32; 3]| format!("{x}x{y}x{z}");
         // Writing to a String cannot fail.
         let _ = writeln!(
@@ -142,6 +142,9 @@ impl<'k> Summary<'k> {
             size(*grid),
             size(*block),
         );
+        for region in regions {
+            let _ = writeln!(text, "region {region}");
+        }
         let names: Vec<String> = self.schedules.iter().copied().map(schedule_text).collect();
         let plural = if names.len() == 1 { "" } else { "s" };
         let _ = writeln!(text, "{} schedule{plural}: {}", names.len(), names.join(", "));
@@ -180,7 +183,11 @@ impl<'k> Summary<'k> {
 
     /// The report for a program.
     pub fn json(&self) -> Value {
-        let Setup { kernel, grid, block, shared_bytes, .. } = self.setup;
+        let Setup { kernel, grid, block, shared_bytes, regions, .. } = self.setup;
+        let region = |region: &Region| {
+            let Region { name, offset, bytes } = region;
+            json!({ "name": name, "offset": offset, "bytes": bytes })
+        };
         let found = |Found { finding, schedule, schedules }: &Found| {
             json!({
                 "kind": finding.kind.to_string(),
@@ -223,6 +230,7 @@ impl<'k> Summary<'k> {
             "grid": grid,
             "block": block,
             "shared_bytes": shared_bytes,
+            "regions": regions.iter().map(region).collect::<Vec<_>>(),
             "schedules": self.schedules.iter().copied().map(schedule_text).collect::<Vec<_>>(),
             "findings": self.found.iter().map(found).collect::<Vec<_>>(),
             "buffers": self.elements().into_iter().map(elements).collect::<Vec<_>>(),

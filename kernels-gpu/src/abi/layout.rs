@@ -1,0 +1,253 @@
+//! What stands where in the dynamic shared memory of a block, by family of kernels.
+//!
+//! The backward for Hopper computes its addresses with these offsets, and the forward for Hopper asserts,
+//! where it is compiled, that its own are these. The kernels for sm_80 add up the same sizes as they go.
+//! [`KernelSpec::regions`](super::KernelSpec::regions) gives the list to the host, whose emulator holds every
+//! access of every kernel to it.
+
+use super::regions::Regions;
+
+/// Bytes of a memory barrier.
+pub const BARRIER_BYTES: u32 = 8;
+/// Messages of a mailbox.
+pub const MESSAGES: u32 = 2;
+/// Bytes of a message.
+pub const MESSAGE_BYTES: u32 = 48;
+
+/// Bytes for barriers and messages at the end of the shared memory of kernels for Hopper.
+const CONTROL_BYTES: u32 = 512;
+/// Stages of query tiles in the backward for Hopper.
+const QUERY_STAGES: u32 = 2;
+/// Warpgroups that compute in the backward for Hopper.
+const WARPGROUPS: u32 = 2;
+
+/// Query tiles that the Hopper forward has room for: the next one is brought while one is used, unless
+/// queries are moved to registers at once (head dim 128) or there is no room.
+pub const fn forward_sm90a_query_stages(head_dim: u32) -> u32 {
+    if head_dim == 64 { 2 } else { 1 }
+}
+
+/// Key tiles, and as many value tiles, that the Hopper forward has on their way or in use: as many as fit, up
+/// to four.
+pub const fn forward_sm90a_key_stages(head_dim: u32) -> u32 {
+    match head_dim {
+        64 => 4,
+        128 => 3,
+        _ => 2,
+    }
+}
+
+/// Output-gradient tiles that the Hopper backward has on their way or in use: as many as fit, up to two.
+pub const fn backward_sm90a_d_o_stages(head_dim: u32) -> u32 {
+    if head_dim <= 192 { 2 } else { 1 }
+}
+
+/// The Hopper forward: query tiles, stages of key tiles, then of value tiles, messages and barriers. Bytes
+/// from the start of dynamic shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardHopperLayout {
+    /// Key tiles.
+    pub k: u32,
+    /// Value tiles.
+    pub v: u32,
+    /// The mailbox of orders.
+    pub orders: u32,
+    /// Barriers of query tiles.
+    pub q_barriers: u32,
+    /// Barriers of key tiles.
+    pub k_barriers: u32,
+    /// Barriers of value tiles.
+    pub v_barriers: u32,
+    /// Barriers of query tiles that wait for repair.
+    pub raw_q: u32,
+    /// Barriers of value tiles that wait for repair.
+    pub raw_v: u32,
+    /// All of it by name.
+    pub regions: Regions,
+}
+
+impl ForwardHopperLayout {
+    /// The layout of a kernel of this size.
+    pub const fn new(head_dim: u32, query_rows: u32, key_rows: u32) -> Self {
+        let query_stages = forward_sm90a_query_stages(head_dim);
+        let stages = forward_sm90a_key_stages(head_dim);
+        let mut regions = Regions::new();
+        regions.add("q", query_stages, query_rows * head_dim * 2);
+        let k = regions.add("k", stages, key_rows * head_dim * 2);
+        let v = regions.add("v", stages, key_rows * head_dim * 2);
+        let orders = add_mailbox(&mut regions);
+        let q_barriers = add_stages(&mut regions, "q barriers", query_stages);
+        let k_barriers = add_stages(&mut regions, "k barriers", stages);
+        let v_barriers = add_stages(&mut regions, "v barriers", stages);
+        let raw_q = regions.add("raw q barriers", 1, query_stages * BARRIER_BYTES);
+        let raw_v = regions.add("raw v barriers", 1, stages * BARRIER_BYTES);
+        regions.pad(orders + CONTROL_BYTES);
+        ForwardHopperLayout { k, v, orders, q_barriers, k_barriers, v_barriers, raw_q, raw_v, regions }
+    }
+}
+
+/// The Hopper backward: key and value tile, query and output-gradient tiles, dS, dQ in f32, statistics of
+/// query rows, messages and barriers. Bytes from the start of dynamic shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct BackwardHopperLayout {
+    /// The value tile.
+    pub v: u32,
+    /// Query tiles.
+    pub q: u32,
+    /// Output-gradient tiles.
+    pub d_o: u32,
+    /// Tiles of dS.
+    pub ds: u32,
+    /// dQ, a part for each warpgroup.
+    pub dq: u32,
+    /// lse, delta and norm of dO, as many of each as there are query tiles.
+    pub statistics: u32,
+    /// The mailbox of orders.
+    pub orders: u32,
+    /// Barriers of the key tile.
+    pub k_barriers: u32,
+    /// Barriers of the value tile.
+    pub v_barriers: u32,
+    /// Barriers of query tiles.
+    pub q_barriers: u32,
+    /// Barriers of output-gradient tiles.
+    pub d_o_barriers: u32,
+    /// Barriers of dQ, then those of tiles that wait for repair.
+    pub barriers: u32,
+    /// A word for each computing warp, and then a factor.
+    pub scratch: u32,
+    /// All of it by name.
+    pub regions: Regions,
+}
+
+impl BackwardHopperLayout {
+    /// The layout of a kernel of this size. 64 keys: of wide heads, where dQ leaves in panels of 64 x 64.
+    pub const fn new(head_dim: u32, query_rows: u32, key_rows: u32) -> Self {
+        let is_wide = key_rows == 64;
+        let d_o_stages = backward_sm90a_d_o_stages(head_dim);
+        let (query_bytes, key_bytes) = (query_rows * head_dim * 2, key_rows * head_dim * 2);
+        let dq_bytes = if is_wide {
+            [2 * 64 * 64 * 4, 64 * 64 * 4]
+        } else {
+            [query_rows * head_dim * 4 / WARPGROUPS; WARPGROUPS as usize]
+        };
+        let mut regions = Regions::new();
+        regions.add("k", 1, key_bytes);
+        let v = regions.add("v", 1, key_bytes);
+        let q = regions.add("q", QUERY_STAGES, query_bytes);
+        let d_o = regions.add("do", d_o_stages, query_bytes);
+        let ds = regions.add("ds", if is_wide { 1 } else { QUERY_STAGES }, query_rows * key_rows * 2);
+        let dq = regions.add_part("dq", Some(0), dq_bytes[0]);
+        regions.add_part("dq", Some(1), dq_bytes[1]);
+        let statistics = add_statistics(&mut regions, QUERY_STAGES, query_rows);
+        let orders = add_mailbox(&mut regions);
+        let k_barriers = add_stages(&mut regions, "k barriers", 1);
+        let v_barriers = add_stages(&mut regions, "v barriers", 1);
+        let q_barriers = add_stages(&mut regions, "q barriers", QUERY_STAGES);
+        let d_o_barriers = add_stages(&mut regions, "do barriers", d_o_stages);
+        let barriers = regions.add("dq barriers", WARPGROUPS, 2 * BARRIER_BYTES);
+        regions.add("raw barriers", 1, (2 + QUERY_STAGES + d_o_stages) * BARRIER_BYTES);
+        let scratch = regions.add("scratch", 1, 4 * WARPGROUPS * 4);
+        regions.add("factor", 1, 4);
+        regions.pad(orders + CONTROL_BYTES);
+        BackwardHopperLayout {
+            v,
+            q,
+            d_o,
+            ds,
+            dq,
+            statistics,
+            orders,
+            k_barriers,
+            v_barriers,
+            q_barriers,
+            d_o_barriers,
+            barriers,
+            scratch,
+            regions,
+        }
+    }
+}
+
+/// The tensor-core forward for sm_80: the query tile, and two stages of a key tile and a value tile.
+pub const fn forward_mma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regions {
+    let mut regions = Regions::new();
+    regions.add("q", 1, query_rows * head_dim * 2);
+    add_pairs(&mut regions, ["k", "v"], 2, key_rows * head_dim * 2);
+    regions
+}
+
+/// The f32 forward: one tile each of queries, probabilities, keys and values.
+pub const fn forward_fma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regions {
+    let mut regions = Regions::new();
+    regions.add("q", 1, query_rows * head_dim * 4);
+    regions.add("p", 1, query_rows * key_rows * 4);
+    regions.add("k", 1, key_rows * head_dim * 4);
+    regions.add("v", 1, key_rows * head_dim * 4);
+    regions
+}
+
+/// The tensor-core backward for sm_80: key and value tile, the tile of dS (and of p, as it passes between
+/// warps), two stages of a query and an output-gradient tile, and of their row statistics.
+pub const fn backward_mma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regions {
+    backward_sm80(2, 2, head_dim, query_rows, key_rows)
+}
+
+/// The f32 backward: as [`backward_mma`], with one stage.
+pub const fn backward_fma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regions {
+    backward_sm80(1, 4, head_dim, query_rows, key_rows)
+}
+
+const fn backward_sm80(
+    stages: u32,
+    element_bytes: u32,
+    head_dim: u32,
+    query_rows: u32,
+    key_rows: u32,
+) -> Regions {
+    let mut regions = Regions::new();
+    regions.add("k", 1, key_rows * head_dim * element_bytes);
+    regions.add("v", 1, key_rows * head_dim * element_bytes);
+    regions.add("ds", 1, key_rows * query_rows * element_bytes);
+    add_pairs(&mut regions, ["q", "do"], stages, query_rows * head_dim * element_bytes);
+    let mut stage = 0;
+    while stage < stages {
+        let index = if stages > 1 { Some(stage) } else { None };
+        regions.add_part("lse", index, query_rows * 4);
+        regions.add_part("delta", index, query_rows * 4);
+        regions.add_part("norm", index, query_rows * 4);
+        stage += 1;
+    }
+    regions
+}
+
+/// Stages of two tiles each.
+const fn add_pairs(regions: &mut Regions, names: [&'static str; 2], stages: u32, bytes: u32) {
+    let mut stage = 0;
+    while stage < stages {
+        let index = if stages > 1 { Some(stage) } else { None };
+        regions.add_part(names[0], index, bytes);
+        regions.add_part(names[1], index, bytes);
+        stage += 1;
+    }
+}
+
+/// Statistics of query rows, one kind after the other.
+const fn add_statistics(regions: &mut Regions, stages: u32, query_rows: u32) -> u32 {
+    let first = regions.add("lse", stages, query_rows * 4);
+    regions.add("delta", stages, query_rows * 4);
+    regions.add("norm", stages, query_rows * 4);
+    first
+}
+
+/// Messages and their barriers.
+const fn add_mailbox(regions: &mut Regions) -> u32 {
+    let first = regions.add("orders", MESSAGES, MESSAGE_BYTES);
+    add_stages(regions, "order barriers", MESSAGES);
+    first
+}
+
+/// The full and the empty barriers of so many stages.
+const fn add_stages(regions: &mut Regions, name: &'static str, count: u32) -> u32 {
+    regions.add(name, 1, 2 * count * BARRIER_BYTES)
+}

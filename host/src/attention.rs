@@ -66,8 +66,6 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
         v_map: encode(driver, maps.v)?,
         forward: plan.params,
         counter: device.counter(plan.params.o.address),
-        take_turns: u32::from(maps.take_turns),
-        reserved: 0,
     };
     // SAFETY: passed on to the caller; what the maps describe is what the plan was made with.
     unsafe { driver.launch(plan.kernel, plan.blocks, params.bytes(), stream) }
@@ -98,7 +96,7 @@ const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 14 * 4);
 // and two 32-bit fields: no padding.
 unsafe impl Params for ForwardHopperParams {}
 const _: () =
-    assert!(size_of::<ForwardHopperParams>() == 3 * 128 + size_of::<ForwardParams>() + 8 + 2 * 4);
+    assert!(size_of::<ForwardHopperParams>() == 3 * 128 + size_of::<ForwardParams>() + 8);
 
 // SAFETY: eight views of 32 bytes, ten 64-bit and eighteen 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}

@@ -5,7 +5,9 @@ pub mod regions;
 mod shared_bytes;
 mod table;
 
-pub use layout::{backward_sm90a_d_o_stages, forward_sm90a_key_stages, forward_sm90a_query_stages};
+pub use layout::{
+    backward_sm90a_d_o_stages, forward_sm90a_key_stages, forward_sm90a_query_stages, panel_columns,
+};
 pub use table::KERNELS;
 
 /// Element type of a tensor in device memory.
@@ -247,10 +249,6 @@ pub struct ForwardHopperParams {
     /// Device address of two u32 that are 0 before and after: tiles taken beyond the first of each block,
     /// and blocks that are done. 0: blocks take tiles in a fixed order.
     pub counter: u64,
-    /// 1: two computing warpgroups take turns at the tensor cores.
-    pub take_turns: u32,
-    /// Always 0; keeps the size a multiple of 8.
-    pub reserved: u32,
 }
 
 /// Parameters of the three backward kernels (delta, main, convert), passed by value as the only kernel

@@ -39,8 +39,7 @@ pub const FAMILIES: [Family; 5] = [
 ];
 
 /// Where masks work out up to which column a row sees: a `sub.s32`.
-pub const VISIBLE_END: &str =
-    "attention/mask.rs: let bits = F::columns_before(last - first_column)";
+pub const VISIBLE_END: &str = "attention/mask.rs: let bits = F::columns_before(last - first_column)";
 
 type Edit = Box<dyn Fn(&Ptx) -> Ptx>;
 

@@ -139,6 +139,39 @@ fn equal_keys_share_the_weight() {
     });
 }
 
+/// Scores grow from key to key, in either direction, by so little that a softmax that goes through tiles of
+/// keys never has to move what its scores are relative to, or by so much that it must at every tile.
+#[test]
+fn scores_that_grow_from_tile_to_tile_are_within_the_rule() {
+    /// How much larger the score of the next key is.
+    const STEPS: [f32; 7] = [0.003, 0.02, 0.06, 0.1, 0.3, 1.0, 2.0];
+    let growing = |case: &Case| {
+        let mut inputs = Inputs::drawn(case);
+        let scale = case.scale.unwrap_or((case.head_dim as f32).powf(-0.5));
+        let step = STEPS[case.id % STEPS.len()] / scale;
+        for q in inputs.q.iter_mut().step_by(case.head_dim) {
+            *q = 1.0;
+        }
+        for (row, k) in inputs.k.chunks_mut(case.head_dim).enumerate() {
+            let key = row / case.key_heads % case.key_rows;
+            let place = if case.id % 3 == 0 { key } else { case.key_rows - key };
+            k[0] = step * place as f32;
+        }
+        inputs
+    };
+    let cases = Cases::changed(|case| {
+        case.key_rows = 300 + case.key_rows % 300;
+        case.scale = if case.id.is_multiple_of(2) { None } else { Some(-0.25) };
+        (case.amplitude, case.logit_shift) = (1.0, 0.0);
+        if case.placement == Placement::Broadcast {
+            case.placement = Placement::Bshd;
+        }
+    });
+    check("large-logits-growing", 40, cases.with_enough_rows(), move |device, case| {
+        finite_and_within_the_rule(device, case, growing)
+    });
+}
+
 /// A prime: `key * 37 + 11` differs from key to key modulo it. Whole numbers below are exact in every
 /// dtype.
 const DISTINCT_KEYS: usize = 211;

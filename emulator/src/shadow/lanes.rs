@@ -129,7 +129,11 @@ impl Lanes {
     /// Of so many words and warps.
     pub fn new(words: usize, warps: u32) -> Self {
         let since = |meeting| Since { meeting, ..Since::default() };
-        Lanes { marks: vec![Mark::NEVER; words], warps: (0..warps).map(since).collect(), meetings: warps }
+        Lanes {
+            marks: vec![Mark::NEVER; words],
+            warps: (0..warps).map(since).collect(),
+            meetings: warps,
+        }
     }
 
     /// An instruction of a warp.
@@ -194,7 +198,8 @@ impl Lanes {
     /// Begins to count meetings anew: those that still matter are each warp's last.
     #[cold]
     fn renumber(&mut self) {
-        let new: HashMap<u32, u32> = (0..).zip(&self.warps).map(|(new, old)| (old.meeting, new)).collect();
+        let new: HashMap<u32, u32> =
+            (0..).zip(&self.warps).map(|(new, old)| (old.meeting, new)).collect();
         for mark in &mut self.marks {
             *mark = match new.get(&mark.meeting()) {
                 Some(&meeting) => Mark(meeting << (2 * WHO_BITS) | mark.0 % (1 << (2 * WHO_BITS))),
@@ -224,7 +229,11 @@ impl Lanes {
 /// Marks the words of all lanes, `COUNT` each, which are the first `WORDS`: nothing is marked and the answer is
 /// no if there is a conflict.
 #[inline(always)]
-fn mark_all<const WORDS: usize, const COUNT: usize>(marks: &mut [Mark], meeting: u32, write: bool) -> bool {
+fn mark_all<const WORDS: usize, const COUNT: usize>(
+    marks: &mut [Mark],
+    meeting: u32,
+    write: bool,
+) -> bool {
     let Some(marks) = marks.first_chunk_mut::<WORDS>() else { return false };
     let mut conflict = false;
     let mut after = [Mark::NEVER; WORDS];

@@ -86,8 +86,6 @@ pub struct HopperPlan {
     pub k: Option<TensorMapDescription>,
     /// v; none without keys.
     pub v: Option<TensorMapDescription>,
-    /// Whether computing warpgroups take turns at the tensor cores.
-    pub take_turns: bool,
 }
 
 impl fmt::Display for ForwardPlan {
@@ -143,18 +141,15 @@ pub fn plan_forward(
         (tiles, choose_wave(valid, device, &mut reasons))
     };
     let params = forward_params(valid, pointers, heads_per_wave);
-    let hopper = hopper.then(|| hopper_plan(valid, &tensors, kernel));
+    let hopper = hopper.then(|| hopper_plan(&tensors, kernel));
     Ok(Some(ForwardPlan { kernel, blocks, params, hopper, reasons }))
 }
 
-fn hopper_plan(valid: &ValidForward, [q, k, v, _]: &[Tensor<'_>; 4], kernel: &KernelSpec) -> HopperPlan {
+fn hopper_plan([q, k, v, _]: &[Tensor<'_>; 4], kernel: &KernelSpec) -> HopperPlan {
     HopperPlan {
         q: tensor_maps::describe(q, kernel.query_rows),
         k: tensor_maps::describe(k, kernel.key_rows),
         v: tensor_maps::describe(v, kernel.key_rows),
-        // Measured at head dim 128, S 4096: turns gain 1 % full and cost 8 % causal, where tiles are short
-        // and a warpgroup has better to do than to wait; at head dims 192 and 256 they cost 5 % full.
-        take_turns: kernel.head_dim == 64 || valid.sees_all() && kernel.head_dim == 128,
     }
 }
 

@@ -27,12 +27,18 @@ pub const fn forward_sm90a_query_stages(head_dim: u32) -> u32 {
     if head_dim == 64 { 2 } else { 1 }
 }
 
+/// Columns of a tile for kernels for Hopper: whole panels of 64. Of those beyond the head dim, which arrive as
+/// zeros, the forward multiplies none.
+pub const fn panel_columns(head_dim: u32) -> u32 {
+    head_dim.next_multiple_of(64)
+}
+
 /// Key tiles, and as many value tiles, that the Hopper forward has on their way or in use: as many as fit, up
 /// to four.
 pub const fn forward_sm90a_key_stages(head_dim: u32) -> u32 {
     match head_dim {
         64 => 4,
-        128 => 3,
+        96 | 128 => 3,
         _ => 2,
     }
 }
@@ -71,10 +77,11 @@ impl ForwardHopperLayout {
     pub const fn new(head_dim: u32, query_rows: u32, key_rows: u32) -> Self {
         let query_stages = forward_sm90a_query_stages(head_dim);
         let stages = forward_sm90a_key_stages(head_dim);
+        let row_bytes = panel_columns(head_dim) * 2;
         let mut regions = Regions::new();
-        regions.add("q", query_stages, query_rows * head_dim * 2);
-        let k = regions.add("k", stages, key_rows * head_dim * 2);
-        let v = regions.add("v", stages, key_rows * head_dim * 2);
+        regions.add("q", query_stages, query_rows * row_bytes);
+        let k = regions.add("k", stages, key_rows * row_bytes);
+        let v = regions.add("v", stages, key_rows * row_bytes);
         let orders = add_mailbox(&mut regions);
         let q_barriers = add_stages(&mut regions, "q barriers", query_stages);
         let k_barriers = add_stages(&mut regions, "k barriers", stages);

@@ -79,12 +79,16 @@ macro_rules! for_each_forward_sm90a {
         $callback! {
             (forward_bf16_d64_sm90a, Bf16, 64, 192, 128, 3)
             (forward_bf16_d64_q128_sm90a, Bf16, 64, 128, 128, 2)
+            (forward_bf16_d96_sm90a, Bf16, 96, 128, 128, 2)
             (forward_bf16_d128_sm90a, Bf16, 128, 128, 128, 2)
+            (forward_bf16_d160_sm90a, Bf16, 160, 128, 112, 2)
             (forward_bf16_d192_sm90a, Bf16, 192, 128, 112, 2)
             (forward_bf16_d256_sm90a, Bf16, 256, 128, 80, 2)
             (forward_f16_d64_sm90a, F16, 64, 192, 128, 3)
             (forward_f16_d64_q128_sm90a, F16, 64, 128, 128, 2)
+            (forward_f16_d96_sm90a, F16, 96, 128, 128, 2)
             (forward_f16_d128_sm90a, F16, 128, 128, 128, 2)
+            (forward_f16_d160_sm90a, F16, 160, 128, 112, 2)
             (forward_f16_d192_sm90a, F16, 192, 128, 112, 2)
             (forward_f16_d256_sm90a, F16, 256, 128, 80, 2)
         }

@@ -45,10 +45,10 @@ macro_rules! step_shared {
 }
 
 /// `scores = q k^T` with both operands in shared memory, in 128-byte panels: 64 columns of q and k each.
-/// `$panel`, repeated, is one for each panel after the first.
+/// `$panel`, repeated, is one for each whole panel after the first; `$tail` the offsets in one that is not.
 macro_rules! shared_by_shared {
     ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt,
-        [$($panel:literal)*]) => {
+        [$($panel:literal)*] $([$($tail:literal)*])?) => {
         /// Starts `q k^T`; a group of its own. `Q_ROWS` rows are between two panels of q.
         ///
         /// # Safety
@@ -75,6 +75,10 @@ macro_rules! shared_by_shared {
                         step_shared!($shape $type, $cs, "%running", 4),
                         step_shared!($shape $type, $cs, "%running", 6),
                     )*
+                    $(
+                        "add.s64 %a_panel, %a_panel, {q_panel}; add.s64 %b_panel, %b_panel, {k_panel};\n",
+                        $(step_shared!($shape $type, $cs, "%running", $tail),)*
+                    )?
                     "wgmma.commit_group.sync.aligned; // {q_panel} {k_panel}\n}}",
                 ),
                 $(out(reg32) c[$c],)*
@@ -261,6 +265,16 @@ macro_rules! with_40 {
     };
 }
 
+/// Hands the numbers of 48 accumulator registers to a macro.
+macro_rules! with_48 {
+    ($callback:ident!($($before:tt)*) $($after:tt)*) => {
+        doubled! { $callback [$($before)*] 48, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27
+            28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47
+        ] $($after)* }
+    };
+}
+
 /// Hands the numbers of 56 accumulator registers to a macro.
 macro_rules! with_56 {
     ($callback:ident!($($before:tt)*) $($after:tt)*) => {
@@ -278,6 +292,18 @@ macro_rules! with_64 {
             0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29
             30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56
             57 58 59 60 61 62 63
+        ] $($after)* }
+    };
+}
+
+/// Hands the numbers of 80 accumulator registers to a macro.
+macro_rules! with_80 {
+    ($callback:ident!($($before:tt)*) $($after:tt)*) => {
+        doubled! { $callback [$($before)*] 80, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27
+            28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52
+            53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77
+            78 79
         ] $($after)* }
     };
 }
@@ -308,8 +334,10 @@ macro_rules! with_128 {
 }
 with_32!(wait!());
 with_40!(wait!());
+with_48!(wait!());
 with_56!(wait!());
 with_64!(wait!());
+with_80!(wait!());
 with_96!(wait!());
 with_128!(wait!());
 
@@ -324,8 +352,15 @@ macro_rules! products {
             with_32!(shared_by_shared!(scores_d192_n64, "m64n64k16" $type,), [1 2]);
             with_32!(shared_by_shared!(scores_d256_n64, "m64n64k16" $type,), [1 2 3]);
             with_64!(shared_by_shared!(scores_d64_n128, "m64n128k16" $type,), []);
+            with_56!(shared_by_shared!(scores_d160_n112, "m64n112k16" $type,), [1] [0 2]);
             with_56!(shared_by_shared!(scores_d192_n112, "m64n112k16" $type,), [1 2]);
             with_40!(shared_by_shared!(scores_d256_n80, "m64n80k16" $type,), [1 2 3]);
+            with_64!(registers_by_shared!(scores_d96_n128, "m64n128k16" $type,), 24,
+                [
+                    [64 65 66 67; 0 "%fresh"] [68 69 70 71; 2 "%running"]
+                    [72 73 74 75; 4 "%running"] [76 77 78 79; 6 "%running"]
+                ]
+                [[80 81 82 83; 0] [84 85 86 87; 2]]);
             with_64!(registers_by_shared!(scores_d128_n128, "m64n128k16" $type,), 32,
                 [
                     [64 65 66 67; 0 "%fresh"] [68 69 70 71; 2 "%running"]
@@ -335,6 +370,9 @@ macro_rules! products {
             with_32!(accumulate!(accumulate_d64_n128, "m64n64k16" $type,), 32,
                 [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]
                 [48 49 50 51; 512] [52 53 54 55; 640] [56 57 58 59; 768] [60 61 62 63; 896]);
+            with_48!(accumulate!(accumulate_d96_n128, "m64n96k16" $type,), 32,
+                [48 49 50 51; 0] [52 53 54 55; 128] [56 57 58 59; 256] [60 61 62 63; 384]
+                [64 65 66 67; 512] [68 69 70 71; 640] [72 73 74 75; 768] [76 77 78 79; 896]);
             with_64!(accumulate!(accumulate_d128_n64, "m64n128k16" $type,), 16,
                 [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]);
             with_32!(shared_by_shared_transposed!(product_d64_n128, "m64n64k16" $type,),
@@ -351,6 +389,9 @@ macro_rules! products {
                 [96 97 98 99; 0] [100 101 102 103; 128] [104 105 106 107; 256] [108 109 110 111; 384]);
             with_128!(accumulate!(accumulate_d256_n64, "m64n256k16" $type,), 16,
                 [128 129 130 131; 0] [132 133 134 135; 128] [136 137 138 139; 256] [140 141 142 143; 384]);
+            with_80!(accumulate!(accumulate_d160_n112, "m64n160k16" $type,), 28,
+                [80 81 82 83; 0] [84 85 86 87; 128] [88 89 90 91; 256] [92 93 94 95; 384]
+                [96 97 98 99; 512] [100 101 102 103; 640] [104 105 106 107; 768]);
             with_96!(accumulate!(accumulate_d192_n112, "m64n192k16" $type,), 28,
                 [96 97 98 99; 0] [100 101 102 103; 128] [104 105 106 107; 256] [108 109 110 111; 384]
                 [112 113 114 115; 512] [116 117 118 119; 640] [120 121 122 123; 768]);

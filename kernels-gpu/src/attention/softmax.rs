@@ -2,9 +2,9 @@
 //!
 //! For each row a reference value `r` is kept, near the largest score so far, and everything is relative
 //! to it: `sum = sum_j 2^(c (s_j - r))`, `o = sum_j 2^(c (s_j - r)) v_j`, with `c = scale * log2(e)`.
-//! `r` follows the maximum only when that has grown by more than [`SLACK_LOG2`] powers of two: the
-//! result is the same, since o and the sum share r, and the multiplication of o by the correction is
-//! skipped for nearly every tile.
+//! `r` follows the maximum only when that has grown by more than [`SLACK`], which is a factor of
+//! probabilities: the result is the same, since o and the sum share r, and the multiplication of o by the
+//! correction is skipped for nearly every tile.
 //!
 //! Rows that have seen no key have `r = -inf` and `sum = 0`. No `-inf - (-inf)` is ever formed.
 
@@ -14,9 +14,12 @@ use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::Fragment;
 use core::f32::consts::LN_2;
 
-/// How far, in powers of two, scores may exceed the reference before it follows. 2^8 times the largest
-/// f16 probability 1 is far below 65504, and a sum of 2^30 keys stays far below the largest f32.
-const SLACK_LOG2: f32 = 8.0;
+/// How far scores may exceed the reference before it follows, as a factor of probabilities. 2^13 is below
+/// the largest f16, 65504, and a sum of 2^30 keys stays far below the largest f32.
+const SLACK: f32 = 8192.0;
+
+/// The same in powers of two.
+const SLACK_LOG2: f32 = 13.0;
 
 /// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative to
 /// is then the rounded product, here, in the correction and in lse alike. The largest probability is off
@@ -29,6 +32,8 @@ const FUSED_LIMIT: f32 = 256.0;
 pub struct OnlineSoftmax<const ROWS: usize> {
     reference: [f32; ROWS],
     sum: [f32; ROWS],
+    /// Up to which sum of a lane's probabilities none has outgrown the reference; -1 where there is none.
+    limit: [f32; ROWS],
     /// Scores are so large that they must be subtracted before they are scaled.
     steep: bool,
     /// They are subtracted first in any case: the largest one then has a probability of exactly 1.
@@ -39,7 +44,13 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     /// Nothing seen yet. `exact` is for results in f32: one instruction more per score.
     #[inline(always)]
     pub fn new(exact: bool) -> Self {
-        OnlineSoftmax { reference: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS], steep: exact, exact }
+        OnlineSoftmax {
+            reference: [f32::NEG_INFINITY; ROWS],
+            sum: [0.0; ROWS],
+            limit: [-1.0; ROWS],
+            steep: exact,
+            exact,
+        }
     }
 
     /// Turns a tile of scores into unnormalised probabilities, and corrects `output` if the reference
@@ -57,41 +68,103 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         F: Fragment<ROWS, N> + Fragment<ROWS, O>,
     {
         self.follow::<F, N>(scores, scale_log2).apply::<F, O>(output);
-        if self.steep {
-            self.exponentiate::<F, N, false>(scores, scale_log2);
+        let sums = if self.steep {
+            self.exponentiate::<F, N, false>(scores, scale_log2)
         } else {
-            self.exponentiate::<F, N, true>(scores, scale_log2);
-        }
+            self.exponentiate::<F, N, true>(scores, scale_log2)
+        };
+        self.add(&sums);
     }
 
-    /// The second half of [`OnlineSoftmax::update`]: turns scores into unnormalised probabilities, given
-    /// rounded and packed by pairs of registers; `P = N / 2`.
+    /// Unnormalised probabilities of a tile of scores, rounded and packed by pairs of registers (`P = N / 2`),
+    /// and what the output must be corrected by.
     ///
-    /// Packing stands in each of the two branches, between exponentials: these take four times as long as
-    /// anything else, and what follows a branch would have to wait for all of them.
+    /// Scores are compared with nothing: if some have outgrown the reference, the sum of what a lane makes of
+    /// its own shows it. Then all is done anew with a reference that has followed.
     ///
     /// # Safety
-    /// After [`OnlineSoftmax::follow`] for these scores.
+    /// All 32 lanes call it together.
     #[inline(always)]
     pub unsafe fn probabilities<F, E, const N: usize, const P: usize>(
         &mut self,
-        scores: &mut [f32; N],
+        scores: &[f32; N],
         scale_log2: f32,
-    ) -> [u32; P]
+    ) -> ([u32; P], Correction<ROWS>)
     where
         F: Fragment<ROWS, N>,
         E: TensorCoreElement,
     {
-        if self.steep {
-            self.exponentiate::<F, N, false>(scores, scale_log2);
-            pack::<E, N, P>(scores)
-        } else {
-            self.exponentiate::<F, N, true>(scores, scale_log2);
-            pack::<E, N, P>(scores)
+        let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale_log2);
+        let mut outgrown = false;
+        let mut row = 0;
+        while row < ROWS {
+            // NaN counts as outgrown.
+            outgrown |= !(sums[row] <= self.limit[row]);
+            row += 1;
+        }
+        if warp::any(outgrown) {
+            return self.probabilities_anew::<F, E, N, P>(scores, scale_log2);
+        }
+        self.add(&sums);
+        (packed, Correction { factors: [1.0; ROWS], needed: false })
+    }
+
+    /// As [`OnlineSoftmax::probabilities`], with a reference that has followed: for the first tile, too.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn probabilities_anew<F, E, const N: usize, const P: usize>(
+        &mut self,
+        scores: &[f32; N],
+        scale_log2: f32,
+    ) -> ([u32; P], Correction<ROWS>)
+    where
+        F: Fragment<ROWS, N>,
+        E: TensorCoreElement,
+    {
+        let mut maximum = [0.0; ROWS];
+        let mut row = 0;
+        while row < ROWS {
+            maximum[row] = row_maximum::<F, ROWS, N>(scores, row);
+            row += 1;
+        }
+        let factors = self.move_reference(&maximum, scale_log2);
+        let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale_log2);
+        self.add(&sums);
+        (packed, Correction { factors, needed: true })
+    }
+
+    #[inline(always)]
+    fn add(&mut self, sums: &[f32; ROWS]) {
+        let mut row = 0;
+        while row < ROWS {
+            self.sum[row] += sums[row];
+            row += 1;
         }
     }
 
-    /// The first half of [`OnlineSoftmax::update`]: moves the reference up to the largest scores where they
+    /// Probabilities relative to the reference as it is, packed, and their sums.
+    ///
+    /// Packing stands in each of the two branches, between exponentials: these take four times as long as
+    /// anything else, and what follows a branch would have to wait for all of them.
+    #[inline(always)]
+    fn exponentials<F: Fragment<ROWS, N>, E: TensorCoreElement, const N: usize, const P: usize>(
+        &self,
+        scores: &[f32; N],
+        scale_log2: f32,
+    ) -> ([u32; P], [f32; ROWS]) {
+        let mut values = *scores;
+        if self.steep {
+            let sums = self.exponentiate::<F, N, false>(&mut values, scale_log2);
+            (pack::<E, N, P>(&values), sums)
+        } else {
+            let sums = self.exponentiate::<F, N, true>(&mut values, scale_log2);
+            (pack::<E, N, P>(&values), sums)
+        }
+    }
+
+    /// Moves the reference up to the largest scores where they
     /// have grown by more than the slack, and scales the sum. The output is the caller's to correct.
     ///
     /// # Safety
@@ -140,18 +213,20 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             factors[row] = if new == old { 1.0 } else { math::exp2(exponent) };
             self.reference[row] = new;
             self.sum[row] *= factors[row];
+            self.limit[row] = if new > f32::NEG_INFINITY { SLACK } else { -1.0 };
             row += 1;
         }
         factors
     }
 
-    /// `scores = 2^(scale_log2 (scores - reference))`, summed per row. `FUSED`: see [`FUSED_LIMIT`].
+    /// `scores = 2^(scale_log2 (scores - reference))`, and their sums per row. `FUSED`: see [`FUSED_LIMIT`].
     #[inline(always)]
     fn exponentiate<F: Fragment<ROWS, N>, const N: usize, const FUSED: bool>(
-        &mut self,
+        &self,
         scores: &mut [f32; N],
         scale_log2: f32,
-    ) {
+    ) -> [f32; ROWS] {
+        let mut sums = [0.0; ROWS];
         let mut row = 0;
         while row < ROWS {
             let seen = self.reference[row] > f32::NEG_INFINITY;
@@ -176,9 +251,10 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
                 }
                 column += 1;
             }
-            self.sum[row] += even + odd;
+            sums[row] = even + odd;
             row += 1;
         }
+        sums
     }
 
     /// Ends the softmax: normalises `output` and gives lse (natural logarithm) of each row.

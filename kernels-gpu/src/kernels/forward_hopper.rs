@@ -12,7 +12,7 @@
 //!     p = softmax(s)
 //!     for the other key tiles, last to first:
 //!         start s = q k^T             start o += p v(the tile before)
-//!         wait for s, move the reference;  wait for o, correct it;  p = softmax(s)
+//!         wait for s;  wait for o;    p = softmax(s), and correct o if the reference moved
 //!     start s = q' k'(last)^T of the next query tile, and o += p v(first)
 //!     wait for both;  o = o / sum,  lse = ln(sum) + r
 //! ```
@@ -27,6 +27,7 @@ mod room;
 
 use crate::abi::{
     ForwardHopperParams, ForwardParams, forward_sm90a_key_stages, forward_sm90a_query_stages,
+    panel_columns,
 };
 use crate::arch::{bulk_copy, thread, warp};
 use crate::attention::mask;
@@ -66,7 +67,6 @@ impl<
         [f32; S]: Wait,
         [f32; O]: Wait,
     {
-        let take_turns = p.take_turns != 0;
         let p = &p.forward;
         let lane = thread::thread_idx_x() % 32;
         // Lane and first row of the warp, worked out anew: registers are for the loop below.
@@ -78,7 +78,7 @@ impl<
         let mut orders = Cursor::start();
         let mut queries: Cursor<QUERY_STAGES> = Cursor::start();
         let (mut keys, mut values) = (Cursor::<STAGES>::start(), Cursor::<STAGES>::start());
-        let turns = Turns::<WARPGROUPS>::begin(warpgroup, take_turns);
+        let turns = Turns::<WARPGROUPS>::begin(warpgroup);
         let load = |stage: u32| {
             let (lane, row) = place();
             let tile = self.query(warp::uniform(stage));
@@ -125,9 +125,8 @@ impl<
             let mut softmax = OnlineSoftmax::<2>::new(p.output_f32 != 0);
             let mut tile = tiles.end - 1;
             hide(&mut scores, tile, &tiles);
-            softmax.follow::<MmaFragment, S>(&scores, scale.log2);
-            let mut probabilities: [u32; P] =
-                softmax.probabilities::<MmaFragment, E, S, P>(&mut scores, scale.log2);
+            let (mut probabilities, _) =
+                softmax.probabilities_anew::<MmaFragment, E, S, P>(&scores, scale.log2);
 
             let mut first_tile = tiles.begin;
             while tile > first_tile {
@@ -147,14 +146,15 @@ impl<
                 }
                 keys.advance();
                 hide(&mut scores, tile, &tiles);
-                let correction = softmax.follow::<MmaFragment, S>(&scores, scale.log2);
 
                 output.wait::<0>();
                 if lane == 0 {
                     self.values.release(&values);
                 }
                 values.advance();
-                probabilities = softmax.probabilities::<MmaFragment, E, S, P>(&mut scores, scale.log2);
+                let correction;
+                (probabilities, correction) =
+                    softmax.probabilities::<MmaFragment, E, S, P>(&scores, scale.log2);
                 correction.apply::<MmaFragment, O>(&mut output);
             }
             self.release_shared_queries::<A>(&queries, lane == 0);
@@ -363,7 +363,7 @@ macro_rules! entries {
                 let first = crate::parameter_address!($name);
                 let maps = Maps { q: first, k: first + 128, v: first + 256 };
                 forward::<
-                    element::$dtype, $queries, $keys, { $dim * 2 }, $warpgroups,
+                    element::$dtype, $queries, $keys, { panel_columns($dim) * 2 }, $warpgroups,
                     { forward_sm90a_query_stages($dim) }, { forward_sm90a_key_stages($dim) },
                     { query_registers($dim) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                 >(&p, maps);

@@ -79,28 +79,27 @@ impl<const CONSUMERS: u32> Recruit<CONSUMERS> {
     }
 }
 
-/// Two computing warpgroups that may take turns at the tensor cores, so that the products of one run beside
-/// the softmax of the other. Three warpgroups fill the tensor cores without an order.
+/// Two computing warpgroups that take turns at the tensor cores, so that the products of one run beside the
+/// softmax of the other. Three warpgroups fill the tensor cores without an order: nobody ever waits.
 #[derive(Clone, Copy)]
 pub struct Turns<const CONSUMERS: u32> {
     warpgroup: u32,
-    taken: bool,
 }
 
 impl<const CONSUMERS: u32> Turns<CONSUMERS> {
     const FIRST_BARRIER: u32 = 8;
+    const ARE_TAKEN: bool = CONSUMERS == 2;
 
-    /// The turns of computing warpgroup `warpgroup`; number 0 begins. Not `wanted`: nobody ever waits.
+    /// The turns of computing warpgroup `warpgroup`; number 0 begins.
     ///
     /// # Safety
     /// All threads of all computing warpgroups call it, once.
     #[inline(always)]
-    pub unsafe fn begin(warpgroup: u32, wanted: bool) -> Self {
-        let taken = CONSUMERS == 2 && wanted;
-        if taken && warpgroup == 1 {
+    pub unsafe fn begin(warpgroup: u32) -> Self {
+        if Self::ARE_TAKEN && warpgroup == 1 {
             barrier::arrive(Self::FIRST_BARRIER, 2 * WARPGROUP);
         }
-        Turns { warpgroup, taken }
+        Turns { warpgroup }
     }
 
     /// Waits for the turn.
@@ -109,7 +108,7 @@ impl<const CONSUMERS: u32> Turns<CONSUMERS> {
     /// The warpgroup calls it, and then [`Turns::pass`]; all warpgroups equally often.
     #[inline(always)]
     pub unsafe fn wait(self) {
-        if self.taken {
+        if Self::ARE_TAKEN {
             barrier::sync(Self::FIRST_BARRIER + self.warpgroup, 2 * WARPGROUP);
         }
     }
@@ -120,7 +119,7 @@ impl<const CONSUMERS: u32> Turns<CONSUMERS> {
     /// As [`Turns::wait`].
     #[inline(always)]
     pub unsafe fn pass(self) {
-        if self.taken {
+        if Self::ARE_TAKEN {
             barrier::arrive(Self::FIRST_BARRIER + 1 - self.warpgroup, 2 * WARPGROUP);
         }
     }

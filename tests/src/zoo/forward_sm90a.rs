@@ -52,17 +52,27 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("keys are released before they are multiplied")
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
-            .finding("register in flight", &["softmax.follow"]),
+            .finding("register in flight", &["softmax.probabilities"]),
         mutant("one product too few is waited for")
             .edit("wgmma.wait_group", &["output.wait::<0>();"], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)
             })
-            .finding("register in flight", &["probabilities = softmax.probabilities"]),
+            .finding("register in flight", &["softmax.probabilities"])
+            .finding("register in flight", &["correction.apply"]),
         mutant("scores are read before they are there")
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, |line| {
                 line.replacen(" 1", " 2", 1)
             })
-            .finding("register in flight", &["softmax.follow"]),
+            .finding("register in flight", &["softmax.probabilities"]),
+        Mutant::new(
+            "scores that outgrow the reference go unnoticed",
+            KERNEL,
+            Case { amplitude: 30.0, ..ragged(KERNEL) },
+        )
+        .edit("setp.ltu.f32", &["softmax.rs: outgrown |="], Which::All, |line| {
+            with_operand(line, 1, "0f7F800000") // no limit
+        })
+        .wrong("o"),
         mutant("scores start from what is left in their registers")
             .edit("setp.ne.b32 %fresh", &["start_scores"], Which::All, |line| {
                 line.replacen(".ne.", ".eq.", 1)

@@ -95,8 +95,7 @@ const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 14 * 4);
 // SAFETY: three maps of 128 bytes, a struct without padding whose size is a multiple of 8, a 64-bit
 // and two 32-bit fields: no padding.
 unsafe impl Params for ForwardHopperParams {}
-const _: () =
-    assert!(size_of::<ForwardHopperParams>() == 3 * 128 + size_of::<ForwardParams>() + 8);
+const _: () = assert!(size_of::<ForwardHopperParams>() == 3 * 128 + size_of::<ForwardParams>() + 8);
 
 // SAFETY: eight views of 32 bytes, ten 64-bit and eighteen 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}

@@ -286,8 +286,8 @@ pub struct BackwardParams {
     pub cu_seqlens_q: u64,
     /// As in [`ForwardParams`].
     pub cu_seqlens_k: u64,
-    /// Workspace: f32 `[statistics, Hq, workspace_rows]`, aligned to 16: lse (in powers of two for 16-bit
-    /// elements; `+inf` for dead rows and padding), delta, and for f16 `sum |dO|`: see
+    /// Workspace: f32 `[statistics, Hq, workspace_rows]`, aligned to 16: -lse (in powers of two for 16-bit
+    /// elements; `-inf` for dead rows and padding), delta, and for f16 `sum |dO|`: see
     /// [`backward_statistics`].
     pub statistics: u64,
     /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in

@@ -226,8 +226,8 @@ impl Lanes {
     }
 }
 
-/// Marks the words of all lanes, `COUNT` each, which are the first `WORDS`: nothing is marked and the answer is
-/// no if there is a conflict.
+/// Marks the words of all lanes, `COUNT` each, which are the first `WORDS`. If there is a conflict, nothing
+/// is marked and the answer is no.
 #[inline(always)]
 fn mark_all<const WORDS: usize, const COUNT: usize>(
     marks: &mut [Mark],

@@ -27,8 +27,8 @@ pub const fn forward_sm90a_query_stages(head_dim: u32) -> u32 {
     if head_dim == 64 { 2 } else { 1 }
 }
 
-/// Columns of a tile for kernels for Hopper: whole panels of 64. Of those beyond the head dim, which arrive as
-/// zeros, the forward multiplies none.
+/// Columns of a tile for kernels for Hopper: whole panels of 64. Of those beyond the head dim, which arrive
+/// as zeros, the forward multiplies none.
 pub const fn panel_columns(head_dim: u32) -> u32 {
     head_dim.next_multiple_of(64)
 }
@@ -38,7 +38,7 @@ pub const fn panel_columns(head_dim: u32) -> u32 {
 pub const fn forward_sm90a_key_stages(head_dim: u32) -> u32 {
     match head_dim {
         64 => 4,
-        96 | 128 => 3,
+        80 | 96 | 128 => 3,
         _ => 2,
     }
 }

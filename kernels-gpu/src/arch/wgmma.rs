@@ -355,6 +355,12 @@ macro_rules! products {
             with_56!(shared_by_shared!(scores_d160_n112, "m64n112k16" $type,), [1] [0 2]);
             with_56!(shared_by_shared!(scores_d192_n112, "m64n112k16" $type,), [1 2]);
             with_40!(shared_by_shared!(scores_d256_n80, "m64n80k16" $type,), [1 2 3]);
+            with_64!(registers_by_shared!(scores_d80_n128, "m64n128k16" $type,), 20,
+                [
+                    [64 65 66 67; 0 "%fresh"] [68 69 70 71; 2 "%running"]
+                    [72 73 74 75; 4 "%running"] [76 77 78 79; 6 "%running"]
+                ]
+                [[80 81 82 83; 0]]);
             with_64!(registers_by_shared!(scores_d96_n128, "m64n128k16" $type,), 24,
                 [
                     [64 65 66 67; 0 "%fresh"] [68 69 70 71; 2 "%running"]
@@ -370,6 +376,9 @@ macro_rules! products {
             with_32!(accumulate!(accumulate_d64_n128, "m64n64k16" $type,), 32,
                 [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]
                 [48 49 50 51; 512] [52 53 54 55; 640] [56 57 58 59; 768] [60 61 62 63; 896]);
+            with_40!(accumulate!(accumulate_d80_n128, "m64n80k16" $type,), 32,
+                [40 41 42 43; 0] [44 45 46 47; 128] [48 49 50 51; 256] [52 53 54 55; 384]
+                [56 57 58 59; 512] [60 61 62 63; 640] [64 65 66 67; 768] [68 69 70 71; 896]);
             with_48!(accumulate!(accumulate_d96_n128, "m64n96k16" $type,), 32,
                 [48 49 50 51; 0] [52 53 54 55; 128] [56 57 58 59; 256] [60 61 62 63; 384]
                 [64 65 66 67; 512] [68 69 70 71; 640] [72 73 74 75; 768] [76 77 78 79; 896]);

@@ -1,7 +1,8 @@
 //! The backward mathematics on transposed tiles: rows are keys, columns are queries.
 //!
 //! `p = 2^(c s - lse)`, `dp = v dO^T`, `ds = p (dp - delta)` (SEMANTICS section 1; FlashAttention-2,
-//! algorithm 2). lse and delta belong to columns, and stand in shared memory as two rows of f32.
+//! algorithm 2). lse and delta belong to columns, and stand in shared memory as two rows of f32: lse as its
+//! negative, which saves the instruction that would negate it.
 
 use crate::arch::{math, shared, warp};
 use crate::attention::mask;
@@ -36,7 +37,7 @@ impl TilePosition {
     }
 }
 
-/// Turns scores into probabilities. `lse` is the shared address of the columns' lse; `+inf` (a dead or
+/// Turns scores into probabilities. `lse` is the shared address of the columns' `-lse`; `-inf` (a dead or
 /// padding row) makes a column 0. lse and `scale` are in powers of two, or, with `NATURAL`, not: two
 /// instructions more per score. The scaled score is then rounded as lse was: where a query sees one key
 /// they are the same, and p is 1 exactly, however large they are.
@@ -81,9 +82,9 @@ pub unsafe fn subtract_lse<
 ) {
     each_element::<F, ROWS, N>(lane, lse, |register, value| {
         scores[register] = if NATURAL {
-            scores[register] * scale - value
+            scores[register] * scale + value
         } else {
-            math::fma(scores[register], scale, -value)
+            math::fma(scores[register], scale, value)
         };
     });
 }

@@ -76,11 +76,11 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         self.add(&sums);
     }
 
-    /// Unnormalised probabilities of a tile of scores, rounded and packed by pairs of registers (`P = N / 2`),
-    /// and what the output must be corrected by.
+    /// Unnormalised probabilities of a tile of scores, rounded and packed by pairs of registers (`P = N /
+    /// 2`), and what the output must be corrected by.
     ///
-    /// Scores are compared with nothing: if some have outgrown the reference, the sum of what a lane makes of
-    /// its own shows it. Then all is done anew with a reference that has followed.
+    /// Scores are compared with nothing: if some have outgrown the reference, the sum of what a lane makes
+    /// of its own shows it. Then all is done anew with a reference that has followed.
     ///
     /// # Safety
     /// All 32 lanes call it together.

@@ -86,7 +86,7 @@ impl<'p> DeltaRows<'p> {
             }
         }
         let workspace_row = self.workspace_row + row;
-        global::store_f32(key_block::statistics(self.p, 0, self.head, workspace_row), lse);
+        global::store_f32(key_block::statistics(self.p, 0, self.head, workspace_row), -lse);
         global::store_f32(key_block::statistics(self.p, 1, self.head, workspace_row), delta);
     }
 

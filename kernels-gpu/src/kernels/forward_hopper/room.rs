@@ -117,9 +117,9 @@ pub(super) fn may_need_repair(p: &ForwardParams) -> bool {
     p.cu_seqlens_q != 0 || !(p.scale > 0.0)
 }
 
-/// Registers of queries per thread: at head dims 96 and 128 there is room for them.
+/// Registers of queries per thread: at head dims from 80 to 128 there is room for them.
 pub(super) const fn query_registers(head_dim: u32) -> usize {
-    if matches!(head_dim, 96 | 128) { head_dim as usize / 4 } else { 0 }
+    if matches!(head_dim, 80 | 96 | 128) { head_dim as usize / 4 } else { 0 }
 }
 
 impl<

@@ -61,7 +61,8 @@ pub unsafe fn store_staged<
 /// ```
 ///
 /// # Safety
-/// All 32 lanes call it together; `target`'s rows are 16-byte aligned and its columns a multiple of 8.
+/// All 32 lanes call it together; `target`'s rows are 16-byte aligned and its columns a multiple of 8, at
+/// most `2 N`.
 #[inline(always)]
 pub unsafe fn store_exchanged<E: TensorCoreElement, const N: usize>(
     lane: u32,
@@ -76,10 +77,10 @@ pub unsafe fn store_exchanged<E: TensorCoreElement, const N: usize>(
         let row = (first_row + <MmaFragment as Fragment<2, N>>::row(lane, half)) as i32;
         let start = target.row(row).wrapping_add(16 * (lane % 4) as u64);
         let mut group = 0;
-        while group < N / 16 {
+        while group < N.div_ceil(16) {
             let word = |chunk: usize| {
                 let at = 16 * group + 4 * chunk + 2 * half;
-                E::pack(values[at], values[at + 1])
+                if at + 1 < N { E::pack(values[at], values[at + 1]) } else { 0 }
             };
             let (a, b, c, d) = (word(0), word(1), word(2), word(3));
             let left = warp::exchange(pick(odd, a, b), 1);

@@ -52,7 +52,8 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("keys are released before they are multiplied")
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
-            .finding("register in flight", &["softmax.probabilities"]),
+            .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
+            .finding("register in flight", &["mask::hide"]),
         mutant("one product too few is waited for")
             .edit("wgmma.wait_group", &["output.wait::<0>();"], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)
@@ -63,7 +64,8 @@ fn mutants() -> Vec<Mutant> {
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, |line| {
                 line.replacen(" 1", " 2", 1)
             })
-            .finding("register in flight", &["softmax.probabilities"]),
+            .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
+            .finding("register in flight", &["mask::hide"]),
         Mutant::new(
             "scores that outgrow the reference go unnoticed",
             KERNEL,

@@ -278,6 +278,15 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_that_is_not_in_the_table_has_no_regions() {
+        let known = kernels_gpu::abi::KERNELS[0];
+        assert!(!regions(&known).is_empty());
+        // As much shared memory as it likes, and what it does with it is its own affair.
+        let spec = KernelSpec { name: "program", shared_bytes: 64, ..known };
+        assert_eq!(regions(&spec), []);
+    }
+
+    #[test]
     fn what_is_no_ptx_names_the_kernel_and_the_line() {
         let spec = KernelSpec { name: "broken", ..kernels_gpu::abi::KERNELS[0] };
         let header = ".version 7.8\n.target sm_80\n.address_size 64\n";

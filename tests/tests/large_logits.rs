@@ -154,7 +154,7 @@ fn scores_that_grow_from_tile_to_tile_are_within_the_rule() {
         }
         for (row, k) in inputs.k.chunks_mut(case.head_dim).enumerate() {
             let key = row / case.key_heads % case.key_rows;
-            let place = if case.id % 3 == 0 { key } else { case.key_rows - key };
+            let place = if case.id.is_multiple_of(3) { key } else { case.key_rows - key };
             k[0] = step * place as f32;
         }
         inputs

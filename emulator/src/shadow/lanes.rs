@@ -202,7 +202,7 @@ impl Lanes {
             (0..).zip(&self.warps).map(|(new, old)| (old.meeting, new)).collect();
         for mark in &mut self.marks {
             *mark = match new.get(&mark.meeting()) {
-                Some(&meeting) => Mark(meeting << (2 * WHO_BITS) | mark.0 % (1 << (2 * WHO_BITS))),
+                Some(&meeting) => Mark::new(meeting, mark.0 >> WHO_BITS & NOBODY, mark.0 & NOBODY),
                 None => Mark::NEVER,
             };
         }

@@ -146,6 +146,8 @@ pub fn start(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy) -> Flow {
 
 /// Checks that lanes may read so many bytes, from addresses aligned to the whole copy.
 fn check_source(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u32, bytes: u32) -> Flow {
+    // Bytes that lanes one after the other read are looked at as one range: its first lane, place, length.
+    let mut run = (0, 0, 0);
     for lane in lanes(mask) {
         let view = context.environment.global.get(copy.source[lane]);
         let offset = GlobalView::offset(copy.source[lane]);
@@ -155,8 +157,12 @@ fn check_source(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u
             Ok(_) if !offset.is_multiple_of(u64::from(copy.bytes)) => Refusal::Misaligned,
             Ok(view) => {
                 let place = view.data as u64 + offset;
-                let issuer = Issuer { warp: warp.id, lane: lane as u32 };
-                context.global_copy_reads(copy.pc, issuer, place, bytes, Touch::Read);
+                if place == run.1 + u64::from(run.2) {
+                    run.2 += bytes;
+                } else {
+                    read_source(context, warp, copy, run);
+                    run = (lane, place, bytes);
+                }
                 continue;
             }
         };
@@ -171,7 +177,21 @@ fn check_source(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u
         };
         return context.refuse(at, refusal);
     }
+    read_source(context, warp, copy, run);
     Ok(())
+}
+
+/// Tells of a range of bytes that lanes from the first one on will read.
+fn read_source(
+    context: &mut Context<'_>,
+    warp: &Warp,
+    copy: &Copy,
+    (lane, place, bytes): (usize, u64, u32),
+) {
+    if bytes != 0 {
+        let issuer = Issuer { warp: warp.id, lane: lane as u32 };
+        context.global_copy_reads(copy.pc, issuer, place, bytes, Touch::Read);
+    }
 }
 
 /// Writes the bytes of some lanes, unless they have landed already.
@@ -189,7 +209,7 @@ pub fn land(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u
             let offset = GlobalView::offset(copy.source[lane]) as usize;
             // SAFETY: `start` checked that these bytes exist; the allocation outlives the launch.
             let written = unsafe {
-                view.data.add(offset).copy_to_nonoverlapping(value.as_mut_ptr(), bytes);
+                copy_few(view.data.add(offset), value.as_mut_ptr(), bytes);
                 view.all_written || view.shadow.is_written(offset, bytes)
             };
             if !written && context.checks_uninitialised() {
@@ -199,11 +219,27 @@ pub fn land(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u
         // SAFETY: the window was checked for the copy's bytes, of which there are at most 16.
         unsafe {
             let at = window.data.add(window.offsets[lane] as usize);
-            at.copy_from_nonoverlapping(value.as_ptr(), copy.bytes as usize);
+            copy_few(value.as_ptr(), at, copy.bytes as usize);
         }
     }
     copy.landed |= mask;
     Ok(())
+}
+
+/// Copies bytes that do not overlap, nearly always 16.
+///
+/// # Safety
+///
+/// So many bytes may be read and written.
+#[inline(always)]
+unsafe fn copy_few(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match bytes {
+            16 => from.copy_to_nonoverlapping(to, 16),
+            bytes => from.copy_to_nonoverlapping(to, bytes),
+        }
+    }
 }
 
 #[cold]

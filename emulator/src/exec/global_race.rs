@@ -68,11 +68,11 @@ impl<'a> Context<'a> {
             Access { actor: first + w.id, clock: race.clock(w.id), pc: w.pc, strong: how.strong };
         let number = launch.number(access);
         let mut found = None;
-        window.runs(bytes, 1, |lane, offset, bytes| {
+        for (lane, offset, bytes) in window.runs(bytes, 1) {
             let covers = |other: Access| race.covers(w.id, first, other);
             let met = launch.access(window.data as u64 + offset, bytes, number, touch, covers);
             found = found.or(met.map(|met| (lane, met)));
-        });
+        }
         if how.strong && touch == Touch::Write {
             let mut last = None;
             for lane in lanes(window.mask) {

@@ -4,7 +4,6 @@ use super::bulk::{Issuer, Transfer};
 use super::context::Context;
 use super::global_race::Strength;
 use super::mbarrier::MBARRIER_BYTES;
-use super::registers::lanes;
 use super::warp::Warp;
 use super::window::Window;
 use crate::memory::{SHARED_BASE, Space};
@@ -85,31 +84,7 @@ impl Context<'_> {
             self.race_strong(w.id);
             return false;
         }
-        self.race_access_slowly(w, window, bytes, touch == Touch::Write)
-    }
-
-    #[inline(never)]
-    fn race_access_slowly(&mut self, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
-        let Some(race) = &mut self.race else { return false };
-        race.pc = w.pc;
-        let mut found = None;
-        window.runs(bytes, WORD, |lane, offset, bytes| {
-            let conflict = race.generic(w.id, offset as u32, bytes, store);
-            found = found.or(conflict.map(|conflict| (lane, conflict)));
-        });
-        let words = Words {
-            offsets: &window.offsets,
-            lanes: window.mask,
-            count: bytes / WORD,
-            contiguous: window.is_contiguous(bytes),
-        };
-        let between_lanes = race.lanes.access(w.id, words, store);
-        if let Some((lane, conflict)) = found {
-            self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
-        } else if let Some(conflict) = between_lanes {
-            self.race_report_lanes(w, conflict);
-        }
-        found.is_some() || between_lanes.is_some()
+        (self.environment.families.race_lanes)(self, w, window, bytes, touch == Touch::Write)
     }
 
     #[cold]
@@ -144,22 +119,14 @@ impl Context<'_> {
 
     /// Lanes begin a `cp.async`.
     pub fn race_copy_begins(&mut self, w: &Warp, window: &Window, bytes: u32) {
-        let Some(race) = &mut self.race else { return };
-        race.pc = w.pc;
-        let mut found = None;
-        for lane in lanes(window.mask) {
-            let conflict = race.copy_begins(w.id, window.offsets[lane] as u32, bytes);
-            found = found.or(conflict.map(|conflict| (lane, conflict)));
-        }
-        if let Some((lane, conflict)) = found {
-            self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
-        }
+        (self.environment.families.race_copies)(self, w, window, bytes);
     }
 
     /// Lanes have waited for a `cp.async`.
     pub fn race_copy_ends(&mut self, w: &Warp, window: &Window, bytes: u32) {
         if let Some(race) = &mut self.race {
-            lanes(window.mask).for_each(|lane| race.copy_ends(w.id, window.offsets[lane] as u32, bytes));
+            let runs = window.runs(bytes, WORD);
+            runs.for_each(|(_, offset, bytes)| race.copy_ends(w.id, offset as u32, bytes));
         }
     }
 
@@ -214,7 +181,7 @@ impl Context<'_> {
         let Some(race) = &mut self.race else { return };
         race.pc = w.pc;
         let offset = address - SHARED_BASE;
-        let conflict = race.generic(w.id, offset, MBARRIER_BYTES, true);
+        let conflict = race.access(w.id, offset, MBARRIER_BYTES, true);
         race.mbarrier_begins(w.id, address, offset, MBARRIER_BYTES);
         self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
     }
@@ -225,7 +192,7 @@ impl Context<'_> {
         race.pc = w.pc;
         let offset = address - SHARED_BASE;
         race.mbarrier_ends(offset, MBARRIER_BYTES);
-        let conflict = race.generic(w.id, offset, MBARRIER_BYTES, true);
+        let conflict = race.access(w.id, offset, MBARRIER_BYTES, true);
         self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
     }
 
@@ -265,14 +232,9 @@ impl Context<'_> {
         }
     }
 
-    /// A multiplication will read its operands.
-    pub fn race_wgmma_reads(&mut self, w: &Warp, left: Option<usize>, right: usize, group: u32) {
-        let Some(race) = &mut self.race else { return };
-        race.pc = w.pc;
-        let tiles = &self.tiles;
-        let conflict = race.pieces(w.id, group, &tiles.get(right).pieces);
-        let left = left.and_then(|place| race.pieces(w.id, group, &tiles.get(place).pieces));
-        self.race_report(At { pc: w.pc, warp: w.id, lane: 0 }, conflict.or(left));
+    /// A multiplication will read an operand, by its place among the tiles.
+    pub fn race_operand(&mut self, w: &Warp, place: usize, group: u32) {
+        (self.environment.families.race_operand)(self, w, place, group);
     }
 
     /// A warp has waited for its multiplications up to a group.
@@ -288,4 +250,55 @@ impl Context<'_> {
             race.proxy_fence(warp);
         }
     }
+}
+
+/// Lanes access so many bytes each; whether there was a conflict.
+#[inline(always)]
+pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
+    let Some(race) = &mut c.race else { return false };
+    race.pc = w.pc;
+    let mut found = None;
+    let mut sweep = race.accesses(w.id, bytes, store);
+    for (lane, offset, bytes) in window.runs(bytes, WORD) {
+        let conflict = race.sweep(&mut sweep, offset as u32, bytes);
+        found = found.or(conflict.map(|conflict| (lane, conflict)));
+    }
+    let words = Words {
+        offsets: &window.offsets,
+        lanes: window.mask,
+        count: bytes / WORD,
+        contiguous: window.is_contiguous(bytes),
+    };
+    let between_lanes = race.lanes.access(w.id, words, store);
+    if let Some((lane, conflict)) = found {
+        c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+    } else if let Some(conflict) = between_lanes {
+        c.race_report_lanes(w, conflict);
+    }
+    found.is_some() || between_lanes.is_some()
+}
+
+/// Lanes begin a `cp.async` of so many bytes each.
+#[inline(always)]
+pub fn copies_begin(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) {
+    let Some(race) = &mut c.race else { return };
+    race.pc = w.pc;
+    let mut found = None;
+    let mut sweep = race.copies(w.id, bytes);
+    for (lane, offset, bytes) in window.runs(bytes, WORD) {
+        let conflict = race.sweep(&mut sweep, offset as u32, bytes);
+        found = found.or(conflict.map(|conflict| (lane, conflict)));
+    }
+    if let Some((lane, conflict)) = found {
+        c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+    }
+}
+
+/// A multiplication will read an operand.
+#[inline(always)]
+pub fn operand_is_read(c: &mut Context<'_>, w: &Warp, place: usize, group: u32) {
+    let Some(race) = &mut c.race else { return };
+    race.pc = w.pc;
+    let conflict = race.pieces(w.id, group, &c.tiles.get(place).pieces);
+    c.race_report(At { pc: w.pc, warp: w.id, lane: 0 }, conflict);
 }

@@ -1,18 +1,20 @@
-//! One table of instruction families per kind of CPU.
+//! One table of instruction families, and of the checks that cost most, per kind of CPU.
 //!
-//! The families are plain Rust loops. They are compiled twice: portably, and with AVX2 and FMA, where a
+//! They are plain Rust loops. They are compiled twice: portably, and with AVX2 and FMA, where a
 //! fused multiply-add is one instruction instead of a library call. The table is chosen once per
 //! launch.
 
 use super::context::{Context, Flow};
 use super::ops;
+use super::race;
 use super::registers::Registers;
 use super::warp::Warp;
 use super::wgmma::{self, Pending};
+use super::window::Window;
 use crate::isa::{CompareType, FloatOp, Instruction, IntegerOp, MatrixOp, Op};
 use crate::memory::Space;
 
-/// The instruction families of which a faster version exists.
+/// The instruction families and checks of which a faster version exists.
 pub struct Families {
     pub integer16: fn(&mut Registers, &Instruction, u32, IntegerOp),
     pub integer32: fn(&mut Registers, &Instruction, u32, IntegerOp),
@@ -26,6 +28,9 @@ pub struct Families {
     pub store: fn(&mut Context<'_>, &mut Warp, &Instruction, u32, Space) -> Flow,
     pub wgmma: fn(&mut Context<'_>, &mut Warp, &Pending),
     pub matrix: fn(&mut Context<'_>, &mut Warp, &Instruction, u32, MatrixOp) -> Flow,
+    pub race_lanes: fn(&mut Context<'_>, &Warp, &Window, u32, bool) -> bool,
+    pub race_copies: fn(&mut Context<'_>, &Warp, &Window, u32),
+    pub race_operand: fn(&mut Context<'_>, &Warp, usize, u32),
 }
 
 macro_rules! families {
@@ -55,6 +60,12 @@ macro_rules! families {
                 (c: &mut Context<'_>, w: &mut Warp, pending: &Pending) -> ()),
             matrix: $wrap!(ops::matrix::run,
                 (c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: MatrixOp) -> Flow),
+            race_lanes: $wrap!(race::lanes_access,
+                (c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool),
+            race_copies: $wrap!(race::copies_begin,
+                (c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) -> ()),
+            race_operand: $wrap!(race::operand_is_read,
+                (c: &mut Context<'_>, w: &Warp, place: usize, group: u32) -> ()),
         }
     };
 }

@@ -250,6 +250,37 @@ fn refuse(
     context.refuse(at, refusal)
 }
 
+/// What [`Window::runs`] returns.
+pub struct Runs<'a> {
+    offsets: &'a Addresses,
+    rest: u32,
+    size: u64,
+    grows: bool,
+}
+
+impl Iterator for Runs<'_> {
+    type Item = (usize, u64, u32);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut rest = lanes(self.rest);
+        let first = rest.next()?;
+        let start = self.offsets[first];
+        let mut end = start + self.size;
+        self.rest &= self.rest - 1;
+        for lane in rest {
+            let offset = self.offsets[lane];
+            if offset == end && self.grows {
+                end += self.size;
+            } else if offset + self.size != end {
+                break;
+            }
+            self.rest &= self.rest - 1;
+        }
+        Some((first, start, (end - start) as u32))
+    }
+}
+
 impl Window {
     /// Nothing yet.
     #[inline(always)]
@@ -278,21 +309,9 @@ impl Window {
     /// Ranges that the lanes access: first lane, offset and bytes. Whole units that follow on each other are
     /// one range, and lanes that access what the lane before does are left out.
     #[inline(always)]
-    pub fn runs(&self, bytes: u32, unit: u32, mut f: impl FnMut(usize, u64, u32)) {
-        let size = u64::from(bytes);
-        let mut lanes = lanes(self.mask);
-        let Some(mut first) = lanes.next() else { return };
-        let mut end = self.offsets[first] + size;
-        for lane in lanes {
-            let offset = self.offsets[lane];
-            if offset == end && bytes.is_multiple_of(unit) {
-                end += size;
-            } else if offset + size != end {
-                f(first, self.offsets[first], (end - self.offsets[first]) as u32);
-                (first, end) = (lane, offset + size);
-            }
-        }
-        f(first, self.offsets[first], (end - self.offsets[first]) as u32);
+    pub fn runs(&self, bytes: u32, unit: u32) -> Runs<'_> {
+        let (size, grows) = (u64::from(bytes), bytes.is_multiple_of(unit));
+        Runs { offsets: &self.offsets, rest: self.mask, size, grows }
     }
 
     /// Reports the first lane that reads bytes which nothing wrote, or which a copy is yet to write.

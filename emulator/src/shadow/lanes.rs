@@ -137,26 +137,26 @@ impl Lanes {
     }
 
     /// An instruction of a warp.
+    #[inline(always)]
     pub fn access(&mut self, warp: u32, words: Words<'_>, write: bool) -> Option<LaneConflict> {
         let since = &mut self.warps[warp as usize];
         since.arrived = false;
         since.apart |= words.lanes;
         let meeting = since.meeting;
-        if words.contiguous {
-            let first = words.offsets[0] as usize / 4;
-            let done = self.marks.get_mut(first..).is_some_and(|marks| match words.count {
-                1 => mark_all::<32, 1>(marks, meeting, write),
-                2 => mark_all::<64, 2>(marks, meeting, write),
-                4 => mark_all::<128, 4>(marks, meeting, write),
-                _ => false,
-            });
-            if done {
-                return None;
-            }
+        let done = match words.count {
+            0 => true,
+            1 => mark_all::<32, 1>(&mut self.marks, meeting, words, write),
+            2 => mark_all::<64, 2>(&mut self.marks, meeting, words, write),
+            4 => mark_all::<128, 4>(&mut self.marks, meeting, words, write),
+            _ => false,
+        };
+        if done {
+            return None;
         }
         self.access_slowly(meeting, words, write)
     }
 
+    #[inline(never)]
     fn access_slowly(&mut self, meeting: u32, words: Words<'_>, write: bool) -> Option<LaneConflict> {
         let len = self.marks.len();
         let range = |first: usize| first.min(len)..(first + words.count as usize).min(len);
@@ -226,27 +226,83 @@ impl Lanes {
     }
 }
 
-/// Marks the words of all lanes, `COUNT` each, which are the first `WORDS`. If there is a conflict, nothing
+/// Marks the words of all lanes, `COUNT` each. If there is a conflict, or several lanes share a word, nothing
 /// is marked and the answer is no.
 #[inline(always)]
 fn mark_all<const WORDS: usize, const COUNT: usize>(
     marks: &mut [Mark],
     meeting: u32,
+    words: Words<'_>,
     write: bool,
 ) -> bool {
-    let Some(marks) = marks.first_chunk_mut::<WORDS>() else { return false };
+    let places = words.offsets.map(|offset| offset as usize / 4);
+    if words.contiguous {
+        let marks = marks.get_mut(places[0]..).and_then(|marks| marks.first_chunk_mut::<WORDS>());
+        let Some(marks) = marks else { return false };
+        let (after, conflict) = after_all::<WORDS, COUNT>(marks, meeting, write);
+        if !conflict {
+            *marks = after;
+        }
+        return !conflict;
+    }
+    if words.lanes != !0 || places.iter().any(|place| place + COUNT > marks.len()) {
+        return false;
+    }
+    let before = gather::<WORDS, COUNT>(marks, &places);
+    let (after, conflict) = after_all::<WORDS, COUNT>(&before, meeting, write);
+    if conflict {
+        return false;
+    }
+    scatter::<WORDS, COUNT>(marks, &places, &after);
+    let alone = gather::<WORDS, COUNT>(marks, &places) == after;
+    if !alone {
+        scatter::<WORDS, COUNT>(marks, &places, &before);
+    }
+    alone
+}
+
+/// `COUNT` marks of each place.
+#[inline(always)]
+fn gather<const WORDS: usize, const COUNT: usize>(
+    marks: &[Mark],
+    places: &[usize; LANES],
+) -> [Mark; WORDS] {
+    let mut all = [Mark::NEVER; WORDS];
+    for (chunk, &place) in all.as_chunks_mut::<COUNT>().0.iter_mut().zip(places) {
+        chunk.copy_from_slice(&marks[place..place + COUNT]);
+    }
+    all
+}
+
+/// The other way round. Where places have marks in common, those of the last remain.
+#[inline(always)]
+fn scatter<const WORDS: usize, const COUNT: usize>(
+    marks: &mut [Mark],
+    places: &[usize; LANES],
+    all: &[Mark; WORDS],
+) {
+    for (chunk, &place) in all.as_chunks::<COUNT>().0.iter().zip(places) {
+        marks[place..place + COUNT].copy_from_slice(chunk);
+    }
+}
+
+/// What becomes of the words of all lanes, `COUNT` each, if they have none in common; and whether there is
+/// a conflict.
+#[inline(always)]
+fn after_all<const WORDS: usize, const COUNT: usize>(
+    before: &[Mark; WORDS],
+    meeting: u32,
+    write: bool,
+) -> ([Mark; WORDS], bool) {
     let mut conflict = false;
     let mut after = [Mark::NEVER; WORDS];
     for word in 0..WORDS {
         let lane = (word / COUNT) as u32;
-        let (wrote, read) = marks[word].others(meeting, lane, write);
+        let (wrote, read) = before[word].others(meeting, lane, write);
         conflict |= wrote | read;
-        after[word] = marks[word].after(meeting, lane, write);
+        after[word] = before[word].after(meeting, lane, write);
     }
-    if !conflict {
-        *marks = after;
-    }
-    !conflict
+    (after, conflict)
 }
 
 #[cfg(test)]
@@ -311,6 +367,30 @@ mod tests {
             assert_eq!(access(&mut lanes, 0, &[(9, 7)], 1, false), None);
             let conflict = access(&mut lanes, 0, &all(0, count), count, true);
             let expected = LaneConflict { lane: 7 / count, other: Some(9), wrote: false, offset: 28 };
+            assert_eq!(conflict, Some(expected));
+        }
+    }
+
+    #[test]
+    fn lanes_that_share_a_word_are_all_remembered() {
+        let swapped = |count| (0..32).map(|lane| (lane, (lane ^ 1) * count)).collect::<Vec<_>>();
+        let shared = |count| (0..32).map(|lane| (lane, lane / 2 * count)).collect::<Vec<_>>();
+        for count in [1, 2, 4] {
+            let mut lanes = Lanes::new(128, 1);
+            assert_eq!(access(&mut lanes, 0, &shared(count), count, false), None);
+            let conflict = access(&mut lanes, 0, &[(1, 0)], 1, true);
+            assert_eq!(conflict, Some(LaneConflict { lane: 1, other: None, wrote: false, offset: 0 }));
+            // Of one instruction no lane comes before another.
+            let mut lanes = Lanes::new(128, 1);
+            assert_eq!(access(&mut lanes, 0, &shared(count), count, true), None);
+            let conflict = access(&mut lanes, 0, &[(1, 0)], 1, false);
+            assert_eq!(conflict, Some(LaneConflict { lane: 1, other: None, wrote: true, offset: 0 }));
+            // Apart from each other, but one for one.
+            let mut lanes = Lanes::new(128, 1);
+            assert_eq!(access(&mut lanes, 0, &swapped(count), count, true), None);
+            assert_eq!(access(&mut lanes, 0, &swapped(count), count, false), None);
+            let conflict = access(&mut lanes, 0, &all(0, count), count, false);
+            let expected = LaneConflict { lane: 0, other: Some(1), wrote: true, offset: 0 };
             assert_eq!(conflict, Some(expected));
         }
     }

@@ -121,19 +121,8 @@ pub struct Race {
     pub(super) strong: Vec<Strong>,
 }
 
-/// The last cell that an access met, and what becomes of it: neighbours nearly always look alike.
-struct Scan {
-    known: Cell,
-    next: Cell,
-}
-
-impl Default for Scan {
-    fn default() -> Self {
-        Scan { known: Cell { write: u32::MAX, reads: u32::MAX }, next: Cell::default() }
-    }
-}
-
 /// How one access looks at the cells.
+#[derive(Clone, Copy)]
 struct Look {
     epoch: u32,
     write: bool,
@@ -142,6 +131,22 @@ struct Look {
     partial: bool,
     /// Actors below this number are warps.
     warps: u32,
+}
+
+/// An instruction of a warp that accesses one range after the other.
+pub struct Sweep {
+    warp: u32,
+    look: Look,
+    /// The last cell that it met, and what becomes of it: neighbours nearly always look alike.
+    known: Cell,
+    next: Cell,
+}
+
+impl Sweep {
+    fn new(warp: u32, look: Look) -> Self {
+        let known = Cell { write: u32::MAX, reads: u32::MAX };
+        Sweep { warp, look, known, next: Cell::default() }
+    }
 }
 
 impl Race {
@@ -168,8 +173,9 @@ impl Race {
             race.number(Actor::Warp(warp));
             race.warps[warp as usize].threads.raise(warp as usize, 1);
         }
-        for warp in 0..warps {
-            race.number(Actor::Wgmma(warp));
+        // The numbers of these two are computed elsewhere.
+        for actor in (0..warps).map(Actor::Wgmma).chain((0..warps).map(Actor::Copy)) {
+            race.number(actor);
         }
         race
     }
@@ -192,26 +198,35 @@ impl Race {
         (number as u32) << CLOCK_BITS | clock.min(CLOCK)
     }
 
-    /// An access of a warp's threads.
+    /// Accesses of a warp's threads, of so many bytes each.
     #[inline(always)]
-    pub fn generic(&mut self, warp: u32, offset: u32, bytes: u32, write: bool) -> Option<Conflict> {
+    pub fn accesses(&self, warp: u32, bytes: u32, write: bool) -> Sweep {
         let epoch = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
-        let warps = self.warps.len() as u32;
-        let look = Look { epoch, write, asynchronous: false, partial: bytes < WORD, warps };
-        self.scan(&mut Scan::default(), warp, &look, offset, bytes)
+        let (warps, partial) = (self.warps.len() as u32, bytes < WORD);
+        Sweep::new(warp, Look { epoch, write, asynchronous: false, partial, warps })
     }
 
-    /// A `cp.async` of a warp will write. Nobody else may come near before it has been waited for.
-    pub fn copy_begins(&mut self, warp: u32, offset: u32, bytes: u32) -> Option<Conflict> {
-        let epoch = Race::epoch(self.number(Actor::Copy(warp)), CLOCK);
-        let warps = self.warps.len() as u32;
-        let look = Look { epoch, write: true, asynchronous: false, partial: bytes < WORD, warps };
-        self.scan(&mut Scan::default(), warp, &look, offset, bytes)
+    /// One access of a warp's threads.
+    pub fn access(&mut self, warp: u32, offset: u32, bytes: u32, write: bool) -> Option<Conflict> {
+        self.sweep(&mut self.accesses(warp, bytes, write), offset, bytes)
+    }
+
+    /// The epoch of a warp's copies that have not been waited for.
+    fn copying(&self, warp: u32) -> u32 {
+        Race::epoch(2 * self.warps.len() + warp as usize, CLOCK)
+    }
+
+    /// The `cp.async` copies of a warp that begin, and will write so many bytes each. Nobody else may come
+    /// near before they have been waited for.
+    pub fn copies(&self, warp: u32, bytes: u32) -> Sweep {
+        let (warps, partial) = (self.warps.len() as u32, bytes < WORD);
+        let epoch = self.copying(warp);
+        Sweep::new(warp, Look { epoch, write: true, asynchronous: false, partial, warps })
     }
 
     /// It has been waited for: now it is as if the warp had written itself.
     pub fn copy_ends(&mut self, warp: u32, offset: u32, bytes: u32) {
-        let begun = Race::epoch(self.number(Actor::Copy(warp)), CLOCK);
+        let begun = self.copying(warp);
         let write = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
         let (first, end) = ((offset / WORD) as usize, (offset + bytes).div_ceil(WORD) as usize);
         for cell in self.cells[first..end].iter_mut().filter(|cell| cell.write == begun) {
@@ -234,72 +249,76 @@ impl Race {
     ) -> Option<Conflict> {
         let epoch = Race::epoch(self.number(actor), clock);
         let look = Look { epoch, write, asynchronous: true, partial: false, warps: 0 };
-        self.scan(&mut Scan::default(), warp, &look, offset, bytes)
+        self.sweep(&mut Sweep::new(warp, look), offset, bytes)
     }
 
     /// Reads of pieces, by their addresses, by a multiplication of a warp.
+    #[inline(always)]
     pub fn pieces(&mut self, warp: u32, group: u32, pieces: &[u32]) -> Option<Conflict> {
         let number = self.warps.len() + warp as usize;
         let epoch = Race::epoch(number, group);
-        let mut found = None;
-        let mut scan = Scan::default();
         let look = Look { epoch, write: false, asynchronous: true, partial: false, warps: 0 };
+        let mut sweep = Sweep::new(warp, look);
+        let mut found = None;
         for &piece in pieces {
-            let offset = piece - SHARED_BASE;
-            let cells = &mut self.cells[(offset / WORD) as usize..][..(PIECE / WORD) as usize];
-            if cells.iter().fold(0, |all, cell| all | cell.differs(scan.known)) == 0 {
-                cells.fill(scan.next);
-                let place = Place { epoch, pc: self.pc };
-                self.readers[(offset / WORD) as usize..][..(PIECE / WORD) as usize].fill(place);
-                continue;
-            }
-            let conflict = self.scan(&mut scan, warp, &look, offset, PIECE);
+            let word = (piece - SHARED_BASE) / WORD;
+            let conflict = self.sweep_words(&mut sweep, word as usize, (PIECE / WORD) as usize);
             found = found.or(conflict);
         }
         found
     }
 
+    /// The next range of an instruction.
     #[inline(always)]
-    fn scan(
-        &mut self,
-        scan: &mut Scan,
-        warp: u32,
-        look: &Look,
-        offset: u32,
-        bytes: u32,
-    ) -> Option<Conflict> {
-        let Race { cells, reads, warps, .. } = self;
-        let view = &warps[warp as usize];
+    pub fn sweep(&mut self, sweep: &mut Sweep, offset: u32, bytes: u32) -> Option<Conflict> {
         let first = (offset / WORD) as usize;
         let last = ((offset + bytes.max(1) - 1) / WORD) as usize;
-        let mut bad = None;
-        for (index, cell) in cells[first..=last].iter_mut().enumerate() {
-            if *cell != scan.known {
-                let known = *cell;
-                scan.known = known;
-                if bad.is_none() {
-                    bad = check(reads, view, look, known).map(|found| (index, found));
-                }
-                scan.next = if look.write {
-                    Cell { write: look.epoch, reads: 0 }
-                } else {
-                    Cell { write: known.write, reads: reads.add(known.reads, look.epoch) }
-                };
-            }
-            *cell = scan.next;
+        self.sweep_words(sweep, first, last + 1 - first)
+    }
+
+    #[inline(always)]
+    fn sweep_words(&mut self, sweep: &mut Sweep, first: usize, count: usize) -> Option<Conflict> {
+        let mut found = None;
+        if self.cells[first] != sweep.known {
+            found = self.meet(sweep, first);
         }
-        let other =
-            bad.map(|(index, found)| (index, found, self.pc_of(first + index, found.0, found.1)));
-        let places = if look.write { &mut self.writers } else { &mut self.readers };
-        places[first..=last].fill(Place { epoch: look.epoch, pc: self.pc });
-        let (index, (epoch, wrote, fenceless), other_pc) = other?;
+        let cells = &mut self.cells[first..][..count];
+        if are_all(cells, sweep.known) {
+            fill(cells, sweep.next);
+        } else {
+            for word in first..first + count {
+                if self.cells[word] != sweep.known {
+                    let conflict = self.meet(sweep, word);
+                    found = found.or(conflict);
+                }
+                self.cells[word] = sweep.next;
+            }
+        }
+        let places = if sweep.look.write { &mut self.writers } else { &mut self.readers };
+        fill(&mut places[first..][..count], Place { epoch: sweep.look.epoch, pc: self.pc });
+        found
+    }
+
+    /// An instruction meets a cell that is not like the one before.
+    #[inline(never)]
+    fn meet(&mut self, sweep: &mut Sweep, word: usize) -> Option<Conflict> {
+        let Sweep { warp, look, known, next } = sweep;
+        let cell = self.cells[word];
+        *known = cell;
+        *next = if look.write {
+            Cell { write: look.epoch, reads: 0 }
+        } else {
+            Cell { write: cell.write, reads: self.reads.add(cell.reads, look.epoch) }
+        };
+        let view = &self.warps[*warp as usize];
+        let (epoch, wrote, fenceless) = check(&self.reads, view, look, cell)?;
         let actor = |epoch: u32| self.actors[(epoch >> CLOCK_BITS) as usize];
         Some(Conflict {
             own: actor(look.epoch),
             other: actor(epoch),
             wrote,
-            other_pc,
-            offset: (first + index) as u32 * WORD,
+            other_pc: self.pc_of(word, epoch, wrote),
+            offset: word as u32 * WORD,
             fenceless: fenceless || matches!(actor(epoch), Actor::Mbarrier(_)),
         })
     }
@@ -423,6 +442,22 @@ impl Race {
         self.cells[first..end].fill(cell);
         self.writers[first..end].fill(Place { epoch: cell.write, pc: self.pc });
     }
+}
+
+/// Whether these cells look alike, as they nearly always do.
+#[inline(always)]
+fn are_all(cells: &[Cell], known: Cell) -> bool {
+    let (chunks, rest) = cells.as_chunks::<4>();
+    let differs = |cells: &[Cell]| cells.iter().fold(0, |all, cell| all | cell.differs(known));
+    chunks.iter().fold(0, |all, chunk| all | differs(chunk)) | differs(rest) == 0
+}
+
+/// Fills what is mostly four, or a multiple of it.
+#[inline(always)]
+fn fill<T: Copy>(all: &mut [T], value: T) {
+    let (chunks, rest) = all.as_chunks_mut();
+    chunks.fill([value; 4]);
+    rest.fill(value);
 }
 
 /// What an access meets in a word: an epoch, whether it wrote, and whether only the fence is missing.

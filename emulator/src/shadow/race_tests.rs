@@ -9,38 +9,38 @@ fn two_warps() -> Race {
 #[test]
 fn a_barrier_orders_what_was_before_with_what_comes_after() {
     let mut race = two_warps();
-    assert!(race.generic(0, 0, 4, true).is_none());
-    let conflict = race.generic(1, 0, 4, false).expect("nothing orders them");
+    assert!(race.access(0, 0, 4, true).is_none());
+    let conflict = race.access(1, 0, 4, false).expect("nothing orders them");
     assert_eq!((conflict.own, conflict.other, conflict.wrote), (Actor::Warp(1), Actor::Warp(0), true));
     (0..2).for_each(|warp| race.release_to_barrier(warp, 0));
     race.acquire_from_barrier(&[0, 1], 0);
-    assert!(race.generic(1, 0, 4, false).is_none());
+    assert!(race.access(1, 0, 4, false).is_none());
     // The read of the other warp is behind the barrier, and so is this write.
-    let conflict = race.generic(0, 0, 4, true).expect("nothing orders them");
+    let conflict = race.access(0, 0, 4, true).expect("nothing orders them");
     assert!(!conflict.wrote);
 }
 
 #[test]
 fn parts_of_a_word_belong_to_different_warps() {
     let mut race = two_warps();
-    assert!(race.generic(0, 0, 2, true).is_none());
-    assert!(race.generic(1, 2, 2, true).is_none());
-    assert!(race.generic(0, 0, 4, false).is_some());
+    assert!(race.access(0, 0, 2, true).is_none());
+    assert!(race.access(1, 2, 2, true).is_none());
+    assert!(race.access(0, 0, 4, false).is_some());
 }
 
 #[test]
 fn the_proxy_sees_what_a_fence_showed_it() {
     let mut race = two_warps();
-    race.generic(0, 0, 16, true);
+    race.access(0, 0, 16, true);
     let store = |race: &mut Race| race.asynchronous(0, Actor::Store(0, 0), 1, 0, 16, false);
     assert!(store(&mut race).is_some_and(|conflict| conflict.fenceless));
     race.proxy_fence(0);
     assert!(store(&mut race).is_none());
     // What is written after the fence is not covered by it; and the store is still reading.
-    let conflict = race.generic(0, 0, 4, true).expect("the store has not been waited for");
+    let conflict = race.access(0, 0, 4, true).expect("the store has not been waited for");
     assert_eq!(conflict.other, Actor::Store(0, 0));
     race.complete(0, Actor::Store(0, 0), 1);
-    assert!(race.generic(0, 4, 4, true).is_none());
+    assert!(race.access(0, 4, 4, true).is_none());
     assert!(store(&mut race).is_some_and(|conflict| conflict.fenceless));
 }
 
@@ -48,9 +48,9 @@ fn the_proxy_sees_what_a_fence_showed_it() {
 fn a_load_is_known_to_those_who_saw_its_phase() {
     let mut race = two_warps();
     assert!(race.asynchronous(0, Actor::Load(2048), 1, 0, 64, true).is_none());
-    assert!(race.generic(1, 60, 4, false).is_some_and(|conflict| conflict.other == Actor::Load(2048)));
+    assert!(race.access(1, 60, 4, false).is_some_and(|conflict| conflict.other == Actor::Load(2048)));
     race.acquire_from_mbarrier(1, 2048, 1);
-    assert!(race.generic(1, 60, 4, false).is_none());
+    assert!(race.access(1, 60, 4, false).is_none());
     // The next load into the same bytes must come after that read.
     assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_some());
     race.release_to_mbarrier(1, !0, 4096);
@@ -62,8 +62,8 @@ fn a_load_is_known_to_those_who_saw_its_phase() {
 fn bytes_of_a_barrier_are_nobodys() {
     let mut race = two_warps();
     race.mbarrier_begins(0, 1032, 8, 8);
-    assert!(race.generic(0, 12, 4, false).is_some_and(|conflict| conflict.fenceless));
+    assert!(race.access(0, 12, 4, false).is_some_and(|conflict| conflict.fenceless));
     assert!(!race.mbarrier_is_known(1, 1032));
     race.mbarrier_ends(8, 8);
-    assert!(race.generic(0, 12, 4, false).is_none());
+    assert!(race.access(0, 12, 4, false).is_none());
 }

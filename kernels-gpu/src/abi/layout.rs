@@ -1,9 +1,8 @@
 //! What stands where in the dynamic shared memory of a block, by family of kernels.
 //!
-//! The backward for Hopper computes its addresses with these offsets, and the forward for Hopper asserts,
-//! where it is compiled, that its own are these. The kernels for sm_80 add up the same sizes as they go.
-//! [`KernelSpec::regions`](super::KernelSpec::regions) gives the list to the host, whose emulator holds every
-//! access of every kernel to it.
+//! The kernels for Hopper compute their addresses with these offsets; those for sm_80 add up the same sizes
+//! as they go. [`KernelSpec::regions`](super::KernelSpec::regions) gives the list to the host, whose emulator
+//! holds every access of every kernel to it.
 
 use super::regions::Regions;
 
@@ -21,24 +20,24 @@ const QUERY_STAGES: u32 = 2;
 /// Warpgroups that compute in the backward for Hopper.
 const WARPGROUPS: u32 = 2;
 
-/// Query tiles that the Hopper forward has room for: the next one is brought while one is used, unless
-/// queries are moved to registers at once (head dim 128) or there is no room.
-pub const fn forward_sm90a_query_stages(head_dim: u32) -> u32 {
-    if head_dim == 64 { 2 } else { 1 }
-}
-
 /// Columns of a tile for kernels for Hopper: whole panels of 64. Of those beyond the head dim, which arrive
 /// as zeros, the forward multiplies none.
 pub const fn panel_columns(head_dim: u32) -> u32 {
     head_dim.next_multiple_of(64)
 }
 
+/// Query tiles that the Hopper forward has room for: the next one is brought while one is used, unless
+/// queries are moved to registers at once (head dims 80 to 128) or there is no room.
+pub const fn forward_sm90a_query_stages(head_dim: u32) -> u32 {
+    if panel_columns(head_dim) == 64 { 2 } else { 1 }
+}
+
 /// Key tiles, and as many value tiles, that the Hopper forward has on their way or in use: as many as fit, up
 /// to four.
 pub const fn forward_sm90a_key_stages(head_dim: u32) -> u32 {
-    match head_dim {
+    match panel_columns(head_dim) {
         64 => 4,
-        80 | 96 | 128 => 3,
+        128 => 3,
         _ => 2,
     }
 }

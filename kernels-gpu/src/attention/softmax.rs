@@ -164,8 +164,8 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         }
     }
 
-    /// Moves the reference up to the largest scores where they
-    /// have grown by more than the slack, and scales the sum. The output is the caller's to correct.
+    /// Moves the reference up to the largest scores where they have grown by more than the slack, and scales
+    /// the sum. The output is the caller's to correct.
     ///
     /// # Safety
     /// All 32 lanes call it together.

@@ -99,10 +99,11 @@ pub fn issue(c: &mut Context<'_>, w: &mut Warp, i: &Instruction) -> Flow {
     let group = w.wgmma.open_group();
     if let Some(left) = left {
         c.region_operand(w, left, "operand A");
+        c.race_operand(w, left, group);
     }
     c.region_operand(w, right, "operand B");
+    c.race_operand(w, right, group);
     c.flight_issue(w, i, group);
-    c.race_wgmma_reads(w, left, right, group);
     w.wgmma.pending.push_back(Pending {
         pc: w.pc,
         group,

@@ -59,6 +59,23 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     const DQ_TILE_BYTES: u32 = 2 * QUERIES * ROW_BYTES;
     /// Barriers of tiles that wait for repair.
     const RAW_BARRIERS: u32 = 2 + STAGES + D_O_STAGES;
+    /// Where everything stands, from the start of dynamic shared memory. What the kernel uses fits in there.
+    const LAYOUT: BackwardHopperLayout = {
+        let all = BackwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
+        assert!(all.v == Self::KEY_BYTES && all.q - all.v == Self::KEY_BYTES);
+        assert!(all.d_o - all.q == STAGES * Self::QUERY_BYTES);
+        assert!(all.ds - all.d_o == D_O_STAGES * Self::QUERY_BYTES);
+        assert!(all.dq - all.ds == Self::DS_STAGES * Self::DS_BYTES);
+        assert!(all.statistics - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
+        assert!(all.orders - all.statistics == STAGES * STATISTICS * Self::STATISTIC_BYTES);
+        assert!(all.k_barriers - all.orders == Mailbox::BYTES);
+        assert!(all.q_barriers - all.v_barriers == Stages::<1>::BYTES);
+        assert!(all.d_o_barriers - all.q_barriers == Stages::<STAGES>::BYTES);
+        assert!(all.barriers - all.d_o_barriers == Stages::<D_O_STAGES>::BYTES);
+        let raw_bytes = Self::RAW_BARRIERS * BARRIER_BYTES;
+        assert!(all.scratch - all.barriers == WARPGROUPS * Stages::<1>::BYTES + raw_bytes);
+        all
+    };
 
     /// Bytes of dQ that a warpgroup hands over at a time.
     #[inline(always)]
@@ -231,26 +248,4 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
 #[inline(always)]
 pub(super) fn may_need_repair(p: &BackwardParams) -> bool {
     p.cu_seqlens_q != 0
-}
-
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
-{
-    /// Where everything stands, from the start of dynamic shared memory. What the kernel uses fits in there.
-    const LAYOUT: BackwardHopperLayout = {
-        let all = BackwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
-        assert!(all.v == Self::KEY_BYTES && all.q - all.v == Self::KEY_BYTES);
-        assert!(all.d_o - all.q == STAGES * Self::QUERY_BYTES);
-        assert!(all.ds - all.d_o == D_O_STAGES * Self::QUERY_BYTES);
-        assert!(all.dq - all.ds == Self::DS_STAGES * Self::DS_BYTES);
-        assert!(all.statistics - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
-        assert!(all.orders - all.statistics == STAGES * STATISTICS * Self::STATISTIC_BYTES);
-        assert!(all.k_barriers - all.orders == Mailbox::BYTES);
-        assert!(all.q_barriers - all.v_barriers == Stages::<1>::BYTES);
-        assert!(all.d_o_barriers - all.q_barriers == Stages::<STAGES>::BYTES);
-        assert!(all.barriers - all.d_o_barriers == Stages::<D_O_STAGES>::BYTES);
-        let raw_bytes = Self::RAW_BARRIERS * BARRIER_BYTES;
-        assert!(all.scratch - all.barriers == WARPGROUPS * Stages::<1>::BYTES + raw_bytes);
-        all
-    };
 }

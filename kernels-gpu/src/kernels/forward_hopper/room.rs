@@ -1,6 +1,6 @@
 //! The shared memory of a block of the Hopper forward: tiles, barriers, messages.
 
-use crate::abi::{ForwardParams, layout::ForwardHopperLayout};
+use crate::abi::{ForwardParams, layout::ForwardHopperLayout, panel_columns};
 use crate::arch::barrier::block_sync;
 use crate::arch::{mbarrier, shared, thread};
 use crate::pipeline::mailbox::Mailbox;
@@ -42,28 +42,33 @@ impl<
     /// Whether the scores of the next query tile are started before this one is done. Where queries stay in
     /// shared memory and there is room for one tile of them only, the next one comes too late for that.
     pub const LOOKS_AHEAD: bool = QUERY_STAGES > 1 || query_registers(ROW_BYTES / 2) > 0;
-    pub const KEY_BYTES: u32 = Self::LISTED_KEY_BYTES;
+    pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
+    /// Where everything stands, from the start of dynamic shared memory. What the kernel uses fits in there.
+    const LAYOUT: ForwardHopperLayout = {
+        let all = ForwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
+        assert!(all.k == QUERY_STAGES * Self::QUERY_BYTES);
+        assert!(all.v - all.k == STAGES * Self::KEY_BYTES && all.orders - all.v == all.v - all.k);
+        assert!(all.q_barriers - all.orders == Mailbox::BYTES);
+        assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
+        assert!(all.v_barriers - all.k_barriers == Stages::<STAGES>::BYTES);
+        assert!(all.raw_q - all.v_barriers == Stages::<STAGES>::BYTES);
+        assert!(all.raw_v - all.raw_q == QUERY_STAGES * BARRIER_BYTES);
+        all
+    };
 
     #[inline(always)]
     pub fn new() -> Self {
-        let q = shared::dynamic_base();
-        let k = q + QUERY_STAGES * Self::QUERY_BYTES;
-        let v = k + STAGES * Self::KEY_BYTES;
-        let orders = v + STAGES * Self::KEY_BYTES;
-        let queries = orders + Mailbox::BYTES;
-        let keys = queries + Stages::<QUERY_STAGES>::BYTES;
-        let values = keys + Stages::<STAGES>::BYTES;
-        let raw_queries = values + Stages::<STAGES>::BYTES;
+        let base = shared::dynamic_base();
         Room {
-            first_query: SharedTile { address: q },
-            first_key: SharedTile { address: k },
-            first_value: SharedTile { address: v },
-            queries: Stages::new(queries),
-            keys: Stages::new(keys),
-            values: Stages::new(values),
-            raw_queries,
-            raw_values: raw_queries + QUERY_STAGES * BARRIER_BYTES,
-            orders: Mailbox::new(orders),
+            first_query: SharedTile { address: base },
+            first_key: SharedTile { address: base + const { Self::LAYOUT.k } },
+            first_value: SharedTile { address: base + const { Self::LAYOUT.v } },
+            queries: Stages::new(base + const { Self::LAYOUT.q_barriers }),
+            keys: Stages::new(base + const { Self::LAYOUT.k_barriers }),
+            values: Stages::new(base + const { Self::LAYOUT.v_barriers }),
+            raw_queries: base + const { Self::LAYOUT.raw_q },
+            raw_values: base + const { Self::LAYOUT.raw_v },
+            orders: Mailbox::new(base + const { Self::LAYOUT.orders }),
         }
     }
 
@@ -119,29 +124,5 @@ pub(super) fn may_need_repair(p: &ForwardParams) -> bool {
 
 /// Registers of queries per thread: at head dims from 80 to 128 there is room for them.
 pub(super) const fn query_registers(head_dim: u32) -> usize {
-    if matches!(head_dim, 80 | 96 | 128) { head_dim as usize / 4 } else { 0 }
-}
-
-impl<
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const WARPGROUPS: u32,
-    const QUERY_STAGES: u32,
-    const STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
-{
-    /// Bytes of a key tile, of a kernel in which all stands as the list for the host says.
-    const LISTED_KEY_BYTES: u32 = {
-        let all = ForwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
-        let key_bytes = SharedTile::<KEYS, ROW_BYTES>::BYTES;
-        assert!(all.k == QUERY_STAGES * Self::QUERY_BYTES);
-        assert!(all.v - all.k == STAGES * key_bytes && all.orders - all.v == STAGES * key_bytes);
-        assert!(all.q_barriers - all.orders == Mailbox::BYTES);
-        assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
-        assert!(all.v_barriers - all.k_barriers == Stages::<STAGES>::BYTES);
-        assert!(all.raw_q - all.v_barriers == Stages::<STAGES>::BYTES);
-        assert!(all.raw_v - all.raw_q == QUERY_STAGES * BARRIER_BYTES);
-        key_bytes
-    };
+    if panel_columns(head_dim) == 128 { head_dim as usize / 4 } else { 0 }
 }

@@ -94,6 +94,23 @@ impl ReceivedOrder {
         TileRange { begin, full_begin, full_end, end }
     }
 
+    /// How many of the last key tiles, of `keys` keys each, none of the block's first `rows` rows sees.
+    ///
+    /// # Safety
+    /// As [`ReceivedOrder::is_end`]; the order has a key tile.
+    #[inline(always)]
+    pub unsafe fn unseen_tiles(self, p: &ForwardParams, rows: u32, keys: u32) -> u32 {
+        let tiles = self.tiles();
+        if tiles.full_end == tiles.end {
+            return 0;
+        }
+        let block = self.block(p);
+        let behind = block.first_row + rows as i32;
+        let rows = block.sequence.query_rows;
+        let last = if behind < rows { behind } else { rows } - 1;
+        block.sequence.visible.unseen_tiles(&tiles, last, keys as i32) as u32
+    }
+
     /// The query block, except for its key head and first key, which only the producer uses.
     ///
     /// # Safety

@@ -71,6 +71,14 @@ impl Visible {
         let full_end = max(max(self.end(first), 0) / keys, full_begin);
         TileRange { begin, full_begin, full_end, end }
     }
+
+    /// How many of the last tiles of a range that is not empty, `keys` keys each, no query up to `last` sees.
+    /// The first tile is never one of them.
+    #[inline(always)]
+    pub const fn unseen_tiles(&self, tiles: &TileRange, last: i32, keys: i32) -> i32 {
+        let end = ceil_div(max(self.end(last), 0), keys);
+        max(tiles.end - max(end, tiles.begin + 1), 0)
+    }
 }
 
 #[inline(always)]
@@ -161,6 +169,31 @@ mod tests {
                 }
             }
             prop_assert!(range.full_begin == range.full_end || range.full_end * TILE <= keys);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn unseen_tiles_are_all_behind_the_last_that_is_seen(
+            queries in 1..100i32, keys in 1..100i32, top_left: bool, left in side(), right in side(),
+            first in 0..100i32, rows in 1..64i32, part in 1..64i32,
+        ) {
+            let first = first % queries;
+            let last = (first + rows).min(queries) - 1;
+            let part = (first + part).min(last + 1) - 1;
+            let diagonal = if top_left { 0 } else { keys - queries };
+            let v = Visible { key_rows: keys, diagonal, left, right };
+            let range = v.tiles(first, last, TILE);
+            prop_assume!(range.begin < range.end);
+            let end = range.end - v.unseen_tiles(&range, part, TILE);
+            prop_assert!(range.begin < end && end <= range.end);
+            let seen = |tile: i32| {
+                let keys = tile * TILE..((tile + 1) * TILE).min(keys);
+                (first..=part).any(|i| keys.clone().any(|j| sees(&v, i, j)))
+            };
+            prop_assert!((end..range.end).all(|tile| !seen(tile)));
+            // No fewer than that, unless the rows see nothing, or the window is closed to the left.
+            prop_assert!(end == range.begin + 1 || left < WINDOW_OPEN || seen(end - 1));
         }
     }
 

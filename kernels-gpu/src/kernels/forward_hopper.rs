@@ -79,6 +79,8 @@ impl<
         let mut queries: Cursor<QUERY_STAGES> = Cursor::start();
         let (mut keys, mut values) = (Cursor::<STAGES>::start(), Cursor::<STAGES>::start());
         let turns = Turns::<WARPGROUPS>::begin(warpgroup);
+        // Rows of this warpgroup and those before it.
+        let rows = 64 * (warpgroup + 1);
         let load = |stage: u32| {
             let (lane, row) = place();
             let tile = self.query(warp::uniform(stage));
@@ -96,6 +98,10 @@ impl<
         }
         self.queries.wait(&queries);
         let mut q = load(queries.stage());
+        if Self::PASSES_UNSEEN {
+            let order = ReceivedOrder(self.orders.letter(&orders));
+            self.keys.pass(&mut keys, order.unseen_tiles(p, rows, KEYS), lane == 0);
+        }
         self.keys.wait(&keys);
         let mut scores = E::start_scores::<QUERIES>(&q, key(keys.stage()));
         self.release_loaded_queries::<A>(&queries, lane == 0);
@@ -124,10 +130,18 @@ impl<
             let mut output = [0.0; O];
             let mut softmax = OnlineSoftmax::<2>::new(p.output_f32 != 0);
             let mut tile = tiles.end - 1;
+            let mut unseen = 0;
+            if Self::PASSES_UNSEEN {
+                unseen = order.unseen_tiles(p, rows, KEYS);
+                tile -= unseen as i32;
+            }
             hide(&mut scores, tile, &tiles);
             let (mut probabilities, _) =
                 softmax.probabilities_anew::<MmaFragment, E, S, P>(&scores, scale.log2);
 
+            if Self::PASSES_UNSEEN {
+                self.values.pass(&mut values, unseen, lane == 0);
+            }
             let mut first_tile = tiles.begin;
             while tile > first_tile {
                 tile -= 1;
@@ -167,6 +181,10 @@ impl<
                 if more {
                     self.queries.wait(&queries);
                     q = load(queries.stage());
+                    if Self::PASSES_UNSEEN {
+                        let order = ReceivedOrder(self.orders.letter(&orders));
+                        self.keys.pass(&mut keys, order.unseen_tiles(p, rows, KEYS), lane == 0);
+                    }
                     self.keys.wait(&keys);
                 }
                 turns.wait();

@@ -135,4 +135,22 @@ impl<const COUNT: u32> Stages<COUNT> {
     pub unsafe fn release(&self, cursor: &Cursor<COUNT>) {
         mbarrier::arrive(self.empty(cursor.stage()));
     }
+
+    /// Consumer: goes past `count` stages that it has no use for; this thread releases them, or does not.
+    ///
+    /// # Safety
+    /// As [`Stages::wait`] and [`Stages::release`].
+    #[inline(always)]
+    pub unsafe fn pass(&self, cursor: &mut Cursor<COUNT>, count: u32, releases: bool) {
+        let mut left = count;
+        while left > 0 {
+            // An arrival before the stage is filled would count for the round before.
+            self.wait(cursor);
+            if releases {
+                self.release(cursor);
+            }
+            cursor.advance();
+            left -= 1;
+        }
+    }
 }

@@ -8,11 +8,18 @@ use finite_attention::Mask;
 use finite_attention::check::Case;
 
 const KERNEL: &str = "forward_bf16_d128_sm90a";
+/// Three warpgroups, which see different key tiles.
+const D64: &str = "forward_bf16_d64_sm90a";
 
 pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
+}
+
+/// Of 2,112 rows the last 700 see a key: fewer have smaller tiles.
+fn unseen(name: &'static str) -> Mutant {
+    Mutant::new(name, D64, Case { query_rows: 2112, key_rows: 700, ..ragged(D64) })
 }
 
 /// Packed sequences: tiles that end in another sequence are repaired.
@@ -50,6 +57,12 @@ fn mutants() -> Vec<Mutant> {
         mutant("keys are never released")
             .edit("mbarrier.arrive.shared", &["self.keys.release(&keys);"], Which::All, dropped)
             .finding("deadlock", &["self.keys.acquire(keys);"]),
+        unseen("keys that are passed are not released")
+            .edit("mbarrier.arrive.shared", &["self.keys.pass(&mut keys"], Which::All, dropped)
+            .finding("deadlock", &["self.keys.acquire(keys);"]),
+        unseen("values that are passed are released before they have come")
+            .edit("mbarrier.try_wait", &["self.values.pass(&mut values"], Which::All, no_wait)
+            .finding("asynchronous copy in flight", &["self.value(stage).request"]),
         mutant("keys are released before they are multiplied")
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])

@@ -190,6 +190,22 @@ fn blocks_for_hopper_stay_and_their_waves_are_of_equal_size() {
 }
 
 #[test]
+fn tiles_are_tall_where_they_waste_little() {
+    let rows = |rows: usize, mask: Mask| {
+        let layout = Layout::bshd([1, rows, 1, 64]);
+        let problem = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).with_mask(mask);
+        plan(&problem, &pointers()).kernel.query_rows
+    };
+    let causal = |count| rows(count, Mask::Causal(CausalAlignment::BottomRight));
+    assert_eq!([256, 512, 1000, 1024].map(causal), [128; 4]);
+    assert_eq!([192, 384, 768, 1025, 1536, 2048, 4096].map(causal), [192; 7]);
+    assert_eq!([128, 129, 1024].map(|count| rows(count, Mask::Full)), [128, 192, 192]);
+    let alignment = CausalAlignment::BottomRight;
+    let window = Mask::Window { left: Some(64), right: Some(0), alignment };
+    assert_eq!([1536, 2049].map(|count| rows(count, window)), [128, 192]);
+}
+
+#[test]
 fn no_keys_need_no_map() {
     let (q, kv) = (Layout::bshd([1, 5, 1, 64]), Layout::bshd([1, 0, 1, 64]));
     let problem = ForwardProblem::new(Dtype::Bf16, q, kv, kv);

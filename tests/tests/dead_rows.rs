@@ -77,5 +77,5 @@ fn dead_rows_have_no_gradients() {
         let dead = RowVisibility::of(&case).0.contains(&0);
         (dead && case.gradients.is_some()).then_some(case)
     });
-    check("dead-rows-gradients", 25, cases.extended().with_enough_rows(), right);
+    check("dead-rows-gradients", 50, cases.extended().with_enough_rows(), right);
 }

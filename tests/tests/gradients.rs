@@ -143,7 +143,7 @@ fn sequences_of_one_key_are_right() {
         }
         (case.gradients.is_some() && case.batches > 0).then_some(case)
     });
-    check("gradients-one-key", 12, cases.extended().with_enough_rows(), |device, case| {
+    check("gradients-one-key", 30, cases.extended().with_enough_rows(), |device, case| {
         let computed = right(device, case, Inputs::drawn)?;
         let gradients = computed.gradients.as_ref().ok_or("no gradients")?;
         for (name, tensor) in [("dq", &gradients.dq), ("dk", &gradients.dk)] {
@@ -198,5 +198,5 @@ fn a_grid_has_the_same_bits_in_every_run() {
 #[test]
 fn many_runs_give_the_same_bits() {
     let cases = Cases::fitted(|case| case.gradients.is_some().then_some(case)).extended();
-    check("gradients-repeat", 4, cases, |device, case| repeats_give_the_same_bits(device, case, 20));
+    check("gradients-repeat", 6, cases, |device, case| repeats_give_the_same_bits(device, case, 20));
 }

@@ -99,7 +99,7 @@ fn gradients_of_large_logits_are_finite() {
         case.gradients.as_mut()?.dtype = Dtype::F32;
         Some(case)
     });
-    check("large-logits-gradients", 20, cases.extended(), |device, case| {
+    check("large-logits-gradients", 40, cases.extended(), |device, case| {
         let mut inputs = Inputs::drawn(case);
         inputs.q.iter_mut().for_each(|q| *q *= 1000.0);
         finite(case, &run(device, case, &inputs, Surroundings::Nan)?)

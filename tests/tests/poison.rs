@@ -62,5 +62,5 @@ fn poison_around_gradients_and_packed_sequences_changes_nothing() {
         case.tight = false;
         (case.packed || case.gradients.is_some()).then_some(case)
     });
-    check("poison-gradients", 20, cases.extended(), surroundings_change_nothing);
+    check("poison-gradients", 40, cases.extended(), surroundings_change_nothing);
 }

@@ -22,7 +22,7 @@ fn cases() -> Cases {
 
 #[test]
 fn runs_give_the_same_bits() {
-    check("repeatable", 12, cases(), |device, case| {
+    check("repeatable", 24, cases(), |device, case| {
         let inputs = Inputs::drawn(case);
         let first = run(device, case, &inputs, Surroundings::Nan)?;
         for _ in 0..3 {
@@ -41,7 +41,7 @@ fn runs_give_the_same_bits() {
 #[test]
 fn schedules_give_the_same_bits() {
     let Some(arch) = emulated_arch() else { return };
-    check("repeatable-schedules", 8, cases(), |device, case| {
+    check("repeatable-schedules", 24, cases(), |device, case| {
         let inputs = Inputs::drawn(case);
         let first = run(device, case, &inputs, Surroundings::Nan)?;
         let orders = [
@@ -66,7 +66,7 @@ fn schedules_give_the_same_bits() {
 #[test]
 fn checks_change_no_bits() {
     let Some(arch) = emulated_arch() else { return };
-    check("repeatable-checks", 6, cases(), |device, case| {
+    check("repeatable-checks", 12, cases(), |device, case| {
         let inputs = Inputs::drawn(case);
         let checked = run(device, case, &inputs, Surroundings::Nan)?;
         let options = Options { checks: Checks::none(), ..Options::default() };

@@ -62,6 +62,28 @@ fn compare_and_swap_builds_a_lock() {
     }
 }
 
+/// The blocks come in the order of their numbers: the first cannot end before the last has begun.
+#[test]
+fn a_block_that_waits_for_a_later_one_lets_it_run_at_once() {
+    let body = "mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra LATER;
+         setp.ne.u32 %p1, %tid, 0; @%p1 bra MEET;
+         SPIN: ld.acquire.gpu.global.b32 %r2, [%data]; setp.ne.u32 %p1, %r2, 3; @%p1 bra SPIN;
+         MEET: bar.sync 0; bra END;
+         LATER: setp.eq.u32 %p1, %tid, 0; @%p1 red.release.gpu.global.add.u32 [%data], 1;
+         END:";
+    for (schedule, threads) in [(Schedule::Eager, 1), (Schedule::Latest, 1), (Schedule::Random(5), 3)] {
+        let memory = Memory::new();
+        let data = memory.allocate(4096);
+        memory.write(data, &[0; 4096]).unwrap();
+        let options = Options { schedule, threads, ..Options::default() };
+        let report = run_with(&kernel(body), &memory, 4, 64, 0, &data.to_le_bytes(), &options);
+        assert!(report.is_clean(), "{}", report.findings[0]);
+        if threads == 1 {
+            assert!(report.statistics.warp_instructions < 2000, "{:?}", report.statistics);
+        }
+    }
+}
+
 #[test]
 fn floats_and_64_bits() {
     let words = run_clean(

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Makes a case of the property's own kind out of any case, or refuses it.
-type Fit = Arc<dyn Fn(Case) -> Option<Case>>;
+type Fit = Arc<dyn Fn(Case) -> Option<Case> + Send + Sync>;
 
 /// Cases of the library's own generator, fitted to a property.
 ///
@@ -36,12 +36,12 @@ const MOST_TRIES: usize = 10_000;
 impl Cases {
     /// Every case that `fit` accepts, as it returns it. What `fit` returns it must accept unchanged, or
     /// shrinking is less thorough.
-    pub fn fitted(fit: impl Fn(Case) -> Option<Case> + 'static) -> Self {
+    pub fn fitted(fit: impl Fn(Case) -> Option<Case> + Send + Sync + 'static) -> Self {
         Cases { generate: case, fit: Arc::new(fit) }
     }
 
     /// Every case after `change`.
-    pub fn changed(change: impl Fn(&mut Case) + 'static) -> Self {
+    pub fn changed(change: impl Fn(&mut Case) + Send + Sync + 'static) -> Self {
         Cases::fitted(move |mut case| {
             change(&mut case);
             Some(case)

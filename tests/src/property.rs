@@ -8,6 +8,8 @@ use finite_attention::driver::emulated::Options;
 use finite_attention::{Device, KernelImages};
 use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestCaseError, TestRunner};
 use std::fs::create_dir_all;
+use std::panic::resume_unwind;
+use std::thread;
 
 /// What a property says of a case: nothing, or what is wrong.
 pub type Finding = Result<(), String>;
@@ -15,45 +17,62 @@ pub type Finding = Result<(), String>;
 /// How many times more cases a GPU gets.
 const GPU_FACTOR: u32 = 20;
 
+/// Parts of the cases that run at the same time in the emulator, each from the next seed.
+const PARTS: u32 = 4;
+
 /// Checks `property` for `count` cases of `cases` (see `FATTN_CASES`) on the device that `FATTN_DEVICE`
 /// names, in the emulator under a schedule of each case's own. Failures are kept in
 /// `proptest-regressions/<test>.txt`.
 ///
 /// # Panics
 /// If a case fails, with the smallest one that does, its schedule and the seed.
-pub fn check(test: &str, count: u32, cases: Cases, property: impl Fn(&Device, &Case) -> Finding) {
-    let device = open();
+pub fn check(test: &str, count: u32, cases: Cases, property: impl Fn(&Device, &Case) -> Finding + Sync) {
     let arch = emulated_arch();
-    let run = |Attempt { case, schedules }: Attempt| {
-        let Some(arch) = arch else { return property(&device, &case) };
-        schedules.into_iter().try_for_each(|schedule| {
-            let options = Options { schedule, ..Options::default() };
-            property(&emulated(arch, KernelImages::embedded(), options), &case)
-                .map_err(|wrong| format!("schedule {schedule:?}: {wrong}"))
-        })
-    };
-    let count = count_from_environment(count);
-    let seed = seed_from_environment();
+    let (count, seed) = (count_from_environment(count), seed_from_environment());
     eprintln!("{test}: {count} cases on {}, FATTN_SEED={seed}", name());
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/proptest-regressions");
     // Without the folder the seed is only printed, which proptest says itself.
     let _ = create_dir_all(folder);
     // One short text per test and process.
     let file: &'static str = Box::leak(format!("{folder}/{test}.txt").into_boxed_str());
-    let config = Config {
-        cases: count,
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(file))),
-        rng_seed: RngSeed::Fixed(seed),
-        max_shrink_iters: 4096,
-        max_shrink_time: 120_000, // milliseconds
-        ..Config::default()
+    // A GPU is one; in the emulator a property that takes long shall not wait for one core.
+    let parts = if arch.is_some() { PARTS.min(count) } else { 1 };
+    let run_part = |part: u32| {
+        let device = open();
+        let run = |Attempt { case, schedules }: Attempt| {
+            let Some(arch) = arch else { return property(&device, &case) };
+            schedules.into_iter().try_for_each(|schedule| {
+                let options = Options { schedule, ..Options::default() };
+                property(&emulated(arch, KernelImages::embedded(), options), &case)
+                    .map_err(|wrong| format!("schedule {schedule:?}: {wrong}"))
+            })
+        };
+        let seed = seed.wrapping_add(part.into());
+        let config = Config {
+            cases: count / parts + u32::from(part < count % parts),
+            failure_persistence: Some(Box::new(FileFailurePersistence::Direct(file))),
+            rng_seed: RngSeed::Fixed(seed),
+            max_shrink_iters: 4096,
+            max_shrink_time: 120_000, // milliseconds
+            ..Config::default()
+        };
+        let attempts = Attempts { cases: cases.clone(), scheduled: arch.is_some() };
+        let result =
+            TestRunner::new(config).run(&attempts, |attempt| run(attempt).map_err(TestCaseError::fail));
+        if let Err(error) = result {
+            panic!("{test} on {}, FATTN_SEED={seed}: {error}", name());
+        }
     };
-    let attempts = Attempts { cases, scheduled: arch.is_some() };
-    let result =
-        TestRunner::new(config).run(&attempts, |attempt| run(attempt).map_err(TestCaseError::fail));
-    if let Err(error) = result {
-        panic!("{test} on {}, FATTN_SEED={seed}: {error}", name());
+    if parts == 1 {
+        return run_part(0);
     }
+    thread::scope(|scope| {
+        let run_part = &run_part;
+        let running: Vec<_> = (0..parts).map(|part| scope.spawn(move || run_part(part))).collect();
+        for part in running {
+            part.join().unwrap_or_else(|panic| resume_unwind(panic));
+        }
+    });
 }
 
 fn count_from_environment(default: u32) -> u32 {

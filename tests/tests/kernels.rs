@@ -58,12 +58,13 @@ fn gives_way_to_hopper(kernel: &KernelSpec) -> bool {
     kernel.arch == Arch::Sm80 && KERNELS.iter().any(|other| other.arch == Arch::Sm90a && same(other))
 }
 
-#[test]
-fn every_kernel_is_run_and_right() {
+/// Every kernel for a dtype that runs on this device.
+fn are_run_and_right(dtype: Dtype) {
     let (device, launched) = recording(&open());
     let (major, minor) = device.properties().compute_capability;
     let runs_here = |kernel: &&KernelSpec| {
-        kernel.arch.runs_on(major, minor)
+        kernel.dtype == dtype
+            && kernel.arch.runs_on(major, minor)
             && !(Arch::Sm90a.runs_on(major, minor) && gives_way_to_hopper(kernel))
     };
     let failed: Vec<String> = KERNELS
@@ -85,4 +86,19 @@ fn every_kernel_is_run_and_right() {
         .filter(|name| !launched.contains(name))
         .collect();
     assert!(missing.is_empty(), "no case is planned for {missing:?}");
+}
+
+#[test]
+fn every_bf16_kernel_is_run_and_right() {
+    are_run_and_right(Dtype::Bf16);
+}
+
+#[test]
+fn every_f16_kernel_is_run_and_right() {
+    are_run_and_right(Dtype::F16);
+}
+
+#[test]
+fn every_f32_kernel_is_run_and_right() {
+    are_run_and_right(Dtype::F32);
 }

@@ -31,6 +31,8 @@ pub enum Progress {
     Done,
     /// It has had its turn, and can go on.
     Paused,
+    /// It can go on, but none of its warps does anything but ask for what others have to write.
+    Spinning,
 }
 
 /// A block in execution.
@@ -42,6 +44,8 @@ pub struct Block<'a> {
     initial: Vec<Registers>,
     /// The warp whose turn it is.
     turn: usize,
+    /// How many turns in a row only asked for what others have to write.
+    spins: usize,
     /// Events at barriers so far.
     progress: u64,
     /// How many there were when those who wait for a phase last gave up.
@@ -79,13 +83,13 @@ impl<'a> Block<'a> {
                 warp
             })
             .collect();
-        Block { context, warps, initial, turn: 0, progress: 0, given_up: None }
+        Block { context, warps, initial, turn: 0, spins: 0, progress: 0, given_up: None }
     }
 
     /// Makes it another block of the same launch.
     pub fn restart(&mut self, number: u64) {
         self.context.reset(number);
-        (self.turn, self.progress, self.given_up) = (0, 0, None);
+        (self.turn, self.spins, self.progress, self.given_up) = (0, 0, 0, None);
         let environment = self.context.environment;
         let threads = environment.threads();
         for (warp, initial) in self.warps.iter_mut().zip(&mut self.initial) {
@@ -102,6 +106,10 @@ impl<'a> Block<'a> {
             match self.step() {
                 Ok(true) => {}
                 Ok(false) | Err(Stop) => return Progress::Done,
+            }
+            if self.spins >= self.warps.len() {
+                self.spins = 0;
+                return Progress::Spinning;
             }
         }
         Progress::Paused
@@ -127,9 +135,11 @@ impl<'a> Block<'a> {
             return Err(Stop);
         };
         let turn = if random { 1 + self.context.random.below(RANDOM_TURN) } else { TURN };
-        match run(&mut self.context, &mut self.warps[warp], fragment, turn)? {
+        let event = run(&mut self.context, &mut self.warps[warp], fragment, turn)?;
+        self.spins = if event == Event::Spin { self.spins + 1 } else { 0 };
+        match event {
             // The other fragments of the warp come first, then the other warps.
-            Event::Yield => self.turn = (warp + usize::from(!random)) % self.warps.len(),
+            Event::Yield | Event::Spin => self.turn = (warp + usize::from(!random)) % self.warps.len(),
             Event::Barrier(id) => self.settle(id),
             Event::Gone => {
                 self.turn = warp;

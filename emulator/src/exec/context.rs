@@ -155,7 +155,7 @@ impl<'a> Context<'a> {
         self.bulk = BulkQueue::default();
         self.warpgroups = Warpgroups::new(self.environment.threads().div_ceil(32));
         self.tiles.clear();
-        self.race = new_race(self.environment);
+        self.race = self.race.take().map(Race::reset);
         self.random = Random::new(self.environment.options.schedule, number);
         self.findings.clear();
         self.known.clear();

@@ -27,8 +27,8 @@ const MAX_RESIDENT: usize = 64;
 
 /// Runs a kernel.
 ///
-/// Blocks run in parallel on [`Options::threads`] threads. A block that spins for long lets blocks that
-/// have not started yet run before it goes on.
+/// Blocks run in parallel on [`Options::threads`] threads. A block that asks again and again for what others
+/// have to write lets other blocks run before it goes on, and so does one that runs for long.
 ///
 /// # Errors
 ///
@@ -151,15 +151,28 @@ impl<'a> Worker<'_, 'a> {
     fn run(self) {
         let mut resident: VecDeque<(u64, Block<'a>)> = VecDeque::new();
         let mut spare: Option<Block<'a>> = None;
+        // How many of the blocks in execution did nothing but wait, one after the other. Others start if
+        // all did, or if one has run for long.
+        let mut waiting = 0;
         loop {
-            let fresh = if resident.len() < MAX_RESIDENT { self.start(&mut spare) } else { None };
+            let wanted = waiting == 0 || waiting >= resident.len();
+            let fresh =
+                if wanted && resident.len() < MAX_RESIDENT { self.start(&mut spare) } else { None };
+            if fresh.is_some() {
+                waiting = 0;
+            }
             let Some((number, mut block)) = fresh.or_else(|| resident.pop_front()) else { return };
-            match block.run(PAUSE) {
-                Progress::Paused => resident.push_back((number, block)),
-                Progress::Done => {
-                    self.collect(number, &mut block);
-                    spare = Some(block);
-                }
+            let progress = block.run(PAUSE);
+            waiting = if progress == Progress::Spinning { waiting + 1 } else { 0 };
+            if progress == Progress::Done {
+                self.collect(number, &mut block);
+                spare = Some(block);
+            } else {
+                resident.push_back((number, block));
+            }
+            if waiting > 0 {
+                // What it waits for may be the business of another thread.
+                std::thread::yield_now();
             }
         }
     }

@@ -8,9 +8,10 @@ use super::warp::Warp;
 use super::window::Window;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
+use crate::shadow::actor::Actor;
 use crate::shadow::global::Touch;
 use crate::shadow::lanes::{LaneConflict, Words};
-use crate::shadow::race::{Actor, Conflict, WORD};
+use crate::shadow::race::{Conflict, Race, Sweep, WORD};
 
 /// Where an access happens, for reports.
 #[derive(Clone, Copy)]
@@ -252,17 +253,29 @@ impl Context<'_> {
     }
 }
 
+/// What all lanes of an instruction access, so many bytes each: the first lane that met somebody, and whom.
+#[inline(always)]
+fn sweep_all(
+    race: &mut Race,
+    mut sweep: Sweep,
+    window: &Window,
+    bytes: u32,
+) -> Option<(usize, Conflict)> {
+    let mut found = None;
+    for (lane, offset, bytes) in window.runs(bytes, WORD) {
+        let conflict = race.sweep(&mut sweep, offset as u32, bytes);
+        found = found.or(conflict.map(|conflict| (lane, conflict)));
+    }
+    found
+}
+
 /// Lanes access so many bytes each; whether there was a conflict.
 #[inline(always)]
 pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
     let Some(race) = &mut c.race else { return false };
     race.pc = w.pc;
-    let mut found = None;
-    let mut sweep = race.accesses(w.id, bytes, store);
-    for (lane, offset, bytes) in window.runs(bytes, WORD) {
-        let conflict = race.sweep(&mut sweep, offset as u32, bytes);
-        found = found.or(conflict.map(|conflict| (lane, conflict)));
-    }
+    let sweep = race.accesses(w.id, bytes, store);
+    let found = sweep_all(race, sweep, window, bytes);
     let words = Words {
         offsets: &window.offsets,
         lanes: window.mask,
@@ -283,13 +296,8 @@ pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, 
 pub fn copies_begin(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) {
     let Some(race) = &mut c.race else { return };
     race.pc = w.pc;
-    let mut found = None;
-    let mut sweep = race.copies(w.id, bytes);
-    for (lane, offset, bytes) in window.runs(bytes, WORD) {
-        let conflict = race.sweep(&mut sweep, offset as u32, bytes);
-        found = found.or(conflict.map(|conflict| (lane, conflict)));
-    }
-    if let Some((lane, conflict)) = found {
+    let sweep = race.copies(w.id, bytes);
+    if let Some((lane, conflict)) = sweep_all(race, sweep, window, bytes) {
         c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
     }
 }
@@ -299,6 +307,6 @@ pub fn copies_begin(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) 
 pub fn operand_is_read(c: &mut Context<'_>, w: &Warp, place: usize, group: u32) {
     let Some(race) = &mut c.race else { return };
     race.pc = w.pc;
-    let conflict = race.pieces(w.id, group, &c.tiles.get(place).pieces);
+    let conflict = race.operand(w.id, group, &c.tiles.get(place).ranges);
     c.race_report(At { pc: w.pc, warp: w.id, lane: 0 }, conflict);
 }

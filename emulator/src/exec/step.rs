@@ -5,10 +5,10 @@ use super::barrier::{Arrival, BARRIERS, waits, weight};
 use super::context::{Context, Stop};
 use super::ops;
 use super::registers::lanes;
-use super::warp::{Fragment, State, Warp};
+use super::warp::{Fragment, SPIN, State, Warp};
 use crate::isa::{
     BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_NEGATE_GUARD, FLAG_NEGATE_SOURCE,
-    FLAG_OPTIONAL, Instruction, Op,
+    FLAG_OPTIONAL, FLAG_STRONG, Instruction, Op, ROW_SINK,
 };
 use crate::report::FindingKind;
 
@@ -17,6 +17,8 @@ use crate::report::FindingKind;
 pub enum Event {
     /// Its turn is over, or it waits for other lanes of its warp.
     Yield,
+    /// It asks again and again for what others have to write.
+    Spin,
     /// It has arrived at a barrier, which may now be complete.
     Barrier(u32),
     /// Its lanes exited or joined another fragment.
@@ -86,6 +88,9 @@ impl Runner<'_, '_> {
                 Ok(Next::Stay) => {}
                 Ok(Next::Leave(event)) => {
                     self.context.statistics.warp_instructions = done + step + 1;
+                    if event == Event::Spin {
+                        self.warp.stall(SPIN);
+                    }
                     return Ok(event);
                 }
                 Err(Stop) => {
@@ -161,14 +166,31 @@ impl Runner<'_, '_> {
         Ok(Next::Advance)
     }
 
+    /// Behind a load or an atomic operation: whoever asks in a loop lets others go on.
+    #[inline(always)]
+    fn maybe_spin(&mut self, i: &Instruction) -> Next {
+        if !i.has(FLAG_STRONG) || i.d == ROW_SINK || !self.warp.asks_again() {
+            return Next::Advance;
+        }
+        self.pc += 1;
+        self.park(State::Ready);
+        Next::Leave(Event::Spin)
+    }
+
     /// Instructions that can stop the block, wait, or need more than registers.
     fn execute_rare(&mut self, i: &Instruction, m: u32) -> Result<Next, Stop> {
         let families = self.context.environment.families;
         self.warp.pc = self.pc;
         match i.op {
-            Op::Load(space) => (families.load)(self.context, self.warp, i, m, space)?,
+            Op::Load(space) => {
+                (families.load)(self.context, self.warp, i, m, space)?;
+                return Ok(self.maybe_spin(i));
+            }
             Op::Store(space) => (families.store)(self.context, self.warp, i, m, space)?,
-            Op::Atomic(op) => ops::atomic::run(self.context, self.warp, i, m, op)?,
+            Op::Atomic(op) => {
+                ops::atomic::run(self.context, self.warp, i, m, op)?;
+                return Ok(self.maybe_spin(i));
+            }
             Op::AsyncCopy(op) => ops::async_copy::run(self.context, self.warp, i, m, op)?,
             Op::Matrix(op) => {
                 let Some(m) = self.gather(self.warp.live, m)? else {

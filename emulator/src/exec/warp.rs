@@ -87,11 +87,18 @@ pub struct Warp {
     pub pc: u32,
     /// Instructions executed while lanes waited at a meeting point.
     stalled: u64,
+    /// The strong access whose result it asked for last, and how often in a row.
+    asked: (u32, u32),
 }
 
 /// Instructions after which waiting lanes give up the others: many turns, as a turn may have begun long
 /// before anybody waited.
 const PATIENCE: u64 = 1 << 16;
+/// Instructions that a loop which waits for others counts for, each time that it is found to be one.
+pub const SPIN: u64 = PATIENCE / 8;
+
+/// How often in a row an instruction asks for what others write until it counts as a loop that waits.
+const SPINS: u32 = 32;
 
 impl Warp {
     /// A warp at the start of a kernel.
@@ -111,6 +118,7 @@ impl Warp {
             watched: None,
             pc: 0,
             stalled: 0,
+            asked: (0, 0),
         };
         warp.restart(live);
         warp
@@ -122,6 +130,7 @@ impl Warp {
         self.fragments.clear();
         self.records.clear();
         self.stalled = 0;
+        self.asked = (0, 0);
         self.copies.clear();
         self.wgmma.clear();
         if let Some(flight) = &mut self.flight {
@@ -172,6 +181,15 @@ impl Warp {
         meeting.need = 0;
         self.stalled = 0;
         Some(result)
+    }
+
+    /// Notes that the instruction being executed asks for what others may have written; whether it does so
+    /// again and again.
+    pub fn asks_again(&mut self) -> bool {
+        let (pc, times) = self.asked;
+        let times = if pc == self.pc { times + 1 } else { 1 };
+        self.asked = (self.pc, times % SPINS);
+        times == SPINS
     }
 
     /// Notes that a fragment ran for so long without ending, and lets lanes that have waited at a

@@ -1,6 +1,7 @@
 //! Vector clocks, and sets of reads: what the race shadow counts with.
 
 use super::knowledge::Knowledge;
+use foldhash::fast::FixedState;
 use std::collections::HashMap;
 
 /// Bits of an epoch's clock; the rest is the actor.
@@ -76,7 +77,7 @@ impl View {
 pub struct ReadSets {
     /// The sets; the first is empty.
     pub sets: Vec<Vec<u32>>,
-    after: HashMap<(u32, u32), u32>,
+    after: HashMap<(u32, u32), u32, FixedState>,
     recent: Vec<(u32, u32, u32)>,
 }
 
@@ -84,7 +85,7 @@ impl ReadSets {
     /// The empty set alone.
     pub fn new() -> Self {
         let recent = vec![(u32::MAX, 0, 0); RECENT];
-        ReadSets { sets: vec![Vec::new()], after: HashMap::new(), recent }
+        ReadSets { sets: vec![Vec::new()], after: HashMap::default(), recent }
     }
 
     /// The set with one read more.

@@ -12,8 +12,9 @@
 //! forgotten. Of a bulk load nothing is kept: it is a finding only if it comes second.
 
 use super::knowledge::Knowledge;
+use foldhash::fast::FixedState;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 
 /// Bytes of a word.
 const WORD: u64 = 4;
@@ -69,26 +70,7 @@ pub struct Meeting {
     pub wrote: bool,
 }
 
-/// A hash of addresses: they differ in their middle bits.
-#[derive(Default)]
-pub struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(self.0 ^ u64::from(byte)));
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 ^= self.0 >> 32;
-    }
-}
-
-type AddressMap<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
+type AddressMap<T> = HashMap<u64, T, FixedState>;
 
 /// What a launch knows of global memory. Addresses are those of the emulator's own memory.
 #[derive(Debug)]
@@ -144,27 +126,18 @@ impl GlobalRace {
         }
         let step = Step { accesses: &self.accesses, number, touch, covers };
         let mut found = None;
-        let end = address + u64::from(bytes);
-        let mut word = address / WORD;
         // Neighbours nearly always look alike.
-        let (mut last, mut next) = (None, Cell::default());
-        while word * WORD < end {
-            let page_end = (word / PAGE_WORDS as u64 + 1) * PAGE_WORDS as u64;
-            let page = self.pages.entry(word / PAGE_WORDS as u64);
-            let page = page.or_insert_with(|| Box::new([Cell::default(); PAGE_WORDS]));
-            while word < page_end && word * WORD < end {
-                let (from, to) =
-                    (address.max(word * WORD) % WORD, end.min((word + 1) * WORD) - word * WORD);
-                let mask = (1u32 << to) - (1 << from);
-                let cell = &mut page[(word % PAGE_WORDS as u64) as usize];
-                if last != Some((*cell, mask)) {
-                    last = Some((*cell, mask));
-                    next = *cell;
-                    let met = step.run(&mut next, mask);
-                    found = found.or(met);
-                }
-                *cell = next;
-                word += 1;
+        let mut known = None;
+        for (mut words, bytes) in parts(address, bytes) {
+            while !words.is_empty() {
+                let page = words.start / PAGE_WORDS as u64;
+                let first = (words.start % PAGE_WORDS as u64) as usize;
+                let count = (PAGE_WORDS - first).min((words.end - words.start) as usize);
+                words.start += count as u64;
+                let page = self.pages.entry(page);
+                let page = page.or_insert_with(|| Box::new([Cell::default(); PAGE_WORDS]));
+                let met = step.sweep(&mut page[first..first + count], bytes, &mut known);
+                found = found.or(met);
             }
         }
         found
@@ -181,6 +154,22 @@ impl GlobalRace {
         self.places.get(&address)
     }
 }
+
+/// The words of a range of bytes, and which bytes of each belong to it: those of the first word if it begins
+/// within one, of whole words, and of the last.
+#[inline(always)]
+fn parts(address: u64, bytes: u32) -> [(Range<u64>, u32); 3] {
+    let end = address + u64::from(bytes);
+    let (head, tail) = (BYTES << (address % WORD) & BYTES, BYTES & !(BYTES << (end % WORD)));
+    let (first, last) = (address.div_ceil(WORD), end / WORD);
+    if first > last {
+        return [(last..first, head & tail), (0..0, 0), (0..0, 0)];
+    }
+    [(address / WORD..first, head), (first..last, BYTES), (last..end.div_ceil(WORD), tail)]
+}
+
+/// A word as it was, the bytes that an access takes of it, and what becomes of it.
+type Known = Option<(Cell, u32, Cell)>;
 
 /// One access as it goes from word to word.
 struct Step<'a, F> {
@@ -206,7 +195,32 @@ impl<F: Fn(Access) -> bool> Step<'_, F> {
         mark & bytes != 0 && !(strong(mark) && strong(self.number << 4)) && !self.follows(mark)
     }
 
+    /// The next words, of which the access takes the same bytes.
+    #[inline(always)]
+    fn sweep(&self, cells: &mut [Cell], bytes: u32, known: &mut Known) -> Option<Meeting> {
+        let mut found = None;
+        let mut rest = cells;
+        while let Some(&first) = rest.first() {
+            let next = match *known {
+                Some((cell, of, next)) if (cell, of) == (first, bytes) => next,
+                _ => {
+                    let mut next = first;
+                    let met = self.run(&mut next, bytes);
+                    found = found.or(met);
+                    *known = Some((first, bytes, next));
+                    next
+                }
+            };
+            let alike = rest.iter().take_while(|cell| **cell == first).count();
+            let (now, later) = rest.split_at_mut(alike);
+            now.fill(next);
+            rest = later;
+        }
+        found
+    }
+
     /// What becomes of a word, and whom the access meets.
+    #[inline(never)]
     fn run(&self, cell: &mut Cell, bytes: u32) -> Option<Meeting> {
         let meets = |marks: [Mark; 2], wrote| {
             let mark = marks.into_iter().find(|&mark| self.races(mark, bytes));
@@ -250,6 +264,21 @@ impl<F: Fn(Access) -> bool> Step<'_, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_hold_each_byte_of_a_range_once() {
+        for (address, bytes) in (96..104).flat_map(|address| (1..14).map(move |bytes| (address, bytes)))
+        {
+            let mut found = Vec::new();
+            for (words, mask) in parts(address, bytes) {
+                let of_word = |word| {
+                    (0..WORD).filter(|byte| mask >> byte & 1 != 0).map(move |byte| word * WORD + byte)
+                };
+                found.extend(words.flat_map(of_word));
+            }
+            assert_eq!(found, (address..address + u64::from(bytes)).collect::<Vec<_>>());
+        }
+    }
 
     fn met(
         race: &mut GlobalRace,

@@ -62,6 +62,12 @@ impl Mark {
         })
     }
 
+    /// The same if several lanes read.
+    #[inline(always)]
+    fn read_by_several(self) -> Self {
+        Mark(self.0 & !NOBODY | SEVERAL)
+    }
+
     /// After an access by a lane.
     #[inline(always)]
     fn after(self, meeting: u32, lane: u32, write: bool) -> Self {
@@ -134,6 +140,18 @@ impl Lanes {
             warps: (0..warps).map(since).collect(),
             meetings: warps,
         }
+    }
+
+    /// Forgets everything, for the next block: what is marked has no meaning once all warps have met.
+    pub fn reset(&mut self) {
+        if self.meetings + self.warps.len() as u32 >= MEETINGS - 1 {
+            self.marks.fill(Mark::NEVER);
+            self.meetings = 0;
+        }
+        for (meeting, warp) in (self.meetings..).zip(&mut self.warps) {
+            *warp = Since { meeting, ..Since::default() };
+        }
+        self.meetings += self.warps.len() as u32;
     }
 
     /// An instruction of a warp.
@@ -226,7 +244,7 @@ impl Lanes {
     }
 }
 
-/// Marks the words of all lanes, `COUNT` each. If there is a conflict, or several lanes share a word, nothing
+/// Marks the words of all lanes, `COUNT` each. If there is a conflict, or several lanes write a word, nothing
 /// is marked and the answer is no.
 #[inline(always)]
 fn mark_all<const WORDS: usize, const COUNT: usize>(
@@ -254,11 +272,21 @@ fn mark_all<const WORDS: usize, const COUNT: usize>(
         return false;
     }
     scatter::<WORDS, COUNT>(marks, &places, &after);
-    let alone = gather::<WORDS, COUNT>(marks, &places) == after;
-    if !alone {
-        scatter::<WORDS, COUNT>(marks, &places, &before);
+    let now = gather::<WORDS, COUNT>(marks, &places);
+    if now == after {
+        return true;
     }
-    alone
+    if write {
+        scatter::<WORDS, COUNT>(marks, &places, &before);
+        return false;
+    }
+    // The lane whose mark remains has read the word together with those whose marks do not.
+    for (word, (now, after)) in now.iter().zip(&after).enumerate() {
+        if now != after {
+            marks[places[word / COUNT] + word % COUNT] = after.read_by_several();
+        }
+    }
+    true
 }
 
 /// `COUNT` marks of each place.
@@ -392,6 +420,28 @@ mod tests {
             let conflict = access(&mut lanes, 0, &all(0, count), count, false);
             let expected = LaneConflict { lane: 0, other: Some(1), wrote: true, offset: 0 };
             assert_eq!(conflict, Some(expected));
+        }
+    }
+
+    #[test]
+    fn reads_together_leave_what_reads_one_by_one_leave() {
+        for count in [1, 2, 4] {
+            // Lanes that share all words, some, or none with the next, the later ones behind or before.
+            for step in [0, 1, count, count + 1] {
+                let forth: Vec<_> = (0..32).map(|lane| (lane, lane * step)).collect();
+                let back: Vec<_> = (0..32).map(|lane| (lane, (31 - lane) * step)).collect();
+                for who in [&forth, &back] {
+                    let (mut together, mut apart) = (Lanes::new(192, 1), Lanes::new(192, 1));
+                    for lanes in [&mut together, &mut apart] {
+                        assert_eq!(access(lanes, 0, &[(7, 40), (9, 3)], 1, false), None);
+                    }
+                    assert_eq!(access(&mut together, 0, who, count, false), None);
+                    for one in who.iter() {
+                        assert_eq!(access(&mut apart, 0, std::slice::from_ref(one), count, false), None);
+                    }
+                    assert_eq!(together.marks, apart.marks, "{count} words, {step} apart");
+                }
+            }
         }
     }
 

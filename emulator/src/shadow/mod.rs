@@ -3,6 +3,7 @@
 //! A shadow holds one [`State`] per byte, apart from the data. The instructions ask about whole ranges:
 //! the usual answer, "all written", comes from comparing eight states at a time.
 
+pub mod actor;
 mod clock;
 pub mod global;
 mod knowledge;

@@ -13,49 +13,18 @@
 //! For each word of shared memory there is the last write, and the set of reads since. An access is an
 //! epoch: an actor and its clock.
 
+use super::actor::Actor;
 use super::clock::{CLOCK, CLOCK_BITS, ReadSets, View};
 use super::lanes::Lanes;
 use super::orders::Strong;
-use crate::memory::SHARED_BASE;
+use foldhash::fast::FixedState;
 use std::collections::HashMap;
-use std::fmt;
+use std::ops::Range;
 
 /// Bytes of a word.
 pub const WORD: u32 = 4;
-/// Bytes of a piece that a multiplication reads.
-const PIECE: u32 = 16;
 /// Actors that an epoch can name.
 const MAX_ACTORS: usize = 1 << (32 - CLOCK_BITS);
-
-/// Who accesses shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Actor {
-    /// The threads of a warp.
-    Warp(u32),
-    /// The multiplications of a warp.
-    Wgmma(u32),
-    /// The bulk loads of a memory barrier, by its address.
-    Load(u32),
-    /// The bulk stores of a thread, by warp and lane.
-    Store(u32, u32),
-    /// A memory barrier itself, by its address.
-    Mbarrier(u32),
-    /// The `cp.async` copies of a warp that have not been waited for.
-    Copy(u32),
-}
-
-impl fmt::Display for Actor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Actor::Warp(warp) => write!(f, "warp {warp}"),
-            Actor::Wgmma(warp) => write!(f, "a wgmma of warp {warp}"),
-            Actor::Load(address) => write!(f, "a bulk load for the mbarrier at {address:#x}"),
-            Actor::Store(warp, lane) => write!(f, "a bulk store of lane {lane} of warp {warp}"),
-            Actor::Mbarrier(address) => write!(f, "the mbarrier at {address:#x}"),
-            Actor::Copy(warp) => write!(f, "a cp.async of warp {warp}"),
-        }
-    }
-}
 
 /// Two accesses that are not ordered, or not for the asynchronous proxy.
 #[derive(Clone, Copy, Debug)]
@@ -109,13 +78,13 @@ pub struct Race {
     readers: Vec<Place>,
     reads: ReadSets,
     actors: Vec<Actor>,
-    numbers: HashMap<Actor, usize>,
+    numbers: HashMap<Actor, usize, FixedState>,
     pub(super) warps: Vec<View>,
     /// Arrivals of the current phase, and what completed phases made known.
-    mbarriers: HashMap<u32, View>,
-    barriers: HashMap<u32, View>,
+    mbarriers: HashMap<u32, View, FixedState>,
+    barriers: HashMap<u32, View, FixedState>,
     /// When each memory barrier began to live.
-    begun: HashMap<u32, u32>,
+    begun: HashMap<u32, u32, FixedState>,
     met: View,
     /// What each warp's strong accesses have to do with other blocks.
     pub(super) strong: Vec<Strong>,
@@ -153,19 +122,39 @@ impl Race {
     /// The shadow of so many bytes and warps.
     pub fn new(bytes: usize, warps: u32) -> Self {
         let words = bytes.div_ceil(WORD as usize);
+        let [writers, readers] = [(); 2].map(|()| vec![Place::default(); words]);
+        Race::with(vec![Cell::default(); words], writers, readers, Lanes::new(words, warps), warps)
+    }
+
+    /// The shadow of another block of the same size. Writers and readers need not be forgotten: they are
+    /// asked for only where a cell says that somebody wrote or read.
+    pub fn reset(self) -> Self {
+        let Race { mut cells, writers, readers, mut lanes, warps, .. } = self;
+        cells.fill(Cell::default());
+        lanes.reset();
+        Race::with(cells, writers, readers, lanes, warps.len() as u32)
+    }
+
+    fn with(
+        cells: Vec<Cell>,
+        writers: Vec<Place>,
+        readers: Vec<Place>,
+        lanes: Lanes,
+        warps: u32,
+    ) -> Self {
         let mut race = Race {
             pc: 0,
-            cells: vec![Cell::default(); words],
-            writers: vec![Place::default(); words],
-            readers: vec![Place::default(); words],
-            lanes: Lanes::new(bytes.div_ceil(WORD as usize), warps),
+            cells,
+            writers,
+            readers,
+            lanes,
             reads: ReadSets::new(),
             actors: Vec::new(),
-            numbers: HashMap::new(),
+            numbers: HashMap::default(),
             warps: vec![View::default(); warps as usize],
-            mbarriers: HashMap::new(),
-            barriers: HashMap::new(),
-            begun: HashMap::new(),
+            mbarriers: HashMap::default(),
+            barriers: HashMap::default(),
+            begun: HashMap::default(),
             met: View::default(),
             strong: vec![Strong::default(); warps as usize],
         };
@@ -252,17 +241,16 @@ impl Race {
         self.sweep(&mut Sweep::new(warp, look), offset, bytes)
     }
 
-    /// Reads of pieces, by their addresses, by a multiplication of a warp.
+    /// Reads of ranges by a multiplication of a warp.
     #[inline(always)]
-    pub fn pieces(&mut self, warp: u32, group: u32, pieces: &[u32]) -> Option<Conflict> {
+    pub fn operand(&mut self, warp: u32, group: u32, ranges: &[Range<u32>]) -> Option<Conflict> {
         let number = self.warps.len() + warp as usize;
         let epoch = Race::epoch(number, group);
         let look = Look { epoch, write: false, asynchronous: true, partial: false, warps: 0 };
         let mut sweep = Sweep::new(warp, look);
         let mut found = None;
-        for &piece in pieces {
-            let word = (piece - SHARED_BASE) / WORD;
-            let conflict = self.sweep_words(&mut sweep, word as usize, (PIECE / WORD) as usize);
+        for range in ranges {
+            let conflict = self.sweep(&mut sweep, range.start, range.end - range.start);
             found = found.or(conflict);
         }
         found

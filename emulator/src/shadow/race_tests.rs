@@ -1,5 +1,6 @@
 //! The race shadow alone: who must wait for whom.
 
+use super::super::lanes::Words;
 use super::*;
 
 fn two_warps() -> Race {
@@ -56,6 +57,25 @@ fn a_load_is_known_to_those_who_saw_its_phase() {
     race.release_to_mbarrier(1, !0, 4096);
     race.acquire_from_mbarrier(0, 4096, 1);
     assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_none());
+}
+
+#[test]
+fn nothing_is_left_of_the_block_before() {
+    let mut race = two_warps();
+    let mut offsets = [0; 32];
+    offsets[3] = 64;
+    let lane = |lane: u32| Words { offsets: &offsets, lanes: 1 << lane, count: 1, contiguous: false };
+    race.pc = 7;
+    race.access(0, 64, 4, true);
+    race.lanes.access(0, lane(3), true);
+    let mut race = race.reset();
+    assert!(race.access(1, 64, 4, true).is_none());
+    let conflict = race.access(0, 64, 4, true).expect("nothing orders them");
+    assert_eq!(conflict.other_pc, Some(0));
+    offsets[4] = 64;
+    let lane = |lane: u32| Words { offsets: &offsets, lanes: 1 << lane, count: 1, contiguous: false };
+    assert_eq!(race.lanes.access(0, lane(4), true), None);
+    assert!(race.lanes.access(0, lane(3), true).is_some());
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::driver::{DevicePointer, Stream};
 use crate::error::Result;
 use crate::problem::Layout;
+use std::ops::Range;
 
 /// Bytes on each side of a tensor.
 pub const GUARD_BYTES: usize = 256;
@@ -66,9 +67,9 @@ impl<'d, T: Element> TensorMemory<'d, T> {
         let fill = surroundings.element::<T>();
         let mut bytes = bytemuck::bytes_of(&fill).repeat((lowest + layout.span() * size + after) / size);
         let origin = lowest + layout.origin() * size;
-        for (value, offset) in values.unwrap_or(&[]).iter().zip(element_offsets(&layout)) {
-            let start = origin.wrapping_add_signed(offset * size as isize);
-            bytes[start..start + size].copy_from_slice(bytemuck::bytes_of(value));
+        let columns = layout.shape[3].max(1);
+        for (row, place) in values.unwrap_or(&[]).chunks(columns).zip(rows::<T>(&layout, origin)) {
+            bytes[place].copy_from_slice(bytemuck::cast_slice(row));
         }
         let allocation = device.driver().allocate(bytes.len())?;
         let element = std::marker::PhantomData;
@@ -98,10 +99,7 @@ impl<'d, T: Element> TensorMemory<'d, T> {
         let elements = gather(&bytes, &self.layout, self.origin);
         let mut changed: Vec<bool> =
             bytes.iter().zip(&self.bytes).map(|(now, then)| now != then).collect();
-        for offset in element_offsets(&self.layout) {
-            let start = self.origin.wrapping_add_signed(offset * size_of::<T>() as isize);
-            changed[start..start + size_of::<T>()].fill(false);
-        }
+        rows::<T>(&self.layout, self.origin).for_each(|row| changed[row].fill(false));
         let first = changed.iter().position(|&changed| changed);
         Ok((elements, first.map(|byte| byte as isize - self.origin as isize)))
     }
@@ -116,27 +114,26 @@ impl<T> Drop for TensorMemory<'_, T> {
     }
 }
 
-/// Offsets of all elements from element (0, 0, 0, 0), in logical order.
-fn element_offsets(layout: &Layout) -> impl Iterator<Item = isize> {
+/// Where the rows of a tensor of `T` lie, in logical order, if element (0, 0, 0, 0) lies at byte `origin`:
+/// columns are contiguous.
+fn rows<T>(layout: &Layout, origin: usize) -> impl Iterator<Item = Range<usize>> {
     let layout = *layout;
     let [batches, rows, heads, columns] = layout.shape;
     (0..batches).flat_map(move |batch| {
         (0..rows).flat_map(move |row| {
-            (0..heads).flat_map(move |head| {
-                let start = layout.offset([batch, row, head, 0]);
-                // Columns are contiguous; with one column its stride means nothing.
-                (0..columns as isize).map(move |column| start + column)
+            (0..heads).map(move |head| {
+                let offset = layout.offset([batch, row, head, 0]) * size_of::<T>() as isize;
+                let start = origin.wrapping_add_signed(offset);
+                start..start + columns * size_of::<T>()
             })
         })
     })
 }
 
 fn gather<T: Element>(bytes: &[u8], layout: &Layout, origin: usize) -> Vec<T> {
-    let size = size_of::<T>();
-    element_offsets(layout)
-        .map(|offset| {
-            let start = origin.wrapping_add_signed(offset * size as isize);
-            bytemuck::pod_read_unaligned(&bytes[start..start + size])
-        })
-        .collect()
+    let mut all = Vec::with_capacity(layout.shape.iter().product());
+    for row in rows::<T>(layout, origin) {
+        all.extend(bytes[row].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>));
+    }
+    all
 }

@@ -5,8 +5,9 @@ use crate::exec::ops::half::{Bfloat, Format, Half};
 use crate::isa::{WGMMA_K, WgmmaType};
 use crate::memory::SHARED_BASE;
 use crate::memory::shared::{PAGE_BYTES, SharedMemory};
+use foldhash::fast::FixedState;
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::ops::Range;
 
 /// What identifies an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +28,9 @@ impl Key {
 #[derive(Debug)]
 pub struct Tile {
     /// Addresses of its pieces.
-    pub pieces: Rc<[u32]>,
+    pieces: Vec<u32>,
+    /// The ranges of shared memory that they make up, by offset.
+    pub ranges: Vec<Range<u32>>,
     /// Address of its first byte, and of that behind its last.
     pub hull: [u32; 2],
     /// The pages of shared memory that they lie in.
@@ -43,7 +46,7 @@ pub struct Tile {
 /// The operands that a block has used.
 #[derive(Debug, Default)]
 pub struct Tiles {
-    places: HashMap<Key, usize>,
+    places: HashMap<Key, usize, FixedState>,
     tiles: Vec<Tile>,
 }
 
@@ -58,8 +61,7 @@ impl Tiles {
         if let Some(&place) = self.places.get(&key) {
             return Ok(place);
         }
-        let pieces: Rc<[u32]> =
-            Descriptor::decode(key.descriptor).pieces(key.rows, key.transposed).into();
+        let pieces = Descriptor::decode(key.descriptor).pieces(key.rows, key.transposed);
         let end = SHARED_BASE + shared.bytes() as u32;
         let outside = |&&piece: &&u32| piece < SHARED_BASE || piece + PIECE_BYTES > end;
         if let Some(&piece) = pieces.iter().find(outside) {
@@ -72,7 +74,8 @@ impl Tiles {
         let (first, last) = (pieces.iter().min(), pieces.iter().max());
         let hull = [first.map_or(end, |&first| first), last.map_or(end, |last| last + PIECE_BYTES)];
         let (values, packed) = (Vec::new(), Vec::new());
-        self.tiles.push(Tile { pieces, hull, pages, version: u64::MAX, values, packed });
+        let ranges = ranges(&pieces);
+        self.tiles.push(Tile { pieces, ranges, hull, pages, version: u64::MAX, values, packed });
         self.places.insert(key, self.tiles.len() - 1);
         Ok(self.tiles.len() - 1)
     }
@@ -107,6 +110,21 @@ impl Tiles {
     }
 }
 
+/// Pieces that follow on each other, together; pieces that come more than once, once.
+fn ranges(pieces: &[u32]) -> Vec<Range<u32>> {
+    let mut sorted = pieces.to_vec();
+    sorted.sort_unstable();
+    let mut ranges: Vec<Range<u32>> = Vec::new();
+    for first in sorted.into_iter().map(|piece| piece - SHARED_BASE) {
+        let end = first + PIECE_BYTES;
+        match ranges.last_mut().filter(|last| first <= last.end) {
+            Some(last) => last.end = end,
+            None => ranges.push(first..end),
+        }
+    }
+    ranges
+}
+
 impl Tile {
     #[inline(always)]
     fn read<T: Format>(&mut self, key: Key, shared: &mut SharedMemory) {
@@ -128,5 +146,31 @@ impl Tile {
                 self.values[at] = value;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of 128 bytes, whose pieces are exchanged, from the start of shared memory on.
+    fn swizzled(start: u32) -> Descriptor {
+        let stride = 1024 >> 4 << 32;
+        Descriptor::decode(u64::from((SHARED_BASE + start) >> 4) | stride | 1 << 62)
+    }
+
+    #[test]
+    fn pieces_that_follow_on_each_other_are_one_range() {
+        // Sixteen of k are 32 bytes, whichever way the two halves are exchanged.
+        let found = ranges(&swizzled(0).pieces(8, false));
+        let start = |row: u32| row * 128 + (row / 2 * 32);
+        assert_eq!(found, (0..8).map(|row| start(row)..start(row) + 32).collect::<Vec<_>>());
+        // Along the rows whole lines belong together, and these are neighbours.
+        let whole = ranges(&swizzled(2048).pieces(64, true));
+        assert_eq!((whole.len(), &whole[0]), (1, &(2048..4096)));
+        assert_eq!(
+            ranges(&[1, 1, 0, 3].map(|piece| SHARED_BASE + piece * PIECE_BYTES)),
+            [0..32, 48..64]
+        );
     }
 }

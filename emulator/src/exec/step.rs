@@ -166,10 +166,10 @@ impl Runner<'_, '_> {
         Ok(Next::Advance)
     }
 
-    /// Behind a load or an atomic operation: whoever asks in a loop lets others go on.
+    /// Behind a load or an atomic operation: whoever asks in a loop for what others write lets them go on.
     #[inline(always)]
-    fn maybe_spin(&mut self, i: &Instruction) -> Next {
-        if !i.has(FLAG_STRONG) || i.d == ROW_SINK || !self.warp.asks_again() {
+    fn ask(&mut self, others_write: bool) -> Next {
+        if !others_write || !self.warp.asks_again() {
             return Next::Advance;
         }
         self.pc += 1;
@@ -184,12 +184,12 @@ impl Runner<'_, '_> {
         match i.op {
             Op::Load(space) => {
                 (families.load)(self.context, self.warp, i, m, space)?;
-                return Ok(self.maybe_spin(i));
+                return Ok(self.ask(i.has(FLAG_STRONG)));
             }
             Op::Store(space) => (families.store)(self.context, self.warp, i, m, space)?,
             Op::Atomic(op) => {
                 ops::atomic::run(self.context, self.warp, i, m, op)?;
-                return Ok(self.maybe_spin(i));
+                return Ok(self.ask(i.d != ROW_SINK));
             }
             Op::AsyncCopy(op) => ops::async_copy::run(self.context, self.warp, i, m, op)?,
             Op::Matrix(op) => {

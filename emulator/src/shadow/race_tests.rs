@@ -63,7 +63,7 @@ fn a_load_is_known_to_those_who_saw_its_phase() {
 fn nothing_is_left_of_the_block_before() {
     let mut race = two_warps();
     let mut offsets = [0; 32];
-    offsets[3] = 64;
+    (offsets[3], offsets[4]) = (64, 64);
     let lane = |lane: u32| Words { offsets: &offsets, lanes: 1 << lane, count: 1, contiguous: false };
     race.pc = 7;
     race.access(0, 64, 4, true);
@@ -72,8 +72,6 @@ fn nothing_is_left_of_the_block_before() {
     assert!(race.access(1, 64, 4, true).is_none());
     let conflict = race.access(0, 64, 4, true).expect("nothing orders them");
     assert_eq!(conflict.other_pc, Some(0));
-    offsets[4] = 64;
-    let lane = |lane: u32| Words { offsets: &offsets, lanes: 1 << lane, count: 1, contiguous: false };
     assert_eq!(race.lanes.access(0, lane(4), true), None);
     assert!(race.lanes.access(0, lane(3), true).is_some());
 }

@@ -1,7 +1,7 @@
 //! Atomic operations, alone and among blocks in parallel.
 
 mod common;
-use common::{kernel, run_clean, run_with, words};
+use common::{HEAD, kernel, run_clean, run_with, words};
 use ptx_emulator::{Memory, Options, Schedule};
 
 #[test]
@@ -62,26 +62,49 @@ fn compare_and_swap_builds_a_lock() {
     }
 }
 
-/// The blocks come in the order of their numbers: the first cannot end before the last has begun.
-#[test]
-fn a_block_that_waits_for_a_later_one_lets_it_run_at_once() {
-    let body = "mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra LATER;
+/// The first block waits until each of the others has counted itself. The blocks come in the order of their
+/// numbers: the first cannot end before the last has begun.
+fn wait_for_later_blocks(counter: &str) -> String {
+    format!(
+        "mov.u32 %r1, %ctaid.x; mov.u32 %tid, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra LATER;
          setp.ne.u32 %p1, %tid, 0; @%p1 bra MEET;
-         SPIN: ld.acquire.gpu.global.b32 %r2, [%data]; setp.ne.u32 %p1, %r2, 3; @%p1 bra SPIN;
+         SPIN: ld.acquire.gpu.global.b32 %r2, [{counter}]; setp.ne.u32 %p1, %r2, 3; @%p1 bra SPIN;
          MEET: bar.sync 0; bra END;
-         LATER: setp.eq.u32 %p1, %tid, 0; @%p1 red.release.gpu.global.add.u32 [%data], 1;
-         END:";
+         LATER: setp.eq.u32 %p1, %tid, 0; @%p1 red.release.gpu.global.add.u32 [{counter}], 1;
+         END:"
+    )
+}
+
+/// Runs it with the counter at 0, its address a parameter if it takes one; nobody may wait for long.
+fn waits_shortly(ptx: &str) {
     for (schedule, threads) in [(Schedule::Eager, 1), (Schedule::Latest, 1), (Schedule::Random(5), 3)] {
         let memory = Memory::new();
         let data = memory.allocate(4096);
         memory.write(data, &[0; 4096]).unwrap();
+        let address = data.to_le_bytes();
+        let params: &[u8] = if ptx.contains(".param") { &address } else { &[] };
         let options = Options { schedule, threads, ..Options::default() };
-        let report = run_with(&kernel(body), &memory, 4, 64, 0, &data.to_le_bytes(), &options);
+        let report = run_with(ptx, &memory, 4, 64, 0, params, &options);
         assert!(report.is_clean(), "{}", report.findings[0]);
         if threads == 1 {
             assert!(report.statistics.warp_instructions < 2000, "{:?}", report.statistics);
         }
     }
+}
+
+#[test]
+fn a_block_that_waits_for_a_later_one_lets_it_run_at_once() {
+    waits_shortly(&kernel(&wait_for_later_blocks("%data")));
+}
+
+/// Its place in the operand lists is 0, which elsewhere stands for a result that nobody wants.
+#[test]
+fn the_first_load_of_a_kernel_may_be_one_that_waits() {
+    waits_shortly(&format!(
+        "{HEAD}.global .align 4 .b32 counter = 0; .visible .entry k() {{
+         .reg .pred %p<2>; .reg .b32 %r<3>, %tid; {} ret; }}",
+        wait_for_later_blocks("counter")
+    ));
 }
 
 #[test]

@@ -64,7 +64,8 @@ pub enum Schedule {
     /// A copy lands at the wait that requires it and no sooner; a warp runs until it waits.
     #[default]
     Latest,
-    /// Warps take turns of random length and copies land at random moments, all drawn from this seed.
+    /// Warps, and blocks two by two, take turns of random length and copies land at random moments, all drawn
+    /// from this seed.
     Random(u64),
 }
 

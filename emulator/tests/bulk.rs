@@ -1,8 +1,9 @@
 //! Bulk and tensor copies against plain Rust, and what a group of stores waits for.
 
 mod common;
-use common::hopper::{no_map, run_clean};
-use ptx_emulator::{Address, TensorMap, TensorMapElement, TensorMapSwizzle};
+use common::hopper::{Outcome, no_map, run_body, run_clean};
+use common::with_schedule;
+use ptx_emulator::{Address, Checks, Options, Schedule, TensorMap, TensorMapElement, TensorMapSwizzle};
 
 /// Loads a box at `first` for one barrier and copies 8 KiB of shared memory, which starts as -1, to the
 /// second half of the data.
@@ -177,4 +178,33 @@ fn plain_copies_add_floats() {
         let times = if word < 64 { 2.0 } else { 1.0 };
         assert_eq!(f32::from_bits(bits), 0.5 + times * word as f32);
     }
+}
+
+/// `wait_group.read` says that shared memory may be written again, and no more.
+#[test]
+fn a_store_that_has_read_may_write_later() {
+    let body = "@!%first bra END; mov.u32 %r1, 7777; st.shared.v4.b32 [%base], {%r1, %r1, %r1, %r1};
+         fence.proxy.async; cp.async.bulk.global.shared::cta.bulk_group [%data+64], [%base], 16;
+         cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; st.shared.b32 [%base], 0;
+         ld.global.b32 %r1, [%data+64]; st.global.b32 [%data+128], %r1; cp.async.bulk.wait_group 0;
+         ld.global.b32 %r1, [%data+64]; st.global.b32 [%data+132], %r1; END:";
+    for (schedule, early) in [(Schedule::Eager, 7777), (Schedule::Latest, 16)] {
+        let options = Options { checks: Checks::none(), ..with_schedule(schedule) };
+        let Outcome { words, report } = run_body(body, 32, no_map, &options);
+        assert!(report.is_clean(), "{schedule:?}: {}", report.findings[0]);
+        assert_eq!((words[32], words[33]), (early, 7777), "{schedule:?}");
+    }
+}
+
+/// More of them than are kept in mind, and none that is waited for to write: the end of the block does that.
+#[test]
+fn stores_that_nobody_waits_for_write_before_the_block_ends() {
+    let body = "@!%first bra END; mov.u32 %r2, 0; mov.u64 %d1, %data;
+         NEXT: st.shared.v4.b32 [%base], {%r2, %r2, %r2, %r2}; fence.proxy.async;
+         cp.async.bulk.global.shared::cta.bulk_group [%d1], [%base], 16; cp.async.bulk.commit_group;
+         cp.async.bulk.wait_group.read 0; add.s64 %d1, %d1, 16; add.s32 %r2, %r2, 1;
+         setp.lt.u32 %p1, %r2, 40; @%p1 bra NEXT; END:";
+    let words = run_clean(body, 32, no_map);
+    (0..160).for_each(|word| assert_eq!(words[word], word as u32 / 4));
+    assert_eq!(words[160], 160);
 }

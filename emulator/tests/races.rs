@@ -2,7 +2,7 @@
 
 mod common;
 use common::{kernel, line_of, run_with, schedules, with_schedule, words};
-use ptx_emulator::{Finding, FindingKind, Memory};
+use ptx_emulator::{Finding, FindingKind, Memory, Options, Report, Schedule};
 
 /// What is found in a kernel of so many blocks of 64 threads, under every schedule.
 fn findings(body: &str, blocks: u32) -> Vec<Vec<Finding>> {
@@ -228,5 +228,43 @@ fn a_block_passes_on_what_one_of_its_warps_learnt() {
         findings(&body(""), 2)
             .iter()
             .all(|found| found.first().is_some_and(|f| f.kind == FindingKind::GlobalRace))
+    );
+}
+
+/// Blocks take numbers from a counter until there are none left; the last one to end sets it back.
+fn blocks_that_share_a_counter(fence: &str) -> String {
+    kernel(&format!(
+        "setp.ne.u32 %p1, %tid, 0; @%p1 bra END; mov.u32 %r5, %nctaid.x; sub.u32 %r5, %r5, 1;
+         TAKE: atom.global.add.u32 %r1, [%data], 1; mov.u32 %r3, 0;
+         WORK: add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 500; @%p2 bra WORK;
+         setp.lt.u32 %p1, %r1, 20; @%p1 bra TAKE;
+         {fence} atom.global.add.u32 %r2, [%data+4], 1; setp.ne.u32 %p1, %r2, %r5; @%p1 bra END;
+         {fence} st.global.b32 [%data], 0; st.global.b32 [%data+4], 0;
+         END:"
+    ))
+}
+
+fn share_a_counter(fence: &str, schedule: Schedule) -> Report {
+    let memory = Memory::new();
+    let data = memory.allocate(8);
+    memory.write(data, &[0; 8]).unwrap();
+    let options = Options { schedule, ..Options::default() };
+    let ptx = blocks_that_share_a_counter(fence);
+    run_with(&ptx, &memory, 3, 32, 0, &data.to_le_bytes(), &options)
+}
+
+/// Block after block, whoever takes the last number is the last one to end, and no fence is missed.
+#[test]
+fn blocks_take_turns_under_random_schedules() {
+    let schedules = || (0..8).map(Schedule::Random).chain([Schedule::Eager, Schedule::Latest]);
+    for schedule in schedules() {
+        let report = share_a_counter("fence.acq_rel.gpu;", schedule);
+        assert!(report.is_clean(), "{schedule:?}: {}", report.findings[0]);
+    }
+    let found: Vec<_> =
+        schedules().filter(|&schedule| !share_a_counter("", schedule).is_clean()).collect();
+    assert!(
+        !found.is_empty() && found.iter().all(|how| matches!(how, Schedule::Random(_))),
+        "{found:?}"
     );
 }

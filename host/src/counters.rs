@@ -15,6 +15,9 @@ const PAIR_BYTES: u64 = 32;
 /// Different outputs of a device before no more counters are given.
 const PAIRS: u64 = 8192;
 
+/// Device memory of all pairs.
+pub(crate) const COUNTER_BYTES: usize = (PAIRS * PAIR_BYTES) as usize;
+
 /// The counters of one device.
 pub(crate) struct Counters {
     driver: Arc<dyn Driver>,
@@ -55,7 +58,7 @@ impl Counters {
     }
 
     fn allocate(&self) -> Option<DevicePointer> {
-        let zeros = vec![0; (PAIRS * PAIR_BYTES) as usize];
+        let zeros = vec![0; COUNTER_BYTES];
         let memory = self.driver.allocate(zeros.len()).ok()?;
         match self.driver.copy_to_device(memory, &zeros) {
             Ok(()) => Some(memory),

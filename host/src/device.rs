@@ -1,6 +1,6 @@
 //! A machine that attention runs on: a GPU, or the emulator.
 
-use crate::counters::Counters;
+use crate::counters::{COUNTER_BYTES, Counters};
 use crate::driver::{
     DevicePointer, DeviceProperties, Driver, Stream, cuda::CudaDriver, emulated::EmulatedDriver,
 };
@@ -72,6 +72,10 @@ pub struct Device {
 }
 
 impl Device {
+    /// Bytes of device memory that a device allocates for itself, when it first launches a kernel whose
+    /// blocks share out their work by counters. Without them they share it in a fixed order.
+    pub const COUNTER_BYTES: usize = COUNTER_BYTES;
+
     /// The GPU with this ordinal.
     ///
     /// # Errors

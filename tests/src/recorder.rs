@@ -1,4 +1,4 @@
-//! A device that remembers which kernels it was asked to run, or that says it is a smaller one.
+//! A device that remembers which kernels it was asked to run, or that is less than it could be.
 
 use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
 use finite_attention::{Device, Error};
@@ -21,7 +21,7 @@ impl Launched {
 pub fn recording(device: &Device) -> (Device, Launched) {
     let launched = Launched::default();
     let properties = device.properties().clone();
-    let recorder = Recorder { device: device.clone(), properties, launched: launched.clone() };
+    let recorder = Recorder { launched: launched.clone(), ..Recorder::new(device, properties) };
     (Device::from_driver(Arc::new(recorder)), launched)
 }
 
@@ -32,7 +32,7 @@ pub fn recording_as(device: &Device, arch: Arch) -> (Device, Launched) {
         compute_capability: arch.compute_capability(),
         ..device.properties().clone()
     };
-    let recorder = Recorder { device: device.clone(), properties, launched: launched.clone() };
+    let recorder = Recorder { launched: launched.clone(), ..Recorder::new(device, properties) };
     (Device::from_driver(Arc::new(recorder)), launched)
 }
 
@@ -44,15 +44,32 @@ pub fn small(device: &Device) -> Device {
 
 /// As [`small`], with so many multiprocessors.
 pub fn of_size(device: &Device, multiprocessors: u32) -> Device {
-    let properties = DeviceProperties { multiprocessors, l2_bytes: 4096, ..device.properties().clone() };
-    let launched = Launched::default();
-    Device::from_driver(Arc::new(Recorder { device: device.clone(), properties, launched }))
+    Device::from_driver(Arc::new(Recorder::new(device, properties_of_size(device, multiprocessors))))
+}
+
+/// As [`of_size`], with no memory for the counters by which blocks share out their work.
+pub fn without_counters(device: &Device, multiprocessors: u32) -> Device {
+    let properties = properties_of_size(device, multiprocessors);
+    let recorder = Recorder { has_counters: false, ..Recorder::new(device, properties) };
+    Device::from_driver(Arc::new(recorder))
+}
+
+fn properties_of_size(device: &Device, multiprocessors: u32) -> DeviceProperties {
+    DeviceProperties { multiprocessors, l2_bytes: 4096, ..device.properties().clone() }
 }
 
 struct Recorder {
     device: Device,
     properties: DeviceProperties,
     launched: Launched,
+    has_counters: bool,
+}
+
+impl Recorder {
+    fn new(device: &Device, properties: DeviceProperties) -> Self {
+        let launched = Launched::default();
+        Recorder { device: device.clone(), properties, launched, has_counters: true }
+    }
 }
 
 impl Driver for Recorder {
@@ -61,6 +78,9 @@ impl Driver for Recorder {
     }
 
     fn allocate(&self, bytes: usize) -> Result<DevicePointer, Error> {
+        if !self.has_counters && bytes == Device::COUNTER_BYTES {
+            return Err(Error::OutOfMemory { device: self.properties.name.clone(), bytes });
+        }
         self.device.driver().allocate(bytes)
     }
 

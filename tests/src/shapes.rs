@@ -26,6 +26,28 @@ pub fn ragged(kernel: &str) -> Case {
     }
 }
 
+/// Six key tiles of one step each: what a backward kernel orders follows each other closely.
+pub fn many_key_tiles(kernel: &str) -> Case {
+    let spec = spec(kernel);
+    let (query_rows, key_rows) = (spec.query_rows as usize - 4, 6 * spec.key_rows as usize - 68);
+    Case { query_rows, key_rows, query_heads: 1, mask: Mask::Full, ..ragged(kernel) }
+}
+
+/// The same for one head, with gradients that are to be the same in every run: key tiles add to dq one after the
+/// other. None for a forward kernel.
+pub fn many_key_tiles_in_order(kernel: &str) -> Option<Case> {
+    let case = many_key_tiles(kernel);
+    let gradients = Gradients { mode: Mode::Deterministic, ..case.gradients? };
+    Some(Case { gradients: Some(gradients), batches: 1, key_heads: 1, ..case })
+}
+
+/// The same of a packed sequence of whole tiles, for which there is nothing to repair.
+pub fn nothing_to_repair(kernel: &str) -> Case {
+    let spec = spec(kernel);
+    let (query_rows, key_rows) = (spec.query_rows as usize, 6 * spec.key_rows as usize);
+    Case { packed: true, batches: 1, query_rows, key_rows, ..many_key_tiles(kernel) }
+}
+
 /// [`ragged`], and what else the kernel can be asked: a negative scale, outputs in f32, columns that fill
 /// the tile, packed sequences, a window with rows that see nothing, odd columns, hardly any columns, tiles without keys, and inputs
 /// that end where their memory ends.
@@ -65,6 +87,7 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         let in_order = Gradients { mode: Mode::Deterministic, ..gradients };
         let in_order = |case: &Case| Case { gradients: Some(in_order), ..case.clone() };
         cases.extend([in_order(&ragged), in_order(&cases[2]), in_order(&cases[4]), in_order(&cases[6])]);
+        cases.push(nothing_to_repair(kernel));
     }
     // Query tiles that see no key: three of four, and in a forward all of them.
     let is_forward = spec(kernel).family == Family::Forward;

@@ -2,7 +2,8 @@
 
 use crate::device::emulated;
 use crate::ptx::spec;
-use crate::recorder::small;
+use crate::recorder::{of_size, small, without_counters};
+use crate::shapes::many_key_tiles_in_order;
 use crate::sources::{Place, goes_through};
 use finite_attention::check::{Case, GradientInputs, Inputs, Surroundings, compute_with, run_case_with};
 use finite_attention::driver::emulated::{Options, Schedule};
@@ -10,6 +11,12 @@ use finite_attention::{Device, Error, KernelImages};
 
 /// Warp instructions of a block after which a mutant counts as endless: some hundred times what a case takes.
 const STEP_LIMIT: u64 = 1 << 24;
+
+/// Blocks that share out the tiles, where several do.
+const SHARING_BLOCKS: u32 = 3;
+
+/// Random schedules of such.
+const SHARING_SCHEDULES: u64 = 64;
 
 /// A finding of the emulator.
 #[derive(Clone, Debug)]
@@ -153,22 +160,61 @@ fn neighbours(device: &Device, case: &Case) -> Verdict {
     Verdict::Clean
 }
 
-/// The first verdict that is not clean, and under which case and schedule.
-pub fn first(
-    kernel: &str,
-    images: &KernelImages,
-    cases: &[Case],
-    schedules: &[Schedule],
-) -> (Verdict, Option<(usize, Schedule)>) {
-    for &schedule in schedules {
-        for (index, case) in cases.iter().enumerate() {
-            let verdict = judge(kernel, images.clone(), case, schedule);
-            if !matches!(verdict, Verdict::Clean) {
-                return (verdict, Some((index, schedule)));
-            }
+/// As [`judge`], where several blocks share out the tiles: by counters, and without.
+///
+/// # Panics
+/// As [`judge`].
+pub fn judge_sharing(kernel: &str, images: KernelImages, case: &Case, schedule: Schedule) -> Verdict {
+    let device = emulated(spec(kernel).arch, images, options(schedule));
+    match judge_on(&of_size(&device, SHARING_BLOCKS), kernel, case) {
+        Verdict::Clean => judge_on(&without_counters(&device, SHARING_BLOCKS), kernel, case),
+        verdict => verdict,
+    }
+}
+
+/// Whether gradients that are to be the same in every run are so under every schedule, where several blocks share
+/// out the tiles. Inputs are as drawn.
+///
+/// # Panics
+/// As [`judge`].
+fn judge_repeats(kernel: &str, images: KernelImages, case: &Case) -> Verdict {
+    let (inputs, gradients) = (Inputs::drawn(case), GradientInputs::drawn(case));
+    let mut first: Option<Vec<Vec<u32>>> = None;
+    for schedule in schedules(SHARING_SCHEDULES) {
+        let device = emulated(spec(kernel).arch, images.clone(), options(schedule));
+        let device = of_size(&device, SHARING_BLOCKS);
+        let computed = match compute_with(&device, case, &inputs, &gradients, Surroundings::Nan) {
+            Ok(computed) => computed,
+            Err(error) => return of_error(error),
+        };
+        let Some(gradients) = computed.gradients else { return Verdict::Clean };
+        let bits = |numbers: &Vec<f32>| numbers.iter().map(|number| number.to_bits()).collect();
+        let now = [&gradients.dq, &gradients.dk, &gradients.dv].map(bits).to_vec();
+        if *first.get_or_insert_with(|| now.clone()) != now {
+            return Verdict::Wrong(format!("gradients: others under schedule {schedule:?}"));
         }
     }
-    (Verdict::Clean, None)
+    Verdict::Clean
+}
+
+/// The first verdict that is not clean: of all cases, then of the first one, and the first of packed sequences,
+/// where blocks share out the tiles, then of gradients that are to be the same in every run.
+///
+/// # Panics
+/// As [`judge`].
+pub fn first(kernel: &str, images: &KernelImages, cases: &[Case], schedules: &[Schedule]) -> Verdict {
+    let alone = |schedule| cases.iter().map(move |case| judge(kernel, images.clone(), case, schedule));
+    let case = |packed| cases.iter().find(move |case| case.packed == packed);
+    let shared = |schedule| {
+        let cases = [false, true].into_iter().filter_map(case);
+        cases.map(move |case| judge_sharing(kernel, images.clone(), case, schedule))
+    };
+    let repeated = many_key_tiles_in_order(kernel);
+    let repeated = repeated.into_iter().map(|case| judge_repeats(kernel, images.clone(), &case));
+    let alone = schedules.iter().copied().flat_map(alone);
+    let shared = self::schedules(SHARING_SCHEDULES).into_iter().flat_map(shared);
+    let mut verdicts = alone.chain(shared).chain(repeated);
+    verdicts.find(|verdict| !matches!(verdict, Verdict::Clean)).unwrap_or(Verdict::Clean)
 }
 
 /// Latest, eager, and so many random schedules.

@@ -26,7 +26,7 @@ fn every_edit_shows_or_is_explained(kernel: &str) {
     let (first, step) = if all { (0, 1) } else { (seed % SAMPLE, SAMPLE) };
     let cases = cases(kernel);
     for edit in edits.iter().skip(first).step_by(step).filter(|edit| explanation(edit).is_none()) {
-        let (verdict, _) = verdict(kernel, &shipped, edit, &cases);
+        let verdict = verdict(kernel, &shipped, edit, &cases);
         assert!(
             !matches!(verdict, Verdict::Clean),
             "{kernel}: nothing shows that this is gone: {:#?}",

@@ -4,9 +4,9 @@
 use finite_attention::driver::emulated::Schedule;
 use finite_attention_tests::device::{emulated, emulated_arch, schedule_count};
 use finite_attention_tests::ptx::{Ptx, spec};
-use finite_attention_tests::shapes::cases;
+use finite_attention_tests::shapes::{cases, ragged};
 use finite_attention_tests::sources::{Place, goes_through};
-use finite_attention_tests::verdict::{Verdict, judge, options, schedules};
+use finite_attention_tests::verdict::{Verdict, judge, judge_sharing, options, schedules};
 use finite_attention_tests::zoo::{FAMILIES, Family, Mutant, described};
 use std::collections::BTreeSet;
 
@@ -80,6 +80,12 @@ fn the_kernels_that_ship_are_clean_under_many_schedules() {
                 let is_clean = matches!(verdict, Verdict::Clean);
                 assert!(is_clean, "{kernel}, {schedule:?}, {case:?}: {}", described(&verdict));
             }
+            let verdict = judge_sharing(kernel, images.clone(), &ragged(kernel), schedule);
+            assert!(
+                matches!(verdict, Verdict::Clean),
+                "{kernel}, {schedule:?}: {}",
+                described(&verdict)
+            );
         }
     };
     std::thread::scope(|scope| {

@@ -218,7 +218,8 @@ impl<'a> Block<'a> {
         let c = &mut self.context;
         let kind = FindingKind::AsyncCopyInFlight;
         let loads = c.bulk.loads.iter().map(|load| (load.transfer.pc, load.transfer.issuer));
-        let stores = c.bulk.stores.iter().map(|store| (store.transfer.pc, store.transfer.issuer));
+        let stores = c.bulk.stores.iter().filter(|store| !store.waited);
+        let stores = stores.map(|store| (store.transfer.pc, store.transfer.issuer));
         let open: Vec<_> = loads.chain(stores).collect();
         for (pc, issuer) in open {
             c.report(kind, pc, issuer.warp, issuer.lane, |_| {

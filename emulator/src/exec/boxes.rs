@@ -40,6 +40,13 @@ pub struct Row {
     pub global: u64,
 }
 
+impl Row {
+    /// Whether any of it has a place in global memory.
+    pub fn exists(&self) -> bool {
+        self.to > self.from
+    }
+}
+
 impl Bytes {
     /// Bytes that a barrier counts.
     pub fn counted(&self) -> u32 {

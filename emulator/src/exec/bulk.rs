@@ -1,8 +1,8 @@
 //! Bulk copies on their way: `cp.async.bulk` and its tensor and reducing forms.
 //!
 //! A load moves its bytes, as the schedule has it, between its issue and the completion of its
-//! barrier's phase. A store reads shared memory and writes global memory between its issue and the wait
-//! for its group.
+//! barrier's phase. A store reads shared memory between its issue and the first wait for its group, be it
+//! `wait_group.read`, and writes global memory up to `wait_group`, or to the end of the block.
 
 use super::boxes::{Bytes, Row};
 use super::context::{Access, Context, Flow, Stop};
@@ -19,6 +19,8 @@ use std::collections::BTreeMap;
 
 /// Bytes of the pieces that a swizzle exchanges.
 const PIECE: u32 = 16;
+/// Stores of a thread that have read and not written, at most.
+const MAX_READ: usize = 8;
 
 /// Who issued a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,15 +47,27 @@ pub struct Load {
     pub barrier: u32,
 }
 
-/// A copy from shared memory.
-#[derive(Clone, Debug)]
+/// How far a store has come.
+#[derive(Debug)]
+pub enum Course {
+    /// It has not happened.
+    Issued,
+    /// It has read these bytes, row after row.
+    Read(Vec<u8>),
+    /// It has happened.
+    Written,
+}
+
+/// A copy from shared memory. It stays in the queue until it has happened and was waited for.
+#[derive(Debug)]
 pub struct Store {
     pub transfer: Transfer,
     pub reduce: ReduceOp,
     /// Its number among the groups of its issuer.
     pub group: u32,
-    /// Whether it has happened. It stays in the queue until it is waited for.
-    pub performed: bool,
+    pub course: Course,
+    /// Whether its issuer has waited until it had read.
+    pub waited: bool,
 }
 
 /// The groups of stores of a thread.
@@ -73,6 +87,14 @@ pub struct BulkQueue {
     pub groups: BTreeMap<Issuer, Groups>,
 }
 
+impl BulkQueue {
+    /// Whether a store is one of a thread's, and not of its `left` latest groups.
+    fn is_due(&self, store: &Store, issuer: Issuer, left: u32) -> bool {
+        let committed = self.groups.get(&issuer).map_or(0, |groups| groups.committed);
+        store.transfer.issuer == issuer && store.group.saturating_add(left) < committed
+    }
+}
+
 /// Lets the loads of a barrier land whose current phase lacks nothing but bytes, until it completes.
 pub fn land_awaited(c: &mut Context<'_>, barrier: u32) -> Flow {
     while c.mbarriers.awaits_bytes(barrier) {
@@ -85,7 +107,7 @@ pub fn land_awaited(c: &mut Context<'_>, barrier: u32) -> Flow {
 /// Lets one load land.
 pub fn land(c: &mut Context<'_>, index: usize) -> Flow {
     let load = c.bulk.loads.remove(index);
-    move_bytes(c, &load.transfer, None)?;
+    move_load(c, &load.transfer)?;
     let bytes = load.transfer.bytes.counted();
     if let Err(message) = c.mbarriers.complete(load.barrier, bytes) {
         return misuse(c, &load.transfer, message);
@@ -99,27 +121,67 @@ fn misuse(c: &mut Context<'_>, t: &Transfer, message: String) -> Flow {
     Err(Stop)
 }
 
-/// Lets the stores of a thread happen, except those of the `left` latest groups. `None`: all of them.
-pub fn complete(c: &mut Context<'_>, issuer: Issuer, left: Option<u32>) -> Flow {
-    let committed = c.bulk.groups.get(&issuer).map_or(0, |groups| groups.committed);
-    let due = |store: &Store| {
-        store.transfer.issuer == issuer
-            && left.is_none_or(|left| store.group.saturating_add(left) < committed)
-    };
-    while let Some(index) = c.bulk.stores.iter().position(due) {
+/// Lets the stores of a thread happen, except those of the `left` latest groups.
+pub fn complete(c: &mut Context<'_>, issuer: Issuer, left: u32) -> Flow {
+    while let Some(index) = c.bulk.stores.iter().position(|store| c.bulk.is_due(store, issuer, left)) {
         perform(c, index)?;
         c.bulk.stores.remove(index);
     }
     Ok(())
 }
 
+/// Lets the stores of a thread read, except those of the `left` latest groups.
+pub fn complete_reads(c: &mut Context<'_>, issuer: Issuer, left: u32) -> Flow {
+    for index in 0..c.bulk.stores.len() {
+        let store = &c.bulk.stores[index];
+        if c.bulk.is_due(store, issuer, left) {
+            if matches!(store.course, Course::Issued) {
+                c.bulk.stores[index].course = Course::Read(read_store(c, index)?);
+            }
+            c.bulk.stores[index].waited = true;
+        }
+    }
+    c.bulk.stores.retain(|store| !(store.waited && matches!(store.course, Course::Written)));
+    let is_read = |store: &Store| store.waited && store.transfer.issuer == issuer;
+    while c.bulk.stores.iter().filter(|store| is_read(store)).count() > MAX_READ {
+        let Some(oldest) = c.bulk.stores.iter().position(is_read) else { break };
+        perform(c, oldest)?;
+        c.bulk.stores.remove(oldest);
+    }
+    Ok(())
+}
+
 /// Lets one store happen, if it has not.
 pub fn perform(c: &mut Context<'_>, index: usize) -> Flow {
-    if std::mem::replace(&mut c.bulk.stores[index].performed, true) {
-        return Ok(());
+    let bytes = match std::mem::replace(&mut c.bulk.stores[index].course, Course::Written) {
+        Course::Written => return Ok(()),
+        Course::Read(bytes) => bytes,
+        Course::Issued => read_store(c, index)?,
+    };
+    let Store { transfer, reduce, .. } = &c.bulk.stores[index];
+    let (t, reduce) = (transfer.clone(), *reduce);
+    let mut rest = bytes.as_slice();
+    for row in t.bytes.rows().into_iter().filter(Row::exists) {
+        let (now, later) = rest.split_at(row.bytes as usize);
+        write_global(c, &t, &row, now, reduce)?;
+        rest = later;
     }
-    let store = c.bulk.stores[index].clone();
-    move_bytes(c, &store.transfer, Some(store.reduce))
+    Ok(())
+}
+
+/// What a store reads, of rows that have a place in global memory.
+fn read_store(c: &mut Context<'_>, index: usize) -> Result<Vec<u8>, Stop> {
+    let t = c.bulk.stores[index].transfer.clone();
+    let swizzle = t.bytes.swizzle();
+    let mut bytes = Vec::new();
+    let mut written = true;
+    for row in t.bytes.rows().into_iter().filter(Row::exists) {
+        let start = bytes.len();
+        bytes.resize(start + row.bytes as usize, 0);
+        written &= read_shared(c, &t, &row, swizzle, &mut bytes[start..]);
+    }
+    report_unwritten(c, &t, written, Space::Shared);
+    Ok(bytes)
 }
 
 /// From now on a store may write: others that come near before it was waited for are in its way.
@@ -128,7 +190,7 @@ pub fn store_begins(c: &mut Context<'_>, t: &Transfer, group: u32, reduce: Reduc
     if c.race.is_none() {
         return Ok(());
     }
-    for row in t.bytes.rows().into_iter().filter(|row| row.to > row.from) {
+    for row in t.bytes.rows().into_iter().filter(Row::exists) {
         let (view, offset) = c.global_range(access(t, &row, true), 1)?;
         let (at, bytes) = (view.data as u64 + offset as u64, row.to - row.from);
         c.global_bulk_writes((t.pc, group, reduce != ReduceOp::None), t.issuer, at, bytes);
@@ -136,40 +198,31 @@ pub fn store_begins(c: &mut Context<'_>, t: &Transfer, group: u32, reduce: Reduc
     Ok(())
 }
 
-/// Moves the bytes of a copy: to shared memory, or from there.
-fn move_bytes(c: &mut Context<'_>, t: &Transfer, store: Option<ReduceOp>) -> Flow {
+/// Moves the bytes of a load.
+fn move_load(c: &mut Context<'_>, t: &Transfer) -> Flow {
     let swizzle = t.bytes.swizzle();
     let mut buffer = Vec::new();
-    let mut unwritten = false;
+    let mut written = true;
     for row in t.bytes.rows() {
         buffer.clear();
         buffer.resize(row.bytes as usize, 0u8);
-        let whole = row.to > row.from;
-        match store {
-            None => {
-                if whole {
-                    unwritten |= !read_global(c, t, &row, &mut buffer)?;
-                }
-                write_shared(c, t, &row, swizzle, &buffer);
-            }
-            Some(reduce) if whole => {
-                unwritten |= !read_shared(c, t, &row, swizzle, &mut buffer);
-                write_global(c, t, &row, &buffer, reduce)?;
-            }
-            Some(_) => {}
+        if row.exists() {
+            written &= read_global(c, t, &row, &mut buffer)?;
         }
+        write_shared(c, t, &row, swizzle, &buffer);
     }
-    if unwritten && c.checks_uninitialised() {
-        let space = if store.is_some() { Space::Shared } else { Space::Global };
+    report_unwritten(c, t, written, Space::Global);
+    c.shared.touch(t.shared - SHARED_BASE, t.bytes.shared());
+    Ok(())
+}
+
+fn report_unwritten(c: &mut Context<'_>, t: &Transfer, written: bool, space: Space) {
+    if !written && c.checks_uninitialised() {
         let kind = FindingKind::UninitialisedRead { space };
         c.report(kind, t.pc, t.issuer.warp, t.issuer.lane, |_| {
             "bulk copy of bytes not all of which were written".to_string()
         });
     }
-    if store.is_none() {
-        c.shared.touch(t.shared - SHARED_BASE, t.bytes.shared());
-    }
-    Ok(())
 }
 
 fn access(t: &Transfer, row: &Row, store: bool) -> Access {

@@ -1,13 +1,13 @@
 //! A launch: checks its shape, runs its blocks, collects what they found.
 
 use super::block::{Block, Progress};
-use super::context::Environment;
+use super::context::{Environment, Random};
 use super::target::families;
 use crate::error::LaunchError;
 use crate::memory::SHARED_BASE;
 use crate::memory::global::Memory;
 use crate::module::Kernel;
-use crate::options::{Launch, Options};
+use crate::options::{Launch, Options, Schedule};
 use crate::region::Regions;
 use crate::report::{Finding, Report, Statistics};
 use crate::trace::Trace;
@@ -22,13 +22,19 @@ const MAX_THREADS: u64 = 1024;
 const MAX_SHARED_BYTES: u64 = 227 * 1024;
 /// Warp instructions after which a block lets others run, in case it waits for them.
 const PAUSE: u64 = 1 << 22;
+/// Under a random schedule they are at most 1, 2, 4, and so on up to this power of two: short turns, between
+/// which much of what others do can fall, are as likely as long ones.
+const RANDOM_PAUSE: u64 = 12;
+/// Blocks that take turns under a random schedule, unless these wait for others.
+const RANDOM_RESIDENT: usize = 2;
 /// Blocks that a thread keeps in the middle of their execution.
 const MAX_RESIDENT: usize = 64;
 
 /// Runs a kernel.
 ///
 /// Blocks run in parallel on [`Options::threads`] threads. A block that asks again and again for what others
-/// have to write lets other blocks run before it goes on, and so does one that runs for long.
+/// have to write lets other blocks run before it goes on, and so does one that runs for long. Under a random
+/// schedule two at a time take turns of random length.
 ///
 /// # Errors
 ///
@@ -151,18 +157,26 @@ impl<'a> Worker<'_, 'a> {
     fn run(self) {
         let mut resident: VecDeque<(u64, Block<'a>)> = VecDeque::new();
         let mut spare: Option<Block<'a>> = None;
+        let schedule = self.environment.options.schedule;
+        let mut random =
+            matches!(schedule, Schedule::Random(_)).then(|| Random::new(schedule, u64::MAX));
         // How many of the blocks in execution did nothing but wait, one after the other. Others start if
         // all did, or if one has run for long.
         let mut waiting = 0;
         loop {
-            let wanted = waiting == 0 || waiting >= resident.len();
+            let wanted = waiting >= resident.len()
+                || if random.is_some() { resident.len() < RANDOM_RESIDENT } else { waiting == 0 };
             let fresh =
                 if wanted && resident.len() < MAX_RESIDENT { self.start(&mut spare) } else { None };
             if fresh.is_some() {
                 waiting = 0;
             }
             let Some((number, mut block)) = fresh.or_else(|| resident.pop_front()) else { return };
-            let progress = block.run(PAUSE);
+            let turn = random.as_mut().map_or(PAUSE, |random| {
+                let most = 1 << random.below(RANDOM_PAUSE + 1);
+                1 + random.below(most)
+            });
+            let progress = block.run(turn);
             waiting = if progress == Progress::Spinning { waiting + 1 } else { 0 };
             if progress == Progress::Done {
                 self.collect(number, &mut block);

@@ -9,7 +9,8 @@
 
 use super::forward::check_offsets;
 use super::{
-    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, tensor_maps, view,
+    Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, tensor_maps,
+    view,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
@@ -235,7 +236,7 @@ pub fn plan_backward(
     };
     let main = choose_kernel(device, &choice, &mut reasons)?;
     let mut params = BackwardParams {
-        heads_per_wave: choose_wave(forward, main, device, &mut reasons),
+        heads_per_wave: choose_wave(forward, main, mode, device, &mut reasons),
         workspace_rows: workspace_rows(forward)?,
         padded_dim: main.head_dim,
         ..tensor_params(valid, pointers)
@@ -394,16 +395,28 @@ pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
 }
 
 /// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
-/// stay in the L2 cache; on Hopper also their dq in f32, and pair by pair where all key tiles take equally
-/// long.
+/// stay in the L2 cache; on Hopper also their dq in f32.
+///
+/// Two cases on Hopper are of their own. Where all key tiles take equally long, they go pair by pair. And key
+/// tiles that add to dq in order wait for the one before them of their pair: they take turns with those of as
+/// many pairs as run at once, so that when one ends, the next one's turn has come.
 fn choose_wave(
     valid: &ValidForward,
     main: &KernelSpec,
+    mode: Mode,
     device: &DeviceProperties,
     reasons: &mut Vec<String>,
 ) -> u32 {
     let pairs = valid.batches.saturating_mul(valid.key_heads);
     let hopper = main.arch == Arch::Sm90a;
+    let key_tiles = valid.key_rows.div_ceil(main.key_rows).max(1);
+    if hopper && mode == Mode::Deterministic {
+        let wave = (device.multiprocessors / key_tiles).max(2).min(pairs.max(1));
+        reasons.push(format!(
+            "{wave} of {pairs} (batch, key head) pairs at once: each adds to dq in order"
+        ));
+        return wave;
+    }
     if hopper && valid.sees_all() {
         reasons.push("one (batch, key head) pair at once: all its key tiles take equally long".into());
         return 1;
@@ -415,12 +428,9 @@ fn choose_wave(
     }
     let bytes = u64::from(valid.query_rows) * column_bytes * u64::from(valid.group_size);
     let wave = if hopper {
-        // heads_per_wave fills a half of what it is given. A wave is at least twice what runs at once: the
-        // longest tiles of the last one are not to be what is waited for.
+        // heads_per_wave fills a half of what it is given.
         let most = schedule::heads_per_wave(bytes, 1, device.l2_bytes / 3 * 4, pairs);
-        let key_tiles = valid.key_rows.div_ceil(main.key_rows).max(1);
-        let least = (2 * device.multiprocessors).div_ceil(key_tiles);
-        schedule::even_wave(pairs, most.max(least).min(pairs), 1)
+        schedule::even_wave(pairs, most.max(busy_wave(key_tiles, device)), 1)
     } else {
         schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs)
     };

@@ -102,21 +102,29 @@ fn on_hopper_the_workspace_holds_turns_too_and_one_accumulator_in_every_mode() {
 
 #[test]
 fn blocks_for_hopper_stay_and_waves_keep_them_busy() {
-    let wave = |batches, rows, heads, key_heads, causal| {
+    let wave_of = |batches, rows, heads, key_heads, causal, mode| {
         let [q, kv] = [heads, key_heads].map(|heads| Layout::bshd([batches, rows, heads, 128]));
         let mut forward = ForwardProblem::new(Dtype::Bf16, q, kv, kv);
         if causal {
             forward = forward.causal();
         }
-        let plan = plan(&BackwardProblem::new(forward));
+        let plan = plan(&BackwardProblem { mode, ..BackwardProblem::new(forward) });
         assert_eq!(plan.launches[1].blocks, 132);
         plan.params.heads_per_wave
+    };
+    let wave = |batches, rows, heads, key_heads, causal| {
+        wave_of(batches, rows, heads, key_heads, causal, Mode::Fast)
     };
     assert_eq!(wave(8, 4096, 16, 16, false), 1);
     // Half of the L2 cache holds 8 pairs.
     assert_eq!(wave(8, 4096, 16, 16, true), 8);
     // It holds one pair of 64 key tiles: too few for 132 multiprocessors.
-    assert_eq!(wave(2, 8192, 32, 8, true), 4);
+    assert_eq!(wave(2, 8192, 32, 8, true), 8);
+    // In order, as many pairs take turns as run at once, and at least two.
+    for causal in [false, true] {
+        let in_order = |batches, rows| wave_of(batches, rows, 16, 16, causal, Mode::Deterministic);
+        assert_eq!((in_order(8, 4096), in_order(16, 1024), in_order(2, 16384)), (4, 16, 2));
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The plan of a forward pass.
 
 use super::{
-    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, tensor_maps, view,
+    Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, tensor_maps,
+    view,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
@@ -136,7 +137,10 @@ pub fn plan_forward(
     let hopper = kernel.arch == Arch::Sm90a;
     let (blocks, heads_per_wave) = if hopper {
         // Blocks stay, one on each multiprocessor, and take tiles until there are none left.
-        (tiles.min(device.multiprocessors.max(1)), choose_hopper_wave(valid, device, &mut reasons))
+        (
+            tiles.min(device.multiprocessors.max(1)),
+            choose_hopper_wave(valid, kernel, device, &mut reasons),
+        )
     } else {
         (tiles, choose_wave(valid, device, &mut reasons))
     };
@@ -175,9 +179,10 @@ fn prefers_short_tiles(valid: &ValidForward) -> bool {
 /// All tiles of a head at once, where they take equally long: then all of its keys are read by many blocks
 /// at the same time (measured at head dim 128, S 4096: 7 % against as many heads as fit the L2 cache).
 /// Otherwise the longest tiles of several heads first, so that short ones fill the gaps at the end: waves of
-/// equal size whose keys and values fit two thirds of the L2 cache.
+/// equal size whose keys and values fit two thirds of the L2 cache, or more of them if these are too few.
 fn choose_hopper_wave(
     valid: &ValidForward,
+    kernel: &KernelSpec,
     device: &DeviceProperties,
     reasons: &mut Vec<String>,
 ) -> u32 {
@@ -195,7 +200,8 @@ fn choose_hopper_wave(
     let bytes = u64::from(valid.key_rows) * columns * u64::from(valid.problem.dtype.bytes());
     // heads_per_wave fills a half of what it is given.
     let most = schedule::heads_per_wave(bytes, group, device.l2_bytes / 3 * 4, pairs);
-    let wave = schedule::even_wave(pairs, most, group);
+    let tiles = valid.query_rows.div_ceil(kernel.query_rows);
+    let wave = schedule::even_wave(pairs, most.max(busy_wave(tiles, device)), group);
     reasons.push(format!(
         "{wave} of {pairs} (batch, head) pairs at once: {bytes} bytes of k and v per key head, {} of L2",
         device.l2_bytes

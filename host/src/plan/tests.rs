@@ -184,6 +184,10 @@ fn blocks_for_hopper_stay_and_their_waves_are_of_equal_size() {
     let causal = plan(&problem.with_mask(Mask::Causal(CausalAlignment::BottomRight)), &pointers());
     // 2 MiB of keys and values per head, 33 MiB of cache.
     assert_eq!(causal.params.heads_per_wave, 16);
+    // 16 MiB each: the cache holds two, of 128 tiles each.
+    let layout = Layout::bshd([1, 16384, 8, 256]);
+    let wide = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).causal();
+    assert_eq!(plan(&wide, &pointers()).params.heads_per_wave, 4);
     let maps = causal.hopper.unwrap();
     assert_eq!(maps.q.unwrap().dims, [128, 4096, 32, 2]);
     assert_eq!(maps.k.unwrap().box_dims, [64, causal.kernel.key_rows, 1, 1]);

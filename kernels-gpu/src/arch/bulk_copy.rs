@@ -78,7 +78,8 @@ pub unsafe fn wait_read<const PENDING: u32>() {
     asm!("cp.async.bulk.wait_group.read {};", const PENDING, options(nostack));
 }
 
-/// Waits until all but the latest `PENDING` groups of this thread have been written. PTX:
+/// Waits until all but the latest `PENDING` groups of this thread have been written. What it does afterwards
+/// comes behind that in both proxies: the end of a bulk copy implies their fence. PTX:
 /// `cp.async.bulk.wait_group`.
 ///
 /// # Safety
@@ -98,9 +99,8 @@ pub unsafe fn fence() {
     asm!("fence.proxy.async.shared::cta;", options(nostack));
 }
 
-/// What bulk copies wrote to global memory and this thread waited for comes before what it writes
-/// afterwards, and what it saw others write before the bulk copies that it starts afterwards. PTX:
-/// `fence.proxy.async.global`.
+/// What this thread wrote to global memory, or saw others write, comes before the bulk copies that it starts
+/// afterwards. PTX: `fence.proxy.async.global`.
 ///
 /// # Safety
 /// None beyond those of any fence.

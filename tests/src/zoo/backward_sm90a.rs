@@ -2,7 +2,7 @@
 
 use super::{Family, Mutant, VISIBLE_END, moved, other_parity};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
-use crate::shapes::ragged;
+use crate::shapes::{many_key_tiles, nothing_to_repair, ragged};
 use crate::sweep::no_wait;
 use finite_attention::check::{Case, Gradients};
 use finite_attention::{CausalAlignment, Mask, Mode};
@@ -18,16 +18,6 @@ fn mutant(name: &'static str) -> Mutant {
 
 fn packed(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, Case { packed: true, batches: 4, seed: 3, ..ragged(KERNEL) })
-}
-
-/// Six key tiles of one step each: orders follow each other closely.
-fn many_orders() -> Case {
-    Case { query_rows: 60, key_rows: 700, query_heads: 1, mask: Mask::Full, ..ragged(KERNEL) }
-}
-
-/// Orders of a packed sequence of whole tiles, for which there is nothing to repair.
-fn nothing_to_repair() -> Case {
-    Case { packed: true, batches: 1, query_rows: 64, key_rows: 768, ..many_orders() }
 }
 
 const WINDOW: Mask =
@@ -346,7 +336,7 @@ fn in_order() -> Vec<Mutant> {
                 moved(line, 1, "s32", 1)
             })
             .finding("step limit reached", &["global::wait_for_u32(turn"]),
-        Mutant::new("every other key tile is left out", KERNEL, many_orders())
+        Mutant::new("every other key tile is left out", KERNEL, many_key_tiles(KERNEL))
             .blocks(2)
             .edit("atom.global.add", &["tile_queue.rs: self.next = blocks"], Which::All, |line| {
                 with_operand(line, 2, "2")
@@ -362,7 +352,7 @@ fn helpers() -> Vec<Mutant> {
             .edit("mbarrier.try_wait", &["let letter = self.orders.wait(&orders);"], Which::All, no_wait)
             .finding(UNINITIALISED, &["KeyOrder::read"])
             .finding(RACE, &["KeyOrder::read"]),
-        Mutant::new("an order is overwritten while it is read", KERNEL, many_orders())
+        Mutant::new("an order is overwritten while it is read", KERNEL, many_key_tiles(KERNEL))
             .edit(
                 "mbarrier.try_wait",
                 &["mailbox.rs: self.stages.acquire(cursor);"],
@@ -371,7 +361,7 @@ fn helpers() -> Vec<Mutant> {
             )
             .finding(RACE, &["mailbox.rs: "])
             .finding(MISUSE, &["self.orders.send"]),
-        Mutant::new("one reader of orders too few is waited for", KERNEL, many_orders())
+        Mutant::new("one reader of orders too few is waited for", KERNEL, many_key_tiles(KERNEL))
             .edit(
                 "mbarrier.init",
                 &["self.orders.init(4 * WARPGROUPS + WARPGROUPS", "self.empty(stage)"],
@@ -383,7 +373,7 @@ fn helpers() -> Vec<Mutant> {
         Mutant::new(
             "the repairer lets an order go that its lanes still read",
             KERNEL,
-            nothing_to_repair(),
+            nothing_to_repair(KERNEL),
         )
         .blocks(1)
         .edit(

@@ -1,7 +1,7 @@
 //! `cp.async.bulk`, `cp.reduce.async.bulk` and their groups, lane after lane.
 
 use crate::exec::boxes::Bytes;
-use crate::exec::bulk::{self, Issuer, Load, Store, Transfer};
+use crate::exec::bulk::{self, Course, Issuer, Load, Store, Transfer};
 use crate::exec::context::{Access, Context, Flow, Stop};
 use crate::exec::mbarrier::MBARRIER_BYTES;
 use crate::exec::registers::lanes;
@@ -33,9 +33,13 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: BulkO
                 groups.committed += 1;
                 groups.open = 0;
             }
-            BulkOp::WaitGroup | BulkOp::WaitGroupRead => {
-                bulk::complete(c, issuer, Some(i.immediate as u32))?;
-                c.race_bulk_complete(issuer, i.immediate as u32, op == BulkOp::WaitGroup);
+            BulkOp::WaitGroup => {
+                bulk::complete(c, issuer, i.immediate as u32)?;
+                c.race_bulk_complete(issuer, i.immediate as u32, true);
+            }
+            BulkOp::WaitGroupRead => {
+                bulk::complete_reads(c, issuer, i.immediate as u32)?;
+                c.race_bulk_complete(issuer, i.immediate as u32, false);
             }
         }
     }
@@ -159,7 +163,7 @@ fn store(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow
     c.statistics.async_copies += 1;
     c.region_bulk(w, &transfer);
     bulk::store_begins(c, &transfer, group, reduce)?;
-    c.bulk.stores.push(Store { transfer, reduce, group, performed: false });
+    c.bulk.stores.push(Store { transfer, reduce, group, course: Course::Issued, waited: false });
     if c.environment.options.schedule == Schedule::Eager {
         bulk::perform(c, c.bulk.stores.len() - 1)?;
     }

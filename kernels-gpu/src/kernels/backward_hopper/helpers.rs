@@ -217,13 +217,11 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
                 }
                 if in_order {
                     bulk_copy::wait_written::<0>();
-                    bulk_copy::fence_global();
                     global::store_release_u32(turn, block.first_tile);
                 }
                 at = walk.next(&at);
             }
         }
-        bulk_copy::wait_written::<0>();
     }
 
     /// The repairer, one warp: zeroes rows past the end of a packed sequence.

@@ -100,7 +100,8 @@ pub enum FindingKind {
     /// them. The block goes on.
     GlobalRace,
     /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, or a copy writes
-    /// bytes that they read, with no `fence.proxy.async` between. The block goes on.
+    /// bytes that they read, with no `fence.proxy.async` between; or a bulk copy does so in global memory.
+    /// The block goes on.
     MissingProxyFence,
     /// A register of a multiplication that has not been waited for. The block goes on.
     RegisterInFlight,

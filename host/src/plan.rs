@@ -59,6 +59,16 @@ fn busy_wave(tiles: u32, device: &DeviceProperties) -> u32 {
     device.multiprocessors.saturating_mul(7).div_ceil(2 * tiles.max(1))
 }
 
+/// The pairs of which one wave has as many tiles (19 of 20 at least) as run at once, if there is an even
+/// number of such waves: every block then takes a long tile of one and a short tile of the next. More pairs
+/// would only need more of the L2 cache.
+fn paired_wave(pairs: u32, tiles: u32, device: &DeviceProperties) -> Option<u32> {
+    let slots = device.multiprocessors;
+    let wave = slots.checked_div(tiles).filter(|&wave| wave > 0)?;
+    let is_full = u64::from(wave) * u64::from(tiles) * 20 >= u64::from(slots) * 19;
+    (is_full && pairs.is_multiple_of(2 * wave)).then_some(wave)
+}
+
 /// 16 bytes at a time if every row of every tensor starts on a 16-byte boundary.
 fn choose_access(tensors: &[Tensor<'_>], reasons: &mut Vec<String>) -> Access {
     let unaligned = tensors.iter().find(|tensor| {

@@ -180,13 +180,6 @@ pub const EXPLANATIONS: &[Explanation] = &[
         why: "keys and values are waited for together, and values are repaired behind the keys by the same lanes",
     },
     Explanation {
-        opcode: "fence.proxy.async.global",
-        through: &["bulk_copy::fence_global();"],
-        equivalent: false,
-        why: "copies that add may come in any order: the emulator asks of those of several blocks neither that one \
-              comes first nor, where one does, for the fence between the proxies that belongs to it",
-    },
-    Explanation {
         opcode: "bar.warp.sync",
         through: &["self.release_loaded_queries::<A>(&queries, lane == 0 && more);"],
         equivalent: true,

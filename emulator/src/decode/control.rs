@@ -4,8 +4,8 @@ use super::builder::Patch;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL,
-    Instruction, Op,
+    BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_SOURCE,
+    FLAG_OPTIONAL, FLAG_SHARED, Instruction, Op,
 };
 use crate::parse::operand::{Operand, Scalar};
 
@@ -28,11 +28,15 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             Ok(Instruction::new(Op::Fence))
         }
         ("fence", ["mbarrier_init", "release", "cluster"]) => Ok(Instruction::new(Op::Nop)),
-        ("fence", ["proxy", "async"] | ["proxy", "async", "shared::cta" | "shared::cluster"]) => {
-            Ok(Instruction::new(Op::ProxyFence))
+        ("fence", ["proxy", "async", space @ ..]) => {
+            let flags = match space {
+                [] => FLAG_SHARED | FLAG_GLOBAL,
+                ["shared::cta" | "shared::cluster"] => FLAG_SHARED,
+                ["global"] => FLAG_GLOBAL,
+                _ => return Err(UNSUPPORTED),
+            };
+            Ok(Instruction { flags, ..Instruction::new(Op::ProxyFence) })
         }
-        // What it orders is not looked at: shared memory it does not concern.
-        ("fence", ["proxy", "async", "global"]) => Ok(Instruction::new(Op::Nop)),
         ("setmaxnreg", [direction @ ("inc" | "dec"), "sync", "aligned", "u32"]) => {
             s.expect_operands(1, 1)?;
             let immediate = b.immediate(s, 0)?;

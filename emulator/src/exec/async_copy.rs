@@ -13,7 +13,6 @@ use crate::memory::view::GlobalView;
 use crate::memory::{Refusal, Space};
 use crate::report::FindingKind;
 use crate::shadow::State;
-use crate::shadow::global::Touch;
 
 /// One copy instruction of a warp.
 #[derive(Clone, Debug)]
@@ -190,7 +189,7 @@ fn read_source(
 ) {
     if bytes != 0 {
         let issuer = Issuer { warp: warp.id, lane: lane as u32 };
-        context.global_copy_reads(copy.pc, issuer, place, bytes, Touch::Read);
+        context.global_copy_reads(copy.pc, issuer, place, bytes);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::isa::ReduceOp;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
 use crate::shadow::State;
-use crate::shadow::global::Touch;
+use crate::shadow::knowledge::Knowledge;
 use crate::tensor_map::TensorMapSwizzle;
 use crate::trace::OriginKind;
 use std::collections::BTreeMap;
@@ -37,6 +37,8 @@ pub struct Transfer {
     pub shared: u32,
     pub pc: u32,
     pub issuer: Issuer,
+    /// What the asynchronous proxy saw of global memory when it was issued.
+    pub seen: Knowledge,
 }
 
 /// A copy to shared memory.
@@ -193,7 +195,7 @@ pub fn store_begins(c: &mut Context<'_>, t: &Transfer, group: u32, reduce: Reduc
     for row in t.bytes.rows().into_iter().filter(Row::exists) {
         let (view, offset) = c.global_range(access(t, &row, true), 1)?;
         let (at, bytes) = (view.data as u64 + offset as u64, row.to - row.from);
-        c.global_bulk_writes((t.pc, group, reduce != ReduceOp::None), t.issuer, at, bytes);
+        c.global_bulk_writes(t, (group, reduce != ReduceOp::None), at, bytes);
     }
     Ok(())
 }
@@ -236,8 +238,7 @@ fn read_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &mut [u8]) 
     let (view, offset) = c.global_range(access(t, row, false), 1)?;
     let bytes = (row.to - row.from) as usize;
     let part = &mut buffer[row.from as usize..row.to as usize];
-    // What the barrier orders is the copy, not the warp that started it: nothing is kept of the read.
-    c.global_copy_reads(t.pc, t.issuer, view.data as u64 + offset as u64, bytes as u32, Touch::Look);
+    c.global_bulk_reads(t, view.data as u64 + offset as u64, bytes as u32);
     // SAFETY: `global_range` checked that these bytes exist; the allocation outlives the launch.
     unsafe {
         view.data.add(offset).copy_to_nonoverlapping(part.as_mut_ptr(), bytes);

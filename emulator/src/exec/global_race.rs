@@ -1,13 +1,14 @@
 //! Which accesses to global memory are ordered: what the instructions tell the shadow of the launch.
 
-use super::bulk::Issuer;
+use super::bulk::{Issuer, Transfer};
 use super::context::Context;
 use super::registers::{LANES, lanes};
 use super::warp::Warp;
 use super::window::Window;
 use crate::memory::Space;
 use crate::report::FindingKind;
-use crate::shadow::global::{Access, GlobalRace, Meeting, Touch};
+use crate::shadow::global::{Access, GlobalRace, Meeting, Order, Touch};
+use crate::shadow::knowledge::Knowledge;
 use crate::shadow::race::Race;
 use std::sync::{MutexGuard, PoisonError};
 
@@ -62,15 +63,14 @@ impl<'a> Context<'a> {
         how: Strength,
     ) {
         let first = self.first_actor();
+        let access = Access { strong: how.strong, ..self.own_access(w.pc, w.id) };
         let mut launch = self.global_race();
         let Some(race) = &mut self.race else { return };
-        let access =
-            Access { actor: first + w.id, clock: race.clock(w.id), pc: w.pc, strong: how.strong };
         let number = launch.number(access);
         let mut found = None;
         for (lane, offset, bytes) in window.runs(bytes, 1) {
-            let covers = |other: Access| race.covers(w.id, first, other);
-            let met = launch.access(window.data as u64 + offset, bytes, number, touch, covers);
+            let order = |other: Access| race.order(w.id, first, other);
+            let met = launch.access(window.data as u64 + offset, bytes, number, touch, order);
             found = found.or(met.map(|met| (lane, met)));
         }
         if how.strong && touch == Touch::Write {
@@ -116,43 +116,69 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// A copy that a thread started reads bytes.
-    pub fn global_copy_reads(&mut self, pc: u32, issuer: Issuer, at: u64, bytes: u32, touch: Touch) {
-        let actor = self.first_actor() + issuer.warp;
-        let clock = self.race.as_ref().map_or(0, |race| race.clock(issuer.warp));
-        self.global_copy(Access { actor, clock, pc, strong: false }, issuer, at, bytes, touch);
+    /// What a warp's own accesses are called now.
+    fn own_access(&self, pc: u32, warp: u32) -> Access {
+        let clock = self.race.as_ref().map_or(0, |race| race.clock(warp));
+        Access { actor: self.first_actor() + warp, clock, pc, strong: false }
+    }
+
+    /// A `cp.async` of a thread reads bytes.
+    pub fn global_copy_reads(&mut self, pc: u32, issuer: Issuer, at: u64, bytes: u32) {
+        let (access, first) = (self.own_access(pc, issuer.warp), self.first_actor());
+        let order = |race: &Race, other| race.order(issuer.warp, first, other);
+        self.global_copy(access, issuer, (at, bytes), Touch::Read, order);
+    }
+
+    /// A bulk load that a thread started reads bytes. What its barrier orders is the copy, not the warp that
+    /// started it: nothing is kept of the read.
+    pub fn global_bulk_reads(&mut self, t: &Transfer, at: u64, bytes: u32) {
+        let (access, first) = (self.own_access(t.pc, t.issuer.warp), self.first_actor());
+        let order = |race: &Race, other| race.order_for_proxy(t.issuer.warp, first, &t.seen, other);
+        self.global_copy(access, t.issuer, (at, bytes), Touch::Look, order);
     }
 
     /// A bulk store of a group writes bytes, or adds to them.
-    pub fn global_bulk_writes(
-        &mut self,
-        (pc, group, adds): (u32, u32, bool),
-        issuer: Issuer,
-        at: u64,
-        bytes: u32,
-    ) {
-        let access = Access { actor: self.bulk_actor(issuer), clock: group + 1, pc, strong: adds };
-        self.global_copy(access, issuer, at, bytes, Touch::Write);
+    pub fn global_bulk_writes(&mut self, t: &Transfer, (group, adds): (u32, bool), at: u64, bytes: u32) {
+        let (actor, first) = (self.bulk_actor(t.issuer), self.first_actor());
+        let access = Access { actor, clock: group + 1, pc: t.pc, strong: adds };
+        let order = |race: &Race, other: Access| {
+            // Stores of one thread are its own affair.
+            if other.actor == actor {
+                return Order::Before;
+            }
+            race.order_for_proxy(t.issuer.warp, first, &t.seen, other)
+        };
+        self.global_copy(access, t.issuer, (at, bytes), Touch::Write, order);
     }
 
-    fn global_copy(&mut self, access: Access, issuer: Issuer, at: u64, bytes: u32, touch: Touch) {
-        let first = self.first_actor();
+    fn global_copy(
+        &mut self,
+        access: Access,
+        issuer: Issuer,
+        (at, bytes): (u64, u32),
+        touch: Touch,
+        order: impl Fn(&Race, Access) -> Order,
+    ) {
         let Some(race) = &self.race else { return };
-        let covers = |other: Access| race.covers(issuer.warp, first, other);
         let mut launch = self.global_race();
         let number = launch.number(access);
-        let met = launch.access(at, bytes, number, touch, covers);
+        let met = launch.access(at, bytes, number, touch, |other| order(race, other));
         drop(launch);
         if let Some(met) = met {
             self.global_report(access.pc, issuer, touch, met);
         }
     }
 
+    /// What the asynchronous proxy sees when a warp starts a bulk copy.
+    pub fn seen_by_proxy(&self, warp: u32) -> Knowledge {
+        self.race.as_ref().map_or_else(Knowledge::default, |race| race.seen_by_proxy(warp))
+    }
+
     /// A thread has waited until so many of its groups of bulk stores were written.
     pub fn global_bulk_written(&mut self, issuer: Issuer, groups: u32) {
         let actor = self.bulk_actor(issuer);
         if let Some(race) = &mut self.race {
-            race.raise_foreign(issuer.warp, actor, groups);
+            race.bulk_written(issuer.warp, actor, groups);
         }
     }
 
@@ -165,12 +191,21 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// `fence.proxy.async` of global memory.
+    pub fn global_proxy_fence(&mut self, warp: u32) {
+        let first = self.first_actor();
+        if let Some(race) = &mut self.race {
+            race.global_proxy_fence(warp, first);
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn global_report(&mut self, pc: u32, issuer: Issuer, touch: Touch, met: Meeting) {
         let warps = self.warps();
-        self.report(FindingKind::GlobalRace, pc, issuer.warp, issuer.lane, |context| {
-            let Meeting { other, wrote } = met;
+        let Meeting { other, wrote, fenceless } = met;
+        let kind = if fenceless { FindingKind::MissingProxyFence } else { FindingKind::GlobalRace };
+        self.report(kind, pc, issuer.warp, issuer.lane, |context| {
             let [x, y, z] = context.environment.block(u64::from(other.actor / (warps * ACTORS)));
             let place = context.place_of(other.pc);
             let who = match other.actor % (warps * ACTORS) {
@@ -179,10 +214,12 @@ impl<'a> Context<'a> {
             };
             let touched = if touch == Touch::Write { "write" } else { "read" };
             let did = if wrote { "wrote" } else { "read" };
-            format!(
-                "a {touched} of bytes that {who} of block ({x}, {y}, {z}) {did}{place}; nothing orders \
-                 the two"
-            )
+            let (by, lacks) = if fenceless {
+                (" by a bulk copy", ", with no fence.proxy.async behind it")
+            } else {
+                ("", "; nothing orders the two")
+            };
+            format!("a {touched}{by} of bytes that {who} of block ({x}, {y}, {z}) {did}{place}{lacks}")
         });
     }
 }

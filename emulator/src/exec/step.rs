@@ -7,8 +7,8 @@ use super::ops;
 use super::registers::lanes;
 use super::warp::{Fragment, SPIN, State, Warp};
 use crate::isa::{
-    BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_NEGATE_GUARD, FLAG_NEGATE_SOURCE,
-    FLAG_OPTIONAL, FLAG_STRONG, Instruction, Op, ROW_SINK,
+    BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_GUARD,
+    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, Op, ROW_SINK,
 };
 use crate::report::FindingKind;
 
@@ -219,7 +219,14 @@ impl Runner<'_, '_> {
             Op::Bulk(op) => ops::bulk::run(self.context, self.warp, i, m, op)?,
             Op::Wgmma(op) => return self.wgmma(i, m, op),
             Op::Fence => self.context.global_fence(self.warp.id),
-            Op::ProxyFence => self.context.race_proxy_fence(self.warp.id),
+            Op::ProxyFence => {
+                if i.has(FLAG_SHARED) {
+                    self.context.race_proxy_fence(self.warp.id);
+                }
+                if i.has(FLAG_GLOBAL) {
+                    self.context.global_proxy_fence(self.warp.id);
+                }
+            }
             Op::SetMaxRegisters => return self.set_max_registers(i, m),
             Op::MapAddress => self.map_address(i, m)?,
             Op::Barrier(op) => return self.barrier(i, m, op),

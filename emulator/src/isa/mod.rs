@@ -50,6 +50,10 @@ pub const FLAG_STRONG: u8 = 1;
 pub const FLAG_ACQUIRE: u8 = 8;
 /// A `release` that needs no fence.
 pub const FLAG_RELEASE: u8 = 16;
+/// The fence between the proxies concerns shared memory.
+pub const FLAG_SHARED: u8 = 1;
+/// The fence between the proxies concerns global memory.
+pub const FLAG_GLOBAL: u8 = 2;
 /// `.aligned`: all threads of the warp execute the instruction together.
 pub const FLAG_ALIGNED: u8 = 16;
 /// An optional operand is present.

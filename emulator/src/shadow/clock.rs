@@ -1,6 +1,6 @@
 //! Vector clocks, and sets of reads: what the race shadow counts with.
 
-use super::knowledge::Knowledge;
+use super::knowledge::Foreign;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 
@@ -60,7 +60,7 @@ pub struct View {
     /// For accesses of the asynchronous proxy.
     pub proxy: Clock,
     /// For warps of other blocks, and what bulk stores wrote.
-    pub foreign: Knowledge,
+    pub foreign: Foreign,
 }
 
 impl View {

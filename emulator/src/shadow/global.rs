@@ -7,11 +7,14 @@
 //! of a thread are an actor of their own: `cp.async.bulk.wait_group` makes known what they wrote,
 //! `wait_group.read` does not.
 //!
+//! A bulk copy must also have been shown what threads did: by `fence.proxy.async`, of one that knows of it,
+//! before the copy starts. The end of a bulk copy is such a fence.
+//!
 //! For each word there are the last writes and some of the reads since, each with its bytes: two of either.
 //! What is kept is exact, so nothing is found that did not happen; of three that nothing orders, one may be
 //! forgotten. Of a bulk load nothing is kept: it is a finding only if it comes second.
 
-use super::knowledge::Knowledge;
+use super::knowledge::Foreign;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -51,6 +54,17 @@ pub enum Touch {
     Write,
 }
 
+/// How two accesses are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Not at all.
+    None,
+    /// One comes before the other, but the asynchronous proxy, which makes the other, does not see it.
+    Unseen,
+    /// One comes before the other.
+    Before,
+}
+
 /// The number of an access, above a bit for each byte of the word; 0: none.
 type Mark = u32;
 
@@ -68,6 +82,8 @@ pub struct Meeting {
     pub other: Access,
     /// Whether it wrote.
     pub wrote: bool,
+    /// The two are ordered, and only the fence between the proxies is missing.
+    pub fenceless: bool,
 }
 
 type AddressMap<T> = HashMap<u64, T, FixedState>;
@@ -80,7 +96,7 @@ pub struct GlobalRace {
     /// Accesses and their numbers.
     recent: Vec<(Access, u32)>,
     /// What was made known through each address of a strong access, and how often that grew.
-    places: AddressMap<(Knowledge, u32)>,
+    places: AddressMap<(Foreign, u32)>,
 }
 
 impl Default for GlobalRace {
@@ -111,7 +127,7 @@ impl GlobalRace {
         number as u32
     }
 
-    /// An access to some bytes; `covers` says whether an actor's access comes before it.
+    /// An access to some bytes; `order` says whether another actor's access comes before it.
     #[inline]
     pub fn access(
         &mut self,
@@ -119,12 +135,12 @@ impl GlobalRace {
         bytes: u32,
         number: u32,
         touch: Touch,
-        covers: impl Fn(Access) -> bool,
+        order: impl Fn(Access) -> Order,
     ) -> Option<Meeting> {
         if number == 0 {
             return None;
         }
-        let step = Step { accesses: &self.accesses, number, touch, covers };
+        let step = Step { accesses: &self.accesses, number, touch, order };
         let mut found = None;
         // Neighbours nearly always look alike.
         let mut known = None;
@@ -144,13 +160,13 @@ impl GlobalRace {
     }
 
     /// A strong access makes something known through an address.
-    pub fn publish(&mut self, address: u64, known: &Knowledge) {
+    pub fn publish(&mut self, address: u64, known: &Foreign) {
         let (place, version) = self.places.entry(address).or_default();
         *version += u32::from(place.join(known));
     }
 
     /// What was made known through an address, and how often that grew.
-    pub fn place(&self, address: u64) -> Option<&(Knowledge, u32)> {
+    pub fn place(&self, address: u64) -> Option<&(Foreign, u32)> {
         self.places.get(&address)
     }
 }
@@ -176,23 +192,28 @@ struct Step<'a, F> {
     accesses: &'a [Access],
     number: u32,
     touch: Touch,
-    covers: F,
+    order: F,
 }
 
-impl<F: Fn(Access) -> bool> Step<'_, F> {
+impl<F: Fn(Access) -> Order> Step<'_, F> {
     fn of(&self, mark: Mark) -> Access {
         self.accesses[(mark / (BYTES + 1)) as usize]
     }
 
     /// Whether one that is known comes before this access.
     fn follows(&self, mark: Mark) -> bool {
-        let (other, now) = (self.of(mark), self.accesses[self.number as usize]);
-        other.actor == now.actor || (self.covers)(other)
+        (self.order)(self.of(mark)) != Order::None
     }
 
-    fn races(&self, mark: Mark, bytes: u32) -> bool {
-        let strong = |mark| self.of(mark).strong;
-        mark & bytes != 0 && !(strong(mark) && strong(self.number << 4)) && !self.follows(mark)
+    /// Whom the access meets, if it is one that is known.
+    fn meets(&self, mark: Mark, bytes: u32, wrote: bool) -> Option<Meeting> {
+        let (other, now) = (self.of(mark), self.accesses[self.number as usize]);
+        if mark & bytes == 0 || other.strong && now.strong {
+            return None;
+        }
+        let order = (self.order)(other);
+        let fenceless = order == Order::Unseen;
+        (order != Order::Before).then_some(Meeting { other, wrote, fenceless })
     }
 
     /// The next words, of which the access takes the same bytes.
@@ -222,10 +243,8 @@ impl<F: Fn(Access) -> bool> Step<'_, F> {
     /// What becomes of a word, and whom the access meets.
     #[inline(never)]
     fn run(&self, cell: &mut Cell, bytes: u32) -> Option<Meeting> {
-        let meets = |marks: [Mark; 2], wrote| {
-            let mark = marks.into_iter().find(|&mark| self.races(mark, bytes));
-            mark.map(|mark| Meeting { other: self.of(mark), wrote })
-        };
+        let meets =
+            |marks: [Mark; 2], wrote| marks.into_iter().find_map(|mark| self.meets(mark, bytes, wrote));
         let mut found = meets(cell.writes, true);
         match self.touch {
             Touch::Look => {}
@@ -288,7 +307,8 @@ mod tests {
         touch: Touch,
     ) -> Option<(u32, bool)> {
         let number = race.number(Access { actor, clock: 1, pc: actor, strong });
-        let meeting = race.access(address, bytes, number, touch, |_| false)?;
+        let order = |other: Access| if other.actor == actor { Order::Before } else { Order::None };
+        let meeting = race.access(address, bytes, number, touch, order)?;
         Some((meeting.other.actor, meeting.wrote))
     }
 
@@ -303,7 +323,7 @@ mod tests {
         assert_eq!(met(&mut race, 8188, 8, (1, false), Touch::Write), None);
         assert_eq!(met(&mut race, 8192, 4, (2, false), Touch::Read), Some((1, true)));
         let number = race.number(Access { actor: 3, clock: 1, pc: 0, strong: false });
-        assert_eq!(race.access(8192, 4, number, Touch::Write, |_| true), None);
+        assert_eq!(race.access(8192, 4, number, Touch::Write, |_| Order::Before), None);
     }
 
     #[test]

@@ -46,6 +46,22 @@ impl Knowledge {
     }
 }
 
+/// What somebody knows of a launch: for accesses of threads, and for those of the asynchronous proxy.
+#[derive(Clone, Debug, Default)]
+pub struct Foreign {
+    /// For accesses of threads.
+    pub threads: Knowledge,
+    /// For accesses of the asynchronous proxy.
+    pub proxy: Knowledge,
+}
+
+impl Foreign {
+    /// Knows what another one knows; whether that is more than before.
+    pub fn join(&mut self, other: &Foreign) -> bool {
+        self.threads.join(&other.threads) | self.proxy.join(&other.proxy)
+    }
+}
+
 fn merge(a: &[(u32, u32)], b: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let mut merged = Vec::with_capacity(a.len().max(b.len()));
     let (mut a, mut b) = (a.iter().copied().peekable(), b.iter().copied().peekable());

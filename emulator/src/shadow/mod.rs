@@ -6,7 +6,7 @@
 pub mod actor;
 mod clock;
 pub mod global;
-mod knowledge;
+pub mod knowledge;
 pub mod lanes;
 mod orders;
 pub mod race;

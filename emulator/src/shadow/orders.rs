@@ -1,18 +1,18 @@
 //! What the warps of a block know of the launch: their clocks, and what passes through global memory.
 
-use super::global::Access;
-use super::knowledge::Knowledge;
+use super::global::{Access, Order};
+use super::knowledge::{Foreign, Knowledge};
 use super::race::Race;
 
 /// What a warp's strong accesses have to do with others.
 #[derive(Clone, Debug, Default)]
 pub struct Strong {
     /// What the last fence lets them make known.
-    fenced: Option<Knowledge>,
+    fenced: Option<Foreign>,
     /// The address through which that was made known last.
     published: Option<u64>,
     /// What they saw since the last fence.
-    seen: Knowledge,
+    seen: Foreign,
     /// Where they last looked, and how often what is known there had grown.
     last: Option<(u64, u32)>,
 }
@@ -26,21 +26,45 @@ impl Race {
 
     /// Whether an access of any block comes before what a warp does now; `first` is the block's first actor.
     #[inline(always)]
-    pub fn covers(&self, warp: u32, first: u32, other: Access) -> bool {
+    pub fn order(&self, warp: u32, first: u32, other: Access) -> Order {
         let view = &self.warps[warp as usize];
         let own = other.actor.wrapping_sub(first) as usize;
-        let known =
-            if own < self.warps.len() { view.threads.get(own) } else { view.foreign.get(other.actor) };
-        known >= other.clock
+        let known = if own < self.warps.len() {
+            view.threads.get(own)
+        } else {
+            view.foreign.threads.get(other.actor)
+        };
+        if known >= other.clock { Order::Before } else { Order::None }
+    }
+
+    /// The same for what the asynchronous proxy does on behalf of the warp, of whose knowledge it sees that.
+    pub fn order_for_proxy(&self, warp: u32, first: u32, seen: &Knowledge, other: Access) -> Order {
+        match self.order(warp, first, other) {
+            Order::Before if seen.get(other.actor) < other.clock => Order::Unseen,
+            order => order,
+        }
+    }
+
+    /// What the asynchronous proxy sees of global memory when a warp starts a copy.
+    pub fn seen_by_proxy(&self, warp: u32) -> Knowledge {
+        self.warps[warp as usize].foreign.proxy.clone()
     }
 
     /// All that a warp knows, to be made known to other blocks; it goes on to the next clock.
-    pub fn known(&mut self, warp: u32, first: u32) -> Knowledge {
+    pub fn known(&mut self, warp: u32, first: u32) -> Foreign {
         let view = self.release(warp);
-        let mut own = Knowledge::default();
-        (0..self.warps.len()).for_each(|other| own.raise(first + other as u32, view.threads.get(other)));
-        own.join(&view.foreign);
-        own
+        let mut known = Foreign { proxy: view.foreign.proxy, ..Foreign::default() };
+        for other in 0..self.warps.len() {
+            known.threads.raise(first + other as u32, view.threads.get(other));
+        }
+        known.threads.join(&view.foreign.threads);
+        known
+    }
+
+    /// The asynchronous proxy sees, of global memory, what a warp knows of.
+    pub fn global_proxy_fence(&mut self, warp: u32, first: u32) {
+        let known = self.known(warp, first);
+        self.warps[warp as usize].foreign.proxy.join(&known.threads);
     }
 
     /// A fence of a warp.
@@ -52,13 +76,13 @@ impl Race {
     }
 
     /// What the last fence of a warp lets it make known through an address, unless it just did.
-    pub fn unpublished(&mut self, warp: u32, address: u64) -> Option<&Knowledge> {
+    pub fn unpublished(&mut self, warp: u32, address: u64) -> Option<&Foreign> {
         let Strong { fenced, published, .. } = &mut self.strong[warp as usize];
         fenced.as_ref().filter(|_| published.replace(address) != Some(address))
     }
 
     /// A strong access of a warp saw what others made known; it counts from the next fence on.
-    pub fn learn(&mut self, warp: u32, address: u64, known: &Knowledge, version: u32) {
+    pub fn learn(&mut self, warp: u32, address: u64, known: &Foreign, version: u32) {
         let Strong { seen, last, .. } = &mut self.strong[warp as usize];
         if last.replace((address, version)) != Some((address, version)) {
             seen.join(known);
@@ -70,7 +94,7 @@ impl Race {
         let seen = std::mem::take(&mut self.strong[warp as usize].seen);
         let count = self.warps.len();
         let view = &mut self.warps[warp as usize];
-        for (actor, clock) in seen.iter() {
+        for (actor, clock) in seen.threads.iter() {
             let own = actor.wrapping_sub(first) as usize;
             if own < count {
                 view.threads.raise(own, clock);
@@ -79,8 +103,11 @@ impl Race {
         view.foreign.join(&seen);
     }
 
-    /// A warp knows what an actor of another block, or bulk stores, did up to a clock.
-    pub fn raise_foreign(&mut self, warp: u32, actor: u32, clock: u32) {
-        self.warps[warp as usize].foreign.raise(actor, clock);
+    /// A warp has waited until bulk stores had written, up to a clock; the end of a bulk copy is a fence
+    /// between the proxies.
+    pub fn bulk_written(&mut self, warp: u32, actor: u32, clock: u32) {
+        let Foreign { threads, proxy } = &mut self.warps[warp as usize].foreign;
+        threads.raise(actor, clock);
+        proxy.raise(actor, clock);
     }
 }

@@ -9,8 +9,8 @@
 
 use super::forward::check_offsets;
 use super::{
-    Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, tensor_maps,
-    view,
+    Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, paired_wave,
+    tensor_maps, view,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
@@ -395,7 +395,8 @@ pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
 }
 
 /// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
-/// stay in the L2 cache; on Hopper also their dq in f32.
+/// stay in the L2 cache; on Hopper also their dq in f32. More, where key tiles differ in length and these are
+/// too few to keep the machine busy.
 ///
 /// Two cases on Hopper are of their own. Where all key tiles take equally long, they go pair by pair. And key
 /// tiles that add to dq in order wait for the one before them of their pair: they take turns with those of as
@@ -430,7 +431,11 @@ fn choose_wave(
     let wave = if hopper {
         // heads_per_wave fills a half of what it is given.
         let most = schedule::heads_per_wave(bytes, 1, device.l2_bytes / 3 * 4, pairs);
-        schedule::even_wave(pairs, most.max(busy_wave(key_tiles, device)), 1)
+        let enough = match paired_wave(pairs, key_tiles, device) {
+            Some(wave) if !valid.is_packed() => wave,
+            _ => busy_wave(key_tiles, device),
+        };
+        schedule::even_wave(pairs, most.max(enough), 1)
     } else {
         schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs)
     };

@@ -118,8 +118,10 @@ fn blocks_for_hopper_stay_and_waves_keep_them_busy() {
     assert_eq!(wave(8, 4096, 16, 16, false), 1);
     // Half of the L2 cache holds 8 pairs.
     assert_eq!(wave(8, 4096, 16, 16, true), 8);
-    // It holds one pair of 64 key tiles: too few for 132 multiprocessors.
-    assert_eq!(wave(2, 8192, 32, 8, true), 8);
+    // It holds one pair of 64 key tiles, and 132 blocks take those of two at once. Where no even number of
+    // such waves makes up all pairs, a wave keeps the machine busy by itself.
+    assert_eq!([(2, 8192), (1, 8192), (4, 4096)].map(|(b, s)| wave(b, s, 32, 8, true)), [2, 2, 4]);
+    assert_eq!([(1, 8192), (2, 6144)].map(|(b, s)| wave(b, s, 20, 5, true)), [5, 10]);
     // In order, as many pairs take turns as run at once, and at least two.
     for causal in [false, true] {
         let in_order = |batches, rows| wave_of(batches, rows, 16, 16, causal, Mode::Deterministic);

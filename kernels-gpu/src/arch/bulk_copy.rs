@@ -99,16 +99,6 @@ pub unsafe fn fence() {
     asm!("fence.proxy.async.shared::cta;", options(nostack));
 }
 
-/// What this thread wrote to global memory, or saw others write, comes before the bulk copies that it starts
-/// afterwards. PTX: `fence.proxy.async.global`.
-///
-/// # Safety
-/// None beyond those of any fence.
-#[inline(always)]
-pub unsafe fn fence_global() {
-    asm!("fence.proxy.async.global;", options(nostack));
-}
-
 /// The generic address of the first parameter of kernel `$kernel`. A Rust reference to it would make the
 /// compiler copy it to local memory, where the accelerator finds no tensor map. PTX: `cvta.param`. sm_70.
 #[macro_export]

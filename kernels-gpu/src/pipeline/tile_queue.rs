@@ -6,11 +6,14 @@
 use crate::arch::{global, thread};
 use crate::geometry::schedule::dealt;
 
+/// No tile.
+const UNASKED: u32 = u32::MAX;
+
 /// The tiles of one block.
 pub struct TileQueue {
     counter: u64,
     tiles: u32,
-    /// The next tile; without a counter, the number of the block's next turn.
+    /// The next tile, or [`UNASKED`]; without a counter, the number of the block's next turn.
     next: u32,
     /// Whether a tile is asked for no earlier than it is taken.
     in_order: bool,
@@ -32,7 +35,7 @@ impl TileQueue {
         TileQueue { counter, tiles, next: 0, in_order: true }
     }
 
-    /// The next tile, if there is one left. The one after it is asked for at once, unless in order.
+    /// The next tile, if there is one left.
     ///
     /// # Safety
     /// One thread of the block calls it.
@@ -40,21 +43,29 @@ impl TileQueue {
     pub unsafe fn take(&mut self) -> Option<u32> {
         let (block, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
         let tile = if self.counter == 0 {
-            dealt(self.next, block, blocks)
+            self.next += 1;
+            dealt(self.next - 1, block, blocks)
         } else if self.in_order {
             global::fetch_add_u32(self.counter, 1)
         } else {
-            self.next
+            self.ask();
+            core::mem::replace(&mut self.next, UNASKED)
         };
-        if tile >= self.tiles {
-            return None;
+        (tile < self.tiles).then_some(tile)
+    }
+
+    /// Asks for the next tile, unless that was done, so that it is there when it is to be taken. The later,
+    /// the better long and short tiles even out: asked for at the start of the one before, a long tile waits
+    /// behind another one while other blocks have nothing left to do.
+    ///
+    /// # Safety
+    /// As [`TileQueue::take`].
+    #[inline(always)]
+    pub unsafe fn ask(&mut self) {
+        // It never is without a counter, nor in order.
+        if self.next == UNASKED {
+            self.next = thread::grid_dim_x() + global::fetch_add_u32(self.counter, 1);
         }
-        if self.counter == 0 {
-            self.next += 1;
-        } else if !self.in_order {
-            self.next = blocks + global::fetch_add_u32(self.counter, 1);
-        }
-        Some(tile)
     }
 
     /// After the last tile: the last block of all sets the counters to 0 again.

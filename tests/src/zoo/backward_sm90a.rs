@@ -338,9 +338,12 @@ fn in_order() -> Vec<Mutant> {
             .finding("step limit reached", &["global::wait_for_u32(turn"]),
         Mutant::new("every other key tile is left out", KERNEL, many_key_tiles(KERNEL))
             .blocks(2)
-            .edit("atom.global.add", &["tile_queue.rs: self.next = blocks"], Which::All, |line| {
-                with_operand(line, 2, "2")
-            })
+            .edit(
+                "atom.global.add",
+                &["tile_queue.rs: self.next = thread::grid_dim_x()"],
+                Which::All,
+                |line| with_operand(line, 2, "2"),
+            )
             .wrong("d"),
     ]
 }

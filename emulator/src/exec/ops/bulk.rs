@@ -99,7 +99,8 @@ fn transfer(
         lane: issuer.lane,
     };
     let shared = c.shared_address(at, align)?;
-    Ok(Transfer { bytes, shared, pc: w.pc, issuer })
+    let seen = c.seen_by_proxy(issuer.warp);
+    Ok(Transfer { bytes, shared, pc: w.pc, issuer, seen })
 }
 
 /// The tensor map at a generic address.

@@ -30,6 +30,9 @@ impl Maps {
     }
 }
 
+/// Steps before the last one at which the next tile is asked for.
+const ASK_AHEAD: u32 = 2;
+
 /// How far the producer is.
 struct Progress {
     orders: MessageCursor,
@@ -96,7 +99,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
                 let order = KeyOrder { block, walk };
                 let turn = progress.orders.in_step();
                 self.orders.send(&mut progress.orders, order.message());
-                self.bring::<E>(p, maps, &turn, &mut progress.stages, &order);
+                self.bring::<E>(p, maps, &turn, &mut progress.stages, &order, &mut queue);
             }
         }
         self.orders.send(&mut progress.orders, KeyOrder::END);
@@ -113,6 +116,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         turn: &Cursor<1>,
         stages: &mut Cursor<STAGES>,
         order: &KeyOrder,
+        queue: &mut TileQueue,
     ) {
         let KeyOrder { block, walk } = order;
         let sequence = &block.sequence;
@@ -136,6 +140,9 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
 
         let mut at = walk.start();
         while at.step < walk.steps {
+            if at.step + ASK_AHEAD >= walk.steps {
+                queue.ask();
+            }
             let source = block.source::<2>(p, &at, QUERIES, E::NARROW);
             let place = Place {
                 row: sequence.first_query + at.tile * QUERIES as i32,
@@ -168,7 +175,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
 
     /// A writer, one thread: adds a warpgroup's part of each tile of dQ to the accumulator.
     ///
-    /// In order, key tiles add to a query tile from the last to the first. With a causal mask, key tiles that
+    /// In order, key tiles add to a query tile from the last to the first; the wait until a copy was written
+    /// is the fence between the proxies that the next one needs. With a causal mask, key tiles that
     /// start together then never wait: each comes to a query tile a step after the one that adds before it.
     #[inline(always)]
     unsafe fn write_dq(&self, p: &BackwardHopperParams, warpgroup: u32) {
@@ -205,7 +213,6 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
                     stage.wait(&turns);
                     if part == 0 && at.tile >= waits_from {
                         global::wait_for_u32(turn, next_tile);
-                        bulk_copy::fence_global();
                     }
                     bulk_copy::add_f32(target, dq, bytes);
                     bulk_copy::commit();

@@ -21,6 +21,9 @@ pub(super) struct Maps {
     pub v: u64,
 }
 
+/// Key tiles before the last one at which the next query tile is asked for.
+const ASK_AHEAD: i32 = 1;
+
 /// How far the producer is.
 struct Progress<const QUERY_STAGES: u32, const STAGES: u32> {
     orders: MessageCursor,
@@ -61,7 +64,8 @@ impl<
                 let mut queue = TileQueue::new(p.counter, schedule.count());
                 while let Some(tile) = queue.take() {
                     let work = schedule.work(tile, math::divide);
-                    self.bring(p, maps, &mut progress, &QueryBlock::new(&p.forward, QUERIES, work));
+                    let block = QueryBlock::new(&p.forward, QUERIES, work);
+                    self.bring(p, maps, &mut progress, &mut queue, &block);
                 }
                 self.orders.send(&mut progress.orders, WorkOrder::END);
                 queue.finish();
@@ -76,7 +80,8 @@ impl<
             let tile = warp::broadcast(tile, 0);
             let Some(work) = sequences.find(&p.forward, QUERIES, tile) else { break };
             if lane == 0 {
-                self.bring(p, maps, &mut progress, &QueryBlock::new(&p.forward, QUERIES, work));
+                let block = QueryBlock::new(&p.forward, QUERIES, work);
+                self.bring(p, maps, &mut progress, &mut queue, &block);
             }
             warp::warp_sync();
         }
@@ -93,6 +98,7 @@ impl<
         p: &ForwardHopperParams,
         maps: &Maps,
         progress: &mut Progress<QUERY_STAGES, STAGES>,
+        queue: &mut TileQueue,
         block: &QueryBlock,
     ) {
         let Progress { orders, queries, keys, values } = progress;
@@ -133,6 +139,9 @@ impl<
         let mut raw = order.repairs_values;
         let mut tile = tiles.end;
         while tile >= tiles.begin {
+            if tile <= tiles.begin + ASK_AHEAD {
+                queue.ask();
+            }
             // Keys are one tile ahead of values.
             if tile > tiles.begin {
                 self.keys.acquire(keys);

@@ -2,7 +2,7 @@
 //! build.
 //!
 //! `convergent.json` must match exactly. `ptxas.json` is a ratchet: a figure may only improve, and a
-//! better one is pinned with `--bless` in the same commit.
+//! better one is pinned with `--bless` in the same commit. Kernels for Hopper must not spill, pinned or not.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -100,11 +100,15 @@ fn difference(pinned: &Counts, found: &Counts) -> String {
 /// Compares ptxas figures with the pinned ones, or pins them.
 ///
 /// # Errors
-/// When the pinned table cannot be read or written. Figures that got worse are returned, a line each;
-/// better ones are printed.
+/// When the pinned table cannot be read or written. Figures that got worse, and spills on Hopper, are
+/// returned, a line each; better ones are printed.
 pub fn assembled(found: &Assembled, bless: bool, partial: bool) -> Result<Vec<String>> {
     let path = dir().join("ptxas.json");
     let mut pinned: Assembled = read(&path)?;
+    let spilled = spilled(found);
+    if !spilled.is_empty() {
+        return Ok(spilled);
+    }
     if bless {
         if !partial {
             pinned.kernels.clear();
@@ -126,6 +130,20 @@ pub fn assembled(found: &Assembled, bless: bool, partial: bool) -> Result<Vec<St
         println!("better than pinned, re-pin with --bless:\n  {}", better.join("\n  "));
     }
     Ok(worse)
+}
+
+/// A line for each kernel for Hopper that spills.
+fn spilled(found: &Assembled) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (kernel, devices) in &found.kernels {
+        if let Some(bytes) = devices.get("sm_90a").map(|now| now.spill_bytes).filter(|&bytes| bytes > 0)
+        {
+            lines.push(format!(
+                "{kernel} on sm_90a: {bytes} bytes are spilled, which --bless does not pin"
+            ));
+        }
+    }
+    lines
 }
 
 /// Lines for what is worse or not pinned, and for what is better.
@@ -166,6 +184,20 @@ mod tests {
         let (worse, better) = compare(&table(128, 0), &table(120, 8));
         assert_eq!(worse, ["k on sm_80: spill_bytes pinned 0 found 8"]);
         assert_eq!(better, ["k on sm_80: registers pinned 128 found 120"]);
+    }
+
+    #[test]
+    fn kernels_for_hopper_must_not_spill() {
+        let on = |device: &str, spill_bytes| {
+            let resources = Resources { spill_bytes, ..Resources::default() };
+            let devices = BTreeMap::from([(device.to_owned(), resources)]);
+            Assembled { kernels: BTreeMap::from([("k".to_owned(), devices)]), ..Assembled::default() }
+        };
+        assert!(spilled(&on("sm_90a", 0)).is_empty() && spilled(&on("sm_80", 8)).is_empty());
+        assert_eq!(
+            spilled(&on("sm_90a", 8)),
+            ["k on sm_90a: 8 bytes are spilled, which --bless does not pin"]
+        );
     }
 
     #[test]

@@ -79,8 +79,9 @@ fn a_load_sees_what_threads_wrote_behind_a_fence() {
             assert!(found.message.contains("no fence.proxy.async behind it"), "{found}");
         }
     }
-    // What is not loaded is nobody's affair, and neither is a fence that comes when the load has begun.
+    // What is not loaded is nobody's affair.
     expect_clean(&in_a_block("st.global.b32 [%mine+256], %tid;", "", barrier, "", &load()), 1);
+    // A fence behind the start of the load comes too late for it.
     let late = load().replace("W:", "fence.proxy.async; W:");
     expect(&in_a_block(write, "", barrier, "", &late), 1, FindingKind::MissingProxyFence, LOAD);
 }

@@ -99,9 +99,9 @@ const _: () = assert!(size_of::<ForwardHopperParams>() == 3 * 128 + size_of::<Fo
 
 // SAFETY: eight views of 32 bytes, ten 64-bit and eighteen 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}
-const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 10 * 8 + 18 * 4);
+const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 10 * 8 + 20 * 4);
 
 // SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8 and two 32-bit
 // fields: no padding.
 unsafe impl Params for BackwardHopperParams {}
-const _: () = assert!(size_of::<BackwardHopperParams>() == 4 * 128 + size_of::<BackwardParams>() + 8);
+const _: () = assert!(size_of::<BackwardHopperParams>() == 4 * 128 + size_of::<BackwardParams>());

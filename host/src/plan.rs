@@ -4,6 +4,7 @@
 mod backward;
 #[cfg(test)]
 mod backward_tests;
+mod dq;
 mod forward;
 mod tensor_maps;
 #[cfg(test)]

@@ -293,9 +293,11 @@ pub struct BackwardParams {
     /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in
     /// the order in which the main kernel's lanes hold it.
     pub dq_accumulator: u64,
-    /// Workspace: u32 `[2 + Hq * workspace_rows / TURN_ROWS]`, aligned to 4, for main kernels for Hopper,
-    /// else 0. The first two are as [`ForwardHopperParams::counter`] says; each of the others names a key
-    /// tile, the last that added its share to dQ of some rows of a query head, where that has an order.
+    /// Workspace: u32 `[TICKETS + Hq * workspace_rows / TURN_ROWS + B * Hq]`, aligned to 4, for main kernels
+    /// for Hopper, else 0. First how many key tiles have been taken beyond the first of each
+    /// block, and how many blocks of [`ZEROED_ROWS`] of dQ have been taken to be zeroed. Then, where dQ has
+    /// an order: which key tile was the last to add its share to some rows of a query head. Then, where the
+    /// main kernel zeroes dQ: how many blocks of a batch and query head are zeroed.
     pub turns: u64,
     /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the
     /// same one.
@@ -337,6 +339,12 @@ pub struct BackwardParams {
     pub heads_per_wave: u32,
     /// Elements per row of a dQ accumulator: the head dim of the main kernel.
     pub padded_dim: u32,
+    /// 1: key tiles add their shares of dQ one after the other, so that sums are the same in every run. Main
+    /// kernels for Hopper alone.
+    pub in_order: u32,
+    /// 1: the main kernel zeroes the accumulator, each head soon before it is worked on; 0: the delta kernel
+    /// does. Main kernels for Hopper alone, and not for packed sequences.
+    pub main_zeroes: u32,
 }
 
 /// Parameters of the main kernel of the Hopper backward, passed by value as the only kernel parameter (which
@@ -356,10 +364,6 @@ pub struct BackwardHopperParams {
     pub d_o_map: TensorMap,
     /// Everything else.
     pub backward: BackwardParams,
-    /// 1: key tiles add their shares of dQ one after the other, so that sums are the same in every run.
-    pub in_order: u32,
-    /// Always 0; keeps the size a multiple of 8.
-    pub reserved: u32,
 }
 
 /// Statistics per query row in the backward's workspace.
@@ -370,8 +374,14 @@ pub const fn backward_statistics(dtype: Dtype) -> u32 {
     }
 }
 
+/// Words of [`BackwardParams::turns`] before those of the rows.
+pub const TICKETS: u32 = 2;
+
 /// Rows of the workspace that share one of the [`BackwardParams::turns`].
 pub const TURN_ROWS: u32 = 32;
+
+/// Rows of the workspace whose accumulator the main kernel zeroes at once.
+pub const ZEROED_ROWS: u32 = ROW_PADDING;
 
 /// A sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of
 /// query tiles.

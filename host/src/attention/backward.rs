@@ -101,8 +101,6 @@ fn hopper_params(
         v_map: encode(driver, maps.v)?,
         d_o_map: encode(driver, maps.d_o)?,
         backward,
-        in_order: u32::from(maps.in_order),
-        reserved: 0,
     })
 }
 

@@ -7,6 +7,7 @@
 //! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with
 //! no keys dq does (delta and convert).
 
+use super::dq::{main_zeroes, split};
 use super::forward::check_offsets;
 use super::{
     Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, paired_wave,
@@ -16,7 +17,7 @@ use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::problem::{Mode, ValidBackward, ValidForward};
 use kernels_gpu::abi::{
-    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, TURN_ROWS,
+    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, TICKETS, TURN_ROWS,
     backward_statistics, workspace_row_packed, workspace_row_strided,
 };
 use kernels_gpu::geometry::schedule;
@@ -103,8 +104,6 @@ pub struct HopperBackward {
     pub v: Option<TensorMapDescription>,
     /// dO.
     pub d_o: Option<TensorMapDescription>,
-    /// Whether key tiles add their shares of dq one after the other: deterministic mode.
-    pub in_order: bool,
 }
 
 /// Everything that launching a backward pass takes, except the workspace. Printable: `{}` is a line per
@@ -139,13 +138,15 @@ impl BackwardPlan {
         4 * accumulators * u64::from(params.splits)
     }
 
-    /// u32 `[2 + Hq * workspace_rows / TURN_ROWS]`, for a main kernel for Hopper that others run before.
+    /// u32 `[TICKETS + Hq * workspace_rows / TURN_ROWS + B * Hq]`, for a main kernel for Hopper that others
+    /// run before.
     fn turn_bytes(&self) -> u64 {
         let params = &self.params;
         if self.hopper.is_none() || params.workspace_rows == 0 {
             return 0;
         }
-        4 * (2 + u64::from(params.query_heads) * u64::from(params.workspace_rows / TURN_ROWS))
+        let of_head = u64::from(params.workspace_rows / TURN_ROWS) + u64::from(params.batches);
+        4 * (u64::from(TICKETS) + u64::from(params.query_heads) * of_head)
     }
 
     /// f32 `[statistics, Hq, workspace_rows]`.
@@ -244,18 +245,25 @@ pub fn plan_backward(
     without_queries(forward, &mut params);
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
     split(mode, key_tiles, main, device, &mut params, &mut reasons);
+    let mut hopper = None;
+    if main.arch == Arch::Sm90a {
+        hopper = Some(tensors_of(main, &tensors));
+        params.in_order = u32::from(mode == Mode::Deterministic);
+        params.main_zeroes = u32::from(main_zeroes(forward, &params));
+        if params.main_zeroes != 0 {
+            reasons.push("the main kernel zeroes dq, a head soon before it is worked on".into());
+        }
+    }
     let launches = launches(main, device, &params)?;
-    let hopper = (main.arch == Arch::Sm90a).then(|| hopper(main, &tensors, mode));
     Ok(BackwardPlan { launches, params, hopper, reasons })
 }
 
-fn hopper(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7], mode: Mode) -> HopperBackward {
+fn tensors_of(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> HopperBackward {
     HopperBackward {
         q: tensor_maps::describe(q, main.query_rows),
         k: tensor_maps::describe(k, main.key_rows),
         v: tensor_maps::describe(v, main.key_rows),
         d_o: tensor_maps::describe(d_o, main.query_rows),
-        in_order: mode == Mode::Deterministic,
     }
 }
 
@@ -354,46 +362,6 @@ fn workspace_rows(valid: &ValidForward) -> Result<u32> {
     })
 }
 
-/// How key tiles are shared out, and into how many accumulators dq is added up.
-fn split(
-    mode: Mode,
-    key_tiles: u32,
-    main: &KernelSpec,
-    device: &DeviceProperties,
-    params: &mut BackwardParams,
-    reasons: &mut Vec<String>,
-) {
-    let key_tiles = key_tiles.max(1);
-    if mode == Mode::Fast || main.arch == Arch::Sm90a {
-        (params.key_blocks, params.splits, params.split_stride) = (key_tiles, 1, 0);
-        return;
-    }
-    let pairs = u64::from(params.batches) * u64::from(params.query_heads / params.group_size);
-    let splits = choose_splits(pairs, key_tiles, u64::from(device.multiprocessors * main.min_blocks));
-    (params.key_blocks, params.splits) = (splits, splits);
-    params.split_stride =
-        u64::from(params.query_heads) * u64::from(params.workspace_rows) * u64::from(params.padded_dim);
-    reasons.push(format!(
-        "{splits} blocks per key head for {key_tiles} key tiles, each with its own sum of dq"
-    ));
-}
-
-/// Most accumulators of dq, which is what deterministic mode costs in memory.
-const MAX_SPLITS: u32 = 16;
-
-/// How many blocks each of `pairs` (batch, key head) pairs gets, when block b takes the key tiles b, b +
-/// blocks, ...: the fewest that end within a tenth of the earliest end, on a machine with room for
-/// `slots` blocks. More blocks mean more accumulators, which are to be zeroed and added up.
-pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
-    let time = |splits: u32| {
-        let waves = (pairs * u64::from(splits)).div_ceil(slots.max(1));
-        waves * u64::from(key_tiles.div_ceil(splits))
-    };
-    let candidates = 1..=key_tiles.clamp(1, MAX_SPLITS);
-    let best = candidates.clone().map(time).min().unwrap_or(0);
-    candidates.into_iter().find(|&splits| 10 * time(splits) <= 11 * best).unwrap_or(1)
-}
-
 /// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
 /// stay in the L2 cache; on Hopper also their dq in f32. More, where key tiles differ in length and these are
 /// too few to keep the machine busy.
@@ -489,5 +457,7 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         splits: 0,
         heads_per_wave: 0,
         padded_dim: 0,
+        in_order: 0,
+        main_zeroes: 0,
     }
 }

@@ -1,6 +1,6 @@
 //! What is planned for a backward pass.
 
-use super::backward::choose_splits;
+use super::dq::choose_splits;
 use super::*;
 use crate::problem::{BackwardProblem, ForwardProblem, Mode, Sequences};
 use kernels_gpu::abi::ROW_PADDING;
@@ -92,9 +92,9 @@ fn on_hopper_the_workspace_holds_turns_too_and_one_accumulator_in_every_mode() {
     let before_turns = 4 * (2 * 4 * rows + 4 * rows * 128);
     for mode in [Mode::Fast, Mode::Deterministic] {
         let plan = plan(&problem(Dtype::Bf16, 128).with_mode(mode));
-        assert_eq!(plan.hopper.unwrap().in_order, mode == Mode::Deterministic);
+        assert_eq!(plan.params.in_order == 1, mode == Mode::Deterministic);
         assert_eq!((plan.params.key_blocks, plan.params.splits), (2, 1));
-        assert_eq!(plan.workspace_bytes(), before_turns + 4 * (2 + 4 * rows / 32));
+        assert_eq!(plan.workspace_bytes(), before_turns + 4 * (2 + 4 * rows / 32 + 2 * 4));
         let params = plan.params_with(0x100, plan.workspace_bytes()).unwrap();
         assert_eq!(params.turns, 0x100 + before_turns);
     }
@@ -127,6 +127,27 @@ fn blocks_for_hopper_stay_and_waves_keep_them_busy() {
         let in_order = |batches, rows| wave_of(batches, rows, 16, 16, causal, Mode::Deterministic);
         assert_eq!((in_order(8, 4096), in_order(16, 1024), in_order(2, 16384)), (4, 16, 2));
     }
+}
+
+#[test]
+fn the_main_kernel_for_hopper_zeroes_dq_unless_something_is_against_it() {
+    let zeroes = |problem: BackwardProblem| plan(&problem).params.main_zeroes == 1;
+    assert!(zeroes(problem(Dtype::Bf16, 128)) && !zeroes(problem(Dtype::F32, 128)));
+    assert!(!zeroes(problem(Dtype::Bf16, 128).with_mode(Mode::Deterministic)));
+    let of_rows = |rows, causal| {
+        let layout = Layout::bshd([1, rows, 2, 64]);
+        let forward = ForwardProblem::new(Dtype::F16, layout, layout, layout);
+        zeroes(BackwardProblem::new(if causal { forward.causal() } else { forward }))
+    };
+    assert!(of_rows(4096, false) && !of_rows(4097, false) && of_rows(4097, true));
+    let packed = Layout::packed([300, 4, 64]);
+    let sequences = Sequences::Packed { count: 5, max_query_rows: 150, max_key_rows: 130 };
+    let forward =
+        ForwardProblem { sequences, ..ForwardProblem::new(Dtype::Bf16, packed, packed, packed) };
+    assert!(!zeroes(BackwardProblem::new(forward)));
+    // Without keys there is no main kernel.
+    let (q, kv) = (Layout::bshd([1, 100, 2, 64]), Layout::bshd([1, 0, 2, 64]));
+    assert!(!zeroes(BackwardProblem::new(ForwardProblem::new(Dtype::Bf16, q, kv, kv))));
 }
 
 #[test]

@@ -20,6 +20,9 @@ const QUERY_STAGES: u32 = 2;
 /// Warpgroups that compute in the backward for Hopper.
 const WARPGROUPS: u32 = 2;
 
+/// Zeros in the shared memory of the Hopper backward, with which it zeroes dQ.
+pub const ZERO_BYTES: u32 = 4096;
+
 /// Columns of a tile for kernels for Hopper: whole panels of 64. Of those beyond the head dim, which arrive
 /// as zeros, the forward multiplies none.
 pub const fn panel_columns(head_dim: u32) -> u32 {
@@ -106,6 +109,8 @@ pub struct BackwardHopperLayout {
     pub ds: u32,
     /// dQ, a part for each warpgroup.
     pub dq: u32,
+    /// Zeros.
+    pub zeros: u32,
     /// lse, delta and norm of dO, as many of each as there are query tiles.
     pub statistics: u32,
     /// The mailbox of orders.
@@ -145,6 +150,7 @@ impl BackwardHopperLayout {
         let ds = regions.add("ds", if is_wide { 1 } else { QUERY_STAGES }, query_rows * key_rows * 2);
         let dq = regions.add_part("dq", Some(0), dq_bytes[0]);
         regions.add_part("dq", Some(1), dq_bytes[1]);
+        let zeros = regions.add("zeros", 1, ZERO_BYTES);
         let statistics = add_statistics(&mut regions, QUERY_STAGES, query_rows);
         let orders = add_mailbox(&mut regions);
         let k_barriers = add_stages(&mut regions, "k barriers", 1);
@@ -162,6 +168,7 @@ impl BackwardHopperLayout {
             d_o,
             ds,
             dq,
+            zeros,
             statistics,
             orders,
             k_barriers,

@@ -59,6 +59,19 @@ pub unsafe fn add_f32(destination: u64, source: u32, bytes: u32) {
     );
 }
 
+/// Starts a copy of `bytes` contiguous bytes of shared memory to `destination`, in the thread's open group.
+/// PTX: `cp.async.bulk.global.shared::cta.bulk_group`.
+///
+/// # Safety
+/// As [`add_f32`], but the destination is used by nothing else.
+#[inline(always)]
+pub unsafe fn store_bytes(destination: u64, source: u32, bytes: u32) {
+    asm!(
+        "cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};",
+        in(reg64) destination, in(reg32) source, in(reg32) bytes, options(nostack)
+    );
+}
+
 /// Closes the thread's open group of copies from shared memory. PTX: `cp.async.bulk.commit_group`.
 ///
 /// # Safety

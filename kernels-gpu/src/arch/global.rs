@@ -156,6 +156,17 @@ pub unsafe fn wait_for_u32(address: u64, value: u32) {
         options(nostack));
 }
 
+/// Reads a u32 that others count in. PTX: `ld.relaxed.gpu.global.u32`. sm_70.
+///
+/// # Safety
+/// `address` is readable and aligned to 4.
+#[inline(always)]
+pub unsafe fn load_relaxed_u32(address: u64) -> u32 {
+    let value: u32;
+    asm!("ld.relaxed.gpu.global.u32 {}, [{}];", out(reg32) value, in(reg64) address, options(nostack));
+    value
+}
+
 /// Writes a u32 after everything that this thread wrote before. PTX: `st.release.gpu.global.u32`. sm_70.
 ///
 /// # Safety

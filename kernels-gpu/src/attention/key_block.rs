@@ -1,7 +1,9 @@
 //! What a block of threads of the backward works on.
 
 use super::sequence::{Sequence, Sequences};
-use crate::abi::{BackwardParams, TURN_ROWS, TensorView, workspace_row_packed, workspace_row_strided};
+use crate::abi::{
+    BackwardParams, TICKETS, TURN_ROWS, TensorView, workspace_row_packed, workspace_row_strided,
+};
 use crate::arch::{math, thread};
 use crate::geometry::schedule::{Schedule, Work};
 use crate::geometry::visible::{TileRange, Visible};
@@ -191,12 +193,23 @@ pub unsafe fn schedule(p: &BackwardParams) -> Schedule {
 /// The note of which key tile was the last to add to dQ, for the [`TURN_ROWS`] rows from row `row` on.
 #[inline(always)]
 pub fn turn(p: &BackwardParams, head: u32, row: u32) -> u64 {
-    let index = TICKETS + head as u64 * (p.workspace_rows / TURN_ROWS) as u64 + (row / TURN_ROWS) as u64;
-    p.turns.wrapping_add(4 * index)
+    let index = head as u64 * (p.workspace_rows / TURN_ROWS) as u64 + (row / TURN_ROWS) as u64;
+    p.turns.wrapping_add(4 * (TICKETS as u64 + index))
 }
 
-/// Words of [`BackwardParams::turns`] before those of the rows.
-pub const TICKETS: u64 = 2;
+/// The ticket for blocks of dQ that are to be zeroed.
+#[inline(always)]
+pub fn zero_ticket(p: &BackwardParams) -> u64 {
+    p.turns.wrapping_add(4)
+}
+
+/// The count of zeroed blocks of dQ of a (batch, query head).
+#[inline(always)]
+pub fn zeroed(p: &BackwardParams, batch: u32, head: u32) -> u64 {
+    let turns = p.query_heads as u64 * (p.workspace_rows / TURN_ROWS) as u64;
+    let index = (batch * p.query_heads + head) as u64;
+    p.turns.wrapping_add(4 * (TICKETS as u64 + turns + index))
+}
 
 /// Sequence `batch` of a backward.
 ///

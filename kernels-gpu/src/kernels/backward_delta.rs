@@ -7,7 +7,7 @@
 //! instructions in the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`),
 //! chains of fused multiply-adds for f32.
 
-use crate::abi::{BackwardParams, ROW_PADDING, TURN_ROWS, TensorView};
+use crate::abi::{BackwardParams, ROW_PADDING, TICKETS, TURN_ROWS, TensorView};
 use crate::arch::{global, math, thread, warp};
 use crate::attention::key_block;
 use crate::attention::sequence::Sequence;
@@ -44,10 +44,7 @@ impl<'p> DeltaRows<'p> {
         let sequence = key_block::sequence(p, batch);
         let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;
         let (head, first_row) = (pair - batch * p.query_heads, first_row as i32);
-        if p.turns != 0
-            && thread::block_idx_x() == 0
-            && thread::thread_idx_x() < key_block::TICKETS as u32
-        {
+        if p.turns != 0 && thread::block_idx_x() == 0 && thread::thread_idx_x() < TICKETS {
             global::store_u32(p.turns.wrapping_add(4 * thread::thread_idx_x() as u64), 0);
         }
         DeltaRows { p, sequence, head, first_row, workspace_row }
@@ -96,11 +93,18 @@ impl<'p> DeltaRows<'p> {
         global::store_f32(key_block::statistics(self.p, 2, self.head, self.workspace_row + row), norm);
     }
 
-    /// Zeroes the accumulators of these rows, which are contiguous, and what counts their turns.
+    /// Zeroes the accumulators of these rows, which are contiguous, and what counts their turns; or, if the
+    /// main kernel zeroes accumulators, what counts these.
     #[inline(always)]
     unsafe fn zero(&self, lane: u32) {
         if self.p.turns != 0 && self.workspace_row % TURN_ROWS == 0 && lane == 0 {
             global::store_u32(key_block::turn(self.p, self.head, self.workspace_row), 0);
+        }
+        if self.p.main_zeroes != 0 {
+            if self.first_row == 0 && lane == 0 {
+                global::store_u32(key_block::zeroed(self.p, self.sequence.batch, self.head), 0);
+            }
+            return;
         }
         let mut split = 0;
         while split < self.p.splits {

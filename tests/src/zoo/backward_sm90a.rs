@@ -1,5 +1,7 @@
 //! The backward for Hopper.
 
+mod zeroes;
+
 use super::{Family, Mutant, VISIBLE_END, moved, other_parity};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
 use crate::shapes::{many_key_tiles, nothing_to_repair, ragged};
@@ -470,7 +472,7 @@ fn helpers() -> Vec<Mutant> {
 }
 
 fn mutants() -> Vec<Mutant> {
-    [arrivals(), layout(), products(), accumulator(), in_order(), helpers()]
+    [arrivals(), layout(), products(), accumulator(), zeroes::mutants(), in_order(), helpers()]
         .into_iter()
         .flatten()
         .collect()

@@ -1,10 +1,11 @@
 //! The first warpgroup of the Hopper backward: one thread brings tiles, two add dQ to its accumulator, and
-//! one warp repairs tiles at the ends of packed sequences.
+//! one warp repairs tiles at the ends of packed sequences, or zeroes the accumulator where nothing is packed.
 
 use super::room::{Room, STAGES, WARPGROUPS, may_need_repair};
-use crate::abi::{BackwardHopperParams, BackwardParams};
+use crate::abi::layout::ZERO_BYTES;
+use crate::abi::{BackwardHopperParams, BackwardParams, ZEROED_ROWS, workspace_row_strided};
 use crate::arch::{bulk_copy, global, math, mbarrier, thread, warp};
-use crate::attention::key_block::{KeyBlock, Step, schedule};
+use crate::attention::key_block::{self, KeyBlock, Step, schedule};
 use crate::attention::key_order::KeyOrder;
 use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::roles::{Helper, Recruit};
@@ -71,9 +72,14 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             Helper::Repairer if may_need_repair(&p.backward) => {
                 self.repair(&p.backward, thread::thread_idx_x() % 32)
             }
+            Helper::Repairer if p.backward.main_zeroes != 0 => {
+                if warp::elect() {
+                    self.zero(&p.backward);
+                }
+            }
             Helper::Writer(warpgroup) => {
                 if warp::elect() {
-                    self.write_dq(p, warpgroup);
+                    self.write_dq(&p.backward, warpgroup);
                 }
             }
             _ => {}
@@ -86,10 +92,10 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         let mut progress = Progress { orders: Cursor::start(), stages: Cursor::start() };
         let schedule = schedule(&p.backward);
         let (counter, tiles) = (p.backward.turns, schedule.count());
+        let p = &p.backward;
         let in_order = p.in_order != 0;
         let mut queue =
             if in_order { TileQueue::in_order(counter, tiles) } else { TileQueue::new(counter, tiles) };
-        let p = &p.backward;
         while let Some(tile) = queue.take() {
             let work = schedule.work(tile, math::divide);
             let block =
@@ -103,7 +109,6 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             }
         }
         self.orders.send(&mut progress.orders, KeyOrder::END);
-        queue.finish();
     }
 
     /// Requests what the steps of a key tile need, in the order in which they need it. Keys and values come
@@ -179,9 +184,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     /// is the fence between the proxies that the next one needs. With a causal mask, key tiles that
     /// start together then never wait: each comes to a query tile a step after the one that adds before it.
     #[inline(always)]
-    unsafe fn write_dq(&self, p: &BackwardHopperParams, warpgroup: u32) {
+    unsafe fn write_dq(&self, p: &BackwardParams, warpgroup: u32) {
         let in_order = p.in_order != 0;
-        let p = &p.backward;
         let (dq, stage) = (self.dq(warpgroup), self.dq_stage(warpgroup));
         let (bytes, parts) = (Self::dq_bytes(warpgroup), Self::dq_parts(warpgroup));
         let mut turns = Cursor::start();
@@ -205,6 +209,11 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             }
             let mut at = walk.start();
             while at.step < walk.steps {
+                if p.main_zeroes != 0 && at.tile == walk.tiles.begin {
+                    let head = block.key_head * p.group_size + at.head;
+                    let zeroed = key_block::zeroed(p, block.sequence.batch, head);
+                    global::wait_for_u32(zeroed, p.query_rows.div_ceil(ZEROED_ROWS));
+                }
                 let turn = block.turn(p, &at, QUERIES, warpgroup);
                 let mut target =
                     block.dq_accumulator(p, &at, QUERIES) + (warpgroup * Self::dq_bytes(0)) as u64;
@@ -228,6 +237,40 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
                 }
                 at = walk.next(&at);
             }
+        }
+    }
+
+    /// The zeroer, one thread: zeroes blocks of dQ's accumulator, in the order in which heads are worked on,
+    /// and not long before: zeroed all at once, they would take the memory's time from the work.
+    ///
+    /// Whoever adds to a head waits until all its blocks are counted. A zeroer waits only until its block's
+    /// head is near, and for a head that somebody adds to it never does.
+    #[inline(always)]
+    unsafe fn zero(&self, p: &BackwardParams) {
+        let blocks = p.query_rows.div_ceil(ZEROED_ROWS);
+        let all_blocks = p.batches * p.query_heads * blocks;
+        let mut index = global::fetch_add_u32(key_block::zero_ticket(p), 1);
+        while index < all_blocks {
+            let next = global::fetch_add_u32(key_block::zero_ticket(p), 1);
+            let pair = math::divide(index, blocks);
+            while pair >= pairs_ahead(p) {
+                thread::sleep::<500>();
+            }
+            let batch = math::divide(pair, p.query_heads);
+            let head = pair - batch * p.query_heads;
+            let row = workspace_row_strided(p.query_rows, batch) + (index - pair * blocks) * ZEROED_ROWS;
+            let mut address = key_block::dq_accumulator(p, 0, head, row);
+            let mut left = ZEROED_ROWS * 2 * ROW_BYTES;
+            while left > 0 {
+                bulk_copy::store_bytes(address, self.zeros, ZERO_BYTES);
+                address += ZERO_BYTES as u64;
+                left -= ZERO_BYTES;
+            }
+            bulk_copy::commit();
+            bulk_copy::wait_written::<0>();
+            global::fence();
+            global::fetch_add_u32(key_block::zeroed(p, batch, head), 1);
+            index = next;
         }
     }
 
@@ -289,4 +332,13 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             }
         }
     }
+}
+
+/// How many (batch, query head) pairs, counted from the first, have been worked on or soon will be: those of
+/// the waves that the next (batch, key head) belongs to.
+#[inline(always)]
+unsafe fn pairs_ahead(p: &BackwardParams) -> u32 {
+    let tiles = thread::grid_dim_x() + global::load_relaxed_u32(p.turns) + p.key_blocks;
+    let waves = math::divide(tiles, p.heads_per_wave * p.key_blocks) + 1;
+    waves * p.heads_per_wave * p.group_size
 }

@@ -1,8 +1,9 @@
 //! The shared memory of a block of the Hopper backward: tiles, row statistics, barriers.
 
-use crate::abi::{BackwardParams, layout::BackwardHopperLayout};
+use crate::abi::BackwardParams;
+use crate::abi::layout::{BackwardHopperLayout, ZERO_BYTES};
 use crate::arch::barrier::block_sync;
-use crate::arch::{mbarrier, shared, thread};
+use crate::arch::{bulk_copy, mbarrier, shared, thread};
 use crate::pipeline::mailbox::Mailbox;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
@@ -28,6 +29,8 @@ pub(super) struct Room<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32
     first_d_o: SharedTile<QUERIES, ROW_BYTES>,
     first_ds: u32,
     dq: u32,
+    /// Zeros, where the main kernel zeroes dQ.
+    pub zeros: u32,
     statistics: u32,
     /// Which key tile comes next.
     pub orders: Mailbox,
@@ -66,7 +69,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         assert!(all.d_o - all.q == STAGES * Self::QUERY_BYTES);
         assert!(all.ds - all.d_o == D_O_STAGES * Self::QUERY_BYTES);
         assert!(all.dq - all.ds == Self::DS_STAGES * Self::DS_BYTES);
-        assert!(all.statistics - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
+        assert!(all.zeros - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
+        assert!(all.statistics - all.zeros == ZERO_BYTES);
         assert!(all.orders - all.statistics == STAGES * STATISTICS * Self::STATISTIC_BYTES);
         assert!(all.k_barriers - all.orders == Mailbox::BYTES);
         assert!(all.q_barriers - all.v_barriers == Stages::<1>::BYTES);
@@ -105,6 +109,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         let d_o = key + const { Self::LAYOUT.d_o };
         let ds = key + const { Self::LAYOUT.ds };
         let dq = key + const { Self::LAYOUT.dq };
+        let zeros = key + const { Self::LAYOUT.zeros };
         let statistics = key + const { Self::LAYOUT.statistics };
         let orders = key + const { Self::LAYOUT.orders };
         let keys = key + const { Self::LAYOUT.k_barriers };
@@ -119,6 +124,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             first_d_o: SharedTile { address: d_o },
             first_ds: ds,
             dq,
+            zeros,
             statistics,
             orders: Mailbox::new(orders),
             keys: Stages::new(keys),
@@ -130,9 +136,13 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         }
     }
 
-    /// Makes all barriers; all threads meet.
+    /// Makes all barriers, and zeros if they are needed; all threads meet.
     #[inline(always)]
     pub unsafe fn open(&self, p: &BackwardParams) {
+        if p.main_zeroes != 0 && thread::thread_idx_x() < ZERO_BYTES / 16 {
+            shared::store_u32x4(self.zeros + 16 * thread::thread_idx_x(), [0; 4]);
+            bulk_copy::fence();
+        }
         if thread::thread_idx_x() == 0 {
             // The writers read along, and the repairer where there is one.
             self.orders.init(4 * WARPGROUPS + WARPGROUPS + may_need_repair(p) as u32);

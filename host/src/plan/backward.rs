@@ -1,6 +1,6 @@
 //! The plan of a backward pass: three kernels, one after the other, with a workspace between them.
 //!
-//! 1. delta: per query row lse and delta, and zeroed accumulators of dq
+//! 1. delta: per query row lse and delta, and, unless main zeroes them, zeroed accumulators of dq
 //! 2. main: dk and dv, and dq added up in f32
 //! 3. convert: dq
 //!

@@ -44,8 +44,8 @@ pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
     candidates.into_iter().find(|&splits| 10 * time(splits) <= 11 * best).unwrap_or(1)
 }
 
-/// Whether a main kernel for Hopper zeroes the accumulator of dq itself. Measured: 1 to 5 % faster up to
-/// 1,024 rows, 1 % beyond; but up to 1 % slower in order, and with 8,192 rows or more if all is visible.
+/// Whether a main kernel for Hopper zeroes the accumulator of dq itself. Measured: 1 to 4 % faster up to
+/// 1,024 rows, up to 1.5 % beyond; but slower in order, and with 8,192 rows or more if all is visible.
 pub(super) fn main_zeroes(valid: &ValidForward, params: &BackwardParams) -> bool {
     let has_work = params.query_rows > 0 && params.key_rows > 0;
     let is_short = !valid.sees_all() || params.key_rows <= 4096;

@@ -102,8 +102,8 @@ impl Access {
 pub enum Family {
     /// o and lse from q, k and v.
     Forward,
-    /// First kernel of a backward: delta and lse per row, and zeroed accumulators. Any head dim, any
-    /// strides.
+    /// First kernel of a backward: delta and lse per row, and zeroed accumulators or, for Hopper, notes. Any
+    /// head dim, any strides.
     BackwardDelta,
     /// Main kernel of a backward: dk, dv and dq before conversion.
     Backward,
@@ -133,7 +133,7 @@ pub struct KernelSpec {
     pub key_rows: u32,
     /// Threads per block (`.maxntid`).
     pub threads: u32,
-    /// Blocks that must fit on one multiprocessor (`.minnctapersm`): caps the registers per thread.
+    /// Blocks whose registers must fit on one multiprocessor (`.minnctapersm`): caps those of a thread.
     pub min_blocks: u32,
     /// Dynamic shared memory per block, bytes.
     pub shared_bytes: u32,
@@ -293,12 +293,13 @@ pub struct BackwardParams {
     /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in
     /// the order in which the main kernel's lanes hold it.
     pub dq_accumulator: u64,
-    /// Workspace: u32 `[TICKETS + Hq * workspace_rows / TURN_ROWS + B * Hq]`, aligned to 4, for main kernels
-    /// for Hopper, else 0. First how many key tiles have been taken beyond the first of each
-    /// block, and how many blocks of [`ZEROED_ROWS`] of dQ have been taken to be zeroed. Then, where dQ has
-    /// an order: which key tile was the last to add its share to some rows of a query head. Then, where the
-    /// main kernel zeroes dQ: how many blocks of a batch and query head are zeroed.
-    pub turns: u64,
+    /// Workspace: u32 `[Hq, workspace_rows / NOTE_ROWS]`, aligned to 4, for main kernels for Hopper, else 0:
+    /// how far dQ is, see [`crate::attention::key_block::dq_note`]. Where nothing was added to dQ, its
+    /// accumulator holds anything. Without these, the delta kernel zeroes it.
+    pub dq_notes: u64,
+    /// Workspace: u32, aligned to 4, for main kernels for Hopper, else 0: how many key tiles have been taken;
+    /// where dQ has no order, beyond the first of each block.
+    pub counter: u64,
     /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the
     /// same one.
     pub split_stride: u64,
@@ -342,9 +343,10 @@ pub struct BackwardParams {
     /// 1: key tiles add their shares of dQ one after the other, so that sums are the same in every run. Main
     /// kernels for Hopper alone.
     pub in_order: u32,
-    /// 1: the main kernel zeroes the accumulator, each head soon before it is worked on; 0: the delta kernel
-    /// does. Main kernels for Hopper alone, and not for packed sequences.
-    pub main_zeroes: u32,
+    /// 1: the key tiles of a head begin with different query tiles. Main kernels for Hopper alone, where
+    /// every query sees every key, nothing is packed and dQ has no order; `key_blocks` times the query tiles
+    /// of a head is below 2^32.
+    pub staggered: u32,
 }
 
 /// Parameters of the main kernel of the Hopper backward, passed by value as the only kernel parameter (which
@@ -374,14 +376,8 @@ pub const fn backward_statistics(dtype: Dtype) -> u32 {
     }
 }
 
-/// Words of [`BackwardParams::turns`] before those of the rows.
-pub const TICKETS: u32 = 2;
-
-/// Rows of the workspace that share one of the [`BackwardParams::turns`].
-pub const TURN_ROWS: u32 = 32;
-
-/// Rows of the workspace whose accumulator the main kernel zeroes at once.
-pub const ZEROED_ROWS: u32 = ROW_PADDING;
+/// Rows of the workspace that share one of the [`BackwardParams::dq_notes`].
+pub const NOTE_ROWS: u32 = 32;
 
 /// A sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of
 /// query tiles.

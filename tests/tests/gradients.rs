@@ -133,6 +133,26 @@ fn f16_gradients_beyond_its_range_are_right() {
     }
 }
 
+/// Where every query sees every key, key tiles begin with different query tiles, and those who compute count
+/// them from the first one: they hid rows of the wrong tile, since the last one, which is ragged, had a mask.
+#[test]
+fn staggered_key_tiles_hide_no_rows_of_a_ragged_query_tile() {
+    for (head_dim, query_rows) in [(128, 73), (128, 330), (256, 73), (72, 191)] {
+        let case = Case {
+            query_rows,
+            key_rows: 390,
+            head_dim,
+            value_dim: head_dim,
+            dtype: Dtype::Bf16,
+            output_dtype: Dtype::Bf16,
+            mask: Mask::Full,
+            gradients: Some(Gradients { dtype: Dtype::F32, has_d_lse: true, mode: Mode::Fast }),
+            ..Case::small()
+        };
+        right(&open(), &case, Inputs::drawn).unwrap();
+    }
+}
+
 /// A key alone has probability 1: dV is the sum of dO, and dQ and dK are 0, exactly.
 #[test]
 fn sequences_of_one_key_are_right() {

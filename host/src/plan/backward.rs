@@ -1,13 +1,13 @@
 //! The plan of a backward pass: three kernels, one after the other, with a workspace between them.
 //!
-//! 1. delta: per query row lse and delta, and, unless main zeroes them, zeroed accumulators of dq
+//! 1. delta: per query row lse and delta, and zeroed accumulators of dq or, for Hopper, notes
 //! 2. main: dk and dv, and dq added up in f32
 //! 3. convert: dq
 //!
 //! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with
 //! no keys dq does (delta and convert).
 
-use super::dq::{main_zeroes, split};
+use super::dq::{is_staggered, split};
 use super::forward::check_offsets;
 use super::{
     Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, paired_wave,
@@ -17,7 +17,7 @@ use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::problem::{Mode, ValidBackward, ValidForward};
 use kernels_gpu::abi::{
-    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, ROW_PADDING, TICKETS, TURN_ROWS,
+    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, NOTE_ROWS, ROW_PADDING,
     backward_statistics, workspace_row_packed, workspace_row_strided,
 };
 use kernels_gpu::geometry::schedule;
@@ -127,7 +127,7 @@ impl BackwardPlan {
 
     /// Device memory that the kernels need between them. Its contents do not matter before or after.
     pub fn workspace_bytes(&self) -> u64 {
-        self.statistics_bytes() + self.accumulator_bytes() + self.turn_bytes()
+        self.statistics_bytes() + self.accumulator_bytes() + self.note_bytes()
     }
 
     /// f32 `[splits, Hq, workspace_rows, padded_dim]`.
@@ -138,15 +138,14 @@ impl BackwardPlan {
         4 * accumulators * u64::from(params.splits)
     }
 
-    /// u32 `[TICKETS + Hq * workspace_rows / TURN_ROWS + B * Hq]`, for a main kernel for Hopper that others
-    /// run before.
-    fn turn_bytes(&self) -> u64 {
+    /// A counter, and u32 `[Hq, workspace_rows / NOTE_ROWS]`, for a main kernel for Hopper that others run
+    /// before.
+    fn note_bytes(&self) -> u64 {
         let params = &self.params;
         if self.hopper.is_none() || params.workspace_rows == 0 {
             return 0;
         }
-        let of_head = u64::from(params.workspace_rows / TURN_ROWS) + u64::from(params.batches);
-        4 * (u64::from(TICKETS) + u64::from(params.query_heads) * of_head)
+        4 * (1 + u64::from(params.query_heads) * u64::from(params.workspace_rows / NOTE_ROWS))
     }
 
     /// f32 `[statistics, Hq, workspace_rows]`.
@@ -186,8 +185,12 @@ impl BackwardPlan {
             return Err(Error::Misaligned { argument: "workspace", alignment, address: workspace });
         }
         let dq_accumulator = workspace + self.statistics_bytes();
-        let turns = if self.turn_bytes() == 0 { 0 } else { dq_accumulator + self.accumulator_bytes() };
-        Ok(BackwardParams { statistics: workspace, dq_accumulator, turns, ..self.params })
+        let (mut counter, mut dq_notes) = (0, 0);
+        if self.note_bytes() > 0 {
+            counter = dq_accumulator + self.accumulator_bytes();
+            dq_notes = counter + 4;
+        }
+        Ok(BackwardParams { statistics: workspace, dq_accumulator, dq_notes, counter, ..self.params })
     }
 }
 
@@ -249,9 +252,12 @@ pub fn plan_backward(
     if main.arch == Arch::Sm90a {
         hopper = Some(tensors_of(main, &tensors));
         params.in_order = u32::from(mode == Mode::Deterministic);
-        params.main_zeroes = u32::from(main_zeroes(forward, &params));
-        if params.main_zeroes != 0 {
-            reasons.push("the main kernel zeroes dq, a head soon before it is worked on".into());
+        params.staggered = u32::from(is_staggered(forward, main, &params));
+        if params.staggered != 0 {
+            reasons.push(
+                "key tiles begin with different query tiles, so that they seldom wait to add to dq"
+                    .into(),
+            );
         }
     }
     let launches = launches(main, device, &params)?;
@@ -437,7 +443,8 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         cu_seqlens_k: if forward.is_packed() { pointers.cu_seqlens_k } else { 0 },
         statistics: 0,
         dq_accumulator: 0,
-        turns: 0,
+        dq_notes: 0,
+        counter: 0,
         split_stride: 0,
         batches: forward.batches,
         query_heads: forward.query_heads,
@@ -458,6 +465,6 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         heads_per_wave: 0,
         padded_dim: 0,
         in_order: 0,
-        main_zeroes: 0,
+        staggered: 0,
     }
 }

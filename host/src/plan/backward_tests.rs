@@ -83,20 +83,21 @@ fn the_workspace_holds_statistics_and_accumulators() {
     assert_eq!(deterministic.workspace_bytes(), 4 * (2 * 4 * rows + splits * 4 * rows * 128));
     let params = fast.params_with(0x100, fast.workspace_bytes()).unwrap();
     assert_eq!((params.statistics, params.dq_accumulator), (0x100, 0x100 + 4 * 2 * 4 * rows));
-    assert_eq!(params.turns, 0);
+    assert_eq!((params.dq_notes, params.counter), (0, 0));
 }
 
 #[test]
-fn on_hopper_the_workspace_holds_turns_too_and_one_accumulator_in_every_mode() {
+fn on_hopper_the_workspace_holds_notes_too_and_one_accumulator_in_every_mode() {
     let rows = 384 * 2;
-    let before_turns = 4 * (2 * 4 * rows + 4 * rows * 128);
+    let before_counter = 4 * (2 * 4 * rows + 4 * rows * 128);
     for mode in [Mode::Fast, Mode::Deterministic] {
         let plan = plan(&problem(Dtype::Bf16, 128).with_mode(mode));
         assert_eq!(plan.params.in_order == 1, mode == Mode::Deterministic);
         assert_eq!((plan.params.key_blocks, plan.params.splits), (2, 1));
-        assert_eq!(plan.workspace_bytes(), before_turns + 4 * (2 + 4 * rows / 32 + 2 * 4));
+        assert_eq!(plan.workspace_bytes(), before_counter + 4 * (1 + 4 * rows / 32));
         let params = plan.params_with(0x100, plan.workspace_bytes()).unwrap();
-        assert_eq!(params.turns, 0x100 + before_turns);
+        assert_eq!(params.counter, 0x100 + before_counter);
+        assert_eq!(params.dq_notes, params.counter + 4);
     }
 }
 
@@ -130,24 +131,23 @@ fn blocks_for_hopper_stay_and_waves_keep_them_busy() {
 }
 
 #[test]
-fn the_main_kernel_for_hopper_zeroes_dq_unless_something_is_against_it() {
-    let zeroes = |problem: BackwardProblem| plan(&problem).params.main_zeroes == 1;
-    assert!(zeroes(problem(Dtype::Bf16, 128)) && !zeroes(problem(Dtype::F32, 128)));
-    assert!(!zeroes(problem(Dtype::Bf16, 128).with_mode(Mode::Deterministic)));
-    let of_rows = |rows, causal| {
-        let layout = Layout::bshd([1, rows, 2, 64]);
-        let forward = ForwardProblem::new(Dtype::F16, layout, layout, layout);
-        zeroes(BackwardProblem::new(if causal { forward.causal() } else { forward }))
+fn key_tiles_for_hopper_are_staggered_unless_something_is_against_it() {
+    let staggers = |problem: BackwardProblem| plan(&problem).params.staggered == 1;
+    assert!(staggers(problem(Dtype::Bf16, 128)) && !staggers(problem(Dtype::F32, 128)));
+    assert!(!staggers(problem(Dtype::Bf16, 128).with_mode(Mode::Deterministic)));
+    let of = |head_dim, rows| {
+        let layout = Layout::bshd([1, rows, 2, head_dim]);
+        ForwardProblem::new(Dtype::F16, layout, layout, layout)
     };
-    assert!(of_rows(4096, false) && !of_rows(4097, false) && of_rows(4097, true));
-    let packed = Layout::packed([300, 4, 64]);
+    let staggers_forward = |forward| staggers(BackwardProblem::new(forward));
+    assert!(staggers_forward(of(72, 512)) && staggers_forward(of(256, 512)));
+    assert!(!staggers_forward(of(64, 512)) && !staggers_forward(of(128, 512).causal()));
+    // The number of key tiles times that of query rows is to be less than 2^32.
+    assert!(staggers_forward(of(128, 741_376)) && !staggers_forward(of(128, 741_504)));
+    let packed = Layout::packed([300, 4, 128]);
     let sequences = Sequences::Packed { count: 5, max_query_rows: 150, max_key_rows: 130 };
-    let forward =
-        ForwardProblem { sequences, ..ForwardProblem::new(Dtype::Bf16, packed, packed, packed) };
-    assert!(!zeroes(BackwardProblem::new(forward)));
-    // Without keys there is no main kernel.
-    let (q, kv) = (Layout::bshd([1, 100, 2, 64]), Layout::bshd([1, 0, 2, 64]));
-    assert!(!zeroes(BackwardProblem::new(ForwardProblem::new(Dtype::Bf16, q, kv, kv))));
+    let forward = ForwardProblem::new(Dtype::Bf16, packed, packed, packed).with_sequences(sequences);
+    assert!(!staggers_forward(forward));
 }
 
 #[test]

@@ -20,9 +20,6 @@ const QUERY_STAGES: u32 = 2;
 /// Warpgroups that compute in the backward for Hopper.
 const WARPGROUPS: u32 = 2;
 
-/// Zeros in the shared memory of the Hopper backward, with which it zeroes dQ.
-pub const ZERO_BYTES: u32 = 4096;
-
 /// Columns of a tile for kernels for Hopper: whole panels of 64. Of those beyond the head dim, which arrive
 /// as zeros, the forward multiplies none.
 pub const fn panel_columns(head_dim: u32) -> u32 {
@@ -109,8 +106,6 @@ pub struct BackwardHopperLayout {
     pub ds: u32,
     /// dQ, a part for each warpgroup.
     pub dq: u32,
-    /// Zeros.
-    pub zeros: u32,
     /// lse, delta and norm of dO, as many of each as there are query tiles.
     pub statistics: u32,
     /// The mailbox of orders.
@@ -125,7 +120,7 @@ pub struct BackwardHopperLayout {
     pub d_o_barriers: u32,
     /// Barriers of dQ, then those of tiles that wait for repair.
     pub barriers: u32,
-    /// A word for each computing warp, and then a factor.
+    /// A word for each computing warp, then a factor and a word for each writer.
     pub scratch: u32,
     /// All of it by name.
     pub regions: Regions,
@@ -150,7 +145,6 @@ impl BackwardHopperLayout {
         let ds = regions.add("ds", if is_wide { 1 } else { QUERY_STAGES }, query_rows * key_rows * 2);
         let dq = regions.add_part("dq", Some(0), dq_bytes[0]);
         regions.add_part("dq", Some(1), dq_bytes[1]);
-        let zeros = regions.add("zeros", 1, ZERO_BYTES);
         let statistics = add_statistics(&mut regions, QUERY_STAGES, query_rows);
         let orders = add_mailbox(&mut regions);
         let k_barriers = add_stages(&mut regions, "k barriers", 1);
@@ -161,6 +155,7 @@ impl BackwardHopperLayout {
         regions.add("raw barriers", 1, (2 + QUERY_STAGES + d_o_stages) * BARRIER_BYTES);
         let scratch = regions.add("scratch", 1, 4 * WARPGROUPS * 4);
         regions.add("factor", 1, 4);
+        regions.add("allowed", WARPGROUPS, 4);
         regions.pad(orders + CONTROL_BYTES);
         BackwardHopperLayout {
             v,
@@ -168,7 +163,6 @@ impl BackwardHopperLayout {
             d_o,
             ds,
             dq,
-            zeros,
             statistics,
             orders,
             k_barriers,
@@ -198,6 +192,21 @@ pub const fn forward_fma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regio
     regions.add("k", 1, key_rows * head_dim * 4);
     regions.add("v", 1, key_rows * head_dim * 4);
     regions
+}
+
+/// Columns of o and dO that the delta kernel brings to shared memory at once.
+pub const DELTA_COLUMNS: u32 = 128;
+
+/// The delta kernel with tensor cores: tiles of o and dO.
+pub const fn backward_delta(query_rows: u32) -> Regions {
+    let mut regions = Regions::new();
+    add_pairs(&mut regions, ["o", "do"], 1, backward_delta_tile_bytes(query_rows));
+    regions
+}
+
+/// Bytes of one of them; narrower rows use less.
+pub const fn backward_delta_tile_bytes(query_rows: u32) -> u32 {
+    query_rows * DELTA_COLUMNS * 2
 }
 
 /// The tensor-core backward for sm_80: key and value tile, the tile of dS (and of p, as it passes between

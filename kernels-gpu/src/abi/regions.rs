@@ -115,7 +115,8 @@ impl KernelSpec {
             (Family::Backward, Arch::Sm90a, _) => {
                 layout::BackwardHopperLayout::new(head_dim, query_rows, key_rows).regions
             }
-            (Family::BackwardDelta | Family::BackwardConvert, ..) => Regions::new(),
+            (Family::BackwardDelta, _, Dtype::F32) | (Family::BackwardConvert, ..) => Regions::new(),
+            (Family::BackwardDelta, ..) => layout::backward_delta(query_rows),
         }
     }
 }
@@ -123,7 +124,7 @@ impl KernelSpec {
 #[cfg(test)]
 mod tests {
     extern crate std;
-    use crate::abi::{Arch, Family, KERNELS};
+    use crate::abi::{Arch, Dtype, Family, KERNELS};
     use std::collections::BTreeSet;
     use std::string::ToString;
 
@@ -138,7 +139,11 @@ mod tests {
                 assert!(region.bytes > 0, "{}: {region}", spec.name);
                 end += region.bytes;
             }
-            let uses_shared = matches!(spec.family, Family::Forward | Family::Backward);
+            let uses_shared = match spec.family {
+                Family::Forward | Family::Backward => true,
+                Family::BackwardDelta => spec.dtype != Dtype::F32,
+                Family::BackwardConvert => false,
+            };
             assert_eq!(!regions.as_slice().is_empty(), uses_shared, "{}", spec.name);
             let padding = if spec.arch == Arch::Sm90a && uses_shared { 512 } else { 1 };
             assert!((end..end + padding).contains(&spec.shared_bytes), "{}: {end}", spec.name);

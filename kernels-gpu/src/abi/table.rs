@@ -156,13 +156,23 @@ macro_rules! for_each_backward_wide_sm90a {
     };
 }
 
-/// Calls `$callback!` with name and element type of each kernel that prepares a backward on sm_80.
+/// Calls `$callback!` with name and element type of each kernel that prepares a backward on sm_80 with tensor
+/// cores.
 #[macro_export]
-macro_rules! for_each_backward_delta_sm80 {
+macro_rules! for_each_backward_delta_mma_sm80 {
     ($callback:ident) => {
         $callback! {
             (backward_delta_bf16_sm80, Bf16)
             (backward_delta_f16_sm80, F16)
+        }
+    };
+}
+
+/// As [`for_each_backward_delta_mma_sm80`], without tensor cores.
+#[macro_export]
+macro_rules! for_each_backward_delta_fma_sm80 {
+    ($callback:ident) => {
+        $callback! {
             (backward_delta_f32_sm80, F32)
         }
     };
@@ -310,13 +320,24 @@ const FORWARD_SM90A: &[KernelSpec] = {
     for_each_forward_sm90a!(rows)
 };
 
-const BACKWARD_DELTA: &[KernelSpec] = {
+const BACKWARD_DELTA_MMA: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident))*) => {
+            table!(
+                BackwardDelta, backward_delta_shared_bytes, $(($name, $dtype, 256, Element, 64, 1, 4, 5))*
+            )
+        };
+    }
+    for_each_backward_delta_mma_sm80!(rows)
+};
+
+const BACKWARD_DELTA_FMA: &[KernelSpec] = {
     macro_rules! rows {
         ($(($name:ident, $dtype:ident))*) => {
             table!(BackwardDelta, no_shared, $(($name, $dtype, 256, Element, 64, 1, 4, 1))*)
         };
     }
-    for_each_backward_delta_sm80!(rows)
+    for_each_backward_delta_fma_sm80!(rows)
 };
 
 const BACKWARD_MMA: &[KernelSpec] = {
@@ -357,7 +378,8 @@ const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_MMA,
     FORWARD_FMA,
     FORWARD_SM90A,
-    BACKWARD_DELTA,
+    BACKWARD_DELTA_MMA,
+    BACKWARD_DELTA_FMA,
     BACKWARD_MMA,
     BACKWARD_FMA,
     BACKWARD_SM90A,

@@ -120,6 +120,21 @@ pub unsafe fn load_u32x4(address: u64) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// As [`load_u32x4`] where `condition` holds, otherwise gives zeros and touches nothing. PTX: `@p
+/// ld.global.nc.v4.b32`.
+///
+/// # Safety
+/// As [`load_u32x4`], if `condition`.
+#[inline(always)]
+pub unsafe fn load_u32x4_if(address: u64, condition: bool) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {5}, 0;", "mov.b32 {0}, 0;", "mov.b32 {1}, 0;",
+        "mov.b32 {2}, 0;", "mov.b32 {3}, 0;", "@%p_in ld.global.nc.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+        "}}", out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address,
+            in(reg32) condition as u32, options(pure, readonly, nostack));
+    [a, b, c, d]
+}
+
 /// Adds to a counter, atomically, and gives what it was. PTX: `atom.global.add.u32`.
 ///
 /// # Safety
@@ -156,15 +171,29 @@ pub unsafe fn wait_for_u32(address: u64, value: u32) {
         options(nostack));
 }
 
-/// Reads a u32 that others count in. PTX: `ld.relaxed.gpu.global.u32`. sm_70.
+/// Reads a u32 that others write with [`store_release_u32`], and sees what was written before it was. PTX:
+/// `ld.acquire.gpu.global.u32`. sm_70.
 ///
 /// # Safety
 /// `address` is readable and aligned to 4.
 #[inline(always)]
-pub unsafe fn load_relaxed_u32(address: u64) -> u32 {
+pub unsafe fn load_acquire_u32(address: u64) -> u32 {
     let value: u32;
-    asm!("ld.relaxed.gpu.global.u32 {}, [{}];", out(reg32) value, in(reg64) address, options(nostack));
+    asm!("ld.acquire.gpu.global.u32 {}, [{}];", out(reg32) value, in(reg64) address, options(nostack));
     value
+}
+
+/// Makes a u32 that is 0 `value`, atomically; gives what it was, and sees what was written before it was.
+/// PTX: `atom.acquire.gpu.global.cas.b32`. sm_70.
+///
+/// # Safety
+/// `address` is writable and aligned to 4.
+#[inline(always)]
+pub unsafe fn claim_u32(address: u64, value: u32) -> u32 {
+    let old: u32;
+    asm!("atom.acquire.gpu.global.cas.b32 {}, [{}], 0, {};", out(reg32) old, in(reg64) address,
+        in(reg32) value, options(nostack));
+    old
 }
 
 /// Writes a u32 after everything that this thread wrote before. PTX: `st.release.gpu.global.u32`. sm_70.

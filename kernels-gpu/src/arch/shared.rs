@@ -73,6 +73,28 @@ pub unsafe fn store_u32(address: u32, value: u32) {
     asm!("st.shared.b32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack));
 }
 
+/// Reads 32 bits that others write with [`store_relaxed_u32`]; it orders nothing. PTX:
+/// `ld.relaxed.cta.shared.b32`. sm_70.
+///
+/// # Safety
+/// As [`load_u32`].
+#[inline(always)]
+pub unsafe fn load_relaxed_u32(address: u32) -> u32 {
+    let value: u32;
+    asm!("ld.relaxed.cta.shared.b32 {}, [{}];", out(reg32) value, in(reg32) address, options(nostack));
+    value
+}
+
+/// Writes 32 bits that others read with [`load_relaxed_u32`]; it orders nothing. PTX:
+/// `st.relaxed.cta.shared.b32`. sm_70.
+///
+/// # Safety
+/// As [`store_u32`].
+#[inline(always)]
+pub unsafe fn store_relaxed_u32(address: u32, value: u32) {
+    asm!("st.relaxed.cta.shared.b32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack));
+}
+
 /// Writes 16 bytes. PTX: `st.shared.v4.b32`.
 ///
 /// # Safety

@@ -49,10 +49,3 @@ pub fn thread_idx_x_here() -> u32 {
     unsafe { asm!("mov.u32 {}, %tid.x;", out(reg32) value, options(nomem, nostack)) };
     value
 }
-
-/// Leaves the machine to others for about so many nanoseconds. PTX: `nanosleep.u32`. sm_70.
-#[inline(always)]
-pub fn sleep<const NANOSECONDS: u32>() {
-    // SAFETY: it touches nothing.
-    unsafe { asm!("nanosleep.u32 {};", const NANOSECONDS, options(nomem, nostack)) }
-}

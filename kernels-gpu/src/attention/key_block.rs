@@ -1,9 +1,7 @@
 //! What a block of threads of the backward works on.
 
 use super::sequence::{Sequence, Sequences};
-use crate::abi::{
-    BackwardParams, TICKETS, TURN_ROWS, TensorView, workspace_row_packed, workspace_row_strided,
-};
+use crate::abi::{BackwardParams, NOTE_ROWS, TensorView, workspace_row_packed, workspace_row_strided};
 use crate::arch::{math, thread};
 use crate::geometry::schedule::{Schedule, Work};
 use crate::geometry::visible::{TileRange, Visible};
@@ -33,24 +31,16 @@ impl KeyBlock {
     /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
     pub unsafe fn of_this_block(p: &BackwardParams) -> Self {
-        KeyBlock::ascending(p, schedule(p).work(thread::block_idx_x(), math::divide))
+        let work = schedule(p).work(thread::block_idx_x(), math::divide);
+        KeyBlock::of(p, Work { tile: p.key_blocks - 1 - work.tile, ..work })
     }
 
-    /// The work that `work` names, where the last tile stands for the first key tile.
+    /// The work that `work` names, whose tile and head are those of keys.
     ///
     /// # Safety
     /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
-    pub unsafe fn ascending(p: &BackwardParams, work: Work) -> Self {
-        KeyBlock::descending(p, Work { tile: p.key_blocks - 1 - work.tile, ..work })
-    }
-
-    /// The work that `work` names, where tiles are key tiles: the last comes first.
-    ///
-    /// # Safety
-    /// `p` is as [`BackwardParams`] says.
-    #[inline(always)]
-    pub unsafe fn descending(p: &BackwardParams, work: Work) -> Self {
+    pub unsafe fn of(p: &BackwardParams, work: Work) -> Self {
         let sequence = sequence(p, work.batch);
         KeyBlock {
             sequence,
@@ -70,6 +60,20 @@ impl KeyBlock {
         let last = if ragged { self.sequence.visible.key_rows } else { end } - 1;
         let tiles = self.visible.tiles(first_key, last, queries as i32);
         Walk { tiles, ragged, steps: (tiles.end - tiles.begin) as u32 * p.group_size }
+    }
+
+    /// The query tile that this block begins each head with. If they are staggered, key tiles that start
+    /// together come to different ones first: each stores the first shares of some.
+    ///
+    /// # Safety
+    /// `p` is as [`BackwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn first_query_tile(&self, p: &BackwardParams, tiles: &TileRange) -> i32 {
+        if p.staggered == 0 {
+            return tiles.begin;
+        }
+        tiles.begin
+            + math::divide(self.first_tile * (tiles.end - tiles.begin) as u32, p.key_blocks) as i32
     }
 
     /// Where the tiles of a step come from, with `queries` rows of q and dO; `with_norms` if dO's norms are
@@ -101,11 +105,11 @@ impl KeyBlock {
         dq_accumulator(p, self.first_tile, head, self.workspace_row + at.tile as u32 * queries)
     }
 
-    /// Where it is noted which key tile was the last to add to a half, 0 or 1, of dQ of a step.
+    /// Where it is noted how far a half, 0 or 1, of dQ of a step is: see [`dq_note`].
     #[inline(always)]
-    pub fn turn(&self, p: &BackwardParams, at: &Step, queries: u32, half: u32) -> u64 {
+    pub fn dq_note(&self, p: &BackwardParams, at: &Step, queries: u32, half: u32) -> u64 {
         let head = self.key_head * p.group_size + at.head;
-        turn(p, head, self.workspace_row + at.tile as u32 * queries + half * TURN_ROWS)
+        dq_note(p, head, self.workspace_row + at.tile as u32 * queries + half * NOTE_ROWS)
     }
 
     /// Whether key `row` exists.
@@ -155,6 +159,29 @@ impl Walk {
         Step { step: 0, head: 0, tile: self.tiles.begin }
     }
 
+    /// This walk, where every query sees every key: then it does not matter to those who compute which
+    /// query tile comes first. Queries past the end need no mask: with a finite key, their p is 0 through
+    /// their lse.
+    #[inline(always)]
+    pub fn hiding_nothing(self) -> Self {
+        let TileRange { begin, end, .. } = self.tiles;
+        Walk { tiles: TileRange { begin, full_begin: begin, full_end: end, end }, ..self }
+    }
+
+    /// The first step, where each head begins with query tile `first`.
+    #[inline(always)]
+    pub fn start_with(&self, first: i32) -> Step {
+        Step { tile: first, ..self.start() }
+    }
+
+    /// The step after `at`, where each head begins with query tile `first`. Those who compute have no
+    /// register for that, and do with [`Walk::next`].
+    #[inline(always)]
+    pub fn next_with(&self, at: &Step, first: i32) -> Step {
+        let tile = if at.tile + 1 < self.tiles.end { at.tile + 1 } else { self.tiles.begin };
+        Step { step: at.step + 1, head: at.head + (tile == first) as u32, tile }
+    }
+
     /// The step after `at`.
     #[inline(always)]
     pub fn next(&self, at: &Step) -> Step {
@@ -190,25 +217,26 @@ pub unsafe fn schedule(p: &BackwardParams) -> Schedule {
     }
 }
 
-/// The note of which key tile was the last to add to dQ, for the [`TURN_ROWS`] rows from row `row` on.
+/// The note of how far half `h` of the query tile at row `r` is, which is kept for `row = r + h NOTE_ROWS`:
+/// [`UNTOUCHED`], and then, in no order, [`CLAIMED`] and [`STORED`], or, in order, what [`added_by`] says of
+/// the last key tile that added.
 #[inline(always)]
-pub fn turn(p: &BackwardParams, head: u32, row: u32) -> u64 {
-    let index = head as u64 * (p.workspace_rows / TURN_ROWS) as u64 + (row / TURN_ROWS) as u64;
-    p.turns.wrapping_add(4 * (TICKETS as u64 + index))
+pub fn dq_note(p: &BackwardParams, head: u32, row: u32) -> u64 {
+    let index = head as u64 * (p.workspace_rows / NOTE_ROWS) as u64 + (row / NOTE_ROWS) as u64;
+    p.dq_notes.wrapping_add(4 * index)
 }
 
-/// The ticket for blocks of dQ that are to be zeroed.
-#[inline(always)]
-pub fn zero_ticket(p: &BackwardParams) -> u64 {
-    p.turns.wrapping_add(4)
-}
+/// Nothing was stored: dQ's accumulator holds anything.
+pub const UNTOUCHED: u32 = 0;
+/// Somebody is about to store the first share.
+pub const CLAIMED: u32 = 1;
+/// The first share is stored: others may be added.
+pub const STORED: u32 = 2;
 
-/// The count of zeroed blocks of dQ of a (batch, query head).
+/// All key tiles from `key_tile` on have added their shares.
 #[inline(always)]
-pub fn zeroed(p: &BackwardParams, batch: u32, head: u32) -> u64 {
-    let turns = p.query_heads as u64 * (p.workspace_rows / TURN_ROWS) as u64;
-    let index = (batch * p.query_heads + head) as u64;
-    p.turns.wrapping_add(4 * (TICKETS as u64 + turns + index))
+pub const fn added_by(key_tile: u32) -> u32 {
+    key_tile + 1
 }
 
 /// Sequence `batch` of a backward.

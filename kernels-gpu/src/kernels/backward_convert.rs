@@ -6,7 +6,7 @@
 use super::backward_mma::dq_row_groups;
 use crate::abi::{Access, BackwardParams};
 use crate::arch::{global, math, thread};
-use crate::attention::key_block;
+use crate::attention::key_block::{self, UNTOUCHED};
 use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fma::outer;
@@ -156,10 +156,12 @@ unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardP
     let tile = key_block::dq_accumulator(p, 0, block.head, block.workspace_row);
     let start =
         tile.wrapping_add(16 * (thread % 128 + warpgroup * 128 * DQ_REGISTERS as u32 / 4) as u64);
+    // All parts of a tile were stored, or none: a query that sees no key has no gradient.
+    let note = global::load_u32(key_block::dq_note(p, block.head, block.workspace_row));
     let mut dq = [0.0; DQ_REGISTERS];
     let mut i = 0;
     while i < DQ_REGISTERS / 4 {
-        let four = global::load_u32x4(start.wrapping_add(16 * 128 * i as u64));
+        let four = global::load_u32x4_if(start.wrapping_add(16 * 128 * i as u64), note != UNTOUCHED);
         let mut e = 0;
         while e < 4 {
             dq[4 * i + e] = f32::from_bits(four[e]) * p.scale;

@@ -1,23 +1,28 @@
 //! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse as the main kernel wants it, per
-//! query row; zeroes dQ's accumulators. For f16 also the norm `sum |dO|` of each row, which bounds dS.
-//! Each warp takes 16 rows of the padded workspace.
+//! query row. For f16 also the norm `sum |dO|` of each row, which bounds dS. And it zeroes dQ's
+//! accumulators, or the notes of how far these are. Each warp takes 16 rows of the padded workspace.
 //!
 //! The main kernel subtracts delta from `dp = dO v`. For a row that sees one key, `o = v`, and the
 //! difference must be 0, not the difference of two roundings: so delta is summed by the same
 //! instructions in the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`),
 //! chains of fused multiply-adds for f32.
 
-use crate::abi::{BackwardParams, ROW_PADDING, TICKETS, TURN_ROWS, TensorView};
-use crate::arch::{global, math, thread, warp};
-use crate::attention::key_block;
+use crate::abi::layout::{DELTA_COLUMNS, backward_delta_tile_bytes};
+use crate::abi::{BackwardParams, NOTE_ROWS, ROW_PADDING, TensorView};
+use crate::arch::{async_copy, barrier, global, math, matrix, shared, thread, warp};
+use crate::attention::key_block::{self, UNTOUCHED};
 use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, Element, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
+use crate::tile::mma::LaneAddress;
+use crate::tile::shared_tile::SharedTile;
 
 /// Rows of a warp.
 const WARP_ROWS: u32 = 16;
 /// Rows of a block of four warps.
 const ROWS: u32 = 4 * WARP_ROWS;
+/// Threads of a block.
+const THREADS: u32 = 4 * 32;
 
 /// The rows of a warp, of one (batch, query head).
 struct DeltaRows<'p> {
@@ -32,7 +37,7 @@ struct DeltaRows<'p> {
 
 impl<'p> DeltaRows<'p> {
     /// The rows of this warp, the last ones first: what the main kernel begins with is then in L2. The first
-    /// threads of all also zero the launch's tickets.
+    /// thread of all also zeroes the launch's counter.
     #[inline(always)]
     unsafe fn of_this_warp(p: &'p BackwardParams) -> Self {
         let warp = thread::thread_idx_x() / 32;
@@ -44,8 +49,8 @@ impl<'p> DeltaRows<'p> {
         let sequence = key_block::sequence(p, batch);
         let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;
         let (head, first_row) = (pair - batch * p.query_heads, first_row as i32);
-        if p.turns != 0 && thread::block_idx_x() == 0 && thread::thread_idx_x() < TICKETS {
-            global::store_u32(p.turns.wrapping_add(4 * thread::thread_idx_x() as u64), 0);
+        if p.counter != 0 && thread::block_idx_x() == 0 && thread::thread_idx_x() == 0 {
+            global::store_u32(p.counter, 0);
         }
         DeltaRows { p, sequence, head, first_row, workspace_row }
     }
@@ -59,6 +64,12 @@ impl<'p> DeltaRows<'p> {
     #[inline(always)]
     fn rows<const ELEMENT_BYTES: i64>(&self, view: &TensorView) -> GlobalRows {
         self.sequence.query_rows::<ELEMENT_BYTES>(view, self.head, self.first_row, self.p.value_dim)
+    }
+
+    /// The rows of the block, of which `rows` are those from this warp's on.
+    #[inline(always)]
+    fn of_block(&self, rows: &GlobalRows) -> GlobalRows {
+        rows.skip(-((thread::thread_idx_x() / 32 * WARP_ROWS) as i32))
     }
 
     /// Writes the statistics of row `row` (of 16), whose `sum(dO o)` is `sum`: lse as it is given, or,
@@ -93,16 +104,14 @@ impl<'p> DeltaRows<'p> {
         global::store_f32(key_block::statistics(self.p, 2, self.head, self.workspace_row + row), norm);
     }
 
-    /// Zeroes the accumulators of these rows, which are contiguous, and what counts their turns; or, if the
-    /// main kernel zeroes accumulators, what counts these.
+    /// Zeroes the accumulators of these rows, which are contiguous; or, for main kernels that store the first
+    /// share and add only the others, the notes of that.
     #[inline(always)]
     unsafe fn zero(&self, lane: u32) {
-        if self.p.turns != 0 && self.workspace_row % TURN_ROWS == 0 && lane == 0 {
-            global::store_u32(key_block::turn(self.p, self.head, self.workspace_row), 0);
-        }
-        if self.p.main_zeroes != 0 {
-            if self.first_row == 0 && lane == 0 {
-                global::store_u32(key_block::zeroed(self.p, self.sequence.batch, self.head), 0);
+        if self.p.dq_notes != 0 {
+            if self.workspace_row % NOTE_ROWS == 0 && lane == 0 {
+                let note = key_block::dq_note(self.p, self.head, self.workspace_row);
+                global::store_u32(note, UNTOUCHED);
             }
             return;
         }
@@ -131,45 +140,81 @@ struct Sums {
 }
 
 impl Sums {
-    /// Over all columns; `COUNT` blocks of 16 columns are loaded together, `load` gives two columns of a row.
+    const NONE: Sums = Sums { upper: [0.0; 4], lower: [0.0; 4], rests: [0.0; 2], norms: [0.0; 2] };
+
+    /// Adds 16 columns: o and dO as fragments of 16 rows.
     #[inline(always)]
-    unsafe fn over<E: TensorCoreElement, const COUNT: usize>(
+    unsafe fn add<E: TensorCoreElement>(&mut self, o: [u32; 4], d_o: [u32; 4]) {
+        E::mma(&mut self.upper, o, [d_o[0], d_o[2]]);
+        E::mma(&mut self.lower, o, [d_o[1], d_o[3]]);
+        if E::NARROW {
+            self.norms[0] += size::<E>(d_o[0]) + size::<E>(d_o[2]);
+            self.norms[1] += size::<E>(d_o[1]) + size::<E>(d_o[3]);
+        }
+    }
+
+    /// Over all columns, `COLUMNS` at a time through shared memory.
+    ///
+    /// # Safety
+    /// All threads of the block call it, with the rows of the block, which start on 16-byte boundaries.
+    #[inline(always)]
+    unsafe fn of_tiles<E: TensorCoreElement, const COLUMNS: u32, const ROW_BYTES: u32>(
+        columns: u32,
+        o: &GlobalRows,
+        d_o: &GlobalRows,
+    ) -> Self {
+        const { assert!(ROW_BYTES == 2 * COLUMNS && COLUMNS <= DELTA_COLUMNS) };
+        let thread = thread::thread_idx_x();
+        let (lane, first_row) = (thread % 32, thread / 32 * WARP_ROWS);
+        let o_tile = SharedTile::<ROWS, ROW_BYTES> { address: shared::dynamic_base() };
+        let d_o_tile =
+            SharedTile::<ROWS, ROW_BYTES> { address: o_tile.address + backward_delta_tile_bytes(ROWS) };
+        let at = LaneAddress::<ROW_BYTES>::rows_first(lane);
+        let mut sums = Sums::NONE;
+        let mut first = 0;
+        loop {
+            o_tile.load::<E, THREADS, true>(thread, &some_columns(o, first, COLUMNS));
+            d_o_tile.load::<E, THREADS, true>(thread, &some_columns(d_o, first, COLUMNS));
+            async_copy::commit();
+            async_copy::wait::<0>();
+            barrier::block_sync();
+            let mut block = 0;
+            while block < COLUMNS / 16 && first + 16 * block < columns {
+                let o = matrix::load_matrix_x4(at.of(o_tile, first_row, block));
+                let d_o = matrix::load_matrix_x4(at.of(d_o_tile, first_row, block));
+                sums.add::<E>(o, d_o);
+                block += 1;
+            }
+            first += COLUMNS;
+            if first >= columns {
+                return sums;
+            }
+            barrier::block_sync();
+        }
+    }
+
+    /// Over all columns, wherever rows start; `load` gives two columns of a row of the warp.
+    #[inline(always)]
+    unsafe fn of_pairs<E: TensorCoreElement>(
         columns: u32,
         lane: u32,
         load: impl Fn(u32, u32) -> (u32, u32, f32),
     ) -> Self {
         let (group, pair) = (lane / 4, lane % 4);
-        let mut sums = Sums { upper: [0.0; 4], lower: [0.0; 4], rests: [0.0; 2], norms: [0.0; 2] };
+        let mut sums = Sums::NONE;
         let mut first = 0;
         while first < columns {
-            // All of it is requested before any of it is used: what counts is how much is on its way. Past
-            // the last column there are zeros.
-            let mut products = [[(0, 0, 0.0); 4]; COUNT];
-            let mut block = 0;
-            while block < COUNT {
-                let column = first + 16 * block as u32 + 2 * pair;
-                products[block] = [
-                    load(group, column),
-                    load(group + 8, column),
-                    load(group, column + 8),
-                    load(group + 8, column + 8),
-                ];
-                block += 1;
-            }
-            let mut block = 0;
-            while block < COUNT {
-                let [(a0, b0, r0), (a1, b1, r1), (a2, b2, r2), (a3, b3, r3)] = products[block];
-                E::mma(&mut sums.upper, [a0, a1, a2, a3], [b0, b2]);
-                E::mma(&mut sums.lower, [a0, a1, a2, a3], [b1, b3]);
-                sums.rests[0] += r0 + r2;
-                sums.rests[1] += r1 + r3;
-                if E::NARROW {
-                    sums.norms[0] += size::<E>(b0) + size::<E>(b2);
-                    sums.norms[1] += size::<E>(b1) + size::<E>(b3);
-                }
-                block += 1;
-            }
-            first += 16 * COUNT as u32;
+            let column = first + 2 * pair;
+            let products = [
+                load(group, column),
+                load(group + 8, column),
+                load(group, column + 8),
+                load(group + 8, column + 8),
+            ];
+            sums.add::<E>(products.map(|(o, ..)| o), products.map(|(_, d_o, _)| d_o));
+            sums.rests[0] += products[0].2 + products[2].2;
+            sums.rests[1] += products[1].2 + products[3].2;
+            first += 16;
         }
         sums
     }
@@ -184,16 +229,19 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
     }
     let lane = thread::thread_idx_x() % 32;
     let (group, pair) = (lane / 4, lane % 4);
-    let d_o = rows.rows::<2>(&p.d_o);
-    let (o_32, o_16) = (rows.rows::<4>(&p.o), rows.rows::<2>(&p.o));
+    let (d_o, o_16) = (rows.rows::<2>(&p.d_o), rows.rows::<2>(&p.o));
     rows.zero(lane);
     let Sums { upper, lower, rests, norms } =
-        if p.output_f32 == 0 && has_whole_pairs(&d_o) && has_whole_pairs(&o_16) {
-            Sums::over::<E, 4>(p.value_dim, lane, |row, column| {
-                (load_whole_pair(&o_16, row, column), load_whole_pair(&d_o, row, column), 0.0)
-            })
+        if p.output_f32 == 0 && has_whole_chunks(&d_o) && has_whole_chunks(&o_16) {
+            let (o, d_o) = (rows.of_block(&o_16), rows.of_block(&d_o));
+            if p.value_dim <= 64 {
+                Sums::of_tiles::<E, 64, 128>(p.value_dim, &o, &d_o)
+            } else {
+                Sums::of_tiles::<E, DELTA_COLUMNS, { 2 * DELTA_COLUMNS }>(p.value_dim, &o, &d_o)
+            }
         } else {
-            Sums::over::<E, 1>(p.value_dim, lane, |row, column| {
+            let o_32 = rows.rows::<4>(&p.o);
+            Sums::of_pairs::<E>(p.value_dim, lane, |row, column| {
                 load_products::<E>(&d_o, &o_32, &o_16, p.output_f32 != 0, row, column)
             })
         };
@@ -294,17 +342,17 @@ unsafe fn delta_fma(p: &BackwardParams) {
     rows.zero(lane);
 }
 
-/// Whether two neighbouring elements from an even column on are one aligned word.
+/// Columns `first..first + count`, or as many of these as there are.
 #[inline(always)]
-fn has_whole_pairs(rows: &GlobalRows) -> bool {
-    (rows.address | rows.row_bytes as u64) % 4 == 0 && rows.columns % 2 == 0
+fn some_columns(rows: &GlobalRows, first: u32, count: u32) -> GlobalRows {
+    let left = rows.skip_columns::<2>(first);
+    GlobalRows { columns: if left.columns < count { left.columns } else { count }, ..left }
 }
 
-/// As [`load_pair`], where there are whole pairs.
+/// Whether rows start on 16-byte boundaries.
 #[inline(always)]
-unsafe fn load_whole_pair(rows: &GlobalRows, row: u32, column: u32) -> u32 {
-    let address = rows.row(row as i32).wrapping_add(2 * column as u64);
-    global::load_u32_if(address, (row as i32) < rows.rows && column < rows.columns)
+fn has_whole_chunks(rows: &GlobalRows) -> bool {
+    (rows.address | rows.row_bytes as u64) % 16 == 0
 }
 
 /// Two neighbouring 16-bit elements from an even column on, 0 where there are none.
@@ -345,7 +393,8 @@ macro_rules! entries {
         )*
     };
 }
-crate::for_each_backward_delta_sm80!(entries);
+crate::for_each_backward_delta_mma_sm80!(entries);
+crate::for_each_backward_delta_fma_sm80!(entries);
 
 /// Which of the two an element type takes.
 trait Delta: Element {

@@ -31,6 +31,7 @@
 mod helpers;
 mod room;
 mod wide;
+mod writer;
 
 use crate::abi::{BackwardHopperParams, BackwardParams, TensorView};
 use crate::arch::{barrier, bulk_copy, shared, thread, warp};

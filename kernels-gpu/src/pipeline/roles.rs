@@ -1,9 +1,8 @@
 //! Who does what in a block of warpgroups: the first one brings data, the others compute.
 //!
 //! ```text
-//! warpgroup 0       warp 0: one thread requests tiles, warp 1 repairs some of them or prepares what is
-//!                   written to, warps 2 and 3: one thread each writes what is not written from registers;
-//!                   few registers
+//! warpgroup 0       warp 0: one thread requests tiles, warp 1 repairs some of them, warps 2 and 3: one
+//!                   thread each writes what is not written from registers; few registers
 //! warpgroups 1..    64 query rows each; many registers
 //! ```
 
@@ -30,7 +29,7 @@ pub struct Recruit<const CONSUMERS: u32> {
 pub enum Helper {
     /// Its elected thread requests tiles.
     Producer,
-    /// Corrects tiles before they are used, or prepares what is written to.
+    /// Corrects tiles before they are used.
     Repairer,
     /// Its elected thread writes results that pass through shared memory: those of computing warpgroup 0
     /// or 1.

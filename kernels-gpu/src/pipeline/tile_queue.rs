@@ -20,8 +20,8 @@ pub struct TileQueue {
 }
 
 impl TileQueue {
-    /// The queue of this block, out of `tiles` tiles. `counter` is 0, or the address of two counters as
-    /// [`crate::abi::ForwardHopperParams::counter`] says.
+    /// The queue of this block, out of `tiles` tiles. `counter` is 0, or the address of a counter; for
+    /// [`TileQueue::finish`] of two, as [`crate::abi::ForwardHopperParams::counter`] says.
     #[inline(always)]
     pub fn new(counter: u64, tiles: u32) -> Self {
         let next = if counter != 0 { thread::block_idx_x() } else { 0 };

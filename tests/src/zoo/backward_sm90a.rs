@@ -1,6 +1,6 @@
 //! The backward for Hopper.
 
-mod zeroes;
+mod shares;
 
 use super::{Family, Mutant, VISIBLE_END, moved, other_parity};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
@@ -41,6 +41,7 @@ const UNINITIALISED: &str = "uninitialised shared read";
 /// Where the producer stands when consumers are stuck.
 const STUCK: &str = "self.queries.acquire(stages);";
 const WRITER: &str = "bulk_copy::add_f32(";
+const FIRST_WRITER: &str = "bulk_copy::store_bytes(";
 
 /// Tiles and statistics that come.
 fn arrivals() -> Vec<Mutant> {
@@ -273,12 +274,12 @@ fn accumulator() -> Vec<Mutant> {
             .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("])
             .finding(RACE, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("dq is added before it is written")
-            .edit("mbarrier.try_wait", &["helpers.rs: stage.wait(&turns);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["writer.rs: stage.wait(&turns);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("])
-            .finding(UNINITIALISED, &[WRITER]),
+            .finding(UNINITIALISED, &[FIRST_WRITER]),
         mutant("dq is waited for with the other parity")
-            .edit("mbarrier.try_wait", &["helpers.rs: stage.wait(&turns);"], Which::All, other_parity)
-            .finding(UNINITIALISED, &[WRITER])
+            .edit("mbarrier.try_wait", &["writer.rs: stage.wait(&turns);"], Which::All, other_parity)
+            .finding(UNINITIALISED, &[FIRST_WRITER])
             .finding(DEADLOCK, &[STUCK]),
         mutant("dq is not fenced from its adding")
             .edit("fence.proxy.async", &[FENCE], Which::Last, dropped)
@@ -305,7 +306,7 @@ fn accumulator() -> Vec<Mutant> {
             .edit("cp.async.bulk.commit_group", &[], Which::All, dropped)
             .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("dq is never released")
-            .edit("mbarrier.arrive.shared", &["helpers.rs: stage.release(&turns);"], Which::All, dropped)
+            .edit("mbarrier.arrive.shared", &["writer.rs: stage.release(&turns);"], Which::All, dropped)
             .finding(DEADLOCK, &[STUCK]),
         mutant("half of dq is never added")
             .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 2, "s32", -8192))
@@ -331,13 +332,11 @@ fn in_order() -> Vec<Mutant> {
     let mutant = |name| Mutant::new(name, KERNEL, case.clone()).blocks(3);
     vec![
         mutant("a turn is never passed on")
-            .edit("st.release", &["global::store_release_u32(turn"], Which::All, dropped)
-            .finding("step limit reached", &["global::wait_for_u32(turn"]),
+            .edit("st.release", &["shares.publish(note);"], Which::All, dropped)
+            .finding("step limit reached", &["global::wait_for_u32(note"]),
         mutant("a turn is passed on twice over")
-            .edit("st.release", &["global::store_release_u32(turn"], Which::All, |line| {
-                moved(line, 1, "s32", 1)
-            })
-            .finding("step limit reached", &["global::wait_for_u32(turn"]),
+            .edit("st.release", &["shares.publish(note);"], Which::All, |line| moved(line, 1, "s32", 1))
+            .finding("step limit reached", &["global::wait_for_u32(note"]),
         Mutant::new("every other key tile is left out", KERNEL, many_key_tiles(KERNEL))
             .blocks(2)
             .edit(
@@ -472,7 +471,7 @@ fn helpers() -> Vec<Mutant> {
 }
 
 fn mutants() -> Vec<Mutant> {
-    [arrivals(), layout(), products(), accumulator(), zeroes::mutants(), in_order(), helpers()]
+    [arrivals(), layout(), products(), accumulator(), shares::mutants(), in_order(), helpers()]
         .into_iter()
         .flatten()
         .collect()

@@ -1,8 +1,8 @@
 //! The backward for Hopper at large head dimensions: one warpgroup makes dV, the other dK.
 
 use super::{Family, Mutant};
-use crate::ptx::{Which, dropped};
-use crate::shapes::ragged;
+use crate::ptx::{Which, dropped, operand, with_operand};
+use crate::shapes::{many_key_tiles, ragged};
 use crate::sweep::no_wait;
 
 const KERNEL: &str = "backward_bf16_d256_sm90a";
@@ -59,5 +59,12 @@ fn mutants() -> Vec<Mutant> {
         mutant("keys are never released by those who make dv")
             .edit("mbarrier.arrive.shared", &["wide.rs: self.keys.release"], Which::Number(0), dropped)
             .finding("deadlock", &["self.keys.acquire(turn);"]),
+        Mutant::new("the first share of dq is not waited for", KERNEL, many_key_tiles(KERNEL))
+            .blocks(3)
+            .edit("setp.eq.u32", &["global::wait_for_u32(note"], Which::All, |line| {
+                with_operand(line, 2, operand(line, 1))
+            })
+            .finding("race in global memory", &["bulk_copy::add_f32("])
+            .finding("race in global memory", &["bulk_copy::store_bytes("]),
     ]
 }

@@ -1,9 +1,8 @@
 //! The shared memory of a block of the Hopper backward: tiles, row statistics, barriers.
 
-use crate::abi::BackwardParams;
-use crate::abi::layout::{BackwardHopperLayout, ZERO_BYTES};
+use crate::abi::{BackwardParams, layout::BackwardHopperLayout};
 use crate::arch::barrier::block_sync;
-use crate::arch::{bulk_copy, mbarrier, shared, thread};
+use crate::arch::{mbarrier, shared, thread};
 use crate::pipeline::mailbox::Mailbox;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
@@ -29,8 +28,6 @@ pub(super) struct Room<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32
     first_d_o: SharedTile<QUERIES, ROW_BYTES>,
     first_ds: u32,
     dq: u32,
-    /// Zeros, where the main kernel zeroes dQ.
-    pub zeros: u32,
     statistics: u32,
     /// Which key tile comes next.
     pub orders: Mailbox,
@@ -56,7 +53,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     pub const STATISTIC_BYTES: u32 = 4 * QUERIES;
     const DS_BYTES: u32 = 2 * QUERIES * KEYS;
     /// Whether the warpgroups divide the work as [`super::wide`] says.
-    const WIDE: bool = KEYS == 64;
+    pub const WIDE: bool = KEYS == 64;
     const DS_STAGES: u32 = if Self::WIDE { 1 } else { STAGES };
     /// Bytes of a tile of dQ in f32.
     const DQ_TILE_BYTES: u32 = 2 * QUERIES * ROW_BYTES;
@@ -69,8 +66,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         assert!(all.d_o - all.q == STAGES * Self::QUERY_BYTES);
         assert!(all.ds - all.d_o == D_O_STAGES * Self::QUERY_BYTES);
         assert!(all.dq - all.ds == Self::DS_STAGES * Self::DS_BYTES);
-        assert!(all.zeros - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
-        assert!(all.statistics - all.zeros == ZERO_BYTES);
+        assert!(all.statistics - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
         assert!(all.orders - all.statistics == STAGES * STATISTICS * Self::STATISTIC_BYTES);
         assert!(all.k_barriers - all.orders == Mailbox::BYTES);
         assert!(all.q_barriers - all.v_barriers == Stages::<1>::BYTES);
@@ -109,7 +105,6 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         let d_o = key + const { Self::LAYOUT.d_o };
         let ds = key + const { Self::LAYOUT.ds };
         let dq = key + const { Self::LAYOUT.dq };
-        let zeros = key + const { Self::LAYOUT.zeros };
         let statistics = key + const { Self::LAYOUT.statistics };
         let orders = key + const { Self::LAYOUT.orders };
         let keys = key + const { Self::LAYOUT.k_barriers };
@@ -124,7 +119,6 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             first_d_o: SharedTile { address: d_o },
             first_ds: ds,
             dq,
-            zeros,
             statistics,
             orders: Mailbox::new(orders),
             keys: Stages::new(keys),
@@ -136,13 +130,9 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         }
     }
 
-    /// Makes all barriers, and zeros if they are needed; all threads meet.
+    /// Makes all barriers; all threads meet.
     #[inline(always)]
     pub unsafe fn open(&self, p: &BackwardParams) {
-        if p.main_zeroes != 0 && thread::thread_idx_x() < ZERO_BYTES / 16 {
-            shared::store_u32x4(self.zeros + 16 * thread::thread_idx_x(), [0; 4]);
-            bulk_copy::fence();
-        }
         if thread::thread_idx_x() == 0 {
             // The writers read along, and the repairer where there is one.
             self.orders.init(4 * WARPGROUPS + WARPGROUPS + may_need_repair(p) as u32);
@@ -153,6 +143,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             let mut warpgroup = 0;
             while warpgroup < WARPGROUPS {
                 self.dq_stage(warpgroup).init(4, 1);
+                shared::store_u32(self.allowed(warpgroup), 0);
                 warpgroup += 1;
             }
             mbarrier::init(self.raw_key(), 1);
@@ -219,6 +210,12 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     #[inline(always)]
     pub fn factor(&self) -> u32 {
         self.scratch + 4 * 4 * WARPGROUPS
+    }
+
+    /// A word: for how many steps the writer of a warpgroup's part of dQ may write.
+    #[inline(always)]
+    pub fn allowed(&self, warpgroup: u32) -> u32 {
+        self.factor() + 4 + 4 * warpgroup
     }
 
     /// The turns of a warpgroup's part of dQ: its warps fill it, the writer releases it.

@@ -1,0 +1,155 @@
+//! Two threads of the Hopper backward, the writers: each adds a half of every tile of dQ to its accumulator.
+//!
+//! Nobody zeroes the accumulator: the first share of a half is stored, the others are added. A note for each
+//! half says how far it is ([`key_block::dq_note`]).
+//!
+//! In order, key tiles add to a query tile from the last to the first, and note their number; the last one
+//! that sees the query tile stores. With a causal mask, key tiles that start together then never wait: each
+//! comes to a query tile a step after the one that adds before it.
+//!
+//! In no order, who claims the note first stores, and others wait until it has. While a writer waits, its
+//! block soon waits too: so that nobody waits in a circle, a half is claimed only if it will be stored
+//! whatever others do. That is when its share is there already; or, for those who claim early, when the
+//! block's other writer has been allowed to write all steps before.
+//!
+//! The wait until a copy was written is the fence between the proxies that the next copy needs.
+
+use super::room::Room;
+use crate::abi::BackwardParams;
+use crate::arch::{bulk_copy, global, shared};
+use crate::attention::key_block::{self, CLAIMED, KeyBlock, STORED, UNTOUCHED};
+use crate::attention::key_order::KeyOrder;
+use crate::pipeline::stages::Cursor;
+
+/// How the shares of a key tile are put together with those of others.
+struct Shares {
+    /// The first query tile of which another key tile adds its share before, if dQ has an order.
+    adds_from: i32,
+    /// What the note says when a share can be added.
+    before: u32,
+    /// What it says once the share is there; in no order, if it was stored.
+    after: u32,
+}
+
+impl Shares {
+    #[inline(always)]
+    unsafe fn of(p: &BackwardParams, block: &KeyBlock, keys: u32, queries: u32) -> Self {
+        if p.in_order == 0 {
+            return Shares { adds_from: 0, before: STORED, after: STORED };
+        }
+        // The next key tile adds first, where it sees the query tile: those from a first one on, since what a
+        // key tile sees ends no later than what the next one sees.
+        let next_tile = block.first_tile + 1;
+        let mut adds_from = i32::MAX;
+        if block.has_key(next_tile * keys) {
+            let next = block.walk(p, (next_tile * keys) as i32, keys, queries);
+            if next.steps > 0 {
+                adds_from = next.tiles.begin;
+            }
+        }
+        let (before, after) = (key_block::added_by(next_tile), key_block::added_by(block.first_tile));
+        Shares { adds_from, before, after }
+    }
+
+    /// A copy that was started is written: the note says so.
+    #[inline(always)]
+    unsafe fn publish(&self, note: u64) {
+        bulk_copy::wait_written::<0>();
+        global::store_release_u32(note, self.after);
+    }
+}
+
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
+{
+    /// Whether halves are claimed before their shares are there, and published only when the next one is
+    /// claimed: where the memory that a share waits in is needed for p, too. Measured, causal: head dim 256
+    /// 4 % faster; 128 no difference, 64 (and 128 without a mask) up to 1 % slower.
+    const CLAIMS_EARLY: bool = Self::WIDE;
+
+    /// A writer: one thread, for what a warpgroup hands over.
+    #[inline(always)]
+    pub(super) unsafe fn write_dq(&self, p: &BackwardParams, warpgroup: u32) {
+        let in_order = p.in_order != 0;
+        let (dq, stage) = (self.dq(warpgroup), self.dq_stage(warpgroup));
+        let (bytes, parts) = (Self::dq_bytes(warpgroup), Self::dq_parts(warpgroup));
+        // For how many steps this writer and the other one may write.
+        let (allowed, other_allowed) = (self.allowed(warpgroup), self.allowed(1 - warpgroup));
+        let mut earlier_steps = 0;
+        let mut turns = Cursor::start();
+        let mut orders = Cursor::start();
+        loop {
+            let letter = self.orders.wait(&orders);
+            if KeyOrder::ends(letter) {
+                break;
+            }
+            let KeyOrder { block, walk } = KeyOrder::read(letter, p, KEYS);
+            self.orders.discard_alone(&mut orders);
+            let shares = Shares::of(p, &block, KEYS, QUERIES);
+            let mut unpublished = 0;
+            let first = block.first_query_tile(p, &walk.tiles);
+            let mut at = walk.start_with(first);
+            while at.step < walk.steps {
+                let note = block.dq_note(p, &at, QUERIES, warpgroup);
+                let claims = Self::CLAIMS_EARLY
+                    && !in_order
+                    && shared::load_relaxed_u32(other_allowed) >= earlier_steps;
+                let found = if claims {
+                    global::claim_u32(note, CLAIMED)
+                } else {
+                    global::load_acquire_u32(note)
+                };
+                let mut stores =
+                    if in_order { at.tile < shares.adds_from } else { claims && found == UNTOUCHED };
+                let may_write = stores || found == shares.before;
+                if Self::CLAIMS_EARLY {
+                    if unpublished != 0 {
+                        shares.publish(unpublished);
+                        unpublished = 0;
+                    }
+                    earlier_steps += 1;
+                    if may_write {
+                        shared::store_relaxed_u32(allowed, earlier_steps);
+                    }
+                }
+                let mut target =
+                    block.dq_accumulator(p, &at, QUERIES) + (warpgroup * Self::dq_bytes(0)) as u64;
+                let mut part = 0;
+                while part < parts {
+                    stage.wait(&turns);
+                    if part == 0 && !may_write {
+                        if !in_order && !claims {
+                            stores = global::claim_u32(note, CLAIMED) == UNTOUCHED;
+                        }
+                        if !stores {
+                            global::wait_for_u32(note, shares.before);
+                        }
+                        if Self::CLAIMS_EARLY {
+                            shared::store_relaxed_u32(allowed, earlier_steps);
+                        }
+                    }
+                    if stores {
+                        bulk_copy::store_bytes(target, dq, bytes);
+                    } else {
+                        bulk_copy::add_f32(target, dq, bytes);
+                    }
+                    bulk_copy::commit();
+                    bulk_copy::wait_read::<0>();
+                    stage.release(&turns);
+                    turns.advance();
+                    target += bytes as u64;
+                    part += 1;
+                }
+                if stores && !in_order && Self::CLAIMS_EARLY {
+                    unpublished = note;
+                } else if stores || in_order {
+                    shares.publish(note);
+                }
+                at = walk.next_with(&at, first);
+            }
+            if unpublished != 0 {
+                shares.publish(unpublished);
+            }
+        }
+    }
+}

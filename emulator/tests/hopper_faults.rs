@@ -114,13 +114,17 @@ fn a_load_over_bytes_that_others_still_read() {
              W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8192], 0; @!%p1 bra W; END:"
         )
     };
-    // Which of the two comes first depends on the schedule, and so does the line.
-    let kinds = [FindingKind::AsyncCopyInFlight, FindingKind::MissingProxyFence];
+    // Which of these comes first depends on the schedule, and so does the line.
+    let (in_flight, lanes) = (FindingKind::AsyncCopyInFlight, FindingKind::SharedRace);
     for finding in findings(&body(""), 64, map) {
+        let kinds = [in_flight, lanes, FindingKind::MissingProxyFence];
         assert!(kinds.contains(&finding.kind), "{finding}");
     }
     for finding in findings(&body("fence.proxy.async.shared::cta;"), 64, map) {
-        assert_eq!(finding.kind, FindingKind::AsyncCopyInFlight, "{finding}");
+        assert!([in_flight, lanes].contains(&finding.kind), "{finding}");
+    }
+    for finding in findings(&body("fence.proxy.async.shared::cta; bar.warp.sync -1;"), 64, map) {
+        assert_eq!(finding.kind, in_flight, "{finding}");
     }
     let twin = body("fence.proxy.async.shared::cta; bar.sync 0;");
     expect(&body("bar.sync 0;"), &twin, 64, map, FindingKind::MissingProxyFence, "bulk.tensor");
@@ -408,6 +412,31 @@ fn a_lane_arrives_for_its_warp_only_behind_a_meeting() {
         )
     };
     expect(&body(""), &body("bar.warp.sync -1;"), 64, no_map, FindingKind::SharedRace, "ld.shared");
+}
+
+#[test]
+fn a_lane_copies_in_bulk_what_its_warp_used_only_behind_a_meeting() {
+    let words = "shl.b32 %r1, %lane, 2; add.u32 %r1, %r1, %base; st.shared.b32 [%r1], %tid;";
+    let store = |meeting: &str| {
+        format!(
+            "{words} fence.proxy.async; {meeting}
+             @!%first bra END;
+             cp.async.bulk.global.shared::cta.bulk_group [%data+16384], [%base], 128;
+             cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END:"
+        )
+    };
+    let meeting = "bar.warp.sync -1;";
+    expect(&store(""), &store(meeting), 32, no_map, FindingKind::SharedRace, "bulk.global");
+    let load = |meeting: &str| {
+        format!(
+            "{INIT} {words} bar.warp.sync -1; ld.shared.b32 %r2, [%r1]; fence.proxy.async; {meeting}
+             @!%first bra END;
+             mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+8192], 128;
+             cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%base], [%data], 128, [%base+8192];
+             W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8192], 0; @!%p1 bra W; END:"
+        )
+    };
+    expect(&load(""), &load(meeting), 32, no_map, FindingKind::SharedRace, "bulk.shared");
 }
 
 #[test]

@@ -90,18 +90,27 @@ impl Context<'_> {
 
     #[cold]
     #[inline(never)]
-    fn race_report_lanes(&mut self, w: &Warp, conflict: LaneConflict) {
+    fn race_report_lanes(&mut self, pc: u32, warp: u32, conflict: LaneConflict) {
         let LaneConflict { lane, other, wrote, offset } = conflict;
-        self.report(FindingKind::SharedRace, w.pc, w.id, lane, |context| {
+        self.report(FindingKind::SharedRace, pc, warp, lane, |context| {
             let address = context.shared_place(SHARED_BASE + offset);
             let other = other.map_or("other lanes".to_owned(), |other| format!("lane {other}"));
             let did = if wrote { "wrote" } else { "read" };
             format!(
-                "lane {lane} of warp {} accesses shared address {address}, which {other} of it {did}; no \
-                 bar.warp.sync orders the two",
-                w.id
+                "lane {lane} of warp {warp} accesses shared address {address}, which {other} of it {did}; no \
+                 bar.warp.sync orders the two"
             )
         });
+    }
+
+    /// A bulk copy meets what other lanes of the warp did that starts it.
+    fn race_bulk_lanes(&mut self, transfer: &Transfer, write: bool) {
+        let Some(race) = &self.race else { return };
+        let Issuer { warp, lane } = transfer.issuer;
+        let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
+        if let Some(conflict) = race.lanes.copy(warp, lane, offset, bytes, write) {
+            self.race_report_lanes(transfer.pc, warp, conflict);
+        }
     }
 
     /// Lanes of a warp have waited for a memory barrier.
@@ -207,6 +216,7 @@ impl Context<'_> {
         let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
         let conflict = race.asynchronous(warp, actor, phase + 1, offset, bytes, true);
         self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
+        self.race_bulk_lanes(transfer, true);
     }
 
     /// A bulk store will read shared memory.
@@ -218,6 +228,7 @@ impl Context<'_> {
         let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
         let conflict = race.asynchronous(warp, actor, group + 1, offset, bytes, false);
         self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
+        self.race_bulk_lanes(transfer, false);
     }
 
     /// A thread has waited until its bulk stores, except those of the `left` latest groups, had read, and
@@ -286,7 +297,7 @@ pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, 
     if let Some((lane, conflict)) = found {
         c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
     } else if let Some(conflict) = between_lanes {
-        c.race_report_lanes(w, conflict);
+        c.race_report_lanes(w.pc, w.id, conflict);
     }
     found.is_some() || between_lanes.is_some()
 }

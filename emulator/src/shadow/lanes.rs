@@ -1,8 +1,8 @@
 //! Which lanes of a warp accessed a word of shared memory since the warp last met.
 //!
 //! Lanes of a warp that run together are still ordered by nothing but what they meet at: `bar.warp.sync`, a
-//! barrier of the block, or a memory barrier at which all of them arrived, and then waited. Accesses of less
-//! than a word are not looked at.
+//! barrier of the block, or a memory barrier at which all of them arrived, and then waited. So are the bulk
+//! copies that one of them starts. Accesses of less than a word are not looked at.
 
 use std::collections::HashMap;
 
@@ -84,8 +84,10 @@ struct Since {
     meeting: u32,
     /// Lanes that accessed something.
     apart: u32,
-    /// Whether all of those arrived at a memory barrier behind their accesses.
+    /// Whether all of those arrived at a memory barrier behind their accesses, and no lane since.
     arrived: bool,
+    /// The same, whoever arrived since.
+    released: bool,
     /// What the warp's clock was at the meeting.
     clock: u32,
 }
@@ -158,7 +160,7 @@ impl Lanes {
     #[inline(always)]
     pub fn access(&mut self, warp: u32, words: Words<'_>, write: bool) -> Option<LaneConflict> {
         let since = &mut self.warps[warp as usize];
-        since.arrived = false;
+        (since.arrived, since.released) = (false, false);
         since.apart |= words.lanes;
         let meeting = since.meeting;
         let done = match words.count {
@@ -199,13 +201,33 @@ impl Lanes {
         found
     }
 
+    /// A bulk copy that a lane starts, of so many bytes from an offset on; `write` if it writes them. What
+    /// it does itself is not noted: a wait for it orders that. Lanes that have all arrived at a memory
+    /// barrier are taken to be those that this one has waited for.
+    pub fn copy(
+        &self,
+        warp: u32,
+        lane: u32,
+        offset: u32,
+        bytes: u32,
+        write: bool,
+    ) -> Option<LaneConflict> {
+        let since = &self.warps[warp as usize];
+        if since.released || since.apart & !(1 << lane) == 0 {
+            return None;
+        }
+        let (first, end) = (offset as usize / 4, (offset + bytes).div_ceil(4) as usize);
+        let mut marks = (first..).zip(&self.marks[first..end]);
+        marks.find_map(|(word, mark)| mark.conflict(since.meeting, lane, word, write))
+    }
+
     /// These lanes of a warp meet; whether that orders anything. `clock` is the warp's.
     pub fn meet(&mut self, warp: u32, lanes: u32, clock: u32) -> bool {
         let since = &mut self.warps[warp as usize];
         if since.apart == 0 || since.apart & !lanes != 0 {
             return false;
         }
-        *since = Since { meeting: self.meetings, apart: 0, arrived: false, clock };
+        *since = Since { meeting: self.meetings, clock, ..Since::default() };
         self.meetings += 1;
         if self.meetings == MEETINGS - 1 {
             self.renumber();
@@ -240,6 +262,7 @@ impl Lanes {
     pub fn arrive(&mut self, warp: u32, lanes: u32) -> Option<u32> {
         let since = &mut self.warps[warp as usize];
         since.arrived = since.apart & !lanes == 0;
+        since.released |= since.arrived;
         (!since.arrived).then_some(since.clock)
     }
 }

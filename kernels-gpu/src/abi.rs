@@ -294,7 +294,7 @@ pub struct BackwardParams {
     /// the order in which the main kernel's lanes hold it.
     pub dq_accumulator: u64,
     /// Workspace: u32 `[Hq, workspace_rows / NOTE_ROWS]`, aligned to 4, for main kernels for Hopper, else 0:
-    /// how far dQ is, see [`crate::attention::key_block::dq_note`]. Where nothing was added to dQ, its
+    /// how far dQ is, see `attention::key_block::dq_note`. Where nothing was added to dQ, its
     /// accumulator holds anything. Without these, the delta kernel zeroes it.
     pub dq_notes: u64,
     /// Workspace: u32, aligned to 4, for main kernels for Hopper, else 0: how many key tiles have been taken;

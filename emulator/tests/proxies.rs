@@ -1,4 +1,4 @@
-//! Bulk copies and the global memory that threads wrote: which fence lets the asynchronous proxy see it.
+//! Bulk copies and the memory that threads wrote: which fence lets the asynchronous proxy see it, and where none can.
 
 mod common;
 use common::hopper::{BYTES, kernel};
@@ -84,6 +84,48 @@ fn a_load_sees_what_threads_wrote_behind_a_fence() {
     // A fence behind the start of the load comes too late for it.
     let late = load().replace("W:", "fence.proxy.async; W:");
     expect(&in_a_block(write, "", barrier, "", &late), 1, FindingKind::MissingProxyFence, LOAD);
+}
+
+/// One thread starts the load, and threads write before it is waited for; `before` and `behind` are fences.
+fn written_in_flight(before: &str, write: &str, behind: &str) -> String {
+    let load = load();
+    let (start, wait) = load.split_once("W:").expect("it waits");
+    format!(
+        "@!%first bra NEXT; {before}\n{start} NEXT: bar.sync 0;
+         shl.b32 %r1, %tid, 2; add.s32 %r1, %r1, %base;
+         {write}
+         {behind} bar.sync 0; @!%first bra END;
+         W:{wait}\nEND:"
+    )
+}
+
+const FENCE: &str = "fence.proxy.async;";
+const FENCES: [(&str, &str); 4] = [("", ""), (FENCE, ""), ("", FENCE), (FENCE, FENCE)];
+
+#[test]
+fn a_write_of_what_a_load_in_flight_reads_is_a_race_and_lacks_no_fence() {
+    for (before, behind) in FENCES {
+        let body = written_in_flight(before, "st.global.b32 [%mine], %tid;", behind);
+        let found: Vec<Finding> = findings(&body, 1).into_iter().flatten().collect();
+        // Where the load comes first after all, nothing is found.
+        assert!(!found.is_empty());
+        for finding in found {
+            assert_eq!(finding.kind, FindingKind::GlobalRace, "{finding}");
+            assert!(finding.ptx.contains(LOAD), "{finding}");
+            assert!(finding.message.contains("`st.global.b32 [%mine], %tid`"), "{finding}");
+        }
+        expect_clean(&written_in_flight(before, "st.global.b32 [%mine+256], %tid;", behind), 1);
+    }
+}
+
+#[test]
+fn a_write_of_what_a_load_in_flight_writes_is_a_race_and_lacks_no_fence() {
+    for (before, behind) in FENCES {
+        let body = written_in_flight(before, "st.shared.b32 [%r1+16], %tid;", behind);
+        let found = expect(&body, 1, FindingKind::AsyncCopyInFlight, "st.shared.b32");
+        assert!(found.message.contains(LOAD) && found.message.contains("nothing orders"), "{found}");
+        expect_clean(&written_in_flight(before, "st.shared.b32 [%r1+512], %tid;", behind), 1);
+    }
 }
 
 #[test]

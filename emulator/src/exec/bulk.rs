@@ -12,7 +12,7 @@ use crate::isa::ReduceOp;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
 use crate::shadow::State;
-use crate::shadow::knowledge::Knowledge;
+use crate::shadow::knowledge::Foreign;
 use crate::tensor_map::TensorMapSwizzle;
 use crate::trace::OriginKind;
 use std::collections::BTreeMap;
@@ -37,8 +37,8 @@ pub struct Transfer {
     pub shared: u32,
     pub pc: u32,
     pub issuer: Issuer,
-    /// What the asynchronous proxy saw of global memory when it was issued.
-    pub seen: Knowledge,
+    /// What its warp knew of global memory when it was issued, and what the asynchronous proxy saw.
+    pub known: Foreign,
 }
 
 /// A copy to shared memory.

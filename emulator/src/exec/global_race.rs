@@ -8,7 +8,7 @@ use super::window::Window;
 use crate::memory::Space;
 use crate::report::FindingKind;
 use crate::shadow::global::{Access, GlobalRace, Meeting, Order, Touch};
-use crate::shadow::knowledge::Knowledge;
+use crate::shadow::knowledge::Foreign;
 use crate::shadow::race::Race;
 use std::sync::{MutexGuard, PoisonError};
 
@@ -132,21 +132,18 @@ impl<'a> Context<'a> {
     /// A bulk load that a thread started reads bytes. What its barrier orders is the copy, not the warp that
     /// started it: nothing is kept of the read.
     pub fn global_bulk_reads(&mut self, t: &Transfer, at: u64, bytes: u32) {
-        let (access, first) = (self.own_access(t.pc, t.issuer.warp), self.first_actor());
-        let order = |race: &Race, other| race.order_for_proxy(t.issuer.warp, first, &t.seen, other);
+        let access = self.own_access(t.pc, t.issuer.warp);
+        let order = |_: &Race, other| t.known.order_for_copy(other);
         self.global_copy(access, t.issuer, (at, bytes), Touch::Look, order);
     }
 
     /// A bulk store of a group writes bytes, or adds to them.
     pub fn global_bulk_writes(&mut self, t: &Transfer, (group, adds): (u32, bool), at: u64, bytes: u32) {
-        let (actor, first) = (self.bulk_actor(t.issuer), self.first_actor());
+        let actor = self.bulk_actor(t.issuer);
         let access = Access { actor, clock: group + 1, pc: t.pc, strong: adds };
-        let order = |race: &Race, other: Access| {
+        let order = |_: &Race, other: Access| {
             // Stores of one thread are its own affair.
-            if other.actor == actor {
-                return Order::Before;
-            }
-            race.order_for_proxy(t.issuer.warp, first, &t.seen, other)
+            if other.actor == actor { Order::Before } else { t.known.order_for_copy(other) }
         };
         self.global_copy(access, t.issuer, (at, bytes), Touch::Write, order);
     }
@@ -169,9 +166,10 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// What the asynchronous proxy sees when a warp starts a bulk copy.
-    pub fn seen_by_proxy(&self, warp: u32) -> Knowledge {
-        self.race.as_ref().map_or_else(Knowledge::default, |race| race.seen_by_proxy(warp))
+    /// What a warp knows when it starts a bulk copy. What it does next does not come before the copy.
+    pub fn known_to_copy(&mut self, warp: u32) -> Foreign {
+        let first = self.first_actor();
+        self.race.as_mut().map_or_else(Foreign::default, |race| race.known(warp, first))
     }
 
     /// A thread has waited until so many of its groups of bulk stores were written.

@@ -1,7 +1,7 @@
 //! What the warps of a block know of the launch: their clocks, and what passes through global memory.
 
 use super::global::{Access, Order};
-use super::knowledge::{Foreign, Knowledge};
+use super::knowledge::Foreign;
 use super::race::Race;
 
 /// What a warp's strong accesses have to do with others.
@@ -15,6 +15,19 @@ pub struct Strong {
     seen: Foreign,
     /// Where they last looked, and how often what is known there had grown.
     last: Option<(u64, u32)>,
+}
+
+impl Foreign {
+    /// Whether an access of any block comes before a bulk copy that started when this was known.
+    pub fn order_for_copy(&self, other: Access) -> Order {
+        if self.threads.get(other.actor) < other.clock {
+            Order::None
+        } else if self.proxy.get(other.actor) < other.clock {
+            Order::Unseen
+        } else {
+            Order::Before
+        }
+    }
 }
 
 impl Race {
@@ -37,20 +50,7 @@ impl Race {
         if known >= other.clock { Order::Before } else { Order::None }
     }
 
-    /// The same for what the asynchronous proxy does on behalf of the warp, of whose knowledge it sees that.
-    pub fn order_for_proxy(&self, warp: u32, first: u32, seen: &Knowledge, other: Access) -> Order {
-        match self.order(warp, first, other) {
-            Order::Before if seen.get(other.actor) < other.clock => Order::Unseen,
-            order => order,
-        }
-    }
-
-    /// What the asynchronous proxy sees of global memory when a warp starts a copy.
-    pub fn seen_by_proxy(&self, warp: u32) -> Knowledge {
-        self.warps[warp as usize].foreign.proxy.clone()
-    }
-
-    /// All that a warp knows, to be made known to other blocks; it goes on to the next clock.
+    /// All that a warp knows, in numbers of the launch; it goes on to the next clock.
     pub fn known(&mut self, warp: u32, first: u32) -> Foreign {
         let view = self.release(warp);
         let mut known = Foreign { proxy: view.foreign.proxy, ..Foreign::default() };

@@ -99,8 +99,8 @@ fn transfer(
         lane: issuer.lane,
     };
     let shared = c.shared_address(at, align)?;
-    let seen = c.seen_by_proxy(issuer.warp);
-    Ok(Transfer { bytes, shared, pc: w.pc, issuer, seen })
+    let known = c.known_to_copy(issuer.warp);
+    Ok(Transfer { bytes, shared, pc: w.pc, issuer, known })
 }
 
 /// The tensor map at a generic address.

@@ -17,7 +17,7 @@ pub struct Args {
 /// Runs `tests/src/bin/mutate.rs`, which holds the kernels, the emulator and the cases.
 ///
 /// # Errors
-/// When an edit shows in nothing and nobody has said why, or too few show.
+/// When an edit shows in nothing and nobody has said why.
 pub fn run(args: &Args) -> Result<()> {
     let mut command = Command::new("cargo");
     command.current_dir(root()).args(["run", "--quiet", "--package", "finite-attention-tests"]);

@@ -15,7 +15,6 @@ mod forward_sm90a;
 use crate::device::emulated;
 use crate::ptx::{Ptx, Which, operand, spec, with_operand};
 use crate::recorder::of_size;
-use crate::shapes::ragged;
 use crate::verdict::{Finding, Verdict, judge_on, options, schedules};
 use finite_attention::Device;
 use finite_attention::check::Case;
@@ -23,10 +22,25 @@ use finite_attention::check::Case;
 /// The mutants of some kernels.
 #[derive(Clone, Copy)]
 pub struct Family {
-    /// The kernels.
+    /// Kernels that are run in all cases.
     pub kernels: &'static [&'static str],
     /// Their mutants. The text of none of them is made yet.
     pub mutants: fn() -> Vec<Mutant>,
+}
+
+impl Family {
+    /// Each kernel of a mutant as it ships, in the case of its first mutant, and then the mutants.
+    pub fn all(&self) -> Vec<Mutant> {
+        let mutants = (self.mutants)();
+        let mut all: Vec<Mutant> = Vec::new();
+        for mutant in &mutants {
+            if all.iter().all(|shipped| shipped.kernel != mutant.kernel) {
+                all.push(mutant.shipped());
+            }
+        }
+        all.extend(mutants);
+        all
+    }
 }
 
 /// All of them.
@@ -70,9 +84,10 @@ impl Mutant {
         Mutant { name, kernel, case, multiprocessors: 1, edits: Vec::new(), found: Vec::new() }
     }
 
-    /// A kernel with nothing changed.
-    pub fn shipped(kernel: &'static str) -> Self {
-        Mutant::new("as it ships", kernel, ragged(kernel))
+    /// The same kernel and case with nothing changed.
+    fn shipped(&self) -> Self {
+        let shipped = Mutant::new("as it ships", self.kernel, self.case.clone());
+        shipped.blocks(self.multiprocessors)
     }
 
     /// The same in another case.

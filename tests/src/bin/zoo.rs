@@ -12,7 +12,7 @@ use finite_attention::device::DeviceName;
 use finite_attention_tests::device::open_with;
 use finite_attention_tests::ptx::spec;
 use finite_attention_tests::verdict::Verdict;
-use finite_attention_tests::zoo::{FAMILIES, Mutant};
+use finite_attention_tests::zoo::{FAMILIES, Family, Mutant};
 use kernels_gpu::abi::Arch;
 use std::path::Path;
 use std::process::ExitCode;
@@ -36,9 +36,7 @@ fn main() -> ExitCode {
 
 /// All mutants, those of a family behind its kernels as they ship.
 fn mutants() -> impl Iterator<Item = Mutant> {
-    FAMILIES.into_iter().flat_map(|family| {
-        family.kernels.iter().map(|kernel| Mutant::shipped(kernel)).chain((family.mutants)())
-    })
+    FAMILIES.iter().flat_map(Family::all)
 }
 
 fn write(folder: &Path) -> Fallible<()> {

@@ -6,8 +6,8 @@
 //! - `FATTN_CASES`: cases per property; by default few on the emulator and hundreds on a GPU
 //! - `FATTN_SCHEDULES`: schedules of the emulator under which the kernels of the zoo must be clean, 3
 //!   unless said otherwise
-//! - `FATTN_SEED`: seed of the cases, a new one for each run unless said otherwise; printed with every
-//!   failure
+//! - `FATTN_SEED`: seed of the cases; `random` for a new one. Unless said otherwise each test has its own, the
+//!   same in every run. Printed with every failure: with it the case is drawn again
 //!
 //! A failing case is shrunk together with its schedule ([`attempts`]) and its seed kept under `proptest-regressions/`, to be run first
 //! from then on.

@@ -52,7 +52,7 @@ const RUN: &str = r#"#!/bin/sh
 #     run.sh [LOGS] [TEST...]     logs go to LOGS, or to logs/ here; without tests, all of them
 #
 # FATTN_DEVICE   where: the first GPU (cuda) by default
-# FATTN_CASES    cases of every property test; FATTN_SEED their seed
+# FATTN_CASES    cases of every property test; FATTN_SEED their seed, or `random`
 # CHECK_CASES    cases of `fattn check` (240)
 # JOBS           commands at a time (4)
 # TIME_LIMIT     seconds for one command (240)

@@ -6,6 +6,7 @@ mod backward;
 mod backward_tests;
 mod dq;
 mod forward;
+mod query_tiles;
 mod tensor_maps;
 #[cfg(test)]
 mod tests;

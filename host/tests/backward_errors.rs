@@ -73,7 +73,7 @@ fn addresses_and_workspaces() {
     let device = device(Fault::None);
     let plan = plan_backward(&problem.validate().unwrap(), device.properties(), &pointers()).unwrap();
     let bytes = plan.workspace_bytes();
-    assert_eq!(bytes, 4 * (2 * 4 * 256 + 4 * 256 * 128));
+    assert_eq!(bytes, 4 * (2 * 4 * 128 + 4 * 128 * 128));
     let enough = Workspace { pointer: 0x10000, bytes };
     let text = |pointers| launch_refused(&problem, pointers, enough);
     let null = |pointers: &dyn Fn(&mut BackwardPointers)| {

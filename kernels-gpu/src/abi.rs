@@ -319,6 +319,9 @@ pub struct BackwardParams {
     pub value_dim: u32,
     /// Query rows per head in the workspace, of all batches together: see [`workspace_row_packed`].
     pub workspace_rows: u32,
+    /// Rows of a sequence in the workspace, where the next one's begin: `query_rows`, padded to a whole
+    /// number of query tiles and of the delta kernel's blocks. Of packed sequences, those of the largest one.
+    pub padded_rows: u32,
     /// As in [`ForwardParams`].
     pub bottom_right: u32,
     /// As in [`ForwardParams`].
@@ -340,14 +343,18 @@ pub struct BackwardParams {
     pub heads_per_wave: u32,
     /// Elements per row of a dQ accumulator: the head dim of the main kernel.
     pub padded_dim: u32,
-    /// 1: key tiles add their shares of dQ one after the other, so that sums are the same in every run. Main
-    /// kernels for Hopper alone.
-    pub in_order: u32,
-    /// 1: the key tiles of a head begin with different query tiles. Main kernels for Hopper alone, where
-    /// every query sees every key, nothing is packed and dQ has no order; `key_blocks` times the query tiles
-    /// of a head is below 2^32.
-    pub staggered: u32,
+    /// In which order key tiles add their shares of dQ: [`DQ_UNORDERED`], [`DQ_STAGGERED`] or
+    /// [`DQ_IN_ORDER`]. Main kernels for Hopper alone.
+    pub dq_order: u32,
 }
+
+/// Shares of dQ are added as they come; every key tile begins with the first query tile that sees it.
+pub const DQ_UNORDERED: u32 = 0;
+/// They are added as they come, and the key tiles of a head begin with different query tiles. Every query
+/// sees every key, nothing is packed, and `key_blocks` times the query tiles of a head is below 2^32.
+pub const DQ_STAGGERED: u32 = 1;
+/// They are added one after the other, so that sums are the same in every run.
+pub const DQ_IN_ORDER: u32 = 2;
 
 /// Parameters of the main kernel of the Hopper backward, passed by value as the only kernel parameter (which
 /// the build aligns to 64 for the maps). The kernels before and after it get [`BackwardParams`].
@@ -379,8 +386,8 @@ pub const fn backward_statistics(dtype: Dtype) -> u32 {
 /// Rows of the workspace that share one of the [`BackwardParams::dq_notes`].
 pub const NOTE_ROWS: u32 = 32;
 
-/// A sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of
-/// query tiles.
+/// A packed sequence's rows in the backward's workspace are padded to a multiple of this: a whole number of
+/// query tiles of all kernels that take packed sequences.
 pub const ROW_PADDING: u32 = 128;
 
 /// First row of sequence `batch` in the backward's workspace, for packed sequences (`first_query` is its
@@ -389,10 +396,4 @@ pub const ROW_PADDING: u32 = 128;
 #[inline(always)]
 pub const fn workspace_row_packed(first_query: u32, batch: u32) -> u32 {
     (first_query / ROW_PADDING + batch) * ROW_PADDING
-}
-
-/// First row of sequence `batch` in the backward's workspace, for sequences of `query_rows` rows each.
-#[inline(always)]
-pub const fn workspace_row_strided(query_rows: u32, batch: u32) -> u32 {
-    query_rows.div_ceil(ROW_PADDING) * ROW_PADDING * batch
 }

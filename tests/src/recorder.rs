@@ -54,6 +54,14 @@ pub fn without_counters(device: &Device, multiprocessors: u32) -> Device {
     Device::from_driver(Arc::new(recorder))
 }
 
+/// The same device, planned for as if a block had no more shared memory than `kernel` needs: where the planner
+/// would prefer a kernel that needs more, it takes this one.
+pub fn with_room_for(device: &Device, kernel: &KernelSpec) -> Device {
+    let properties =
+        DeviceProperties { shared_bytes_per_block: kernel.shared_bytes, ..device.properties().clone() };
+    Device::from_driver(Arc::new(Recorder::new(device, properties)))
+}
+
 fn properties_of_size(device: &Device, multiprocessors: u32) -> DeviceProperties {
     DeviceProperties { multiprocessors, l2_bytes: 4096, ..device.properties().clone() }
 }

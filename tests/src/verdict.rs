@@ -2,12 +2,13 @@
 
 use crate::device::emulated;
 use crate::ptx::spec;
-use crate::recorder::{of_size, small, without_counters};
+use crate::recorder::{of_size, small, with_room_for, without_counters};
 use crate::shapes::many_key_tiles_in_order;
 use crate::sources::{Place, goes_through};
 use finite_attention::check::{Case, GradientInputs, Inputs, Surroundings, compute_with, run_case_with};
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Device, Error, KernelImages};
+use kernels_gpu::abi::Family;
 
 /// Warp instructions of a block after which a mutant counts as endless: some hundred times what a case takes.
 const STEP_LIMIT: u64 = 1 << 24;
@@ -102,10 +103,12 @@ pub fn options(schedule: Schedule) -> Options {
 /// # Panics
 /// If the case is planned for another kernel.
 pub fn judge_on(device: &Device, kernel: &str, case: &Case) -> Verdict {
+    let spec = spec(kernel);
+    let is_helper = matches!(spec.family, Family::BackwardDelta | Family::BackwardConvert);
+    let device = &if is_helper { device.clone() } else { with_room_for(device, spec) };
     match run_case_with(device, case, Inputs::drawn) {
         Ok((outcome, _)) => {
             let ran = [outcome.kernel, outcome.backward_kernel];
-            let is_helper = kernel.contains("_delta_") || kernel.contains("_convert_");
             assert!(is_helper || ran.contains(&kernel), "the case is planned for {ran:?}, not {kernel}");
             let failure = outcome.failure.map(Verdict::Wrong);
             failure.or_else(|| case.packed.then(|| neighbours(device, case))).unwrap_or(Verdict::Clean)

@@ -10,7 +10,7 @@ use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{finite, has_repeatable_dq, identical, run, run_with};
 use finite_attention_tests::device::{emulated_arch, open};
 use finite_attention_tests::property::{Finding, check};
-use finite_attention_tests::recorder::{recording_as, small};
+use finite_attention_tests::recorder::{recording, recording_as, small, with_room_for};
 use finite_attention_tests::rule::within_the_rule;
 use kernels_gpu::abi::{Access, Family, KERNELS, KernelSpec};
 
@@ -23,13 +23,15 @@ fn right(device: &Device, case: &Case, numbers: impl Fn(&Case) -> Inputs) -> Res
     Ok(computed)
 }
 
-/// The case in which dV of another library's kernel was NaN, with the head dimension of `kernel`.
+/// The case in which dV of another library's kernel was NaN, with the head dimension of `kernel`; or, where
+/// other query tiles would be planned for its 256 rows, a shorter one.
 fn original_case(kernel: &KernelSpec, mode: Mode) -> Case {
     let head_dim = kernel.head_dim as usize;
+    let rows = if kernel.query_rows == 80 { 160 } else { 256 };
     Case {
         seed: u64::from(kernel.head_dim),
-        query_rows: 256,
-        key_rows: 256,
+        query_rows: rows,
+        key_rows: rows,
         query_heads: 1,
         key_heads: 1,
         head_dim,
@@ -54,7 +56,7 @@ fn one_causal_head_of_256_rows_is_right_in_every_tile_configuration() {
     for kernel in KERNELS.iter().filter(runs_here) {
         for mode in MODES {
             let case = original_case(kernel, mode);
-            let (device, launched) = recording_as(&device, kernel.arch);
+            let (device, launched) = recording_as(&with_room_for(&device, kernel), kernel.arch);
             for device in [&device, &small(&device)] {
                 right(device, &case, Inputs::drawn)
                     .unwrap_or_else(|wrong| panic!("{} {mode:?}: {wrong}", kernel.name));
@@ -150,6 +152,39 @@ fn staggered_key_tiles_hide_no_rows_of_a_ragged_query_tile() {
             ..Case::small()
         };
         right(&open(), &case, Inputs::drawn).unwrap();
+    }
+}
+
+/// Where the backward for Hopper takes 80 queries a step, dq is multiplied transposed, and another kernel turns
+/// it: with every kind of last tile, columns that are no whole chunks of 16 bytes, either element type and either
+/// order.
+#[test]
+fn tiles_of_80_queries_are_right_with_any_rest() {
+    let (device, launched) = recording(&open());
+    for (number, query_rows) in [66, 80, 137, 160, 201, 300].into_iter().enumerate() {
+        for (head_dim, value_dim, key_rows) in [(128, 128, 390), (101, 72, 130), (72, 101, 60)] {
+            let dtype = [Dtype::Bf16, Dtype::F16][number % 2];
+            let mode = MODES[number / 2 % 2];
+            let gradient = if head_dim == 101 { Dtype::F32 } else { dtype };
+            let gradients = Gradients { dtype: gradient, has_d_lse: true, mode };
+            let case = Case {
+                query_rows,
+                key_rows,
+                head_dim,
+                value_dim,
+                dtype,
+                output_dtype: dtype,
+                placement: Placement::Padded,
+                gradients: Some(gradients),
+                ..Case::small()
+            };
+            right(&device, &case, Inputs::drawn).unwrap();
+        }
+    }
+    if device.properties().compute_capability == (9, 0) {
+        for name in ["backward_bf16_d128_q80_sm90a", "backward_f16_d128_q80_sm90a"] {
+            assert!(launched.names().contains(name), "{name} did not run");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use finite_attention_tests::device::{emulated, emulated_arch};
 use finite_attention_tests::ptx::{
     Ptx, Which, dropped, off_by_one, one_more, operand, spec, with_operand,
 };
-use finite_attention_tests::recorder::small;
+use finite_attention_tests::recorder::{small, with_room_for};
 use finite_attention_tests::shapes::ragged;
 use finite_attention_tests::zoo::VISIBLE_END;
 use kernels_gpu::abi::Arch;
@@ -33,7 +33,7 @@ enum Caught {
 ///
 /// Panics if the kernel cannot be run at all: a text that is no PTX is not caught, it is no mutant.
 fn failure(arch: Arch, kernel: &str, images: KernelImages, case: &Case) -> Option<(Caught, String)> {
-    let device = small(&emulated(arch, images, Options::default()));
+    let device = with_room_for(&small(&emulated(arch, images, Options::default())), spec(kernel));
     match run_case_with(&device, case, Inputs::drawn) {
         Ok((outcome, _)) => {
             let ran = [outcome.kernel, outcome.backward_kernel];

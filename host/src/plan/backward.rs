@@ -7,18 +7,19 @@
 //! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with
 //! no keys dq does (delta and convert).
 
-use super::dq::{is_staggered, split};
+use super::dq::{dq_order, split};
 use super::forward::check_offsets;
 use super::{
     Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, paired_wave,
-    tensor_maps, view,
+    query_tiles, tensor_maps, view,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::problem::{Mode, ValidBackward, ValidForward};
+use kernels_gpu::abi::layout::backward_delta_tiles;
 use kernels_gpu::abi::{
-    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, NOTE_ROWS, ROW_PADDING,
-    backward_statistics, workspace_row_packed, workspace_row_strided,
+    Access, Arch, BackwardParams, DQ_UNORDERED, Dtype, Family, KERNELS, KernelSpec, NOTE_ROWS,
+    ROW_PADDING, backward_statistics,
 };
 use kernels_gpu::geometry::schedule;
 use std::fmt;
@@ -236,12 +237,18 @@ pub fn plan_backward(
         access,
         mappable: access == Access::Vector16
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
-        short_tiles: false,
+        short_tiles: !query_tiles::suits_80(forward),
     };
     let main = choose_kernel(device, &choice, &mut reasons)?;
+    if main.query_rows == 80 {
+        reasons.push("80 queries a step: so many fewer steps than with 64 that it is faster".into());
+    }
+    let delta = sibling(main, Family::BackwardDelta)?;
+    let padded_rows = padded_rows(forward, main, delta);
     let mut params = BackwardParams {
         heads_per_wave: choose_wave(forward, main, mode, device, &mut reasons),
-        workspace_rows: workspace_rows(forward)?,
+        padded_rows: padded_rows as u32,
+        workspace_rows: workspace_rows(forward, padded_rows)?,
         padded_dim: main.head_dim,
         ..tensor_params(valid, pointers)
     };
@@ -251,14 +258,7 @@ pub fn plan_backward(
     let mut hopper = None;
     if main.arch == Arch::Sm90a {
         hopper = Some(tensors_of(main, &tensors));
-        params.in_order = u32::from(mode == Mode::Deterministic);
-        params.staggered = u32::from(is_staggered(forward, main, &params));
-        if params.staggered != 0 {
-            reasons.push(
-                "key tiles begin with different query tiles, so that they seldom wait to add to dq"
-                    .into(),
-            );
-        }
+        params.dq_order = dq_order(mode, forward, main, &params, &mut reasons);
     }
     let launches = launches(main, device, &params)?;
     Ok(BackwardPlan { launches, params, hopper, reasons })
@@ -283,8 +283,9 @@ fn launches(
     let key_heads = query_heads / params.group_size;
     let key_blocks = if key_rows == 0 { 0 } else { params.key_blocks };
     let delta = sibling(main, Family::BackwardDelta)?;
-    let delta_blocks = query_rows.next_multiple_of(ROW_PADDING) / delta.query_rows;
-    let what = format!("groups of {} query rows", delta.query_rows);
+    let delta_rows = delta_rows(delta, params.value_dim);
+    let delta_blocks = params.padded_rows / delta_rows;
+    let what = format!("groups of {delta_rows} query rows");
     let delta_blocks = count_blocks(delta_blocks, &what, query_heads, batches)?;
     let what = format!("groups of tiles of {} keys", main.key_rows);
     let mut main_blocks = count_blocks(key_blocks, &what, key_heads, batches)?;
@@ -303,16 +304,22 @@ fn launches(
     Ok(launches.into_iter().filter(|launch| launch.blocks > 0).collect())
 }
 
+/// Query rows of a block of the first kernel.
+fn delta_rows(delta: &KernelSpec, value_dim: u32) -> u32 {
+    let tiles = if delta.dtype == Dtype::F32 { 1 } else { backward_delta_tiles(value_dim) };
+    delta.query_rows * tiles
+}
+
 /// The kernel before or after the main one. The first is the same for every device, head dimension and
 /// access.
 fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
     let key = |spec: &KernelSpec| {
-        let (arch, head_dim, access) = if family == Family::BackwardConvert {
-            (spec.arch, spec.head_dim, spec.access)
+        let (arch, head_dim, access, query_rows) = if family == Family::BackwardConvert {
+            (spec.arch, spec.head_dim, spec.access, spec.query_rows)
         } else {
-            (Arch::Sm80, 0, Access::Element)
+            (Arch::Sm80, 0, Access::Element, 0)
         };
-        (arch, spec.dtype, head_dim, access)
+        (arch, spec.dtype, head_dim, access, query_rows)
     };
     let found = KERNELS.iter().find(|spec| spec.family == family && key(spec) == key(main));
     found.ok_or_else(|| Error::KernelMissing {
@@ -339,33 +346,39 @@ fn without_queries(valid: &ValidForward, params: &mut BackwardParams) {
         key_rows,
         cu_seqlens_q: 0,
         cu_seqlens_k: 0,
+        padded_rows: 0,
         workspace_rows: 0,
         ..*params
     };
 }
 
+/// Query rows of a sequence in the workspace; of the largest one, if they are packed.
+fn padded_rows(valid: &ValidForward, main: &KernelSpec, delta: &KernelSpec) -> u64 {
+    let rows = u64::from(valid.query_rows);
+    if valid.is_packed() {
+        return rows.next_multiple_of(u64::from(ROW_PADDING));
+    }
+    let tiles = rows.next_multiple_of(u64::from(main.query_rows));
+    tiles.next_multiple_of(u64::from(delta_rows(delta, valid.value_dim)))
+}
+
 /// Query rows per head in the workspace.
-fn workspace_rows(valid: &ValidForward) -> Result<u32> {
+fn workspace_rows(valid: &ValidForward, padded_rows: u64) -> Result<u32> {
     if valid.is_empty() {
         return Ok(0);
     }
-    // The formulas of the kernels, whose result fits if this one does.
-    let padding = u64::from(ROW_PADDING);
     let sequences = u64::from(valid.batches);
-    let total_rows = valid.problem.q.shape[1] as u64;
     let got = if valid.is_packed() {
-        (total_rows / padding + sequences) * padding
+        // The formula of the kernels, whose result fits if this one does.
+        let padding = u64::from(ROW_PADDING);
+        (valid.problem.q.shape[1] as u64 / padding + sequences) * padding
     } else {
-        total_rows.div_ceil(padding) * padding * sequences
+        padded_rows * sequences
     };
     if got > i32::MAX as u64 {
         return Err(Error::WorkspaceRows { max: i32::MAX as u32, got });
     }
-    Ok(if valid.is_packed() {
-        workspace_row_packed(total_rows as u32, valid.batches)
-    } else {
-        workspace_row_strided(total_rows as u32, valid.batches)
-    })
+    Ok(got as u32)
 }
 
 /// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
@@ -453,6 +466,7 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         key_rows: forward.key_rows,
         head_dim: forward.head_dim,
         value_dim: forward.value_dim,
+        padded_rows: 0,
         workspace_rows: 0,
         bottom_right: u32::from(forward.bottom_right),
         window_left: forward.window_left,
@@ -464,7 +478,6 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         splits: 0,
         heads_per_wave: 0,
         padded_dim: 0,
-        in_order: 0,
-        staggered: 0,
+        dq_order: DQ_UNORDERED,
     }
 }

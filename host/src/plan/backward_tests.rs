@@ -3,7 +3,7 @@
 use super::dq::choose_splits;
 use super::*;
 use crate::problem::{BackwardProblem, ForwardProblem, Mode, Sequences};
-use kernels_gpu::abi::ROW_PADDING;
+use kernels_gpu::abi::{DQ_IN_ORDER, DQ_STAGGERED, ROW_PADDING};
 use proptest::prelude::*;
 
 fn device() -> DeviceProperties {
@@ -36,11 +36,6 @@ fn families(plan: &BackwardPlan) -> Vec<Family> {
     plan.launches.iter().map(|launch| launch.kernel.family).collect()
 }
 
-/// Query rows of a block of the first kernel.
-fn delta_rows(plan: &BackwardPlan) -> u32 {
-    plan.launches[0].kernel.query_rows
-}
-
 #[test]
 fn three_kernels_that_belong_together() {
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
@@ -63,17 +58,32 @@ fn three_kernels_that_belong_together() {
 fn grids_cover_padded_rows_keys_and_query_tiles() {
     let plan = plan(&problem(Dtype::Bf16, 128));
     let blocks: Vec<u32> = plan.launches.iter().map(|launch| launch.blocks).collect();
-    assert_eq!(
-        blocks,
-        [384 / delta_rows(&plan) * 4 * 2, 200u32.div_ceil(128) * 2 * 2, 300u32.div_ceil(64) * 4 * 2]
-    );
+    assert_eq!(plan.main_kernel().unwrap().name, "backward_bf16_d128_q80_sm90a");
+    assert_eq!(blocks, [320 / 64 * 4 * 2, 200u32.div_ceil(128) * 2 * 2, 300u32.div_ceil(80) * 4 * 2]);
     assert_eq!((plan.params.key_blocks, plan.params.splits, plan.params.split_stride), (2, 1, 0));
+}
+
+#[test]
+fn workspace_rows_are_a_whole_number_of_tiles_of_every_kernel() {
+    for (value_dim, delta_rows) in [(128, 64), (64, 128)] {
+        for rows in [1, 64, 65, 80, 81, 300, 511, 1024, 2100] {
+            let layout = |columns| Layout::bshd([2, rows, 4, columns]);
+            let forward = ForwardProblem::new(Dtype::Bf16, layout(128), layout(128), layout(value_dim));
+            let plan = plan(&BackwardProblem::new(forward));
+            let (main, padded) = (plan.main_kernel().unwrap(), plan.params.padded_rows);
+            let tiles = (rows as u32).next_multiple_of(main.query_rows);
+            assert!(padded >= tiles && padded - tiles < delta_rows, "{rows} rows: {padded}");
+            assert!(padded.is_multiple_of(delta_rows), "{rows} rows: {padded}");
+            assert_eq!(plan.params.workspace_rows, 2 * padded);
+            assert_eq!(plan.launches[0].blocks, padded / delta_rows * 4 * 2);
+        }
+    }
 }
 
 #[test]
 fn the_workspace_holds_statistics_and_accumulators() {
     let fast = plan(&problem(Dtype::F32, 128));
-    let rows = 384 * 2;
+    let rows = 320 * 2;
     assert_eq!(u64::from(fast.params.workspace_rows), rows);
     assert_eq!(fast.workspace_bytes(), 4 * (2 * 4 * rows + 4 * rows * 128));
     let deterministic = plan(&problem(Dtype::F32, 128).with_mode(Mode::Deterministic));
@@ -88,11 +98,11 @@ fn the_workspace_holds_statistics_and_accumulators() {
 
 #[test]
 fn on_hopper_the_workspace_holds_notes_too_and_one_accumulator_in_every_mode() {
-    let rows = 384 * 2;
+    let rows = 320 * 2;
     let before_counter = 4 * (2 * 4 * rows + 4 * rows * 128);
     for mode in [Mode::Fast, Mode::Deterministic] {
         let plan = plan(&problem(Dtype::Bf16, 128).with_mode(mode));
-        assert_eq!(plan.params.in_order == 1, mode == Mode::Deterministic);
+        assert_eq!(plan.params.dq_order == DQ_IN_ORDER, mode == Mode::Deterministic);
         assert_eq!((plan.params.key_blocks, plan.params.splits), (2, 1));
         assert_eq!(plan.workspace_bytes(), before_counter + 4 * (1 + 4 * rows / 32));
         let params = plan.params_with(0x100, plan.workspace_bytes()).unwrap();
@@ -132,7 +142,7 @@ fn blocks_for_hopper_stay_and_waves_keep_them_busy() {
 
 #[test]
 fn key_tiles_for_hopper_are_staggered_unless_something_is_against_it() {
-    let staggers = |problem: BackwardProblem| plan(&problem).params.staggered == 1;
+    let staggers = |problem: BackwardProblem| plan(&problem).params.dq_order == DQ_STAGGERED;
     assert!(staggers(problem(Dtype::Bf16, 128)) && !staggers(problem(Dtype::F32, 128)));
     assert!(!staggers(problem(Dtype::Bf16, 128).with_mode(Mode::Deterministic)));
     let of = |head_dim, rows| {
@@ -160,7 +170,7 @@ fn packed_rows_are_padded_once_per_sequence() {
     assert_eq!((plan.params.cu_seqlens_q, plan.params.cu_seqlens_k), (0xb000, 0xc000));
     assert_eq!((plan.params.lse_batch_stride, plan.params.lse_head_stride), (0, 300));
     let blocks: Vec<u32> = plan.launches.iter().map(|launch| launch.blocks).collect();
-    assert_eq!(blocks, [256 / delta_rows(&plan) * 4 * 5, 2 * 2 * 5, 2 * 4 * 5]);
+    assert_eq!(blocks, [256 / 128 * 4 * 5, 2 * 2 * 5, 2 * 4 * 5]);
 }
 
 #[test]

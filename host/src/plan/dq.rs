@@ -2,7 +2,7 @@
 
 use crate::driver::DeviceProperties;
 use crate::problem::{Mode, ValidForward};
-use kernels_gpu::abi::{Arch, BackwardParams, KernelSpec};
+use kernels_gpu::abi::{Arch, BackwardParams, DQ_IN_ORDER, DQ_STAGGERED, DQ_UNORDERED, KernelSpec};
 
 /// How key tiles are shared out, and into how many accumulators dq is added up.
 pub(super) fn split(
@@ -44,10 +44,24 @@ pub(super) fn choose_splits(pairs: u64, key_tiles: u32, slots: u64) -> u32 {
     candidates.into_iter().find(|&splits| 10 * time(splits) <= 11 * best).unwrap_or(1)
 }
 
-/// Whether the key tiles of a head begin with different query tiles. Measured, with a full mask: 0.5 to 2 %
-/// faster at head dim 128, 1 to 8 % at 256; at 64 up to 3 % slower.
-pub(super) fn is_staggered(valid: &ValidForward, main: &KernelSpec, params: &BackwardParams) -> bool {
+/// In which order key tiles add to dq in a main kernel for Hopper. Staggered where that is faster: measured,
+/// with a full mask, 0.5 to 2 % at head dim 128, 1 to 8 % at 256; at 64 up to 3 % slower.
+pub(super) fn dq_order(
+    mode: Mode,
+    valid: &ValidForward,
+    main: &KernelSpec,
+    params: &BackwardParams,
+    reasons: &mut Vec<String>,
+) -> u32 {
     let is_small = u64::from(params.key_blocks) * u64::from(params.query_rows) < 1 << 32;
-    let is_alike = valid.sees_all() && !valid.is_packed();
-    main.head_dim > 64 && is_alike && params.in_order == 0 && is_small
+    if mode == Mode::Deterministic {
+        return DQ_IN_ORDER;
+    }
+    if main.head_dim > 64 && valid.is_uniform() && is_small {
+        reasons.push(
+            "key tiles begin with different query tiles, so that they seldom wait to add to dq".into(),
+        );
+        return DQ_STAGGERED;
+    }
+    DQ_UNORDERED
 }

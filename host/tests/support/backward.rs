@@ -4,7 +4,6 @@ use super::memory::{Lengths, Memory, Sequence, lse_view};
 use super::{Fault, params};
 use kernels_gpu::abi::{
     BackwardParams, Dtype, Family, KernelSpec, ROW_PADDING, TensorView, workspace_row_packed,
-    workspace_row_strided,
 };
 
 pub fn run(family: Family, kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory, fault: Fault) {
@@ -22,7 +21,7 @@ pub fn run(family: Family, kernel: &KernelSpec, bytes: &[u8], memory: &mut Memor
     for batch in 0..params.batches {
         let sequence = Sequence::new(launch.memory, &lengths, batch);
         let first_row = if params.cu_seqlens_q == 0 {
-            workspace_row_strided(params.query_rows, batch)
+            params.padded_rows * batch
         } else {
             workspace_row_packed(sequence.first_query, batch)
         };
@@ -63,9 +62,13 @@ impl Launch<'_> {
 
     fn delta(&mut self, sequence: &Sequence, first_row: u32) {
         let (p, batch) = (self.p, sequence.batch);
+        let rows = match p.cu_seqlens_q {
+            0 => p.padded_rows,
+            _ => sequence.query_rows.next_multiple_of(ROW_PADDING),
+        };
         let o_dtype = if p.output_f32 == 1 { Dtype::F32 } else { self.dtype };
         for head in 0..p.query_heads {
-            for row in 0..sequence.query_rows.next_multiple_of(ROW_PADDING) {
+            for row in 0..rows {
                 let (mut lse, mut delta) = (f64::INFINITY, 0.0);
                 if row < sequence.query_rows {
                     let at = sequence.first_query + row;

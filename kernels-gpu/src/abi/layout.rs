@@ -194,8 +194,20 @@ pub const fn forward_fma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regio
     regions
 }
 
+/// Whether the tile of dQ of a main kernel for Hopper is transposed: tensor cores multiply 64 rows at a time,
+/// so these are columns where the queries are not a multiple of 64.
+pub const fn dq_is_transposed(query_rows: u32) -> bool {
+    !query_rows.is_multiple_of(64)
+}
+
 /// Columns of o and dO that the delta kernel brings to shared memory at once.
 pub const DELTA_COLUMNS: u32 = 128;
+
+/// How many tiles of query rows a block of the delta kernel with tensor cores takes, where rows of o have
+/// `value_dim` columns: as many as there is room for.
+pub const fn backward_delta_tiles(value_dim: u32) -> u32 {
+    if value_dim <= DELTA_COLUMNS / 2 { 2 } else { 1 }
+}
 
 /// The delta kernel with tensor cores: tiles of o and dO.
 pub const fn backward_delta(query_rows: u32) -> Regions {

@@ -128,14 +128,17 @@ macro_rules! for_each_backward_mma_sm80 {
 
 /// Calls `$callback!` with one row for each backward main kernel for Hopper and the kernel that ends it.
 ///
-/// Columns: name, name of the ending kernel, element type, head dim, query rows per step; 128 keys.
+/// Columns: name, name of the ending kernel, element type, head dim, query rows per step; 128 keys. At head
+/// dim 128 there are two of each: the host chooses.
 #[macro_export]
 macro_rules! for_each_backward_sm90a {
     ($callback:ident) => {
         $callback! {
             (backward_bf16_d64_sm90a, backward_convert_bf16_d64_sm90a, Bf16, 64, 128)
             (backward_bf16_d128_sm90a, backward_convert_bf16_d128_sm90a, Bf16, 128, 64)
+            (backward_bf16_d128_q80_sm90a, backward_convert_bf16_d128_q80_sm90a, Bf16, 128, 80)
             (backward_f16_d64_sm90a, backward_convert_f16_d64_sm90a, F16, 64, 128)
+            (backward_f16_d128_q80_sm90a, backward_convert_f16_d128_q80_sm90a, F16, 128, 80)
             (backward_f16_d128_sm90a, backward_convert_f16_d128_sm90a, F16, 128, 64)
         }
     };
@@ -279,7 +282,7 @@ macro_rules! backward_sm90a_table {
                 access: Access::Vector16,
                 query_rows: $queries,
                 key_rows: $keys,
-                // A warpgroup for 64 x 64 elements.
+                // 32 elements each.
                 threads: $queries * $dim / 32,
                 min_blocks: 1,
                 shared_bytes: 0,

@@ -173,9 +173,11 @@ macro_rules! accumulate {
 }
 
 /// `c = a b` with a in shared memory as one or two 128-byte panels of rows, and b as rows of output columns;
+/// or its transpose, `b^T a^T`. `$operands` are those of the instruction, and which of them are columns;
 /// `[scale; a step; b step]` for each step of 16, in units of 16 bytes.
 macro_rules! shared_by_shared_transposed {
-    ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt,
+    ($name:ident, $shape:literal $type:literal $operands:literal $columns:literal, $count:literal,
+        [$($c:literal)*] $cs:tt,
         $([$scale:literal; $a:literal; $b:literal])* | $([$next_a:literal; $next_b:literal])*) => {
         /// Starts `a b`; a group of its own. `A_ROWS` rows are between two panels of a.
         ///
@@ -193,13 +195,13 @@ macro_rules! shared_by_shared_transposed {
                     "wgmma.fence.sync.aligned;\n",
                     $(
                         "add.s64 %a, {a}, ", $a, "; add.s64 %b, {b}, ", $b, ";\n",
-                        instruction!($shape $type), " {{", list!($cs), "}}, %a, %b, ", $scale,
-                        ", 1, 1, 0, 1;\n",
+                        instruction!($shape $type), " {{", list!($cs), "}}, ", $operands, ", ", $scale,
+                        ", 1, 1, ", $columns, ";\n",
                     )*
                     $(
                         "add.s64 %a, %a_panel, ", $next_a, "; add.s64 %b, {b}, ", $next_b, ";\n",
-                        instruction!($shape $type), " {{", list!($cs), "}}, %a, %b, %running, ",
-                        "1, 1, 0, 1;\n",
+                        instruction!($shape $type), " {{", list!($cs), "}}, ", $operands,
+                        ", %running, 1, 1, ", $columns, ";\n",
                     )*
                     "wgmma.commit_group.sync.aligned;\n}}",
                 ),
@@ -349,6 +351,7 @@ macro_rules! products {
             use super::asm;
 
             with_32!(shared_by_shared!(scores_d128_n64, "m64n64k16" $type,), [1]);
+            with_40!(shared_by_shared!(scores_d128_n80, "m64n80k16" $type,), [1]);
             with_32!(shared_by_shared!(scores_d192_n64, "m64n64k16" $type,), [1 2]);
             with_32!(shared_by_shared!(scores_d256_n64, "m64n64k16" $type,), [1 2 3]);
             with_64!(shared_by_shared!(scores_d64_n128, "m64n128k16" $type,), []);
@@ -384,12 +387,18 @@ macro_rules! products {
                 [64 65 66 67; 512] [68 69 70 71; 640] [72 73 74 75; 768] [76 77 78 79; 896]);
             with_64!(accumulate!(accumulate_d128_n64, "m64n128k16" $type,), 16,
                 [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]);
-            with_32!(shared_by_shared_transposed!(product_d64_n128, "m64n64k16" $type,),
+            with_64!(accumulate!(accumulate_d128_n80, "m64n128k16" $type,), 20,
+                [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]
+                [80 81 82 83; 512]);
+            with_32!(shared_by_shared_transposed!(product_d64_n128, "m64n64k16" $type "%a, %b" "0, 1",),
                 ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384]
                 | [0; 512] [2; 640] [4; 768] [6; 896]);
-            with_32!(shared_by_shared_transposed!(product_d64_n64, "m64n64k16" $type,),
+            with_40!(shared_by_shared_transposed!(product_q80_n128, "m64n80k16" $type "%b, %a" "1, 0",),
+                ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384]
+                | [0; 512] [2; 640] [4; 768] [6; 896]);
+            with_32!(shared_by_shared_transposed!(product_d64_n64, "m64n64k16" $type "%a, %b" "0, 1",),
                 ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384] |);
-            with_64!(shared_by_shared_transposed!(product_d128_n64, "m64n128k16" $type,),
+            with_64!(shared_by_shared_transposed!(product_d128_n64, "m64n128k16" $type "%a, %b" "0, 1",),
                 ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384] |);
             with_64!(accumulate!(accumulate_d128_n128, "m64n128k16" $type,), 32,
                 [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]

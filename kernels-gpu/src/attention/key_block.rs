@@ -1,7 +1,7 @@
 //! What a block of threads of the backward works on.
 
 use super::sequence::{Sequence, Sequences};
-use crate::abi::{BackwardParams, NOTE_ROWS, TensorView, workspace_row_packed, workspace_row_strided};
+use crate::abi::{BackwardParams, DQ_STAGGERED, NOTE_ROWS, TensorView, workspace_row_packed};
 use crate::arch::{math, thread};
 use crate::geometry::schedule::{Schedule, Work};
 use crate::geometry::visible::{TileRange, Visible};
@@ -69,7 +69,7 @@ impl KeyBlock {
     /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
     pub unsafe fn first_query_tile(&self, p: &BackwardParams, tiles: &TileRange) -> i32 {
-        if p.staggered == 0 {
+        if p.dq_order != DQ_STAGGERED {
             return tiles.begin;
         }
         tiles.begin
@@ -263,7 +263,7 @@ pub fn workspace_row(p: &BackwardParams, sequence: &Sequence, batch: u32) -> u32
     if p.cu_seqlens_q != 0 {
         workspace_row_packed(sequence.first_query as u32, batch)
     } else {
-        workspace_row_strided(p.query_rows, batch)
+        p.padded_rows * batch
     }
 }
 

@@ -4,14 +4,15 @@
 //! it. The same warps and lanes read it back, and write rows.
 
 use super::backward_mma::dq_row_groups;
+use crate::abi::layout::dq_is_transposed;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{global, math, thread};
+use crate::arch::{global, math, thread, warp};
 use crate::attention::key_block::{self, UNTOUCHED};
 use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fma::outer;
 use crate::tile::global_rows::GlobalRows;
-use crate::tile::store::{store_exchanged, store_four_f32, store_pairs};
+use crate::tile::store::{store_eight, store_exchanged, store_four_f32, store_pairs};
 use crate::tile::warpgroup::DQ_REGISTERS;
 
 /// Adds a warp's part of dQ to an accumulator, in the order in which lanes hold it: a register of all
@@ -181,6 +182,56 @@ unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardP
     }
 }
 
+/// The same where dQ is transposed ([`dq_is_transposed`]). Eight warps held 16 columns of all queries each;
+/// of each eight queries, lane `4 c + i` columns `c` and `c + 8` of queries `2 i` and `2 i + 1` in its 16
+/// bytes. Here a lane reads those of every other `c`, and exchanges half of them for what is missing of eight
+/// columns.
+#[inline(always)]
+unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardParams) {
+    let thread = thread::thread_idx_x();
+    let (lane, group) = (thread % 32, thread / 32);
+    let block = QueryTile::of_this_block(p, QUERIES);
+    if block.is_empty() {
+        return;
+    }
+    let (pair, odd, holder) = (lane % 4, lane / 4 % 2, lane / 8);
+    let tile = key_block::dq_accumulator(p, 0, block.head, block.workspace_row);
+    let start = tile.wrapping_add((group * 2048 + holder * 512 + odd * 64 + pair * 16) as u64);
+    // All parts of a tile were stored, or none: a query that sees no key has no gradient.
+    let note = global::load_u32(key_block::dq_note(p, block.head, block.workspace_row));
+    let mut held = [[[0; 4]; 4]; 2];
+    let mut i = 0;
+    while i < 8 {
+        let at = (i / 4 * (QUERIES as usize * 64 * 4) + i % 4 * 128) as u64;
+        held[i / 4][i % 4] = global::load_u32x4_if(start.wrapping_add(at), note != UNTOUCHED);
+        i += 1;
+    }
+    let as_f32 = p.gradients_f32 != 0;
+    let target = if as_f32 { block.dq::<4>(p) } else { block.dq::<2>(p) };
+    let row = (8 * group + 2 * pair) as i32;
+    let mut half = 0;
+    while half < 2 {
+        let mut rows = [[0.0; 8]; 2];
+        let mut i = 0;
+        while i < 8 {
+            // Two columns of one row.
+            let [a, b, c, d] = held[half][i / 2];
+            let (low, high) = if i % 2 == 0 { (a, c) } else { (b, d) };
+            let (own, other) = if odd != 0 { (high, low) } else { (low, high) };
+            let received = warp::exchange(other, 4);
+            let (first, second) = if odd != 0 { (received, own) } else { (own, received) };
+            let column = i / 2 * 2;
+            rows[i % 2][column] = f32::from_bits(first) * p.scale;
+            rows[i % 2][column + 1] = f32::from_bits(second) * p.scale;
+            i += 1;
+        }
+        let column = 64 * half as u32 + 16 * holder + 8 * odd;
+        store_eight::<E>(rows[0], &target, row, column, as_f32);
+        store_eight::<E>(rows[1], &target, row + 1, column, as_f32);
+        half += 1;
+    }
+}
+
 macro_rules! hopper_entries {
     ($(($main:ident, $name:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
         $(
@@ -190,7 +241,11 @@ macro_rules! hopper_entries {
             /// `p` is as [`BackwardParams`] says, for the main kernel of the same head dim.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
-                convert_hopper::<element::$dtype, $queries>(&p);
+                if const { dq_is_transposed($queries) } {
+                    convert_hopper_transposed::<element::$dtype, $queries>(&p);
+                } else {
+                    convert_hopper::<element::$dtype, $queries>(&p);
+                }
             }
         )*
     };

@@ -105,6 +105,28 @@ pub unsafe fn store_exchanged<E: TensorCoreElement, const N: usize>(
     }
 }
 
+/// Writes eight neighbouring elements of a row from column `column` on, a multiple of 8, as far as they are
+/// valid: `as_f32` in f32, otherwise in 16 bits.
+///
+/// # Safety
+/// `target` is writable where valid; its rows are 16-byte aligned.
+#[inline(always)]
+pub unsafe fn store_eight<E: TensorCoreElement>(
+    values: [f32; 8],
+    target: &GlobalRows,
+    row: i32,
+    column: u32,
+    as_f32: bool,
+) {
+    let [a, b, c, d, e, f, g, h] = values;
+    if as_f32 {
+        store_four_f32::<true>(target, row, column, [a, b, c, d]);
+        store_four_f32::<true>(target, row, column + 4, [e, f, g, h]);
+    } else {
+        store_chunk(target, row, column, [E::pack(a, b), E::pack(c, d), E::pack(e, f), E::pack(g, h)]);
+    }
+}
+
 /// Writes eight 16-bit elements from column `column` on, as far as they are valid.
 #[inline(always)]
 unsafe fn store_chunk(target: &GlobalRows, row: i32, column: u32, words: [u32; 4]) {

@@ -134,10 +134,11 @@ pub trait GradientElement<const S: usize, const P: usize, const O: usize>: Tenso
     unsafe fn start_gradient(gradient: &mut [f32; O], p: &[u32; P], b: u64);
 }
 
-/// The product with which dS becomes dQ, of one element type: 64 queries by `2 DQ` columns, summed over
-/// `KEYS` keys. `DQ` registers per thread.
+/// The product with which dS becomes dQ, of one element type: 64 queries by `2 DQ` columns, or (80 queries)
+/// transposed, 64 columns by `2 DQ` queries. Summed over `KEYS` keys. `DQ` registers per thread.
 pub trait QueryGradientElement<const KEYS: u32, const DQ: usize>: TensorCoreElement {
-    /// Starts `ds k` of 64 rows of ds, a group of its own; ds has `DS_ROWS` rows.
+    /// Starts `ds k` of 64 rows of ds, or its transpose of all rows of ds and 64 columns of k, a group of its
+    /// own; ds has `DS_ROWS` rows.
     ///
     /// # Safety
     /// As [`GradientElement::start_scores`].
@@ -185,9 +186,11 @@ macro_rules! all_head_dims {
         products!($element, $module, 40, 20, 128, shared scores_d256_n80, accumulate_d256_n80);
         gradients!($element, $module, 64, 32, 32, scores_d64_n128, accumulate_d64_n128);
         gradients!($element, $module, 32, 16, 64, scores_d128_n64, accumulate_d128_n64);
+        gradients!($element, $module, 40, 20, 64, scores_d128_n80, accumulate_d128_n80);
         gradients!($element, $module, 32, 16, 96, scores_d192_n64, accumulate_d192_n64);
         gradients!($element, $module, 32, 16, 128, scores_d256_n64, accumulate_d256_n64);
         query_gradients!($element, $module, 128, 32, product_d64_n128);
+        query_gradients!($element, $module, 128, 40, product_q80_n128);
         query_gradients!($element, $module, 64, 32, product_d64_n64);
         query_gradients!($element, $module, 64, 64, product_d128_n64);
     };

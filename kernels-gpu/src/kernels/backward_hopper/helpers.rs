@@ -2,7 +2,7 @@
 //! ([`super::writer`]), and one warp repairs tiles at the ends of packed sequences.
 
 use super::room::{Room, STAGES, WARPGROUPS, may_need_repair};
-use crate::abi::{BackwardHopperParams, BackwardParams};
+use crate::abi::{BackwardHopperParams, BackwardParams, DQ_IN_ORDER, DQ_STAGGERED};
 use crate::arch::{bulk_copy, mbarrier, thread, warp};
 use crate::attention::key_block::{self, Step};
 use crate::attention::key_order::KeyOrder;
@@ -86,7 +86,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     unsafe fn produce<E: TensorCoreElement>(&self, p: &BackwardHopperParams, maps: &Maps) {
         let mut progress = Progress { orders: Cursor::start(), stages: Cursor::start() };
         let p = &p.backward;
-        let in_order = p.in_order != 0;
+        let in_order = p.dq_order == DQ_IN_ORDER;
         let mut schedule = KeySchedule::new(p, KEYS);
         // As many as there can be.
         let (counter, tiles) = (p.counter, key_block::schedule(p).count());
@@ -95,7 +95,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         while let Some(number) = queue.take() {
             let Some(block) = schedule.block(p, KEYS, number, in_order) else { break };
             let mut walk = block.walk(p, (block.first_tile * KEYS) as i32, KEYS, QUERIES);
-            if p.staggered != 0 {
+            if p.dq_order == DQ_STAGGERED {
                 walk = walk.hiding_nothing();
             }
             let order = KeyOrder { block, walk };

@@ -15,7 +15,7 @@
 //! The wait until a copy was written is the fence between the proxies that the next copy needs.
 
 use super::room::Room;
-use crate::abi::BackwardParams;
+use crate::abi::{BackwardParams, DQ_IN_ORDER};
 use crate::arch::{bulk_copy, global, shared};
 use crate::attention::key_block::{self, CLAIMED, KeyBlock, STORED, UNTOUCHED};
 use crate::attention::key_order::KeyOrder;
@@ -34,7 +34,7 @@ struct Shares {
 impl Shares {
     #[inline(always)]
     unsafe fn of(p: &BackwardParams, block: &KeyBlock, keys: u32, queries: u32) -> Self {
-        if p.in_order == 0 {
+        if p.dq_order != DQ_IN_ORDER {
             return Shares { adds_from: 0, before: STORED, after: STORED };
         }
         // The next key tile adds first, where it sees the query tile: those from a first one on, since what a
@@ -70,7 +70,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     /// A writer: one thread, for what a warpgroup hands over.
     #[inline(always)]
     pub(super) unsafe fn write_dq(&self, p: &BackwardParams, warpgroup: u32) {
-        let in_order = p.in_order != 0;
+        let in_order = p.dq_order == DQ_IN_ORDER;
         let (dq, stage) = (self.dq(warpgroup), self.dq_stage(warpgroup));
         let (bytes, parts) = (Self::dq_bytes(warpgroup), Self::dq_parts(warpgroup));
         // For how many steps this writer and the other one may write.

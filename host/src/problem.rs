@@ -264,11 +264,6 @@ impl ValidForward {
         self.window_left == WINDOW_OPEN && self.window_right == WINDOW_OPEN
     }
 
-    /// Whether all (batch, head) pairs are alike, and each query sees every key.
-    pub fn is_uniform(&self) -> bool {
-        self.sees_all() && !self.is_packed()
-    }
-
     /// Whether sequences are packed.
     pub fn is_packed(&self) -> bool {
         matches!(self.problem.sequences, Sequences::Packed { .. })

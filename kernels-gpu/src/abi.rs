@@ -127,7 +127,8 @@ pub struct KernelSpec {
     pub head_dim: u32,
     /// How global memory is accessed.
     pub access: Access,
-    /// Query rows per block.
+    /// Query rows per block, or per step of the inner loop of a backward; of a delta kernel, per tile, of
+    /// which a block takes one or two.
     pub query_rows: u32,
     /// Keys per step of the inner loop.
     pub key_rows: u32,
@@ -319,9 +320,6 @@ pub struct BackwardParams {
     pub value_dim: u32,
     /// Query rows per head in the workspace, of all batches together: see [`workspace_row_packed`].
     pub workspace_rows: u32,
-    /// Rows of a sequence in the workspace, where the next one's begin: `query_rows`, padded to a whole
-    /// number of query tiles and of the delta kernel's blocks. Of packed sequences, those of the largest one.
-    pub padded_rows: u32,
     /// As in [`ForwardParams`].
     pub bottom_right: u32,
     /// As in [`ForwardParams`].
@@ -343,6 +341,9 @@ pub struct BackwardParams {
     pub heads_per_wave: u32,
     /// Elements per row of a dQ accumulator: the head dim of the main kernel.
     pub padded_dim: u32,
+    /// Rows of a sequence in the workspace, where the next one's begin: room for whole query tiles, rounded
+    /// up to whole blocks of the delta kernel. Of packed sequences, those of the largest one.
+    pub padded_rows: u32,
     /// In which order key tiles add their shares of dQ: [`DQ_UNORDERED`], [`DQ_STAGGERED`] or
     /// [`DQ_IN_ORDER`]. Main kernels for Hopper alone.
     pub dq_order: u32,

@@ -168,6 +168,8 @@ fn tiles_of_80_queries_are_right_with_any_rest() {
             let gradient = if head_dim == 101 { Dtype::F32 } else { dtype };
             let gradients = Gradients { dtype: gradient, has_d_lse: true, mode };
             let case = Case {
+                batches: 2,
+                mask: if key_rows == 130 { CAUSAL } else { Mask::Full },
                 query_rows,
                 key_rows,
                 head_dim,

@@ -306,8 +306,7 @@ fn launches(
 
 /// Query rows of a block of the first kernel.
 fn delta_rows(delta: &KernelSpec, value_dim: u32) -> u32 {
-    let tiles = if delta.dtype == Dtype::F32 { 1 } else { backward_delta_tiles(value_dim) };
-    delta.query_rows * tiles
+    delta.query_rows * backward_delta_tiles(delta.dtype.bytes(), value_dim)
 }
 
 /// The kernel before or after the main one. The first is the same for every device, head dimension and

@@ -64,7 +64,7 @@ fn grids_cover_padded_rows_keys_and_query_tiles() {
 }
 
 #[test]
-fn workspace_rows_are_a_whole_number_of_tiles_of_every_kernel() {
+fn workspaces_have_room_for_whole_query_tiles_and_blocks_of_delta() {
     for (value_dim, delta_rows) in [(128, 64), (64, 128)] {
         for rows in [1, 64, 65, 80, 81, 300, 511, 1024, 2100] {
             let layout = |columns| Layout::bshd([2, rows, 4, columns]);

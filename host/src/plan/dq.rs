@@ -53,11 +53,12 @@ pub(super) fn dq_order(
     params: &BackwardParams,
     reasons: &mut Vec<String>,
 ) -> u32 {
-    let is_small = u64::from(params.key_blocks) * u64::from(params.query_rows) < 1 << 32;
     if mode == Mode::Deterministic {
         return DQ_IN_ORDER;
     }
-    if main.head_dim > 64 && valid.is_uniform() && is_small {
+    let is_alike = valid.sees_all() && !valid.is_packed();
+    let is_small = u64::from(params.key_blocks) * u64::from(params.query_rows) < 1 << 32;
+    if main.head_dim > 64 && is_alike && is_small {
         reasons.push(
             "key tiles begin with different query tiles, so that they seldom wait to add to dq".into(),
         );

@@ -10,6 +10,8 @@ const KEYS: u32 = 128;
 const COST_OF_80: u64 = 122;
 /// Key tiles that are counted at most, evenly spaced.
 const MOST_SAMPLES: u32 = 256;
+/// After so many key tiles those of 64 and 80 queries stand to keys as at first: 5 x 128 = 10 x 64 = 8 x 80.
+const PERIOD: u32 = 5;
 
 /// Whether 80 queries a step are faster than 64: fewer steps, but with a mask more of what they compute is
 /// not visible, and the last tile of a sequence may be emptier.
@@ -33,7 +35,12 @@ fn steps(valid: &ValidForward, queries: i32) -> u64 {
     };
     let visible = visible.transposed(query_rows);
     let key_tiles = valid.key_rows.div_ceil(KEYS);
-    let counted = (0..key_tiles).step_by(key_tiles.div_ceil(MOST_SAMPLES).max(1) as usize);
+    let mut stride = key_tiles.div_ceil(MOST_SAMPLES).max(1);
+    if stride.is_multiple_of(PERIOD) {
+        // Otherwise all that are counted would stand alike.
+        stride += 1;
+    }
+    let counted = (0..key_tiles).step_by(stride as usize);
     let steps_of = |tile: u32| {
         let last = ((tile + 1) * KEYS).min(valid.key_rows) - 1;
         let tiles = visible.tiles((tile * KEYS) as i32, last as i32, queries);
@@ -46,7 +53,7 @@ fn steps(valid: &ValidForward, queries: i32) -> u64 {
 mod tests {
     use super::*;
     use crate::problem::{CausalAlignment, ForwardProblem, Layout, Mask, Sequences};
-    use kernels_gpu::abi::Dtype;
+    use kernels_gpu::abi::{Dtype, Family, KERNELS};
 
     fn problem(rows: usize) -> ForwardProblem {
         let layout = Layout::bshd([2, rows, 3, 128]);
@@ -64,6 +71,21 @@ mod tests {
         assert!([0, 1, 64, 128, 500, 512].into_iter().all(|rows| !suits(problem(rows))));
         assert!([8192, 16384, 1 << 20].into_iter().all(|rows| suits(causal(rows))));
         assert!([1, 512, 1024, 4096].into_iter().all(|rows| !suits(causal(rows))));
+    }
+
+    #[test]
+    fn key_tiles_that_are_counted_stand_in_every_way_to_query_tiles() {
+        for rows in [16384, 140_000, 163_840, 300_000] {
+            let mask = Mask::Window { left: Some(511), right: Some(0), alignment: Default::default() };
+            assert!(!suits(problem(rows).with_mask(mask)), "{rows}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_have_tiles_of_so_many_keys() {
+        let of_80 =
+            KERNELS.iter().filter(|spec| spec.family == Family::Backward && spec.query_rows == 80);
+        assert!(of_80.clone().count() == 2 && of_80.clone().all(|spec| spec.key_rows == KEYS));
     }
 
     #[test]

@@ -200,13 +200,14 @@ pub const fn dq_is_transposed(query_rows: u32) -> bool {
     !query_rows.is_multiple_of(64)
 }
 
-/// Columns of o and dO that the delta kernel brings to shared memory at once.
+/// Columns of o and dO that the delta kernel has room for in shared memory: two steps of 64 columns of one
+/// tile of query rows, or two tiles of narrower rows.
 pub const DELTA_COLUMNS: u32 = 128;
 
-/// How many tiles of query rows a block of the delta kernel with tensor cores takes, where rows of o have
-/// `value_dim` columns: as many as there is room for.
-pub const fn backward_delta_tiles(value_dim: u32) -> u32 {
-    if value_dim <= DELTA_COLUMNS / 2 { 2 } else { 1 }
+/// How many tiles of query rows a block of the delta kernel takes, where rows of o have `value_dim` columns
+/// and dO has elements of `element_bytes`: with tensor cores, as many as there is room for.
+pub const fn backward_delta_tiles(element_bytes: u32, value_dim: u32) -> u32 {
+    if element_bytes == 2 && value_dim <= DELTA_COLUMNS / 2 { 2 } else { 1 }
 }
 
 /// The delta kernel with tensor cores: tiles of o and dO.
@@ -216,7 +217,7 @@ pub const fn backward_delta(query_rows: u32) -> Regions {
     regions
 }
 
-/// Bytes of one of them; narrower rows use less.
+/// Bytes of one of them.
 pub const fn backward_delta_tile_bytes(query_rows: u32) -> u32 {
     query_rows * DELTA_COLUMNS * 2
 }

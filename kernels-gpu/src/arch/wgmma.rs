@@ -179,7 +179,7 @@ macro_rules! shared_by_shared_transposed {
     ($name:ident, $shape:literal $type:literal $operands:literal $columns:literal, $count:literal,
         [$($c:literal)*] $cs:tt,
         $([$scale:literal; $a:literal; $b:literal])* | $([$next_a:literal; $next_b:literal])*) => {
-        /// Starts `a b`; a group of its own. `A_ROWS` rows are between two panels of a.
+        /// Starts `a b`, or its transpose; a group of its own. `A_ROWS` rows are between two panels of a.
         ///
         /// # Safety
         /// The warpgroup calls it together, with the same descriptors; both tiles are visible to the async
@@ -346,7 +346,8 @@ with_128!(wait!());
 /// The products of one element type: for each head dim, scores of a tile of keys, and output from it.
 macro_rules! products {
     ($module:ident, $type:literal) => {
-        /// Products of this element type; `d` is the columns of head dim, `n` the rows of a tile.
+        /// Products of this element type; `d` is the columns of head dim, `n` the rows of a tile; `q` the
+        /// queries of a product that is transposed.
         pub mod $module {
             use super::asm;
 

@@ -1,7 +1,7 @@
 //! Last kernel of the backward: dQ from its accumulators, `dq = scale * sum over splits`, rounded once.
 //!
 //! The accumulator holds each query tile in the order in which the lanes of [`super::backward_mma`] had
-//! it. The same warps and lanes read it back, and write rows.
+//! it. The same warps and lanes read it back, and write rows; [`convert_hopper_transposed`] does otherwise.
 
 use super::backward_mma::dq_row_groups;
 use crate::abi::layout::dq_is_transposed;
@@ -235,7 +235,7 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32>(p:
 macro_rules! hopper_entries {
     ($(($main:ident, $name:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
         $(
-            /// An instance of [`convert_hopper`], chosen in [`crate::abi`].
+            /// An instance of [`convert_hopper`] or [`convert_hopper_transposed`], chosen in [`crate::abi`].
             ///
             /// # Safety
             /// `p` is as [`BackwardParams`] says, for the main kernel of the same head dim.

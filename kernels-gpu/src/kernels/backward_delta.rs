@@ -161,7 +161,7 @@ struct Given {
 /// For 16-bit elements: the diagonal of `o dO^T` on tensor cores.
 #[inline(always)]
 unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
-    let tiles = backward_delta_tiles(p.value_dim);
+    let tiles = backward_delta_tiles(E::BYTES, p.value_dim);
     let rows = DeltaRows::of_this_warp(p, tiles);
     if rows.is_empty() {
         return;
@@ -221,7 +221,7 @@ unsafe fn load_products<E: TensorCoreElement>(
 /// For f32: one chain of fused multiply-adds per 32 columns of a row, 8 columns in each lane.
 #[inline(always)]
 unsafe fn delta_fma(p: &BackwardParams) {
-    let rows = DeltaRows::of_this_warp(p, 1);
+    let rows = DeltaRows::of_this_warp(p, backward_delta_tiles(element::F32::BYTES, p.value_dim));
     if rows.is_empty() {
         return;
     }

@@ -191,7 +191,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, 2>
                     };
                     if !Self::TAKES_TURNS {
                         barrier::sync_constant::<MEET, CONSUMERS>();
-                        // Which 64 rows and columns of dQ are this warpgroup's.
+                        // Which 64 columns of dQ are this warpgroup's.
                         let dq_keys = self.key.panel(warpgroup).descriptor(0);
                         let mut dq = E::start_dq::<QUERIES>(self.ds_rows(stage, 0), dq_keys);
                         E::start_gradient(&mut dk, &ds, query);

@@ -26,6 +26,22 @@ pub fn ragged(kernel: &str) -> Case {
     }
 }
 
+/// Several heads with a full query tile, and one with rows for its first warpgroup only: with a block for all of
+/// them each stands before and behind the other.
+pub fn several_tiles(kernel: &str) -> Case {
+    let spec = spec(kernel);
+    let (query_rows, key_rows) = (spec.query_rows as usize + 8, 5 * spec.key_rows as usize + 60);
+    Case {
+        query_rows,
+        key_rows,
+        query_heads: 4,
+        key_heads: 4,
+        batches: 2,
+        mask: Mask::Full,
+        ..ragged(kernel)
+    }
+}
+
 /// Six key tiles of one step each: what a backward kernel orders follows each other closely.
 pub fn many_key_tiles(kernel: &str) -> Case {
     let spec = spec(kernel);
@@ -80,6 +96,8 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         in_f32(Case { value_dim: 3, ..ragged.clone() }),
         in_f32(Case { head_dim: 3, ..ragged.clone() }),
         Case { value_dim: 3, ..ragged.clone() },
+        // Whole chunks, but few.
+        Case { value_dim: 24, ..ragged.clone() },
         Case { head_dim: 3, ..ragged.clone() },
         Case { query_rows: 2 * ragged.query_rows, key_rows: 5, query_heads: 4, key_heads: 2, ..full },
     ];

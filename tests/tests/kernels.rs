@@ -3,9 +3,11 @@
 
 use finite_attention::check::{Case, Gradients, Inputs, Placement, with_enough_rows};
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
-use finite_attention_tests::device::open;
-use finite_attention_tests::recorder::recording;
+use finite_attention_tests::device::{emulated_arch, open};
+use finite_attention_tests::recorder::{of_size, recording};
 use finite_attention_tests::rule::within_the_rule;
+use finite_attention_tests::shapes::several_tiles;
+use finite_attention_tests::verdict::{Verdict, judge_on};
 use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec};
 
 /// Cases for one kernel: head dimensions from the smallest that no smaller kernel takes to its own.
@@ -101,4 +103,21 @@ fn every_f16_kernel_is_run_and_right() {
 #[test]
 fn every_f32_kernel_is_run_and_right() {
     are_run_and_right(Dtype::F32);
+}
+
+/// One block works on all query tiles, of which every second one has rows for its first warpgroup only: what
+/// counts stages is in step behind each of them.
+#[test]
+fn one_block_goes_on_behind_query_tiles_with_few_rows() {
+    if emulated_arch() != Some(Arch::Sm90a) {
+        return;
+    }
+    // A full mask is never planned for the tiles of 128 rows of head dimension 64.
+    let kernels = KERNELS.iter().filter(|kernel| {
+        (kernel.family, kernel.arch) == (Family::Forward, Arch::Sm90a) && !kernel.name.contains("q128")
+    });
+    for kernel in kernels {
+        let verdict = judge_on(&of_size(&open(), 1), kernel.name, &several_tiles(kernel.name));
+        assert!(matches!(verdict, Verdict::Clean), "{}: {verdict:?}", kernel.name);
+    }
 }

@@ -260,7 +260,7 @@ pub fn plan_backward(
         hopper = Some(tensors_of(main, &tensors));
         params.dq_order = dq_order(mode, forward, main, &params, &mut reasons);
     }
-    let launches = launches(main, device, &params)?;
+    let launches = launches(delta, main, device, &params)?;
     Ok(BackwardPlan { launches, params, hopper, reasons })
 }
 
@@ -275,6 +275,7 @@ fn tensors_of(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> Hopper
 
 /// The kernels with something to do.
 fn launches(
+    delta: &'static KernelSpec,
     main: &'static KernelSpec,
     device: &DeviceProperties,
     params: &BackwardParams,
@@ -282,7 +283,6 @@ fn launches(
     let &BackwardParams { batches, query_heads, query_rows, key_rows, .. } = params;
     let key_heads = query_heads / params.group_size;
     let key_blocks = if key_rows == 0 { 0 } else { params.key_blocks };
-    let delta = sibling(main, Family::BackwardDelta)?;
     let delta_rows = delta_rows(delta, params.value_dim);
     let delta_blocks = params.padded_rows / delta_rows;
     let what = format!("groups of {delta_rows} query rows");

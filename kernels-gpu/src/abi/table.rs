@@ -138,8 +138,8 @@ macro_rules! for_each_backward_sm90a {
             (backward_bf16_d128_sm90a, backward_convert_bf16_d128_sm90a, Bf16, 128, 64)
             (backward_bf16_d128_q80_sm90a, backward_convert_bf16_d128_q80_sm90a, Bf16, 128, 80)
             (backward_f16_d64_sm90a, backward_convert_f16_d64_sm90a, F16, 64, 128)
-            (backward_f16_d128_q80_sm90a, backward_convert_f16_d128_q80_sm90a, F16, 128, 80)
             (backward_f16_d128_sm90a, backward_convert_f16_d128_sm90a, F16, 128, 64)
+            (backward_f16_d128_q80_sm90a, backward_convert_f16_d128_q80_sm90a, F16, 128, 80)
         }
     };
 }

@@ -68,6 +68,15 @@ impl QueryTile {
         self.sequence.query_rows::<ELEMENT_BYTES>(&p.dq, self.head, self.first_row, p.head_dim)
     }
 
+    /// The accumulator that a main kernel for Hopper adds to, and whether it has stored anything there: all
+    /// parts of a tile, or none, since a query that sees no key has no gradient.
+    #[inline(always)]
+    unsafe fn accumulator(&self, p: &BackwardParams) -> (u64, bool) {
+        let tile = key_block::dq_accumulator(p, 0, self.head, self.workspace_row);
+        let note = global::load_u32(key_block::dq_note(p, self.head, self.workspace_row));
+        (tile, note != UNTOUCHED)
+    }
+
     /// The sum over all accumulators of what [`add_in_lane_order`] put there, in a fixed order.
     #[inline(always)]
     unsafe fn sum_in_lane_order(&self, p: &BackwardParams, lane: u32, warp: u32, dq: &mut [f32]) {
@@ -154,15 +163,13 @@ unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardP
     if block.is_empty() {
         return;
     }
-    let tile = key_block::dq_accumulator(p, 0, block.head, block.workspace_row);
+    let (tile, is_stored) = block.accumulator(p);
     let start =
         tile.wrapping_add(16 * (thread % 128 + warpgroup * 128 * DQ_REGISTERS as u32 / 4) as u64);
-    // All parts of a tile were stored, or none: a query that sees no key has no gradient.
-    let note = global::load_u32(key_block::dq_note(p, block.head, block.workspace_row));
     let mut dq = [0.0; DQ_REGISTERS];
     let mut i = 0;
     while i < DQ_REGISTERS / 4 {
-        let four = global::load_u32x4_if(start.wrapping_add(16 * 128 * i as u64), note != UNTOUCHED);
+        let four = global::load_u32x4_if(start.wrapping_add(16 * 128 * i as u64), is_stored);
         let mut e = 0;
         while e < 4 {
             dq[4 * i + e] = f32::from_bits(four[e]) * p.scale;
@@ -195,15 +202,13 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32>(p:
         return;
     }
     let (pair, odd, holder) = (lane % 4, lane / 4 % 2, lane / 8);
-    let tile = key_block::dq_accumulator(p, 0, block.head, block.workspace_row);
+    let (tile, is_stored) = block.accumulator(p);
     let start = tile.wrapping_add((group * 2048 + holder * 512 + odd * 64 + pair * 16) as u64);
-    // All parts of a tile were stored, or none: a query that sees no key has no gradient.
-    let note = global::load_u32(key_block::dq_note(p, block.head, block.workspace_row));
     let mut held = [[[0; 4]; 4]; 2];
     let mut i = 0;
     while i < 8 {
         let at = (i / 4 * (QUERIES as usize * 64 * 4) + i % 4 * 128) as u64;
-        held[i / 4][i % 4] = global::load_u32x4_if(start.wrapping_add(at), note != UNTOUCHED);
+        held[i / 4][i % 4] = global::load_u32x4_if(start.wrapping_add(at), is_stored);
         i += 1;
     }
     let as_f32 = p.gradients_f32 != 0;

@@ -183,11 +183,6 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         opcode: "bar.warp.sync",
-        through: &["self.release_loaded_queries::<A>(&queries, lane == 0 && more);"],
-        why: "the warp has just arrived at the barrier of the turns, which brings its lanes together",
-    },
-    Explanation {
-        opcode: "bar.warp.sync",
         through: &["forward_hopper.rs: room.produce"],
         why: "it brings the lanes together before the next tile; what they tell each other passes through shuffles",
     },

@@ -51,6 +51,9 @@ pub const fn backward_sm90a_d_o_stages(head_dim: u32) -> u32 {
 /// from the start of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardHopperLayout {
+    /// A query tile's size that output leaves through: of its own where queries stay in shared memory while
+    /// they are used.
+    pub o: u32,
     /// Key tiles.
     pub k: u32,
     /// Value tiles.
@@ -78,7 +81,10 @@ impl ForwardHopperLayout {
         let stages = forward_sm90a_key_stages(head_dim);
         let row_bytes = panel_columns(head_dim) * 2;
         let mut regions = Regions::new();
-        regions.add("q", query_stages, query_rows * row_bytes);
+        let mut o = regions.add("q", query_stages, query_rows * row_bytes);
+        if query_stages > 1 && query_rows > 128 {
+            o = regions.add("o", 1, query_rows * row_bytes);
+        }
         let k = regions.add("k", stages, key_rows * row_bytes);
         let v = regions.add("v", stages, key_rows * row_bytes);
         let orders = add_mailbox(&mut regions);
@@ -88,7 +94,18 @@ impl ForwardHopperLayout {
         let raw_q = regions.add("raw q barriers", 1, query_stages * BARRIER_BYTES);
         let raw_v = regions.add("raw v barriers", 1, stages * BARRIER_BYTES);
         regions.pad(orders + CONTROL_BYTES);
-        ForwardHopperLayout { k, v, orders, q_barriers, k_barriers, v_barriers, raw_q, raw_v, regions }
+        ForwardHopperLayout {
+            o,
+            k,
+            v,
+            orders,
+            q_barriers,
+            k_barriers,
+            v_barriers,
+            raw_q,
+            raw_v,
+            regions,
+        }
     }
 }
 

@@ -2,6 +2,15 @@
 
 use core::arch::asm;
 
+/// `address`, computed before what follows.
+#[inline(always)]
+pub fn known(address: u64) -> u64 {
+    let same;
+    // SAFETY: writes its output only.
+    unsafe { asm!("mov.b64 {}, {};", out(reg64) same, in(reg64) address, options(nomem, nostack)) };
+    same
+}
+
 /// Reads 16 bits where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p
 /// ld.global.nc.b16`.
 ///

@@ -30,6 +30,17 @@ pub unsafe fn load_matrix_x4_transposed(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// Writes four 8 x 8 matrices of 16-bit elements; lane `8 i + r` gives the address of row `r` of matrix `i`.
+/// PTX: `stmatrix.sync.aligned.m8n8.x4.shared.b16`. sm_90.
+///
+/// # Safety
+/// As [`store_matrix_x4_transposed`].
+#[inline(always)]
+pub unsafe fn store_matrix_x4(address: u32, four: [u32; 4]) {
+    asm!("stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{{}, {}, {}, {}}};", in(reg32) address,
+        in(reg32) four[0], in(reg32) four[1], in(reg32) four[2], in(reg32) four[3], options(nostack));
+}
+
 /// Writes four 8 x 8 matrices of 16-bit elements, each transposed on the way: lane `8 i + r` gives the
 /// address of what becomes row `r` of matrix `i`. sm_90.
 /// PTX: `stmatrix.sync.aligned.m8n8.x4.trans.shared.b16`.

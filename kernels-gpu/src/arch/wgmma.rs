@@ -142,19 +142,22 @@ macro_rules! registers_by_shared {
 /// step of 16 keys, the offset in units of 16 bytes.
 macro_rules! accumulate {
     ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt, $registers:literal,
-        $([$($a:literal)*; $offset:literal])*) => {
-        /// Starts `output += p v`; a group of its own.
+        [$($first:literal)*; $first_offset:literal] $([$($a:literal)*; $offset:literal])*) => {
+        /// Starts `output += p v`, or `output = p v` where `adds` is 0; a group of its own.
         ///
         /// # Safety
         /// The warpgroup calls it together, with the same descriptor; v is visible to the async proxy, and
         /// p and the output stay as they are until the group is done.
         #[inline(always)]
-        pub unsafe fn $name(output: &mut [f32; $count], p: &[u32; $registers], v: u64) {
+        pub unsafe fn $name(output: &mut [f32; $count], p: &[u32; $registers], v: u64, adds: u32) {
             asm!(
                 concat!(
-                    "{{\n.reg .pred %running; .reg .b64 %b;\n",
-                    "setp.eq.b32 %running, 0, 0;\n",
+                    "{{\n.reg .pred %first, %running; .reg .b64 %b;\n",
+                    "setp.ne.b32 %first, {adds}, 0; setp.eq.b32 %running, 0, 0;\n",
                     "wgmma.fence.sync.aligned;\n",
+                    "add.s64 %b, {v}, ", $first_offset, ";\n",
+                    instruction!($shape $type), " {{", list!($cs), "}}, {{", list!([$($first)*]),
+                    "}}, %b, %first, 1, 1, 1;\n",
                     $(
                         "add.s64 %b, {v}, ", $offset, ";\n",
                         instruction!($shape $type), " {{", list!($cs), "}}, {{",
@@ -164,12 +167,22 @@ macro_rules! accumulate {
                     "wgmma.commit_group.sync.aligned;\n}}",
                 ),
                 $(inout(reg32) output[$c],)*
+                $(in(reg32) p[$first - $count],)*
                 $($(in(reg32) p[$a - $count],)*)*
-                v = in(reg64) v,
+                v = in(reg64) v, adds = in(reg32) adds,
                 options(nostack)
             );
         }
     };
+}
+
+/// 1. The compiler must not know, or it makes a copy of a loop for the first product.
+#[inline(always)]
+pub fn one() -> u32 {
+    let value;
+    // SAFETY: writes its output only.
+    unsafe { asm!("mov.b32 {}, 1;", out(reg32) value, options(nomem, nostack)) };
+    value
 }
 
 /// `c = a b` with a in shared memory as one or two 128-byte panels of rows, and b as rows of output columns;

@@ -9,12 +9,11 @@
 //! ```
 
 use crate::abi::ForwardParams;
-use crate::arch::{global, math, warp};
+use crate::arch::{global, math, thread, warp};
 use crate::geometry::schedule::{Work, within_sequence};
 
 /// A warp's place in the numbering. Numbers are asked for in ascending order.
 pub struct PackedWork {
-    lane: u32,
     /// Sequence of lane 0.
     first: u32,
     /// Blocks of this lane's sequence.
@@ -29,8 +28,8 @@ impl PackedWork {
     /// # Safety
     /// All 32 lanes call it together; `p` is as [`ForwardParams`] says, with packed sequences.
     #[inline(always)]
-    pub unsafe fn new(p: &ForwardParams, rows: u32, lane: u32) -> Self {
-        let mut work = PackedWork { lane, first: 0, blocks: 0, end: 0 };
+    pub unsafe fn new(p: &ForwardParams, rows: u32) -> Self {
+        let mut work = PackedWork { first: 0, blocks: 0, end: 0 };
         work.count(p, rows, 0);
         work
     }
@@ -38,7 +37,9 @@ impl PackedWork {
     /// Counts the blocks of 32 sequences, after `before` blocks of those before them.
     #[inline(always)]
     unsafe fn count(&mut self, p: &ForwardParams, rows: u32, before: u32) {
-        let sequence = self.first + self.lane;
+        // Worked out anew: registers are scarce where this is used.
+        let lane = thread::thread_idx_x_here() % 32;
+        let sequence = self.first + lane;
         self.blocks = 0;
         if sequence < p.batches {
             let offsets = p.cu_seqlens_q.wrapping_add(4 * sequence as u64);
@@ -49,7 +50,7 @@ impl PackedWork {
         let mut distance = 1;
         while distance < 32 {
             let other = warp::shuffle_up(sum, distance);
-            sum += if self.lane >= distance { other } else { 0 };
+            sum += if lane >= distance { other } else { 0 };
             distance *= 2;
         }
         self.end = before + sum;

@@ -109,6 +109,36 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         (packed, Correction { factors: [1.0; ROWS], needed: false })
     }
 
+    /// As [`OnlineSoftmax::probabilities`] for the first tile: the reference is the largest score in the
+    /// first quarter of each lane's columns, where every row has one that is not minus infinity there.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn first_probabilities<F, E, const N: usize, const P: usize>(
+        &mut self,
+        scores: &[f32; N],
+        scale_log2: f32,
+    ) -> ([u32; P], Correction<ROWS>)
+    where
+        F: Fragment<ROWS, N>,
+        E: TensorCoreElement,
+    {
+        let mut maximum = [0.0; ROWS];
+        let mut none = false;
+        let mut row = 0;
+        while row < ROWS {
+            maximum[row] = row_maximum::<F, ROWS, N>(scores, row, F::COLUMNS / 4);
+            none |= !(maximum[row] > f32::NEG_INFINITY);
+            row += 1;
+        }
+        if warp::any(none) {
+            return self.probabilities_anew::<F, E, N, P>(scores, scale_log2);
+        }
+        self.move_reference(&maximum, scale_log2);
+        self.probabilities::<F, E, N, P>(scores, scale_log2)
+    }
+
     /// As [`OnlineSoftmax::probabilities`], with a reference that has followed: for the first tile, too.
     ///
     /// # Safety
@@ -126,7 +156,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         let mut maximum = [0.0; ROWS];
         let mut row = 0;
         while row < ROWS {
-            maximum[row] = row_maximum::<F, ROWS, N>(scores, row);
+            maximum[row] = row_maximum::<F, ROWS, N>(scores, row, F::COLUMNS);
             row += 1;
         }
         let factors = self.move_reference(&maximum, scale_log2);
@@ -179,7 +209,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         let mut grown = false;
         let mut row = 0;
         while row < ROWS {
-            maximum[row] = row_maximum::<F, ROWS, N>(scores, row);
+            maximum[row] = row_maximum::<F, ROWS, N>(scores, row, F::COLUMNS);
             // NaN (both minus infinity) compares false.
             grown |= (maximum[row] - self.reference[row]) * scale_log2 > SLACK_LOG2;
             row += 1;
@@ -346,17 +376,18 @@ fn pack<E: TensorCoreElement, const N: usize, const P: usize>(values: &[f32; N])
     packed
 }
 
-/// The largest score of a lane's `row`-th row, over all lanes that share it. NaN is passed over: it
-/// stays in the scores.
+/// The largest score in a lane's first `columns` columns of its `row`-th row, over all lanes that share it.
+/// NaN is passed over: it stays in the scores.
 #[inline(always)]
 unsafe fn row_maximum<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     scores: &[f32; N],
     row: usize,
+    columns: usize,
 ) -> f32 {
     let mut even = scores[F::register(row, 0)];
     let mut odd = scores[F::register(row, 1)];
     let mut column = 2;
-    while column < F::COLUMNS {
+    while column < columns {
         even = math::max(even, scores[F::register(row, column)]);
         odd = math::max(odd, scores[F::register(row, column + 1)]);
         column += 2;

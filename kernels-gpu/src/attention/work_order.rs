@@ -94,6 +94,16 @@ impl ReceivedOrder {
         TileRange { begin, full_begin, full_end, end }
     }
 
+    /// Whether the block's row `row` exists.
+    ///
+    /// # Safety
+    /// As [`ReceivedOrder::is_end`].
+    #[inline(always)]
+    pub unsafe fn has_row(self, row: u32) -> bool {
+        let [first_row, query_rows, ..] = self.0.group(0).map(|word| word as i32);
+        first_row + (row as i32) < query_rows
+    }
+
     /// How many of the last key tiles, of `keys` keys each, none of the block's first `rows` rows sees.
     ///
     /// # Safety

@@ -17,6 +17,9 @@
 //!     wait for both;  o = o / sum,  lse = ln(sum) + r
 //! ```
 //!
+//! Three warpgroups start the last product with values before the scores of the next query tile, and write o
+//! while these are made. They also go past query tiles of which they have no row.
+//!
 //! What lies outside of a tensor arrives as zeros. In packed sequences the rows after a sequence's end are
 //! those of the next one: one warp, the repairer, overwrites them with zeros before anybody uses the tile
 //! (queries, so that they have no say in when the reference moves; values, since 0 x NaN is NaN; keys need
@@ -42,7 +45,7 @@ use crate::pipeline::stages::Cursor;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::{Fragment, MmaFragment};
 use crate::tile::store;
-use crate::tile::warpgroup::{Queries, Wait, WarpgroupElement};
+use crate::tile::warpgroup::{Queries, Sum, Wait, WarpgroupElement};
 use helpers::Maps;
 use room::{Room, may_need_repair, query_registers};
 
@@ -88,174 +91,240 @@ impl<
         };
         // The assembler finds out by itself that stages are uniform in the loop that looks ahead, and not in
         // the other one; telling it where it knows costs 2 %.
-        let stage = |stage: u32| if Self::LOOKS_AHEAD { stage } else { warp::uniform(stage) };
-        let key = |index: u32| self.key(stage(index)).descriptor(0);
-        let value = |index: u32| self.value(stage(index)).descriptor(0);
+        let stage = |cursor: &Cursor<STAGES>| {
+            if Self::LOOKS_AHEAD { cursor.stage() } else { warp::uniform(cursor.stage()) }
+        };
+        let key = |cursor: &Cursor<STAGES>| self.key(stage(cursor)).descriptor(0);
+        let value = |cursor: &Cursor<STAGES>| self.value(stage(cursor)).descriptor(0);
 
-        let mut more = self.next_order::<E, O>(p, &mut orders, place);
-        if !more {
-            return;
-        }
-        self.queries.wait(&queries);
-        let mut q = load(queries.stage());
-        if Self::PASSES_UNSEEN {
-            let order = ReceivedOrder(self.orders.letter(&orders));
-            self.keys.pass(&mut keys, order.unseen_tiles(p, rows, KEYS), lane == 0);
-        }
-        self.keys.wait(&keys);
-        let mut scores = E::start_scores::<QUERIES>(&q, key(keys.stage()));
-        self.release_loaded_queries::<A>(&queries, lane == 0);
-        scores.wait::<0>();
-        if lane == 0 {
-            self.keys.release(&keys);
-        }
-        keys.advance();
-        loop {
-            let order = ReceivedOrder(self.orders.letter(&orders));
-            let tiles = order.tiles();
-            let hide = |scores: &mut [f32; S], tile: i32, tiles: &TileRange| {
-                if tile < tiles.full_begin || tile >= tiles.full_end {
-                    let block = order.block(p);
-                    let (lane, row) = place();
-                    mask::hide::<MmaFragment, 2, S>(
-                        lane,
-                        scores,
-                        &block.sequence.visible,
-                        block.first_row + row as i32,
-                        tile * KEYS as i32,
-                        block.sequence.query_rows,
-                    );
+        // Waits for a query tile and for the first of its key tiles that this warpgroup sees.
+        let receive =
+            |order: ReceivedOrder, queries: &Cursor<QUERY_STAGES>, keys: &mut Cursor<STAGES>| {
+                self.queries.wait(queries);
+                let q = load(queries.stage());
+                if Self::PASSES_UNSEEN {
+                    self.keys.pass(keys, order.unseen_tiles(p, rows, KEYS), lane == 0);
                 }
+                self.keys.wait(keys);
+                q
             };
-            let mut output = [0.0; O];
-            let mut softmax = OnlineSoftmax::<2>::new(p.output_f32 != 0);
-            let mut tile = tiles.end - 1;
-            let mut unseen = 0;
-            if Self::PASSES_UNSEEN {
-                unseen = order.unseen_tiles(p, rows, KEYS);
-                tile -= unseen as i32;
-            }
-            hide(&mut scores, tile, &tiles);
-            let (mut probabilities, _) =
-                softmax.probabilities_anew::<MmaFragment, E, S, P>(&scores, scale.log2);
 
-            if Self::PASSES_UNSEEN {
-                self.values.pass(&mut values, unseen, lane == 0);
-            }
-            let mut first_tile = tiles.begin;
-            while tile > first_tile {
-                tile -= 1;
-                self.keys.wait(&keys);
-                turns.wait();
-                scores = E::start_scores::<QUERIES>(&q, key(keys.stage()));
-                self.values.wait(&values);
-                E::start_output(&mut output, &probabilities, value(values.stage()));
-                turns.pass();
-
-                let tiles = order.tiles();
-                first_tile = tiles.begin;
-                scores.wait::<1>();
-                if lane == 0 {
-                    self.keys.release(&keys);
+        let mut next = Next::Unknown;
+        loop {
+            while next != Next::Work {
+                if next == Next::End {
+                    return;
                 }
-                keys.advance();
+                if next == Next::Idle {
+                    self.go_past(&mut orders, &mut queries, &mut keys, &mut values, lane);
+                }
+                next = self.next_order::<E, O>(p, &mut orders, warpgroup, place);
+            }
+            let order = ReceivedOrder(self.orders.letter(&orders));
+            let mut q = receive(order, &queries, &mut keys);
+            let mut scores = E::start_scores::<QUERIES>(&q, key(&keys));
+            self.release_loaded_queries::<A>(&queries, lane == 0);
+            scores.wait::<0>();
+            if lane == 0 {
+                self.keys.release(&keys);
+            }
+            keys.advance();
+            let mut output = Sum::new();
+            loop {
+                let order = ReceivedOrder(self.orders.letter(&orders));
+                let tiles = order.tiles();
+                let hide = |scores: &mut [f32; S], tile: i32, tiles: &TileRange| {
+                    if tile < tiles.full_begin || tile >= tiles.full_end {
+                        let block = order.block(p);
+                        let (lane, row) = place();
+                        mask::hide::<MmaFragment, 2, S>(
+                            lane,
+                            scores,
+                            &block.sequence.visible,
+                            block.first_row + row as i32,
+                            tile * KEYS as i32,
+                            block.sequence.query_rows,
+                        );
+                    }
+                };
+                output.restart();
+                let mut softmax = OnlineSoftmax::<2>::new(p.output_f32 != 0);
+                let mut tile = tiles.end - 1;
+                let mut unseen = 0;
+                if Self::PASSES_UNSEEN {
+                    unseen = order.unseen_tiles(p, rows, KEYS);
+                    tile -= unseen as i32;
+                }
                 hide(&mut scores, tile, &tiles);
+                let (mut probabilities, _) = if Self::GUESSES_MAXIMUM {
+                    softmax.first_probabilities::<MmaFragment, E, S, P>(&scores, scale.log2)
+                } else {
+                    softmax.probabilities_anew::<MmaFragment, E, S, P>(&scores, scale.log2)
+                };
 
-                output.wait::<0>();
-                if lane == 0 {
+                if Self::PASSES_UNSEEN {
+                    self.values.pass(&mut values, unseen, lane == 0);
+                }
+                let mut first_tile = tiles.begin;
+                while tile > first_tile {
+                    tile -= 1;
+                    self.keys.wait(&keys);
+                    turns.wait();
+                    scores = E::start_scores::<QUERIES>(&q, key(&keys));
+                    self.values.wait(&values);
+                    E::start_output(&mut output, &probabilities, value(&values));
+                    turns.pass();
+
+                    let tiles = order.tiles();
+                    first_tile = tiles.begin;
+                    scores.wait::<1>();
+                    if lane == 0 {
+                        self.keys.release(&keys);
+                    }
+                    keys.advance();
+                    hide(&mut scores, tile, &tiles);
+
+                    output.values.wait::<0>();
+                    if lane == 0 {
+                        self.values.release(&values);
+                    }
+                    values.advance();
+                    let correction;
+                    (probabilities, correction) =
+                        softmax.probabilities::<MmaFragment, E, S, P>(&scores, scale.log2);
+                    correction.apply::<MmaFragment, O>(&mut output.values);
+                }
+                self.release_shared_queries::<A>(&queries, lane == 0);
+                queries.advance();
+                let block = order.block(p);
+                self.orders.discard(&mut orders, lane);
+
+                if Self::VALUES_FIRST {
+                    self.values.wait(&values);
+                    E::start_output(&mut output, &probabilities, value(&values));
+                }
+                if Self::LOOKS_AHEAD {
+                    next = self.next_order::<E, O>(p, &mut orders, warpgroup, place);
+                    if next == Next::Work {
+                        let order = ReceivedOrder(self.orders.letter(&orders));
+                        q = receive(order, &queries, &mut keys);
+                    }
+                    turns.wait();
+                    // Without a next query tile: any product, of no consequence, of a tile that nobody writes
+                    // to. A branch around it would make the assembler wait for each product.
+                    let tile = if next == Next::Work {
+                        key(&keys)
+                    } else if Self::GOES_PAST {
+                        value(&values)
+                    } else {
+                        self.key(0).descriptor(0)
+                    };
+                    if next != Next::Work {
+                        q.leave(tile);
+                    }
+                    scores = E::start_scores::<QUERIES>(&q, tile);
+                }
+                if !Self::VALUES_FIRST {
+                    self.values.wait(&values);
+                    E::start_output(&mut output, &probabilities, value(&values));
+                }
+                if Self::LOOKS_AHEAD {
+                    turns.pass();
+                }
+                let (lane, row) = place();
+                let (normalisation, lse) = softmax.close::<MmaFragment, O>(&scale, |half| {
+                    block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
+                });
+                // Of the four lanes that share two rows, each of the first two writes one.
+                let half = (lane % 4) as usize;
+                if half < 2 {
+                    let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
+                    block.store_lse(p, row, if half == 0 { lse[0] } else { lse[1] });
+                }
+                let target = block.o::<2>(p).now();
+                // Scores that are still on their way use one of the two tiles.
+                if Self::VALUES_FIRST {
+                    output.values.wait::<1>();
+                } else {
+                    output.values.wait::<0>();
+                }
+                if lane == 0 && (!Self::VALUES_FIRST || next == Next::Work) {
                     self.values.release(&values);
                 }
-                values.advance();
-                let correction;
-                (probabilities, correction) =
-                    softmax.probabilities::<MmaFragment, E, S, P>(&scores, scale.log2);
-                correction.apply::<MmaFragment, O>(&mut output);
-            }
-            self.release_shared_queries::<A>(&queries, lane == 0);
-            queries.advance();
-            let block = order.block(p);
-            self.orders.discard(&mut orders, lane);
-
-            if Self::LOOKS_AHEAD {
-                more = self.next_order::<E, O>(p, &mut orders, place);
-                if more {
-                    self.queries.wait(&queries);
-                    q = load(queries.stage());
-                    if Self::PASSES_UNSEEN {
-                        let order = ReceivedOrder(self.orders.letter(&orders));
-                        self.keys.pass(&mut keys, order.unseen_tiles(p, rows, KEYS), lane == 0);
+                if Self::LOOKS_AHEAD && !Self::VALUES_FIRST {
+                    scores.wait::<0>();
+                    if lane == 0 && next == Next::Work {
+                        self.keys.release(&keys);
                     }
-                    self.keys.wait(&keys);
                 }
-                turns.wait();
-                // Without a next query tile: any product, of no consequence, of a key tile that is still
-                // there. A branch around it would make the assembler wait for each product.
-                let stage = if more { keys.stage() } else { 0 };
-                scores = E::start_scores::<QUERIES>(&q, key(stage));
-                self.values.wait(&values);
-                E::start_output(&mut output, &probabilities, value(values.stage()));
-                turns.pass();
-                self.release_loaded_queries::<A>(&queries, lane == 0 && more);
-            } else {
-                self.values.wait(&values);
-                E::start_output(&mut output, &probabilities, value(values.stage()));
-            }
-            let (lane, row) = place();
-            let (normalisation, lse) = softmax.close::<MmaFragment, O>(&scale, |half| {
-                block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
-            });
-            let mut half = 0;
-            while half < 2 {
-                if lane % 4 == 0 {
-                    let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
-                    block.store_lse(p, row, lse[half]);
+                let result = &mut output.values;
+                normalisation.apply::<MmaFragment, O>(result);
+                if p.output_f32 != 0 {
+                    store::store_pairs::<E, O, true>(lane, result, row, 0, &block.o::<4>(p), true);
+                } else if p.value_dim % 8 != 0 {
+                    store::store_pairs::<E, O, true>(lane, result, row, 0, &target, false);
+                } else if Self::STAGES_OUTPUT {
+                    // The warp has met since it read what was there: when it discarded the order, or, of the
+                    // next query tile, in the turns.
+                    let rows = self.output_rows();
+                    store::store_by_matrix::<E, QUERIES, ROW_BYTES, O>(lane, result, rows, row, &target);
+                } else {
+                    store::store_exchanged::<E, O>(lane, result, row, &target);
                 }
-                half += 1;
-            }
-            output.wait::<0>();
-            if lane == 0 {
-                self.values.release(&values);
-            }
-            values.advance();
-            if Self::LOOKS_AHEAD {
-                scores.wait::<0>();
-                if lane == 0 && more {
-                    self.keys.release(&keys);
+                if Self::VALUES_FIRST {
+                    scores.wait::<0>();
+                    if lane == 0 {
+                        if next == Next::Work {
+                            self.keys.release(&keys);
+                        } else {
+                            self.values.release(&values);
+                        }
+                    }
                 }
-                keys.advance();
-            }
-            normalisation.apply::<MmaFragment, O>(&mut output);
-            if p.output_f32 != 0 {
-                store::store_pairs::<E, O, true>(lane, &output, row, 0, &block.o::<4>(p), true);
-            } else if p.value_dim % 8 != 0 {
-                store::store_pairs::<E, O, true>(lane, &output, row, 0, &block.o::<2>(p), false);
-            } else {
-                store::store_exchanged::<E, O>(lane, &output, row, &block.o::<2>(p));
+                values.advance();
+                // Two warpgroups never go on behind another message than work: without a condition the
+                // assembler sees that stages are uniform.
+                if Self::LOOKS_AHEAD && (!Self::GOES_PAST || next == Next::Work) {
+                    keys.advance();
+                    self.release_loaded_queries::<A>(&queries, lane == 0 && next == Next::Work);
+                }
+                if !Self::LOOKS_AHEAD || next != Next::Work {
+                    break;
+                }
             }
             if !Self::LOOKS_AHEAD {
-                more = self.next_order::<E, O>(p, &mut orders, place);
-            }
-            if !more {
-                break;
-            }
-            if !Self::LOOKS_AHEAD {
-                self.queries.wait(&queries);
-                q = load(queries.stage());
-                self.keys.wait(&keys);
-                scores = E::start_scores::<QUERIES>(&q, key(keys.stage()));
-                scores.wait::<0>();
-                if lane == 0 {
-                    self.keys.release(&keys);
-                }
-                keys.advance();
+                next = Next::Unknown;
+            } else if !Self::GOES_PAST {
+                return;
             }
         }
     }
 
+    /// Goes past a query tile of which this warpgroup has no row.
+    #[inline(always)]
+    unsafe fn go_past(
+        &self,
+        orders: &mut MessageCursor,
+        queries: &mut Cursor<QUERY_STAGES>,
+        keys: &mut Cursor<STAGES>,
+        values: &mut Cursor<STAGES>,
+        lane: u32,
+    ) {
+        self.queries.pass(queries, 1, lane == 0);
+        let tiles = ReceivedOrder(self.orders.letter(orders)).tiles();
+        let mut tile = tiles.begin;
+        while tile < tiles.end {
+            self.keys.pass(keys, 1, lane == 0);
+            self.values.pass(values, 1, lane == 0);
+            tile += 1;
+        }
+        self.orders.discard(orders, lane);
+    }
+
     /// Releases the query tile where it was moved to registers, for the warp if `by_this_lane`.
     ///
-    /// After the first product with these registers was started, and behind a fence: the next tile comes
-    /// through the async proxy, for which an arrival alone does not order the reads before it.
+    /// After the last use of its memory, where a tile of output leaves through it, too. Behind a fence: the
+    /// next tile comes through the async proxy, for which an arrival alone does not order what was before it.
     #[inline(always)]
     unsafe fn release_loaded_queries<const A: usize>(
         &self,
@@ -286,22 +355,25 @@ impl<
         }
     }
 
-    /// Waits for the next order with a key tile; orders without one are carried out here. False at the end.
+    /// Waits for the next order with a key tile; orders without one are carried out here.
     #[inline(always)]
     unsafe fn next_order<E: TensorCoreElement, const O: usize>(
         &self,
         p: &ForwardParams,
         orders: &mut MessageCursor,
+        warpgroup: u32,
         place: impl Fn() -> (u32, u32),
-    ) -> bool {
+    ) -> Next {
         loop {
             let order = ReceivedOrder(self.orders.wait(orders));
-            if order.is_end() {
-                return false;
-            }
+            // The last message has none.
             let tiles = order.tiles();
             if tiles.begin < tiles.end {
-                return true;
+                let is_idle = Self::GOES_PAST && !order.has_row(64 * warpgroup);
+                return if is_idle { Next::Idle } else { Next::Work };
+            }
+            if order.is_end() {
+                return Next::End;
             }
             let (lane, row) = place();
             self.write_dead::<E, O>(p, &order.block(p), lane, row);
@@ -325,6 +397,19 @@ impl<
             block.store_lse(p, row + lane, f32::NEG_INFINITY);
         }
     }
+}
+
+/// What comes next for a warpgroup.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Whatever the next order says.
+    Unknown,
+    /// A query tile.
+    Work,
+    /// A query tile of which it has no row.
+    Idle,
+    /// Nothing.
+    End,
 }
 
 /// One block of `1 + WARPGROUPS` warpgroups.
@@ -356,7 +441,7 @@ unsafe fn forward<
         let helper =
             if WARPGROUPS == 2 { warp.become_helper::<40>() } else { warp.become_helper::<32>() };
         match helper {
-            Helper::Producer => room.produce(p, &maps, thread::thread_idx_x() % 32),
+            Helper::Producer => room.produce(p, &maps),
             Helper::Repairer if may_need_repair(&p.forward) => {
                 room.repair::<E>(p, thread::thread_idx_x() % 32)
             }

@@ -5,6 +5,7 @@ use super::fragment::{FMA_LANE_COLUMNS, FmaFragment, Fragment, MmaFragment};
 use super::global_rows::GlobalRows;
 use super::mma::store_packed;
 use super::shared_tile::SharedTile;
+use super::warpgroup::store_rows;
 use crate::arch::{global, shared, warp};
 
 /// Writes 16 rows in 16 bits, through the warp's own 16 rows of `staging` so that 16 bytes leave at a
@@ -44,6 +45,45 @@ pub unsafe fn store_staged<
             left += across;
         }
         top += 32 / across;
+    }
+}
+
+/// The same by `stmatrix`, of an accumulator of `2 N` columns, at most as wide as the tile.
+///
+/// # Safety
+/// As [`store_staged`]; no lane has yet to read these rows of `staging`, and `target`'s columns are a
+/// multiple of 8, at most `2 N`.
+#[inline(always)]
+pub unsafe fn store_by_matrix<
+    E: TensorCoreElement,
+    const ROWS: u32,
+    const ROW_BYTES: u32,
+    const N: usize,
+>(
+    lane: u32,
+    values: &[f32; N],
+    staging: SharedTile<ROWS, ROW_BYTES>,
+    first_row: u32,
+    target: &GlobalRows,
+) {
+    store_rows::<E, ROWS, ROW_BYTES, N>(lane, values, staging, first_row);
+    warp::warp_sync();
+    let (down, across) = (lane / 8, lane % 8);
+    let mut address = target.row((first_row + down) as i32).wrapping_add(16 * across as u64);
+    let mut top = 0;
+    while top < 16 {
+        let row = first_row + top + down;
+        let mut left = 0;
+        while left < N as u32 / 4 {
+            let chunk = left + across;
+            if (row as i32) < target.rows && 8 * chunk < target.columns {
+                let words = shared::load_u32x4(staging.chunk(row, chunk));
+                global::store_u32x4(address.wrapping_add(16 * left as u64), words);
+            }
+            left += 8;
+        }
+        address = address.wrapping_add((4 * target.row_bytes) as u64);
+        top += 4;
     }
 }
 

@@ -46,6 +46,38 @@ impl<const A: usize> Queries<A> {
         }
         Queries { fragments, descriptor }
     }
+
+    /// They are not needed any more, and not read where they stay in shared memory: a product of no
+    /// consequence is of the rows that `descriptor` describes then.
+    #[inline(always)]
+    pub fn leave(&mut self, descriptor: u64) {
+        self.descriptor = descriptor;
+    }
+}
+
+/// A sum of products, `O` registers per thread, that begins without being zeroed: the first product is
+/// stored.
+#[derive(Clone, Copy)]
+pub struct Sum<const O: usize> {
+    /// The sum, once there is a product.
+    pub values: [f32; O],
+    /// 1 once there is a product, 0 before.
+    begun: u32,
+}
+
+impl<const O: usize> Sum<O> {
+    /// A sum of no product yet.
+    #[inline(always)]
+    pub fn new() -> Self {
+        Sum { values: [0.0; O], begun: 0 }
+    }
+
+    /// Begins anew. What is there stays until the first product: registers that hold nothing would be kept
+    /// apart from these by the assembler.
+    #[inline(always)]
+    pub fn restart(&mut self) {
+        self.begun = 0;
+    }
 }
 
 /// Products of one element type at one head dim: `A` registers of queries, `S` of scores, `P` of packed
@@ -59,11 +91,36 @@ pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const
     /// The warpgroup calls it together; the scores are not touched before [`Wait::wait`].
     unsafe fn start_scores<const Q_ROWS: u32>(q: &Queries<A>, k: u64) -> [f32; S];
 
-    /// Starts `output += p v`, a group of its own; v is the descriptor of a tile of `2 S` keys.
+    /// Starts `output += p v`, or `output = p v` of an output that holds nothing yet, a group of its own; v
+    /// is the descriptor of a tile of `2 S` keys.
     ///
     /// # Safety
     /// As [`WarpgroupElement::start_scores`]; p is not touched either.
-    unsafe fn start_output(output: &mut [f32; O], p: &[u32; P], v: u64);
+    unsafe fn start_output(output: &mut Sum<O>, p: &[u32; P], v: u64);
+}
+
+/// Writes a warp's 16 rows of an accumulator, rounded, as rows of `tile` from `first_row` on.
+///
+/// # Safety
+/// All 32 lanes call it together; nobody else uses these rows.
+#[inline(always)]
+pub unsafe fn store_rows<E: TensorCoreElement, const ROWS: u32, const ROW_BYTES: u32, const O: usize>(
+    lane: u32,
+    values: &[f32; O],
+    tile: SharedTile<ROWS, ROW_BYTES>,
+    first_row: u32,
+) {
+    // What ldmatrix reads as A, stmatrix writes.
+    let address = LaneAddress::<ROW_BYTES>::rows_first(lane);
+    let mut block = 0;
+    while block < O / 8 {
+        let word = |i: usize| E::pack(values[8 * block + 2 * i], values[8 * block + 2 * i + 1]);
+        matrix::store_matrix_x4(
+            address.of(tile, first_row, block as u32),
+            [word(0), word(1), word(2), word(3)],
+        );
+        block += 1;
+    }
 }
 
 /// Writes a warp's 16 rows of packed pairs as 16 columns of `tile`, from column `16 * block` on.
@@ -97,8 +154,9 @@ macro_rules! products {
             }
 
             #[inline(always)]
-            unsafe fn start_output(output: &mut [f32; $o], p: &[u32; $p], v: u64) {
-                wgmma::$module::$output(output, p, v);
+            unsafe fn start_output(output: &mut Sum<$o>, p: &[u32; $p], v: u64) {
+                wgmma::$module::$output(&mut output.values, p, v, output.begun);
+                output.begun = wgmma::one();
             }
         }
     };
@@ -111,8 +169,9 @@ macro_rules! products {
             }
 
             #[inline(always)]
-            unsafe fn start_output(output: &mut [f32; $o], p: &[u32; $p], v: u64) {
-                wgmma::$module::$output(output, p, v);
+            unsafe fn start_output(output: &mut Sum<$o>, p: &[u32; $p], v: u64) {
+                wgmma::$module::$output(&mut output.values, p, v, output.begun);
+                output.begun = wgmma::one();
             }
         }
     };
@@ -158,7 +217,7 @@ macro_rules! gradients {
 
             #[inline(always)]
             unsafe fn start_gradient(gradient: &mut [f32; $o], p: &[u32; $p], b: u64) {
-                wgmma::$module::$gradient(gradient, p, b);
+                wgmma::$module::$gradient(gradient, p, b, 1);
             }
         }
     };

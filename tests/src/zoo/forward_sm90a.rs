@@ -2,7 +2,7 @@
 
 use super::{Family, Mutant, moved, other_parity};
 use crate::ptx::{Which, dropped, operand, with_operand};
-use crate::shapes::ragged;
+use crate::shapes::{ragged, several_tiles};
 use crate::sweep::no_wait;
 use finite_attention::Mask;
 use finite_attention::check::Case;
@@ -22,6 +22,11 @@ fn unseen(name: &'static str) -> Mutant {
     Mutant::new(name, D64, Case { query_rows: 768, key_rows: 700, ..ragged(D64) })
 }
 
+/// Query tiles with rows for the first of the warpgroups only, before and behind others.
+fn idle(name: &'static str) -> Mutant {
+    Mutant::new(name, D64, several_tiles(D64))
+}
+
 /// Packed sequences: tiles that end in another sequence are repaired.
 fn packed(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, Case { packed: true, batches: 4, seed: 3, ..ragged(KERNEL) })
@@ -39,7 +44,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.try_wait", &[LOOP_VALUES], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["start_output"]),
         mutant("queries are loaded before they have come")
-            .edit("mbarrier.try_wait", &["self.queries.wait(&queries);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["self.queries.wait(queries);"], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["load(queries.stage())"]),
         mutant("keys are waited for with the other parity")
             .edit("mbarrier.try_wait", &[LOOP_KEYS], Which::All, other_parity)
@@ -58,17 +63,38 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.arrive.shared", &["self.keys.release(&keys);"], Which::All, dropped)
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         unseen("keys that are passed are not released")
-            .edit("mbarrier.arrive.shared", &["self.keys.pass(&mut keys"], Which::All, dropped)
+            .edit(
+                "mbarrier.arrive.shared",
+                &["self.keys.pass(keys, order.unseen_tiles"],
+                Which::All,
+                dropped,
+            )
             .finding("deadlock", &["self.keys.acquire(keys);"]),
-        unseen("values that are passed are released before they have come")
-            .edit("mbarrier.try_wait", &["self.values.pass(&mut values"], Which::All, no_wait)
+        idle("values that are passed are released before they have come")
+            .edit("mbarrier.try_wait", &["self.values.pass(values, 1, lane == 0);"], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["self.value(stage).request"]),
+        idle("key tiles of a query tile that is gone past are not released")
+            .edit(
+                "mbarrier.arrive.shared",
+                &["self.keys.pass(keys, 1, lane == 0);"],
+                Which::All,
+                dropped,
+            )
+            .finding("deadlock", &["self.keys.acquire(keys);"]),
+        idle("the query tile that is gone past is not released")
+            .edit("mbarrier.arrive.shared", &["self.queries.pass(queries, 1"], Which::All, dropped)
+            .finding("deadlock", &["self.queries.acquire(queries);"]),
+        unseen("scores of the next query tile are taken before they are there")
+            .edit("wgmma.wait_group", &["scores.wait::<0>();"], Which::All, |line| {
+                line.replacen(" 0", " 1", 1)
+            })
+            .finding("register in flight", &["mask::hide"]),
         mutant("keys are released before they are multiplied")
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
             .finding("register in flight", &["mask::hide"]),
         mutant("one product too few is waited for")
-            .edit("wgmma.wait_group", &["output.wait::<0>();"], Which::All, |line| {
+            .edit("wgmma.wait_group", &["output.values.wait::<0>();"], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)
             })
             .finding("register in flight", &["softmax.probabilities"])
@@ -94,6 +120,20 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("uninitialised register", &["start_scores"])
             .wrong("o"),
+        mutant("a sum starts from what the one before left")
+            .edit("setp.ne.b32 %first", &["start_output"], Which::All, |line| {
+                line.replacen(".ne.", ".eq.", 1)
+            })
+            .wrong("o"),
+        mutant("a warp's output leaves through the rows of the next warp")
+            .on(Case { value_dim: 120, ..ragged(KERNEL) })
+            .edit("stmatrix", &["store_rows"], Which::All, |line| moved(line, 0, "s32", 16 * 128))
+            .finding("race in shared memory", &["store_rows"])
+            .wrong("o"),
+        mutant("memory that output left through is handed back without a fence")
+            .on(Case { value_dim: 120, ..ragged(KERNEL) })
+            .edit("fence.proxy.async", &["forward_hopper.rs: bulk_copy::fence();"], Which::All, dropped)
+            .finding("missing proxy fence", &["self.query(stage).request"]),
         mutant("products belong to no group")
             .edit("wgmma.commit_group", &["start_scores"], Which::All, dropped)
             .finding("register in flight", &["mask::hide"]),
@@ -104,7 +144,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
                 with_operand(line, 2, "16384")
             })
-            .finding("uninitialised shared read", &["let mut q = load(queries.stage());"]),
+            .finding("uninitialised shared read", &["let q = load(queries.stage());"]),
         mutant("more bytes are announced than come")
             .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
                 with_operand(line, 2, "65536")
@@ -203,20 +243,20 @@ fn mutants() -> Vec<Mutant> {
         mutant("lse of rows past the end is stored")
             .edit(
                 "setp.ge.s32",
-                &["query_block.rs: ", "block.store_lse(p, row, lse[half]);"],
+                &["query_block.rs: ", "block.store_lse(p, row, if half == 0"],
                 Which::All,
                 |line| with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1)),
             )
-            .finding("out-of-bounds global access", &["block.store_lse(p, row, lse[half]);"]),
+            .finding("out-of-bounds global access", &["block.store_lse(p, row, if half == 0"]),
         mutant("rows that see no key are not written")
             .on(Case { query_rows: 411, key_rows: 5, ..ragged(KERNEL) })
             .edit("st.global", &["store.rs: ", "self.write_dead"], Which::All, dropped)
             .wrong("o"),
         mutant("rows past the end are stored")
             .on(Case { value_dim: 120, ..ragged(KERNEL) })
-            .edit("setp.ge.s32", &["store.rs: ", "store::store_exchanged"], Which::All, |line| {
+            .edit("setp.ge.s32", &["store.rs: ", "store::store_by_matrix"], Which::All, |line| {
                 with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1))
             })
-            .finding("out-of-bounds global access", &["store::store_exchanged"]),
+            .finding("out-of-bounds global access", &["store::store_by_matrix"]),
     ]
 }

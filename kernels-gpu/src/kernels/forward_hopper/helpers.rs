@@ -2,7 +2,7 @@
 
 use super::room::Room;
 use crate::abi::ForwardHopperParams;
-use crate::arch::{bulk_copy, math, mbarrier, warp};
+use crate::arch::{bulk_copy, math, mbarrier, thread, warp};
 use crate::attention::packed_work::PackedWork;
 use crate::attention::query_block::{QueryBlock, schedule};
 use crate::attention::scale::Scale;
@@ -56,7 +56,7 @@ impl<
     /// The producer, one warp: takes query tiles, and its first thread tells the others and requests what
     /// they need.
     #[inline(always)]
-    pub unsafe fn produce(&self, p: &ForwardHopperParams, maps: &Maps, lane: u32) {
+    pub unsafe fn produce(&self, p: &ForwardHopperParams, maps: &Maps) {
         let mut progress = Progress::start();
         if p.forward.cu_seqlens_q == 0 {
             if warp::elect() {
@@ -74,8 +74,10 @@ impl<
         }
         // All lanes find out which sequence comes next.
         let mut queue = TileQueue::new(p.counter, u32::MAX);
-        let mut sequences = PackedWork::new(&p.forward, QUERIES, lane);
+        let mut sequences = PackedWork::new(&p.forward, QUERIES);
         loop {
+            // Worked out anew each time: registers are scarce here.
+            let lane = thread::thread_idx_x_here() % 32;
             let tile = if lane == 0 { queue.take().unwrap_or(0) } else { 0 };
             let tile = warp::broadcast(tile, 0);
             let Some(work) = sequences.find(&p.forward, QUERIES, tile) else { break };
@@ -85,7 +87,7 @@ impl<
             }
             warp::warp_sync();
         }
-        if lane == 0 {
+        if thread::thread_idx_x_here() % 32 == 0 {
             self.orders.send(&mut progress.orders, WorkOrder::END);
             queue.finish();
         }

@@ -46,11 +46,22 @@ impl<
     /// there is room for the next one beside the value tile that is still in use. Two warpgroups that take
     /// turns would gain little, and lose 1 to 2 % without a mask.
     pub const PASSES_UNSEEN: bool = WARPGROUPS > 2 && Self::LOOKS_AHEAD;
+    /// Whether the output leaves through shared memory. For two warpgroups of head dim 64, whose tiles are
+    /// short, what that saves is less than the two synchronisations of a warp cost.
+    pub const STAGES_OUTPUT: bool = Self::LOOKS_AHEAD && (WARPGROUPS > 2 || ROW_BYTES > 128);
+    /// Whether, at the end of a query tile, the last product with values comes before the next tile's scores,
+    /// beside which the output then leaves. Two warpgroups that take turns would gain nothing.
+    pub const VALUES_FIRST: bool = WARPGROUPS > 2 && Self::LOOKS_AHEAD;
+    /// Whether a warpgroup goes past query tiles of which it has no row: with three of them a third or two of
+    /// the last tile of most lengths.
+    pub const GOES_PAST: bool = WARPGROUPS > 2;
+    /// Whether the reference of a query tile's first key tile is made from a quarter of its scores.
+    pub const GUESSES_MAXIMUM: bool = WARPGROUPS > 2;
     pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
     /// Where everything stands, from the start of dynamic shared memory. What the kernel uses fits in there.
     const LAYOUT: ForwardHopperLayout = {
         let all = ForwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
-        assert!(all.k == QUERY_STAGES * Self::QUERY_BYTES);
+        assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.k);
         assert!(all.v - all.k == STAGES * Self::KEY_BYTES && all.orders - all.v == all.v - all.k);
         assert!(all.q_barriers - all.orders == Mailbox::BYTES);
         assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
@@ -107,6 +118,13 @@ impl<
     #[inline(always)]
     pub fn query(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
         SharedTile { address: self.first_query.address + stage * Self::QUERY_BYTES }
+    }
+
+    /// Through which rows the output leaves, each warp's through its own: those of the next query tile once
+    /// it was moved to registers, or others that nothing else uses.
+    #[inline(always)]
+    pub fn output_rows(&self) -> SharedTile<QUERIES, ROW_BYTES> {
+        SharedTile { address: self.first_query.address + const { Self::LAYOUT.o } }
     }
 
     #[inline(always)]

@@ -65,7 +65,7 @@ pub enum Schedule {
     #[default]
     Latest,
     /// Warps, and blocks two by two, take turns of random length and copies land at random moments, all drawn
-    /// from this seed.
+    /// from this seed. With an odd one, four warps at a time stay behind the others.
     Random(u64),
 }
 

@@ -3,13 +3,27 @@
 use crate::ptx::spec;
 use finite_attention::check::{Case, Gradients, Placement};
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
-use kernels_gpu::abi::{Access, Arch, Family};
+use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec};
+
+/// Whether there is a kernel for Hopper that takes more query rows, and is planned unless these are few more than
+/// whole tiles, or many short of them, in rows on 32 bytes.
+pub fn is_short(spec: &KernelSpec) -> bool {
+    let same = |other: &KernelSpec| {
+        (other.family, other.arch, other.dtype, other.head_dim)
+            == (spec.family, spec.arch, spec.dtype, spec.head_dim)
+    };
+    spec.family == Family::Forward
+        && spec.arch == Arch::Sm90a
+        && KERNELS.iter().any(|other| same(other) && other.query_rows > spec.query_rows)
+}
 
 /// Three key tiles and two query tiles, both ragged, D and Dv below those of the kernel, causal.
 pub fn ragged(kernel: &str) -> Case {
     let spec = spec(kernel);
+    let rows = spec.query_rows as usize;
+    let placement = if is_short(spec) { Placement::Spaced } else { Placement::Padded };
     Case {
-        query_rows: spec.query_rows as usize + 9,
+        query_rows: if is_short(spec) { 2 * rows - 9 } else { rows + 9 },
         key_rows: 2 * spec.key_rows as usize + 13,
         head_dim: spec.head_dim as usize - 4,
         value_dim: spec.head_dim as usize - 12,
@@ -21,19 +35,19 @@ pub fn ragged(kernel: &str) -> Case {
             has_d_lse: true,
             mode: if spec.arch == Arch::Sm90a { Mode::Fast } else { Mode::Deterministic },
         }),
-        placement: if spec.access == Access::Element { Placement::Unaligned } else { Placement::Padded },
+        placement: if spec.access == Access::Element { Placement::Unaligned } else { placement },
         ..Case::small()
     }
 }
 
-/// Several heads with a full query tile, and one with rows for its first warpgroup only: with a block for all of
+/// Several heads with full query tiles, and one with rows for its first warpgroup only: with a block for all of
 /// them each stands before and behind the other.
 pub fn several_tiles(kernel: &str) -> Case {
     let spec = spec(kernel);
-    let (query_rows, key_rows) = (spec.query_rows as usize + 8, 5 * spec.key_rows as usize + 60);
+    let full_tiles = if is_short(spec) { 3 } else { 1 };
     Case {
-        query_rows,
-        key_rows,
+        query_rows: full_tiles * spec.query_rows as usize + 8,
+        key_rows: 5 * spec.key_rows as usize + 60,
         query_heads: 4,
         key_heads: 4,
         batches: 2,
@@ -83,6 +97,7 @@ pub fn cases(kernel: &str) -> Vec<Case> {
     // One element more than whole chunks of 16 bytes, in f32 and in 16 bits; odd in any case.
     let odd = if is_aligned { dim - 16 + 1 } else { dim - 3 };
     let odd = Case { head_dim: odd, value_dim: odd, tight: true, ..ragged.clone() };
+    let is_forward = spec(kernel).family == Family::Forward;
     let mut cases = vec![
         ragged.clone(),
         Case { scale: Some(-0.2), tight: true, ..ragged.clone() },
@@ -107,8 +122,13 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         cases.extend([in_order(&ragged), in_order(&cases[2]), in_order(&cases[4]), in_order(&cases[6])]);
         cases.push(nothing_to_repair(kernel));
     }
+    if is_forward && spec(kernel).arch == Arch::Sm90a {
+        // As many key tiles as there are stages, or one more: a warpgroup that goes past them can be all of them
+        // ahead.
+        let key_rows = 3 * spec(kernel).key_rows as usize - 10;
+        cases.push(Case { value_dim: dim - 8, key_rows, ..several_tiles(kernel) });
+    }
     // Query tiles that see no key: three of four, and in a forward all of them.
-    let is_forward = spec(kernel).family == Family::Forward;
     for key_rows in if is_forward { vec![5, 0] } else { vec![5] } {
         let dead = Case { query_rows: 3 * ragged.query_rows, key_rows, ..ragged.clone() };
         let narrow = Case { value_dim: 3, ..dead.clone() };

@@ -193,11 +193,6 @@ pub const EXPLANATIONS: &[Explanation] = &[
               show: the emulator takes the barrier of the block behind them as enough)",
     },
     Explanation {
-        opcode: "fence.proxy.async",
-        through: &["helpers.rs: bulk_copy::fence();", "room.repair"],
-        why: "at head dimension 128 queries are read through the generic proxy, which wrote the repair too",
-    },
-    Explanation {
         opcode: "wgmma.fence",
         through: &["E::start_output"],
         why: "nothing touches the registers of the second product between the fence of the first and this one",
@@ -260,7 +255,7 @@ pub fn explanation(edit: &Edit) -> Option<&'static Explanation> {
 /// Whether anything gives an edit away. Guards do not depend on the schedule.
 pub fn verdict(kernel: &str, shipped: &Ptx, edit: &Edit, cases: &[Case]) -> Verdict {
     let mutant = shipped.with_lines(&[(edit.site.line, edit.line.clone())]).images();
-    let schedules = if edit.class == Class::Guard { vec![Schedule::Latest] } else { schedules(2) };
+    let schedules = if edit.class == Class::Guard { vec![Schedule::Latest] } else { schedules(6) };
     first(kernel, &mutant, cases, &schedules)
 }
 

@@ -23,6 +23,12 @@ const TURN: u64 = 1 << 13;
 const RANDOM_TURN: u64 = 400;
 /// One in so many turns of a random schedule lets a copy land.
 const LANDING_ODDS: u64 = 4;
+/// Warps that stay behind together in a random schedule.
+const WARPGROUP: usize = 4;
+/// Others stay behind after so many turns, on average.
+const SLOW_TURNS: u64 = 256;
+/// One in so many turns may go to those who stay behind, though others could go on.
+const SLOW_ODDS: u64 = 64;
 
 /// Whether a block has come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +50,8 @@ pub struct Block<'a> {
     initial: Vec<Registers>,
     /// The warp whose turn it is.
     turn: usize,
+    /// Four warps that hardly get a turn at the moment, in a random order.
+    slow: Option<usize>,
     /// How many turns in a row only asked for what others have to write.
     spins: usize,
     /// Events at barriers so far.
@@ -83,13 +91,13 @@ impl<'a> Block<'a> {
                 warp
             })
             .collect();
-        Block { context, warps, initial, turn: 0, spins: 0, progress: 0, given_up: None }
+        Block { context, warps, initial, turn: 0, slow: None, spins: 0, progress: 0, given_up: None }
     }
 
     /// Makes it another block of the same launch.
     pub fn restart(&mut self, number: u64) {
         self.context.reset(number);
-        (self.turn, self.spins, self.progress, self.given_up) = (0, 0, 0, None);
+        (self.turn, self.slow, self.spins, self.progress, self.given_up) = (0, None, 0, 0, None);
         let environment = self.context.environment;
         let threads = environment.threads();
         for (warp, initial) in self.warps.iter_mut().zip(&mut self.initial) {
@@ -245,10 +253,34 @@ impl<'a> Block<'a> {
         })
     }
 
+    /// One that is ready. With odd seeds four warps stay behind, for a while at a time: what one warpgroup
+    /// does far ahead of another hardly happens where all have the same chances.
     fn choose_random(&mut self) -> Option<(usize, usize)> {
+        let schedule = self.context.environment.options.schedule;
+        let lets_some_lag = matches!(schedule, Schedule::Random(seed) if seed % 2 == 1);
+        if !lets_some_lag || self.warps.len() <= WARPGROUP {
+            return self.choose_but(None);
+        }
+        let random = &mut self.context.random;
+        if random.below(SLOW_TURNS) == 0 {
+            let groups = self.warps.len().div_ceil(WARPGROUP) as u64;
+            let drawn = random.below(2 * groups);
+            self.slow = (drawn < groups).then_some(drawn as usize);
+        }
+        // Who asks for what others have to write may ask the slow ones.
+        let spares_slow = self.spins == 0 && random.below(SLOW_ODDS) != 0;
+        let slow = self.slow.filter(|_| spares_slow);
+        self.choose_but(slow).or_else(|| self.choose_but(None))
+    }
+
+    /// One that is ready, in none of these four warps.
+    fn choose_but(&mut self, slow: Option<usize>) -> Option<(usize, usize)> {
         let mut choice = None;
         let mut seen = 0;
         for (index, warp) in self.warps.iter().enumerate() {
+            if slow == Some(index / WARPGROUP) {
+                continue;
+            }
             for (position, fragment) in warp.fragments.iter().enumerate() {
                 if fragment.state == State::Ready {
                     seen += 1;

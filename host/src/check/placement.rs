@@ -9,8 +9,11 @@ pub enum Placement {
     Bshd,
     /// Dense, memory order batch, head, row, column.
     Bhsd,
-    /// Gaps after every row, head and batch; all rows on 16 bytes whatever the head dimension.
+    /// Gaps after every row, head and batch; all rows on 16 bytes whatever the head dimension, but not all
+    /// on 32.
     Padded,
+    /// The same with all rows on 32 bytes.
+    Spaced,
     /// Every third slot of a packed projection: large row strides, aligned only if the head dimension
     /// is.
     Packed,
@@ -24,7 +27,7 @@ pub enum Placement {
 
 impl Placement {
     /// All of them.
-    pub const ALL: [Placement; 7] = [
+    pub const ALL: [Placement; 8] = [
         Placement::Bshd,
         Placement::Padded,
         Placement::Unaligned,
@@ -32,6 +35,7 @@ impl Placement {
         Placement::Packed,
         Placement::Broadcast,
         Placement::Reversed,
+        Placement::Spaced,
     ];
 
     /// The name used in tables and JSON.
@@ -40,6 +44,7 @@ impl Placement {
             Placement::Bshd => "bshd",
             Placement::Bhsd => "bhsd",
             Placement::Padded => "padded",
+            Placement::Spaced => "spaced",
             Placement::Packed => "packed",
             Placement::Unaligned => "unaligned",
             Placement::Broadcast => "broadcast",
@@ -55,6 +60,10 @@ impl Placement {
             Placement::Padded => {
                 let head = shape[3].next_multiple_of(8) + 8;
                 gapped(shape, head, head * shape[2] + 8, 16)
+            }
+            Placement::Spaced => {
+                let head = shape[3].next_multiple_of(16) + 16;
+                gapped(shape, head, head * shape[2] + 16, 32)
             }
             Placement::Packed => gapped(shape, shape[3], shape[3] * shape[2] * 3, 0),
             Placement::Unaligned => gapped(shape, shape[3] + 1, (shape[3] + 1) * shape[2] + 2, 5),

@@ -7,7 +7,7 @@ use super::{
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
 use crate::problem::ValidForward;
-use kernels_gpu::abi::{Access, Arch, Dtype, Family, ForwardParams, KernelSpec, WINDOW_OPEN};
+use kernels_gpu::abi::{Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, WINDOW_OPEN};
 use kernels_gpu::geometry::schedule;
 use std::fmt;
 
@@ -131,6 +131,14 @@ pub fn plan_forward(
         short_tiles: prefers_short_tiles(valid),
     };
     let kernel = choose_kernel(device, &choice, &mut reasons)?;
+    if comes_in_two_heights(kernel) {
+        reasons.push(match kernel.query_rows {
+            0..=128 => "tiles of 128 query rows: of 192 more would be computed for nothing".into(),
+            rows => {
+                format!("tiles of {rows} query rows: keys and values are read less often than with 128")
+            }
+        });
+    }
     let tiles = valid.query_rows.div_ceil(kernel.query_rows);
     let what = format!("tiles of {} query rows", kernel.query_rows);
     let tiles = count_blocks(tiles, &what, valid.query_heads, valid.batches)?;
@@ -157,21 +165,68 @@ fn hopper_plan([q, k, v, _]: &[Tensor<'_>; 4], kernel: &KernelSpec) -> HopperPla
     }
 }
 
-/// Whether tiles of 128 query rows take less time than those of 192. The only head dim with a choice is 64.
+/// Whether tiles of 128 query rows take less time than those of 192, at head dims where there are both.
 ///
-/// Measured: with a causal mask tall tiles are 9 % faster where nothing is wasted (S 1536), 5 % where they
-/// have 3 % more rows (2048), 10 % slower where they have 13 % more (1024). In a window they take more keys
-/// that few rows see: 8 to 13 % slower at S 1024 and 2048.
+/// Tall tiles read keys and values less often, which is what counts the more of them there are; but they
+/// have more rows past the end, and under a mask more keys that few of their rows see. Measured (H200), rate
+/// of tall over that of short ones:
+///
+/// | | head dims 65 to 96 | 97 to 128 |
+/// |--|--|--|
+/// | full, S 1536, 2048, 4096, 16384 | 1.05, 1.04, 1.08, 1.11 | 1.05, 1.04, 1.05, 1.08 |
+/// | full with 13 % more rows, S 512, 1024 | 0.93, 0.95 | 0.96, 0.99 |
+/// | causal, S 1536, 2048, 3072, 4096 | 1.00, 0.98, 1.03, 1.02 | 1.02, 1.02, 1.04, 1.04 |
+/// | packed, 33 to 4096 rows: full, causal | 1.07, 0.98 | 1.10, 1.00 |
+/// | window of 1024, S 16384 | 0.93 | 0.99 |
+///
+/// Where rows do not start on sectors, tall ones are faster in all of these: full 1.07 (S 512) to 1.23
+/// (4096), causal 1.02 to 1.20, packed 1.19 and 1.11, in a window 1.04.
+///
+/// At head dim 64 tall tiles are 9 % faster causal where nothing is wasted (S 1536), 5 % where they have 3 %
+/// more rows (2048), 10 % slower where they have 13 % more (1024), in a window 8 to 13 % slower at S 1024 and
+/// 2048.
 fn prefers_short_tiles(valid: &ValidForward) -> bool {
     let rows = valid.query_rows;
-    if rows <= 128 || valid.sees_all() {
-        return rows <= 128;
+    if rows <= 128 {
+        return true;
     }
-    if valid.is_packed() || valid.window_left != WINDOW_OPEN {
-        return rows <= 2048;
-    }
+    let columns = valid.head_dim.max(valid.value_dim);
+    let (is_full, has_window) = (valid.sees_all(), valid.window_left != WINDOW_OPEN);
     let padded = |tile: u32| u64::from(rows.div_ceil(tile)) * u64::from(tile);
-    padded(192) * 100 > padded(128) * 106
+    let wastes = padded(192) * 100 > padded(128) * 106;
+    if columns <= 64 {
+        return !is_full && if valid.is_packed() || has_window { rows <= 2048 } else { wastes };
+    }
+    if !starts_on_sectors(valid) {
+        return false;
+    }
+    let least = match columns {
+        _ if is_full => 0,
+        _ if has_window => u32::MAX,
+        ..=96 if valid.is_packed() => u32::MAX,
+        ..=96 => 2560,
+        _ => 1536,
+    };
+    rows < least || if valid.is_packed() { rows <= 2048 } else { wastes }
+}
+
+/// Whether there are kernels like this one with tiles of other heights.
+fn comes_in_two_heights(kernel: &KernelSpec) -> bool {
+    let like = |other: &KernelSpec| {
+        (other.family, other.arch, other.dtype, other.access, other.head_dim)
+            == (kernel.family, kernel.arch, kernel.dtype, kernel.access, kernel.head_dim)
+    };
+    KERNELS.iter().any(|other| like(other) && other.query_rows != kernel.query_rows)
+}
+
+/// Whether all rows of k and v start on sectors of 32 bytes if the first one does. If not, the tensor memory
+/// accelerator reads them in pieces of 16 bytes: measured at head dim 72, twice the requests of head dim 80.
+fn starts_on_sectors(valid: &ValidForward) -> bool {
+    let problem = &valid.problem;
+    [&problem.k, &problem.v].iter().all(|layout| {
+        let mut strided = (0..3).filter(|&dimension| layout.shape[dimension] > 1);
+        strided.all(|dimension| layout.strides[dimension] % (32 / i64::from(problem.dtype.bytes())) == 0)
+    })
 }
 
 /// The order of a kernel for Hopper.

@@ -216,3 +216,41 @@ fn no_keys_need_no_map() {
     let maps = plan(&problem, &ForwardPointers { k: 0, v: 0, ..pointers() }).hopper.unwrap();
     assert!(maps.q.is_some() && maps.k.is_none() && maps.v.is_none());
 }
+
+#[test]
+fn tall_tiles_are_planned_where_they_are_faster() {
+    let rows = |head_dim: usize, rows: usize, mask: Mask| {
+        let layout = Layout::bshd([2, rows, 4, head_dim]);
+        let problem = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).with_mask(mask);
+        plan(&problem, &pointers()).kernel.query_rows
+    };
+    let causal = Mask::Causal(CausalAlignment::BottomRight);
+    let window =
+        Mask::Window { left: Some(1024), right: Some(0), alignment: CausalAlignment::BottomRight };
+    let expected = [
+        (64, Mask::Full, vec![(128, 128), (129, 192), (512, 192), (1024, 192)]),
+        (64, causal, vec![(512, 128), (1024, 128), (1536, 192), (2048, 192)]),
+        (64, window, vec![(1536, 128), (4096, 192)]),
+        (96, Mask::Full, vec![(128, 128), (512, 128), (1024, 128), (1536, 192), (4096, 192)]),
+        (96, causal, vec![(1536, 128), (2048, 128), (3072, 192), (4096, 192)]),
+        (96, window, vec![(1536, 128), (16384, 128)]),
+        (128, Mask::Full, vec![(512, 128), (768, 192), (1024, 128), (2048, 192), (16384, 192)]),
+        (128, causal, vec![(768, 128), (1536, 192), (2048, 192), (4096, 192)]),
+        (128, window, vec![(16384, 128)]),
+        // Rows that do not start on sectors.
+        (72, Mask::Full, vec![(128, 128), (129, 192), (512, 192)]),
+        (120, causal, vec![(512, 192), (1024, 192)]),
+        (88, window, vec![(1536, 192)]),
+        (256, Mask::Full, vec![(768, 128)]),
+    ];
+    let explained = format!("{:#}", plan(&problem(Dtype::Bf16, 128), &pointers()));
+    assert!(
+        explained
+            .contains("\n  tiles of 192 query rows: keys and values are read less often than with 128")
+    );
+    for (head_dim, mask, cases) in expected {
+        for (count, tile) in cases {
+            assert_eq!(rows(head_dim, count, mask), tile, "{head_dim} {mask:?} {count}");
+        }
+    }
+}

@@ -13,6 +13,8 @@ pub const MESSAGES: u32 = 2;
 /// Bytes of a message.
 pub const MESSAGE_BYTES: u32 = 48;
 
+/// Dynamic shared memory that a block can have on Hopper.
+const MOST_SHARED_BYTES: u32 = 227 * 1024;
 /// Bytes for barriers and messages at the end of the shared memory of kernels for Hopper.
 const CONTROL_BYTES: u32 = 512;
 /// Stages of query tiles in the backward for Hopper.
@@ -27,19 +29,23 @@ pub const fn panel_columns(head_dim: u32) -> u32 {
 }
 
 /// Query tiles that the Hopper forward has room for: the next one is brought while one is used, unless
-/// queries are moved to registers at once (head dims 80 to 128) or there is no room.
-pub const fn forward_sm90a_query_stages(head_dim: u32) -> u32 {
-    if panel_columns(head_dim) == 64 { 2 } else { 1 }
+/// queries are moved to registers at once (head dims 80 to 128 with 128 rows) or there is no room.
+pub const fn forward_sm90a_query_stages(head_dim: u32, query_rows: u32) -> u32 {
+    if panel_columns(head_dim) == 64 || query_rows > 128 { 2 } else { 1 }
+}
+
+/// Whether output of the Hopper forward leaves through shared memory of its own: where there is room for it.
+pub const fn forward_sm90a_keeps_output_apart(head_dim: u32, query_rows: u32) -> bool {
+    panel_columns(head_dim) == 64 && query_rows > 128
 }
 
 /// Key tiles, and as many value tiles, that the Hopper forward has on their way or in use: as many as fit, up
 /// to four.
-pub const fn forward_sm90a_key_stages(head_dim: u32) -> u32 {
-    match panel_columns(head_dim) {
-        64 => 4,
-        128 => 3,
-        _ => 2,
-    }
+pub const fn forward_sm90a_key_stages(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    let row_bytes = panel_columns(head_dim) * 2;
+    let queries = forward_sm90a_query_stages(head_dim, query_rows) * query_rows * row_bytes;
+    let stages = (MOST_SHARED_BYTES - CONTROL_BYTES - queries) / (2 * key_rows * row_bytes);
+    if stages < 4 { stages } else { 4 }
 }
 
 /// Output-gradient tiles that the Hopper backward has on their way or in use: as many as fit, up to two.
@@ -51,8 +57,7 @@ pub const fn backward_sm90a_d_o_stages(head_dim: u32) -> u32 {
 /// from the start of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardHopperLayout {
-    /// A query tile's size that output leaves through: of its own where queries stay in shared memory while
-    /// they are used.
+    /// Where output leaves through, a query tile's size: of its own or where the queries are.
     pub o: u32,
     /// Key tiles.
     pub k: u32,
@@ -77,12 +82,12 @@ pub struct ForwardHopperLayout {
 impl ForwardHopperLayout {
     /// The layout of a kernel of this size.
     pub const fn new(head_dim: u32, query_rows: u32, key_rows: u32) -> Self {
-        let query_stages = forward_sm90a_query_stages(head_dim);
-        let stages = forward_sm90a_key_stages(head_dim);
+        let query_stages = forward_sm90a_query_stages(head_dim, query_rows);
+        let stages = forward_sm90a_key_stages(head_dim, query_rows, key_rows);
         let row_bytes = panel_columns(head_dim) * 2;
         let mut regions = Regions::new();
         let mut o = regions.add("q", query_stages, query_rows * row_bytes);
-        if query_stages > 1 && query_rows > 128 {
+        if forward_sm90a_keeps_output_apart(head_dim, query_rows) {
             o = regions.add("o", 1, query_rows * row_bytes);
         }
         let k = regions.add("k", stages, key_rows * row_bytes);

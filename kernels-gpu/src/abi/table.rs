@@ -66,11 +66,12 @@ macro_rules! for_each_forward_fma_sm80 {
 ///
 /// Columns: name, element type, head dim, query rows, keys per step, warpgroups that compute.
 ///
-/// - A warpgroup takes 64 query rows. Two of them have 232 registers per thread, three have 160: enough for
-///   head dim 64, where exponentials take as long as products and a third warpgroup fills the gaps. Tiles of
-///   128 rows there are for short sequences with a mask, of which tiles of 192 waste more: measured at S 512
-///   and 1024 causal 1.19 and 1.17, at 2048 1.01, at 16384 0.90 of the other's rate.
-/// - Keys per step: what two stages of keys and values leave of 227 KiB at head dims 192 and 256.
+/// - A warpgroup takes 64 query rows. Two of them have 232 registers per thread, three have 160: enough up to
+///   head dim 128, with as many keys per step as registers of scores and probabilities are left for. Three
+///   fill each other's gaps, and tiles of 192 rows read keys and values a third less often, which is less
+///   power: full, S 4096 and 16384, measured 8 and 11 % quicker than 128 rows at head dims 80 and 96, 5 and
+///   8 % at 128. Tiles of 128 rows are for lengths and masks of which tiles of 192 waste more.
+/// - Keys per step from head dim 160 on: what two stages of keys and values leave of 227 KiB.
 /// - Tiles of head dims that are no multiple of 64 arrive with zeros up to the next one, but only whole steps
 ///   of 16 columns are multiplied: measured 17 % quicker at head dim 96 than as 128, 9 % at 160 than as 192.
 #[macro_export]
@@ -79,17 +80,23 @@ macro_rules! for_each_forward_sm90a {
         $callback! {
             (forward_bf16_d64_sm90a, Bf16, 64, 192, 128, 3)
             (forward_bf16_d64_q128_sm90a, Bf16, 64, 128, 128, 2)
-            (forward_bf16_d80_sm90a, Bf16, 80, 128, 128, 2)
-            (forward_bf16_d96_sm90a, Bf16, 96, 128, 128, 2)
-            (forward_bf16_d128_sm90a, Bf16, 128, 128, 128, 2)
+            (forward_bf16_d80_sm90a, Bf16, 80, 192, 112, 3)
+            (forward_bf16_d80_q128_sm90a, Bf16, 80, 128, 128, 2)
+            (forward_bf16_d96_sm90a, Bf16, 96, 192, 112, 3)
+            (forward_bf16_d96_q128_sm90a, Bf16, 96, 128, 128, 2)
+            (forward_bf16_d128_sm90a, Bf16, 128, 192, 80, 3)
+            (forward_bf16_d128_q128_sm90a, Bf16, 128, 128, 128, 2)
             (forward_bf16_d160_sm90a, Bf16, 160, 128, 112, 2)
             (forward_bf16_d192_sm90a, Bf16, 192, 128, 112, 2)
             (forward_bf16_d256_sm90a, Bf16, 256, 128, 80, 2)
             (forward_f16_d64_sm90a, F16, 64, 192, 128, 3)
             (forward_f16_d64_q128_sm90a, F16, 64, 128, 128, 2)
-            (forward_f16_d80_sm90a, F16, 80, 128, 128, 2)
-            (forward_f16_d96_sm90a, F16, 96, 128, 128, 2)
-            (forward_f16_d128_sm90a, F16, 128, 128, 128, 2)
+            (forward_f16_d80_sm90a, F16, 80, 192, 112, 3)
+            (forward_f16_d80_q128_sm90a, F16, 80, 128, 128, 2)
+            (forward_f16_d96_sm90a, F16, 96, 192, 112, 3)
+            (forward_f16_d96_q128_sm90a, F16, 96, 128, 128, 2)
+            (forward_f16_d128_sm90a, F16, 128, 192, 80, 3)
+            (forward_f16_d128_q128_sm90a, F16, 128, 128, 128, 2)
             (forward_f16_d160_sm90a, F16, 160, 128, 112, 2)
             (forward_f16_d192_sm90a, F16, 192, 128, 112, 2)
             (forward_f16_d256_sm90a, F16, 256, 128, 80, 2)

@@ -369,6 +369,8 @@ macro_rules! products {
             with_32!(shared_by_shared!(scores_d192_n64, "m64n64k16" $type,), [1 2]);
             with_32!(shared_by_shared!(scores_d256_n64, "m64n64k16" $type,), [1 2 3]);
             with_64!(shared_by_shared!(scores_d64_n128, "m64n128k16" $type,), []);
+            with_56!(shared_by_shared!(scores_d80_n112, "m64n112k16" $type,), [] [0]);
+            with_56!(shared_by_shared!(scores_d96_n112, "m64n112k16" $type,), [] [0 2]);
             with_56!(shared_by_shared!(scores_d160_n112, "m64n112k16" $type,), [1] [0 2]);
             with_56!(shared_by_shared!(scores_d192_n112, "m64n112k16" $type,), [1 2]);
             with_40!(shared_by_shared!(scores_d256_n80, "m64n80k16" $type,), [1 2 3]);
@@ -399,6 +401,12 @@ macro_rules! products {
             with_48!(accumulate!(accumulate_d96_n128, "m64n96k16" $type,), 32,
                 [48 49 50 51; 0] [52 53 54 55; 128] [56 57 58 59; 256] [60 61 62 63; 384]
                 [64 65 66 67; 512] [68 69 70 71; 640] [72 73 74 75; 768] [76 77 78 79; 896]);
+            with_40!(accumulate!(accumulate_d80_n112, "m64n80k16" $type,), 28,
+                [40 41 42 43; 0] [44 45 46 47; 128] [48 49 50 51; 256] [52 53 54 55; 384]
+                [56 57 58 59; 512] [60 61 62 63; 640] [64 65 66 67; 768]);
+            with_48!(accumulate!(accumulate_d96_n112, "m64n96k16" $type,), 28,
+                [48 49 50 51; 0] [52 53 54 55; 128] [56 57 58 59; 256] [60 61 62 63; 384]
+                [64 65 66 67; 512] [68 69 70 71; 640] [72 73 74 75; 768]);
             with_64!(accumulate!(accumulate_d128_n64, "m64n128k16" $type,), 16,
                 [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]);
             with_64!(accumulate!(accumulate_d128_n80, "m64n128k16" $type,), 20,

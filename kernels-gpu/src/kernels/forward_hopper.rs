@@ -17,8 +17,8 @@
 //!     wait for both;  o = o / sum,  lse = ln(sum) + r
 //! ```
 //!
-//! Three warpgroups start the last product with values before the scores of the next query tile, and write o
-//! while these are made. They also go past query tiles of which they have no row.
+//! Three warpgroups go past query tiles of which they have no row. At head dim 64 they start the last product
+//! with values before the scores of the next query tile, and write o while these are made.
 //!
 //! What lies outside of a tensor arrives as zeros. In packed sequences the rows after a sequence's end are
 //! those of the next one: one warp, the repairer, overwrites them with zeros before anybody uses the tile
@@ -32,7 +32,7 @@ use crate::abi::{
     ForwardHopperParams, ForwardParams, forward_sm90a_key_stages, forward_sm90a_query_stages,
     panel_columns,
 };
-use crate::arch::{bulk_copy, thread, warp};
+use crate::arch::{barrier, bulk_copy, thread, warp};
 use crate::attention::mask;
 use crate::attention::query_block::QueryBlock;
 use crate::attention::scale::Scale;
@@ -194,13 +194,18 @@ impl<
                         softmax.probabilities::<MmaFragment, E, S, P>(&scores, scale.log2);
                     correction.apply::<MmaFragment, O>(&mut output.values);
                 }
-                self.release_shared_queries::<A>(&queries, lane == 0);
+                if !Self::KEEPS_QUERIES {
+                    self.release_shared_queries::<A>(&queries, lane == 0);
+                }
+                let used = queries;
                 queries.advance();
                 let block = order.block(p);
                 self.orders.discard(&mut orders, lane);
 
-                if Self::VALUES_FIRST {
+                if Self::GOES_PAST {
                     self.values.wait(&values);
+                }
+                if Self::VALUES_FIRST {
                     E::start_output(&mut output, &probabilities, value(&values));
                 }
                 if Self::LOOKS_AHEAD {
@@ -219,13 +224,15 @@ impl<
                     } else {
                         self.key(0).descriptor(0)
                     };
-                    if next != Next::Work {
+                    if next != Next::Work && (Self::VALUES_FIRST || !Self::KEEPS_QUERIES) {
                         q.leave(tile);
                     }
                     scores = E::start_scores::<QUERIES>(&q, tile);
                 }
-                if !Self::VALUES_FIRST {
+                if !Self::GOES_PAST {
                     self.values.wait(&values);
+                }
+                if !Self::VALUES_FIRST {
                     E::start_output(&mut output, &probabilities, value(&values));
                 }
                 if Self::LOOKS_AHEAD {
@@ -265,8 +272,11 @@ impl<
                     store::store_pairs::<E, O, true>(lane, result, row, 0, &target, false);
                 } else if Self::STAGES_OUTPUT {
                     // The warp has met since it read what was there: when it discarded the order, or, of the
-                    // next query tile, in the turns.
-                    let rows = self.output_rows();
+                    // next query tile, in the turns. Products of this one are those of all four warps.
+                    if Self::KEEPS_QUERIES {
+                        barrier::sync(1 + warpgroup, 128);
+                    }
+                    let rows = self.output_rows(warp::uniform(used.stage()));
                     store::store_by_matrix::<E, QUERIES, ROW_BYTES, O>(lane, result, rows, row, &target);
                 } else {
                     store::store_exchanged::<E, O>(lane, result, row, &target);
@@ -280,6 +290,9 @@ impl<
                             self.values.release(&values);
                         }
                     }
+                }
+                if Self::KEEPS_QUERIES {
+                    self.release_queries(&used, lane == 0);
                 }
                 values.advance();
                 // Two warpgroups never go on behind another message than work: without a condition the
@@ -332,11 +345,17 @@ impl<
         by_this_lane: bool,
     ) {
         if !Queries::<A>::SHARED {
-            bulk_copy::fence();
-            warp::warp_sync();
-            if by_this_lane {
-                self.queries.release(queries);
-            }
+            self.release_queries(queries, by_this_lane);
+        }
+    }
+
+    /// Releases a query tile whose memory was written by threads since.
+    #[inline(always)]
+    unsafe fn release_queries(&self, queries: &Cursor<QUERY_STAGES>, by_this_lane: bool) {
+        bulk_copy::fence();
+        warp::warp_sync();
+        if by_this_lane {
+            self.queries.release(queries);
         }
     }
 
@@ -467,8 +486,9 @@ macro_rules! entries {
                 let maps = Maps { q: first, k: first + 128, v: first + 256 };
                 forward::<
                     element::$dtype, $queries, $keys, { panel_columns($dim) * 2 }, $warpgroups,
-                    { forward_sm90a_query_stages($dim) }, { forward_sm90a_key_stages($dim) },
-                    { query_registers($dim) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
+                    { forward_sm90a_query_stages($dim, $queries) },
+                    { forward_sm90a_key_stages($dim, $queries, $keys) },
+                    { query_registers($dim, $queries) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                 >(&p, maps);
             }
         )*

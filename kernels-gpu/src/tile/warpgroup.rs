@@ -237,6 +237,9 @@ macro_rules! query_gradients {
 macro_rules! all_head_dims {
     ($element:ident, $module:ident) => {
         products!($element, $module, 64, 32, 32, shared scores_d64_n128, accumulate_d64_n128);
+        products!($element, $module, 40, 20, 64, shared scores_d128_n80, accumulate_d128_n80);
+        products!($element, $module, 56, 28, 40, shared scores_d80_n112, accumulate_d80_n112);
+        products!($element, $module, 56, 28, 48, shared scores_d96_n112, accumulate_d96_n112);
         products!($element, $module, 64, 32, 40, 20 scores_d80_n128, accumulate_d80_n128);
         products!($element, $module, 64, 32, 48, 24 scores_d96_n128, accumulate_d96_n128);
         products!($element, $module, 64, 32, 64, 32 scores_d128_n128, accumulate_d128_n128);

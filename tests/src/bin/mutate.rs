@@ -129,7 +129,7 @@ fn report(swept: &[Swept]) -> String {
         "# What takes a kernel's safety away, and what shows it\n\n\
          Written by `cargo xtask mutate`. Each edit takes one barrier, wait, arrival, fence or guard of an access out\n\
          of the PTX that ships; then the kernel runs the cases of `tests/src/shapes.rs` in the emulator, under the\n\
-         latest, the eager and two random schedules (guards under the latest only), until something shows: a finding\n\
+         latest, the eager and six random schedules (guards under the latest only), until something shows: a finding\n\
          of the emulator, or numbers beyond the tolerance rule. What does not show there runs where three blocks share\n\
          out the tiles, with counters and without, and with gradients that must have the same bits, under 64 random\n\
          schedules more. The share is that of edits that change what the kernel does.\n\n",

@@ -7,11 +7,14 @@ use crate::sweep::no_wait;
 use finite_attention::Mask;
 use finite_attention::check::Case;
 
-const KERNEL: &str = "forward_bf16_d128_sm90a";
+/// Two warpgroups, which take turns, with queries in registers.
+const KERNEL: &str = "forward_bf16_d128_q128_sm90a";
 /// Three warpgroups, which see different key tiles.
 const D64: &str = "forward_bf16_d64_sm90a";
+/// The same, with output that leaves through the rows of its query tile.
+const TALL: &str = "forward_bf16_d128_sm90a";
 
-pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], mutants };
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, TALL], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
@@ -25,6 +28,12 @@ fn unseen(name: &'static str) -> Mutant {
 /// Query tiles with rows for the first of the warpgroups only, before and behind others.
 fn idle(name: &'static str) -> Mutant {
     Mutant::new(name, D64, several_tiles(D64))
+}
+
+/// Whole chunks of 16 bytes, so that the output leaves through shared memory.
+fn tall(name: &'static str) -> Mutant {
+    let full = Case { head_dim: 120, value_dim: 120, key_rows: 200, ..several_tiles(TALL) };
+    Mutant::new(name, TALL, full)
 }
 
 /// Packed sequences: tiles that end in another sequence are repaired.
@@ -247,7 +256,8 @@ fn mutants() -> Vec<Mutant> {
                 Which::All,
                 |line| with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1)),
             )
-            .finding("out-of-bounds global access", &["block.store_lse(p, row, if half == 0"]),
+            .finding("out-of-bounds global access", &["block.store_lse(p, row, if half == 0"])
+            .wrong("lse"),
         mutant("rows that see no key are not written")
             .on(Case { query_rows: 411, key_rows: 5, ..ragged(KERNEL) })
             .edit("st.global", &["store.rs: ", "self.write_dead"], Which::All, dropped)
@@ -258,5 +268,27 @@ fn mutants() -> Vec<Mutant> {
                 with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1))
             })
             .finding("out-of-bounds global access", &["store::store_by_matrix"]),
+        tall("output is staged in rows that other warps still multiply")
+            .edit("bar.sync", &["barrier::sync(1 + warpgroup, 128);"], Which::All, dropped)
+            .finding("asynchronous copy in flight", &["start_scores"]),
+        tall("a query tile that output left through is handed back without a fence")
+            .edit("fence.proxy.async", &["self.release_queries(&used"], Which::All, dropped)
+            .finding("missing proxy fence", &["self.query(stage).request"]),
+        tall("the query tile that output left through is not handed back")
+            .edit("mbarrier.arrive.shared", &["self.release_queries(&used"], Which::All, dropped)
+            .finding("deadlock", &["self.queries.acquire(queries);"]),
+        tall("a product of no consequence reads values before they have come")
+            .edit(
+                "mbarrier.try_wait",
+                &["forward_hopper.rs: self.values.wait(&values);"],
+                Which::Last,
+                no_wait,
+            )
+            .finding("asynchronous copy in flight", &["start_"]),
+        tall("key tiles that are gone past are not waited for")
+            .on(Case { head_dim: 120, value_dim: 120, key_rows: 230, ..several_tiles(TALL) })
+            .edit("mbarrier.try_wait", &["self.keys.pass(keys, 1, lane == 0);"], Which::All, no_wait)
+            .finding("asynchronous copy in flight", &["self.key("])
+            .finding("deadlock", &["self.keys.acquire(keys);"]),
     ]
 }

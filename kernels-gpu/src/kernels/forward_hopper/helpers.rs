@@ -24,23 +24,18 @@ pub(super) struct Maps {
 /// Key tiles before the last one at which the next query tile is asked for.
 const ASK_AHEAD: i32 = 1;
 
-/// How far the producer is.
+/// How far the producer is, between query tiles.
 struct Progress<const QUERY_STAGES: u32, const STAGES: u32> {
     orders: MessageCursor,
     queries: Cursor<QUERY_STAGES>,
+    /// Keys, and as many values.
     keys: Cursor<STAGES>,
-    values: Cursor<STAGES>,
 }
 
 impl<const QUERY_STAGES: u32, const STAGES: u32> Progress<QUERY_STAGES, STAGES> {
     #[inline(always)]
     fn start() -> Self {
-        Progress {
-            orders: Cursor::start(),
-            queries: Cursor::start(),
-            keys: Cursor::start(),
-            values: Cursor::start(),
-        }
+        Progress { orders: Cursor::start(), queries: Cursor::start(), keys: Cursor::start() }
     }
 }
 
@@ -103,7 +98,8 @@ impl<
         queue: &mut TileQueue,
         block: &QueryBlock,
     ) {
-        let Progress { orders, queries, keys, values } = progress;
+        let Progress { orders, queries, keys } = progress;
+        let mut values = *keys;
         let packed = p.forward.cu_seqlens_q != 0;
         let flips = !(p.forward.scale > 0.0);
         let tiles = block.key_tiles(QUERIES, KEYS);
@@ -153,7 +149,7 @@ impl<
                 keys.advance();
             }
             if tile < tiles.end {
-                self.values.acquire(values);
+                self.values.acquire(&values);
                 let stage = values.stage();
                 let barrier = if raw { self.raw_value(stage) } else { self.values.full(stage) };
                 raw = false;

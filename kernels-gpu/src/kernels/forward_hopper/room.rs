@@ -1,6 +1,8 @@
 //! The shared memory of a block of the Hopper forward: tiles, barriers, messages.
 
-use crate::abi::{ForwardParams, layout::ForwardHopperLayout, panel_columns};
+use crate::abi::{
+    ForwardParams, forward_sm90a_keeps_output_apart, layout::ForwardHopperLayout, panel_columns,
+};
 use crate::arch::barrier::block_sync;
 use crate::arch::{mbarrier, shared, thread};
 use crate::pipeline::mailbox::Mailbox;
@@ -41,7 +43,7 @@ impl<
     pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     /// Whether the scores of the next query tile are started before this one is done. Where queries stay in
     /// shared memory and there is room for one tile of them only, the next one comes too late for that.
-    pub const LOOKS_AHEAD: bool = QUERY_STAGES > 1 || query_registers(ROW_BYTES / 2) > 0;
+    pub const LOOKS_AHEAD: bool = QUERY_STAGES > 1 || query_registers(ROW_BYTES / 2, QUERIES) > 0;
     /// Whether a warpgroup goes past key tiles that only rows of later warpgroups see: one at most, so that
     /// there is room for the next one beside the value tile that is still in use. Two warpgroups that take
     /// turns would gain little, and lose 1 to 2 % without a mask.
@@ -49,9 +51,15 @@ impl<
     /// Whether the output leaves through shared memory. For two warpgroups of head dim 64, whose tiles are
     /// short, what that saves is less than the two synchronisations of a warp cost.
     pub const STAGES_OUTPUT: bool = Self::LOOKS_AHEAD && (WARPGROUPS > 2 || ROW_BYTES > 128);
+    /// Whether the output leaves through rows of the query tile that it belongs to, which are kept until
+    /// then: where queries stay in shared memory, which has no room for anything else.
+    pub const KEEPS_QUERIES: bool = Self::STAGES_OUTPUT
+        && query_registers(ROW_BYTES / 2, QUERIES) == 0
+        && !forward_sm90a_keeps_output_apart(ROW_BYTES / 2, QUERIES);
     /// Whether, at the end of a query tile, the last product with values comes before the next tile's scores,
-    /// beside which the output then leaves. Two warpgroups that take turns would gain nothing.
-    pub const VALUES_FIRST: bool = WARPGROUPS > 2 && Self::LOOKS_AHEAD;
+    /// beside which the output then leaves, through rows that no product reads. Two warpgroups that take
+    /// turns would gain nothing.
+    pub const VALUES_FIRST: bool = forward_sm90a_keeps_output_apart(ROW_BYTES / 2, QUERIES);
     /// Whether a warpgroup goes past query tiles of which it has no row: with three of them a third or two of
     /// the last tile of most lengths.
     pub const GOES_PAST: bool = WARPGROUPS > 2;
@@ -120,11 +128,15 @@ impl<
         SharedTile { address: self.first_query.address + stage * Self::QUERY_BYTES }
     }
 
-    /// Through which rows the output leaves, each warp's through its own: those of the next query tile once
-    /// it was moved to registers, or others that nothing else uses.
+    /// Through which rows the output leaves, each warp's through its own: of the query tile that it belongs
+    /// to, of the next one where queries are moved to registers, or others that nothing else uses.
     #[inline(always)]
-    pub fn output_rows(&self) -> SharedTile<QUERIES, ROW_BYTES> {
-        SharedTile { address: self.first_query.address + const { Self::LAYOUT.o } }
+    pub fn output_rows(&self, query_stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
+        if Self::KEEPS_QUERIES {
+            self.query(query_stage)
+        } else {
+            SharedTile { address: self.first_query.address + const { Self::LAYOUT.o } }
+        }
     }
 
     #[inline(always)]
@@ -144,7 +156,7 @@ pub(super) fn may_need_repair(p: &ForwardParams) -> bool {
     p.cu_seqlens_q != 0 || !(p.scale > 0.0)
 }
 
-/// Registers of queries per thread: at head dims from 80 to 128 there is room for them.
-pub(super) const fn query_registers(head_dim: u32) -> usize {
-    if panel_columns(head_dim) == 128 { head_dim as usize / 4 } else { 0 }
+/// Registers of queries per thread: with two warpgroups there is room for them at head dims from 80 to 128.
+pub(super) const fn query_registers(head_dim: u32, query_rows: u32) -> usize {
+    if panel_columns(head_dim) == 128 && query_rows <= 128 { head_dim as usize / 4 } else { 0 }
 }

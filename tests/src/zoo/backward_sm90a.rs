@@ -1,5 +1,6 @@
 //! The backward for Hopper.
 
+mod q80;
 mod shares;
 
 use super::{Family, Mutant, VISIBLE_END, moved, other_parity};
@@ -12,7 +13,7 @@ use finite_attention::{CausalAlignment, Mask, Mode};
 const KERNEL: &str = "backward_bf16_d128_sm90a";
 const F16: &str = "backward_f16_d64_sm90a";
 
-pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F16], mutants };
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F16, q80::KERNEL], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
@@ -471,8 +472,7 @@ fn helpers() -> Vec<Mutant> {
 }
 
 fn mutants() -> Vec<Mutant> {
-    [arrivals(), layout(), products(), accumulator(), shares::mutants(), in_order(), helpers()]
-        .into_iter()
-        .flatten()
-        .collect()
+    let parts =
+        [arrivals(), layout(), products(), accumulator(), shares::mutants(), in_order(), helpers()];
+    parts.into_iter().flatten().chain(q80::mutants()).collect()
 }

@@ -49,7 +49,7 @@ fn mutants_of_the_forward_for_hopper_are_found() {
 
 #[test]
 fn mutants_of_the_backward_for_hopper_are_found() {
-    all_are_found(FAMILIES[3], 71);
+    all_are_found(FAMILIES[3], 80);
 }
 
 #[test]

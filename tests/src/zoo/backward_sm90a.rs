@@ -13,7 +13,7 @@ use finite_attention::{CausalAlignment, Mask, Mode};
 const KERNEL: &str = "backward_bf16_d128_sm90a";
 const F16: &str = "backward_f16_d64_sm90a";
 
-pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F16, q80::KERNEL], mutants };
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F16], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))

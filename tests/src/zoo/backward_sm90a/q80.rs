@@ -1,4 +1,5 @@
-//! 80 queries a step: dq as the transposed product, and rows of 64-column halves that are no power of two.
+//! 80 queries a step: dq as the transposed product, and rows of 64-column halves that are no power of two. Not planned
+//! in most cases that other kernels are run in.
 
 use super::{
     BARRIER, DQ, FENCE, FIRST_WRITER, IN_FLIGHT, Mutant, NO_FENCE, PRODUCT_WITH_D_O, QUERIES, RACE,
@@ -9,7 +10,7 @@ use crate::shapes::ragged;
 use crate::sweep::no_wait;
 use finite_attention::check::Case;
 
-pub(super) const KERNEL: &str = "backward_bf16_d128_q80_sm90a";
+const KERNEL: &str = "backward_bf16_d128_q80_sm90a";
 
 pub(super) fn mutants() -> Vec<Mutant> {
     // Two steps of 80 queries, the second one ragged, where there would be three of 64.

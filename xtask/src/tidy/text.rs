@@ -118,7 +118,7 @@ mod tests {
     fn paths_of_a_machine_are_found_and_relative_ones_are_not() {
         let root = format!("//! see /{}/x", "home");
         assert_eq!(machine_paths(&file(&root)).len(), 1);
-        let fine = "//! /usr/bin/rustc, target/tmp/x, ~/work/y, docs/home/z";
+        let fine = "//! /usr/bin/rustc, target/tmp/x, ~/src/y, docs/home/z";
         assert_eq!(machine_paths(&file(fine)), Vec::<String>::new());
     }
 }

@@ -8,13 +8,11 @@ use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec};
 /// Whether there is a kernel for Hopper that takes more query rows, and is planned unless these are few more than
 /// whole tiles, or many short of them, in rows on 32 bytes.
 pub fn is_short(spec: &KernelSpec) -> bool {
-    let same = |other: &KernelSpec| {
-        (other.family, other.arch, other.dtype, other.head_dim)
-            == (spec.family, spec.arch, spec.dtype, spec.head_dim)
-    };
     spec.family == Family::Forward
         && spec.arch == Arch::Sm90a
-        && KERNELS.iter().any(|other| same(other) && other.query_rows > spec.query_rows)
+        && KERNELS
+            .iter()
+            .any(|other| other.is_alternative_to(spec) && other.query_rows > spec.query_rows)
 }
 
 /// Three key tiles and two query tiles, both ragged, D and Dv below those of the kernel, causal.

@@ -131,7 +131,7 @@ pub fn plan_forward(
         short_tiles: prefers_short_tiles(valid),
     };
     let kernel = choose_kernel(device, &choice, &mut reasons)?;
-    if comes_in_two_heights(kernel) {
+    if KERNELS.iter().any(|other| other.is_alternative_to(kernel)) {
         reasons.push(match kernel.query_rows {
             0..=128 => "tiles of 128 query rows: of 192 more would be computed for nothing".into(),
             rows => {
@@ -208,15 +208,6 @@ fn prefers_short_tiles(valid: &ValidForward) -> bool {
         _ => 1536,
     };
     rows < least || if valid.is_packed() { rows <= 2048 } else { wastes }
-}
-
-/// Whether there are kernels like this one with tiles of other heights.
-fn comes_in_two_heights(kernel: &KernelSpec) -> bool {
-    let like = |other: &KernelSpec| {
-        (other.family, other.arch, other.dtype, other.access, other.head_dim)
-            == (kernel.family, kernel.arch, kernel.dtype, kernel.access, kernel.head_dim)
-    };
-    KERNELS.iter().any(|other| like(other) && other.query_rows != kernel.query_rows)
 }
 
 /// Whether all rows of k and v start on sectors of 32 bytes if the first one does. If not, the tensor memory

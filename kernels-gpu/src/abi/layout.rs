@@ -43,8 +43,10 @@ pub const fn forward_sm90a_keeps_output_apart(head_dim: u32, query_rows: u32) ->
 /// to four.
 pub const fn forward_sm90a_key_stages(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
     let row_bytes = panel_columns(head_dim) * 2;
-    let queries = forward_sm90a_query_stages(head_dim, query_rows) * query_rows * row_bytes;
-    let stages = (MOST_SHARED_BYTES - CONTROL_BYTES - queries) / (2 * key_rows * row_bytes);
+    let output_tiles = forward_sm90a_keeps_output_apart(head_dim, query_rows) as u32;
+    let tiles = forward_sm90a_query_stages(head_dim, query_rows) + output_tiles;
+    let left = MOST_SHARED_BYTES - CONTROL_BYTES - tiles * query_rows * row_bytes;
+    let stages = left / (2 * key_rows * row_bytes);
     if stages < 4 { stages } else { 4 }
 }
 

@@ -97,6 +97,13 @@ impl Default for Regions {
 }
 
 impl KernelSpec {
+    /// Whether the two are for the same problems, and differ in their tiles.
+    pub fn is_alternative_to(&self, other: &KernelSpec) -> bool {
+        let problems =
+            |spec: &KernelSpec| (spec.family, spec.arch, spec.dtype, spec.access, spec.head_dim);
+        problems(self) == problems(other) && self.query_rows != other.query_rows
+    }
+
     /// What the kernel keeps where in its dynamic shared memory.
     pub const fn regions(&self) -> Regions {
         let KernelSpec { head_dim, query_rows, key_rows, .. } = *self;

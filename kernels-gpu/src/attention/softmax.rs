@@ -124,11 +124,10 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         F: Fragment<ROWS, N>,
         E: TensorCoreElement,
     {
-        let mut maximum = [0.0; ROWS];
+        let maximum = row_maxima::<F, ROWS, N>(scores, F::COLUMNS / 4);
         let mut none = false;
         let mut row = 0;
         while row < ROWS {
-            maximum[row] = row_maximum::<F, ROWS, N>(scores, row, F::COLUMNS / 4);
             none |= !(maximum[row] > f32::NEG_INFINITY);
             row += 1;
         }
@@ -153,12 +152,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         F: Fragment<ROWS, N>,
         E: TensorCoreElement,
     {
-        let mut maximum = [0.0; ROWS];
-        let mut row = 0;
-        while row < ROWS {
-            maximum[row] = row_maximum::<F, ROWS, N>(scores, row, F::COLUMNS);
-            row += 1;
-        }
+        let maximum = row_maxima::<F, ROWS, N>(scores, F::COLUMNS);
         let factors = self.move_reference(&maximum, scale_log2);
         let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale_log2);
         self.add(&sums);
@@ -205,11 +199,10 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         scores: &[f32; N],
         scale_log2: f32,
     ) -> Correction<ROWS> {
-        let mut maximum = [0.0; ROWS];
+        let maximum = row_maxima::<F, ROWS, N>(scores, F::COLUMNS);
         let mut grown = false;
         let mut row = 0;
         while row < ROWS {
-            maximum[row] = row_maximum::<F, ROWS, N>(scores, row, F::COLUMNS);
             // NaN (both minus infinity) compares false.
             grown |= (maximum[row] - self.reference[row]) * scale_log2 > SLACK_LOG2;
             row += 1;
@@ -374,6 +367,21 @@ fn pack<E: TensorCoreElement, const N: usize, const P: usize>(values: &[f32; N])
         i += 1;
     }
     packed
+}
+
+/// The largest score of each row in every lane's first `columns` columns of it.
+#[inline(always)]
+unsafe fn row_maxima<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+    scores: &[f32; N],
+    columns: usize,
+) -> [f32; ROWS] {
+    let mut maxima = [0.0; ROWS];
+    let mut row = 0;
+    while row < ROWS {
+        maxima[row] = row_maximum::<F, ROWS, N>(scores, row, columns);
+        row += 1;
+    }
+    maxima
 }
 
 /// The largest score in a lane's first `columns` columns of its `row`-th row, over all lanes that share it.

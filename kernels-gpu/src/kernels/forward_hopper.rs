@@ -203,6 +203,7 @@ impl<
                 self.orders.discard(&mut orders, lane);
 
                 if Self::GOES_PAST {
+                    // Early: a product of no consequence is with these, too.
                     self.values.wait(&values);
                 }
                 if Self::VALUES_FIRST {
@@ -224,7 +225,7 @@ impl<
                     } else {
                         self.key(0).descriptor(0)
                     };
-                    if next != Next::Work && (Self::VALUES_FIRST || !Self::KEEPS_QUERIES) {
+                    if next != Next::Work && !Self::KEEPS_QUERIES {
                         q.leave(tile);
                     }
                     scores = E::start_scores::<QUERIES>(&q, tile);

@@ -64,6 +64,7 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
         q_map: encode(driver, maps.q)?,
         k_map: encode(driver, maps.k)?,
         v_map: encode(driver, maps.v)?,
+        o_map: encode(driver, maps.o)?,
         forward: plan.params,
         counter: device.counter(plan.params.o.address),
     };
@@ -92,10 +93,10 @@ unsafe trait Params: Copy {
 unsafe impl Params for ForwardParams {}
 const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 14 * 4);
 
-// SAFETY: three maps of 128 bytes, a struct without padding whose size is a multiple of 8, a 64-bit
+// SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8, a 64-bit
 // and two 32-bit fields: no padding.
 unsafe impl Params for ForwardHopperParams {}
-const _: () = assert!(size_of::<ForwardHopperParams>() == 3 * 128 + size_of::<ForwardParams>() + 8);
+const _: () = assert!(size_of::<ForwardHopperParams>() == 4 * 128 + size_of::<ForwardParams>() + 8);
 
 // SAFETY: eight views of 32 bytes, eleven 64-bit and twenty 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}

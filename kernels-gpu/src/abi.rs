@@ -224,9 +224,12 @@ pub struct ForwardParams {
     pub output_f32: u32,
     /// How many (batch, head) pairs are worked on together; see [`crate::geometry::schedule`].
     pub heads_per_wave: u32,
-    /// Always 0; keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// Whether [`ForwardHopperParams::o_map`] describes o, in 16 bits. Other kernels do not look at it.
+    pub o_is_mapped: u32,
 }
+
+/// Rows of the boxes in which the Hopper forward stores o: those of a warp.
+pub const OUTPUT_BOX_ROWS: u32 = 16;
 
 /// What the tensor memory accelerator knows of a tensor: opaque, made by the driver. 64-byte aligned
 /// wherever the device reads it.
@@ -246,6 +249,8 @@ pub struct ForwardHopperParams {
     pub k_map: TensorMap,
     /// Map of v; not used when there are no keys.
     pub v_map: TensorMap,
+    /// Map of o, in boxes of [`OUTPUT_BOX_ROWS`] rows; not used unless [`ForwardParams::o_is_mapped`].
+    pub o_map: TensorMap,
     /// Everything else.
     pub forward: ForwardParams,
     /// Device address of two u32 that are 0 before and after: tiles taken beyond the first of each block,

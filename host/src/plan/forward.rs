@@ -7,7 +7,9 @@ use super::{
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
 use crate::problem::ValidForward;
-use kernels_gpu::abi::{Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, WINDOW_OPEN};
+use kernels_gpu::abi::{
+    Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, OUTPUT_BOX_ROWS, WINDOW_OPEN,
+};
 use kernels_gpu::geometry::schedule;
 use std::fmt;
 
@@ -87,6 +89,8 @@ pub struct HopperPlan {
     pub k: Option<TensorMapDescription>,
     /// v; none without keys.
     pub v: Option<TensorMapDescription>,
+    /// o, where it can be described.
+    pub o: Option<TensorMapDescription>,
 }
 
 impl fmt::Display for ForwardPlan {
@@ -152,16 +156,26 @@ pub fn plan_forward(
     } else {
         (tiles, choose_wave(valid, device, &mut reasons))
     };
-    let params = forward_params(valid, pointers, heads_per_wave);
-    let hopper = hopper.then(|| hopper_plan(&tensors, kernel));
+    let hopper = hopper.then(|| hopper_plan(&tensors, kernel, &mut reasons));
+    let mut params = forward_params(valid, pointers, heads_per_wave);
+    params.o_is_mapped = u32::from(hopper.is_some_and(|maps| maps.o.is_some()));
     Ok(Some(ForwardPlan { kernel, blocks, params, hopper, reasons }))
 }
 
-fn hopper_plan([q, k, v, _]: &[Tensor<'_>; 4], kernel: &KernelSpec) -> HopperPlan {
+fn hopper_plan(
+    [q, k, v, o]: &[Tensor<'_>; 4],
+    kernel: &KernelSpec,
+    reasons: &mut Vec<String>,
+) -> HopperPlan {
+    let obstacle = tensor_maps::obstacle(o);
+    if let Some(obstacle) = &obstacle {
+        reasons.push(format!("o is not stored by the tensor memory accelerator: {obstacle}"));
+    }
     HopperPlan {
         q: tensor_maps::describe(q, kernel.query_rows),
         k: tensor_maps::describe(k, kernel.key_rows),
         v: tensor_maps::describe(v, kernel.key_rows),
+        o: if obstacle.is_none() { tensor_maps::describe(o, OUTPUT_BOX_ROWS) } else { None },
     }
 }
 
@@ -300,6 +314,6 @@ fn forward_params(
         scale: valid.scale,
         output_f32: u32::from(problem.output_dtype == Dtype::F32),
         heads_per_wave,
-        reserved: 0,
+        o_is_mapped: 0,
     }
 }

@@ -218,6 +218,19 @@ fn no_keys_need_no_map() {
 }
 
 #[test]
+fn the_output_has_a_map_in_16_bits() {
+    let aligned = plan(&problem(Dtype::Bf16, 128), &pointers());
+    let map = aligned.hopper.unwrap().o.unwrap();
+    assert_eq!((map.address, map.box_dims, aligned.params.o_is_mapped), (0x4000, [64, 16, 1, 1], 1));
+    let in_f32 = plan(&problem(Dtype::Bf16, 128).with_output_dtype(Dtype::F32), &pointers());
+    assert_eq!((in_f32.hopper.unwrap().o, in_f32.params.o_is_mapped), (None, 0));
+    let text = format!("{in_f32:#}");
+    assert!(text.contains("\n  o is not stored by the tensor memory accelerator: o is f32"), "{text}");
+    // On sm_80 nobody looks at it.
+    assert_eq!(plan(&problem(Dtype::Bf16, 63), &pointers()).params.o_is_mapped, 0);
+}
+
+#[test]
 fn tall_tiles_are_planned_where_they_are_faster() {
     let rows = |head_dim: usize, rows: usize, mask: Mask| {
         let layout = Layout::bshd([2, rows, 4, head_dim]);

@@ -31,6 +31,22 @@ pub unsafe fn load(destination: u32, map: u64, coordinates: [i32; 4], barrier: u
     );
 }
 
+/// Starts a copy of the box at `coordinates` from shared memory, in the open group; what lies outside
+/// of the tensor is left out. PTX: `cp.async.bulk.tensor.4d.global.shared::cta.bulk_group`.
+///
+/// # Safety
+/// As [`load`], the other way round: what the source holds is visible to the async proxy and stays until the
+/// group was read; the box is used by nothing else.
+#[inline(always)]
+pub unsafe fn store(map: u64, coordinates: [i32; 4], source: u32) {
+    let [x, y, z, w] = coordinates;
+    asm!(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [{}, {{{}, {}, {}, {}}}], [{}];",
+        in(reg64) map, in(reg32) x, in(reg32) y, in(reg32) z, in(reg32) w, in(reg32) source,
+        options(nostack)
+    );
+}
+
 /// Starts a copy of `bytes` contiguous bytes to shared memory; they arrive at `barrier`. PTX:
 /// `cp.async.bulk.shared::cluster.global`.
 ///

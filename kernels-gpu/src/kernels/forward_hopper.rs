@@ -26,6 +26,7 @@
 //! none of it, their scores are replaced). It also multiplies q by the sign of the scale.
 
 mod helpers;
+mod output;
 mod room;
 
 use crate::abi::{
@@ -64,6 +65,7 @@ impl<
     unsafe fn consume<E, const A: usize, const S: usize, const P: usize, const O: usize>(
         &self,
         p: &ForwardHopperParams,
+        o_map: u64,
         warpgroup: u32,
     ) where
         E: WarpgroupElement<A, S, P, O>,
@@ -75,7 +77,7 @@ impl<
         // Lane and first row of the warp, worked out anew: registers are for the loop below.
         let place = || {
             let thread = thread::thread_idx_x_here();
-            (thread % 32, 64 * warpgroup + thread / 32 % 4 * 16)
+            (thread % 32, (thread / 32 - 4) * 16)
         };
         let scale = Scale::new(p.scale);
         let mut orders = Cursor::start();
@@ -130,6 +132,8 @@ impl<
             }
             keys.advance();
             let mut output = Sum::new();
+            // Whether the output of the query tile before is still being sent.
+            let mut is_sending = false;
             loop {
                 let order = ReceivedOrder(self.orders.letter(&orders));
                 let tiles = order.tiles();
@@ -162,6 +166,11 @@ impl<
                     softmax.probabilities_anew::<MmaFragment, E, S, P>(&scores, scale.log2)
                 };
 
+                if Self::sends_output(O) && !Self::KEEPS_OUTPUT_APART {
+                    // Nobody waits for this now: beside the exponentials its rows have been read.
+                    let rows = if Self::KEEPS_QUERIES { queries.previous() } else { queries };
+                    self.release_sent_queries(&rows, lane == 0 && is_sending);
+                }
                 if Self::PASSES_UNSEEN {
                     self.values.pass(&mut values, unseen, lane == 0);
                 }
@@ -200,6 +209,10 @@ impl<
                 let used = queries;
                 queries.advance();
                 let block = order.block(p);
+                if Self::sends_output(O) && Self::KEEPS_OUTPUT_APART && lane == 0 {
+                    // What left through the rows that this output will leave through.
+                    bulk_copy::wait_read::<0>();
+                }
                 self.orders.discard(&mut orders, lane);
 
                 if Self::GOES_PAST {
@@ -238,6 +251,12 @@ impl<
                 }
                 if Self::LOOKS_AHEAD {
                     turns.pass();
+                }
+                if Self::sends_output(O) && A > 0 {
+                    // Behind the loading of the next queries, whose rows are released later: an output that
+                    // does not leave through them brings no fence.
+                    bulk_copy::fence();
+                    warp::warp_sync();
                 }
                 let (lane, row) = place();
                 let (normalisation, lse) = softmax.close::<MmaFragment, O>(&scale, |half| {
@@ -278,7 +297,7 @@ impl<
                         barrier::sync(1 + warpgroup, 128);
                     }
                     let rows = self.output_rows(warp::uniform(used.stage()));
-                    store::store_by_matrix::<E, QUERIES, ROW_BYTES, O>(lane, result, rows, row, &target);
+                    Self::write_output::<E, O>(p, o_map, &block, (lane, row), result, rows, &target);
                 } else {
                     store::store_exchanged::<E, O>(lane, result, row, &target);
                 }
@@ -292,7 +311,15 @@ impl<
                         }
                     }
                 }
-                if Self::KEEPS_QUERIES {
+                if Self::sends_output(O) {
+                    is_sending = next == Next::Work;
+                    if !is_sending && lane == 0 {
+                        bulk_copy::wait_read::<0>();
+                        if Self::KEEPS_QUERIES {
+                            self.queries.release(&used);
+                        }
+                    }
+                } else if Self::KEEPS_QUERIES {
                     self.release_queries(&used, lane == 0);
                 }
                 values.advance();
@@ -300,7 +327,9 @@ impl<
                 // assembler sees that stages are uniform.
                 if Self::LOOKS_AHEAD && (!Self::GOES_PAST || next == Next::Work) {
                     keys.advance();
-                    self.release_loaded_queries::<A>(&queries, lane == 0 && next == Next::Work);
+                    if !Self::sends_output(O) {
+                        self.release_loaded_queries::<A>(&queries, lane == 0 && next == Next::Work);
+                    }
                 }
                 if !Self::LOOKS_AHEAD || next != Next::Work {
                     break;
@@ -333,46 +362,6 @@ impl<
             tile += 1;
         }
         self.orders.discard(orders, lane);
-    }
-
-    /// Releases the query tile where it was moved to registers, for the warp if `by_this_lane`.
-    ///
-    /// After the last use of its memory, where a tile of output leaves through it, too. Behind a fence: the
-    /// next tile comes through the async proxy, for which an arrival alone does not order what was before it.
-    #[inline(always)]
-    unsafe fn release_loaded_queries<const A: usize>(
-        &self,
-        queries: &Cursor<QUERY_STAGES>,
-        by_this_lane: bool,
-    ) {
-        if !Queries::<A>::SHARED {
-            self.release_queries(queries, by_this_lane);
-        }
-    }
-
-    /// Releases a query tile whose memory was written by threads since.
-    #[inline(always)]
-    unsafe fn release_queries(&self, queries: &Cursor<QUERY_STAGES>, by_this_lane: bool) {
-        bulk_copy::fence();
-        warp::warp_sync();
-        if by_this_lane {
-            self.queries.release(queries);
-        }
-    }
-
-    /// Releases the query tile where it stays in shared memory, after its last use.
-    #[inline(always)]
-    unsafe fn release_shared_queries<const A: usize>(
-        &self,
-        queries: &Cursor<QUERY_STAGES>,
-        by_this_lane: bool,
-    ) {
-        if Queries::<A>::SHARED {
-            warp::warp_sync();
-            if by_this_lane {
-                self.queries.release(queries);
-            }
-        }
     }
 
     /// Waits for the next order with a key tile; orders without one are carried out here.
@@ -470,7 +459,7 @@ unsafe fn forward<
     } else {
         let warpgroup =
             if WARPGROUPS == 2 { warp.become_consumer::<232>() } else { warp.become_consumer::<160>() };
-        room.consume::<E, A, S, P, O>(p, warpgroup);
+        room.consume::<E, A, S, P, O>(p, maps.o, warpgroup);
     }
 }
 
@@ -484,7 +473,7 @@ macro_rules! entries {
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: ForwardHopperParams) {
                 let first = crate::parameter_address!($name);
-                let maps = Maps { q: first, k: first + 128, v: first + 256 };
+                let maps = Maps { q: first, k: first + 128, v: first + 256, o: first + 384 };
                 forward::<
                     element::$dtype, $queries, $keys, { panel_columns($dim) * 2 }, $warpgroups,
                     { forward_sm90a_query_stages($dim, $queries) },

@@ -48,6 +48,13 @@ impl<const COUNT: u32> Cursor<COUNT> {
         if COUNT.is_power_of_two() { self.position / COUNT % 2 } else { self.round }
     }
 
+    /// The stage before this one.
+    #[inline(always)]
+    pub fn previous(&self) -> Self {
+        const { assert!(COUNT.is_power_of_two()) };
+        Cursor { position: self.position.wrapping_sub(1), round: 0 }
+    }
+
     /// Where stages of another number would be that are gone through in step with these.
     #[inline(always)]
     pub fn in_step<const OTHER: u32>(&self) -> Cursor<OTHER> {

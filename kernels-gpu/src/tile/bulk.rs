@@ -42,6 +42,21 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
         }
     }
 
+    /// Starts copies of rows from `first_row` (a multiple of 8) on, as many as the map's boxes have, in the
+    /// thread's open group. `place` is that of the first of them.
+    ///
+    /// # Safety
+    /// As [`bulk_copy::store`].
+    #[inline(always)]
+    pub unsafe fn send(self, map: u64, place: &Place, first_row: u32) {
+        let mut panel = 0;
+        while panel < Self::PANELS {
+            let address = self.address + (panel * ROWS + first_row) * 128;
+            bulk_copy::store(map, place.coordinates(panel), address);
+            panel += 1;
+        }
+    }
+
     /// The descriptor of the tile from row `first_row` (a multiple of 8) on.
     #[inline(always)]
     pub fn descriptor(self, first_row: u32) -> u64 {

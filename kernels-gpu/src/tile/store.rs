@@ -68,6 +68,21 @@ pub unsafe fn store_by_matrix<
 ) {
     store_rows::<E, ROWS, ROW_BYTES, N>(lane, values, staging, first_row);
     warp::warp_sync();
+    copy_staged::<ROWS, ROW_BYTES, N>(lane, staging, first_row, target);
+}
+
+/// Writes rows `first_row..first_row + 16` of `staging`, 16 bytes at a time.
+///
+/// # Safety
+/// All 32 lanes call it together, and have met since these rows were written; `target` is as for
+/// [`store_by_matrix`].
+#[inline(always)]
+pub unsafe fn copy_staged<const ROWS: u32, const ROW_BYTES: u32, const N: usize>(
+    lane: u32,
+    staging: SharedTile<ROWS, ROW_BYTES>,
+    first_row: u32,
+    target: &GlobalRows,
+) {
     let (down, across) = (lane / 8, lane % 8);
     let mut address = target.row((first_row + down) as i32).wrapping_add(16 * across as u64);
     let mut top = 0;

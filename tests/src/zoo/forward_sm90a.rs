@@ -13,6 +13,8 @@ const KERNEL: &str = "forward_bf16_d128_q128_sm90a";
 const D64: &str = "forward_bf16_d64_sm90a";
 /// The same, with output that leaves through the rows of its query tile.
 const TALL: &str = "forward_bf16_d128_sm90a";
+/// As [`KERNEL`] and [`TALL`], with output that threads copy from there.
+const D96: [&str; 2] = ["forward_bf16_d96_q128_sm90a", "forward_bf16_d96_sm90a"];
 
 pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, TALL], mutants };
 
@@ -34,6 +36,12 @@ fn idle(name: &'static str) -> Mutant {
 fn tall(name: &'static str) -> Mutant {
     let full = Case { head_dim: 120, value_dim: 120, key_rows: 200, ..several_tiles(TALL) };
     Mutant::new(name, TALL, full)
+}
+
+/// Output through shared memory, of several query tiles for each block.
+fn staged(name: &'static str, kernel: &'static str) -> Mutant {
+    let value_dim = several_tiles(kernel).value_dim / 8 * 8;
+    Mutant::new(name, kernel, Case { value_dim, ..several_tiles(kernel) })
 }
 
 /// Packed sequences: tiles that end in another sequence are repaired.
@@ -139,10 +147,42 @@ fn mutants() -> Vec<Mutant> {
             .edit("stmatrix", &["store_rows"], Which::All, |line| moved(line, 0, "s32", 16 * 128))
             .finding("race in shared memory", &["store_rows"])
             .wrong("o"),
-        mutant("memory that output left through is handed back without a fence")
-            .on(Case { value_dim: 120, ..ragged(KERNEL) })
+        staged("memory that output left through is handed back without a fence", D96[0])
+            .edit("fence.proxy.async", &["output.rs: bulk_copy::fence();"], Which::All, dropped)
+            .finding("missing proxy fence", &["self.query(stage).request"]),
+        staged("output is sent without a fence behind its staging", KERNEL)
+            .edit(
+                "fence.proxy.async",
+                &["output.rs: bulk_copy::fence();", "Self::write_output"],
+                Which::All,
+                dropped,
+            )
+            .finding("missing proxy fence", &["staging.send"]),
+        staged("output is sent before all lanes have staged it", KERNEL)
+            .edit("bar.warp.sync", &["Self::write_output"], Which::All, dropped)
+            .finding("race in shared memory", &["staging.send"]),
+        staged("a query tile is handed back while output is sent from its rows", KERNEL)
+            .edit("cp.async.bulk.wait_group.read", &["self.release_sent_queries"], Which::All, dropped)
+            .finding("asynchronous copy in flight", &["self.query(stage).request"]),
+        staged("output is staged in rows that are still being sent", D64)
+            .edit(
+                "cp.async.bulk.wait_group.read",
+                &["forward_hopper.rs: bulk_copy::wait_read"],
+                Which::All,
+                dropped,
+            )
+            .finding("asynchronous copy in flight", &["store_rows"]),
+        mutant("queries are handed back without a fence behind their loading")
+            .on(Case { value_dim: 125, ..several_tiles(KERNEL) })
             .edit("fence.proxy.async", &["forward_hopper.rs: bulk_copy::fence();"], Which::All, dropped)
             .finding("missing proxy fence", &["self.query(stage).request"]),
+        packed("rows past the end of a sequence are sent with the others")
+            .on(Case { packed: true, batches: 4, seed: 3, value_dim: 120, ..ragged(KERNEL) })
+            .edit("redux.sync.or", &["output.rs: let is_whole"], Which::All, |line| {
+                format!("mov.u32 {}, 1;", operand(line, 0))
+            })
+            .finding("race in global memory", &["staging.send"])
+            .wrong("o"),
         mutant("products belong to no group")
             .edit("wgmma.commit_group", &["start_scores"], Which::All, dropped)
             .finding("register in flight", &["mask::hide"]),
@@ -264,18 +304,21 @@ fn mutants() -> Vec<Mutant> {
             .wrong("o"),
         mutant("rows past the end are stored")
             .on(Case { value_dim: 120, ..ragged(KERNEL) })
-            .edit("setp.ge.s32", &["store.rs: ", "store::store_by_matrix"], Which::All, |line| {
+            .edit("setp.ge.s32", &["store.rs: ", "store::copy_staged"], Which::All, |line| {
                 with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1))
             })
-            .finding("out-of-bounds global access", &["store::store_by_matrix"]),
+            .finding("out-of-bounds global access", &["store::copy_staged"]),
         tall("output is staged in rows that other warps still multiply")
             .edit("bar.sync", &["barrier::sync(1 + warpgroup, 128);"], Which::All, dropped)
             .finding("asynchronous copy in flight", &["start_scores"]),
-        tall("a query tile that output left through is handed back without a fence")
+        staged("a query tile that output left through is handed back without a fence", D96[1])
             .edit("fence.proxy.async", &["self.release_queries(&used"], Which::All, dropped)
             .finding("missing proxy fence", &["self.query(stage).request"]),
+        tall("a query tile is handed back while output is sent from its own rows")
+            .edit("cp.async.bulk.wait_group.read", &["self.release_sent_queries"], Which::All, dropped)
+            .finding("asynchronous copy in flight", &["self.query(stage).request"]),
         tall("the query tile that output left through is not handed back")
-            .edit("mbarrier.arrive.shared", &["self.release_queries(&used"], Which::All, dropped)
+            .edit("mbarrier.arrive.shared", &["self.release_sent_queries"], Which::All, dropped)
             .finding("deadlock", &["self.queries.acquire(queries);"]),
         tall("a product of no consequence reads values before they have come")
             .edit(

@@ -19,6 +19,7 @@ pub(super) struct Maps {
     pub q: u64,
     pub k: u64,
     pub v: u64,
+    pub o: u64,
 }
 
 /// Key tiles before the last one at which the next query tile is asked for.

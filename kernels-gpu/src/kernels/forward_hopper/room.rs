@@ -53,13 +53,14 @@ impl<
     pub const STAGES_OUTPUT: bool = Self::LOOKS_AHEAD && (WARPGROUPS > 2 || ROW_BYTES > 128);
     /// Whether the output leaves through rows of the query tile that it belongs to, which are kept until
     /// then: where queries stay in shared memory, which has no room for anything else.
-    pub const KEEPS_QUERIES: bool = Self::STAGES_OUTPUT
-        && query_registers(ROW_BYTES / 2, QUERIES) == 0
-        && !forward_sm90a_keeps_output_apart(ROW_BYTES / 2, QUERIES);
+    pub const KEEPS_QUERIES: bool =
+        Self::STAGES_OUTPUT && query_registers(ROW_BYTES / 2, QUERIES) == 0 && !Self::KEEPS_OUTPUT_APART;
+    /// Whether the output leaves through rows of its own.
+    pub const KEEPS_OUTPUT_APART: bool = forward_sm90a_keeps_output_apart(ROW_BYTES / 2, QUERIES);
     /// Whether, at the end of a query tile, the last product with values comes before the next tile's scores,
     /// beside which the output then leaves, through rows that no product reads. Two warpgroups that take
     /// turns would gain nothing.
-    pub const VALUES_FIRST: bool = forward_sm90a_keeps_output_apart(ROW_BYTES / 2, QUERIES);
+    pub const VALUES_FIRST: bool = Self::KEEPS_OUTPUT_APART;
     /// Whether a warpgroup goes past query tiles of which it has no row: with three of them a third or two of
     /// the last tile of most lengths.
     pub const GOES_PAST: bool = WARPGROUPS > 2;

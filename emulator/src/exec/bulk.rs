@@ -326,7 +326,7 @@ fn write_shared(c: &mut Context<'_>, t: &Transfer, row: &Row, s: TensorMapSwizzl
     });
 }
 
-/// Whether those bytes were written that have a place in global memory.
+/// Whether the bytes were written.
 fn read_shared(
     c: &mut Context<'_>,
     t: &Transfer,
@@ -340,9 +340,7 @@ fn read_shared(
         // SAFETY: as in `write_shared`.
         unsafe {
             data.add(offset).copy_to_nonoverlapping(buffer[at..at + bytes].as_mut_ptr(), bytes);
-            // What lies outside of the tensor goes nowhere.
-            let (from, to) = (at.max(row.from as usize), (at + bytes).min(row.to as usize));
-            written &= from >= to || shadow.is_written(offset + from - at, to - from);
+            written &= shadow.is_written(offset, bytes);
         }
     });
     written

@@ -93,14 +93,14 @@ unsafe trait Params: Copy {
 unsafe impl Params for ForwardParams {}
 const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 14 * 4);
 
-// SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8, a 64-bit
-// and two 32-bit fields: no padding.
+// SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8, and a
+// 64-bit field: no padding.
 unsafe impl Params for ForwardHopperParams {}
 const _: () = assert!(size_of::<ForwardHopperParams>() == 4 * 128 + size_of::<ForwardParams>() + 8);
 
-// SAFETY: eight views of 32 bytes, eleven 64-bit and twenty 32-bit fields: no padding.
+// SAFETY: eight views of 32 bytes, eleven 64-bit and 22 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}
-const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 11 * 8 + 20 * 4);
+const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 11 * 8 + 22 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}

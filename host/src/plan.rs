@@ -10,6 +10,7 @@ mod query_tiles;
 mod tensor_maps;
 #[cfg(test)]
 mod tests;
+mod workspace;
 
 pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};

@@ -42,6 +42,16 @@ use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, WINDOW_OPEN};
 /// let problem = ForwardProblem::new(Dtype::Bf16, q, kv, kv).causal().with_scale(0.1);
 /// assert_eq!(problem.validate().unwrap().group_size, 4);
 /// ```
+///
+/// # What is finite
+///
+/// o and lse, if the inputs are and f32 holds every `q_i . k_j`, however large the values; a query that
+/// sees no key has o = 0 and lse = `-inf`. Gradients, if f32 also holds every `dO_i . v_j` and `dO_i . o_i`,
+/// and the type that is asked for holds them.
+///
+/// NaN and infinity in an input reach every output that depends on it. Those of a key that a mask hides
+/// may reach further: inside a sequence it meets the queries of its tile as 0 x NaN. What lies outside of
+/// a sequence meets nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForwardProblem {
     /// `[B, Sq, Hq, D]`.

@@ -297,7 +297,7 @@ pub struct BackwardParams {
     /// elements; `-inf` for dead rows and padding), delta, and for f16 `sum |dO|`: see
     /// [`backward_statistics`].
     pub statistics: u64,
-    /// Workspace: f32 `[splits, Hq, workspace_rows, padded_dim]`, aligned to 16: dQ before scaling, in
+    /// Workspace: f32 `[splits, Hq, accumulator_rows, padded_dim]`, aligned to 16: dQ before scaling, in
     /// the order in which the main kernel's lanes hold it.
     pub dq_accumulator: u64,
     /// Workspace: u32 `[Hq, workspace_rows / NOTE_ROWS]`, aligned to 4, for main kernels for Hopper, else 0:
@@ -338,7 +338,8 @@ pub struct BackwardParams {
     pub output_f32: u32,
     /// 1: dq, dk and dv are f32; 0: they have the dtype of q.
     pub gradients_f32: u32,
-    /// Blocks per key head: block b takes key tiles b, b + key_blocks, ...
+    /// Blocks per key head: block b takes key tiles b, b + key_blocks, ... On Hopper, where blocks stay, its
+    /// key tiles.
     pub key_blocks: u32,
     /// Accumulators of dQ: 1, or, where they are kept apart for a fixed order of summation,
     /// `key_blocks`.
@@ -353,6 +354,11 @@ pub struct BackwardParams {
     /// In which order key tiles add their shares of dQ: [`DQ_UNORDERED`], [`DQ_STAGGERED`] or
     /// [`DQ_IN_ORDER`]. Main kernels for Hopper alone.
     pub dq_order: u32,
+    /// Query rows per head in `dq_accumulator`: `workspace_rows - B dq_gap`.
+    pub accumulator_rows: u32,
+    /// Rows that a sequence has less in `dq_accumulator` than in the rest of the workspace: rows of padding
+    /// that nobody stores. 0 where sequences are packed, and where the delta kernel zeroes accumulators.
+    pub dq_gap: u32,
 }
 
 /// Shares of dQ are added as they come; every key tile begins with the first query tile that sees it.

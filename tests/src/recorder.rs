@@ -54,6 +54,13 @@ pub fn without_counters(device: &Device, multiprocessors: u32) -> Device {
     Device::from_driver(Arc::new(recorder))
 }
 
+/// The same device, with counters that say, for the output of its first launch, that blocks have taken so many tiles
+/// beyond the first of each.
+pub fn having_taken(device: &Device, tiles: u32) -> Device {
+    let recorder = Recorder { taken: tiles, ..Recorder::new(device, device.properties().clone()) };
+    Device::from_driver(Arc::new(recorder))
+}
+
 /// The same device, planned for as if a block had no more shared memory than `kernel` needs: where the planner
 /// would prefer a kernel that needs more, it takes this one.
 pub fn with_room_for(device: &Device, kernel: &KernelSpec) -> Device {
@@ -71,12 +78,13 @@ struct Recorder {
     properties: DeviceProperties,
     launched: Launched,
     has_counters: bool,
+    taken: u32,
 }
 
 impl Recorder {
     fn new(device: &Device, properties: DeviceProperties) -> Self {
         let launched = Launched::default();
-        Recorder { device: device.clone(), properties, launched, has_counters: true }
+        Recorder { device: device.clone(), properties, launched, has_counters: true, taken: 0 }
     }
 }
 
@@ -98,6 +106,11 @@ impl Driver for Recorder {
     }
 
     fn copy_to_device(&self, destination: DevicePointer, source: &[u8]) -> Result<(), Error> {
+        if self.taken > 0 && source.len() == Device::COUNTER_BYTES {
+            let mut counters = source.to_vec();
+            counters[..4].copy_from_slice(&self.taken.to_le_bytes());
+            return self.device.driver().copy_to_device(destination, &counters);
+        }
         self.device.driver().copy_to_device(destination, source)
     }
 

@@ -9,6 +9,7 @@
 
 use super::dq::{dq_order, split};
 use super::forward::check_offsets;
+use super::workspace::{delta_rows, dq_gap, padded_rows, workspace_rows};
 use super::{
     Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, paired_wave,
     query_tiles, tensor_maps, view,
@@ -16,10 +17,9 @@ use super::{
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::problem::{Mode, ValidBackward, ValidForward};
-use kernels_gpu::abi::layout::backward_delta_tiles;
 use kernels_gpu::abi::{
     Access, Arch, BackwardParams, DQ_UNORDERED, Dtype, Family, KERNELS, KernelSpec, NOTE_ROWS,
-    ROW_PADDING, backward_statistics,
+    backward_statistics,
 };
 use kernels_gpu::geometry::schedule;
 use std::fmt;
@@ -131,11 +131,11 @@ impl BackwardPlan {
         self.statistics_bytes() + self.accumulator_bytes() + self.note_bytes()
     }
 
-    /// f32 `[splits, Hq, workspace_rows, padded_dim]`.
+    /// f32 `[splits, Hq, accumulator_rows, padded_dim]`.
     fn accumulator_bytes(&self) -> u64 {
         let params = &self.params;
         let accumulators =
-            params.query_heads as u64 * params.workspace_rows as u64 * params.padded_dim as u64;
+            params.query_heads as u64 * params.accumulator_rows as u64 * params.padded_dim as u64;
         4 * accumulators * u64::from(params.splits)
     }
 
@@ -245,10 +245,14 @@ pub fn plan_backward(
     }
     let delta = sibling(main, Family::BackwardDelta)?;
     let padded_rows = padded_rows(forward, main, delta);
+    let workspace_rows = workspace_rows(forward, padded_rows)?;
+    let dq_gap = dq_gap(forward, main, padded_rows);
     let mut params = BackwardParams {
         heads_per_wave: choose_wave(forward, main, mode, device, &mut reasons),
         padded_rows: padded_rows as u32,
-        workspace_rows: workspace_rows(forward, padded_rows)?,
+        workspace_rows,
+        accumulator_rows: workspace_rows - forward.batches * dq_gap,
+        dq_gap,
         padded_dim: main.head_dim,
         ..tensor_params(valid, pointers)
     };
@@ -304,11 +308,6 @@ fn launches(
     Ok(launches.into_iter().filter(|launch| launch.blocks > 0).collect())
 }
 
-/// Query rows of a block of the first kernel.
-fn delta_rows(delta: &KernelSpec, value_dim: u32) -> u32 {
-    delta.query_rows * backward_delta_tiles(delta.dtype.bytes(), value_dim)
-}
-
 /// The kernel before or after the main one. The first is the same for every device, head dimension and
 /// access.
 fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
@@ -347,37 +346,10 @@ fn without_queries(valid: &ValidForward, params: &mut BackwardParams) {
         cu_seqlens_k: 0,
         padded_rows: 0,
         workspace_rows: 0,
+        accumulator_rows: 0,
+        heads_per_wave: params.heads_per_wave.min(batches.saturating_mul(key_heads)).max(1),
         ..*params
     };
-}
-
-/// Query rows of a sequence in the workspace; of the largest one, if they are packed.
-fn padded_rows(valid: &ValidForward, main: &KernelSpec, delta: &KernelSpec) -> u64 {
-    let rows = u64::from(valid.query_rows);
-    if valid.is_packed() {
-        return rows.next_multiple_of(u64::from(ROW_PADDING));
-    }
-    let tiles = rows.next_multiple_of(u64::from(main.query_rows));
-    tiles.next_multiple_of(u64::from(delta_rows(delta, valid.value_dim)))
-}
-
-/// Query rows per head in the workspace.
-fn workspace_rows(valid: &ValidForward, padded_rows: u64) -> Result<u32> {
-    if valid.is_empty() {
-        return Ok(0);
-    }
-    let sequences = u64::from(valid.batches);
-    let got = if valid.is_packed() {
-        // The formula of the kernels, whose result fits if this one does.
-        let padding = u64::from(ROW_PADDING);
-        (valid.problem.q.shape[1] as u64 / padding + sequences) * padding
-    } else {
-        padded_rows * sequences
-    };
-    if got > i32::MAX as u64 {
-        return Err(Error::WorkspaceRows { max: i32::MAX as u32, got });
-    }
-    Ok(got as u32)
 }
 
 /// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
@@ -467,6 +439,8 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         value_dim: forward.value_dim,
         padded_rows: 0,
         workspace_rows: 0,
+        accumulator_rows: 0,
+        dq_gap: 0,
         bottom_right: u32::from(forward.bottom_right),
         window_left: forward.window_left,
         window_right: forward.window_right,

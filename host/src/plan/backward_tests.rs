@@ -98,8 +98,9 @@ fn the_workspace_holds_statistics_and_accumulators() {
 
 #[test]
 fn on_hopper_the_workspace_holds_notes_too_and_one_accumulator_in_every_mode() {
-    let rows = 320 * 2;
-    let before_counter = 4 * (2 * 4 * rows + 4 * rows * 128);
+    // Tiles of 80 queries, and accumulators to the end of the last eight queries.
+    let (rows, accumulated) = (320 * 2, 304 * 2);
+    let before_counter = 4 * (2 * 4 * rows + 4 * accumulated * 128);
     for mode in [Mode::Fast, Mode::Deterministic] {
         let plan = plan(&problem(Dtype::Bf16, 128).with_mode(mode));
         assert_eq!(plan.params.dq_order == DQ_IN_ORDER, mode == Mode::Deterministic);
@@ -108,6 +109,38 @@ fn on_hopper_the_workspace_holds_notes_too_and_one_accumulator_in_every_mode() {
         let params = plan.params_with(0x100, plan.workspace_bytes()).unwrap();
         assert_eq!(params.counter, 0x100 + before_counter);
         assert_eq!(params.dq_notes, params.counter + 4);
+    }
+}
+
+#[test]
+fn on_hopper_the_workspace_is_dq_in_f32_and_two_rows_and_little_more() {
+    let of = |head_dim: usize, rows: usize, causal: bool| {
+        let layout = Layout::bshd([16384 / rows, rows, 16, head_dim]);
+        let mut forward = ForwardProblem::new(Dtype::Bf16, layout, layout, layout);
+        if causal {
+            forward = forward.causal();
+        }
+        let least = 4 * 16384 * 16 * (head_dim as u64 + 2);
+        let over = plan(&BackwardProblem::new(forward)).workspace_bytes() - least;
+        assert!(500 * over < least, "head dim {head_dim}, {rows} rows: {over} bytes over {least}");
+    };
+    for head_dim in [64, 128, 192, 256] {
+        for rows in [512, 1024, 2048, 4096, 8192, 16384] {
+            of(head_dim, rows, false);
+            of(head_dim, rows, true);
+        }
+    }
+}
+
+#[test]
+fn accumulators_of_sequences_end_with_their_last_queries() {
+    for (rows, head_dim, expected) in
+        [(4096, 128, 4096), (4097, 128, 4104), (129, 128, 136), (190, 128, 192), (129, 64, 256)]
+    {
+        let layout = |columns| Layout::bshd([3, rows, 4, columns]);
+        let forward = ForwardProblem::new(Dtype::Bf16, layout(head_dim), layout(head_dim), layout(64));
+        let params = plan(&BackwardProblem::new(forward)).params;
+        assert_eq!(params.padded_rows - params.dq_gap, expected, "{rows} rows, head dim {head_dim}");
     }
 }
 
@@ -171,6 +204,18 @@ fn packed_rows_are_padded_once_per_sequence() {
     assert_eq!((plan.params.lse_batch_stride, plan.params.lse_head_stride), (0, 300));
     let blocks: Vec<u32> = plan.launches.iter().map(|launch| launch.blocks).collect();
     assert_eq!(blocks, [256 / 128 * 4 * 5, 2 * 2 * 5, 2 * 4 * 5]);
+}
+
+/// dk and dv of packed keys without queries are zeroed as those of one batch: waves that were chosen for all
+/// sequences would number more tiles than 32 bits hold.
+#[test]
+fn waves_are_of_what_is_left_without_queries() {
+    let count = 1 << 16;
+    let (q, kv) = (Layout::packed([0, 1, 256]), Layout::packed([64 * count, 1, 256]));
+    let sequences = Sequences::Packed { count, max_query_rows: 0, max_key_rows: 64 * count };
+    let forward = ForwardProblem::new(Dtype::Bf16, q, kv, kv).causal().with_sequences(sequences);
+    let params = plan(&BackwardProblem::new(forward)).params;
+    assert_eq!((params.batches, params.heads_per_wave), (1, 1));
 }
 
 #[test]

@@ -21,8 +21,9 @@ pub(super) fn split(
     let pairs = u64::from(params.batches) * u64::from(params.query_heads / params.group_size);
     let splits = choose_splits(pairs, key_tiles, u64::from(device.multiprocessors * main.min_blocks));
     (params.key_blocks, params.splits) = (splits, splits);
-    params.split_stride =
-        u64::from(params.query_heads) * u64::from(params.workspace_rows) * u64::from(params.padded_dim);
+    params.split_stride = u64::from(params.query_heads)
+        * u64::from(params.accumulator_rows)
+        * u64::from(params.padded_dim);
     reasons.push(format!(
         "{splits} blocks per key head for {key_tiles} key tiles, each with its own sum of dq"
     ));

@@ -143,10 +143,8 @@ pub fn plan_forward(
             }
         });
     }
-    let tiles = valid.query_rows.div_ceil(kernel.query_rows);
-    let what = format!("tiles of {} query rows", kernel.query_rows);
-    let tiles = count_blocks(tiles, &what, valid.query_heads, valid.batches)?;
     let hopper = kernel.arch == Arch::Sm90a;
+    let tiles = count_tiles(valid, kernel, hopper)?;
     let (blocks, heads_per_wave) = if hopper {
         // Blocks stay, one on each multiprocessor, and take tiles until there are none left.
         (
@@ -160,6 +158,18 @@ pub fn plan_forward(
     let mut params = forward_params(valid, pointers, heads_per_wave);
     params.o_is_mapped = u32::from(hopper.is_some_and(|maps| maps.o.is_some()));
     Ok(Some(ForwardPlan { kernel, blocks, params, hopper, reasons }))
+}
+
+/// Tiles of query rows. Blocks of Hopper's kernels, which stay, count those of packed sequences that there
+/// are; others have a block for each that there could be.
+fn count_tiles(valid: &ValidForward, kernel: &KernelSpec, hopper: bool) -> Result<u32> {
+    let rows = kernel.query_rows;
+    if hopper && valid.is_packed() {
+        let most = valid.problem.q.shape[1] as u32 / rows + valid.batches;
+        return count_blocks(most, &format!("tiles of {rows} query rows"), valid.query_heads, 1);
+    }
+    let tiles = valid.query_rows.div_ceil(rows);
+    count_blocks(tiles, &format!("tiles of {rows} query rows"), valid.query_heads, valid.batches)
 }
 
 fn hopper_plan(

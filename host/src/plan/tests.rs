@@ -1,7 +1,7 @@
 //! What is planned for a forward pass.
 
 use super::*;
-use crate::problem::{CausalAlignment, ForwardProblem, Mask};
+use crate::problem::{CausalAlignment, ForwardProblem, Mask, Sequences};
 
 fn device() -> DeviceProperties {
     DeviceProperties {
@@ -266,4 +266,21 @@ fn tall_tiles_are_planned_where_they_are_faster() {
             assert_eq!(rows(head_dim, count, mask), tile, "{head_dim} {mask:?} {count}");
         }
     }
+}
+
+/// One long sequence among many short ones: as many tiles as all would have at that length, there are not.
+#[test]
+fn packed_sequences_are_too_many_only_where_their_tiles_are() {
+    let of = |count: usize, rows: usize| {
+        let layout = Layout::packed([rows + count, 32, 64]);
+        let sequences = Sequences::Packed { count, max_query_rows: rows, max_key_rows: rows };
+        let problem = ForwardProblem::new(Dtype::Bf16, layout, layout, layout)
+            .with_sequences(sequences)
+            .validate();
+        let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
+        plan_forward(&problem.unwrap(), &device(), &pointers)
+    };
+    assert_eq!(of(100_000, 131_072).unwrap().unwrap().blocks, 132);
+    let error = of(70_000_000, 131_072).unwrap_err().to_string();
+    assert!(error.contains("tiles of 192 query rows x 32 heads"), "{error}");
 }

@@ -49,14 +49,15 @@ impl Launch<'_> {
         TensorView { address, batch_stride: 0, row_stride: 1, head_stride: rows }
     }
 
-    /// f32 `[splits, Hq, workspace_rows, padded_dim]`: splits as batches.
+    /// f32 `[splits, Hq, accumulator_rows, padded_dim]`: splits as batches. No kernel for Hopper runs here,
+    /// so that rows stand as in the rest of the workspace.
     fn accumulator(&self) -> TensorView {
         let columns = i64::from(self.p.padded_dim);
         TensorView {
             address: self.p.dq_accumulator,
             batch_stride: self.p.split_stride as i64,
             row_stride: columns,
-            head_stride: columns * i64::from(self.p.workspace_rows),
+            head_stride: columns * i64::from(self.p.accumulator_rows),
         }
     }
 
@@ -106,7 +107,7 @@ impl Launch<'_> {
         }
         if self.fault == Fault::WritesPastTheWorkspace {
             let end = [self.p.splits, 0, 0, 0];
-            let whole = u64::from(self.p.query_heads * self.p.workspace_rows * self.p.padded_dim);
+            let whole = u64::from(self.p.query_heads * self.p.accumulator_rows * self.p.padded_dim);
             let past = TensorView { batch_stride: whole as i64, ..self.accumulator() };
             self.memory.write(&past, Dtype::F32, end, 1.0);
         }

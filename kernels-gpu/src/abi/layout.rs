@@ -224,6 +224,10 @@ pub const fn dq_is_transposed(query_rows: u32) -> bool {
     !query_rows.is_multiple_of(64)
 }
 
+/// Queries that stand together in a transposed tile of dQ, before the next ones: in the last tile of a
+/// sequence those past its end are left out.
+pub const DQ_TRANSPOSED_ROWS: u32 = 8;
+
 /// Columns of o and dO that the delta kernel has room for in shared memory: two steps of 64 columns of one
 /// tile of query rows, or two tiles of narrower rows.
 pub const DELTA_COLUMNS: u32 = 128;

@@ -141,7 +141,7 @@ pub unsafe fn range_factor<const QUERIES: u32>(
     if bound < LARGEST_DS || bound.is_infinite() {
         return 1.0;
     }
-    // bound is in 2^e..2^(e + 1), with e at most 46: the factor is 2^(14 - e).
+    // bound is in 2^e..2^(e + 1): the factor is 2^(14 - e), a normal number up to e = 127.
     f32::from_bits(((2 * 127 + 14) << 23) - (bound.to_bits() >> 23 << 23))
 }
 

@@ -17,7 +17,7 @@ pub struct KeyBlock {
     pub(super) workspace_row: u32,
     /// Key head.
     pub key_head: u32,
-    /// First key tile; the others are [`BackwardParams::key_blocks`] apart.
+    /// First key tile; the others are [`BackwardParams::key_blocks`] apart. On Hopper the only one.
     pub first_tile: u32,
     /// Which queries see a key.
     pub visible: Visible,
@@ -103,6 +103,13 @@ impl KeyBlock {
     pub fn dq_accumulator(&self, p: &BackwardParams, at: &Step, queries: u32) -> u64 {
         let head = self.key_head * p.group_size + at.head;
         dq_accumulator(p, self.first_tile, head, self.workspace_row + at.tile as u32 * queries)
+    }
+
+    /// The same on Hopper.
+    #[inline(always)]
+    pub fn dq_tile(&self, p: &BackwardParams, at: &Step, queries: u32) -> u64 {
+        let head = self.key_head * p.group_size + at.head;
+        dq_tile(p, &self.sequence, head, self.workspace_row + at.tile as u32 * queries)
     }
 
     /// Where it is noted how far a half, 0 or 1, of dQ of a step is: see [`dq_note`].
@@ -239,6 +246,14 @@ pub const fn added_by(key_tile: u32) -> u32 {
     key_tile + 1
 }
 
+/// Rows in the dQ accumulator of the query tile of `queries` rows that begins with row `first_row` of its
+/// sequence. Nothing is packed.
+#[inline(always)]
+pub fn dq_rows(p: &BackwardParams, first_row: u32, queries: u32) -> u32 {
+    let rows = p.padded_rows - p.dq_gap - first_row;
+    if rows < queries { rows } else { queries }
+}
+
 /// Sequence `batch` of a backward.
 ///
 /// # Safety
@@ -274,9 +289,18 @@ pub fn statistics(p: &BackwardParams, which: u32, head: u32, row: u32) -> u64 {
     p.statistics.wrapping_add(4 * index)
 }
 
-/// Device address of the first element of row `row` in split `split` of the dQ accumulator.
+/// Device address of the first element of row `row` in split `split` of the dQ accumulator. Not on Hopper.
 #[inline(always)]
 pub fn dq_accumulator(p: &BackwardParams, split: u32, head: u32, row: u32) -> u64 {
     let in_split = (head as u64 * p.workspace_rows as u64 + row as u64) * p.padded_dim as u64;
     p.dq_accumulator.wrapping_add(4 * (split as u64 * p.split_stride + in_split))
+}
+
+/// Device address on Hopper, where there is one accumulator of dQ, of the query tile that begins with row
+/// `row` of the rest of the workspace.
+#[inline(always)]
+pub fn dq_tile(p: &BackwardParams, sequence: &Sequence, head: u32, row: u32) -> u64 {
+    let row = row - sequence.batch * p.dq_gap;
+    let first = (head as u64 * p.accumulator_rows as u64 + row as u64) * p.padded_dim as u64;
+    p.dq_accumulator.wrapping_add(4 * first)
 }

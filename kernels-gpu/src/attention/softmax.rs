@@ -6,11 +6,14 @@
 //! probabilities: the result is the same, since o and the sum share r, and the multiplication of o by the
 //! correction is skipped for nearly every tile.
 //!
-//! Rows that have seen no key have `r = -inf` and `sum = 0`. No `-inf - (-inf)` is ever formed.
+//! Probabilities, their sums and o are in units of a power of two ([`Element::UNIT_LOG2`]), which changes no
+//! bit of any of them, but that finite values never add up to infinity.
+//!
+//! Rows that have seen no key have `r = -inf` and `sum = 0`; what `-inf - (-inf)` gives for them is not used.
 
 use super::scale::Scale;
 use crate::arch::{math, warp};
-use crate::tile::element::TensorCoreElement;
+use crate::tile::element::{Element, TensorCoreElement};
 use crate::tile::fragment::Fragment;
 use core::f32::consts::LN_2;
 
@@ -20,6 +23,17 @@ const SLACK: f32 = 8192.0;
 
 /// The same in powers of two.
 const SLACK_LOG2: f32 = 13.0;
+
+/// How exponents are made of scores: in one step, see [`FUSED_LIMIT`]; by subtracting first; or so, and
+/// probabilities are brought to their unit at the end, which costs an instruction, and no bits of f32.
+const FUSED: u32 = 0;
+const SUBTRACTED: u32 = 1;
+const EXACT: u32 = 2;
+
+/// `2^exponent`, of a normal number.
+const fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits(((127 + exponent) as u32) << 23)
+}
 
 /// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative to
 /// is then the rounded product, here, in the correction and in lse alike. The largest probability is off
@@ -36,7 +50,7 @@ pub struct OnlineSoftmax<const ROWS: usize> {
     limit: [f32; ROWS],
     /// Scores are so large that they must be subtracted before they are scaled.
     steep: bool,
-    /// They are subtracted first in any case: the largest one then has a probability of exactly 1.
+    /// They are subtracted first in any case: the largest one then has a probability of exactly one unit.
     exact: bool,
 }
 
@@ -59,19 +73,20 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn update<F, const N: usize, const O: usize>(
+    pub unsafe fn update<F, E, const N: usize, const O: usize>(
         &mut self,
         scores: &mut [f32; N],
         output: &mut [f32; O],
         scale_log2: f32,
     ) where
         F: Fragment<ROWS, N> + Fragment<ROWS, O>,
+        E: Element,
     {
-        self.follow::<F, N>(scores, scale_log2).apply::<F, O>(output);
+        self.follow::<F, E, N>(scores, scale_log2).apply::<F, O>(output);
         let sums = if self.steep {
-            self.exponentiate::<F, N, false>(scores, scale_log2)
+            self.exponentiate::<F, E, N, EXACT>(scores, scale_log2)
         } else {
-            self.exponentiate::<F, N, true>(scores, scale_log2)
+            self.exponentiate::<F, E, N, FUSED>(scores, scale_log2)
         };
         self.add(&sums);
     }
@@ -134,7 +149,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         if warp::any(none) {
             return self.probabilities_anew::<F, E, N, P>(scores, scale_log2);
         }
-        self.move_reference(&maximum, scale_log2);
+        self.move_reference::<E>(&maximum, scale_log2);
         self.probabilities::<F, E, N, P>(scores, scale_log2)
     }
 
@@ -153,7 +168,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         E: TensorCoreElement,
     {
         let maximum = row_maxima::<F, ROWS, N>(scores, F::COLUMNS);
-        let factors = self.move_reference(&maximum, scale_log2);
+        let factors = self.move_reference::<E>(&maximum, scale_log2);
         let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale_log2);
         self.add(&sums);
         (packed, Correction { factors, needed: true })
@@ -180,10 +195,10 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     ) -> ([u32; P], [f32; ROWS]) {
         let mut values = *scores;
         if self.steep {
-            let sums = self.exponentiate::<F, N, false>(&mut values, scale_log2);
+            let sums = self.exponentiate::<F, E, N, SUBTRACTED>(&mut values, scale_log2);
             (pack::<E, N, P>(&values), sums)
         } else {
-            let sums = self.exponentiate::<F, N, true>(&mut values, scale_log2);
+            let sums = self.exponentiate::<F, E, N, FUSED>(&mut values, scale_log2);
             (pack::<E, N, P>(&values), sums)
         }
     }
@@ -194,7 +209,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn follow<F: Fragment<ROWS, N>, const N: usize>(
+    pub unsafe fn follow<F: Fragment<ROWS, N>, E: Element, const N: usize>(
         &mut self,
         scores: &[f32; N],
         scale_log2: f32,
@@ -209,14 +224,18 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         }
         let mut correction = Correction { factors: [1.0; ROWS], needed: warp::any(grown) };
         if correction.needed {
-            correction.factors = self.move_reference(&maximum, scale_log2);
+            correction.factors = self.move_reference::<E>(&maximum, scale_log2);
         }
         correction
     }
 
     /// Moves the reference up to `maximum`, scales the sum, and gives the factors.
     #[inline(always)]
-    unsafe fn move_reference(&mut self, maximum: &[f32; ROWS], scale_log2: f32) -> [f32; ROWS] {
+    unsafe fn move_reference<E: Element>(
+        &mut self,
+        maximum: &[f32; ROWS],
+        scale_log2: f32,
+    ) -> [f32; ROWS] {
         let mut new = [0.0; ROWS];
         let mut steep = false;
         let mut row = 0;
@@ -236,15 +255,17 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             factors[row] = if new == old { 1.0 } else { math::exp2(exponent) };
             self.reference[row] = new;
             self.sum[row] *= factors[row];
-            self.limit[row] = if new > f32::NEG_INFINITY { SLACK } else { -1.0 };
+            let slack = const { SLACK * power_of_two(E::UNIT_LOG2) };
+            self.limit[row] = if new > f32::NEG_INFINITY { slack } else { -1.0 };
             row += 1;
         }
         factors
     }
 
-    /// `scores = 2^(scale_log2 (scores - reference))`, and their sums per row. `FUSED`: see [`FUSED_LIMIT`].
+    /// `scores = 2^(scale_log2 (scores - reference))` in their unit, and their sums per row. `HOW` is one of
+    /// [`FUSED`], [`SUBTRACTED`], [`EXACT`].
     #[inline(always)]
-    fn exponentiate<F: Fragment<ROWS, N>, const N: usize, const FUSED: bool>(
+    fn exponentiate<F: Fragment<ROWS, N>, E: Element, const N: usize, const HOW: u32>(
         &self,
         scores: &mut [f32; N],
         scale_log2: f32,
@@ -255,17 +276,21 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             let seen = self.reference[row] > f32::NEG_INFINITY;
             // A row that has seen no key has scores of minus infinity (or NaN) only: 2^(-inf - 0) = 0.
             let reference = if seen { self.reference[row] } else { 0.0 };
-            let shift = -reference * scale_log2;
+            let unit = const { E::UNIT_LOG2 as f32 };
+            let shift = math::fma(-reference, scale_log2, unit);
             let (mut even, mut odd) = (0.0, 0.0);
             let mut column = 0;
             while column < F::COLUMNS {
                 let register = F::register(row, column);
-                let exponent = if FUSED {
-                    math::fma(scores[register], scale_log2, shift)
-                } else {
-                    (scores[register] - reference) * scale_log2
+                let score = scores[register];
+                let p = match HOW {
+                    FUSED => math::exp2(math::fma(score, scale_log2, shift)),
+                    SUBTRACTED => math::exp2(math::fma(score - reference, scale_log2, unit)),
+                    _ => {
+                        let p = math::exp2((score - reference) * scale_log2);
+                        p * const { power_of_two(E::UNIT_LOG2) }
+                    }
                 };
-                let p = math::exp2(exponent);
                 scores[register] = p;
                 if column % 2 == 0 {
                     even += p;
@@ -288,13 +313,13 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn finish<F: Fragment<ROWS, O>, const O: usize>(
+    pub unsafe fn finish<F: Fragment<ROWS, O>, E: Element, const O: usize>(
         &self,
         output: &mut [f32; O],
         scale: &Scale,
         is_dead: impl Fn(usize) -> bool,
     ) -> [f32; ROWS] {
-        let (normalisation, lse) = self.close::<F, O>(scale, is_dead);
+        let (normalisation, lse) = self.close::<F, E, O>(scale, is_dead);
         normalisation.apply::<F, O>(output);
         lse
     }
@@ -304,7 +329,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn close<F: Fragment<ROWS, O>, const O: usize>(
+    pub unsafe fn close<F: Fragment<ROWS, O>, E: Element, const O: usize>(
         &self,
         scale: &Scale,
         is_dead: impl Fn(usize) -> bool,
@@ -318,6 +343,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
                 let reference =
                     if self.reference[row] > f32::NEG_INFINITY { self.reference[row] } else { 0.0 };
                 normalisation.factors[row] = math::reciprocal(sum);
+                let sum = sum * const { power_of_two(-E::UNIT_LOG2) };
                 lse[row] = if self.steep {
                     math::fma(reference, scale.natural, math::log2(sum) * LN_2)
                 } else {

@@ -4,7 +4,7 @@
 //! it. The same warps and lanes read it back, and write rows; [`convert_hopper_transposed`] does otherwise.
 
 use super::backward_mma::dq_row_groups;
-use crate::abi::layout::dq_is_transposed;
+use crate::abi::layout::{DQ_TRANSPOSED_ROWS, dq_is_transposed};
 use crate::abi::{Access, BackwardParams};
 use crate::arch::{global, math, thread, warp};
 use crate::attention::key_block::{self, UNTOUCHED};
@@ -72,7 +72,7 @@ impl QueryTile {
     /// parts of a tile, or none, since a query that sees no key has no gradient.
     #[inline(always)]
     unsafe fn accumulator(&self, p: &BackwardParams) -> (u64, bool) {
-        let tile = key_block::dq_accumulator(p, 0, self.head, self.workspace_row);
+        let tile = key_block::dq_tile(p, &self.sequence, self.head, self.workspace_row);
         let note = global::load_u32(key_block::dq_note(p, self.head, self.workspace_row));
         (tile, note != UNTOUCHED)
     }
@@ -201,19 +201,23 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32>(p:
     if block.is_empty() {
         return;
     }
+    let rows = key_block::dq_rows(p, block.first_row as u32, QUERIES);
+    if DQ_TRANSPOSED_ROWS * group >= rows {
+        return;
+    }
     let (pair, odd, holder) = (lane % 4, lane / 4 % 2, lane / 8);
     let (tile, is_stored) = block.accumulator(p);
     let start = tile.wrapping_add((group * 2048 + holder * 512 + odd * 64 + pair * 16) as u64);
     let mut held = [[[0; 4]; 4]; 2];
     let mut i = 0;
     while i < 8 {
-        let at = (i / 4 * (QUERIES as usize * 64 * 4) + i % 4 * 128) as u64;
-        held[i / 4][i % 4] = global::load_u32x4_if(start.wrapping_add(at), is_stored);
+        let at = i as u32 / 4 * (rows * 64 * 4) + i as u32 % 4 * 128;
+        held[i / 4][i % 4] = global::load_u32x4_if(start.wrapping_add(at as u64), is_stored);
         i += 1;
     }
     let as_f32 = p.gradients_f32 != 0;
     let target = if as_f32 { block.dq::<4>(p) } else { block.dq::<2>(p) };
-    let row = (8 * group + 2 * pair) as i32;
+    let row = (DQ_TRANSPOSED_ROWS * group + 2 * pair) as i32;
     let mut half = 0;
     while half < 2 {
         let mut rows = [[0.0; 8]; 2];

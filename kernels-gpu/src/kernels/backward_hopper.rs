@@ -14,7 +14,7 @@
 //!     start dv += p dO
 //!     meet the other warpgroup
 //!     start dq = ds^T k (half of it)       start dk += ds q
-//!     wait for dq, dv;       dq to shared memory: one thread has it added to the accumulator
+//!     wait for dq, dv;       dq to shared memory: two threads have it stored or added (writer.rs)
 //!     wait for dk
 //! ```
 //!

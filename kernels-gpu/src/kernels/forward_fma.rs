@@ -84,7 +84,7 @@ unsafe fn forward<
                     block.sequence.query_rows,
                 );
             }
-            softmax.update::<FmaFragment, S, O>(&mut scores, &mut output, scale.log2);
+            softmax.update::<FmaFragment, F32, S, O>(&mut scores, &mut output, scale.log2);
             store_probabilities::<_, _, LANE_ROWS, S>(lane, &scores, p_tile, warp_row);
         }
         key_value.wait();
@@ -105,7 +105,7 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    let lse = softmax.finish::<FmaFragment, O>(&mut output, &scale, |row| {
+    let lse = softmax.finish::<FmaFragment, F32, O>(&mut output, &scale, |row| {
         block.is_dead(warp_row + <FmaFragment as Fragment<LANE_ROWS, O>>::row(lane, row))
     });
     let mut row = 0;

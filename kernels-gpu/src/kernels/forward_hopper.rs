@@ -259,7 +259,7 @@ impl<
                     warp::warp_sync();
                 }
                 let (lane, row) = place();
-                let (normalisation, lse) = softmax.close::<MmaFragment, O>(&scale, |half| {
+                let (normalisation, lse) = softmax.close::<MmaFragment, E, O>(&scale, |half| {
                     block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
                 });
                 // Of the four lanes that share two rows, each of the first two writes one.

@@ -104,7 +104,7 @@ unsafe fn forward<
         }
         let mut m = 0;
         while m < M {
-            softmax[m].update::<MmaFragment, S, O>(&mut scores[m], &mut output[m], scale.log2);
+            softmax[m].update::<MmaFragment, E, S, O>(&mut scores[m], &mut output[m], scale.log2);
             m += 1;
         }
         let probabilities: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
@@ -123,7 +123,7 @@ unsafe fn forward<
     let mut m = 0;
     while m < M {
         let row = warp_row + 16 * m as u32;
-        let lse = softmax[m].finish::<MmaFragment, O>(&mut output[m], &scale, |half| {
+        let lse = softmax[m].finish::<MmaFragment, E, O>(&mut output[m], &scale, |half| {
             block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
         });
         let mut half = 0;

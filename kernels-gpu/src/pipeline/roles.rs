@@ -3,7 +3,7 @@
 //! ```text
 //! warpgroup 0       warp 0: one thread requests tiles, warp 1 repairs some of them, warps 2 and 3: one
 //!                   thread each writes what is not written from registers; few registers
-//! warpgroups 1..    64 query rows each; many registers
+//! warpgroups 1..    64 rows each, of queries or of keys; many registers
 //! ```
 
 use crate::arch::{barrier, registers, thread, warp};
@@ -31,8 +31,8 @@ pub enum Helper {
     Producer,
     /// Corrects tiles before they are used.
     Repairer,
-    /// Its elected thread writes results that pass through shared memory: those of computing warpgroup 0
-    /// or 1.
+    /// Its elected thread writes results that pass through shared memory: the first part of them, or the
+    /// second.
     Writer(u32),
 }
 

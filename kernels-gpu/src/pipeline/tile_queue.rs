@@ -28,8 +28,9 @@ impl TileQueue {
         TileQueue { counter, tiles, next, in_order: false }
     }
 
-    /// As [`TileQueue::new`], where a tile waits for those before it: what has been taken from the counter
-    /// is being worked on, and who is free first gets what is waited for first.
+    /// As [`TileQueue::new`], where a tile waits for those before it: what has been taken from the counter is
+    /// worked on as soon as the block's tile before is done, and who is free first gets what is waited for
+    /// first.
     #[inline(always)]
     pub fn in_order(counter: u64, tiles: u32) -> Self {
         TileQueue { counter, tiles, next: 0, in_order: true }

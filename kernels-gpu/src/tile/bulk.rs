@@ -63,21 +63,22 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
         descriptor::descriptor(self.address + first_row * 128, ROWS * 128)
     }
 
-    /// Fills rows `first..` with zeros.
+    /// Fills rows `first..` with zeros: none, if `first` is past the last one, however far.
     ///
     /// # Safety
     /// One warp calls it; nobody else uses these rows.
     #[inline(always)]
     pub unsafe fn clear_rows(self, lane: u32, first: u32) {
         // The swizzle stays inside a row.
-        let mut offset = first * 128 + lane * 16;
-        while offset < ROWS * 128 {
+        let mut row = first + lane / 8;
+        while row < ROWS {
+            let offset = row * 128 + lane % 8 * 16;
             let mut panel = 0;
             while panel < Self::PANELS {
                 shared::store_u32x4(self.address + panel * ROWS * 128 + offset, [0; 4]);
                 panel += 1;
             }
-            offset += 32 * 16;
+            row += 4;
         }
     }
 }

@@ -13,6 +13,9 @@ pub struct F32;
 pub trait Element {
     /// Bytes per element.
     const BYTES: u32;
+    /// The unit of unnormalised probabilities, as a power of two: so small that sums of values times at most
+    /// 2^30 probabilities, none above 2^13 units, stay below the largest f32.
+    const UNIT_LOG2: i32;
 
     /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors
     /// -1, 0 and 1.
@@ -38,9 +41,10 @@ pub trait TensorCoreElement: Element {
 }
 
 macro_rules! tensor_core_element {
-    ($type:ident, $narrow:literal, $pack:path, $unpack:path, $mma:path) => {
+    ($type:ident, $narrow:literal, $unit_log2:expr, $pack:path, $unpack:path, $mma:path) => {
         impl Element for $type {
             const BYTES: u32 = 2;
+            const UNIT_LOG2: i32 = $unit_log2;
 
             #[inline(always)]
             fn scale_word(word: u32, factor: f32) -> u32 {
@@ -70,11 +74,23 @@ macro_rules! tensor_core_element {
     };
 }
 
-tensor_core_element!(Bf16, false, convert::pack_bf16, convert::unpack_bf16, matrix::mma_bf16);
-tensor_core_element!(F16, true, convert::pack_f16, convert::unpack_f16, matrix::mma_f16);
+/// For values up to the largest f32. Those below 2^-82 lose bits by it.
+const SMALL_UNIT_LOG2: i32 = -44;
+
+tensor_core_element!(
+    Bf16,
+    false,
+    SMALL_UNIT_LOG2,
+    convert::pack_bf16,
+    convert::unpack_bf16,
+    matrix::mma_bf16
+);
+// Values end at 2^16, and 2^13 is near the largest probability that f16 holds.
+tensor_core_element!(F16, true, 0, convert::pack_f16, convert::unpack_f16, matrix::mma_f16);
 
 impl Element for F32 {
     const BYTES: u32 = 4;
+    const UNIT_LOG2: i32 = SMALL_UNIT_LOG2;
 
     #[inline(always)]
     fn scale_word(word: u32, factor: f32) -> u32 {

@@ -1,4 +1,5 @@
-//! Two threads of the Hopper backward, the writers: each adds a half of every tile of dQ to its accumulator.
+//! Two threads of the Hopper backward, the writers: each adds a half of every tile of dQ to its accumulator;
+//! of wide heads, what one of the two computing warpgroups hands over.
 //!
 //! Nobody zeroes the accumulator: the first share of a half is stored, the others are added. A note for each
 //! half says how far it is ([`key_block::dq_note`]).
@@ -15,6 +16,7 @@
 //! The wait until a copy was written is the fence between the proxies that the next copy needs.
 
 use super::room::Room;
+use crate::abi::layout::dq_is_transposed;
 use crate::abi::{BackwardParams, DQ_IN_ORDER};
 use crate::arch::{bulk_copy, global, shared};
 use crate::attention::key_block::{self, CLAIMED, KeyBlock, STORED, UNTOUCHED};
@@ -72,7 +74,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     pub(super) unsafe fn write_dq(&self, p: &BackwardParams, warpgroup: u32) {
         let in_order = p.dq_order == DQ_IN_ORDER;
         let (dq, stage) = (self.dq(warpgroup), self.dq_stage(warpgroup));
-        let (bytes, parts) = (Self::dq_bytes(warpgroup), Self::dq_parts(warpgroup));
+        let parts = Self::dq_parts(warpgroup);
         // For how many steps this writer and the other one may write.
         let (allowed, other_allowed) = (self.allowed(warpgroup), self.allowed(1 - warpgroup));
         let mut earlier_steps = 0;
@@ -112,8 +114,13 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
                         shared::store_relaxed_u32(allowed, earlier_steps);
                     }
                 }
-                let mut target =
-                    block.dq_accumulator(p, &at, QUERIES) + (warpgroup * Self::dq_bytes(0)) as u64;
+                let (mut offset, mut bytes) = (warpgroup * Self::dq_bytes(0), Self::dq_bytes(warpgroup));
+                if const { dq_is_transposed(QUERIES) } {
+                    // The last tile of a sequence has rows to its end only.
+                    bytes = bytes / QUERIES * key_block::dq_rows(p, at.tile as u32 * QUERIES, QUERIES);
+                    offset = warpgroup * bytes;
+                }
+                let mut target = block.dq_tile(p, &at, QUERIES) + offset as u64;
                 let mut part = 0;
                 while part < parts {
                     stage.wait(&turns);

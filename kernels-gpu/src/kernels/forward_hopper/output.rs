@@ -1,9 +1,9 @@
 //! How the output of a query tile leaves.
 //!
-//! In 16 bits it leaves through shared memory, where the next query tile is begun before. Where its rows are
-//! filled ([`Room::sends_output`]) the tensor memory accelerator sends each warp's 16 of them from there while
-//! the warp goes on. The end of a sequence, and tensors that no tensor map describes, are left to threads, 16
-//! bytes at a time.
+//! In 16 bits it leaves through shared memory, if the kernel has room for that ([`Room::STAGES_OUTPUT`]).
+//! Where it fills whole boxes ([`Room::sends_output`]) the tensor memory accelerator sends each warp's 16
+//! rows from there while the warp goes on. The end of a sequence, and tensors that no tensor map describes,
+//! are left to threads, 16 bytes at a time.
 
 use super::room::Room;
 use crate::abi::{ForwardParams, OUTPUT_BOX_ROWS};

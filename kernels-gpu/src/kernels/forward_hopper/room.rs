@@ -44,9 +44,8 @@ impl<
     /// Whether the scores of the next query tile are started before this one is done. Where queries stay in
     /// shared memory and there is room for one tile of them only, the next one comes too late for that.
     pub const LOOKS_AHEAD: bool = QUERY_STAGES > 1 || query_registers(ROW_BYTES / 2, QUERIES) > 0;
-    /// Whether a warpgroup goes past key tiles that only rows of later warpgroups see: one at most, so that
-    /// there is room for the next one beside the value tile that is still in use. Two warpgroups that take
-    /// turns would gain little, and lose 1 to 2 % without a mask.
+    /// Whether a warpgroup goes past key tiles that only rows of later warpgroups see: one, or with fewer
+    /// than 128 keys two. Two warpgroups that take turns would gain little, and lose 1 to 2 % without a mask.
     pub const PASSES_UNSEEN: bool = WARPGROUPS > 2 && Self::LOOKS_AHEAD;
     /// Whether the output leaves through shared memory. For two warpgroups of head dim 64, whose tiles are
     /// short, what that saves is less than the two synchronisations of a warp cost.

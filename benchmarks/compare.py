@@ -3,7 +3,8 @@
 
 The library is called through its C interface (host/src/c_api.rs) on torch's tensors and torch's stream.
 Before anything is timed, every contestant's results are compared with the formula in float64; the run
-stops if ours are off. It ends with exit code 1 if an error of ours is above its limit (comparison/limits.py).
+stops if ours are off. It ends with exit code 1 if an error of ours is above its limit (comparison/limits.py),
+with 2 if an argument, a file or a package is not what is needed; that is known before anything is timed.
 
 burst:      rest 300 ms, 150 ms of warm-up, 150 ms timed
 sustained:  1 s under load of the same kernel (clocks fall to what the power limit allows), 150 ms timed
@@ -31,17 +32,19 @@ printed and listed with the reason.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
-from comparison import masks
+from comparison import CannotRun, first_line, masks, peers_flash
+from comparison.arguments import count, output, shape
 from comparison.peers import PEERS
 from comparison.report import Report
 
 DIMS = (64, 128, 256)
-DEFAULT_SHAPES = [f"{16384 // s},{s},{2048 // d},{d}" for d in DIMS for s in (512, 2048, 4096, 16384)]
-ODD_SHAPES = [f"4,{s},16,128" for s in (4096, 4097, 4159)]
+DEFAULT_SHAPES = [shape(f"{16384 // s},{s},{2048 // d},{d}") for d in DIMS for s in (512, 2048, 4096, 16384)]
+ODD_SHAPES = [shape(f"4,{s},16,128") for s in (4096, 4097, 4159)]
 VARLEN_DIMS = (64, 128)
-WINDOW_SHAPES = ["1,16384,32,64", "1,16384,16,128"]
+WINDOW_SHAPES = [shape("1,16384,32,64"), shape("1,16384,16,128")]
 
 
 def arguments():
@@ -52,13 +55,14 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     add = parser.add_argument
     add("--library", type=Path, default=library, help="libfinite_attention.so")
-    add("--shapes", nargs="*", default=DEFAULT_SHAPES, metavar="B,S,H,D[,Hk]", help="none if empty")
+    add("--shapes", nargs="*", default=DEFAULT_SHAPES, type=shape, metavar="B,S,H,D[,Hk]", help="none if empty")
     add("--pass", nargs="+", dest="passes", default=["forward"], choices=["forward", "backward"])
     add("--dtype", nargs="+", default=["bf16"], choices=["bf16", "f16", "f32"])
     add("--causal", default="both", choices=["no", "yes", "both"])
     add("--peers", nargs="*", default=["flash", "cudnn"], choices=PEERS,
         help="f32 always runs against efficient")
-    add("--fa3", type=Path, metavar="PATH", help="the wheel fa3-fwd, or the folder that it was unpacked into")
+    add("--fa3", type=peers_flash.package, metavar="PATH",
+        help="the wheel fa3-fwd, or the folder that it was unpacked into")
     add("--deterministic", default="ours", choices=["no", "ours", "all"],
         help="for whom the deterministic backward is timed too (ours)")
     add("--odd", action="store_true", help="also time per FLOP at S 4097 and 4159 over that at 4096")
@@ -67,18 +71,20 @@ def arguments():
     add("--window", nargs="+", action="extend", default=[], type=masks.parse, metavar="L,R",
         help="also windows: keys before and after the diagonal, -1 for all (--window=-1,64), and our rate"
         " over causal (R is 0) or full")
-    add("--window-shapes", nargs="+", default=WINDOW_SHAPES, metavar="B,S,H,D[,Hk]")
+    add("--window-shapes", nargs="+", default=WINDOW_SHAPES, type=shape, metavar="B,S,H,D[,Hk]")
     add("--cublas", action="store_true", help="also an 8192^3 bf16 product, and our forward's rate over its")
     add("--modes", nargs="+", default=["burst", "sustained"], choices=["burst", "sustained"])
-    add("--rounds", type=int, default=5)
-    add("--json", type=Path, help="write everything here, after every row")
-    add("--markdown", type=Path, help="write tables here, after every row")
-    add("--svg", type=Path, help="draw the rates here, after every row")
+    add("--rounds", type=count, default=5)
+    add("--json", type=output, help="write everything here, after every row")
+    add("--markdown", type=output, help="write tables here, after every row")
+    add("--svg", type=output, help="draw the rates here, after every row")
     add("--from", nargs="+", dest="earlier", default=[], type=Path, metavar="JSON",
         help="time nothing: tables and plot of what earlier runs wrote")
     options = parser.parse_args()
     if options.fa3 and "fa3" not in options.peers:
         parser.error("--fa3 without fa3 in --peers")
+    if not options.earlier and not options.library.is_file():
+        parser.error(f"--library: no file {options.library}; cargo build --release makes it")
     return options
 
 
@@ -159,13 +165,13 @@ class Run:
         from comparison import rows
         from comparison.cases import Case
 
-        def shaped(shape):
-            return lambda backward: Case.parse(shape, dtype, mask, backward)
+        def shaped(sizes):
+            return lambda backward: Case(sizes, dtype, mask, backward=backward)
 
-        for shape in self.options.shapes:
-            self.case(shaped(shape))
+        for asked in self.options.shapes:
+            self.case(shaped(asked))
         for dim in VARLEN_DIMS if self.options.varlen else ():
-            dense = shaped(f"4,4096,{2048 // dim},{dim}")
+            dense = shaped(shape(f"4,4096,{2048 // dim},{dim}"))
             self.over_dense(lambda backward: Case.ragged(dim, dtype, mask, backward), dense)
         if self.options.odd:
             self.together("odd", [shaped(s) for s in ODD_SHAPES], self.options.peers, rows.slowdowns)
@@ -174,10 +180,10 @@ class Run:
         from comparison.cases import Case
 
         for window in self.options.window:
-            for shape in self.options.window_shapes:
+            for sizes in self.options.window_shapes:
                 self.over_dense(
-                    lambda backward: Case.parse(shape, dtype, window, backward),
-                    lambda backward: Case.parse(shape, dtype, masks.dense(window), backward))
+                    lambda backward: Case(sizes, dtype, window, backward=backward),
+                    lambda backward: Case(sizes, dtype, masks.dense(window), backward=backward))
 
     def all(self):
         import torch
@@ -190,36 +196,54 @@ class Run:
             self.windows(dtypes[name])
 
 
+def earlier(options):
+    """The report of what earlier runs wrote."""
+    report = Report({}, options.json, options.markdown, options.svg)
+    for path in options.earlier:
+        report.read(path)
+    report.write()
+    return report
+
+
+def opened(path):
+    """The library, on torch's current GPU."""
+    from comparison.library import Library
+
+    try:
+        return Library(path)
+    except (OSError, AttributeError, RuntimeError) as error:  # no library, one without a call, no device for it
+        raise CannotRun(f"--library {path}: {first_line(error)}") from None
+
+
 def measured(options):
     """The report of a run."""
-    # After the arguments, so that --help works without it.
-    import torch
-
+    try:
+        # After the arguments, so that --help and --from work without it.
+        import torch
+    except (ImportError, OSError) as error:
+        reason = f"cannot import torch ({first_line(error)})"
+        raise CannotRun(f"{reason}; timing needs PyTorch with CUDA, --help and --from do not") from None
     if not torch.cuda.is_available():
-        raise SystemExit("no GPU")
+        raise CannotRun("PyTorch finds no GPU")
     torch.zeros(1, device="cuda")  # makes the primary context
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
-    from comparison import peers_flash
-    from comparison.library import Library
 
     paths = {"fa3": options.fa3, "fa4": None}
     versions = {name: peers_flash.load(name, paths[name]) for name in options.peers if name in paths}
     about = {**facts(options.rounds), **versions}
     report = Report(about, options.json, options.markdown, options.svg)
-    Run(options, Library(options.library), report).all()
+    Run(options, opened(options.library), report).all()
     return report
 
 
 def main():
     options = arguments()
-    if options.earlier:
-        report = Report({}, options.json, options.markdown, options.svg)
-        for path in options.earlier:
-            report.read(path)
-        report.write()
-    else:
-        report = measured(options)
+    try:
+        report = earlier(options) if options.earlier else measured(options)
+    except CannotRun as error:
+        print(f"compare.py: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     above = report.above_limits()
     if above:
         raise SystemExit("errors against float64 above their limits:\n" + "\n".join(above))

@@ -26,13 +26,6 @@ class Case:
         self.sets = [self.tensors() for _ in range(copies)]
 
     @classmethod
-    def parse(cls, text, dtype, mask, backward):
-        numbers = [int(number) for number in text.split(",")]
-        if len(numbers) not in (4, 5):
-            raise SystemExit(f"--shapes: expected B,S,H,D or B,S,H,D,Hk, got {text}")
-        return cls([*numbers, numbers[2]][:5], dtype, mask, backward=backward)
-
-    @classmethod
     def ragged(cls, dim, dtype, mask, backward):
         heads = 2048 // dim
         return cls([1, sum(RAGGED), heads, dim, heads], dtype, mask, RAGGED, backward)

@@ -4,6 +4,7 @@ FA3 is the wheel fa3-fwd: forward only, and as it is built without windows and f
 operator, because a custom operator of Python around it takes longer than a small forward pass.
 """
 
+import argparse
 import atexit
 import importlib
 import importlib.metadata
@@ -13,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from comparison import masks
+from comparison import CannotRun, first_line, masks
 
 MODULES = {"fa3": "fa3_fwd_interface", "fa4": "flash_attn.cute"}
 PACKAGES = {"fa3": "fa3-fwd", "fa4": "flash-attn-4"}
@@ -23,31 +24,39 @@ HINTS = {
 }
 
 
-def unpacked(path):
-    """The folder to import from. A wheel, or the only one of a folder, is unpacked for this run: Python
-    cannot load libraries from inside of one."""
-    wheels = [path] if path.is_file() else sorted(path.glob("*.whl"))
-    if path.is_dir() and (path / f"{MODULES['fa3']}.py").exists():
+def package(text):
+    """What --fa3 names: the folder to import from, or a wheel, also the only one of a folder."""
+    path = Path(text)
+    if (path / f"{MODULES['fa3']}.py").exists():
         return path
+    wheels = [path] if path.is_file() else sorted(path.glob("*.whl"))
     if len(wheels) != 1 or not zipfile.is_zipfile(wheels[0]):
-        raise SystemExit(f"--fa3: expected a wheel or a folder with {MODULES['fa3']}.py, got {path}")
+        expected = f"expected a wheel or a folder with {MODULES['fa3']}.py"
+        raise argparse.ArgumentTypeError(f"{expected}, got {path}")
+    return wheels[0]
+
+
+def unpacked(path):
+    """The folder to import from. A wheel is unpacked for this run: Python cannot load libraries from inside
+    of one."""
+    if path.is_dir():
+        return path
     folder = tempfile.mkdtemp(prefix="fa3-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with zipfile.ZipFile(wheels[0]) as wheel:
+    with zipfile.ZipFile(path) as wheel:
         wheel.extractall(folder)
     return Path(folder)
 
 
 def load(name, path=None):
-    """Imports a peer, from `path` if there is one, and returns its version. Stops the run if it cannot."""
+    """Imports a peer, from a `package` if there is one, and returns its version. Stops the run if it cannot."""
     if path is not None:
         sys.path.insert(0, str(unpacked(path).resolve()))
     try:
         importlib.import_module(MODULES[name])
     except Exception as error:  # also what a library that does not fit raises
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        text = f"--peers {name}: cannot import {MODULES[name]} ({reason}); {HINTS[name]}"
-        raise SystemExit(text) from None
+        text = f"--peers {name}: cannot import {MODULES[name]} ({first_line(error)}); {HINTS[name]}"
+        raise CannotRun(text) from None
     try:
         return importlib.metadata.version(PACKAGES[name])
     except importlib.metadata.PackageNotFoundError:

@@ -2,7 +2,7 @@
 
 import json
 
-from comparison import limits, plot, tables
+from comparison import CannotRun, fields, first_line, limits, plot, tables
 
 KINDS = {"rows": tables.compared, "odd": tables.slowdowns, "dense": tables.over_dense}
 
@@ -18,9 +18,13 @@ class Report:
 
     def read(self, path):
         """Adds what an earlier run wrote."""
-        earlier = json.loads(path.read_text())
-        if "guard" not in earlier:
-            raise SystemExit(f"{path}: not of this version")
+        try:
+            earlier = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise CannotRun(f"--from {path}: cannot be read ({first_line(error)})") from None
+        wrong = fields.report_fault(earlier)
+        if wrong:
+            raise CannotRun(f"--from {path}: not what compare.py of this version writes ({wrong})")
         for kind, found in self.found.items():
             found += earlier.pop(kind)
         self.facts = {**earlier, **self.facts}
@@ -45,7 +49,7 @@ class Report:
             self.found["guard"].append(row)
 
     def above_limits(self):
-        return [line for row in self.found["guard"] for line in limits.above(row)]
+        return [line for row in limits.results(self.found) for line in limits.above(row)]
 
     def write(self):
         if self.json_path:

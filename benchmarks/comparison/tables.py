@@ -2,7 +2,24 @@
 
 from comparison import limits, rows
 
+COMPARED = (
+    "Rates in TFLOP/s; in brackets a time over ours in the same rounds: above 1 we are faster. `ours-det` is our"
+    " deterministic backward, and its bracket what determinism costs us; a peer's `-det` is over `ours-det`, where"
+    " that was timed. The last column is the bracket of the fastest peer that is not `-det`."
+)
 HOST_BOUND = "`*`: queueing a launch took the host about as long as the GPU ran, so the kernel may be faster."
+CUBLAS = "Our rate over that of a large bf16 product of cuBLAS in the same rounds: above 1 we are faster."
+SLOWDOWNS = (
+    "Time per FLOP at the length in a column's heading over that of the case in the first column, in the same"
+    " rounds: at 1 an odd length costs nothing."
+)
+OVER_DENSE = "Our rate over that of the dense case in the same rounds: at 1 the mask or the packing costs nothing."
+OVER_BF16 = "Our rate in f16 over that in bf16, of different rounds: above 1 f16 is faster."
+NO_LIMIT = "f16, f32 and o at other head dimensions have no limit."
+ERRORS = (
+    "Norm of (result - float64) over that of float64, times 1000: smaller is better. `formula` is the unfused"
+    " formula in the dtype of the case. **Bold**: an error of ours above its limit."
+)
 
 
 def table(heading, lines):
@@ -23,7 +40,7 @@ def facts(row):
 
 
 def compared(found):
-    """TFLOP/s of all. In brackets the time over ours (of -det over ours-det): above 1 we are faster."""
+    """TFLOP/s of all, and in brackets the ratios of times."""
     others, lines = names(found, "ms"), []
 
     def rate(row, name):
@@ -85,6 +102,30 @@ def over_bf16(found):
     return table(["case", "pass", "mode", "who", "f16", "bf16", "f16 / bf16"], lines)
 
 
+def limits_missed(found):
+    """Errors of ours above their limits, in units of 1e-3, with those of peers in the same run."""
+    lines = []
+    for row in found:
+        of_all = row["relative_l2_error"]
+        peers = {who: of_who for who, of_who in of_all.items() if not who.startswith("ours") and who != "formula"}
+        for who, tensor, error, most in limits.exceeded(row):
+            beside = [f"{name} {of[tensor] * 1e3:.3f}" for name, of in peers.items() if tensor in of]
+            cells = [row["case"], row["pass"], who, tensor, f"{error * 1e3:.3f}", f"{most * 1e3:.1f}"]
+            lines.append([*cells, f"{(error / most - 1) * 100:.1f} %", ", ".join(beside)])
+    heading = ["limit missed", "pass", "who", "tensor", "error x 1000", "limit x 1000", "above by", "peers x 1000"]
+    return table(heading, lines)
+
+
+def limits_note(found):
+    """What the limits are, and how many errors are above them."""
+    with_limit = sum(1 for row in found for _ in limits.limited(row))
+    missed = sum(len(limits.exceeded(row)) for row in found)
+    dims = " and ".join(str(dim) for dim in limits.O_DIMS)
+    most = f"o {limits.O_BF16 * 1e3:.1f} at head dimensions {dims}, dq, dk and dv {limits.GRADIENT_BF16 * 1e3:.1f}"
+    return (f"Limits of our relative L2 errors in bf16, times 1000: {most}. {missed} of {with_limit} errors that"
+            f" have a limit are above it. {NO_LIMIT}")
+
+
 def errors(found):
     """Relative L2 errors of results against float64, in units of 1e-3; ** marks one above its limit."""
     tensors = list(dict.fromkeys(name for row in found for name in any_of(row["relative_l2_error"])))
@@ -119,12 +160,18 @@ def refusals(found):
 
 
 def document(report):
-    """All tables that have a line. `report` is what the JSON holds."""
-    tables = [
-        compared(report["rows"]), over_cublas(report["rows"]), slowdowns(report["odd"]),
-        over_dense(report["dense"]), over_bf16(report["rows"]), errors(report["guard"]),
-        refusals(report["guard"]),
-    ]
-    texts = ["\n".join(lines) for lines in tables if len(lines) > 2]
+    """All tables that have a line, each after its legend. `report` is what the JSON holds."""
+    guarded = limits.results(report)
     is_marked = any(row.get("host_bound") for row in report["rows"])
-    return "\n\n".join(texts[:1] + ([HOST_BOUND] if is_marked else []) + texts[1:]) + "\n"
+    parts = [
+        (f"{COMPARED} {HOST_BOUND}" if is_marked else COMPARED, compared(report["rows"])),
+        (CUBLAS, over_cublas(report["rows"])),
+        (SLOWDOWNS, slowdowns(report["odd"])),
+        (OVER_DENSE, over_dense(report["dense"])),
+        (OVER_BF16, over_bf16(report["rows"])),
+        (limits_note(guarded), limits_missed(guarded)),
+        (ERRORS, errors(guarded)),
+        ("Peers that do not take a case:", refusals(guarded)),
+    ]
+    texts = [text for legend, lines in parts if len(lines) > 2 for text in (legend, "\n".join(lines))]
+    return "\n\n".join(texts) + "\n"

@@ -1,5 +1,6 @@
 """Peers: what each is asked for, with which arguments, and that a missing one stops the run."""
 
+import argparse
 import sys
 import tempfile
 import unittest
@@ -7,7 +8,7 @@ import zipfile
 from pathlib import Path
 from unittest import mock
 
-from comparison import peers_flash
+from comparison import CannotRun, peers_flash
 from comparison.peers import PEERS, refusal
 from tests import Case
 
@@ -68,24 +69,27 @@ class Loading(unittest.TestCase):
         self.assertNotEqual(Path(sys.modules[self.module].__file__).parent, self.folder)
 
     def test_a_folder_with_one_wheel_is_as_good(self):
-        self.wheel()
-        peers_flash.load("fa3", self.folder)
+        wheel = self.wheel()
+        self.assertEqual(peers_flash.package(str(self.folder)), wheel)
+        peers_flash.load("fa3", wheel)
         self.assertEqual(sys.modules[self.module].value, 1)
 
     def test_an_unpacked_wheel_is_used_where_it_is(self):
         (self.folder / f"{self.module}.py").write_text("value = 2\n")
+        self.assertEqual(peers_flash.package(str(self.folder)), self.folder)
         peers_flash.load("fa3", self.folder)
         self.assertEqual(sys.modules[self.module].value, 2)
 
-    def test_what_is_no_wheel_stops_the_run(self):
-        for path in (self.folder, self.folder / "none"):
-            with self.assertRaisesRegex(SystemExit, "expected a wheel or a folder"):
-                peers_flash.load("fa3", path)
+    def test_what_is_no_wheel_is_refused(self):
+        (self.folder / "no.whl").write_text("no archive")
+        for path in (self.folder, self.folder / "none", self.folder / "no.whl"):
+            with self.assertRaisesRegex(argparse.ArgumentTypeError, "expected a wheel or a folder"):
+                peers_flash.package(str(path))
 
     def test_what_cannot_be_imported_stops_the_run_with_one_line(self):
         expected = r"--peers fa3: cannot import .*ModuleNotFoundError.*give --fa3"
-        with self.assertRaisesRegex(SystemExit, expected):
+        with self.assertRaisesRegex(CannotRun, expected):
             peers_flash.load("fa3")
-        with self.assertRaises(SystemExit) as stopped:
+        with self.assertRaises(CannotRun) as stopped:
             peers_flash.load("fa3", self.wheel("raise OSError('libcuda\\nmissing')\n"))
         self.assertNotIn("\n", str(stopped.exception))

@@ -3,6 +3,7 @@
 use crate::device::Device;
 use crate::driver::{DevicePointer, Stream};
 use crate::error::{Error, Result};
+use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use cust::memory::DeviceCopy;
 use std::marker::PhantomData;
@@ -10,8 +11,7 @@ use std::marker::PhantomData;
 /// A dense array of numbers in device memory, freed when dropped.
 ///
 /// ```
-/// use finite_attention::{Device, Stream, buffer::DeviceBuffer};
-/// use kernels_gpu::abi::Arch;
+/// use finite_attention::{Arch, Device, Stream, buffer::DeviceBuffer};
 /// let device = Device::emulated(Arch::Sm80)?;
 /// let buffer = DeviceBuffer::from_slice(&device, &[1.0f32, 2.0, 3.0])?;
 /// assert_eq!(buffer.to_vec(Stream::default())?, [1.0, 2.0, 3.0]);
@@ -51,12 +51,25 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(buffer)
     }
 
+    /// Room for `len` elements, all zero.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], also of the host, and errors of the device.
+    pub(crate) fn zeroed(device: &Device, len: usize) -> Result<Self> {
+        let buffer = DeviceBuffer::uninitialised(device, len)?;
+        if len != 0 {
+            device.driver().copy_to_device(buffer.pointer, cast_slice(&zeros::<T>(len)?))?;
+        }
+        Ok(buffer)
+    }
+
     /// Copies the elements to the host after all work queued on `stream`.
     ///
     /// # Errors
-    /// Errors of the device, also those of the work before the copy.
+    /// [`Error::OutOfMemory`] of the host, and errors of the device, also those of the work before the
+    /// copy.
     pub fn to_vec(&self, stream: Stream) -> Result<Vec<T>> {
-        let mut elements = vec![T::zeroed(); self.len];
+        let mut elements = zeros(self.len)?;
         if !elements.is_empty() {
             self.device.driver().copy_to_host(cast_slice_mut(&mut elements), self.pointer, stream)?;
         }
@@ -72,6 +85,14 @@ impl<T: Pod> DeviceBuffer<T> {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+}
+
+/// Zeros in host memory.
+fn zeros<T: Pod>(len: usize) -> Result<Vec<T>> {
+    try_zeroed_vec(len).map_err(|()| Error::OutOfMemory {
+        device: "host".to_owned(),
+        bytes: len.saturating_mul(size_of::<T>()),
+    })
 }
 
 impl<T> Drop for DeviceBuffer<T> {

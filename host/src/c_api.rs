@@ -1,63 +1,7 @@
 //! The library for other languages: a small C interface, built as `libfinite_attention.so`.
 //!
-//! ```c
-//! typedef struct fattn_device fattn_device;
-//! typedef struct {               // logical order: batch, row, head, column
-//!     uint64_t address;          // device address of element (0, 0, 0, 0)
-//!     int64_t shape[4];
-//!     int64_t strides[4];        // in elements
-//! } fattn_tensor;
-//!
-//! typedef struct {
-//!     int32_t dtype;             // of q, k, v and do: 0 bf16, 1 f16, 2 f32
-//!     int32_t output_dtype;      // of o: that of q, or f32
-//!     int32_t mask;              // 0 full, 1 causal, 2 window
-//!     int32_t alignment;         // of the diagonal: 0 last query on last key, 1 first on first
-//!     int64_t window_left;       // keys seen before the diagonal, -1 all; window only
-//!     int64_t window_right;      // keys seen after the diagonal, -1 all; window only
-//!     float scale;               // of the scores; NaN for head_dim ^ -0.5
-//!     uint32_t reserved;         // 0
-//!     fattn_tensor q, k, v, o;   // [B, Sq, Hq, D] [B, Sk, Hk, D] [B, Sk, Hk, Dv] [B, Sq, Hq, Dv]
-//!     uint64_t lse;              // device address of dense f32 [B, Hq, Sq]
-//!     uint64_t cu_seqlens_q;     // packed sequences: device addresses of int32 [sequences + 1],
-//!     uint64_t cu_seqlens_k;     //     both 0 if not packed; the tensors have B = 1, lse is [Hq, Tq]
-//!     int64_t sequences;         // packed only: how many,
-//!     int64_t max_query_rows;    //     the longest of q (or more)
-//!     int64_t max_key_rows;      //     and of k (or more)
-//! } fattn_attention;
-//!
-//! typedef struct {
-//!     uint32_t struct_bytes;     // sizeof(fattn_forward_args): its version
-//!     uint32_t reserved;         // 0
-//!     fattn_attention attention; // o is written, and lse unless its address is 0
-//! } fattn_forward_args;
-//!
-//! typedef struct {
-//!     uint32_t struct_bytes;     // sizeof(fattn_backward_args): its version
-//!     uint32_t reserved;         // 0
-//!     fattn_attention attention; // o and lse are inputs: what the forward pass gave
-//!     int32_t deterministic;     // 1 for gradients that are the same bits from run to run
-//!     int32_t gradients_f32;     // 1 for dq, dk and dv in f32, 0 for the dtype of q
-//!     fattn_tensor d_o;          // like o, of the dtype of q
-//!     fattn_tensor dq, dk, dv;   // like q, k and v, written
-//!     uint64_t dlse;             // device address of the gradient of lse (f32, like lse), or 0
-//!     uint64_t workspace;        // device address, a multiple of 256; contents do not matter
-//!     uint64_t workspace_bytes;  // at least what fattn_backward_workspace_bytes says
-//! } fattn_backward_args;
-//!
-//! int32_t fattn_device_open(const char *name, fattn_device **device);   // "cuda:0", "emulated"
-//! void fattn_device_close(fattn_device *device);
-//! int32_t fattn_forward(const fattn_device *device, const fattn_forward_args *args, void *stream);
-//! int32_t fattn_backward(const fattn_device *device, const fattn_backward_args *args, void *stream);
-//! int32_t fattn_backward_workspace_bytes(const fattn_device *device, const fattn_backward_args *args,
-//!                                        uint64_t *bytes);   // workspace in args is not looked at
-//! const char *fattn_last_error(void);   // of this thread's last failed call
-//! ```
-//!
-//! Functions return 0, or one of the numbers of [`Status`]. A GPU is opened in its primary context,
-//! so addresses and streams of the CUDA runtime and of PyTorch can be passed as they are. Work is
-//! queued on `stream` and not waited for. A struct that grows gets a new size, so that a caller who
-//! was compiled for another version is told, instead of misread.
+//! `include/finite_attention.h` declares it, and says what every number, field and function means. Functions
+//! return 0, or one of the numbers of [`Status`].
 
 mod convert;
 mod types;

@@ -1,5 +1,6 @@
 //! Everything that can go wrong, with the argument's name, what was expected and what came.
 
+use crate::problem::MAX_SCALE;
 use std::fmt::Write as _;
 
 /// Short for a result of this crate.
@@ -7,13 +8,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate. The texts are part of the interface and are tested.
 ///
-/// `argument` is always the name of a tensor or parameter as it stands in the API: `q`, `k`, `v`, `o`,
-/// `lse`, `scale`.
+/// `argument` is always the name of a tensor or parameter: `q`, `k`, `v`, `o`, `lse`, `dq`, `dk`, `dv`,
+/// `cu_seqlens_q`, `cu_seqlens_k`, `scale`. The gradients of o and lse are `do` and `dlse`, as in files; in
+/// Rust, which keeps `do` for itself, the fields are `d_o` and `d_lse`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A tensor has the wrong number of dimensions.
-    #[error("{argument}: expected {expected} dimensions {names}, got {got}")]
+    #[error("{argument}: expected {expected} dimension{} {names}, got {got}", plural(*.expected))]
     WrongRank {
         /// Which tensor.
         argument: &'static str,
@@ -129,12 +131,12 @@ pub enum Error {
         /// Its strides in elements.
         strides: [i64; 4],
     },
-    /// A device address that is no multiple of the element size.
+    /// A device address that is no multiple of what it must be.
     #[error("{argument}: expected an address that is a multiple of {alignment} bytes, got {address:#x}")]
     Misaligned {
         /// Which tensor.
         argument: &'static str,
-        /// Bytes per element.
+        /// Bytes per element; of a workspace, [`crate::plan::BackwardPlan::WORKSPACE_ALIGNMENT`].
         alignment: u32,
         /// The address.
         address: u64,
@@ -154,8 +156,16 @@ pub enum Error {
         argument: &'static str,
         /// Elements from the first to the last that the layout touches.
         expected: usize,
-        /// The shape.
-        shape: [usize; 4],
+        /// The shape, as it is documented: of lse `[B, Hq, Sq]`, packed `[Hq, Tq]`.
+        shape: Vec<usize>,
+        /// Elements that are there.
+        got: usize,
+    },
+    /// Elements of a tensor that the problem does not have.
+    #[error("{argument}: expected no elements, as the problem has no {argument}, got {got}")]
+    NotInProblem {
+        /// Which tensor.
+        argument: &'static str,
         /// Elements that are there.
         got: usize,
     },
@@ -221,8 +231,9 @@ pub enum Error {
         /// Rows needed.
         got: u64,
     },
-    /// The softmax scale is NaN or infinite.
-    #[error("scale: expected a finite number, got {got}")]
+    /// The softmax scale is NaN, infinite, or so large that kernels, which take powers of two, could not
+    /// multiply it by `log2(e)`.
+    #[error("scale: expected a number from -{max:e} to {max:e}, got {got:e}", max = MAX_SCALE)]
     Scale {
         /// The scale.
         got: f32,
@@ -268,10 +279,10 @@ pub enum Error {
         /// What is there instead.
         reason: String,
     },
-    /// Device memory is used up.
+    /// Memory of a device is used up, or of the host.
     #[error("device {device}: out of memory: could not allocate {bytes} bytes")]
     OutOfMemory {
-        /// Name of the device.
+        /// What the device calls itself ([`crate::driver::DeviceProperties::name`]), or `host`.
         device: String,
         /// Size of the allocation that failed.
         bytes: usize,
@@ -281,6 +292,15 @@ pub enum Error {
     KernelImageMissing {
         /// Name of the kernel.
         kernel: String,
+    },
+    /// A text that should replace kernels holds none of the library's.
+    #[error(
+        "kernels: expected an .entry with the name of a kernel of the library, got {}",
+        .entries.join(", ")
+    )]
+    NoKernelReplaced {
+        /// The entries that it holds.
+        entries: Vec<String>,
     },
     /// The compiled kernel cannot be read.
     #[error("kernel {kernel}: the PTX cannot be read: {reason}")]
@@ -325,8 +345,12 @@ fn detail_text(detail: &str) -> String {
 
 /// `1 finding`, `3 findings`.
 fn count_text(findings: &[String]) -> String {
-    let plural = if findings.len() == 1 { "" } else { "s" };
-    format!("{} finding{plural}", findings.len())
+    format!("{} finding{}", findings.len(), plural(findings.len()))
+}
+
+/// What follows a noun of which there are so many.
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
 
 /// The findings, a line each.

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use flate2::read::GzDecoder;
-use kernels_gpu::abi::KernelSpec;
+use kernels_gpu::abi::{KERNELS, KernelSpec};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io::Read as _;
@@ -43,6 +43,19 @@ impl KernelImages {
         }
         let replacement = Replacement { text: ptx.into(), entries };
         Ok(KernelImages { replacement: Some(Arc::new(replacement)), ..KernelImages::embedded() })
+    }
+
+    /// As [`KernelImages::with_override`], of a text that replaces at least one kernel.
+    ///
+    /// # Errors
+    /// [`Error::NoKernelReplaced`], or as [`KernelImages::with_override`].
+    pub fn replacing(ptx: &str) -> Result<Self> {
+        let is_known = |entry: &str| KERNELS.iter().any(|kernel| kernel.name == entry);
+        let images = KernelImages::with_override(ptx)?;
+        if entry_names(ptx).any(is_known) {
+            return Ok(images);
+        }
+        Err(Error::NoKernelReplaced { entries: entry_names(ptx).map(str::to_owned).collect() })
     }
 
     /// The PTX text that holds `kernel`: the same `Arc` at every call.
@@ -124,7 +137,6 @@ fn entry_names(ptx: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
     use flate2::{Compression, write::GzEncoder};
-    use kernels_gpu::abi::KERNELS;
     use std::io::Write as _;
 
     const PTX: &str =
@@ -163,6 +175,11 @@ mod tests {
         let other = KERNELS.iter().find(|spec| spec.name == "forward_f16_d64_sm80").unwrap();
         assert!(images.get(other).map_or(true, |text| &*text != PTX));
         assert!(images.names().contains(&"second".to_owned()));
+        assert!(KernelImages::replacing(PTX).is_ok());
+        assert_eq!(
+            KernelImages::replacing(".entry second(\n.entry third(").unwrap_err().to_string(),
+            "kernels: expected an .entry with the name of a kernel of the library, got second, third"
+        );
         assert_eq!(
             KernelImages::with_override("").unwrap_err().to_string(),
             "kernel override: the PTX cannot be read: no .entry in the text"

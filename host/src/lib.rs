@@ -26,6 +26,6 @@ pub use device::Device;
 pub use driver::{DevicePointer, Stream};
 pub use error::{Error, Result};
 pub use images::KernelImages;
-pub use kernels_gpu::abi::Dtype;
+pub use kernels_gpu::abi::{Arch, Dtype};
 pub use plan::{BackwardPointers, ForwardPointers};
 pub use problem::{BackwardProblem, CausalAlignment, ForwardProblem, Layout, Mask, Mode, Sequences};

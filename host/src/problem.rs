@@ -15,6 +15,9 @@ pub use sequences::Sequences;
 use crate::error::{Error, Result};
 use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, WINDOW_OPEN};
 
+/// The largest softmax scale in size, about 2.36e38: what kernels multiply by `log2(e)` stays finite.
+pub const MAX_SCALE: f32 = f32::MAX / std::f32::consts::LOG2_E;
+
 /// One forward pass: `o = softmax(scale * q k^T + mask) v` and `lse`, the logarithm of each row's
 /// softmax denominator.
 ///
@@ -66,7 +69,7 @@ pub struct ForwardProblem {
     pub dtype: Dtype,
     /// Element type of o: that of q, or f32.
     pub output_dtype: Dtype,
-    /// Softmax scale; `D^-0.5` when none is given.
+    /// Softmax scale, of at most [`MAX_SCALE`] in size; `D^-0.5` when none is given.
     pub scale: Option<f32>,
     /// Which keys a query sees.
     pub mask: Mask,
@@ -154,7 +157,7 @@ impl ForwardProblem {
             });
         }
         let scale = self.scale.unwrap_or((self.q.shape[3] as f32).sqrt().recip());
-        if !scale.is_finite() {
+        if scale.is_nan() || scale.abs() > MAX_SCALE {
             return Err(Error::Scale { got: scale });
         }
         Ok(self.derive(scale))
@@ -259,7 +262,7 @@ pub struct ValidForward {
     pub window_left: i32,
     /// Keys visible to the right of the diagonal; `WINDOW_OPEN` is all.
     pub window_right: i32,
-    /// Softmax scale, finite.
+    /// Softmax scale, of at most [`MAX_SCALE`] in size.
     pub scale: f32,
 }
 
@@ -281,8 +284,13 @@ impl ValidForward {
 
     /// Number of elements of lse: `[B, Hq, Sq]`, packed `[Hq, Tq]`.
     pub fn lse_elements(&self) -> usize {
+        self.lse_shape().iter().product()
+    }
+
+    /// The shape of lse: `[B, Hq, Sq]`, packed `[Hq, Tq]`.
+    pub fn lse_shape(&self) -> Vec<usize> {
         let [batches, rows, heads, _] = self.problem.q.shape;
-        batches * heads * rows
+        if self.is_packed() { vec![heads, rows] } else { vec![batches, heads, rows] }
     }
 
     /// f32 elements of lse from one batch to the next and from one head to the next.

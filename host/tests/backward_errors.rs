@@ -138,7 +138,7 @@ fn slices_of_the_wrong_type_or_length() {
     let short = BackwardInputs { lse: &narrow[1..], ..inputs };
     assert_eq!(
         backward_host::<_, _, bf16>(&device, &problem(), &short).unwrap_err().to_string(),
-        "lse: expected at least 40 elements for shape [1, 1, 1, 40], got 39"
+        "lse: expected at least 40 elements for shape [2, 4, 5], got 39"
     );
     let short = BackwardInputs { d_o: &wide[1..], ..inputs };
     assert_eq!(
@@ -147,13 +147,18 @@ fn slices_of_the_wrong_type_or_length() {
     );
     assert_eq!(
         backward_host::<_, _, bf16>(&device, &problem().with_d_lse(), &inputs).unwrap_err().to_string(),
-        "dlse: expected at least 40 elements for shape [1, 1, 1, 40], got 0"
+        "dlse: expected at least 40 elements for shape [2, 4, 5], got 0"
     );
     assert_eq!(
         backward_host::<_, _, f16>(&device, &problem(), &inputs).unwrap_err().to_string(),
         "dq: expected dtype bf16 like problem, got f16"
     );
     assert!(backward_host::<_, _, bf16>(&device, &problem(), &inputs).is_ok());
+    let stray = BackwardInputs { d_lse: &narrow, ..inputs };
+    assert_eq!(
+        backward_host::<_, _, bf16>(&device, &problem(), &stray).unwrap_err().to_string(),
+        "dlse: expected no elements, as the problem has no dlse, got 40"
+    );
 }
 
 /// 7 rows of q and 9 of k, in three sequences of at most 4 and 9.
@@ -219,6 +224,19 @@ fn offsets_that_do_not_fit() {
         forward_packed_host(&device, &strided, [&q, &k, &k], &[0, 7], &[0, 9]);
     assert_eq!(given.unwrap_err().to_string(), "cu_seqlens_q: expected 0 offsets, got 2");
     assert!(Sequences::from_offsets(&[], &[]).is_err());
+    let most = Sequences::Packed { count: usize::MAX, max_query_rows: 0, max_key_rows: 0 };
+    assert_eq!(
+        most.check_offsets(0, 0, &[], &[]).unwrap_err().to_string(),
+        format!("cu_seqlens_q: expected {} offsets, got 0", usize::MAX)
+    );
+    // One sequence of 6 rows, and 7 rows of q: it is the offsets that do not fit.
+    let short = Sequences::from_offsets(&[0, 6], &[0, 9]).unwrap();
+    let given: Result<ForwardOutput<f32>, Error> =
+        forward_packed_host(&device, &packed().with_sequences(short), [&q, &k, &k], &[0, 6], &[0, 9]);
+    assert_eq!(
+        given.unwrap_err().to_string(),
+        "cu_seqlens_q: expected offset 1 to be 7 like the rows that are there, got 6"
+    );
     assert_eq!(
         Sequences::from_offsets(&[0, 4], &[0, -1]).unwrap_err().to_string(),
         "cu_seqlens_k: expected offset 1 to be at least 0, the one before, got -1"

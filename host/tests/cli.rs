@@ -77,6 +77,21 @@ fn run_refuses_what_is_missing_or_does_not_fit() {
         refused("output", &[q, k, v], &["--out-dtype", "bf16"]),
         "fattn: o: expected dtype f32 like q, or f32, got bf16\n"
     );
+    let others = [("dO", Dtype::F32, SHAPE), ("cu_seqlens", Dtype::I32, [2].as_slice())];
+    assert_eq!(
+        refused("unknown", &[&[q, k, v], &others[..]].concat(), &[]),
+        "fattn: --input: expected no tensors but q, k, v, do, dlse, cu_seqlens_q, cu_seqlens_k, \
+         got cu_seqlens, dO\n"
+    );
+    assert_eq!(
+        refused("deterministic", &[q, k, v], &["--deterministic"]),
+        "fattn: --deterministic: expected a tensor do in the input, got none: the forward pass always is\n"
+    );
+    for scale in ["-inf", "3e38", "NaN"] {
+        let text = refused("scale", &[q, k, v], &["--scale", scale]);
+        assert!(text.starts_with("fattn: scale: expected a number from -2.3586574e38 to "), "{text}");
+        assert!(text.ends_with(&format!(", got {scale}\n")), "{text}");
+    }
 }
 
 #[test]
@@ -100,6 +115,86 @@ fn an_unknown_device_is_refused_by_name() {
         "{text}"
     );
     assert_eq!(answer.status.code(), Some(2));
+}
+
+/// What is wrong with the arguments, said before anything runs.
+fn wrong(arguments: &[&str]) -> String {
+    let answer = fattn(arguments);
+    assert_eq!(answer.status.code(), Some(2), "{arguments:?}");
+    assert!(answer.stdout.is_empty(), "{arguments:?}");
+    String::from_utf8(answer.stderr).unwrap()
+}
+
+#[test]
+fn numbers_for_which_there_is_nothing_to_run_or_no_memory_are_refused_by_name() {
+    assert_eq!(wrong(&["check", "--cases", "0"]), "fattn: --cases: expected at least 1, got 0\n");
+    assert_eq!(
+        wrong(&["check", "--only", "999"]),
+        "fattn: --only: expected 0..=239, as --cases is 240, got 999\n"
+    );
+    for option in ["--heads", "--kv-heads", "--batch", "--head-dim", "--seqlen"] {
+        assert_eq!(
+            wrong(&["bench", option, "0"]),
+            format!("fattn: {option}: expected at least 1, got 0\n")
+        );
+    }
+    assert_eq!(
+        wrong(&["bench", "--batch", "99999999999999"]),
+        "fattn: q: expected batch 0..=4294967295, got 99999999999999\n"
+    );
+    for head_dim in ["0", "257", "18446744073709551615"] {
+        assert_eq!(
+            wrong(&["equivalence", "--seqlen", "5", "--head-dim", head_dim]),
+            format!("fattn: --head-dim {head_dim}: q: expected head_dim 1..=256, got {head_dim}\n")
+        );
+    }
+    assert_eq!(
+        wrong(&["equivalence", "--seqlen", "4294967296", "--head-dim", "8"]),
+        "fattn: --seqlen: expected 0..=1048576, got 4294967296\n"
+    );
+}
+
+#[test]
+fn one_case_of_any_number_of_cases_runs() {
+    let most = usize::MAX.to_string();
+    let answer = fattn(&["check", "--device", "emulated", "--cases", &most, "--only", "5"]);
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert!(answer.status.success() && text.ends_with("1 passed, 0 failed\n"), "{text}");
+}
+
+#[test]
+fn kernels_that_replace_none_are_refused() {
+    let file = File::new("kernels");
+    std::fs::write(&file.0, ".version 8.0\n.visible .entry mine(\n.entry yours(\n").unwrap();
+    let path = file.0.to_str().unwrap();
+    assert_eq!(
+        wrong(&["check", "--device", "emulated", "--only", "5", "--kernels", path]),
+        format!(
+            "fattn: --kernels {path}: kernels: expected an .entry with the name of a kernel of the library, \
+             got mine, yours\n"
+        )
+    );
+}
+
+#[test]
+fn plans_are_explained_where_there_is_no_gpu() {
+    let bench = ["bench", "--device", "emulated:sm_90a", "--pass", "both", "--head-dim", "128"];
+    let shape = ["--seqlen", "4096", "--causal", "no"];
+    let answer = fattn(&[&bench[..], &shape, &["--explain"]].concat());
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert!(answer.status.success(), "{text}");
+    assert!(
+        text.contains("\n    the device is Hopper, and tensor maps can describe the tensors\n"),
+        "{text}"
+    );
+    assert!(text.contains("\n  backward_bf16_d128") && text.contains(" bytes of workspace\n"), "{text}");
+    let answer = fattn(&[&bench[..], &shape, &["--explain", "--json"]].concat());
+    let report: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!(report["rows"][0]["kernel"], "forward_bf16_d128_sm90a");
+    assert_eq!(report["rows"][0].get("burst_ms"), None);
+    assert!(
+        wrong(&[&bench[..], &shape].concat()).ends_with("with --explain it prints the plans alone\n")
+    );
 }
 
 #[test]
@@ -185,6 +280,17 @@ fn run_refuses_gradients_and_offsets_that_do_not_fit() {
         refused("four", &of_i32, &[]),
         "fattn: q: expected 3 dimensions [row, head, column], got 4\n"
     );
+    let square = |name| (name, Dtype::I32, [1, 3].as_slice());
+    assert_eq!(
+        refused("square", &[q, k, v, square("cu_seqlens_q"), square("cu_seqlens_k")], &[]),
+        "fattn: cu_seqlens_q: expected 1 dimension [sequence], got 2\n"
+    );
+    let rows = packed_file("rows", &[0, 2, 4]);
+    let answer = fattn(&["run", "--input", rows.0.to_str().unwrap(), "--output", "/nowhere/out"]);
+    assert_eq!(
+        String::from_utf8(answer.stderr).unwrap(),
+        "fattn: cu_seqlens_q: expected offset 2 to be 5 like the rows that are there, got 4\n"
+    );
 }
 
 #[test]
@@ -200,10 +306,13 @@ fn run_computes_gradients_of_packed_sequences_in_a_window() {
         "1",
         "-1",
         "--deterministic",
+        "--explain",
         "--device",
         "emulated",
     ]);
     assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert!(text.starts_with("forward_f32_") && text.contains("\nbackward_f32_"), "{text}");
     let bytes = std::fs::read(&output.0).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     for name in ["o", "dq", "dk", "dv"] {

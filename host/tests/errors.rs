@@ -3,9 +3,9 @@
 mod support;
 
 use finite_attention::device::DeviceName;
-use finite_attention::problem::common_dtype;
+use finite_attention::problem::{MAX_SCALE, common_dtype};
 use finite_attention::{
-    Device, Dtype, Error, ForwardOutput, ForwardPointers, ForwardProblem, Layout, Stream, forward,
+    Arch, Device, Dtype, Error, ForwardOutput, ForwardPointers, ForwardProblem, Layout, Stream, forward,
     forward_host,
 };
 use half::bf16;
@@ -149,11 +149,22 @@ fn strides() {
 
 #[test]
 fn scales() {
-    assert_eq!(refused(|p| p.scale = Some(f32::NAN)), "scale: expected a finite number, got NaN");
-    assert_eq!(refused(|p| p.scale = Some(f32::INFINITY)), "scale: expected a finite number, got inf");
-    assert!(
-        problem().with_scale(0.0).validate().is_ok() && problem().with_scale(-1.0).validate().is_ok()
-    );
+    let range = "scale: expected a number from -2.3586574e38 to 2.3586574e38";
+    // Kernels multiply by log2(e): of the last two nothing finite would come.
+    for (scale, got) in [
+        (f32::NAN, "NaN"),
+        (f32::INFINITY, "inf"),
+        (f32::NEG_INFINITY, "-inf"),
+        (2.4e38, "2.4e38"),
+        (-3e38, "-3e38"),
+    ] {
+        assert_eq!(refused(|p| p.scale = Some(scale)), format!("{range}, got {got}"));
+    }
+    for scale in [0.0, -1.0, MAX_SCALE, -MAX_SCALE] {
+        assert!(problem().with_scale(scale).validate().is_ok(), "{scale}");
+    }
+    assert!((MAX_SCALE * std::f32::consts::LOG2_E).is_finite());
+    assert!((MAX_SCALE.next_up() * std::f32::consts::LOG2_E).is_infinite());
 }
 
 #[test]
@@ -192,6 +203,27 @@ fn slices_that_are_too_short() {
         "v: expected at least 4608 elements for shape [2, 9, 2, 128], got 4607"
     );
     assert!(error(&[], &[], &[]).to_string().starts_with("q: expected at least 5120 elements"));
+}
+
+/// Every buffer that a layout asks for is refused where there is no memory for it.
+#[test]
+fn outputs_that_no_memory_has_room_for() {
+    // One element per megabyte, all apart: 2 PiB.
+    let input = Layout { shape: [1, 1 << 29, 1, 1], strides: [0, 0, 0, 1] };
+    let key = Layout::bshd([1, 1, 1, 1]);
+    let o = Layout { shape: input.shape, strides: [1, 1 << 20, 1, 1] };
+    let gapped = ForwardProblem::new(Dtype::F32, input, key, key).with_output(o);
+    let emulated = Device::emulated(Arch::Sm80).unwrap();
+    let error = forward_host::<f32, f32>(&emulated, &gapped, &[0.0], &[0.0], &[0.0]).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    // A device that gives everything: what the host has decides.
+    let error =
+        forward_host::<f32, f32>(&device(Fault::GivesAddressesOnly), &gapped, &[0.0], &[0.0], &[0.0]);
+    let bytes = ((1u64 << 20) * ((1 << 29) - 1) + 1) * 4;
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        format!("device host: out of memory: could not allocate {bytes} bytes")
+    );
 }
 
 #[test]

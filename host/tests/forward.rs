@@ -2,8 +2,12 @@
 
 mod support;
 
-use finite_attention::{Dtype, ForwardOutput, ForwardProblem, Layout, forward_host};
-use half::f16;
+use finite_attention::problem::MAX_SCALE;
+use finite_attention::{
+    Arch, BackwardInputs, BackwardOutput, BackwardProblem, Device, Dtype, Element, ForwardOutput,
+    ForwardProblem, Layout, backward_host, forward_host,
+};
+use half::{bf16, f16};
 use support::{Fault, device};
 
 #[test]
@@ -54,4 +58,35 @@ fn nothing_in_gives_nothing_out_and_no_keys_give_dead_rows() {
     let problem = ForwardProblem::new(Dtype::F32, some, none, none);
     let output: ForwardOutput<f32> = forward_host(&device, &problem, &[1.0; 24], &[], &[]).unwrap();
     assert_eq!(output, ForwardOutput { o: vec![0.0; 24], lse: vec![f32::NEG_INFINITY; 6] });
+}
+
+/// Of zeros, forward and backward, in the emulator.
+fn zeros_scaled<T: Element>(arch: Arch, scale: f32) {
+    let layout = Layout::bshd([1, 3, 1, 8]);
+    let device = Device::emulated(arch).unwrap();
+    let problem = ForwardProblem::new(T::DTYPE, layout, layout, layout).with_scale(scale);
+    let zeros = &[T::zeroed(); 24][..];
+    let ForwardOutput::<T> { o, lse } = forward_host(&device, &problem, zeros, zeros, zeros).unwrap();
+    let (q, k, v, d_o, o, lse) = (zeros, zeros, zeros, zeros, &o[..], &lse[..]);
+    let (d_lse, cu_seqlens_q, cu_seqlens_k) = (&[][..], &[][..], &[][..]);
+    let inputs = BackwardInputs { q, k, v, o, lse, d_o, d_lse, cu_seqlens_q, cu_seqlens_k };
+    let BackwardOutput::<T> { dq, dk, dv } =
+        backward_host(&device, &BackwardProblem::new(problem), &inputs).unwrap();
+    for gradients in [o, &dq, &dk, &dv] {
+        assert!(
+            gradients.iter().all(|&number| number.to_f32() == 0.0),
+            "{arch:?} {scale} {:?}",
+            T::DTYPE
+        );
+    }
+    assert!(lse.iter().all(|&number| (number - 3f32.ln()).abs() < 1e-5), "{arch:?} {scale} {lse:?}");
+}
+
+#[test]
+fn the_largest_scale_of_zeros_gives_zeros() {
+    for (arch, scale) in Arch::ALL.into_iter().flat_map(|arch| [(arch, MAX_SCALE), (arch, -MAX_SCALE)]) {
+        zeros_scaled::<bf16>(arch, scale);
+        zeros_scaled::<f16>(arch, scale);
+        zeros_scaled::<f32>(arch, scale);
+    }
 }

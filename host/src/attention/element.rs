@@ -3,8 +3,42 @@
 use half::{bf16, f16};
 use kernels_gpu::abi::Dtype;
 
+mod sealed {
+    //! Kernels read as many bytes per element as a dtype has: nobody else may say which dtype a type is.
+
+    /// Only the types of this file are.
+    pub trait Sealed {}
+
+    impl Sealed for half::bf16 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for f32 {}
+}
+
 /// A number that tensors can hold on a device: `half::bf16`, `half::f16` or `f32`.
-pub trait Element: bytemuck::Pod + PartialEq + Send + Sync {
+///
+/// Sealed: a type of another size than its dtype would let safe functions read and write past the end of a
+/// slice.
+///
+/// ```compile_fail,E0277
+/// use finite_attention::{Dtype, Element};
+///
+/// #[repr(transparent)]
+/// #[derive(Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+/// struct Byte(u8);
+///
+/// impl Element for Byte {
+///     const DTYPE: Dtype = Dtype::F32;
+///
+///     fn from_f32(value: f32) -> Self {
+///         Byte(value as u8)
+///     }
+///
+///     fn to_f32(self) -> f32 {
+///         f32::from(self.0)
+///     }
+/// }
+/// ```
+pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + Send + Sync {
     /// Its name at run time.
     const DTYPE: Dtype;
 

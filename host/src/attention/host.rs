@@ -37,7 +37,7 @@ pub struct ForwardOutput<T> {
 ///
 /// # Errors
 /// [`Error::WrongDtype`] if `T` or `O` is not the problem's dtype, [`Error::WrongLength`] if a slice is
-/// too short, and everything that [`forward`] refuses.
+/// too short, [`Error::OutOfMemory`], also of the host, and everything that [`forward`] refuses.
 pub fn forward_host<T: Element, O: Element>(
     device: &Device,
     problem: &ForwardProblem,
@@ -61,9 +61,11 @@ pub fn forward_packed_host<T: Element, O: Element>(
 ) -> Result<ForwardOutput<O>> {
     common_dtype(&[("problem", problem.dtype), ("q", T::DTYPE)])?;
     common_dtype(&[("problem", problem.output_dtype), ("o", O::DTYPE)])?;
+    check_offsets(problem, cu_seqlens_q, cu_seqlens_k)?;
     let valid = problem.validate()?;
     let stream = Stream::default();
-    let [offsets_q, offsets_k] = copied_offsets(device, &valid, cu_seqlens_q, cu_seqlens_k)?;
+    let offsets_q = DeviceBuffer::from_slice(device, cu_seqlens_q)?;
+    let offsets_k = DeviceBuffer::from_slice(device, cu_seqlens_k)?;
     let q = Copied::new(device, "q", &problem.q, q)?;
     let k = Copied::new(device, "k", &problem.k, k)?;
     let v = Copied::new(device, "v", &problem.v, v)?;
@@ -102,7 +104,7 @@ pub struct BackwardInputs<'s, T, O> {
     pub lse: &'s [f32],
     /// `[B, Sq, Hq, Dv]`.
     pub d_o: &'s [T],
-    /// Like lse; empty unless the problem has it.
+    /// Like lse; empty unless [`BackwardProblem::has_d_lse`].
     pub d_lse: &'s [f32],
     /// Offsets of packed sequences in q; empty without them.
     pub cu_seqlens_q: &'s [i32],
@@ -125,7 +127,8 @@ pub struct BackwardOutput<G> {
 /// Backward pass on host slices. `G` is the element type of dq, dk and dv: `T`, or f32.
 ///
 /// # Errors
-/// As [`forward_packed_host`], for every tensor, and [`Error::OutOfMemory`].
+/// As [`forward_packed_host`], for every tensor, and [`Error::NotInProblem`] for a dLSE that the problem does
+/// not have.
 pub fn backward_host<T: Element, O: Element, G: Element>(
     device: &Device,
     problem: &BackwardProblem,
@@ -135,19 +138,24 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
     common_dtype(&[("problem", forward.dtype), ("q", T::DTYPE)])?;
     common_dtype(&[("problem", forward.output_dtype), ("o", O::DTYPE)])?;
     common_dtype(&[("problem", problem.gradient_dtype), ("dq", G::DTYPE)])?;
+    check_offsets(forward, inputs.cu_seqlens_q, inputs.cu_seqlens_k)?;
     let valid = problem.validate()?.forward;
+    if !problem.has_d_lse && !inputs.d_lse.is_empty() {
+        return Err(Error::NotInProblem { argument: "dlse", got: inputs.d_lse.len() });
+    }
     let stream = Stream::default();
-    let [offsets_q, offsets_k] =
-        copied_offsets(device, &valid, inputs.cu_seqlens_q, inputs.cu_seqlens_k)?;
+    let offsets_q = DeviceBuffer::from_slice(device, inputs.cu_seqlens_q)?;
+    let offsets_k = DeviceBuffer::from_slice(device, inputs.cu_seqlens_k)?;
     let q = Copied::new(device, "q", &forward.q, inputs.q)?;
     let k = Copied::new(device, "k", &forward.k, inputs.k)?;
     let v = Copied::new(device, "v", &forward.v, inputs.v)?;
     let o = Copied::new(device, "o", &forward.o, inputs.o)?;
     let d_o = Copied::new(device, "do", &problem.d_o, inputs.d_o)?;
-    let lse_layout = Layout::bshd([1, 1, 1, valid.lse_elements()]);
-    let lse = Copied::new(device, "lse", &lse_layout, inputs.lse)?;
-    let d_lse_layout = if problem.has_d_lse { lse_layout } else { Layout::bshd([1, 1, 1, 0]) };
-    let d_lse = Copied::new(device, "dlse", &d_lse_layout, inputs.d_lse)?;
+    let lse = like_lse(device, "lse", &valid, inputs.lse)?;
+    let d_lse = match problem.has_d_lse {
+        true => like_lse(device, "dlse", &valid, inputs.d_lse)?,
+        false => DeviceBuffer::uninitialised(device, 0)?,
+    };
     let dq = output_buffer::<G>(device, &problem.dq)?;
     let dk = output_buffer::<G>(device, &problem.dk)?;
     let dv = output_buffer::<G>(device, &problem.dv)?;
@@ -160,8 +168,8 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
         dq: dq.device_pointer(),
         dk: dk.device_pointer(),
         dv: dv.device_pointer(),
-        lse: lse.pointer(),
-        d_lse: d_lse.pointer(),
+        lse: lse.device_pointer(),
+        d_lse: d_lse.device_pointer(),
         cu_seqlens_q: offsets_q.device_pointer(),
         cu_seqlens_k: offsets_k.device_pointer(),
     };
@@ -171,19 +179,11 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
     Ok(BackwardOutput { dq: dq.to_vec(stream)?, dk: dk.to_vec(stream)?, dv: dv.to_vec(stream)? })
 }
 
-/// The offsets of packed sequences on the device, after they were checked; empty buffers without.
-fn copied_offsets(
-    device: &Device,
-    valid: &ValidForward,
-    cu_seqlens_q: &[i32],
-    cu_seqlens_k: &[i32],
-) -> Result<[DeviceBuffer<i32>; 2]> {
-    let ForwardProblem { q, k, sequences, .. } = &valid.problem;
-    sequences.check_offsets(q.shape[1], k.shape[1], cu_seqlens_q, cu_seqlens_k)?;
-    Ok([
-        DeviceBuffer::from_slice(device, cu_seqlens_q)?,
-        DeviceBuffer::from_slice(device, cu_seqlens_k)?,
-    ])
+/// The offsets of packed sequences fit the rows. Before all else is checked: where they do not, it is they
+/// who are wrong, and not the tensors.
+fn check_offsets(problem: &ForwardProblem, cu_seqlens_q: &[i32], cu_seqlens_k: &[i32]) -> Result<()> {
+    let ForwardProblem { q, k, sequences, .. } = problem;
+    sequences.check_offsets(q.shape[1], k.shape[1], cu_seqlens_q, cu_seqlens_k)
 }
 
 /// Zeros where a layout has gaps; else left uninitialised, so that the emulator sees an element that is
@@ -192,7 +192,31 @@ fn output_buffer<O: Element>(device: &Device, layout: &Layout) -> Result<DeviceB
     if layout.span() as u128 == layout.elements() {
         return DeviceBuffer::uninitialised(device, layout.span());
     }
-    DeviceBuffer::from_slice(device, &vec![O::zeroed(); layout.span()])
+    DeviceBuffer::zeroed(device, layout.span())
+}
+
+/// A dense tensor of the shape of lse, copied to the device.
+fn like_lse(
+    device: &Device,
+    argument: &'static str,
+    valid: &ValidForward,
+    elements: &[f32],
+) -> Result<DeviceBuffer<f32>> {
+    DeviceBuffer::from_slice(
+        device,
+        first(argument, valid.lse_elements(), &valid.lse_shape(), elements)?,
+    )
+}
+
+/// As many elements as a tensor of this shape spans.
+fn first<'e, T>(
+    argument: &'static str,
+    expected: usize,
+    shape: &[usize],
+    elements: &'e [T],
+) -> Result<&'e [T]> {
+    let (shape, got) = (shape.to_vec(), elements.len());
+    elements.get(..expected).ok_or(Error::WrongLength { argument, expected, shape, got })
 }
 
 /// A tensor copied to the device.
@@ -204,11 +228,7 @@ struct Copied<T> {
 
 impl<T: Element> Copied<T> {
     fn new(device: &Device, argument: &'static str, layout: &Layout, elements: &[T]) -> Result<Self> {
-        let expected = layout.span();
-        let Some(elements) = elements.get(..expected) else {
-            let (shape, got) = (layout.shape, elements.len());
-            return Err(Error::WrongLength { argument, expected, shape, got });
-        };
+        let elements = first(argument, layout.span(), &layout.shape, elements)?;
         Ok(Copied { buffer: DeviceBuffer::from_slice(device, elements)?, origin: layout.origin() })
     }
 

@@ -116,19 +116,29 @@ fn side(argument: &str, keys: i64) -> Result<Option<u32>, Failure> {
     u32::try_from(keys).map(Some).map_err(refused)
 }
 
-/// Packed if there are offsets on either side; that both have an address is checked by the plan.
+/// Packed if there are offsets on either side; that both have an address is checked by the plan. Without
+/// any, numbers of packed sequences would mean nothing.
 fn sequences(args: &CAttention) -> Result<Sequences, Failure> {
+    let numbers = [
+        ("sequences", args.sequences),
+        ("max_query_rows", args.max_query_rows),
+        ("max_key_rows", args.max_key_rows),
+    ];
     if args.cu_seqlens_q == 0 && args.cu_seqlens_k == 0 {
-        return Ok(Sequences::Strided);
+        return match numbers.into_iter().find(|&(_, number)| number != 0) {
+            None => Ok(Sequences::Strided),
+            Some((argument, got)) => Err(invalid(format!(
+                "{argument}: expected 0 without addresses of cu_seqlens_q and cu_seqlens_k, got {got}"
+            ))),
+        };
     }
-    let size = |argument: &str, got: i64| {
-        usize::try_from(got).map_err(|_| invalid(format!("{argument}: expected at least 0, got {got}")))
-    };
-    Ok(Sequences::Packed {
-        count: size("sequences", args.sequences)?,
-        max_query_rows: size("max_query_rows", args.max_query_rows)?,
-        max_key_rows: size("max_key_rows", args.max_key_rows)?,
-    })
+    let mut sizes = [0; 3];
+    for (size, (argument, got)) in sizes.iter_mut().zip(numbers) {
+        *size = usize::try_from(got)
+            .map_err(|_| invalid(format!("{argument}: expected at least 0, got {got}")))?;
+    }
+    let [count, max_query_rows, max_key_rows] = sizes;
+    Ok(Sequences::Packed { count, max_query_rows, max_key_rows })
 }
 
 fn dtype(argument: &str, number: i32) -> Result<Dtype, Failure> {

@@ -120,6 +120,10 @@ fn wrong_arguments_are_named() {
         |args| (args.attention.cu_seqlens_k, args.attention.sequences) = (256, -1),
         "sequences: expected at least 0, got -1",
     );
+    let without = "expected 0 without addresses of cu_seqlens_q and cu_seqlens_k";
+    refused(|args| args.attention.sequences = 2, &format!("sequences: {without}, got 2"));
+    refused(|args| args.attention.max_query_rows = 7, &format!("max_query_rows: {without}, got 7"));
+    refused(|args| args.attention.max_key_rows = -1, &format!("max_key_rows: {without}, got -1"));
     refused(|args| args.attention.k.shape[3] = 32, "k: expected head_dim 64 like q, got 32");
     let backward = CBackwardArgs { deterministic: 2, ..empty_backward() };
     assert_eq!(backward_of(&backward), INVALID);

@@ -1,4 +1,4 @@
-//! The structs of the C interface. What their fields mean says the header in [`super`].
+//! The structs of the C interface. `include/finite_attention.h` says more of their fields.
 
 /// What the functions return.
 #[repr(i32)]

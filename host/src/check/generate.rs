@@ -66,7 +66,7 @@ pub fn case(seed: u64, id: usize) -> Case {
         seed: case_seed,
         batches: random.random_range(1..=3),
         query_rows: LENGTHS[id % LENGTHS.len()],
-        key_rows: LENGTHS[(id / LENGTHS.len() + 5 * id) % LENGTHS.len()],
+        key_rows: LENGTHS[(id / LENGTHS.len()).wrapping_add(id.wrapping_mul(5)) % LENGTHS.len()],
         query_heads: key_heads * random.random_range(1..=4),
         key_heads,
         head_dim,

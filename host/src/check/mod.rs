@@ -27,4 +27,4 @@ pub use inputs::{GradientInputs, Inputs};
 pub use judge::TensorVerdict;
 pub use memory::{GUARD_BYTES, Surroundings, TensorMemory};
 pub use placement::Placement;
-pub use run::{Outcome, run_case, run_case_with, sweep};
+pub use run::{Outcome, run_case, run_case_with, sweep, sweep_of};

@@ -110,14 +110,31 @@ pub fn sweep(
     open: impl Fn() -> Result<Device> + Sync,
     finished: impl Fn(&Outcome) + Sync,
 ) -> Result<Vec<Outcome>> {
+    sweep_of(cases.len(), |index| cases[index].clone(), workers, open, finished)
+}
+
+/// As [`sweep`], of `count` cases that `case` gives by their index, each when its turn comes: no number is
+/// too large to begin with.
+///
+/// # Errors
+/// As [`sweep`].
+pub fn sweep_of(
+    count: usize,
+    case: impl Fn(usize) -> Case + Sync,
+    workers: usize,
+    open: impl Fn() -> Result<Device> + Sync,
+    finished: impl Fn(&Outcome) + Sync,
+) -> Result<Vec<Outcome>> {
     let next = AtomicUsize::new(0);
-    let outcomes = Mutex::new(Vec::with_capacity(cases.len()));
+    let outcomes = Mutex::new(Vec::new());
     let work = || -> Result<()> {
         let device = open()?;
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(case) = cases.get(index) else { return Ok(()) };
-            let outcome = run_case(&device, case);
+            if index >= count {
+                return Ok(());
+            }
+            let outcome = run_case(&device, &case(index));
             finished(&outcome);
             outcomes.lock().unwrap_or_else(PoisonError::into_inner).push((index, outcome));
         }

@@ -23,6 +23,9 @@ pub use ptx_emulator::{
 const MAX_ALLOCATIONS: usize = 60_000;
 const MAX_BYTES: u64 = 1 << 39;
 
+/// From so many bytes on, the host is asked first whether it has them.
+const PROBED_BYTES: usize = 1 << 26;
+
 /// Parsed texts that are kept at most, so that a program that makes up kernels does not fill the memory
 /// with them.
 const MAX_MODULES: usize = 256;
@@ -130,6 +133,12 @@ fn regions(spec: &KernelSpec) -> Vec<Region> {
     regions.as_slice().iter().map(named).collect()
 }
 
+/// Whether the host has room for an allocation of the emulator, which ends the process if it has not. The
+/// emulator keeps a byte of what it knows beside each byte.
+fn fits_the_host(bytes: usize) -> bool {
+    bytes < PROBED_BYTES || Vec::<u8>::new().try_reserve_exact(2 * bytes).is_ok()
+}
+
 fn refused(error: impl Display) -> Error {
     Error::Emulator { reason: error.to_string() }
 }
@@ -143,7 +152,7 @@ impl Driver for EmulatedDriver {
         if bytes == 0 {
             return Ok(0);
         }
-        if bytes as u64 > MAX_BYTES {
+        if bytes as u64 > MAX_BYTES || !fits_the_host(bytes) {
             return Err(Error::OutOfMemory { device: self.properties.name.clone(), bytes });
         }
         if self.allocations.fetch_add(1, Ordering::Relaxed) >= MAX_ALLOCATIONS {
@@ -263,6 +272,16 @@ mod tests {
     fn more_memory_than_there_are_addresses_is_refused() {
         let refused = driver().allocate(usize::MAX).unwrap_err();
         assert!(matches!(refused, Error::OutOfMemory { bytes: usize::MAX, .. }), "{refused}");
+    }
+
+    #[test]
+    fn more_memory_than_the_host_has_is_refused() {
+        let bytes = MAX_BYTES as usize;
+        if Vec::<u8>::new().try_reserve_exact(2 * bytes).is_ok() {
+            println!("not tested: the host would give {} bytes", 2 * bytes);
+            return;
+        }
+        assert!(matches!(driver().allocate(bytes), Err(Error::OutOfMemory { .. })));
     }
 
     #[test]

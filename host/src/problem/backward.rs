@@ -31,10 +31,13 @@ impl Mode {
 /// [`ForwardProblem`].
 ///
 /// ```
-/// use finite_attention::{BackwardProblem, Dtype, ForwardProblem, Layout, Mode}; let (q, kv) =
-/// (Layout::bshd([2, 100, 8, 64]), Layout::bshd([2, 300, 2, 64])); let forward =
-/// ForwardProblem::new(Dtype::Bf16, q, kv, kv).causal(); let problem =
-/// BackwardProblem::new(forward).with_gradient_dtype(Dtype::F32).with_mode(Mode::Deterministic);
+/// use finite_attention::{BackwardProblem, Dtype, ForwardProblem, Layout, Mode};
+/// let q = Layout::bshd([2, 100, 8, 64]);
+/// let kv = Layout::bshd([2, 300, 2, 64]);
+/// let forward = ForwardProblem::new(Dtype::Bf16, q, kv, kv).causal();
+/// let problem = BackwardProblem::new(forward)
+///     .with_gradient_dtype(Dtype::F32)
+///     .with_mode(Mode::Deterministic);
 /// assert!(problem.validate().is_ok());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]

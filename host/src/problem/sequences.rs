@@ -82,7 +82,8 @@ impl Sequences {
 }
 
 fn check_count(argument: &'static str, count: usize, offsets: &[i32]) -> Result<()> {
-    let (expected, got) = (count + 1, offsets.len());
+    // No slice is as long as the largest number: what saturates is refused.
+    let (expected, got) = (count.saturating_add(1), offsets.len());
     if got == expected { Ok(()) } else { Err(Error::OffsetCount { argument, expected, got }) }
 }
 

@@ -20,6 +20,8 @@ pub enum Fault {
     None,
     /// Every allocation fails.
     OutOfMemory,
+    /// Every allocation succeeds, and no memory is behind it.
+    GivesAddressesOnly,
     /// Every launch fails.
     Launch,
     /// The last query row is not written.
@@ -84,7 +86,7 @@ impl Driver for MockDriver {
             return Err(Error::OutOfMemory { device: "mock".into(), bytes });
         }
         let mut memory = self.memory.lock().unwrap();
-        Ok(memory.allocate(bytes))
+        Ok(memory.allocate(if self.fault == Fault::GivesAddressesOnly { 4096 } else { bytes }))
     }
 
     unsafe fn free(&self, _: DevicePointer) -> Result<(), Error> {

@@ -10,9 +10,11 @@ mod gpu;
 mod task;
 
 use crate::device::DeviceArguments;
-use anyhow::{Result, bail};
+use crate::plans::{self, Explained};
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use finite_attention::device::DeviceName;
+use finite_attention::driver::DeviceProperties;
 use gpu::{Bench, median};
 use serde::Serialize;
 use serde_json::json;
@@ -68,7 +70,8 @@ pub struct BenchArguments {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
-    /// Print the plan of every shape, with its reasons.
+    /// Print the plan of every shape, with its reasons. On an emulated device nothing else: no GPU is
+    /// needed, and nothing is timed.
     #[arg(long)]
     explain: bool,
 }
@@ -100,7 +103,7 @@ const REST: Duration = Duration::from_millis(300);
 const WARM_UP_MS: f32 = 150.0;
 const MEASURE_MS: f32 = 150.0;
 
-/// One problem and what it took.
+/// One problem, how it is computed, and what it took.
 #[derive(Serialize)]
 struct Row {
     pass: &'static str,
@@ -116,9 +119,17 @@ struct Row {
     kv_heads: usize,
     head_dim: usize,
     kernel: &'static str,
+    workspace_bytes: u64,
+    /// None where plans alone are asked for.
+    #[serde(flatten)]
+    times: Option<Times>,
+    plan: String,
+}
+
+#[derive(Serialize)]
+struct Times {
     /// Copies of the tensors that launches take turns with.
     sets: usize,
-    workspace_bytes: u64,
     /// Launches timed for the burst.
     launches: usize,
     burst_ms: f32,
@@ -127,26 +138,43 @@ struct Row {
     sustained_ms: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sustained_tflops: Option<f64>,
-    plan: String,
 }
 
 /// Times every shape asked for.
 pub fn run(arguments: &BenchArguments) -> Result<()> {
+    let tasks = tasks(arguments)?;
     let (ordinal, arch) = match arguments.device.device {
         None => (0, None),
         Some(DeviceName::Cuda(ordinal)) => (ordinal, None),
         Some(DeviceName::CudaAs(ordinal, arch)) => (ordinal, Some(arch)),
-        Some(name) => bail!("--device {name}: bench times a GPU, and the emulator does not model time"),
+        Some(name @ DeviceName::Emulated(_)) => {
+            ensure!(
+                arguments.explain,
+                "--device {name}: bench times a GPU, and the emulator does not model time; \
+                 with --explain it prints the plans alone"
+            );
+            let (_, device) = arguments.device.open()?;
+            let plan = |task: &Task| planned(device.properties(), task);
+            return report(arguments, device.properties(), &tasks, plan);
+        }
     };
-    let tasks = tasks(arguments)?;
     let bench = Bench::new(ordinal, arch, arguments.device.images()?)?;
-    let properties = bench.properties();
+    report(arguments, bench.properties(), &tasks, |task| timed(&bench, task, arguments))
+}
+
+/// Prints a row for every task.
+fn report(
+    arguments: &BenchArguments,
+    properties: &DeviceProperties,
+    tasks: &[Task],
+    row: impl Fn(&Task) -> Result<Row>,
+) -> Result<()> {
     let mut rows = Vec::new();
     if !arguments.json {
         println!("{}\n{}", properties.name, heading());
     }
-    for task in &tasks {
-        let row = row(&bench, task, arguments)?;
+    for task in tasks {
+        let row = row(task)?;
         if !arguments.json {
             println!("{}", line(&row));
             if arguments.explain {
@@ -168,8 +196,17 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
     Ok(())
 }
 
+/// Plans one problem.
+fn planned(device: &DeviceProperties, task: &Task) -> Result<Row> {
+    let explained = match task.backward() {
+        None => plans::forward(&task.problem, device)?,
+        Some(backward) => plans::backward(&backward, device)?,
+    };
+    Ok(row(task, explained, None))
+}
+
 /// Times one problem.
-fn row(bench: &Bench, task: &Task, arguments: &BenchArguments) -> Result<Row> {
+fn timed(bench: &Bench, task: &Task, arguments: &BenchArguments) -> Result<Row> {
     let sets = bench.sets(task)?;
     let pilot = median(bench.time(&sets, 5)?);
     let count = |milliseconds: f32| (milliseconds / pilot).ceil().clamp(5.0, 20_000.0) as usize;
@@ -183,28 +220,35 @@ fn row(bench: &Bench, task: &Task, arguments: &BenchArguments) -> Result<Row> {
     } else {
         None
     };
-    let [rows, heads, head_dim] = [1, 2, 3].map(|dimension| task.problem.q.shape[dimension]);
     let tflops = |milliseconds: f32| task.flops() / f64::from(milliseconds) / 1e9;
-    Ok(Row {
-        pass: task.pass.name(),
-        dtype: task.problem.dtype.name(),
-        mask: task.problem.mask.to_string(),
-        batch: task.lengths.len(),
-        seqlen: task.lengths.iter().copied().max().unwrap_or(0),
-        rows: rows * task.problem.q.shape[0],
-        heads,
-        kv_heads: task.problem.k.shape[2],
-        head_dim,
-        kernel: sets[0].kernel_name(),
+    let times = Times {
         sets: sets.len(),
-        workspace_bytes: sets[0].workspace_bytes(),
         launches,
         burst_ms,
         burst_tflops: tflops(burst_ms),
         sustained_ms,
         sustained_tflops: sustained_ms.map(tflops),
-        plan: sets[0].explain(),
-    })
+    };
+    Ok(row(task, sets[0].explain(), Some(times)))
+}
+
+fn row(task: &Task, explained: Explained, times: Option<Times>) -> Row {
+    let [batches, rows, heads, head_dim] = task.problem.q.shape;
+    Row {
+        pass: task.pass.name(),
+        dtype: task.problem.dtype.name(),
+        mask: task.problem.mask.to_string(),
+        batch: task.sequences(),
+        seqlen: task.longest(),
+        rows: rows * batches,
+        heads,
+        kv_heads: task.problem.k.shape[2],
+        head_dim,
+        kernel: explained.kernel,
+        workspace_bytes: explained.workspace_bytes,
+        times,
+        plan: explained.text,
+    }
 }
 
 fn heading() -> String {
@@ -217,14 +261,13 @@ fn heading() -> String {
 fn line(row: &Row) -> String {
     let Row { pass, dtype, mask, batch, seqlen, heads, kv_heads, head_dim, .. } = row;
     let time = |ms: f32, tflops: f64| format!("{ms:>9.4} {tflops:>8.1}");
-    let sustained = match (row.sustained_ms, row.sustained_tflops) {
-        (Some(ms), Some(tflops)) => time(ms, tflops),
-        _ => format!("{:>9} {:>8}", "-", "-"),
-    };
+    let none = || format!("{:>9} {:>8}", "-", "-");
+    let burst = row.times.as_ref().map_or_else(none, |times| time(times.burst_ms, times.burst_tflops));
+    let sustained = row.times.as_ref().and_then(|times| times.sustained_ms.zip(times.sustained_tflops));
+    let sustained = sustained.map_or_else(none, |(ms, tflops)| time(ms, tflops));
     format!(
         "{pass:<8} {dtype:<5} {mask:<7} {batch:>3} {seqlen:>6} {heads:>3}/{kv_heads:<3} {head_dim:>4}  \
-         {}  {sustained}  {}",
-        time(row.burst_ms, row.burst_tflops),
+         {burst}  {sustained}  {}",
         row.kernel
     )
 }

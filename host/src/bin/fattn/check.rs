@@ -3,7 +3,7 @@
 use crate::device::DeviceArguments;
 use anyhow::{Result, ensure};
 use clap::Args;
-use finite_attention::check::{Case, Outcome, TensorVerdict, cases, sweep};
+use finite_attention::check::{Case, Outcome, TensorVerdict, extended_case, sweep_of};
 use finite_attention::device::DeviceName;
 use finite_attention::{Device, Mode};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -32,15 +32,20 @@ pub struct CheckArguments {
 
 /// Runs the sweep and prints it; exit code 1 if a case failed.
 pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
-    let mut cases = cases(arguments.seed, arguments.cases);
-    cases.retain(|case| arguments.only.is_none_or(|only| only == case.id));
-    let Swept { name, device_text, outcomes } = sweep_all(&arguments.device, &cases)?;
+    let &CheckArguments { cases, seed, only, .. } = arguments;
+    ensure!(cases > 0, "--cases: expected at least 1, got 0");
+    if let Some(only) = only {
+        ensure!(only < cases, "--only: expected 0..={}, as --cases is {cases}, got {only}", cases - 1);
+    }
+    let (first, count) = only.map_or((0, cases), |only| (only, 1));
+    let swept = sweep_all(&arguments.device, count, |index| extended_case(seed, first + index))?;
+    let Swept { name, device_text, outcomes } = swept;
     let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
     if arguments.json {
-        println!("{}", json_report(&device_text, arguments.seed, &outcomes, failed));
+        println!("{}", json_report(&device_text, seed, &outcomes, failed));
     } else {
         print_table(&outcomes);
-        println!("device {name} ({device_text}), seed {}", arguments.seed);
+        println!("device {name} ({device_text}), seed {seed}");
         println!("{} passed, {failed} failed", outcomes.len() - failed);
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
@@ -53,9 +58,12 @@ pub struct Swept {
     pub outcomes: Vec<Outcome>,
 }
 
-/// Runs the cases with a progress bar: on all cores where the device is emulated.
-pub fn sweep_all(device: &DeviceArguments, cases: &[Case]) -> Result<Swept> {
-    ensure!(!cases.is_empty(), "no case to run");
+/// Runs `count` cases with a progress bar: on all cores where the device is emulated.
+pub fn sweep_all(
+    device: &DeviceArguments,
+    count: usize,
+    case: impl Fn(usize) -> Case + Sync,
+) -> Result<Swept> {
     let (name, first) = device.open()?;
     let device_text = first.properties().name.clone();
     let workers = match name {
@@ -67,9 +75,9 @@ pub fn sweep_all(device: &DeviceArguments, cases: &[Case]) -> Result<Swept> {
         DeviceName::Cuda(_) | DeviceName::CudaAs(..) => Ok(first.clone()),
         DeviceName::Emulated(_) => Device::open(name, images.clone()),
     };
-    let progress = ProgressBar::new(cases.len() as u64)
+    let progress = ProgressBar::new(count as u64)
         .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} cases, {elapsed} {msg}")?);
-    let outcomes = sweep(cases, workers, open, |outcome| {
+    let outcomes = sweep_of(count, case, workers, open, |outcome| {
         progress.inc(1);
         if outcome.failure.is_some() {
             progress.set_message(format!("case {} failed", outcome.case.id));

@@ -13,7 +13,7 @@ pub struct DeviceArguments {
     /// emulated:sm_90a; the first GPU if there is one, else the emulator.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// A PTX file whose kernels replace those built in.
+    /// A PTX file whose kernels replace those built in of the same names; at least one of them.
     #[arg(long, value_name = "FILE.ptx")]
     pub kernels: Option<PathBuf>,
 }
@@ -24,7 +24,7 @@ impl DeviceArguments {
         let Some(path) = &self.kernels else { return Ok(KernelImages::embedded()) };
         let text =
             std::fs::read_to_string(path).with_context(|| format!("--kernels {}", path.display()))?;
-        KernelImages::with_override(&text).with_context(|| format!("--kernels {}", path.display()))
+        KernelImages::replacing(&text).with_context(|| format!("--kernels {}", path.display()))
     }
 
     /// The device, and which one it became.

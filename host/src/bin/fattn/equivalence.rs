@@ -4,7 +4,7 @@
 use crate::check::{Swept, json_case, sweep_all};
 use crate::device::DeviceArguments;
 use crate::plot::{Curve, Plot};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use finite_attention::Dtype;
 use finite_attention::check::{Outcome, equivalence_cases};
@@ -20,7 +20,7 @@ pub struct EquivalenceArguments {
     /// Element type of all tensors.
     #[arg(long, default_value = "bf16")]
     dtype: GridDtype,
-    /// Query rows, and as many keys.
+    /// Query rows, and as many keys; at most 1048576, as the reference has to get through them.
     #[arg(long, value_delimiter = ',', default_value = "1,16,63,64,100,128,129,256")]
     seqlen: Vec<usize>,
     /// Head dimensions.
@@ -41,6 +41,9 @@ enum GridDtype {
     F32,
 }
 
+/// Rows at most: of more, the reference would not see the end, nor have the memory.
+const MAX_SEQLEN: usize = 1 << 20;
+
 const OUTPUTS: [&str; 5] = ["o", "lse", "dq", "dk", "dv"];
 
 /// Runs the grid and prints it; exit code 1 if an error is too large.
@@ -51,7 +54,12 @@ pub fn run(arguments: &EquivalenceArguments) -> Result<ExitCode> {
         GridDtype::F32 => Dtype::F32,
     };
     let cases = equivalence_cases(dtype, &arguments.seqlen, &arguments.head_dim);
-    let swept = sweep_all(&arguments.device, &cases)?;
+    for case in &cases {
+        let (rows, head_dim) = (case.query_rows, case.head_dim);
+        ensure!(rows <= MAX_SEQLEN, "--seqlen: expected 0..={MAX_SEQLEN}, got {rows}");
+        case.problem().validate().with_context(|| format!("--head-dim {head_dim}"))?;
+    }
+    let swept = sweep_all(&arguments.device, cases.len(), |index| cases[index].clone())?;
     print(&swept, dtype);
     if let Some(path) = &arguments.json {
         let cases: Vec<_> = swept.outcomes.iter().map(json_case).collect();

@@ -41,7 +41,8 @@ pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
             with_enough_rows(Case { dtype, output_dtype: dtype, gradients, ..case.clone() })
         })
     });
-    let swept = sweep_all(&arguments.device, &in_each_dtype.collect::<Vec<Case>>())?;
+    let all: Vec<Case> = in_each_dtype.collect();
+    let swept = sweep_all(&arguments.device, all.len(), |index| all[index].clone())?;
     println!("kernels on {} against the f64 reference, largest error of what is allowed:", swept.name);
     println!(
         "{:>4} {:<20} {:<16} {:<5} {:>17} {:>17} {:>17}",

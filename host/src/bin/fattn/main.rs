@@ -6,6 +6,7 @@ mod device;
 mod devices;
 mod equivalence;
 mod gradcheck;
+mod plans;
 mod plot;
 mod run;
 mod sanitize;
@@ -27,7 +28,7 @@ struct Arguments {
 enum Command {
     /// Compare the kernels with the reference over ragged cases; exit code 1 if any differs.
     Check(check::CheckArguments),
-    /// Time the kernels on a GPU.
+    /// Time the kernels on a GPU; with --explain and an emulated device, print their plans alone.
     Bench(bench::BenchArguments),
     /// Errors of every output over a regular grid of lengths, head dimensions and masks; exit code 1 if
     /// any is too large.

@@ -1,5 +1,6 @@
 //! `fattn run`: attention on tensors from a safetensors file.
 
+use crate::plans;
 use crate::task::{Results, Task, TaskArguments};
 use anyhow::{Context, Result};
 use bytemuck::cast_slice;
@@ -18,6 +19,9 @@ pub struct RunArguments {
     /// File to write o, lse (f32), and dq, dk and dv if do is given, to.
     #[arg(long)]
     output: PathBuf,
+    /// Print the plan of each pass first, with its reasons.
+    #[arg(long)]
+    explain: bool,
 }
 
 /// Reads the input, computes, writes the output.
@@ -26,6 +30,12 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
     let task = Task::new(&arguments.task, &bytes)?;
     let (name, device) = arguments.task.device.open()?;
     let problem = &task.problem;
+    if arguments.explain {
+        println!("{}", plans::forward(problem, device.properties())?.text);
+        if let Some(backward) = task.backward_problem()? {
+            println!("{}", plans::backward(&backward, device.properties())?.text);
+        }
+    }
     let written = match (problem.dtype, problem.output_dtype) {
         (Dtype::Bf16, Dtype::F32) => file::<bf16, f32>(&task, &device)?,
         (Dtype::Bf16, _) => file::<bf16, bf16>(&task, &device)?,

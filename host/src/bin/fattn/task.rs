@@ -33,12 +33,12 @@ pub struct TaskArguments {
     #[arg(conflicts_with = "causal", value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
     /// Softmax scale; 1/sqrt(D) if not given.
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long, allow_hyphen_values = true)]
     scale: Option<f32>,
     /// Element type of o, dq, dk and dv; that of q if not given.
     #[arg(long)]
     out_dtype: Option<OutputDtype>,
-    /// Gradients that are the same bits from run to run.
+    /// Gradients that are the same bits from run to run; only with do.
     #[arg(long)]
     deterministic: bool,
     #[command(flatten)]
@@ -150,6 +150,9 @@ pub struct Inputs<'f> {
 
 impl<'f> Inputs<'f> {
     fn read(file: &SafeTensors<'f>) -> Result<Self> {
+        let [q, k, v] = ["q", "k", "v"].map(|name| Input::find(file, name));
+        let (q, k, v) = (q?, k?, v?);
+        refuse_unknown(file)?;
         let names = ["cu_seqlens_q", "cu_seqlens_k"];
         let offsets = if names.iter().any(|name| file.tensor(name).is_ok()) {
             Some([offsets(file, names[0])?, offsets(file, names[1])?])
@@ -157,9 +160,9 @@ impl<'f> Inputs<'f> {
             None
         };
         Ok(Inputs {
-            q: Input::find(file, "q")?,
-            k: Input::find(file, "k")?,
-            v: Input::find(file, "v")?,
+            q,
+            k,
+            v,
             d_o: Input::find_optional(file, "do")?,
             d_lse: Input::find_optional(file, "dlse")?,
             offsets,
@@ -188,7 +191,24 @@ impl<'f> Inputs<'f> {
     }
 }
 
-/// A tensor of i32.
+/// Names that tensors of the input file can have.
+const KNOWN: [&str; 7] = ["q", "k", "v", "do", "dlse", "cu_seqlens_q", "cu_seqlens_k"];
+
+/// Whoever gives a tensor wants it to matter.
+fn refuse_unknown(file: &SafeTensors<'_>) -> Result<()> {
+    let mut unknown = file.names();
+    unknown.retain(|name| !KNOWN.contains(name));
+    unknown.sort();
+    ensure!(
+        unknown.is_empty(),
+        "--input: expected no tensors but {}, got {}",
+        KNOWN.join(", "),
+        unknown.join(", ")
+    );
+    Ok(())
+}
+
+/// A tensor of i32, with one dimension.
 fn offsets(file: &SafeTensors<'_>, name: &'static str) -> Result<Vec<i32>> {
     let Ok(view) = file.tensor(name) else {
         bail!("{name}: expected a tensor of this name in the input, as for the other side");
@@ -196,6 +216,10 @@ fn offsets(file: &SafeTensors<'_>, name: &'static str) -> Result<Vec<i32>> {
     if view.dtype() != FileDtype::I32 {
         let got = format!("{:?}", view.dtype()).to_lowercase();
         bail!(Error::UnsupportedDtype { argument: name, expected: "i32".into(), got });
+    }
+    let got = view.shape().len();
+    if got != 1 {
+        bail!(Error::WrongRank { argument: name, expected: 1, names: "[sequence]", got });
     }
     Ok(pod_collect_to_vec(view.data()))
 }
@@ -225,11 +249,16 @@ impl<'f> Task<'f> {
 
     /// Everything that can be refused before a device is opened.
     fn validate(&self) -> Result<()> {
-        self.problem.validate()?;
+        // Offsets first: where they do not fit the rows, it is they who are wrong.
         let [rows_q, rows_k] = [self.problem.q.shape[1], self.problem.k.shape[1]];
         if let Some([q, k]) = &self.inputs.offsets {
             self.problem.sequences.check_offsets(rows_q, rows_k, q, k)?;
         }
+        self.problem.validate()?;
+        ensure!(
+            self.mode == Mode::Fast || self.inputs.d_o.is_some(),
+            "--deterministic: expected a tensor do in the input, got none: the forward pass always is"
+        );
         if let Some(problem) = self.backward_problem()? {
             problem.validate()?;
         }

@@ -147,7 +147,7 @@ impl Driver for CudaDriver {
         match allocated {
             Ok(pointer) => Ok(pointer.as_raw()),
             Err(failure) if failure.code == raw::OUT_OF_MEMORY => {
-                Err(Error::OutOfMemory { device: device_name(self.ordinal), bytes })
+                Err(Error::OutOfMemory { device: self.properties.name.clone(), bytes })
             }
             Err(failure) => Err(self.late(failure)),
         }

@@ -1,7 +1,9 @@
 //! A GPU on which launches are timed, and the tensors that they work on.
 
 use super::task::Task;
+use crate::plans::Explained;
 use anyhow::{Result, bail};
+use bytemuck::cast_slice;
 use finite_attention::attention::{launch_backward, launch_forward};
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory};
 use finite_attention::driver::cuda::{CudaDriver, CudaEvent};
@@ -54,10 +56,10 @@ impl Bench {
     fn sets_of<T: Element>(&self, task: &Task) -> Result<Vec<TensorSet>> {
         let problem = &task.problem;
         let tensors = [&problem.q, &problem.k, &problem.v, &problem.o];
-        let mut bytes =
-            tensors.iter().map(|layout| layout.span() as u64).sum::<u64>() * size_of::<T>() as u64;
+        let of_one = |layout: &&Layout| (layout.span() as u64).saturating_mul(size_of::<T>() as u64);
+        let mut bytes = tensors.iter().map(of_one).fold(0, u64::saturating_add);
         if task.backward().is_some() {
-            bytes *= 2; // every tensor has a gradient
+            bytes = bytes.saturating_mul(2); // every tensor has a gradient
         }
         let count = (2 * self.properties().l2_bytes).div_ceil(bytes).clamp(1, MAX_SETS);
         let pattern = pattern::<T>();
@@ -145,26 +147,11 @@ impl TensorSet {
         Ok(TensorSet { work, _tensors: memory.tensors })
     }
 
-    /// Name of the kernel that does most of the work.
-    pub fn kernel_name(&self) -> &'static str {
-        match &self.work {
-            Work::Forward(plan) => plan.kernel.name,
-            Work::Backward(plan, _) => plan.main_kernel().map_or("none", |kernel| kernel.name),
-        }
-    }
-
-    pub fn workspace_bytes(&self) -> u64 {
-        match &self.work {
-            Work::Forward(_) => 0,
-            Work::Backward(plan, _) => plan.workspace_bytes(),
-        }
-    }
-
     /// The plan with its reasons.
-    pub fn explain(&self) -> String {
+    pub fn explain(&self) -> Explained {
         match &self.work {
-            Work::Forward(plan) => format!("{plan:#}"),
-            Work::Backward(plan, _) => format!("{plan:#}"),
+            Work::Forward(plan) => Explained::forward(plan),
+            Work::Backward(plan, _) => Explained::backward(plan),
         }
     }
 }
@@ -183,12 +170,20 @@ impl<T: Element> Memory<'_, T> {
         address
     }
 
-    /// Normally distributed numbers. Every tensor starts elsewhere in the pattern.
+    /// Normally distributed numbers. Every tensor starts elsewhere in the pattern. There is memory on the
+    /// device for all of it before the first is copied, and none is needed here.
     fn input(&mut self, layout: &Layout) -> Result<u64> {
         let start = 1009 * self.tensors.len() % self.pattern.len();
-        let numbers = self.pattern.iter().copied().cycle().skip(start);
-        let elements: Vec<T> = numbers.take(layout.span()).collect();
-        Ok(self.keep(DeviceBuffer::from_slice(self.device, &elements)?))
+        let buffer = DeviceBuffer::<T>::uninitialised(self.device, layout.span())?;
+        let (address, mut done) = (buffer.device_pointer(), 0);
+        while done < layout.span() {
+            let rest = &self.pattern[(start + done) % self.pattern.len()..];
+            let part = &rest[..rest.len().min(layout.span() - done)];
+            let place = address + (done * size_of::<T>()) as u64;
+            self.device.driver().copy_to_device(place, cast_slice(part))?;
+            done += part.len();
+        }
+        Ok(self.keep(buffer))
     }
 
     fn output<E: Element>(&mut self, elements: usize) -> Result<u64> {

@@ -31,9 +31,8 @@ impl Pass {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
     pub pass: Pass,
+    /// As many rows of q as of k; packed sequences are those of [`RAGGED`].
     pub problem: ForwardProblem,
-    /// Rows of q, and as many of k, of every sequence: one per batch unless they are packed.
-    pub lengths: Vec<usize>,
 }
 
 impl Task {
@@ -47,14 +46,33 @@ impl Task {
 
     /// Offsets of packed sequences, the same for q and k; empty without them.
     pub fn offsets(&self) -> Vec<i32> {
-        if self.problem.sequences == Sequences::Strided { Vec::new() } else { offsets(&self.lengths) }
+        if self.is_packed() { offsets(&RAGGED) } else { Vec::new() }
+    }
+
+    /// How many sequences: as many as batches unless they are packed.
+    pub fn sequences(&self) -> usize {
+        if self.is_packed() { RAGGED.len() } else { self.problem.q.shape[0] }
+    }
+
+    /// Rows of the longest sequence.
+    pub fn longest(&self) -> usize {
+        let [_, rows, ..] = self.problem.q.shape;
+        if self.is_packed() { RAGGED.into_iter().max().unwrap_or(0) } else { rows }
+    }
+
+    fn is_packed(&self) -> bool {
+        self.problem.sequences != Sequences::Strided
     }
 
     /// 4 D per query head and visible pair of a query and a key; 2.5 times that backward. Causal
     /// counts as half of all pairs, as is the custom; a window counts the pairs that it shows.
     pub fn flops(&self) -> f64 {
-        let [_, _, heads, columns] = self.problem.q.shape.map(|size| size as f64);
-        let pairs: f64 = self.lengths.iter().map(|&rows| pairs(self.problem.mask, rows)).sum();
+        let [batches, rows, heads, columns] = self.problem.q.shape;
+        let [batches, heads, columns] = [batches, heads, columns].map(|size| size as f64);
+        let pairs: f64 = match self.is_packed() {
+            true => RAGGED.into_iter().map(|rows| pairs(self.problem.mask, rows)).sum(),
+            false => batches * pairs(self.problem.mask, rows),
+        };
         let factor = if self.pass == Pass::Forward { 4.0 } else { 10.0 };
         factor * heads * columns * pairs
     }
@@ -93,11 +111,10 @@ pub fn tasks(arguments: &BenchArguments) -> Result<Vec<Task>> {
             BenchDtype::F32 => Dtype::F32,
         };
         for &head_dim in &arguments.head_dim {
-            for (problem, lengths) in shapes(arguments, dtype, head_dim)? {
+            for problem in shapes(arguments, dtype, head_dim)? {
                 for mask in masks(arguments) {
                     let problem = problem.with_mask(mask);
-                    let task = |&pass| Task { pass, problem, lengths: lengths.clone() };
-                    tasks.extend(passes.iter().map(task));
+                    tasks.extend(passes.iter().map(|&pass| Task { pass, problem }));
                 }
             }
         }
@@ -133,13 +150,12 @@ fn masks(arguments: &BenchArguments) -> Vec<Mask> {
     }
 }
 
-/// Problems with full masks, and the lengths of their sequences.
-fn shapes(
-    arguments: &BenchArguments,
-    dtype: Dtype,
-    head_dim: usize,
-) -> Result<Vec<(ForwardProblem, Vec<usize>)>> {
-    ensure!(head_dim > 0, "--head-dim: expected at least 1");
+/// Problems with full masks.
+fn shapes(arguments: &BenchArguments, dtype: Dtype, head_dim: usize) -> Result<Vec<ForwardProblem>> {
+    at_least_one("head-dim", Some(head_dim))?;
+    at_least_one("batch", arguments.batch)?;
+    at_least_one("heads", arguments.heads)?;
+    at_least_one("kv-heads", arguments.kv_heads)?;
     let heads = arguments.heads.unwrap_or((2048 / head_dim).max(1));
     let key_heads = arguments.kv_heads.unwrap_or(heads);
     let problem = |batch: usize, rows: usize| {
@@ -151,20 +167,23 @@ fn shapes(
         let offsets = offsets(&RAGGED);
         let packed =
             problem(1, RAGGED.iter().sum()).with_sequences(Sequences::from_offsets(&offsets, &offsets)?);
-        shapes.push((packed, RAGGED.to_vec()));
+        shapes.push(packed);
     } else {
         for &rows in &arguments.seqlen {
-            ensure!(rows > 0, "--seqlen: expected at least 1");
-            let batch = arguments.batch.unwrap_or((16384 / rows).max(1));
-            shapes.push((problem(batch, rows), vec![rows; batch]));
+            at_least_one("seqlen", Some(rows))?;
+            shapes.push(problem(arguments.batch.unwrap_or((16384 / rows).max(1)), rows));
         }
     }
-    for (problem, _) in &shapes {
+    for problem in &shapes {
         problem.validate()?;
-        let elements = problem.q.elements() * problem.k.elements();
-        ensure!(elements > 0, "expected at least 1 batch and 1 head");
     }
     Ok(shapes)
+}
+
+/// There is nothing to time where there is nothing.
+fn at_least_one(option: &str, number: Option<usize>) -> Result<()> {
+    ensure!(number != Some(0), "--{option}: expected at least 1, got 0");
+    Ok(())
 }
 
 #[cfg(test)]
@@ -174,7 +193,7 @@ mod tests {
     fn task(pass: Pass, mask: Mask) -> Task {
         let layout = Layout::bshd([2, 3, 5, 7]);
         let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout).with_mask(mask);
-        Task { pass, problem, lengths: vec![3, 3] }
+        Task { pass, problem }
     }
 
     #[test]

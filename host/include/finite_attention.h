@@ -1,0 +1,139 @@
+/* finite-attention for C and whatever can call C: libfinite_attention.so.
+ *
+ * Work is queued on a stream and not waited for. A GPU is opened in its primary context, so that addresses
+ * and streams of the CUDA runtime and of PyTorch can be passed as they are. Addresses are those of device
+ * memory.
+ *
+ * Every function but the last two returns 0, or another number of fattn_status; fattn_last_error then has
+ * the text. Arguments are checked before anything is done: what is wrong is named, with what was expected
+ * and what came. Whether addresses point to enough memory cannot be checked.
+ *
+ * A device can be used by several threads at once. */
+
+#ifndef FINITE_ATTENTION_H
+#define FINITE_ATTENTION_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What functions return. */
+enum fattn_status {
+    FATTN_SUCCESS = 0,          /* done, or queued */
+    FATTN_INVALID_ARGUMENT = 1, /* an argument is wrong; nothing was done */
+    FATTN_NO_DEVICE = 2,        /* there is no such device */
+    FATTN_DEVICE_FAILED = 3,    /* the device, its driver or the emulator failed, or memory is used up */
+    FATTN_PANICKED = 4          /* the library is at fault */
+};
+
+/* Element types. */
+enum fattn_dtype { FATTN_BF16 = 0, FATTN_F16 = 1, FATTN_F32 = 2 };
+
+/* Which keys a query sees, of those of its sequence. */
+enum fattn_mask {
+    FATTN_FULL = 0,   /* all */
+    FATTN_CAUSAL = 1, /* those up to the diagonal */
+    FATTN_WINDOW = 2  /* those from window_left before the diagonal to window_right after it */
+};
+
+/* Where the diagonal of a mask is: which key query i stands at, of Sq queries and Sk keys. */
+enum fattn_alignment {
+    FATTN_BOTTOM_RIGHT = 0, /* i + Sk - Sq: the last query stands at the last key */
+    FATTN_TOP_LEFT = 1      /* i: the first query stands at the first key */
+};
+
+/* A device. */
+typedef struct fattn_device fattn_device;
+
+/* A tensor of four dimensions in the order batch, row, head, column, whatever their order in memory.
+ *
+ * Columns have stride 1. Other strides of inputs are any, 0 and negative included; those of outputs are
+ * positive, and such that no two elements share an address. A tensor without elements needs no address. */
+typedef struct {
+    uint64_t address;   /* of element (0, 0, 0, 0), a multiple of the element size */
+    int64_t shape[4];   /* sizes of at least 0; of columns 1 to 256, of rows at most 1073741568 */
+    int64_t strides[4]; /* in elements */
+} fattn_tensor;
+
+/* What forward and backward share: o = softmax(scale * q k^T + mask) v, and lse, the logarithm of the sum of
+ * exponentials of each row.
+ *
+ * Of B batches, Sq queries of Hq heads and Sk keys of Hk heads; Hq is a multiple of Hk, and query head h uses
+ * key head h / (Hq / Hk). A query that sees no key has o = 0 and lse = -infinity.
+ *
+ * Packed sequences stand one after another along the rows: B is 1, Sq is Tq and Sk is Tk, the rows of all
+ * together. Offsets ascend from 0 to Tq or Tk; sequence i has the rows from offset i to offset i + 1. */
+typedef struct {
+    int32_t dtype;        /* fattn_dtype of q, k, v and d_o */
+    int32_t output_dtype; /* fattn_dtype of o: that of q, or FATTN_F32 */
+    int32_t mask;         /* fattn_mask */
+    int32_t alignment;    /* fattn_alignment */
+    int64_t window_left;  /* keys seen before the diagonal, -1 for all; FATTN_WINDOW only */
+    int64_t window_right; /* keys seen after the diagonal, -1 for all; FATTN_WINDOW only */
+    float scale;          /* of the scores, at most 2.358e38 in size; NaN for D ^ -0.5 */
+    uint32_t reserved;    /* 0 */
+    fattn_tensor q;       /* [B, Sq, Hq, D] */
+    fattn_tensor k;       /* [B, Sk, Hk, D] */
+    fattn_tensor v;       /* [B, Sk, Hk, Dv] */
+    fattn_tensor o;       /* [B, Sq, Hq, Dv] */
+    uint64_t lse;          /* address of float [B, Hq, Sq], packed [Hq, Tq], dense */
+    uint64_t cu_seqlens_q; /* address of int32_t [sequences + 1]; both are 0 unless sequences are packed */
+    uint64_t cu_seqlens_k; /* address of int32_t [sequences + 1] */
+    int64_t sequences;      /* how many are packed; this and the next two are 0 unless there are offsets */
+    int64_t max_query_rows; /* no sequence of q is longer; more than the longest is allowed */
+    int64_t max_key_rows;   /* no sequence of k is longer; more than the longest is allowed */
+} fattn_attention;
+
+/* Of fattn_forward. Writes attention.o, and attention.lse unless its address is 0. */
+typedef struct {
+    uint32_t struct_bytes; /* sizeof(fattn_forward_args): a caller of another version is told, not misread */
+    uint32_t reserved;     /* 0 */
+    fattn_attention attention;
+} fattn_forward_args;
+
+/* Of fattn_backward. Reads attention.o and attention.lse: what the forward pass gave. */
+typedef struct {
+    uint32_t struct_bytes; /* sizeof(fattn_backward_args): a caller of another version is told, not misread */
+    uint32_t reserved;     /* 0 */
+    fattn_attention attention;
+    int32_t deterministic;    /* 1 for gradients that are the same bits from run to run, else 0 */
+    int32_t gradients_f32;    /* 1 for dq, dk and dv of FATTN_F32, 0 for the dtype of q */
+    fattn_tensor d_o;         /* [B, Sq, Hq, Dv]: the gradient of o */
+    fattn_tensor dq;          /* [B, Sq, Hq, D], written */
+    fattn_tensor dk;          /* [B, Sk, Hk, D], written */
+    fattn_tensor dv;          /* [B, Sk, Hk, Dv], written */
+    uint64_t d_lse;           /* address of the gradient of lse, float like lse, or 0 without one */
+    uint64_t workspace;       /* address, a multiple of 256; what is there does not matter */
+    uint64_t workspace_bytes; /* at least what fattn_backward_workspace_bytes says */
+} fattn_backward_args;
+
+/* Opens a device by its name: "cuda", "cuda:N", "cuda:N:sm_80" (only the kernels of that target), "emulated",
+ * "emulated:sm_80" or "emulated:sm_90a". */
+int32_t fattn_device_open(const char *name, fattn_device **device);
+
+/* Queues a forward pass on a stream (CUstream or cudaStream_t; a null pointer is the default stream). Until
+ * it is done the inputs must stay as they are. Outputs share no memory with them or each other. */
+int32_t fattn_forward(const fattn_device *device, const fattn_forward_args *args, void *stream);
+
+/* Queues a backward pass on a stream. As fattn_forward; nothing else may use the workspace until it is
+ * done. */
+int32_t fattn_backward(const fattn_device *device, const fattn_backward_args *args, void *stream);
+
+/* How many bytes of workspace fattn_backward needs for these arguments, addresses included: how tensors are
+ * aligned decides which kernel runs. The workspace in args is not looked at, and no tensor is touched. */
+int32_t fattn_backward_workspace_bytes(const fattn_device *device, const fattn_backward_args *args,
+                                       uint64_t *bytes);
+
+/* Closes a device. Work queued on it must have been waited for. A null pointer is allowed. */
+void fattn_device_close(fattn_device *device);
+
+/* Text of this thread's last failed call, valid until its next failed call; empty before the first one. */
+const char *fattn_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,91 @@
+//! `include/finite_attention.h` is what a C compiler accepts, and says what the library does.
+
+use finite_attention::c_api::{CAttention, CBackwardArgs, CForwardArgs, CTensor, Status};
+use std::collections::BTreeSet;
+use std::mem::offset_of;
+use std::path::Path;
+use std::process::Command;
+
+const HEADER: &str = include_str!("../include/finite_attention.h");
+
+/// Assertions in C that a struct is as large as in Rust, and that its fields stand where they do there and are
+/// as large.
+macro_rules! same_layout {
+    ($c:literal, $rust:ty, $($field:ident)*) => {{
+        let mut text = assertion(concat!("sizeof(", $c, ")"), size_of::<$rust>());
+        $(
+            let field = concat!("offsetof(", $c, ", ", stringify!($field), ")");
+            text += &assertion(field, offset_of!($rust, $field));
+            let field = concat!("sizeof(((", $c, " *)0)->", stringify!($field), ")");
+            text += &assertion(field, size_of_val(&<$rust>::default().$field));
+        )*
+        text
+    }};
+}
+
+fn assertion(what: &str, number: usize) -> String {
+    format!("_Static_assert({what} == {number}, \"{what} is {number} in Rust\");\n")
+}
+
+/// A C file that only compiles if the header fits the library.
+fn program() -> String {
+    let mut text = "#include \"finite_attention.h\"\n#include <stddef.h>\n".to_owned();
+    text += &same_layout!("fattn_tensor", CTensor, address shape strides);
+    text += &same_layout!(
+        "fattn_attention", CAttention,
+        dtype output_dtype mask alignment window_left window_right scale reserved q k v o lse
+        cu_seqlens_q cu_seqlens_k sequences max_query_rows max_key_rows
+    );
+    text += &same_layout!("fattn_forward_args", CForwardArgs, struct_bytes reserved attention);
+    text += &same_layout!(
+        "fattn_backward_args", CBackwardArgs,
+        struct_bytes reserved attention deterministic gradients_f32 d_o dq dk dv d_lse workspace
+        workspace_bytes
+    );
+    for (name, status) in [
+        ("FATTN_SUCCESS", Status::Success),
+        ("FATTN_INVALID_ARGUMENT", Status::InvalidArgument),
+        ("FATTN_NO_DEVICE", Status::NoDevice),
+        ("FATTN_DEVICE_FAILED", Status::DeviceFailed),
+        ("FATTN_PANICKED", Status::Panicked),
+    ] {
+        text += &assertion(name, status as usize);
+    }
+    text += "int main(void) {\n    fattn_device *device = 0;\n    fattn_forward_args args = {0};\n";
+    text += "    return fattn_device_open(\"cuda\", &device) || fattn_forward(device, &args, 0);\n}\n";
+    text
+}
+
+#[test]
+fn a_c_compiler_sees_the_structs_and_numbers_that_rust_sees() {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    if Command::new(&compiler).arg("--version").output().is_err() {
+        println!("not tested: there is no C compiler `{compiler}`");
+        return;
+    }
+    let source = std::env::temp_dir().join(format!("fattn-{}-header.c", std::process::id()));
+    std::fs::write(&source, program()).unwrap();
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
+    let compiled = Command::new(&compiler)
+        .args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"])
+        .args([&include, &source])
+        .output();
+    std::fs::remove_file(&source).unwrap();
+    let compiled = compiled.unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+}
+
+/// Names that follow `before` and are followed by `(`.
+fn functions(text: &str, before: &[&str]) -> BTreeSet<String> {
+    let lines = text.lines().filter_map(|line| before.iter().find_map(|start| line.strip_prefix(start)));
+    lines.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect()
+}
+
+#[test]
+fn the_header_declares_every_function_and_no_others() {
+    let declared = functions(HEADER, &["int32_t ", "void ", "const char *"]);
+    let source = include_str!("../src/c_api.rs");
+    let exported = functions(source, &["pub unsafe extern \"C\" fn ", "pub extern \"C\" fn "]);
+    assert_eq!(declared, exported);
+    assert_eq!(declared.len(), 6);
+}

@@ -72,8 +72,8 @@ pub enum LaunchError {
         /// The grid asked for.
         grid: [u32; 3],
     },
-    /// More shared memory than a GPU has.
-    #[error("{kernel}: {bytes} bytes of shared memory exceed {limit}")]
+    /// More shared memory than a GPU of the target has.
+    #[error("{kernel}: {bytes} bytes of shared memory exceed the {limit} of {target}")]
     Shared {
         /// The kernel.
         kernel: String,
@@ -81,6 +81,32 @@ pub enum LaunchError {
         bytes: u64,
         /// The most that a block can have.
         limit: u64,
+        /// The module's target.
+        target: String,
+    },
+    /// A `.target` that the emulator does not stand for.
+    #[error("{kernel}: .target: expected one of {expected}, got `{got}`")]
+    Target {
+        /// The kernel.
+        kernel: String,
+        /// The targets that there are.
+        expected: String,
+        /// The module's; empty if it names none.
+        got: String,
+    },
+    /// An instruction that the module's target does not have.
+    #[error("{kernel}: PTX line {line}: `{text}`: expected .target {expected}, got {got}")]
+    TargetInstruction {
+        /// The kernel.
+        kernel: String,
+        /// Line of the text, from 1.
+        line: u32,
+        /// The first such instruction.
+        text: String,
+        /// The targets that have it.
+        expected: &'static str,
+        /// The module's.
+        got: String,
     },
     /// A region that ends beyond the dynamic shared memory.
     #[error("{kernel}: region {region} ends beyond the {bytes} bytes of dynamic shared memory")]

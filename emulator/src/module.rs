@@ -5,8 +5,8 @@ use crate::isa::Code;
 use crate::parse::cursor::quote;
 use crate::parse::location::Locations;
 use crate::report::SourceLocation;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A parsed PTX module.
 #[derive(Debug)]
@@ -122,6 +122,8 @@ pub(crate) struct KernelData {
     pub(crate) local_bytes: u32,
     pub(crate) code: Code,
     pub(crate) unsupported: Vec<Unsupported>,
+    /// The first instruction that the target does not have, and those that do; found at the first launch.
+    pub(crate) too_new: OnceLock<Option<(u32, &'static str)>>,
 }
 
 impl Kernel {

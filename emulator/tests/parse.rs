@@ -18,7 +18,7 @@ fn errors_name_the_line_and_the_text() {
         ("add.s32 5, %r2, %r3;", "PTX line 11: operand of the wrong kind: `add.s32 5, %r2, %r3`"),
         ("add.s32 %r1, %r2, %r3", "PTX line 12: expected ; or ,: `ret`"),
         ("\n  mov.u32 %r1, ;", "PTX line 12: expected an operand: `;`"),
-        (".frobnicate;", "PTX line 11: unsupported directive: `;`"),
+        (".frobnicate;", "PTX line 11: unsupported directive: `.frobnicate`"),
         ("@%r1 bra X; X:", "PTX line 11: expected a predicate: `bra X`"),
         (
             "ld.global.v2.b32 {%r1}, [%d1];",
@@ -83,7 +83,7 @@ fn kernels_describe_themselves() {
          .b8 3 }}"
     );
     let module = Module::parse(&ptx).unwrap();
-    assert_eq!(module.target(), "sm_80");
+    assert_eq!(module.target(), "sm_90");
     let names: Vec<&str> = module.kernels().map(|kernel| kernel.name()).collect();
     assert_eq!(names, ["first", "second"]);
     let first = module.kernel("first").unwrap();
@@ -120,7 +120,7 @@ fn impossible_launches_are_refused() {
     assert_eq!(text(Launch { grid: [1, 0, 1], ..good }), "k: grid [1, 0, 1] is empty or too large");
     assert_eq!(
         text(Launch { shared_bytes: 300_000, ..good }),
-        "k: 300000 bytes of shared memory exceed 232448"
+        "k: 300000 bytes of shared memory exceed the 232448 of sm_90"
     );
     let required = module.kernel("r").unwrap();
     let shape = Launch { params: &[], ..good };

@@ -2,6 +2,7 @@
 
 use super::block::{Block, Progress};
 use super::context::{Environment, Random};
+use super::limits;
 use super::target::families;
 use crate::error::LaunchError;
 use crate::memory::SHARED_BASE;
@@ -18,8 +19,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Threads of a block on any GPU.
 const MAX_THREADS: u64 = 1024;
-/// Shared memory of a block on the largest GPU.
-const MAX_SHARED_BYTES: u64 = 227 * 1024;
 /// Warp instructions after which a block lets others run, in case it waits for them.
 const PAUSE: u64 = 1 << 22;
 /// Under a random schedule they are at most 1, 2, 4, and so on up to this power of two: short turns, between
@@ -38,9 +37,10 @@ const MAX_RESIDENT: usize = 64;
 ///
 /// # Errors
 ///
-/// The launch is impossible on any GPU, its parameters do not have the kernel's size, its regions overlap or
-/// reach beyond its shared memory, or the kernel holds an instruction that the emulator does not know. Faults
-/// of the kernel itself are no errors: the report lists them.
+/// The launch is impossible on any GPU of the module's target, its parameters do not have the kernel's
+/// size, its regions overlap or reach beyond its shared memory, the target is not one from sm_80 to sm_90a,
+/// or the kernel holds an instruction that the target does not have or the emulator does not know. Faults of
+/// the kernel itself are no errors: the report lists them.
 pub fn launch(
     kernel: &Kernel,
     memory: &Memory,
@@ -48,17 +48,20 @@ pub fn launch(
     options: &Options,
 ) -> Result<Report, LaunchError> {
     let name = || kernel.name().to_string();
+    let shared_limit = limits::shared_bytes(kernel)?;
     if let Some(unsupported) = kernel.unsupported().first() {
         return Err(LaunchError::Unsupported { kernel: name(), error: unsupported.to_error() });
     }
+    limits::check_instructions(kernel)?;
     check_shape(kernel, launch)?;
     let dynamic_offset =
         kernel.static_shared_bytes().next_multiple_of(kernel.data.dynamic_shared_align.max(16));
     let needs_dynamic = launch.shared_bytes > 0;
     let base = if needs_dynamic { dynamic_offset } else { kernel.static_shared_bytes() };
     let shared = u64::from(base) + u64::from(launch.shared_bytes);
-    if shared > MAX_SHARED_BYTES {
-        return Err(LaunchError::Shared { kernel: name(), bytes: shared, limit: MAX_SHARED_BYTES });
+    if shared > shared_limit {
+        let target = kernel.module.target.clone();
+        return Err(LaunchError::Shared { kernel: name(), bytes: shared, limit: shared_limit, target });
     }
     let bytes = [kernel.static_shared_bytes(), base, launch.shared_bytes];
     let regions = Regions::new(kernel.name(), launch.regions, bytes)?;

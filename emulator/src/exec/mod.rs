@@ -12,6 +12,7 @@ mod flight;
 mod global_race;
 mod grid;
 mod lanes;
+mod limits;
 mod mbarrier;
 mod ops;
 mod race;

@@ -6,7 +6,7 @@ use crate::error::MemoryError;
 use crate::module::ModuleData;
 use crate::shadow::{Shadow, State};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,9 @@ pub const OFFSET_BITS: u32 = 40;
 pub const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 /// Every allocation starts on such a boundary.
 const ALIGN: usize = 256;
+/// Freed addresses that wait before the one that was freed first is given out again. A launch looks at all of
+/// them, so they are not as many as there are addresses.
+const QUARANTINE: usize = 4096;
 /// Bytes of a shadow looked at in one go.
 const SCAN_BYTES: usize = 4096;
 /// Unwritten bytes: NaN in every floating-point type, and no plausible integer.
@@ -150,18 +153,43 @@ impl Drop for Allocation {
 
 /// Global memory of the emulated device.
 ///
-/// Allocations lie so far apart that no overrun of one reaches another, and addresses are never reused:
-/// an access to a freed allocation is found as such. Bytes start uninitialised; their contents are
+/// Allocations lie so far apart that no overrun of one reaches another. An address that was freed is given
+/// out again only when 4096 others have been freed since, or when no other is left: an access to an
+/// allocation that was freed is found as such until then. Bytes start uninitialised; their contents are
 /// `0xff`, a NaN in every floating-point type.
 ///
 /// All methods take `&self` and may be called from several threads. A host write that races with a
 /// launch, like two blocks that race, leaves unspecified bytes.
 #[derive(Default)]
 pub struct Memory {
-    /// By index; 0 is never given out. `None`: freed.
-    allocations: RwLock<Vec<Option<Arc<Allocation>>>>,
+    slots: RwLock<Slots>,
     /// Addresses of the variables of each module that launched a kernel here.
     variables: Mutex<HashMap<u64, Arc<[Address]>>>,
+}
+
+/// The allocations, and which addresses are free.
+#[derive(Default)]
+struct Slots {
+    /// By index; 0 is never given out. `None`: freed.
+    allocations: Vec<Option<Arc<Allocation>>>,
+    /// Indices that were freed, the first one first.
+    freed: VecDeque<usize>,
+}
+
+impl Slots {
+    /// Where the next allocation goes; `None` if so many are live that there is no address.
+    fn take(&mut self) -> Option<usize> {
+        if self.allocations.is_empty() {
+            self.allocations.push(None);
+        }
+        let fresh = self.allocations.len();
+        let is_fresh_left = (fresh as u64) << OFFSET_BITS < SHARED_WINDOW;
+        if self.freed.len() > QUARANTINE || !is_fresh_left {
+            return self.freed.pop_front();
+        }
+        self.allocations.push(None);
+        Some(fresh)
+    }
 }
 
 impl fmt::Debug for Memory {
@@ -180,21 +208,17 @@ impl Memory {
     ///
     /// # Panics
     ///
-    /// After 65,535 allocations, freed ones included, or for 1 TiB and more at once: addresses run out.
+    /// With 65,535 live allocations, or for 1 TiB and more at once: addresses run out.
     pub fn allocate(&self, bytes: usize) -> Address {
         assert!((bytes as u64) < OFFSET_MASK, "an allocation of {bytes} bytes");
         self.insert(Allocation::new(bytes))
     }
 
     fn insert(&self, allocation: Allocation) -> Address {
-        let mut allocations = self.allocations.write().unwrap_or_else(PoisonError::into_inner);
-        if allocations.is_empty() {
-            allocations.push(None);
-        }
-        let index = allocations.len() as u64;
-        assert!(index << OFFSET_BITS < SHARED_WINDOW, "too many allocations in one memory");
-        allocations.push(Some(Arc::new(allocation)));
-        Address(index << OFFSET_BITS)
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let index = slots.take().expect("fewer than 65,536 live allocations in one memory");
+        slots.allocations[index] = Some(Arc::new(allocation));
+        Address((index as u64) << OFFSET_BITS)
     }
 
     /// Frees an allocation.
@@ -203,18 +227,22 @@ impl Memory {
     ///
     /// The address is not the start of a live allocation.
     pub fn free(&self, address: Address) -> Result<(), MemoryError> {
-        let mut allocations = self.allocations.write().unwrap_or_else(PoisonError::into_inner);
-        let slot = allocations.get_mut((address.0 >> OFFSET_BITS) as usize);
-        match slot.filter(|_| address.0 & OFFSET_MASK == 0).and_then(Option::take) {
-            Some(_) => Ok(()),
-            None => Err(MemoryError::NotAllocated(address)),
-        }
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let index = (address.0 >> OFFSET_BITS) as usize;
+        let slot = slots.allocations.get_mut(index).filter(|_| address.0 & OFFSET_MASK == 0);
+        let Some(allocation) = slot.and_then(Option::take) else {
+            return Err(MemoryError::NotAllocated(address));
+        };
+        slots.freed.push_back(index);
+        drop(slots);
+        drop(allocation); // without the lock: it may be large
+        Ok(())
     }
 
     /// The allocation of a range and the offset in it.
     fn find(&self, address: Address, bytes: usize) -> Result<(Arc<Allocation>, usize), MemoryError> {
-        let allocations = self.allocations.read().unwrap_or_else(PoisonError::into_inner);
-        let slot = allocations.get((address.0 >> OFFSET_BITS) as usize).and_then(Option::as_ref);
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let slot = slots.allocations.get((address.0 >> OFFSET_BITS) as usize).and_then(Option::as_ref);
         let offset = (address.0 & OFFSET_MASK) as usize;
         match slot {
             Some(found) if offset + bytes <= found.bytes => Ok((Arc::clone(found), offset)),
@@ -275,8 +303,8 @@ impl Memory {
 
     /// What the memory holds now.
     pub fn statistics(&self) -> MemoryStatistics {
-        let allocations = self.allocations.read().unwrap_or_else(PoisonError::into_inner);
-        let live = allocations.iter().flatten();
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let live = slots.allocations.iter().flatten();
         live.fold(MemoryStatistics::default(), |sum, allocation| MemoryStatistics {
             allocations: sum.allocations + 1,
             bytes_live: sum.bytes_live + allocation.bytes as u64,
@@ -310,8 +338,8 @@ impl Memory {
 
     /// The allocations as a launch sees them.
     pub(crate) fn view(&self) -> GlobalView {
-        let allocations = self.allocations.read().unwrap_or_else(PoisonError::into_inner).clone();
-        GlobalView::new(allocations)
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        GlobalView::new(slots.allocations.clone())
     }
 }
 
@@ -350,6 +378,34 @@ mod tests {
             Err(MemoryError::OutOfBounds { address: b, bytes: 1, allocated: 0 })
         );
         assert_eq!(memory.statistics(), MemoryStatistics { allocations: 1, bytes_live: 10 });
+    }
+
+    #[test]
+    fn addresses_are_given_out_again_long_after_they_were_freed() {
+        let memory = Memory::new();
+        let kept = memory.allocate(1);
+        let first = memory.allocate(1);
+        memory.free(first).unwrap();
+        for round in 0..70_000 {
+            let other = memory.allocate(1);
+            assert_ne!(other, kept);
+            assert!(other != first || round >= QUARANTINE, "given out again after {round} others");
+            memory.free(other).unwrap();
+            if round == QUARANTINE - 2 {
+                assert_eq!(memory.view().get(first.0).unwrap_err(), Refusal::Freed);
+                assert_eq!(memory.free(first), Err(MemoryError::NotAllocated(first)));
+            }
+        }
+        assert_eq!(memory.statistics(), MemoryStatistics { allocations: 1, bytes_live: 1 });
+        assert!(memory.slots.read().unwrap().allocations.len() < 2 * QUARANTINE);
+    }
+
+    #[test]
+    fn the_last_address_is_given_out_again_at_once() {
+        let memory = Memory::new();
+        let all: Vec<Address> = (1..1 << 16).map(|_| memory.allocate(1)).collect();
+        memory.free(all[7]).unwrap();
+        assert_eq!(memory.allocate(1), all[7]);
     }
 
     #[test]

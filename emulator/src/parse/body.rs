@@ -85,7 +85,7 @@ fn word<'a>(
         ".reg" => registers(cursor, builder)?,
         ".local" | ".shared" => variable(cursor, builder, name == ".shared")?,
         ".pragma" => cursor.skip_statement(),
-        _ => return Err(cursor.error_here(ParseErrorKind::UnsupportedDirective)),
+        _ => return Err(cursor.error_behind(ParseErrorKind::UnsupportedDirective)),
     }
     Ok(())
 }

@@ -155,6 +155,12 @@ impl<'a> Cursor<'a> {
         self.error(token.line, token.start, self.statement_end(), kind)
     }
 
+    /// An error at the token before this one.
+    pub fn error_behind(&self, kind: ParseErrorKind) -> ParseError {
+        let token = self.behind();
+        self.error(token.line, token.start, token.end, kind)
+    }
+
     /// An error about a piece of the text.
     pub fn error(&self, line: u32, start: u32, end: u32, kind: ParseErrorKind) -> ParseError {
         ParseError { line, text: quote(self.source, start, end), kind }

@@ -84,7 +84,7 @@ impl<'a> ModuleParser<'a> {
             ".const" => self.variable(true)?,
             ".entry" => self.entry()?,
             ".func" => self.function()?,
-            _ => return Err(self.cursor.error_here(ParseErrorKind::UnsupportedDirective)),
+            _ => return Err(self.cursor.error_behind(ParseErrorKind::UnsupportedDirective)),
         }
         Ok(())
     }
@@ -217,7 +217,7 @@ impl<'a> ModuleParser<'a> {
                 }
                 ".noreturn" | ".explicitcluster" => {}
                 ".pragma" => self.cursor.skip_statement(),
-                _ => return Err(self.cursor.error_here(ParseErrorKind::UnsupportedDirective)),
+                _ => return Err(self.cursor.error_behind(ParseErrorKind::UnsupportedDirective)),
             }
         }
         Ok(())

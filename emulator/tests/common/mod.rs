@@ -8,7 +8,7 @@ use ptx_emulator::{
 };
 
 /// The head of every module.
-pub const HEAD: &str = ".version 7.8\n.target sm_80\n.address_size 64\n";
+pub const HEAD: &str = ".version 7.8\n.target sm_90\n.address_size 64\n";
 
 /// A source of pseudo-random numbers.
 pub struct Random(pub u64);

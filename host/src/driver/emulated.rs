@@ -18,8 +18,8 @@ pub use ptx_emulator::{
     Checks, Number, Operand, Options, Origin, OriginKind, Schedule, SourceLocation, Trace,
 };
 
-/// Allocations over the life of a device, and bytes of one of them: the emulator never uses an address
-/// twice, and keeps some for the variables of modules.
+/// Live allocations of a device, and bytes of one of them: the emulator has no more addresses, and needs some
+/// for the variables of modules.
 const MAX_ALLOCATIONS: usize = 60_000;
 const MAX_BYTES: u64 = 1 << 39;
 
@@ -156,13 +156,20 @@ impl Driver for EmulatedDriver {
             return Err(Error::OutOfMemory { device: self.properties.name.clone(), bytes });
         }
         if self.allocations.fetch_add(1, Ordering::Relaxed) >= MAX_ALLOCATIONS {
-            return Err(refused(format!("{MAX_ALLOCATIONS} allocations are made, open another device")));
+            self.allocations.fetch_sub(1, Ordering::Relaxed);
+            let reason = format!("expected at most {MAX_ALLOCATIONS} live allocations, got one more");
+            return Err(refused(reason));
         }
         Ok(self.memory.allocate(bytes).0)
     }
 
     unsafe fn free(&self, pointer: DevicePointer) -> Result<()> {
-        if pointer == 0 { Ok(()) } else { self.memory.free(Address(pointer)).map_err(refused) }
+        if pointer == 0 {
+            return Ok(());
+        }
+        self.memory.free(Address(pointer)).map_err(refused)?;
+        self.allocations.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
     }
 
     fn copy_to_device(&self, destination: DevicePointer, source: &[u8]) -> Result<()> {
@@ -282,6 +289,63 @@ mod tests {
             return;
         }
         assert!(matches!(driver().allocate(bytes), Err(Error::OutOfMemory { .. })));
+    }
+
+    #[test]
+    fn a_device_never_runs_out_of_addresses() {
+        let driver = driver();
+        let kept = driver.allocate(4).unwrap();
+        driver.copy_to_device(kept, &[7; 4]).unwrap();
+        for round in 0..2 * MAX_ALLOCATIONS {
+            let pointer = driver.allocate(4).unwrap_or_else(|error| panic!("round {round}: {error}"));
+            // SAFETY: allocated above, and nothing is in flight.
+            unsafe { driver.free(pointer) }.unwrap();
+            // A use soon after is found, in every round.
+            assert!(driver.copy_to_device(pointer, &[0; 4]).is_err(), "round {round}");
+        }
+        let mut bytes = [0; 4];
+        driver.copy_to_host(&mut bytes, kept, Stream::default()).unwrap();
+        assert_eq!(bytes, [7; 4]);
+    }
+
+    #[test]
+    fn too_many_live_allocations_are_refused_until_one_is_freed() {
+        let driver = driver();
+        let all: Vec<_> = (0..MAX_ALLOCATIONS).map(|_| driver.allocate(1).unwrap()).collect();
+        for _ in 0..2 {
+            let refused = driver.allocate(1).unwrap_err().to_string();
+            assert!(refused.contains("expected at most 60000 live allocations"), "{refused}");
+        }
+        // SAFETY: allocated above, and nothing is in flight.
+        unsafe { driver.free(all[0]) }.unwrap();
+        driver.allocate(1).unwrap();
+    }
+
+    #[test]
+    fn a_kernel_finds_a_use_soon_after_the_free() {
+        let text =
+            ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry reads(.param .u64 p) {
+            .reg .b32 %r0; .reg .b64 %d0; ld.param.u64 %d0, [p]; ld.global.u32 %r0, [%d0]; ret; }\n";
+        let spec = KernelSpec { name: "reads", shared_bytes: 0, ..kernels_gpu::abi::KERNELS[0] };
+        let images = KernelImages::with_override(text).unwrap();
+        let driver = EmulatedDriver::new(Arch::Sm80, images).unwrap();
+        let allocate_and_free = |count: usize| {
+            for _ in 0..count {
+                // SAFETY: nothing is in flight.
+                unsafe { driver.free(driver.allocate(4).unwrap()) }.unwrap();
+            }
+        };
+        allocate_and_free(MAX_ALLOCATIONS + 1);
+        let pointer = driver.allocate(4).unwrap();
+        driver.copy_to_device(pointer, &[0; 4]).unwrap();
+        // SAFETY: one pointer to 4 bytes is what the kernel takes.
+        let launch = || unsafe { driver.launch(&spec, 1, &pointer.to_le_bytes(), Stream::default()) };
+        launch().unwrap();
+        // SAFETY: allocated above, and nothing is in flight.
+        unsafe { driver.free(pointer) }.unwrap();
+        allocate_and_free(1000);
+        let found = launch().unwrap_err().to_string();
+        assert!(found.contains("use after free"), "{found}");
     }
 
     #[test]

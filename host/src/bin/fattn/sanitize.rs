@@ -15,11 +15,15 @@ use report::Summary;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// The most that `--threads` can be.
+const MAX_THREADS: usize = 1024;
+
 /// What to launch.
 #[derive(Args)]
 #[command(after_help = argument::SYNTAX)]
 pub struct SanitizeArguments {
-    /// The PTX. Its `.target` says which instructions there are.
+    /// The PTX. Its `.target`, from sm_80 to sm_90a, says which instructions there are, and how much shared
+    /// memory.
     #[arg(long, value_name = "FILE.ptx")]
     ptx: PathBuf,
     /// The kernel; may be left out where there is only one.
@@ -57,14 +61,14 @@ pub struct SanitizeArguments {
     /// Results may differ between schedules: sums in any order.
     #[arg(long)]
     any_order: bool,
-    /// Distinct findings of a schedule that are printed.
+    /// Distinct findings that are printed, at least 1. All are counted.
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_findings: usize,
     /// Warp instructions of a block after which it counts as endless.
     #[arg(long, value_name = "N", default_value_t = 1 << 32)]
     step_limit: u64,
-    /// Blocks that run at a time. With more than one, blocks that wait for each other or share results do so
-    /// in another order at every run, which no seed brings back.
+    /// Blocks that run at a time, at most 1024. With more than one, blocks that wait for each other or share
+    /// results do so in another order at every run, which no seed brings back.
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
     /// Print one JSON object instead of text.
@@ -87,6 +91,12 @@ enum ScheduleChoice {
 /// Runs the kernel under all schedules and prints what was found; exit code 1 if anything was.
 pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
     let schedules = schedules(arguments)?;
+    if arguments.max_findings == 0 {
+        return Err(expected("--max-findings", "at least 1", 0).into());
+    }
+    if !(1..=MAX_THREADS).contains(&arguments.threads) {
+        return Err(expected("--threads", format!("1 to {MAX_THREADS}"), arguments.threads).into());
+    }
     let grid = size("--grid", &arguments.grid)?;
     let block = size("--block", &arguments.block)?;
     let module = module(&arguments.ptx)?;
@@ -98,13 +108,14 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         regions: arguments.regions.iter().map(|text| region(text)).collect::<Result<_>>()?,
         ..Setup::new(kernel, &arguments.arguments, &arguments.buffers)?
     };
-    let mut summary = Summary::new(&setup, module.target(), !arguments.any_order);
+    let mut summary =
+        Summary::new(&setup, module.target(), !arguments.any_order, arguments.max_findings);
     for schedule in schedules {
         let options = Options {
             checks: Checks::all(),
             schedule,
             threads: arguments.threads,
-            max_findings: arguments.max_findings,
+            max_findings: usize::MAX, // all are counted, whatever is printed
             step_limit: Some(arguments.step_limit),
             trace: false,
         };
@@ -125,7 +136,8 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(summary.count() > 0)))
 }
 
-fn schedules(arguments: &SanitizeArguments) -> Result<Vec<Schedule>> {
+/// The schedules to run, made as they are asked for: there may be as many as there are seeds.
+fn schedules(arguments: &SanitizeArguments) -> Result<impl Iterator<Item = Schedule> + use<>> {
     let all = arguments.schedule == ScheduleChoice::All;
     let count = arguments.schedules.unwrap_or(if all { 10 } else { 1 });
     let is_fixed = matches!(arguments.schedule, ScheduleChoice::Eager | ScheduleChoice::Latest);
@@ -135,14 +147,16 @@ fn schedules(arguments: &SanitizeArguments) -> Result<Vec<Schedule>> {
     if count == 0 {
         return Err(expected("--schedules", "at least 1", count));
     }
-    let random = (0..).map(|index| Schedule::Random(arguments.seed.wrapping_add(index)));
-    let fixed: &[Schedule] = match arguments.schedule {
+    let seed = arguments.seed;
+    let random = (0..=u64::MAX).map(move |index| Schedule::Random(seed.wrapping_add(index)));
+    let fixed: &'static [Schedule] = match arguments.schedule {
         ScheduleChoice::All => &[Schedule::Eager, Schedule::Latest],
         ScheduleChoice::Eager => &[Schedule::Eager],
         ScheduleChoice::Latest => &[Schedule::Latest],
         ScheduleChoice::Random => &[],
     };
-    Ok(fixed.iter().copied().chain(random).take(count as usize).collect())
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    Ok(fixed.iter().copied().chain(random).take(count))
 }
 
 /// `4`, `4,2` or `4,2,1`.

@@ -42,6 +42,8 @@ pub struct Summary<'k> {
     last: Option<Ran>,
     /// Whether a difference is a finding.
     differences_count: bool,
+    /// Findings of the emulator that are printed at most.
+    max_printed: usize,
     statistics: Statistics,
 }
 
@@ -64,7 +66,7 @@ fn replay_text(schedule: Schedule) -> String {
 }
 
 impl<'k> Summary<'k> {
-    pub fn new(setup: &'k Setup<'k>, target: &str, differences_count: bool) -> Self {
+    pub fn new(setup: &'k Setup<'k>, target: &str, differences_count: bool, max_printed: usize) -> Self {
         Summary {
             setup,
             target: target.to_owned(),
@@ -73,6 +75,7 @@ impl<'k> Summary<'k> {
             differences: Vec::new(),
             last: None,
             differences_count,
+            max_printed,
             statistics: Statistics::default(),
         }
     }
@@ -120,6 +123,16 @@ impl<'k> Summary<'k> {
         self.found.len() + differences + demands.sum::<usize>()
     }
 
+    /// Those of the emulator's findings that are printed.
+    fn printed(&self) -> &[Found] {
+        &self.found[..self.found.len().min(self.max_printed)]
+    }
+
+    /// Faults that are printed; of those in buffers, all are.
+    fn shown(&self) -> usize {
+        self.count() - (self.found.len() - self.printed().len())
+    }
+
     fn elements(&self) -> Vec<(&Buffer, Elements)> {
         let left = self.last.iter().flat_map(|ran| &ran.buffers);
         let elements = |(buffer, (bytes, written)): (_, &(Vec<u8>, Vec<bool>))| {
@@ -148,7 +161,7 @@ impl<'k> Summary<'k> {
         let names: Vec<String> = self.schedules.iter().copied().map(schedule_text).collect();
         let plural = if names.len() == 1 { "" } else { "s" };
         let _ = writeln!(text, "{} schedule{plural}: {}", names.len(), names.join(", "));
-        for (number, Found { finding, schedule, schedules }) in self.found.iter().enumerate() {
+        for (number, Found { finding, schedule, schedules }) in self.printed().iter().enumerate() {
             let _ = writeln!(text, "\n{}. {finding}", number + 1);
             let _ = writeln!(
                 text,
@@ -172,10 +185,11 @@ impl<'k> Summary<'k> {
                 schedule_text(*b)
             );
         }
-        let count = self.count();
+        let (count, shown) = (self.count(), self.shown());
         let _ = match count {
             0 => writeln!(text, "nothing found"),
             1 => writeln!(text, "1 finding"),
+            _ if shown < count => writeln!(text, "{count} findings, {shown} shown"),
             _ => writeln!(text, "{count} findings"),
         };
         text
@@ -232,11 +246,12 @@ impl<'k> Summary<'k> {
             "shared_bytes": shared_bytes,
             "regions": regions.iter().map(region).collect::<Vec<_>>(),
             "schedules": self.schedules.iter().copied().map(schedule_text).collect::<Vec<_>>(),
-            "findings": self.found.iter().map(found).collect::<Vec<_>>(),
+            "findings": self.printed().iter().map(found).collect::<Vec<_>>(),
             "buffers": self.elements().into_iter().map(elements).collect::<Vec<_>>(),
             "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
             "statistics": self.statistics,
             "count": self.count(),
+            "shown": self.shown(),
         })
     }
 }

@@ -1,0 +1,148 @@
+//! What a module's `.target` allows: its instructions, and the shared memory of a block.
+
+use crate::error::LaunchError;
+use crate::module::Kernel;
+
+/// The targets that the emulator stands for, and KiB of shared memory that a block can have there.
+const TARGETS: [(&str, u64); 7] = [
+    ("sm_80", 163),
+    ("sm_86", 99),
+    ("sm_87", 163),
+    ("sm_88", 163),
+    ("sm_89", 99),
+    ("sm_90", 227),
+    ("sm_90a", 227),
+];
+
+/// What an instruction needs that not all of these targets have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Sm90,
+    Sm90a,
+    Sm100,
+}
+
+impl Need {
+    /// Whether the target of this name has it.
+    fn is_met(self, target: &str) -> bool {
+        match self {
+            Need::Sm90 => matches!(target, "sm_90" | "sm_90a"),
+            Need::Sm90a => target == "sm_90a",
+            Need::Sm100 => false,
+        }
+    }
+
+    /// The targets that have it, as errors say it.
+    fn text(self) -> &'static str {
+        match self {
+            Need::Sm90 => "sm_90 or newer",
+            Need::Sm90a => "sm_90a",
+            Need::Sm100 => "sm_100 or newer",
+        }
+    }
+}
+
+/// Special registers of clusters.
+const CLUSTER_REGISTERS: [&str; 8] = [
+    "%clusterid",
+    "%nclusterid",
+    "%cluster_ctaid",
+    "%cluster_nctaid",
+    "%cluster_ctarank",
+    "%cluster_nctarank",
+    "%is_explicit_cluster",
+    "%aggr_smem_size",
+];
+
+/// Bytes of shared memory that a block can have on the kernel's target, if it is one of those above.
+pub fn shared_bytes(kernel: &Kernel) -> Result<u64, LaunchError> {
+    let target = kernel.module.target.as_str();
+    if let Some(&(_, kibibytes)) = TARGETS.iter().find(|(known, _)| *known == target) {
+        return Ok(kibibytes * 1024);
+    }
+    let expected = TARGETS.map(|(target, _)| target).join(", ");
+    let got = if target.is_empty() { "none" } else { target }.to_string();
+    Err(LaunchError::Target { kernel: kernel.name().to_string(), expected, got })
+}
+
+/// Refuses a kernel with an instruction that its target does not have.
+pub fn check_instructions(kernel: &Kernel) -> Result<(), LaunchError> {
+    let (target, source) = (&kernel.module.target, &kernel.module.source);
+    let find = || {
+        let mut texts = kernel.data.code.texts.iter().enumerate();
+        texts.find_map(|(pc, &(start, end))| {
+            let need = need(source.get(start as usize..end as usize)?)?;
+            (!need.is_met(target)).then_some((pc as u32, need.text()))
+        })
+    };
+    let Some((pc, expected)) = *kernel.data.too_new.get_or_init(find) else { return Ok(()) };
+    let (line, text, got) = (kernel.line(pc), kernel.text(pc), target.clone());
+    Err(LaunchError::TargetInstruction { kernel: kernel.name().to_string(), line, text, expected, got })
+}
+
+/// What the instruction of this text needs. Where PTX leaves it open, nothing.
+fn need(text: &str) -> Option<Need> {
+    let (opcode, operands) = split(text);
+    let words: Vec<&str> = opcode.split('.').collect();
+    let has = |word: &str| words[1..].contains(&word);
+    let is_bfloat = |word: &&str| matches!(*word, "bf16" | "bf16x2");
+    let of_bfloats = words.last().is_some_and(is_bfloat);
+    let of_cluster = has("cluster") || has("shared::cluster");
+    let is_new = match words[0] {
+        "wgmma" | "setmaxnreg" | "tensormap" => return Some(Need::Sm90a),
+        "ld" | "st" if (has("v8") && bits(&words) == 32) || (has("v4") && bits(&words) == 64) => {
+            return Some(Need::Sm100);
+        }
+        "elect" | "griddepcontrol" | "mapa" | "getctarank" | "stmatrix" | "multimem" => true,
+        "barrier" => has("cluster"),
+        "fence" => of_cluster || has("mbarrier_init") || (has("proxy") && has("async")),
+        "mbarrier" => {
+            let counts = (has("arrive") || has("arrive_drop")) && operands.matches(',').count() > 1;
+            let with_bytes = has("expect_tx") || has("complete_tx");
+            of_cluster || with_bytes || has("try_wait") || (counts && !has("noComplete"))
+        }
+        "cp" => has("bulk"),
+        "prefetch" => has("tensormap"),
+        "ld" | "ldu" | "st" | "cvta" | "isspacep" => of_cluster || has("async"),
+        "atom" | "red" => {
+            let is_vector = ["v2", "v4", "v8", "b128"].iter().any(|word| has(word));
+            of_cluster || has("async") || is_vector || of_bfloats
+        }
+        "add" | "sub" | "mul" | "ex2" | "tanh" | "setp" => of_bfloats,
+        "cvt" => match words[1..] {
+            [.., "bf16" | "bf16x2", "f32"] | [.., "f32", "bf16"] => false,
+            [.., to, from] => is_bfloat(&to) || is_bfloat(&from),
+            _ => false,
+        },
+        "mov" => {
+            let word = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '%'));
+            operands.split(word).any(|name| CLUSTER_REGISTERS.contains(&name))
+        }
+        _ => false,
+    };
+    is_new.then_some(Need::Sm90)
+}
+
+/// The opcode of an instruction behind its guard, and its operands.
+fn split(text: &str) -> (&str, &str) {
+    let text = match text.strip_prefix('@') {
+        Some(guarded) => guarded.trim_start_matches(|c: char| c == '!' || c.is_whitespace()),
+        None => text,
+    };
+    let text = if text.starts_with('%') {
+        text.split_once(char::is_whitespace).map_or("", |(_, rest)| rest.trim_start())
+    } else {
+        text
+    };
+    let end = text.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | ':' | '_')));
+    text.split_at(end.unwrap_or(text.len()))
+}
+
+/// Bits of the type at the end of an opcode; 0 where it is none of the usual ones.
+fn bits(words: &[&str]) -> u32 {
+    match words.last() {
+        Some(&("b32" | "u32" | "s32" | "f32")) => 32,
+        Some(&("b64" | "u64" | "s64" | "f64")) => 64,
+        _ => 0,
+    }
+}

@@ -1,0 +1,166 @@
+//! `fattn sanitize`: options and texts that it has to refuse, and what limits its report.
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A file of its own for each test, removed when dropped.
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str, text: &str) -> Self {
+        let name = format!("fattn-sanitize-options-{}-{name}.ptx", std::process::id());
+        let file = File(std::env::temp_dir().join(name));
+        std::fs::write(&file.0, text).unwrap();
+        file
+    }
+
+    /// A kernel without parameters.
+    fn kernel(name: &str, target: &str, body: &str) -> Self {
+        let head = format!(".version 8.0\n.target {target}\n.address_size 64\n");
+        File::new(name, &format!("{head}.visible .entry k() {{\n{body}\nret; }}\n"))
+    }
+
+    fn text(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The text of a run, which ends with this exit code.
+#[track_caller]
+fn answer(arguments: &[&str], code: i32) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fattn"));
+    let output = command.arg("sanitize").args(arguments).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    text
+}
+
+/// The broken kernel of the README, and this option. `demands`: what is asked of dv, with a comma before it.
+fn broken<'a>(demands: &'a str, options: &[&'a str]) -> Vec<&'a str> {
+    let ptx = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/sanitize/dv_broken.ptx");
+    let mut all = vec!["--ptx", ptx, "--block", "64", "--shared", "4616"];
+    for argument in ["buf:f32:20x24:random:1", "buf:f32:20x4:random:2", demands, "u32:20", "u32:24"] {
+        all.extend(["--arg", argument]);
+    }
+    [all.as_slice(), options].concat()
+}
+
+#[test]
+fn findings_beyond_those_printed_are_counted() {
+    let plain = "buf:f32:24x4:uninit";
+    let run = |options: &[&str]| answer(&broken(plain, options), 1);
+    let numbered = |text: &str| {
+        text.lines().filter(|line| line.contains(". ") && line.as_bytes()[0].is_ascii_digit()).count()
+    };
+    let all = run(&[]);
+    assert!(all.ends_with("\n4 findings\n") && numbered(&all) == 4, "{all}");
+    for (most, end) in
+        [("1", "\n4 findings, 1 shown\n"), ("3", "\n4 findings, 3 shown\n"), ("4", "\n4 findings\n")]
+    {
+        let text = run(&["--max-findings", most]);
+        assert!(text.ends_with(end) && numbered(&text).to_string() == most, "{text}");
+    }
+    let report: Value = serde_json::from_str(&run(&["--max-findings", "1", "--json"])).unwrap();
+    assert_eq!((&report["count"], &report["shown"]), (&4.into(), &1.into()));
+    assert_eq!(report["findings"].as_array().unwrap().len(), 1);
+    // What is wrong with a buffer is printed in any case.
+    let text = answer(&broken("buf:f32:24x4:uninit,written", &["--max-findings", "1"]), 1);
+    assert!(text.ends_with(" -- not written\n5 findings, 2 shown\n"), "{text}");
+    assert_eq!(
+        answer(&broken(plain, &["--max-findings", "0"]), 2),
+        "fattn: --max-findings: expected at least 1, got `0`\n"
+    );
+}
+
+#[test]
+fn threads_are_at_least_one_and_not_more_than_there_can_be() {
+    let ptx = File::kernel("threads", "sm_80", "");
+    let run =
+        |threads: &str, code| answer(&["--ptx", ptx.text(), "--block", "1", "--threads", threads], code);
+    for threads in ["0", "1025", "99999999"] {
+        assert_eq!(run(threads, 2), format!("fattn: --threads: expected 1 to 1024, got `{threads}`\n"));
+    }
+    run("1", 0);
+    run("1024", 0);
+}
+
+/// They are made one by one: the first one ends this run.
+#[test]
+fn schedules_may_be_as_many_as_there_are_seeds() {
+    let ptx = File::kernel("schedules", "sm_80", "");
+    for schedule in ["all", "random"] {
+        let arguments = [
+            "--ptx",
+            ptx.text(),
+            "--block",
+            "2000",
+            "--schedule",
+            schedule,
+            "--schedules",
+            "18446744073709551615",
+        ];
+        assert_eq!(answer(&arguments, 2), "fattn: k: block [2000, 1, 1] exceeds [1024, 1, 1] threads\n");
+    }
+}
+
+#[test]
+fn text_that_is_no_ptx_is_quoted() {
+    let ptx = File::new("hello", "hello");
+    assert_eq!(
+        answer(&["--ptx", ptx.text(), "--block", "1"], 2),
+        format!("fattn: --ptx {}: PTX line 1: unsupported directive: `hello`\n", ptx.text())
+    );
+}
+
+#[test]
+fn targets_are_those_from_sm_80_to_sm_90a() {
+    for target in ["sm_70", "sm_75", "sm_100a"] {
+        let ptx = File::kernel(&format!("target-{target}"), target, "");
+        let known = "sm_80, sm_86, sm_87, sm_88, sm_89, sm_90, sm_90a";
+        assert_eq!(
+            answer(&["--ptx", ptx.text(), "--block", "1"], 2),
+            format!("fattn: k: .target: expected one of {known}, got `{target}`\n")
+        );
+    }
+}
+
+#[test]
+fn instructions_are_those_of_the_target() {
+    for (target, code) in [("sm_80", 2), ("sm_86", 2), ("sm_89", 2), ("sm_90", 2), ("sm_90a", 0)] {
+        let ptx = File::kernel(&format!("wgmma-{target}"), target, "wgmma.fence.sync.aligned;");
+        let text = answer(&["--ptx", ptx.text(), "--block", "128"], code);
+        let refused = format!(
+            "fattn: k: PTX line 5: `wgmma.fence.sync.aligned`: expected .target sm_90a, got {target}\n"
+        );
+        assert!(if code == 0 { text.ends_with("nothing found\n") } else { text == refused }, "{text}");
+    }
+    let ptx = File::kernel("elect", "sm_89", ".reg .b32 %r; .reg .pred %p; elect.sync %r|%p, -1;");
+    assert_eq!(
+        answer(&["--ptx", ptx.text(), "--block", "32"], 2),
+        "fattn: k: PTX line 5: `elect.sync %r|%p, -1`: expected .target sm_90 or newer, got sm_89\n"
+    );
+}
+
+#[test]
+fn shared_memory_is_that_of_the_target() {
+    for (target, limit) in [("sm_80", 163), ("sm_86", 99), ("sm_87", 163), ("sm_89", 99), ("sm_90", 227)]
+    {
+        let ptx = File::kernel(&format!("shared-{target}"), target, "");
+        let run = |bytes: u32, code| {
+            answer(&["--ptx", ptx.text(), "--block", "1", "--shared", &bytes.to_string()], code)
+        };
+        let limit = limit * 1024;
+        run(limit, 0);
+        assert_eq!(
+            run(limit + 1, 2),
+            format!("fattn: k: {} bytes of shared memory exceed the {limit} of {target}\n", limit + 1)
+        );
+    }
+}

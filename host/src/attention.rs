@@ -26,6 +26,9 @@ use kernels_gpu::abi::{
 /// 0). With no rows, heads or batches nothing is launched. A row that sees no key gets o = 0 and lse =
 /// -inf.
 ///
+/// The first call of a kernel loads it, and the first on Hopper allocates counters, which waits for the
+/// device: whoever captures graphs makes one call before.
+///
 /// # Errors
 /// Everything that [`ForwardProblem::validate`] and [`plan_forward`] refuse, and errors of the driver.
 ///

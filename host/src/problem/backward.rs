@@ -10,7 +10,8 @@ pub enum Mode {
     /// dk and dv are the same from run to run; the f32 sums of dq are taken in any order.
     #[default]
     Fast,
-    /// All gradients are the same from run to run. Slower, and takes more workspace.
+    /// All gradients are the same from run to run. Slower, and but for Hopper's own kernels takes more
+    /// workspace.
     Deterministic,
 }
 

@@ -216,6 +216,15 @@ fn doubles_are_exact() {
     check("abs.f64 {d}, {a};", 1, |v| v[0].abs());
 }
 
+#[test]
+fn minimum_and_maximum_of_doubles_order_zeros() {
+    let (minus, plus) = ((-0f64).to_bits(), 0f64.to_bits());
+    let sources = [(64, vec![minus, plus, minus, plus]), (64, vec![plus, minus, minus, plus])];
+    let got = |name: &str| evaluate(&format!("{name}.f64 {{d}}, {{a}}, {{b}};"), 64, &sources);
+    assert_eq!(got("min"), [minus, minus, minus, plus]);
+    assert_eq!(got("max"), [plus, plus, minus, plus]);
+}
+
 /// Sixteen-bit formats, by the exact result in f64 rounded once.
 fn check16(template: &str, brain: bool, operands: usize, expected: fn(&[f64]) -> f64) {
     let mut random = Random(99);

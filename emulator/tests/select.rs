@@ -128,6 +128,18 @@ fn selections_and_predicate_logic() {
         let got = evaluate(&format!("{name}.pred {{d}}, {{a}}, {{b}};"), 1, &sources);
         (0..64).for_each(|row| assert_eq!(got[row], f(sources[0].1[row], sources[1].1[row])));
     }
+    let logic: [(&str, fn(u64, u64) -> u64); 3] =
+        [("and", |a, b| a & b), ("or", |a, b| a | b), ("xor", |a, b| a ^ b)];
+    for (name, f) in logic {
+        for (x, y) in [("", "!"), ("!", ""), ("!", "!")] {
+            let got = evaluate(&format!("{name}.pred {{d}}, {x}{{a}}, {y}{{b}};"), 1, &sources);
+            let value = |column: usize, row: usize, sign: &str| {
+                sources[column].1[row] ^ u64::from(!sign.is_empty())
+            };
+            let expected = |row| f(value(0, row, x), value(1, row, y));
+            (0..64).for_each(|row| assert_eq!(got[row], expected(row), "{name} {x}a {y}b"));
+        }
+    }
     let got = evaluate("not.pred {d}, {a};", 1, &sources);
     (0..64).for_each(|row| assert_eq!(got[row], 1 - sources[0].1[row]));
     assert!(evaluate("mov.pred {d}, -1;", 1, &sources).iter().all(|&value| value == 1));

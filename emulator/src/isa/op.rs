@@ -47,7 +47,7 @@ pub enum Op {
     Select32,
     /// `selp` of 64 bits.
     Select64,
-    /// Logic on predicates.
+    /// Logic on predicates `a`, negated by its flag, and `b`, negated if `immediate` is not 0.
     Predicate(PredicateOp),
     /// Moves, packing and address-space changes.
     Move(MoveOp),

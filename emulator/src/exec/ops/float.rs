@@ -18,6 +18,12 @@ pub fn flush(value: f32) -> f32 {
     f32::from_bits(if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits })
 }
 
+/// A sum in global memory, of bits: subnormal numbers are flushed.
+#[inline(always)]
+pub fn add_flushed(a: u32, b: u32) -> u32 {
+    flush(flush(f32::from_bits(a)) + flush(f32::from_bits(b))).to_bits()
+}
+
 /// The bits of a result. Compared as integers: in float arithmetic the compiler takes one NaN for another.
 #[inline(always)]
 pub fn canonical(value: f32) -> u32 {
@@ -153,8 +159,8 @@ pub fn run64(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
         FloatOp::Mul => map2(r, i, m, |a: f64, b: f64| canonical64(a * b)),
         FloatOp::Div => map2(r, i, m, |a: f64, b: f64| canonical64(a / b)),
         FloatOp::Fma => map3(r, i, m, |a: f64, b: f64, c: f64| canonical64(a.mul_add(b, c))),
-        FloatOp::Min => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, a < b))),
-        FloatOp::Max => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, a > b))),
+        FloatOp::Min => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, precedes(a, b)))),
+        FloatOp::Max => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, precedes(b, a)))),
         FloatOp::Neg => map1(r, i, m, |a: u64| a ^ 1 << 63),
         FloatOp::Abs => map1(r, i, m, |a: u64| a & !(1 << 63)),
         FloatOp::Rcp => map1(r, i, m, |a: f64| canonical64(1.0 / a)),
@@ -167,7 +173,13 @@ pub fn run64(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
     }
 }
 
-/// `a` if it comes first or `b` is NaN; zeros by their sign.
+/// Whether `a` is smaller than `b`, of which neither is NaN; -0 is smaller than +0.
+#[inline(always)]
+fn precedes(a: f64, b: f64) -> bool {
+    a < b || a == b && a.is_sign_negative() && !b.is_sign_negative()
+}
+
+/// `a` if it comes first or `b` is NaN.
 #[inline(always)]
 fn ordered64(a: f64, b: f64, first: bool) -> f64 {
     if a.is_nan() {

@@ -122,6 +122,19 @@ fn impossible_launches_are_refused() {
         text(Launch { shared_bytes: 300_000, ..good }),
         "k: 300000 bytes of shared memory exceed 232448"
     );
+    for grid in [[1 << 31, 1, 1], [1, 65536, 1], [1, 1, 65536]] {
+        assert_eq!(text(Launch { grid, ..good }), format!("k: grid {grid:?} is empty or too large"));
+    }
+    assert!(try_launch(&Launch { grid: [1, 65535, 1], ..good }).is_ok());
+    assert!(try_launch(&Launch { block: [1, 1, 64], ..good }).is_ok());
+    let free = Module::parse(&format!("{HEAD}.entry k() {{ ret; }}")).unwrap();
+    let deep = Launch { block: [1, 1, 65], params: &[], ..good };
+    assert_eq!(
+        launch(free.kernel("k").unwrap(), &Memory::new(), &deep, &Options::default())
+            .unwrap_err()
+            .to_string(),
+        "k: block [1, 1, 65] exceeds [1024, 1024, 64] threads"
+    );
     let required = module.kernel("r").unwrap();
     let shape = Launch { params: &[], ..good };
     assert!(matches!(
@@ -146,4 +159,37 @@ fn source_locations_follow_the_line_tables() {
     assert_eq!(place(1).to_string(), "src/x.rs:30:1");
     let text = report.findings[1].to_string();
     assert!(text.contains("at src/x.rs:30:1") && text.contains("inlined at src/y.rs:4:2"), "{text}");
+}
+
+#[test]
+fn local_memory_has_a_limit() {
+    let error = |bytes: u32| {
+        let text = format!("{HEAD}.entry k() {{ .local .b8 x[{bytes}]; ret; }}");
+        let module = Module::parse(&text).unwrap();
+        let shape = Launch { grid: [1; 3], block: [1; 3], shared_bytes: 0, regions: &[], params: &[] };
+        let kernel = module.kernel("k").unwrap();
+        launch(kernel, &Memory::new(), &shape, &Options::default())
+            .map_err(|error| error.to_string())
+            .err()
+    };
+    assert_eq!(error(512 * 1024), None);
+    let message = |bytes| Some(format!("k: {bytes} bytes of local memory exceed 524288"));
+    assert_eq!(error(512 * 1024 + 1), message(512 * 1024 + 1));
+    assert_eq!(error(1 << 28), message(1 << 28));
+}
+
+/// Products and sums of what stands in the text do not overflow.
+#[test]
+fn absurd_numbers_are_refused() {
+    for cluster in ["65536, 65536", "4294967295, 4294967295, 4294967295", "2", "0"] {
+        let text = format!("{HEAD}.entry k() .reqnctapercluster {cluster} {{ ret; }}");
+        let error = Module::parse(&text).unwrap_err().to_string();
+        assert!(error.contains("the size of a cluster"), "{error}");
+    }
+    let text = format!(
+        "{HEAD}.entry k(.param .u64 a, .param .u64 b) {{ .reg .b32 %r<2>;
+         ld.param.u32 %r1, [b+9223372036854775807]; ret; }}"
+    );
+    let error = Module::parse(&text).unwrap_err().to_string();
+    assert!(error.contains("an address offset"), "{error}");
 }

@@ -199,7 +199,7 @@ impl<'a> Builder<'a, '_> {
     pub fn parameter_address(&mut self, s: &Statement<'a>, index: usize) -> Option<i64> {
         match s.operands.get(index) {
             Some(&Operand::Address(Scalar::Name(name), offset)) => match self.symbol(name) {
-                Some(Symbol::Param(at)) => Some(i64::from(at) + offset),
+                Some(Symbol::Param(at)) => Some(i64::from(at).saturating_add(offset)),
                 _ => None,
             },
             _ => None,

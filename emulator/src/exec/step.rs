@@ -193,7 +193,7 @@ impl Runner<'_, '_> {
             }
             Op::AsyncCopy(op) => ops::async_copy::run(self.context, self.warp, i, m, op)?,
             Op::Matrix(op) => {
-                let Some(m) = self.gather(self.warp.live, m)? else {
+                let Some(m) = self.whole_warp(m)? else {
                     return Ok(Next::Leave(Event::Yield));
                 };
                 (families.matrix)(self.context, self.warp, i, m, op)?;

@@ -40,7 +40,7 @@ impl Runner<'_, '_> {
     }
 
     /// Gathers the warp for an instruction that is `.aligned`.
-    fn whole_warp(&mut self, m: u32) -> Result<Option<u32>, Stop> {
+    pub fn whole_warp(&mut self, m: u32) -> Result<Option<u32>, Stop> {
         let live = self.warp.live;
         let gathered = self.gather(live, m)?;
         if gathered.is_some() && live != !0 {

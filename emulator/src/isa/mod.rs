@@ -206,6 +206,8 @@ pub struct Code {
     pub predicates: u32,
     /// Whether there are memory barriers, bulk copies or multiplications by a warpgroup.
     pub asynchronous: bool,
+    /// Whether there is a `bar.warp.sync` that not the whole warp may have to reach.
+    pub meets_in_parts: bool,
     /// Rows that instructions touch; only filled where there are multiplications by a warpgroup.
     pub touches: Touches,
     /// Registers that may be read before they are written.

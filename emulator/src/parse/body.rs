@@ -11,7 +11,7 @@ use crate::decode::{self, Statement};
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::allocate;
 use crate::isa::control_flow::{self, Graph};
-use crate::isa::{Op, Touches, Watch, WgmmaOp};
+use crate::isa::{Code, Fill, Op, Touches, Watch, WgmmaOp};
 use crate::module::KernelData;
 
 /// An instruction has fewer operands in PTX.
@@ -46,6 +46,7 @@ pub fn read<'a>(
     }
     cursor.next();
     builder.finish(kernel)?;
+    kernel.code.meets_in_parts = meets_in_parts(&kernel.code);
     let graph = Graph::new(&kernel.code);
     control_flow::reconverge(&mut kernel.code, &graph);
     let mut watch = Watch::new(&mut kernel.code, &graph);
@@ -64,6 +65,12 @@ pub fn read<'a>(
         code.touches = Touches::new(code);
     }
     Ok(())
+}
+
+/// Whether a `bar.warp.sync` has another member mask than all lanes.
+fn meets_in_parts(code: &Code) -> bool {
+    let is_whole = |row: u32| code.fills.contains(&(row, Fill::Constant32(u32::MAX)));
+    code.instructions.iter().any(|i| i.op == Op::WarpSync && !is_whole(i.a))
 }
 
 fn word<'a>(

@@ -308,3 +308,20 @@ fn f64_and_f32_convert_both_ways() {
         assert!(got == x || got.is_nan() && x.is_nan());
     }
 }
+
+#[test]
+fn tf32_rounds_ties_away() {
+    let mut column = floats(31);
+    // Ties of either sign, and what overflows.
+    column.extend([0x3f80_1000, 0xbf80_1000, 0x3f80_0fff, 0x7f7f_ffff, 0xff7f_f000, 1]);
+    let got = evaluate("cvt.rna.tf32.f32 {d}, {a};", 32, &[(32, column.clone())]);
+    for (&bits, got) in column.iter().zip(got) {
+        let x = f32::from_bits(bits as u32);
+        let magnitude = (x.to_bits() & 0x7fff_ffff) as u64;
+        let want = match x.is_nan() {
+            true => 0x7fff_ffff,
+            false => (magnitude + 4096) & !0x1fff | bits & 1 << 31,
+        };
+        assert_eq!(got, want, "{x:e}");
+    }
+}

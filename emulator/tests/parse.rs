@@ -39,8 +39,11 @@ fn errors_name_the_line_and_the_text() {
 fn an_unknown_instruction_parses_and_refuses_to_launch() {
     let unknown = [
         "frobnicate.b32 %r1, %r2;",
-        "add.rz.f32 %r1, %r2, %r3;",
-        "add.cc.u32 %r1, %r2, %r3;",
+        "add.rz.f64 %d1, %d2, %d3;",
+        "add.cc.u16 %h1, %h2, %h3;",
+        "addc.lo.u32 %r1, %r2, %r3;",
+        "min.abs.f32 %r1, %r2, %r3;",
+        "barrier.sync.aligned.aligned 0;",
         "ld.global.b32.unknown %r1, [%d1];",
         "ld.strange.b32 %r1, [%d1];",
         "mul.f32.hi %r1, %r2, %r3;",
@@ -192,4 +195,42 @@ fn absurd_numbers_are_refused() {
     );
     let error = Module::parse(&text).unwrap_err().to_string();
     assert!(error.contains("an address offset"), "{error}");
+}
+
+/// What nvcc makes of printf and of a call through a pointer: the kernel is unsupported, and no other.
+#[test]
+fn calls_concern_their_kernel_alone() {
+    let text = format!(
+        "{HEAD}.extern .func (.param .b32 func_retval0) vprintf (.param .b64 vprintf_param_0, .param .b64 vprintf_param_1);
+.global .align 1 .b8 $str[4] = {{37, 100, 10, 0}};
+.visible .entry prints() {{ .local .align 8 .b8 __local_depot0[8]; .reg .b32 %r<5>; .reg .b64 %rd<5>;
+{{ // callseq 0, 0
+.param .b64 param0;
+st.param.b64 [param0+0], %rd3;
+.param .b64 param1;
+st.param.b64 [param1+0], %rd1;
+.param .align 8 .b8 retval0[16];
+call.uni (retval0),
+vprintf,
+(
+param0,
+param1
+);
+ld.param.v2.b64 {{%rd1, %rd2}}, [retval0+0];
+}} // callseq 0
+ret; }}
+.visible .entry points() {{ .reg .b64 %rd<5>; .reg .b32 %r<5>;
+prototype_0 : .callprototype (.param .b32 _) _ (.param .b64 _);
+{{ .param .b32 retval0; call (retval0), %rd1, (%rd2), prototype_0; ld.param.b32 %r1, [retval0]; }}
+ret; }}
+.visible .entry declares() {{ .param .b64 nothing; ret; }}
+.visible .entry fine() {{ ret; }}"
+    );
+    let module = Module::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+    let unsupported = |name: &str| module.kernel(name).unwrap().unsupported().to_vec();
+    let texts = |name: &str| unsupported(name).into_iter().map(|one| one.text).collect::<Vec<_>>();
+    assert_eq!(texts("prints"), ["call.uni (retval0), vprintf, ( param0, param1 )"]);
+    assert_eq!(texts("points"), ["call (retval0), %rd1, (%rd2), prototype_0"]);
+    assert_eq!(texts("declares"), [".param .b64 nothing"]);
+    assert_eq!(unsupported("fine"), []);
 }

@@ -283,3 +283,15 @@ fn a_value_of_a_lane_outside_the_mask_is_found_where_it_matters() {
     let finding = only_finding(exited, 32, &with_schedule(Schedule::Eager));
     assert_eq!(finding.kind, FindingKind::UninitialisedRegister, "{finding}");
 }
+
+#[test]
+fn matches_of_64_bits_look_at_all_of_them() {
+    let words = run_clean(
+        "and.b32 %r1, %tid, 1; mov.b64 %d1, {0, %r1}; match.any.sync.b64 %r2, %d1, -1;
+         match.all.sync.b64 %r3|%p1, %d1, -1; mov.b64 %d2, {%r1, 7}; shr.u64 %d2, %d2, 32;
+         match.all.sync.b64 %r4|%p2, %d2, -1; add.s32 %r2, %r2, %r3; @%p2 st.global.b32 [%mine], %r2;
+         @%p1 st.global.b32 [%mine], 0;",
+        32,
+    );
+    (0..32).for_each(|lane| assert_eq!(words[lane], 0x5555_5555 << (lane % 2)));
+}

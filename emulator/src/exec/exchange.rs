@@ -152,8 +152,8 @@ impl Runner<'_, '_> {
             }
             Op::Vote(op) => ops::shuffle::vote(registers, i, m, op),
             Op::Redux(op) => ops::shuffle::redux(registers, i, m, op),
-            Op::MatchAny32 => ops::shuffle::match_any(registers, i, m),
-            Op::MatchAll32 => ops::shuffle::match_all(registers, i, m),
+            Op::MatchAny => ops::shuffle::match_any(registers, i, m),
+            Op::MatchAll => ops::shuffle::match_all(registers, i, m),
             Op::Elect => ops::shuffle::elect(registers, i, m),
             // Lanes that have exited need not be waited for.
             _ => self.context.race_lanes_meet(self.warp.id, m | !self.warp.live),

@@ -103,6 +103,8 @@ fn computes(op: Op) -> bool {
             | Op::ConvertU32ToU16
             | Op::ConvertBfloatToF32
             | Op::ConvertHalfToF32
+            | Op::ConvertTf32
+            | Op::Carry(_)
     )
 }
 
@@ -126,8 +128,8 @@ impl Context<'_> {
             let kind = FindingKind::UninitialisedRegister;
             self.report(kind, pc, w.id, used.trailing_zeros(), |_| {
                 format!(
-                    "lanes {used:#010x} use what comes of a value that shfl.sync took from a lane which is no \
-                     member, the last one{origin}"
+                    "lanes {used:#010x} use what comes of a value that shfl.sync took from a lane which is \
+                     no member, the last one{origin}"
                 )
             });
             // One finding is enough for what the lanes go on to do with it.

@@ -162,7 +162,8 @@ impl Runner<'_, '_> {
             | Op::ConvertU64ToU32
             | Op::ConvertU32ToU16
             | Op::ConvertBfloatToF32
-            | Op::ConvertHalfToF32 => (families.convert)(registers, i, m, i.op),
+            | Op::ConvertHalfToF32
+            | Op::ConvertTf32 => (families.convert)(registers, i, m, i.op),
             Op::Branch => return Ok(self.branch(i, m)),
             _ => return self.execute_rare(i, m),
         }
@@ -204,12 +205,13 @@ impl Runner<'_, '_> {
             Op::Shuffle(_)
             | Op::Vote(_)
             | Op::Redux(_)
-            | Op::MatchAny32
-            | Op::MatchAll32
+            | Op::MatchAny
+            | Op::MatchAll
             | Op::Elect
             | Op::WarpSync => {
                 return self.exchange(i, m);
             }
+            Op::Carry(op) => ops::carry::run(&mut self.warp.registers, i, m, op),
             Op::ActiveMask => self.warp.registers.set32(i.d, m, &[m; 32]),
             Op::Clock32 | Op::Clock64 => {
                 let now = self.context.statistics.warp_instructions;

@@ -91,6 +91,13 @@ fn word<'a>(
         ".loc" => *location = locations.read_location(cursor)?,
         ".reg" => registers(cursor, builder)?,
         ".local" | ".shared" => variable(cursor, builder, name == ".shared")?,
+        ".param" => {
+            let first = cursor.behind();
+            let one = variable::read(cursor)?;
+            let text = super::cursor::quote(cursor.source(), first.start, cursor.behind().end);
+            builder.declare_argument(one.name, text, first.line);
+            cursor.expect(b';', ";")?;
+        }
         ".pragma" => cursor.skip_statement(),
         _ => return Err(cursor.error_here(ParseErrorKind::UnsupportedDirective)),
     }
@@ -107,6 +114,10 @@ fn label<'a>(
     }
     cursor.next();
     cursor.next();
+    if matches!(cursor.text(cursor.peek()), ".callprototype" | ".calltargets") {
+        // Of calls, which are unsupported.
+        cursor.skip_statement();
+    }
     if cursor.text(cursor.peek()) == ".branchtargets" {
         cursor.next();
         let mut targets = vec![cursor.word("a label")?];

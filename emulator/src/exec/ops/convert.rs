@@ -19,6 +19,11 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, op: Op) {
         Op::ConvertU32ToU16 => map1(r, i, m, |a: u32| a & 0xffff),
         Op::ConvertBfloatToF32 => map1(r, i, m, |a: Bfloat| a.to_f32()),
         Op::ConvertHalfToF32 => map1(r, i, m, |a: Half| canonical(a.to_f32())),
+        // Half of what is cut off is added first: the carry rounds. tf32 has 10 bits of f32's 23.
+        Op::ConvertTf32 => map1(r, i, m, |a: u32| match a & 0x7fff_ffff {
+            0x7f80_0001.. => canonical(f32::NAN),
+            _ => a.wrapping_add(0x1000) & !0x1fff,
+        }),
         Op::ConvertPairBfloat => pair::<Bfloat>(r, i, m),
         Op::ConvertPairHalf => pair::<Half>(r, i, m),
         _ => typed(r, i, m),
@@ -273,7 +278,7 @@ macro_rules! direct {
     ($name:ident, $type:ty) => {
         /// Moves the nearest value to the one on the required side; `order` compares it with the
         /// exact one.
-        fn $name(
+        pub fn $name(
             nearest: $type,
             order: std::cmp::Ordering,
             negative: bool,

@@ -63,9 +63,14 @@ pub fn redux(r: &mut Registers, i: &Instruction, m: u32, op: ReduxOp) {
     r.set32(i.d, m, &[result; LANES]);
 }
 
+/// The operand of a match.
+fn matched(r: &Registers, i: &Instruction) -> [u64; LANES] {
+    if i.count == 2 { *r.row64(i.a) } else { r.row32(i.a).map(u64::from) }
+}
+
 /// `match.any.sync`: the lanes with the same value.
 pub fn match_any(r: &mut Registers, i: &Instruction, m: u32) {
-    let a = *r.row32(i.a);
+    let a = matched(r, i);
     let mut out = [0; LANES];
     for lane in lanes(m) {
         out[lane] =
@@ -76,7 +81,7 @@ pub fn match_any(r: &mut Registers, i: &Instruction, m: u32) {
 
 /// `match.all.sync`: the members if all have the same value, else nothing.
 pub fn match_all(r: &mut Registers, i: &Instruction, m: u32) {
-    let a = *r.row32(i.a);
+    let a = matched(r, i);
     let first = a[m.trailing_zeros() as usize & 31];
     let same = lanes(m).all(|lane| a[lane] == first);
     r.set32(i.d, m, &[if same { m } else { 0 }; LANES]);

@@ -54,7 +54,8 @@ pub enum LaunchError {
         /// Bytes given.
         got: usize,
     },
-    /// A grid or block dimension is zero, or a block has more threads than the kernel or a GPU allows.
+    /// A block dimension is zero, or a block has more threads than the kernel or a GPU allows: in the third
+    /// dimension 64.
     #[error("{kernel}: block {block:?} exceeds {limit:?} threads")]
     Threads {
         /// The kernel.
@@ -64,7 +65,7 @@ pub enum LaunchError {
         /// The kernel's `.maxntid`, or the most that any GPU runs.
         limit: [u32; 3],
     },
-    /// A grid dimension is zero or too large.
+    /// A grid dimension is zero or too large: the first has up to 2^31 - 1 blocks, the others 65535.
     #[error("{kernel}: grid {grid:?} is empty or too large")]
     Grid {
         /// The kernel.
@@ -107,6 +108,16 @@ pub enum LaunchError {
         expected: &'static str,
         /// The module's.
         got: String,
+    },
+    /// More local memory than a thread can have.
+    #[error("{kernel}: {bytes} bytes of local memory exceed {limit}")]
+    Local {
+        /// The kernel.
+        kernel: String,
+        /// Bytes of each thread.
+        bytes: u64,
+        /// The most that a thread can have.
+        limit: u64,
     },
     /// A region that ends beyond the dynamic shared memory.
     #[error("{kernel}: region {region} ends beyond the {bytes} bytes of dynamic shared memory")]

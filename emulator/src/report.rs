@@ -80,7 +80,8 @@ pub enum FindingKind {
         /// The space read.
         space: Space,
     },
-    /// A read of a register that nothing wrote in that lane. The block goes on.
+    /// A read of a register that nothing wrote in that lane, or a use of what `shfl.sync` took from a lane
+    /// that is no member. The block goes on.
     UninitialisedRegister,
     /// A read or overwrite of shared bytes that an asynchronous copy has yet to deliver. The block
     /// goes on.

@@ -15,6 +15,8 @@ pub const MAP_BYTES: usize = 128;
 /// Marks the first word of an encoded map.
 const MAGIC: u64 = 0x5054_585f_544d_4150;
 const MAX_BOX: u32 = 256;
+/// Most bytes that a box takes: the shared memory of a block.
+const MAX_BOX_BYTES: u64 = 227 * 1024;
 
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -153,9 +155,11 @@ fn require(holds: bool, field: &str, expected: &str, got: u64) -> Result<(), Ten
 }
 
 impl TensorMap {
-    /// Bytes of the box, which is what a copy reports to its barrier.
+    /// Bytes of the box, which is what a copy reports to its barrier; `u32::MAX` if there are more.
     pub fn box_bytes(&self) -> u32 {
-        self.box_dims.iter().product::<u32>() * self.element.bytes()
+        let sizes = self.box_dims.iter().map(|&size| u64::from(size));
+        let bytes = sizes.fold(u64::from(self.element.bytes()), u64::saturating_mul);
+        bytes.min(u64::from(u32::MAX)) as u32
     }
 
     /// Bytes from one row of the box to the next in shared memory.
@@ -163,9 +167,14 @@ impl TensorMap {
         self.swizzle.span_bytes().unwrap_or(self.box_dims[0] * self.element.bytes())
     }
 
-    /// Bytes of shared memory that the box takes.
+    /// Bytes of shared memory that the box takes. A map that passed [`TensorMap::check`] has few.
     pub(crate) fn shared_bytes(&self) -> u32 {
-        self.box_dims[1..].iter().product::<u32>() * self.row_pitch()
+        self.rows() as u32 * self.row_pitch()
+    }
+
+    /// Rows of the box. The sizes must be in range.
+    fn rows(&self) -> u64 {
+        self.box_dims[1..].iter().map(|&size| u64::from(size)).product()
     }
 
     fn check(&self) -> Result<(), TensorMapError> {
@@ -193,7 +202,10 @@ impl TensorMap {
         require(inner.is_multiple_of(16), "box_dims[0]", "a multiple of 16 bytes", u64::from(inner))?;
         let span = self.swizzle.span_bytes().unwrap_or(u32::MAX);
         let expected = format!("at most {span} bytes, the swizzle's span");
-        require(inner <= span, "box_dims[0]", &expected, u64::from(inner))
+        require(inner <= span, "box_dims[0]", &expected, u64::from(inner))?;
+        let bytes = self.rows() * u64::from(self.row_pitch());
+        let expected = format!("at most {MAX_BOX_BYTES} bytes, the shared memory of a block");
+        require(bytes <= MAX_BOX_BYTES, "box_dims", &expected, bytes)
     }
 
     /// The 128 bytes that a kernel is given, as words in the machine's order.

@@ -138,3 +138,49 @@ fn blocks_in_parallel_lose_no_addition() {
     assert!(report.is_clean());
     assert_eq!(words(&memory, data, 1), [16 * 64 * 50]);
 }
+
+/// What a 16-bit register has beyond its bits, here from a product of 16-bit values in a 32-bit one, is not
+/// compared.
+#[test]
+fn compare_and_swap_of_16_bits_looks_at_16_bits() {
+    let words = run_clean(
+        "mov.b32 %r1, 0x1234ABCD; mov.b32 %r2, 0x56780007;
+         setp.eq.u32 %p1, %tid, 0; @%p1 st.global.b32 [%data], 0x0000ABCD; bar.sync 0;
+         @!%p1 bra END; atom.global.cas.b16 %h1, [%data], %r1, %r2; cvt.u32.u16 %r3, %h1;
+         st.global.b32 [%data+4], %r3; END:",
+        32,
+    );
+    assert_eq!(words[..2], [7, 0xabcd]);
+}
+
+#[test]
+fn sums_flush_subnormal_numbers_in_global_memory_only() {
+    let small = 1e-40f32.to_bits();
+    let normal = f32::MIN_POSITIVE.to_bits();
+    let almost = (f32::MIN_POSITIVE * 1.5).to_bits();
+    // What is there, what is added, and the sums in global and in shared memory.
+    let cases = [
+        (small, small, 0, (1e-40f32 + 1e-40).to_bits()),
+        (small | 1 << 31, 1 << 31, 1 << 31, small | 1 << 31),
+        (almost, normal | 1 << 31, 0, (f32::MIN_POSITIVE * 0.5).to_bits()),
+        (normal, small, normal, (f32::MIN_POSITIVE + 1e-40).to_bits()),
+    ];
+    for (before, operand, global, shared) in cases {
+        for operation in ["red", "atom"] {
+            let old = if operation == "atom" { "%r1, " } else { "" };
+            let words = run_clean(
+                &format!(
+                    "setp.eq.u32 %p1, %tid, 0; @!%p1 bra END;
+                     st.global.b32 [%data], {before}; st.shared.b32 [dynamic], {before};
+                     st.global.b32 [%data+8], {before};
+                     {operation}.global.add.f32 {old}[%data], {operand};
+                     {operation}.shared.add.f32 {old}[dynamic], {operand};
+                     {operation}.add.f32 {old}[%data+8], {operand};
+                     ld.shared.b32 %r2, [dynamic]; st.global.b32 [%data+4], %r2; END:"
+                ),
+                32,
+            );
+            assert_eq!(words[..3], [global, shared, global], "{before:#x} + {operand:#x}");
+        }
+    }
+}

@@ -180,6 +180,20 @@ fn plain_copies_add_floats() {
     }
 }
 
+/// Each word of the data is its number: the bits of a subnormal number.
+#[test]
+fn sums_of_plain_copies_flush_subnormal_numbers() {
+    let words = run_clean(
+        "@!%first bra END; mov.u32 %r1, 0x00800000; mov.u32 %r2, 0x80000005;
+         st.shared.v4.b32 [%base], {%r1, %r2, %r1, %r2}; fence.proxy.async;
+         cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%data+64], [%base], 16;
+         cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END:",
+        32,
+        no_map,
+    );
+    assert_eq!(words[16..21], [0x0080_0000, 0, 0x0080_0000, 0, 20]);
+}
+
 /// `wait_group.read` says that shared memory may be written again, and no more.
 #[test]
 fn a_store_that_has_read_may_write_later() {

@@ -147,6 +147,16 @@ fn barriers_reduce_predicates() {
         96,
     );
     assert_eq!(words[..96], [1070; 96]);
+    // The longer forms, without and with alignment.
+    let words = run_clean(
+        "setp.lt.u32 %p1, %tid, 70; barrier.cta.red.popc.u32 %r1, 0, %p1;
+         barrier.cta.red.popc.aligned.u32 %r2, 0, 96, !%p1; barrier.red.and.aligned.pred %p2, 1, %p1;
+         bar.cta.red.or.pred %p3, 0, %p1; barrier.cta.sync.aligned 3; bar.cta.sync 4, 96;
+         selp.b32 %r3, 1000, 0, %p2; selp.b32 %r4, 10000, 0, %p3; add.s32 %r3, %r3, %r4;
+         mad.lo.s32 %r1, %r2, 100000, %r1; add.s32 %r1, %r1, %r3; st.global.b32 [%mine], %r1;",
+        96,
+    );
+    assert_eq!(words[..96], [26 * 100_000 + 10_070; 96]);
 }
 
 #[test]

@@ -132,10 +132,36 @@ fn floats_to_integers_round_and_clamp() {
                 } else {
                     (0, (1i128 << bits) - 1)
                 };
-                let want = if x.is_nan() { 0 } else { (round(x) as i128).clamp(low, high) };
+                // NaN: 0, or of 64 bits the highest.
+                let of_nan = if bits == 64 { 1 << 63 } else { 0 };
+                let want = if x.is_nan() { of_nan } else { (round(x) as i128).clamp(low, high) };
                 let mask = if bits == 64 { !0 } else { (1u64 << register(bits)) - 1 };
                 assert_eq!(got[row] & mask, want as u64 & mask, "{template} of {x}");
             }
+        }
+    }
+}
+
+#[test]
+fn nan_as_an_integer_depends_on_the_types() {
+    let nan = [
+        ("f16", 16, 0x7e00),
+        ("bf16", 16, 0x7fc0),
+        ("f32", 32, 0x7fc0_0000),
+        ("f64", 64, 0x7ff8_0000_0000_0000),
+    ];
+    for (from, width, pattern) in nan {
+        for (to, bits, signed) in INTEGERS {
+            let only_highest = from == "f64" || bits == 64;
+            let got = evaluate(
+                &format!("cvt.rzi.{to}.{from} {{d}}, {{a}};"),
+                64,
+                &[(width, vec![pattern; 2])],
+            );
+            let want = if only_highest { 1u64 << (bits - 1) } else { 0 };
+            let extended =
+                if signed { (want << (64 - bits)) as i64 >> (64 - bits) } else { want as i64 };
+            assert_eq!(got[0], extended as u64, "{to} {from}");
         }
     }
 }
@@ -280,5 +306,22 @@ fn f64_and_f32_convert_both_ways() {
         let x = f64::from(f32::from_bits(singles[row] as u32));
         let got = f64::from_bits(got[row]);
         assert!(got == x || got.is_nan() && x.is_nan());
+    }
+}
+
+#[test]
+fn tf32_rounds_ties_away() {
+    let mut column = floats(31);
+    // Ties of either sign, and what overflows.
+    column.extend([0x3f80_1000, 0xbf80_1000, 0x3f80_0fff, 0x7f7f_ffff, 0xff7f_f000, 1]);
+    let got = evaluate("cvt.rna.tf32.f32 {d}, {a};", 32, &[(32, column.clone())]);
+    for (&bits, got) in column.iter().zip(got) {
+        let x = f32::from_bits(bits as u32);
+        let magnitude = (x.to_bits() & 0x7fff_ffff) as u64;
+        let want = match x.is_nan() {
+            true => 0x7fff_ffff,
+            false => (magnitude + 4096) & !0x1fff | bits & 1 << 31,
+        };
+        assert_eq!(got, want, "{x:e}");
     }
 }

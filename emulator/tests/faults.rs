@@ -275,6 +275,29 @@ fn matrix_instructions_of_part_of_a_warp() {
     assert_eq!(finding.kind, FindingKind::WarpDivergence);
 }
 
+/// None of them may have exited, and none may never have been there.
+#[test]
+fn matrix_instructions_of_a_warp_without_all_its_lanes() {
+    let rows = "{%r3, %r4, %r5, %r6}";
+    let multiply = format!(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {rows}, {rows}, {{%r3, %r4}}, {rows};"
+    );
+    let set = "mov.b32 %r1, dynamic; mov.b32 %r3, 0; mov.b32 %r4, 0; mov.b32 %r5, 0; mov.b32 %r6, 0;
+         mul.lo.s32 %r2, %tid, 16; add.s32 %r1, %r1, %r2; st.shared.v4.b32 [%r1], {%r3, %r4, %r5, %r6};
+         bar.warp.sync -1;";
+    let others = [
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];",
+        "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {%r3};",
+    ];
+    for instruction in others.into_iter().chain([multiply.as_str()]) {
+        run_clean(&format!("{set}\n{instruction}"), 64);
+        let part = only_finding(&format!("{set}\n{instruction}"), 48, &latest());
+        assert_eq!((part.kind, part.thread), (FindingKind::WarpDivergence, [32, 0, 0]), "{part}");
+        let exits = format!("{set} setp.eq.u32 %p1, %tid, 0; @%p1 exit;\n{instruction}");
+        assert_eq!(only_finding(&exits, 32, &latest()).kind, FindingKind::WarpDivergence);
+    }
+}
+
 #[test]
 fn a_trap_stops_its_block_alone() {
     let memory = Memory::new();

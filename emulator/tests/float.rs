@@ -216,6 +216,15 @@ fn doubles_are_exact() {
     check("abs.f64 {d}, {a};", 1, |v| v[0].abs());
 }
 
+#[test]
+fn minimum_and_maximum_of_doubles_order_zeros() {
+    let (minus, plus) = ((-0f64).to_bits(), 0f64.to_bits());
+    let sources = [(64, vec![minus, plus, minus, plus]), (64, vec![plus, minus, minus, plus])];
+    let got = |name: &str| evaluate(&format!("{name}.f64 {{d}}, {{a}}, {{b}};"), 64, &sources);
+    assert_eq!(got("min"), [minus, minus, minus, plus]);
+    assert_eq!(got("max"), [plus, plus, minus, plus]);
+}
+
 /// Sixteen-bit formats, by the exact result in f64 rounded once.
 fn check16(template: &str, brain: bool, operands: usize, expected: fn(&[f64]) -> f64) {
     let mut random = Random(99);
@@ -283,4 +292,124 @@ fn pairs_are_two_values() {
             assert_eq!((half[row] >> shift) as u16, half::f16::from_f64(value(0) + value(1)).to_bits());
         }
     }
+}
+
+/// The value of f32 nearest to an exact one on a side of it: `towards` says which.
+fn rounded(exact: f64, low: bool, high: bool) -> f32 {
+    let nearest = exact as f32;
+    match f64::from(nearest).partial_cmp(&exact) {
+        Some(std::cmp::Ordering::Greater) if low => nearest.next_down(),
+        Some(std::cmp::Ordering::Less) if high => nearest.next_up(),
+        _ => nearest,
+    }
+}
+
+/// Numbers whose sums and products are exact in f64.
+fn near(seed: u64) -> Vec<u64> {
+    let mut random = Random(seed | 1);
+    let mut one = || {
+        let (bits, scale) = (random.next() as i32 >> 8, random.next() % 20);
+        u64::from((bits as f32 * 0.5f32.powi(scale as i32)).to_bits())
+    };
+    (0..COUNT).map(|_| one()).collect()
+}
+
+#[test]
+fn arithmetic_rounds_to_a_side() {
+    let sources = [(32, near(1)), (32, near(2)), (32, near(3))];
+    type Exact = fn(f64, f64, f64) -> f64;
+    let cases: [(&str, Exact); 4] = [
+        ("add", |a, b, _| a + b),
+        ("sub", |a, b, _| a - b),
+        ("mul", |a, b, _| a * b),
+        ("fma", |a, b, c| a.mul_add(b, c)),
+    ];
+    for (name, exact) in cases {
+        let third = if name == "fma" { ", {c}" } else { "" };
+        for mode in ["rz", "rm", "rp"] {
+            let got = evaluate(&format!("{name}.{mode}.f32 {{d}}, {{a}}, {{b}}{third};"), 32, &sources);
+            for (row, &got) in got.iter().enumerate() {
+                let [a, b, c] = [0, 1, 2].map(|i| f64::from(f32::from_bits(sources[i].1[row] as u32)));
+                let exact = exact(a, b, c);
+                let (low, high) = match mode {
+                    "rz" => (exact > 0.0, exact < 0.0),
+                    mode => (mode == "rm", mode == "rp"),
+                };
+                let want = rounded(exact, low, high);
+                assert_eq!(f32::from_bits(got as u32), want, "{name}.{mode} {a:e} {b:e} {c:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rounding_to_a_side_at_the_edges() {
+    let (least, most) = (1u64, u64::from(f32::MAX.to_bits()));
+    let minus = 1u64 << 31;
+    let one = u64::from(1f32.to_bits());
+    let tiny = u64::from(f32::MIN_POSITIVE.to_bits());
+    let cases = [
+        // A sum of which f64 keeps no trace.
+        ("add.rp.f32", one, least, one + 1),
+        ("add.rm.f32", one, least | minus, one - 1),
+        ("add.rz.f32", one, least | minus, one - 1),
+        ("add.rz.f32", one, least, one),
+        ("add.rm.f32", one, one | minus, minus),
+        ("add.rp.f32", one, one | minus, 0),
+        ("sub.rm.f32", 0, 0, minus),
+        ("add.rm.f32", 0, 0, 0),
+        ("add.rz.f32", most, most, most),
+        ("add.rp.f32", most | minus, most | minus, most | minus),
+        ("add.rm.f32", most | minus, most | minus, 0xff80_0000),
+        ("mul.rp.f32", least, least, least),
+        ("mul.rm.f32", least, least, 0),
+        ("mul.rm.f32", least, least | minus, least | minus),
+        ("mul.rp.ftz.f32", tiny, u64::from(0.5f32.to_bits()), 0),
+        ("add.rz.sat.f32", one, one, one),
+        ("mul.rz.f32", 0x7f80_0000, 0, 0x7fff_ffff),
+    ];
+    for (name, a, b, want) in cases {
+        let got = evaluate(&format!("{name} {{d}}, {{a}}, {{b}};"), 32, &[(32, vec![a]), (32, vec![b])]);
+        assert_eq!(got[0], want, "{name} {a:#x} {b:#x}");
+    }
+}
+
+#[test]
+fn extremes_of_magnitudes_have_the_sign_of_both() {
+    let value = |x: f32| u64::from(x.to_bits());
+    let cases = [(1.0, -2.0), (-1.0, -2.0), (3.0, 0.5), (-0.0, 4.0), (f32::NAN, -2.0), (-2.0, f32::NAN)];
+    let sources = [
+        (32, cases.iter().map(|case| value(case.0)).collect()),
+        (32, cases.iter().map(|case| value(case.1)).collect()),
+    ];
+    let run = |name: &str| -> Vec<f32> {
+        let got = evaluate(&format!("{name}.xorsign.abs.f32 {{d}}, {{a}}, {{b}};"), 32, &sources);
+        got.into_iter().map(|bits| f32::from_bits(bits as u32)).collect()
+    };
+    let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&run("min")[..4]), bits(&[-1.0, 1.0, 0.5, -0.0]));
+    assert_eq!(bits(&run("max")[..4]), bits(&[-2.0, 2.0, 3.0, -4.0]));
+    assert!(run("max")[4..].iter().all(|x| x.abs() == 2.0));
+    assert!(run("max.NaN")[4..].iter().all(|x| x.is_nan()));
+    let half = |a: u64, b: u64| {
+        evaluate("min.xorsign.abs.f16 {d}, {a}, {b};", 16, &[(16, vec![a]), (16, vec![b])])[0]
+    };
+    assert_eq!(half(0xbc00, 0x4000), 0xbc00);
+}
+
+#[test]
+fn f16_flushes_if_told() {
+    // 2^-15 and 1.5 times that, both subnormal, beside 1 and 2^-14, the least that is not.
+    let pair = |high: u64, low: u64| high << 16 | low;
+    let sources = [
+        (32, vec![pair(0x0200, 0x3c00), pair(0x8300, 0x0400)]),
+        (32, vec![pair(0x3c00, 0x0200), pair(0x3c00, 0x3800)]),
+        (32, vec![pair(0x0001, 0x3c00), pair(0x8001, 0x0000)]),
+    ];
+    let plain = evaluate("fma.rn.f16x2 {d}, {a}, {b}, {c};", 32, &sources);
+    let flushed = evaluate("fma.rn.ftz.f16x2 {d}, {a}, {b}, {c};", 32, &sources);
+    assert_eq!(plain, [pair(0x0201, 0x3c00), pair(0x8301, 0x0200)]);
+    assert_eq!(flushed, [pair(0, 0x3c00), pair(0x8000, 0)]);
+    let sum = evaluate("add.ftz.f16 {d}, {a}, {b};", 16, &[(16, vec![0x8200]), (16, vec![0x8000])]);
+    assert_eq!(sum, [0x8000]);
 }

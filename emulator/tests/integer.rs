@@ -242,3 +242,70 @@ fn permutation_logic_and_dot_products() {
         (v[0] as i32).saturating_sub(v[1] as i32) as u64
     });
 }
+
+/// Numbers of four parts, low part first, as wide integers are computed part by part.
+fn chain(part: &str, op: &str, carry: &str) -> String {
+    let (parts, d) = if part == "u32" { (4, "%r") } else { (2, "%d") };
+    let mut text = String::new();
+    for index in 0..parts {
+        let name = if index == 0 { format!("{op}.cc") } else { format!("{carry}.cc") };
+        let name = if index == parts - 1 { name.replace("c.cc", "c") } else { name };
+        text += &format!("{name}.{part} {d}{}, {d}{index}, {d}{};\n", 20 + index, 10 + index);
+    }
+    text
+}
+
+#[test]
+fn carries_go_from_part_to_part() {
+    let numbers: Vec<u128> = {
+        let mut random = Random(5);
+        let mut next = || u128::from(random.next()) << 64 | u128::from(random.next());
+        let edges = [0, 1, u128::MAX, u128::MAX - 1, 1 << 32, 1 << 64, (1 << 64) - 1, 1 << 127];
+        edges.into_iter().chain((0..8).map(|_| next())).collect()
+    };
+    for (index, &x) in numbers.iter().enumerate() {
+        let y = numbers[(index * 7 + 3) % numbers.len()];
+        let words = |value: u128| (0..4).map(move |word| (value >> (32 * word)) as u32);
+        let mut set = String::new();
+        for (word, (a, b)) in words(x).zip(words(y)).enumerate() {
+            set += &format!("mov.b32 %r{word}, {a}; mov.b32 %r{}, {b};\n", 10 + word);
+        }
+        set += "mov.b64 %d0, {%r0, %r1}; mov.b64 %d1, {%r2, %r3}; mov.b64 %d10, {%r10, %r11}; mov.b64 %d11, {%r12, %r13};\n";
+        let store = "st.global.v4.b32 [%data], {%r20, %r21, %r22, %r23};";
+        let unpack = "mov.b64 {%r20, %r21}, %d20; mov.b64 {%r22, %r23}, %d21;";
+        for (op, carry, want) in [("add", "addc", x.wrapping_add(y)), ("sub", "subc", x.wrapping_sub(y))]
+        {
+            for part in ["u32", "u64"] {
+                let unpack = if part == "u64" { unpack } else { "" };
+                let body = format!("{set} {} {unpack} {store}", chain(part, op, carry));
+                let got = common::run_clean(&body, 32);
+                assert_eq!(got[..4], words(want).collect::<Vec<_>>(), "{x:#x} {op} {y:#x} by {part}");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_carry() {
+    // 64-bit product of 32-bit parts plus a 64-bit number, then the carry out of it all.
+    let body = "mov.b32 %r1, 0xfedcba98; mov.b32 %r2, 0x89abcdef; mov.b32 %r3, 0xfffffff0; mov.b32 %r4, 0xf0000000;
+         mad.lo.cc.u32 %r5, %r1, %r2, %r3; madc.hi.cc.u32 %r6, %r1, %r2, %r4; addc.u32 %r7, 0, 0;
+         mov.b32 %r8, -3; mad.lo.cc.s32 %r9, %r8, 5, 20; madc.hi.s32 %r10, %r8, 5, 0;
+         mov.b64 %d1, -2; mad.lo.cc.u64 %d2, %d1, %d1, 0; madc.hi.u64 %d3, %d1, %d1, 7;
+         st.global.v4.b32 [%data], {%r5, %r6, %r7, %r9}; st.global.b32 [%data+16], %r10;
+         st.global.v2.b64 [%data+32], {%d2, %d3};";
+    let got = common::run_clean(body, 32);
+    let sum = 0xfedc_ba98u128 * 0x89ab_cdef + 0xf000_0000_ffff_fff0;
+    assert_eq!(got[..3], [sum as u32, (sum >> 32) as u32, (sum >> 64) as u32]);
+    assert_eq!((got[3], got[4]), (5, 0));
+    let square = u128::from(u64::MAX - 1).pow(2) + (7 << 64);
+    let wide = |at: usize| u64::from(got[at + 1]) << 32 | u64::from(got[at]);
+    assert_eq!((wide(8), wide(10)), (square as u64, (square >> 64) as u64));
+}
+
+#[test]
+fn a_carry_that_nothing_set_is_found() {
+    let options = common::with_schedule(ptx_emulator::Schedule::Eager);
+    let finding = common::only_finding("addc.u32 %r1, %tid, %tid;", 32, &options);
+    assert_eq!(finding.kind, ptx_emulator::FindingKind::UninitialisedRegister);
+}

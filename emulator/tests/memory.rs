@@ -235,3 +235,25 @@ fn a_block_need_not_be_whole_warps() {
     assert!(outcome.report.is_clean());
     assert_eq!(outcome.words.iter().sum::<u32>(), 37);
 }
+
+/// The policy is an operand that no value depends on.
+#[test]
+fn cache_policies_are_taken_and_ignored() {
+    let words = run_clean(
+        "createpolicy.fractional.L2::evict_first.b64 %d9, 1.0;
+         mov.b32 %r1, 5; mov.b32 %r2, 6;
+         st.global.L1::no_allocate.L2::cache_hint.v2.b32 [%mine], {%r1, %r2}, %d9;
+         ld.global.nc.L1::evict_last.L2::cache_hint.L2::128B.b32 %r3, [%mine+4], %d9;
+         mov.b32 %r4, dynamic; shl.b32 %r5, %tid, 4; add.s32 %r4, %r4, %r5;
+         mul.wide.u32 %d1, %tid, 16; add.s64 %d1, %d1, %data;
+         cp.async.cg.shared.global.L2::cache_hint [%r4], [%d1], 16, %d9; mov.b32 %r7, 4;
+         cp.async.ca.shared.global.L2::cache_hint.L2::128B [%r4], [%d1], 8, %r7, %d9;
+         cp.async.wait_all; ld.shared.v2.b32 {%r8, %r9}, [%r4];
+         red.global.add.L2::cache_hint.u32 [%data+1024], %r3, %d9;
+         atom.global.add.L2::cache_hint.u32 %r6, [%data+1028], %r8, %d9;
+         atom.global.cas.L2::cache_hint.b32 %r6, [%data+1032], 0, %r9, %d9;",
+        1,
+    );
+    assert_eq!((words[0], words[1]), (5, 6));
+    assert_eq!((words[256], words[257], words[258]), (6, 5, 0));
+}

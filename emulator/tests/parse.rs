@@ -39,8 +39,11 @@ fn errors_name_the_line_and_the_text() {
 fn an_unknown_instruction_parses_and_refuses_to_launch() {
     let unknown = [
         "frobnicate.b32 %r1, %r2;",
-        "add.rz.f32 %r1, %r2, %r3;",
-        "add.cc.u32 %r1, %r2, %r3;",
+        "add.rz.f64 %d1, %d2, %d3;",
+        "add.cc.u16 %h1, %h2, %h3;",
+        "addc.lo.u32 %r1, %r2, %r3;",
+        "min.abs.f32 %r1, %r2, %r3;",
+        "barrier.sync.aligned.aligned 0;",
         "ld.global.b32.unknown %r1, [%d1];",
         "ld.strange.b32 %r1, [%d1];",
         "mul.f32.hi %r1, %r2, %r3;",
@@ -122,6 +125,19 @@ fn impossible_launches_are_refused() {
         text(Launch { shared_bytes: 300_000, ..good }),
         "k: 300000 bytes of shared memory exceed the 232448 of sm_90"
     );
+    for grid in [[1 << 31, 1, 1], [1, 65536, 1], [1, 1, 65536]] {
+        assert_eq!(text(Launch { grid, ..good }), format!("k: grid {grid:?} is empty or too large"));
+    }
+    assert!(try_launch(&Launch { grid: [1, 65535, 1], ..good }).is_ok());
+    assert!(try_launch(&Launch { block: [1, 1, 64], ..good }).is_ok());
+    let free = Module::parse(&format!("{HEAD}.entry k() {{ ret; }}")).unwrap();
+    let deep = Launch { block: [1, 1, 65], params: &[], ..good };
+    assert_eq!(
+        launch(free.kernel("k").unwrap(), &Memory::new(), &deep, &Options::default())
+            .unwrap_err()
+            .to_string(),
+        "k: block [1, 1, 65] exceeds [1024, 1024, 64] threads"
+    );
     let required = module.kernel("r").unwrap();
     let shape = Launch { params: &[], ..good };
     assert!(matches!(
@@ -146,4 +162,75 @@ fn source_locations_follow_the_line_tables() {
     assert_eq!(place(1).to_string(), "src/x.rs:30:1");
     let text = report.findings[1].to_string();
     assert!(text.contains("at src/x.rs:30:1") && text.contains("inlined at src/y.rs:4:2"), "{text}");
+}
+
+#[test]
+fn local_memory_has_a_limit() {
+    let error = |bytes: u32| {
+        let text = format!("{HEAD}.entry k() {{ .local .b8 x[{bytes}]; ret; }}");
+        let module = Module::parse(&text).unwrap();
+        let shape = Launch { grid: [1; 3], block: [1; 3], shared_bytes: 0, regions: &[], params: &[] };
+        let kernel = module.kernel("k").unwrap();
+        launch(kernel, &Memory::new(), &shape, &Options::default())
+            .map_err(|error| error.to_string())
+            .err()
+    };
+    assert_eq!(error(512 * 1024), None);
+    let message = |bytes| Some(format!("k: {bytes} bytes of local memory exceed 524288"));
+    assert_eq!(error(512 * 1024 + 1), message(512 * 1024 + 1));
+    assert_eq!(error(1 << 28), message(1 << 28));
+}
+
+/// Products and sums of what stands in the text do not overflow.
+#[test]
+fn absurd_numbers_are_refused() {
+    for cluster in ["65536, 65536", "4294967295, 4294967295, 4294967295", "2", "0"] {
+        let text = format!("{HEAD}.entry k() .reqnctapercluster {cluster} {{ ret; }}");
+        let error = Module::parse(&text).unwrap_err().to_string();
+        assert!(error.contains("the size of a cluster"), "{error}");
+    }
+    let text = format!(
+        "{HEAD}.entry k(.param .u64 a, .param .u64 b) {{ .reg .b32 %r<2>;
+         ld.param.u32 %r1, [b+9223372036854775807]; ret; }}"
+    );
+    let error = Module::parse(&text).unwrap_err().to_string();
+    assert!(error.contains("an address offset"), "{error}");
+}
+
+/// What nvcc makes of printf and of a call through a pointer: the kernel is unsupported, and no other.
+#[test]
+fn calls_concern_their_kernel_alone() {
+    let text = format!(
+        "{HEAD}.extern .func (.param .b32 func_retval0) vprintf (.param .b64 vprintf_param_0, .param .b64 vprintf_param_1);
+.global .align 1 .b8 $str[4] = {{37, 100, 10, 0}};
+.visible .entry prints() {{ .local .align 8 .b8 __local_depot0[8]; .reg .b32 %r<5>; .reg .b64 %rd<5>;
+{{ // callseq 0, 0
+.param .b64 param0;
+st.param.b64 [param0+0], %rd3;
+.param .b64 param1;
+st.param.b64 [param1+0], %rd1;
+.param .align 8 .b8 retval0[16];
+call.uni (retval0),
+vprintf,
+(
+param0,
+param1
+);
+ld.param.v2.b64 {{%rd1, %rd2}}, [retval0+0];
+}} // callseq 0
+ret; }}
+.visible .entry points() {{ .reg .b64 %rd<5>; .reg .b32 %r<5>;
+prototype_0 : .callprototype (.param .b32 _) _ (.param .b64 _);
+{{ .param .b32 retval0; call (retval0), %rd1, (%rd2), prototype_0; ld.param.b32 %r1, [retval0]; }}
+ret; }}
+.visible .entry declares() {{ .param .b64 nothing; ret; }}
+.visible .entry fine() {{ ret; }}"
+    );
+    let module = Module::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+    let unsupported = |name: &str| module.kernel(name).unwrap().unsupported().to_vec();
+    let texts = |name: &str| unsupported(name).into_iter().map(|one| one.text).collect::<Vec<_>>();
+    assert_eq!(texts("prints"), ["call.uni (retval0), vprintf, ( param0, param1 )"]);
+    assert_eq!(texts("points"), ["call (retval0), %rd1, (%rd2), prototype_0"]);
+    assert_eq!(texts("declares"), [".param .b64 nothing"]);
+    assert_eq!(unsupported("fine"), []);
 }

@@ -1,7 +1,7 @@
 //! Races with planted causes, and their clean twins: in shared memory, with `cp.async`, in global memory.
 
 mod common;
-use common::{kernel, line_of, run_with, schedules, with_schedule, words};
+use common::{kernel, line_of, run_body, run_clean, run_with, schedules, with_schedule, words};
 use ptx_emulator::{Finding, FindingKind, Memory, Options, Report, Schedule};
 
 /// What is found in a kernel of so many blocks of 64 threads, under every schedule.
@@ -266,5 +266,45 @@ fn blocks_take_turns_under_random_schedules() {
     assert!(
         !found.is_empty() && found.iter().all(|how| matches!(how, Schedule::Random(_))),
         "{found:?}"
+    );
+}
+
+/// Each half of a warp passes a word from lane to lane of its own: twice, the second time over what it read.
+fn halves(sync: &str, other: u32) -> String {
+    format!(
+        "mov.u32 %r1, %laneid; and.b32 %r2, %r1, 16; mov.b32 %r3, 0xffff; shl.b32 %r3, %r3, %r2;
+         mov.b32 %r4, dynamic; shl.b32 %r5, %r1, 2; add.s32 %r5, %r4, %r5; xor.b32 %r6, %r1, {other};
+         shl.b32 %r7, %r6, 2; add.s32 %r7, %r4, %r7; shl.b32 %r8, %r2, 2; add.s32 %r8, %r4, %r8;
+         st.shared.b32 [%r5], %r1; {sync}\nld.shared.b32 %r9, [%r7];
+         ld.shared.b32 %r11, [%r8]; {sync}
+         setp.eq.u32 %p1, %r1, %r2; @%p1 st.shared.b32 [%r8], %r9; {sync}
+         ld.shared.b32 %r10, [%r8]; st.global.b32 [%mine], %r10;"
+    )
+}
+
+#[test]
+fn parts_of_a_warp_that_meet_are_ordered() {
+    let good = halves("bar.warp.sync %r3;", 5);
+    let words = run_clean(&good, 32);
+    (0..32).for_each(|lane| assert_eq!(words[lane], (lane as u32 & 16) ^ 5));
+    for schedule in schedules() {
+        let options = with_schedule(schedule);
+        // Without a meeting, and from the other half.
+        for bad in [halves("", 5), halves("bar.warp.sync %r3;", 21)] {
+            let found = run_body(&bad, 32, &options).report.findings;
+            assert_eq!(found[0].kind, FindingKind::SharedRace, "{schedule:?} {}", found[0]);
+            assert_eq!(found[0].ptx_line, line_of(&bad, "%r9, [%r7]"), "{}", found[0]);
+        }
+    }
+}
+
+/// Lanes that have ended do not keep the others from meeting.
+#[test]
+fn the_rest_of_a_warp_meets_when_some_have_ended() {
+    run_clean(
+        "mov.b32 %r4, dynamic; shl.b32 %r5, %tid, 2; add.s32 %r5, %r4, %r5; st.shared.b32 [%r5], %tid;
+         setp.ge.u32 %p1, %tid, 20; @%p1 exit; bar.warp.sync -1; xor.b32 %r6, %tid, 1; shl.b32 %r6, %r6, 2;
+         add.s32 %r6, %r4, %r6; ld.shared.b32 %r7, [%r6]; st.global.b32 [%mine], %r7;",
+        32,
     );
 }

@@ -128,6 +128,18 @@ fn selections_and_predicate_logic() {
         let got = evaluate(&format!("{name}.pred {{d}}, {{a}}, {{b}};"), 1, &sources);
         (0..64).for_each(|row| assert_eq!(got[row], f(sources[0].1[row], sources[1].1[row])));
     }
+    for (name, f) in
+        [("and", (|a, b| a & b) as fn(u64, u64) -> u64), ("or", |a, b| a | b), ("xor", |a, b| a ^ b)]
+    {
+        for (x, y) in [("", "!"), ("!", ""), ("!", "!")] {
+            let got = evaluate(&format!("{name}.pred {{d}}, {x}{{a}}, {y}{{b}};"), 1, &sources);
+            let value = |column: usize, row: usize, sign: &str| {
+                sources[column].1[row] ^ u64::from(!sign.is_empty())
+            };
+            let expected = |row| f(value(0, row, x), value(1, row, y));
+            (0..64).for_each(|row| assert_eq!(got[row], expected(row), "{name} {x}a {y}b"));
+        }
+    }
     let got = evaluate("not.pred {d}, {a};", 1, &sources);
     (0..64).for_each(|row| assert_eq!(got[row], 1 - sources[0].1[row]));
     assert!(evaluate("mov.pred {d}, -1;", 1, &sources).iter().all(|&value| value == 1));
@@ -170,4 +182,20 @@ fn special_registers_say_who_and_where() {
         let (lane, warp) = (thread % 32, thread / 32);
         assert_eq!(words[thread as usize], lane + warp * 100 + 96 * 10000 + lane * 10_000_000);
     }
+}
+
+#[test]
+fn constants_that_the_text_has_names_for() {
+    let words = run_clean(
+        "mov.u32 %r1, WARP_SZ; mul.lo.s32 %r2, %tid, WARP_SZ; mov.f32 %r3, 1.5e-3; mov.f64 %d1, 2E+2;
+         mov.u64 %d2, %gridid; mov.u32 %r4, %gridid; mov.u32 %r5, %globaltimer_hi; mov.u32 %r6, %globaltimer_lo;
+         sub.s32 %r6, %r6, %r6; cvt.u32.u64 %r7, %d2; add.s32 %r7, %r7, %r4;
+         add.s32 %r7, %r7, %r5; setp.ne.u32 %p1, %tid, 3; @%p1 bra END;
+         st.global.v4.b32 [%data], {%r1, %r2, %r3, %r6}; st.global.b64 [%data+16], %d1;
+         st.global.b32 [%data+24], %r7; END:",
+        32,
+    );
+    assert_eq!(words[..4], [32, 96, 1.5e-3f32.to_bits(), 0]);
+    assert_eq!(u64::from(words[5]) << 32 | u64::from(words[4]), 200f64.to_bits());
+    assert_eq!(words[6], 0);
 }

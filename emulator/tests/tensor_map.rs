@@ -36,7 +36,7 @@ type Break = fn(&mut TensorMap);
 
 #[test]
 fn a_broken_rule_is_named() {
-    let cases: [(Break, &str); 12] = [
+    let cases: [(Break, &str); 15] = [
         (|map| map.address += 8, "address: expected a multiple of 16, got 3298534883336"),
         (|map| map.dims[1] = 0, "dims[1]: expected 1 to 2^32, got 0"),
         (|map| map.dims[1] = (1 << 32) + 1, "dims[1]: expected 1 to 2^32, got 4294967297"),
@@ -56,6 +56,19 @@ fn a_broken_rule_is_named() {
             |map| map.strides_bytes.truncate(3),
             "strides_bytes: expected 4 strides, one less than dimensions, got 3",
         ),
+        (
+            |map| map.box_dims[1..].copy_from_slice(&[256, 1, 15, 1]),
+            "box_dims: expected at most 232448 bytes, the shared memory of a block, got 491520",
+        ),
+        // A multiple of 2^32.
+        (
+            |map| map.box_dims[1..].copy_from_slice(&[256, 256, 256, 2]),
+            "box_dims: expected at most 232448 bytes, the shared memory of a block, got 4294967296",
+        ),
+        (
+            |map| (map.box_dims[0], map.box_dims[1], map.box_dims[2]) = (16, 256, 8),
+            "box_dims: expected at most 232448 bytes, the shared memory of a block, got 262144",
+        ),
         (|map| map.box_dims.push(1), "box_dims: expected 5 dimensions like dims, got 6"),
         (|map| map.dims.clear(), "dims: expected 1 to 5 dimensions, got 0"),
     ];
@@ -74,4 +87,23 @@ fn other_bytes_are_no_map() {
         words[word] ^= 1 << 20;
         assert!(TensorMap::decode(&words).is_err(), "word {word}");
     }
+}
+
+/// The product of the sizes is 2^32: in 32 bits nothing, which would fit anywhere.
+#[test]
+fn a_box_larger_than_shared_memory_is_refused() {
+    let map = TensorMap {
+        element: TensorMapElement::U8,
+        dims: vec![256; 4],
+        strides_bytes: vec![256, 1 << 16, 1 << 24],
+        box_dims: vec![256; 4],
+        swizzle: TensorMapSwizzle::None,
+        ..map()
+    };
+    assert_eq!(map.box_bytes(), u32::MAX);
+    let error = map.encode().unwrap_err();
+    assert_eq!((error.field.as_str(), error.got), ("box_dims", 1 << 32));
+    let fits = TensorMap { box_dims: vec![256, 227, 4, 1], ..map.clone() };
+    assert_eq!(TensorMap::decode(&fits.encode().unwrap()).unwrap().box_bytes(), 227 * 1024);
+    assert!(TensorMap { box_dims: vec![256, 228, 4, 1], ..map }.encode().is_err());
 }

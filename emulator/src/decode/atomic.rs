@@ -1,8 +1,9 @@
 //! Atomic read-modify-write operations.
 
-use super::memory::space;
+use super::memory::{CACHE_POLICY, operands_before_policy, space};
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
+use crate::error::ParseErrorKind;
 use crate::isa::{
     AtomicOp, FLAG_ACQUIRE, FLAG_RELEASE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK,
 };
@@ -107,7 +108,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             "acquire" => order |= FLAG_ACQUIRE,
             "release" => order |= FLAG_RELEASE,
             "acq_rel" => order |= FLAG_ACQUIRE | FLAG_RELEASE,
-            "relaxed" | "cta" | "cluster" | "gpu" | "sys" | "noftz" => {}
+            "relaxed" | "cta" | "cluster" | "gpu" | "sys" | "noftz" | CACHE_POLICY => {}
             name => match (space(name), operation(name)) {
                 (Some(space @ (Space::Global | Space::Shared)), _) => place = space,
                 (_, Some(operation)) => op = Some(operation),
@@ -123,7 +124,9 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     let bits = type_bits(s.last())?;
     let returns = s.name() == "atom";
     let (first, sources) = (usize::from(returns), 1 + usize::from(op == AtomicOp::CompareExchange));
-    s.expect_operands(first + 1 + sources, first + 1 + sources)?;
+    if operands_before_policy(s, b)? != first + 1 + sources {
+        return Err(ParseErrorKind::Operand("wrong number of operands"));
+    }
     let d = if returns { b.destination(s, 0, bits)? } else { ROW_SINK };
     let (address, offset, wide) = b.address(s, first)?;
     let operand = b.source(s, first + 1, bits)?;

@@ -46,7 +46,10 @@ pub struct Builder<'a, 'm> {
     fixups: Vec<Fixup<'a>>,
     pending: Vec<(Patch, &'a str)>,
     targets: HashMap<&'a str, Vec<&'a str>>,
+    carry: Option<u32>,
     unsupported: Vec<Unsupported>,
+    /// The first argument or result of a call.
+    argument: Option<Unsupported>,
     shared_bytes: u32,
     dynamic_align: u32,
     local_bytes: u32,
@@ -65,7 +68,9 @@ impl<'a, 'm> Builder<'a, 'm> {
             fixups: Vec::new(),
             pending: Vec::new(),
             targets: HashMap::new(),
+            carry: None,
             unsupported: Vec::new(),
+            argument: None,
             shared_bytes: 0,
             dynamic_align: 16,
             local_bytes: 0,
@@ -126,6 +131,12 @@ impl<'a, 'm> Builder<'a, 'm> {
         self.targets.insert(name, targets);
     }
 
+    /// Declares an argument or result of a call; a kernel with any is unsupported, call or not.
+    pub fn declare_argument(&mut self, name: &'a str, text: String, line: u32) {
+        self.scopes.declare_symbol(name, Symbol::Argument);
+        self.argument.get_or_insert(Unsupported { line, text });
+    }
+
     /// A declared table of branch targets.
     pub fn targets(&self, name: &str) -> Option<Vec<&'a str>> {
         self.targets.get(name).cloned()
@@ -161,6 +172,16 @@ impl<'a, 'm> Builder<'a, 'm> {
         self.scopes.allocate(class, 1).ok_or(ParseErrorKind::Limit("the number of registers"))
     }
 
+    /// The predicate that holds the carry.
+    pub fn carry(&mut self) -> Result<u32> {
+        if let Some(carry) = self.carry {
+            return Ok(carry);
+        }
+        let carry = self.register(Class::Predicate)?.index;
+        self.carry = Some(carry);
+        Ok(carry)
+    }
+
     /// The variable of a name; a module's `.shared` variable gets its place in the kernel here.
     pub fn symbol(&mut self, name: &'a str) -> Option<Symbol> {
         if let Some(symbol) = self.scopes.symbol(name) {
@@ -190,7 +211,9 @@ impl<'a, 'm> Builder<'a, 'm> {
             Symbol::DynamicShared if offset == 0 => {
                 return self.fill(Fill::DynamicShared { wide }, wide);
             }
-            Symbol::DynamicShared => return Err(ParseErrorKind::UnsupportedInstruction),
+            Symbol::DynamicShared | Symbol::Argument => {
+                return Err(ParseErrorKind::UnsupportedInstruction);
+            }
             Symbol::Variable(index) => return self.fill(Fill::Variable { index, offset, wide }, wide),
         };
         self.constant(constant.wrapping_add(offset as u64), wide)
@@ -219,6 +242,9 @@ impl<'a, 'm> Builder<'a, 'm> {
         (self.code.rows, self.code.predicates) = self.scopes.sizes();
         kernel.code = std::mem::take(&mut self.code);
         kernel.unsupported = std::mem::take(&mut self.unsupported);
+        if kernel.unsupported.is_empty() {
+            kernel.unsupported.extend(self.argument.take());
+        }
         kernel.static_shared_bytes = self.shared_bytes;
         kernel.dynamic_shared_align = self.dynamic_align;
         kernel.local_bytes = self.local_bytes;

@@ -106,12 +106,15 @@ fn branch_indexed<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Inst
 /// `bar` is `barrier…aligned`; so is any form on targets before sm_70, which are not of interest.
 fn barrier<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, modifiers: &[&str]) -> Result<Instruction> {
     let modifiers = if let ["cta", rest @ ..] = modifiers { rest } else { modifiers };
-    let (modifiers, aligned) = match modifiers {
-        [first, "aligned", rest @ ..] => ([&[*first], rest].concat(), true),
-        other => (other.to_vec(), s.name() == "bar"),
+    let names = modifiers.iter().copied().filter(|&word| word != "aligned");
+    let names: Vec<&str> = names.collect();
+    let aligned = match (s.name(), modifiers.len() - names.len()) {
+        ("bar", 0) => true,
+        ("barrier", count @ 0..=1) => count == 1,
+        _ => return Err(UNSUPPORTED),
     };
     let flags = if aligned { FLAG_ALIGNED } else { 0 };
-    let (op, operands) = match modifiers[..] {
+    let (op, operands) = match names[..] {
         ["sync"] => (BarrierOp::Sync, 1..=2),
         ["arrive"] => (BarrierOp::Arrive, 2..=2),
         ["red", "popc", "u32"] => (BarrierOp::ReducePopulation, 3..=4),

@@ -24,6 +24,11 @@ fn convert_type(name: &str) -> Result<ConvertType> {
 /// Decodes `cvt{.rounding}{.ftz}{.sat}{.relu}.to.from d, a{, b};`
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let [modifiers @ .., to, from] = s.modifiers() else { return Err(UNSUPPORTED) };
+    if s.modifiers() == ["rna", "tf32", "f32"] {
+        s.expect_operands(2, 2)?;
+        let d = b.destination(s, 0, 32)?;
+        return Ok(with_rows(Op::ConvertTf32, d, &[b.source(s, 1, 32)?]));
+    }
     let (mut rounding, mut flags) = (None, 0);
     for modifier in modifiers {
         match *modifier {

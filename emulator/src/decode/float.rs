@@ -2,7 +2,9 @@
 
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
-use crate::isa::{FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FloatOp, Instruction, Op};
+use crate::isa::{
+    FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FLAG_XOR_SIGN, FloatOp, Instruction, Op, Rounding,
+};
 
 /// Whether a type name is that of a floating-point number.
 pub fn is_float(name: &str) -> bool {
@@ -63,21 +65,39 @@ fn flags(s: &Statement<'_>, op: FloatOp) -> Result<u8> {
     let ty = s.last();
     let exact = matches!(op, FloatOp::Add | FloatOp::Sub | FloatOp::Mul | FloatOp::Fma);
     let divides = matches!(op, FloatOp::Div | FloatOp::Rcp | FloatOp::Sqrt);
+    let orders = matches!(op, FloatOp::Min | FloatOp::Max);
     let mut flags = 0;
     for modifier in s.middle() {
         flags |= match *modifier {
             "rn" if exact || divides => 0,
+            "rz" | "rm" | "rp" if exact && ty == "f32" => 0,
             // Within the error that the approximate forms are allowed.
             "approx" if !exact => 0,
             "full" if op == FloatOp::Div => 0,
             "ftz" if ty == "f32" || (op == FloatOp::Ex2 && ty.starts_with("bf16")) => FLAG_FTZ,
             "sat" if exact && ty != "f64" => FLAG_SATURATE,
-            "NaN" if matches!(op, FloatOp::Min | FloatOp::Max) => FLAG_VARIANT,
+            "ftz" if ty.starts_with("f16") && (exact || orders) => FLAG_FTZ,
+            "NaN" if orders => FLAG_VARIANT,
+            "xorsign" | "abs" if orders && ty != "f64" => FLAG_XOR_SIGN,
             "relu" if op == FloatOp::Fma && ty != "f32" && ty != "f64" => FLAG_VARIANT,
             _ => return Err(UNSUPPORTED),
         };
     }
+    // One does not come without the other.
+    if s.middle().contains(&"xorsign") != s.middle().contains(&"abs") {
+        return Err(UNSUPPORTED);
+    }
     Ok(flags)
+}
+
+fn rounding(s: &Statement<'_>) -> Rounding {
+    let directed = s.middle().iter().find_map(|word| match *word {
+        "rz" => Some(Rounding::Zero),
+        "rm" => Some(Rounding::Down),
+        "rp" => Some(Rounding::Up),
+        _ => None,
+    });
+    directed.unwrap_or(Rounding::NearestEven)
 }
 
 /// Decodes the family.
@@ -92,5 +112,6 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     for (index, row) in rows[..count].iter_mut().enumerate() {
         *row = b.source(s, 1 + index, bits)?;
     }
-    Ok(Instruction { flags: flags(s, operation)?, ..with_rows(op, d, &rows[..count]) })
+    let (flags, count) = (flags(s, operation)?, rounding(s) as u8);
+    Ok(Instruction { flags, count, ..with_rows(op, d, &rows[..sources(operation)]) })
 }

@@ -2,7 +2,7 @@
 
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
-use crate::isa::{Instruction, IntegerOp, Op};
+use crate::isa::{CarryOp, FLAG_OPTIONAL, FLAG_SATURATE, Instruction, IntegerOp, Op};
 
 /// Whether a type name is that of a signed integer.
 fn is_signed(name: &str) -> bool {
@@ -22,6 +22,8 @@ fn of_width(bits: u32, op: IntegerOp) -> Result<Op> {
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let name = s.name();
     match name {
+        "addc" | "subc" | "madc" => carry(s, b),
+        "add" | "sub" | "mad" if s.middle().contains(&"cc") => carry(s, b),
         "mul" | "mad" => product(s, b),
         "mul24" | "mad24" => product24(s, b),
         "shl" | "shr" => shift(s, b),
@@ -93,6 +95,38 @@ fn product<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction
     let (x, y) = (b.source(s, 1, width)?, b.source(s, 2, width)?);
     let addend = if mad { b.source(s, 3, result)? } else { x };
     Ok(with_rows(op, d, &[x, y, addend]))
+}
+
+/// `add.cc`, `addc{.cc}` and the like: the carry is a predicate that the text cannot name.
+fn carry<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let ty = s.last();
+    let width = type_bits(ty)?;
+    if !matches!(ty, "u32" | "s32" | "u64" | "s64") {
+        return Err(UNSUPPORTED);
+    }
+    let (words, writes) = match s.middle() {
+        [words @ .., "cc"] => (words, true),
+        words => (words, false),
+    };
+    let (op, reads) = match (s.name(), words) {
+        ("add", []) => (CarryOp::Add, false),
+        ("addc", []) => (CarryOp::Add, true),
+        ("sub", []) => (CarryOp::Sub, false),
+        ("subc", []) => (CarryOp::Sub, true),
+        (name @ ("mad" | "madc"), ["lo"]) => (CarryOp::Mad, name == "madc"),
+        (name @ ("mad" | "madc"), ["hi"]) if is_signed(ty) => (CarryOp::MadHighSigned, name == "madc"),
+        (name @ ("mad" | "madc"), ["hi"]) => (CarryOp::MadHighUnsigned, name == "madc"),
+        _ => return Err(UNSUPPORTED),
+    };
+    let operands = if matches!(op, CarryOp::Add | CarryOp::Sub) { 3 } else { 4 };
+    s.expect_operands(operands, operands)?;
+    let d = b.destination(s, 0, width)?;
+    let (x, y) = (b.source(s, 1, width)?, b.source(s, 2, width)?);
+    let addend = if operands == 4 { b.source(s, 3, width)? } else { x };
+    let carry = b.carry()?;
+    let flags = if reads { FLAG_OPTIONAL } else { 0 } | if writes { FLAG_SATURATE } else { 0 };
+    let instruction = with_rows(Op::Carry(op), d, &[x, y, addend, carry]);
+    Ok(Instruction { flags, count: (width / 32) as u8, ..instruction })
 }
 
 fn product24<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {

@@ -43,6 +43,35 @@ fn is_cache_hint(name: &str) -> bool {
     matches!(name, "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt")
         || name.starts_with("L1::")
         || matches!(name, "L2::64B" | "L2::128B" | "L2::256B" | "L2::evict_last" | "L2::evict_first")
+        || matches!(name, "L2::evict_normal" | CACHE_POLICY)
+}
+
+/// The modifier behind which a cache policy is the last operand.
+pub const CACHE_POLICY: &str = "L2::cache_hint";
+
+/// The operands without the cache policy, which the emulator has no use for.
+pub fn operands_before_policy<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<usize> {
+    let count = s.operands.len();
+    if !s.modifiers().contains(&CACHE_POLICY) {
+        return Ok(count);
+    }
+    let last = count.checked_sub(1).ok_or(ParseErrorKind::Operand("wrong number of operands"))?;
+    b.source(s, last, 64)?;
+    Ok(last)
+}
+
+/// Checks the number of operands but the cache policy.
+fn expect_operands<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    least: usize,
+    most: usize,
+) -> Result<usize> {
+    let count = operands_before_policy(s, b)?;
+    if (least..=most).contains(&count) {
+        return Ok(count);
+    }
+    Err(ParseErrorKind::Operand("wrong number of operands"))
 }
 
 /// `ld` and `st`.
@@ -67,13 +96,17 @@ pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             },
         }
     }
-    s.expect_operands(2, 2)?;
+    expect_operands(s, b, 2, 2)?;
     let bits = type_bits(s.last())?;
     if bits * vector > 256 {
         return Err(UNSUPPORTED);
     }
     let load = s.name() != "st";
     let (values, address) = if load { (0, 1) } else { (1, 0) };
+    if b.is_argument(s, address) {
+        // Its kernel calls something, and does not launch.
+        return Ok(Instruction::new(Op::Nop));
+    }
     let elements = b.elements(s, values)?;
     if elements.len() != vector as usize {
         return Err(ParseErrorKind::Operand("a vector of the wrong length"));
@@ -158,7 +191,7 @@ pub fn async_copy<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Inst
 }
 
 fn copy<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    s.expect_operands(3, 4)?;
+    let operands = expect_operands(s, b, 3, 4)?;
     let bytes = b.immediate(s, 2)?;
     if !matches!(bytes, 4 | 8 | 16) || (bytes != 16 && s.modifiers()[1] == "cg") {
         return Err(ParseErrorKind::Operand("cp.async copies 4, 8 or 16 bytes, .cg only 16"));
@@ -170,7 +203,7 @@ fn copy<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     }
     let mut instruction = with_rows(Op::AsyncCopy(AsyncCopyOp::Copy), 0, &[shared, global]);
     instruction.flags |= if shared_wide { FLAG_WIDE_ADDRESS } else { 0 };
-    if s.operands.len() == 4 {
+    if operands == 4 {
         instruction.c = b.source(s, 3, 32)?;
         instruction.flags |= FLAG_OPTIONAL;
     }

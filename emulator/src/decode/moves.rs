@@ -24,8 +24,8 @@ fn scalar_or_vector<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<In
     match (&s.operands[0], &s.operands[1]) {
         (Operand::Vector(elements), _) => unpack(s, b, bits, elements),
         (_, Operand::Vector(elements)) => pack(s, b, bits, elements),
-        (_, Operand::Scalar(Scalar::Name(name))) if name.starts_with("%clock") => clock(s, b, bits),
-        (_, Operand::Scalar(Scalar::Name("%globaltimer"))) => clock(s, b, bits),
+        (_, Operand::Scalar(Scalar::Name("%clock" | "%clock64"))) => clock(s, b, bits),
+        (_, Operand::Scalar(Scalar::Name("%globaltimer" | "%globaltimer_lo"))) => clock(s, b, bits),
         _ => {
             let op = match bits {
                 16 | 32 => MoveOp::Bits32,

@@ -48,6 +48,8 @@ fn special(name: &str) -> Option<Special> {
         ("%dynamic_smem_size", 3) => Special::DynamicSharedBytes,
         ("%total_smem_size", 3) => Special::TotalSharedBytes,
         ("%smid" | "%gridid" | "%cluster_ctarank", 3) => Special::Zero,
+        // The clocks, which count instructions, do not get that far.
+        ("%clock_hi" | "%globaltimer_hi", 3) => Special::Zero,
         ("%nsmid" | "%cluster_nctarank", 3) => Special::One,
         _ => return None,
     })
@@ -72,6 +74,7 @@ impl<'a> Builder<'a, '_> {
             }
             Scalar::Name(name) if name.starts_with('%') => match special(name) {
                 Some(value) if !wide => self.fill(Fill::Special(value), false),
+                Some(Special::Zero) if name == "%gridid" => self.constant(0, true),
                 _ => Err(ParseErrorKind::UnknownName(name.to_string())),
             },
             Scalar::Name(name) => self.symbol_address(name, 0, wide),
@@ -195,11 +198,21 @@ impl<'a> Builder<'a, '_> {
         }
     }
 
+    /// Whether an address operand names an argument or a result of a call.
+    pub fn is_argument(&mut self, s: &Statement<'a>, index: usize) -> bool {
+        match s.operands.get(index) {
+            Some(&Operand::Address(Scalar::Name(name), _)) => {
+                self.symbol(name) == Some(Symbol::Argument)
+            }
+            _ => false,
+        }
+    }
+
     /// The parameter that an address operand names, if it names one, and the offset in the buffer.
     pub fn parameter_address(&mut self, s: &Statement<'a>, index: usize) -> Option<i64> {
         match s.operands.get(index) {
             Some(&Operand::Address(Scalar::Name(name), offset)) => match self.symbol(name) {
-                Some(Symbol::Param(at)) => Some(i64::from(at) + offset),
+                Some(Symbol::Param(at)) => Some(i64::from(at).saturating_add(offset)),
                 _ => None,
             },
             _ => None,

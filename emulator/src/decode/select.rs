@@ -107,7 +107,9 @@ pub fn predicate<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instr
     let (first, _) = b.destination_pair(s, 0)?;
     let d = b.predicate_destination(first)?;
     let (x, negated) = b.predicate_source(s, 1)?;
-    let y = if operands == 3 { b.predicate_source(s, 2)?.0 } else { x };
+    let (y, second) = if operands == 3 { b.predicate_source(s, 2)? } else { (x, false) };
     let flags = if negated { FLAG_NEGATE_SOURCE } else { 0 };
-    Ok(Instruction { flags, ..with_rows(Op::Predicate(op), d, &[x, y]) })
+    // The immediate says whether the second source is negated.
+    let immediate = i32::from(second);
+    Ok(Instruction { flags, immediate, ..with_rows(Op::Predicate(op), d, &[x, y]) })
 }

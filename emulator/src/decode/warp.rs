@@ -1,5 +1,6 @@
 //! Warp-wide exchanges: shuffles, votes, matches and reductions.
 
+use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::isa::{FLAG_NEGATE_SOURCE, Instruction, Op, PREDICATE_SINK, ReduxOp, ShuffleOp, VoteOp};
 
@@ -80,19 +81,19 @@ fn redux<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> 
     Ok(with_rows(Op::Redux(op), d, &sources))
 }
 
-/// `match.any.sync.b32 d, a, membermask;` and `match.all.sync.b32 d|p, a, membermask;`
+/// `match.any.sync.type d, a, membermask;` and `match.all.sync.type d|p, a, membermask;`
 fn matching<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let op = match s.modifiers() {
-        ["any", "sync", "b32"] => Op::MatchAny32,
-        ["all", "sync", "b32"] => Op::MatchAll32,
+    let (op, bits) = match s.modifiers() {
+        ["any", "sync", ty @ ("b32" | "b64")] => (Op::MatchAny, type_bits(ty)?),
+        ["all", "sync", ty @ ("b32" | "b64")] => (Op::MatchAll, type_bits(ty)?),
         _ => return Err(UNSUPPORTED),
     };
     s.expect_operands(3, 3)?;
     let (first, second) = b.destination_pair(s, 0)?;
     let d = b.destination_scalar(first, 32)?;
     let p = second.map_or(Ok(PREDICATE_SINK), |scalar| b.predicate_destination(scalar))?;
-    let sources = [b.source(s, 1, 32)?, b.source(s, 2, 32)?];
-    Ok(Instruction { e: p, ..with_rows(op, d, &sources) })
+    let sources = [b.source(s, 1, bits)?, b.source(s, 2, 32)?];
+    Ok(Instruction { e: p, count: (bits / 32) as u8, ..with_rows(op, d, &sources) })
 }
 
 /// `elect.sync d|p, membermask;`

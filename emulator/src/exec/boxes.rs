@@ -96,7 +96,7 @@ fn box_rows(map: &TensorMap, first: &[i32; MAX_RANK]) -> Vec<Row> {
     let (from, to) = (from * element, to.max(from) * element);
     let bytes = map.box_dims[0] * element;
     let inner = (i64::from(first[0]) * i64::from(element) + i64::from(from)) as u64;
-    let count: u32 = map.box_dims[1..].iter().product();
+    let count = map.shared_bytes() / map.row_pitch();
     let mut rows = Vec::with_capacity(count as usize);
     for row in 0..count {
         let mut rest = row;

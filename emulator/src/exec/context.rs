@@ -118,7 +118,13 @@ pub struct Context<'a> {
 fn new_race(environment: &Environment<'_>) -> Option<Race> {
     let wanted = environment.options.checks.races;
     let (bytes, warps) = (environment.shared_bytes as usize, environment.threads().div_ceil(32));
-    wanted.then(|| Race::new(bytes, warps))
+    wanted.then(|| {
+        let mut race = Race::new(bytes, warps);
+        if environment.code().meets_in_parts {
+            race.lanes.meet_in_parts();
+        }
+        race
+    })
 }
 
 impl<'a> Context<'a> {

@@ -19,6 +19,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Threads of a block on any GPU.
 const MAX_THREADS: u64 = 1024;
+/// Threads of a block in its third dimension.
+const MAX_DEPTH: u32 = 64;
+/// Blocks of a grid in each dimension.
+const MAX_BLOCKS: [u32; 3] = [(1 << 31) - 1, 65535, 65535];
+/// Local memory of a thread on any GPU.
+const MAX_LOCAL_BYTES: u64 = 512 * 1024;
 /// Warp instructions after which a block lets others run, in case it waits for them.
 const PAUSE: u64 = 1 << 22;
 /// Under a random schedule they are at most 1, 2, 4, and so on up to this power of two: short turns, between
@@ -93,13 +99,22 @@ fn check_shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> 
     let limit = kernel.max_threads().unwrap_or([MAX_THREADS as u32, 1, 1]);
     let most = product(limit).unwrap_or(u64::MAX).min(MAX_THREADS);
     let required = kernel.data.required_threads.is_none_or(|required| required == launch.block);
+    if launch.block[2] > MAX_DEPTH {
+        let limit = [MAX_THREADS as u32, MAX_THREADS as u32, MAX_DEPTH];
+        return Err(LaunchError::Threads { kernel: name(), block: launch.block, limit });
+    }
     if threads == 0 || threads > most || !required {
         return Err(LaunchError::Threads { kernel: name(), block: launch.block, limit });
     }
-    match product(launch.grid) {
-        Some(1..=0xffff_ffff) => Ok(()),
-        _ => Err(LaunchError::Grid { kernel: name(), grid: launch.grid }),
+    let fits = launch.grid.iter().zip(MAX_BLOCKS).all(|(&size, most)| size <= most);
+    if !fits || !matches!(product(launch.grid), Some(1..=0xffff_ffff)) {
+        return Err(LaunchError::Grid { kernel: name(), grid: launch.grid });
     }
+    let bytes = u64::from(kernel.local_bytes());
+    if bytes > MAX_LOCAL_BYTES {
+        return Err(LaunchError::Local { kernel: name(), bytes, limit: MAX_LOCAL_BYTES });
+    }
+    Ok(())
 }
 
 /// What the blocks that have ended found, by block.

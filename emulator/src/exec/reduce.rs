@@ -1,5 +1,6 @@
 //! Additions that a bulk copy makes in global memory, element after element.
 
+use super::ops::float::add_flushed;
 use super::ops::half::{Bfloat, Format, Half};
 use crate::isa::ReduceOp;
 use crate::tensor_map::TensorMapElement;
@@ -25,10 +26,9 @@ pub unsafe fn add(at: *mut u8, part: &[u8], reduce: ReduceOp, element: Option<Te
     fn half<T: Format>(a: u16, b: u16) -> u16 {
         T::from_f32(T::from_bits(a).to_f32() + T::from_bits(b).to_f32()).bits()
     }
-    let single = |a: u32, b: u32| (f32::from_bits(a) + f32::from_bits(b)).to_bits();
     let double = |a: u64, b: u64| (f64::from_bits(a) + f64::from_bits(b)).to_bits();
     match operation(reduce, element) {
-        ReduceOp::AddF32 => each!(u32, AtomicU32, single),
+        ReduceOp::AddF32 => each!(u32, AtomicU32, add_flushed),
         ReduceOp::AddF64 => each!(u64, AtomicU64, double),
         ReduceOp::AddU32 => each!(u32, AtomicU32, u32::wrapping_add),
         ReduceOp::AddU64 => each!(u64, AtomicU64, u64::wrapping_add),

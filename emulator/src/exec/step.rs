@@ -41,7 +41,7 @@ pub struct Runner<'r, 'a> {
     pub warp: &'r mut Warp,
     pub pc: u32,
     pub mask: u32,
-    record: u32,
+    pub record: u32,
     /// Where the lanes are awaited.
     meet: u32,
 }
@@ -75,6 +75,9 @@ impl Runner<'_, '_> {
             let m = self.mask & guard;
             if self.warp.watched.is_some() {
                 self.context.watch_touch(self.warp, self.pc, self.mask, m);
+            }
+            if self.warp.poison.is_some() {
+                self.context.poison_touch(self.warp, self.pc, self.mask, m);
             }
             if m == 0 {
                 self.pc += 1;
@@ -159,7 +162,8 @@ impl Runner<'_, '_> {
             | Op::ConvertU64ToU32
             | Op::ConvertU32ToU16
             | Op::ConvertBfloatToF32
-            | Op::ConvertHalfToF32 => (families.convert)(registers, i, m, i.op),
+            | Op::ConvertHalfToF32
+            | Op::ConvertTf32 => (families.convert)(registers, i, m, i.op),
             Op::Branch => return Ok(self.branch(i, m)),
             _ => return self.execute_rare(i, m),
         }
@@ -193,7 +197,7 @@ impl Runner<'_, '_> {
             }
             Op::AsyncCopy(op) => ops::async_copy::run(self.context, self.warp, i, m, op)?,
             Op::Matrix(op) => {
-                let Some(m) = self.gather(self.warp.live, m)? else {
+                let Some(m) = self.whole_warp(m)? else {
                     return Ok(Next::Leave(Event::Yield));
                 };
                 (families.matrix)(self.context, self.warp, i, m, op)?;
@@ -201,12 +205,13 @@ impl Runner<'_, '_> {
             Op::Shuffle(_)
             | Op::Vote(_)
             | Op::Redux(_)
-            | Op::MatchAny32
-            | Op::MatchAll32
+            | Op::MatchAny
+            | Op::MatchAll
             | Op::Elect
             | Op::WarpSync => {
                 return self.exchange(i, m);
             }
+            Op::Carry(op) => ops::carry::run(&mut self.warp.registers, i, m, op),
             Op::ActiveMask => self.warp.registers.set32(i.d, m, &[m; 32]),
             Op::Clock32 | Op::Clock64 => {
                 let now = self.context.statistics.warp_instructions;
@@ -304,69 +309,6 @@ impl Runner<'_, '_> {
         Ok(Next::Advance)
     }
 
-    /// Waits until lanes `needed` have reached this instruction. Then all that have, else `None`.
-    ///
-    /// Lanes of other fragments that wait here are released: the caller executes for them too.
-    pub fn gather(&mut self, needed: u32, m: u32) -> Result<Option<u32>, Stop> {
-        if needed & !m == 0 {
-            return Ok(Some(m));
-        }
-        if let Some(all) = self.merge(needed, m) {
-            self.mask = all;
-            return Ok(Some(all));
-        }
-        let pc = self.pc;
-        let mut all = m;
-        for fragment in &self.warp.fragments {
-            if let State::Lanes(lanes) = fragment.state
-                && fragment.pc == pc
-            {
-                all |= lanes;
-            }
-        }
-        if needed & !all != 0 {
-            self.park(State::Lanes(m));
-            return Ok(None);
-        }
-        for fragment in &mut self.warp.fragments {
-            if matches!(fragment.state, State::Lanes(_)) && fragment.pc == pc {
-                fragment.state = State::Ready;
-                fragment.pc += 1;
-            }
-        }
-        Ok(Some(all))
-    }
-
-    /// Instructions with a member mask.
-    fn exchange(&mut self, i: &Instruction, m: u32) -> Result<Next, Stop> {
-        let row = match i.op {
-            Op::Shuffle(_) => i.e,
-            Op::WarpSync => i.a,
-            _ => i.b,
-        };
-        let lane = m.trailing_zeros() as usize & 31;
-        let members = self.warp.registers.row32(row)[lane];
-        if m & !members != 0 && self.context.environment.options.checks.barriers {
-            let message = format!("lanes {m:#010x} execute it with member mask {members:#010x}");
-            self.report(FindingKind::WarpDivergence, m & !members, message);
-            return Err(Stop);
-        }
-        let Some(m) = self.gather(members & self.warp.live, m)? else {
-            return Ok(Next::Leave(Event::Yield));
-        };
-        let registers = &mut self.warp.registers;
-        match i.op {
-            Op::Shuffle(op) => ops::shuffle::shuffle(registers, i, m, op),
-            Op::Vote(op) => ops::shuffle::vote(registers, i, m, op),
-            Op::Redux(op) => ops::shuffle::redux(registers, i, m, op),
-            Op::MatchAny32 => ops::shuffle::match_any(registers, i, m),
-            Op::MatchAll32 => ops::shuffle::match_all(registers, i, m),
-            Op::Elect => ops::shuffle::elect(registers, i, m),
-            _ => self.context.race_lanes_meet(self.warp.id, m),
-        }
-        Ok(Next::Advance)
-    }
-
     fn barrier(&mut self, i: &Instruction, m: u32, op: BarrierOp) -> Result<Next, Stop> {
         if i.has(FLAG_ALIGNED) && self.warp.live & !m != 0 {
             return self.divergent_barrier(m);
@@ -416,27 +358,11 @@ impl Runner<'_, '_> {
     /// The rest may be about to exit, so the lanes wait; whoever finds that nothing moves any more
     /// reports it.
     fn divergent_barrier(&mut self, m: u32) -> Result<Next, Stop> {
-        let Some(all) = self.merge(self.warp.live, m) else {
+        let Some(all) = self.merge(self.warp.live, m, !0) else {
             self.park(State::Lanes(m));
             return Ok(Next::Leave(Event::Yield));
         };
         self.mask = all;
         Ok(Next::Stay)
-    }
-
-    /// Takes over the lanes that wait at this instruction and are awaited at the same place, if
-    /// with them
-    /// all the needed ones are here.
-    fn merge(&mut self, needed: u32, m: u32) -> Option<u32> {
-        let (pc, record) = (self.pc, self.record);
-        let here = |f: &Fragment| {
-            matches!(f.state, State::Lanes(mask) if mask == f.mask) && f.pc == pc && f.record == record
-        };
-        let all = self.warp.fragments.iter().filter(|f| here(f)).fold(m, |mask, f| mask | f.mask);
-        if m != self.mask || needed & !all != 0 {
-            return None;
-        }
-        self.warp.fragments.retain(|f| !here(f));
-        Some(all)
     }
 }

@@ -40,9 +40,9 @@ impl Runner<'_, '_> {
     }
 
     /// Gathers the warp for an instruction that is `.aligned`.
-    fn whole_warp(&mut self, m: u32) -> Result<Option<u32>, Stop> {
+    pub fn whole_warp(&mut self, m: u32) -> Result<Option<u32>, Stop> {
         let live = self.warp.live;
-        let gathered = self.gather(live, m)?;
+        let gathered = self.gather(live, m, !0);
         if gathered.is_some() && live != !0 {
             let message = format!("lanes {live:#010x} of a warp; all 32 are needed");
             self.report(FindingKind::WarpDivergence, m, message);

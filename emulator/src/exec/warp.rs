@@ -12,6 +12,7 @@
 
 use super::async_copy::CopyQueue;
 use super::flight::Flight;
+use super::poison::Poison;
 use super::registers::Registers;
 use super::wgmma::WgmmaQueue;
 use crate::isa::NO_RECONVERGENCE;
@@ -83,6 +84,8 @@ pub struct Warp {
     pub flight: Option<Box<Flight>>,
     /// Lanes that wrote each watched register, if that is checked and there are any.
     pub watched: Option<Box<[u32]>>,
+    /// Its registers with values that are not defined, once there are any.
+    pub poison: Option<Box<Poison>>,
     /// The instruction being executed, for reports.
     pub pc: u32,
     /// Instructions executed while lanes waited at a meeting point.
@@ -116,6 +119,7 @@ impl Warp {
             wgmma: WgmmaQueue::default(),
             flight: None,
             watched: None,
+            poison: None,
             pc: 0,
             stalled: 0,
             asked: (0, 0),
@@ -139,6 +143,7 @@ impl Warp {
         if let Some(watched) = &mut self.watched {
             watched.fill(0);
         }
+        self.poison = None;
         self.local.reset();
         if live != 0 {
             self.fragments.push(Fragment { pc: 0, mask: live, record: NONE, state: State::Ready });

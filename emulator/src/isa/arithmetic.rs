@@ -149,3 +149,18 @@ pub enum FloatOp {
     /// Copy of sign: the magnitude of `b` with the sign of `a`.
     CopySign,
 }
+
+/// Operations on integers that read or write the carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CarryOp {
+    /// Sum.
+    Add,
+    /// Difference; the carry is a borrow.
+    Sub,
+    /// Lower half of the product, plus `c`.
+    Mad,
+    /// Upper half of the unsigned product, plus `c`.
+    MadHighUnsigned,
+    /// Upper half of the signed product, plus `c`.
+    MadHighSigned,
+}

@@ -10,7 +10,7 @@ pub mod operands;
 mod touches;
 pub mod types;
 
-pub use arithmetic::{FloatOp, IntegerOp};
+pub use arithmetic::{CarryOp, FloatOp, IntegerOp};
 pub use assigned::{Touch, Watch};
 pub use hopper::{BulkOp, MbarrierOp, ReduceOp, WGMMA_K, WgmmaOp, WgmmaShape, WgmmaType, bulk_list};
 pub use op::{
@@ -40,6 +40,8 @@ pub const FLAG_SATURATE: u8 = 2;
 pub const FLAG_WIDE_ADDRESS: u8 = 4;
 /// `.relu` of a conversion, `.NaN` of a minimum or maximum.
 pub const FLAG_VARIANT: u8 = 8;
+/// `.xorsign.abs` of a minimum or maximum.
+pub const FLAG_XOR_SIGN: u8 = 16;
 /// The transposing form of a matrix load or store.
 pub const FLAG_TRANSPOSE: u8 = 8;
 /// A shared address is generic, not an offset in shared memory.
@@ -206,6 +208,8 @@ pub struct Code {
     pub predicates: u32,
     /// Whether there are memory barriers, bulk copies or multiplications by a warpgroup.
     pub asynchronous: bool,
+    /// Whether there is a `bar.warp.sync` that not the whole warp may have to reach.
+    pub meets_in_parts: bool,
     /// Rows that instructions touch; only filled where there are multiplications by a warpgroup.
     pub touches: Touches,
     /// Registers that may be read before they are written.

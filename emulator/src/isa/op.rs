@@ -1,6 +1,6 @@
 //! Operations, by family.
 
-use super::{BulkOp, CompareType, FloatOp, IntegerOp, MbarrierOp, WgmmaOp};
+use super::{BulkOp, CarryOp, CompareType, FloatOp, IntegerOp, MbarrierOp, WgmmaOp};
 use crate::memory::Space;
 
 /// What an instruction does: a family, and the operation in it.
@@ -29,7 +29,10 @@ pub enum Op {
     Integer32(IntegerOp),
     /// 64-bit integers.
     Integer64(IntegerOp),
-    /// binary32.
+    /// Integers of `count` rows with the carry in predicate `e`: read if the optional operand is present,
+    /// written if the saturate flag is set.
+    Carry(CarryOp),
+    /// binary32; the [`super::Rounding`] is in `count`.
     Float32(FloatOp),
     /// binary64.
     Float64(FloatOp),
@@ -47,7 +50,7 @@ pub enum Op {
     Select32,
     /// `selp` of 64 bits.
     Select64,
-    /// Logic on predicates.
+    /// Logic on predicates `a`, negated by its flag, and `b`, negated if `immediate` is not 0.
     Predicate(PredicateOp),
     /// Moves, packing and address-space changes.
     Move(MoveOp),
@@ -57,6 +60,8 @@ pub enum Op {
     ConvertPairBfloat,
     /// Two f32 to a pair of f16.
     ConvertPairHalf,
+    /// f32 to the nearest tf32, ties away from zero.
+    ConvertTf32,
     /// Widening u32 to u64.
     ConvertU32ToU64,
     /// Widening s32 to s64.
@@ -79,10 +84,10 @@ pub enum Op {
     Shuffle(ShuffleOp),
     /// `vote.sync`.
     Vote(VoteOp),
-    /// `match.any.sync` of 32 bits.
-    MatchAny32,
-    /// `match.all.sync` of 32 bits.
-    MatchAll32,
+    /// `match.any.sync` of `count` rows.
+    MatchAny,
+    /// `match.all.sync` of `count` rows.
+    MatchAll,
     /// `activemask`.
     ActiveMask,
     /// `elect.sync`.

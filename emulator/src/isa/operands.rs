@@ -3,8 +3,9 @@
 //! This is the one place that knows it; it has to agree with what `exec::ops` does.
 
 use super::{
-    AsyncCopyOp, BarrierOp, BulkOp, CompareType, FLAG_OPTIONAL, FLAG_WIDE_ADDRESS, FloatOp, Instruction,
-    IntegerOp, MatrixOp, MbarrierOp, MoveOp, Op, VoteOp, WGMMA_K, WgmmaOp, WgmmaShape, bulk_list,
+    AsyncCopyOp, BarrierOp, BulkOp, CarryOp, CompareType, FLAG_OPTIONAL, FLAG_SATURATE,
+    FLAG_WIDE_ADDRESS, FloatOp, Instruction, IntegerOp, MatrixOp, MbarrierOp, MoveOp, Op, VoteOp,
+    WGMMA_K, WgmmaOp, WgmmaShape, bulk_list,
 };
 use crate::decode::atomic::AtomicType;
 
@@ -32,6 +33,10 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
         Op::Integer16(op) => integer(i, op, [1, 1], f),
         Op::Integer32(op) => integer(i, op, [1, 2], f),
         Op::Integer64(op) => integer(i, op, [2, 4], f),
+        Op::Carry(op) => {
+            let (rows, c) = (u32::from(i.count), !matches!(op, CarryOp::Add | CarryOp::Sub));
+            all(i, [rows, rows, rows, if c { rows } else { 0 }, 0], f);
+        }
         Op::Float32(op) | Op::Half(op) | Op::Bfloat(op) | Op::HalfPair(op) | Op::BfloatPair(op) => {
             float(i, op, 1, f);
         }
@@ -50,7 +55,7 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
         }
         Op::ConvertU32ToU64 | Op::ConvertS32ToS64 => all(i, [2, 1, 0, 0, 0], f),
         Op::ConvertU64ToU32 => all(i, [1, 2, 0, 0, 0], f),
-        Op::ConvertU32ToU16 | Op::ConvertBfloatToF32 | Op::ConvertHalfToF32 => {
+        Op::ConvertU32ToU16 | Op::ConvertBfloatToF32 | Op::ConvertHalfToF32 | Op::ConvertTf32 => {
             all(i, [1, 1, 0, 0, 0], f)
         }
         Op::Load(_) | Op::Store(_) => access(i, lists, f),
@@ -62,7 +67,8 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
                 f(&mut i.d, 1, Write);
             }
         }
-        Op::MatchAny32 | Op::MatchAll32 | Op::Redux(_) | Op::Elect => all(i, [1, 1, 1, 0, 0], f),
+        Op::MatchAny | Op::MatchAll => all(i, [1, u32::from(i.count), 1, 0, 0], f),
+        Op::Redux(_) | Op::Elect => all(i, [1, 1, 1, 0, 0], f),
         Op::ActiveMask | Op::Clock32 => f(&mut i.d, 1, Write),
         Op::Clock64 => f(&mut i.d, 2, Write),
         Op::Matrix(op) => matrix(i, op, lists, f),
@@ -110,8 +116,16 @@ pub fn visit_predicates(i: &Instruction, f: &mut impl FnMut(u32, Role)) {
                 f(i.d, Write);
             }
         }
+        Op::Carry(_) => {
+            if i.has(FLAG_OPTIONAL) {
+                f(i.e, Read);
+            }
+            if i.has(FLAG_SATURATE) {
+                f(i.e, Write);
+            }
+        }
         Op::Shuffle(_) => f(i.immediate as u32, Write),
-        Op::MatchAll32 | Op::Elect => f(i.e, Write),
+        Op::MatchAll | Op::Elect => f(i.e, Write),
         Op::Move(MoveOp::IsSpace) => f(i.d, Write),
         Op::Mbarrier(op) if op.polls() => f(i.d, Write),
         _ => {}

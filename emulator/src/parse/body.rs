@@ -11,7 +11,7 @@ use crate::decode::{self, Statement};
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::allocate;
 use crate::isa::control_flow::{self, Graph};
-use crate::isa::{Op, Touches, Watch, WgmmaOp};
+use crate::isa::{Code, Fill, Op, Touches, Watch, WgmmaOp};
 use crate::module::KernelData;
 
 /// An instruction has fewer operands in PTX.
@@ -46,6 +46,7 @@ pub fn read<'a>(
     }
     cursor.next();
     builder.finish(kernel)?;
+    kernel.code.meets_in_parts = meets_in_parts(&kernel.code);
     let graph = Graph::new(&kernel.code);
     control_flow::reconverge(&mut kernel.code, &graph);
     let mut watch = Watch::new(&mut kernel.code, &graph);
@@ -66,6 +67,12 @@ pub fn read<'a>(
     Ok(())
 }
 
+/// Whether a `bar.warp.sync` has another member mask than all lanes.
+fn meets_in_parts(code: &Code) -> bool {
+    let is_whole = |row: u32| code.fills.contains(&(row, Fill::Constant32(u32::MAX)));
+    code.instructions.iter().any(|i| i.op == Op::WarpSync && !is_whole(i.a))
+}
+
 fn word<'a>(
     cursor: &mut Cursor<'a>,
     builder: &mut Builder<'a, '_>,
@@ -84,6 +91,13 @@ fn word<'a>(
         ".loc" => *location = locations.read_location(cursor)?,
         ".reg" => registers(cursor, builder)?,
         ".local" | ".shared" => variable(cursor, builder, name == ".shared")?,
+        ".param" => {
+            let first = cursor.behind();
+            let one = variable::read(cursor)?;
+            let text = super::cursor::quote(cursor.source(), first.start, cursor.behind().end);
+            builder.declare_argument(one.name, text, first.line);
+            cursor.expect(b';', ";")?;
+        }
         ".pragma" => cursor.skip_statement(),
         _ => return Err(cursor.error_behind(ParseErrorKind::UnsupportedDirective)),
     }
@@ -100,6 +114,10 @@ fn label<'a>(
     }
     cursor.next();
     cursor.next();
+    if matches!(cursor.text(cursor.peek()), ".callprototype" | ".calltargets") {
+        // Of calls, which are unsupported.
+        cursor.skip_statement();
+    }
     if cursor.text(cursor.peek()) == ".branchtargets" {
         cursor.next();
         let mut targets = vec![cursor.word("a label")?];

@@ -75,7 +75,7 @@ impl Lexer<'_> {
                 b'"' => self.text(),
                 _ if is_word_start(byte) => self.word(),
                 _ if byte.is_ascii_digit() => {
-                    let end = self.span(self.at, is_word);
+                    let end = self.number(self.span(self.at, is_word));
                     self.push(Kind::Number, end);
                 }
                 _ if byte.is_ascii_graphic() => self.push(Kind::Mark(byte), self.at + 1),
@@ -95,6 +95,20 @@ impl Lexer<'_> {
 
     fn span(&self, from: usize, belongs: impl Fn(u8) -> bool) -> usize {
         from + self.bytes[from..].iter().take_while(|&&b| belongs(b)).count()
+    }
+
+    /// The end of a number whose digits end here: `1.5e` may go on with a sign.
+    fn number(&self, end: usize) -> usize {
+        let is_exponent = match &self.bytes[self.at..end] {
+            [digits @ .., b'e' | b'E'] => digits.iter().all(|&b| b.is_ascii_digit() || b == b'.'),
+            _ => false,
+        };
+        match self.bytes.get(end..end + 2) {
+            Some([b'+' | b'-', digit]) if is_exponent && digit.is_ascii_digit() => {
+                self.span(end + 1, is_word)
+            }
+            _ => end,
+        }
     }
 
     fn push(&mut self, kind: Kind, end: usize) {
@@ -172,6 +186,12 @@ mod tests {
                 ""
             ]
         );
+    }
+
+    #[test]
+    fn exponents_have_signs() {
+        let expected = ["1.5e-3", ",", "2E+1", ",", "0x1e", "-", "3", ",", "1e", "-", "x", ""];
+        assert_eq!(words("1.5e-3, 2E+1, 0x1e-3, 1e-x"), expected);
     }
 
     #[test]

@@ -207,7 +207,7 @@ impl<'a> ModuleParser<'a> {
                     kernel.required_threads = Some(threads);
                 }
                 ".reqnctapercluster" => {
-                    if self.triple()?.iter().product::<u32>() != 1 {
+                    if self.triple()? != [1; 3] {
                         let kind = ParseErrorKind::Limit("the size of a cluster");
                         return Err(self.cursor.error_here(kind));
                     }

@@ -7,7 +7,7 @@ pub enum Number {
     Integer(u64),
     /// `0f3F800000`: the bits of an f32.
     Single(u32),
-    /// `0d3FF0000000000000` or `1.5`: the bits of an f64.
+    /// `0d3FF0000000000000`, `1.5` or `1.5e-3`: the bits of an f64.
     Double(u64),
 }
 
@@ -35,7 +35,7 @@ pub fn parse(text: &str) -> Option<Number> {
             }
             b'x' | b'X' => return u64::from_str_radix(digits, 16).ok().map(Number::Integer),
             b'b' | b'B' => return u64::from_str_radix(digits, 2).ok().map(Number::Integer),
-            b'0'..=b'7' if !text.contains('.') => {
+            b'0'..=b'7' if !text.contains(['.', 'e', 'E']) => {
                 let digits = text[1..].trim_end_matches('U');
                 return u64::from_str_radix(digits, 8).ok().map(Number::Integer);
             }
@@ -45,7 +45,7 @@ pub fn parse(text: &str) -> Option<Number> {
     if !bytes.first().is_some_and(u8::is_ascii_digit) {
         return None;
     }
-    if text.contains('.') {
+    if text.contains(['.', 'e', 'E']) {
         return text.parse::<f64>().ok().map(|value| Number::Double(value.to_bits()));
     }
     text.trim_end_matches('U').parse().ok().map(Number::Integer)
@@ -66,11 +66,14 @@ mod tests {
             ("0f3F800000", Number::Single(0x3f80_0000)),
             ("0d3FF0000000000000", Number::Double(0x3ff0_0000_0000_0000)),
             ("1.5", Number::Double(1.5f64.to_bits())),
+            ("1.5e-3", Number::Double(1.5e-3f64.to_bits())),
+            ("2E+10", Number::Double(2e10f64.to_bits())),
+            ("0.25e2", Number::Double(25f64.to_bits())),
             ("18446744073709551615", Number::Integer(u64::MAX)),
         ] {
             assert_eq!(parse(text), Some(value), "{text}");
         }
-        for text in ["", "abc", "0xg", "1z", "99999999999999999999"] {
+        for text in ["", "abc", "0xg", "1z", "1e", "1e+", "0xe.", "99999999999999999999"] {
             assert_eq!(parse(text), None, "{text}");
         }
     }

@@ -120,6 +120,7 @@ fn scalar<'a>(cursor: &mut Cursor<'a>, scopes: &Scopes<'a>) -> Result<Scalar<'a>
         },
         Kind::Word if negative => return Err(cursor.expected("a number")),
         Kind::Word if text == "_" => Scalar::Sink,
+        Kind::Word if text == "WARP_SZ" => Scalar::Integer(32),
         Kind::Word => scopes.register(text).map_or(Scalar::Name(text), Scalar::Register),
         _ => return Err(cursor.expected("an operand")),
     };

@@ -67,6 +67,8 @@ pub enum Symbol {
     DynamicShared,
     /// A `.global` or `.const` variable of the module, by index.
     Variable(u32),
+    /// An argument or result of a call, which only the call can use.
+    Argument,
 }
 
 #[derive(Default)]

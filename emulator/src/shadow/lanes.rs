@@ -3,11 +3,15 @@
 //! Lanes of a warp that run together are still ordered by nothing but what they meet at: `bar.warp.sync`, a
 //! barrier of the block, or a memory barrier at which all of them arrived, and then waited. So are the bulk
 //! copies that one of them starts. Accesses of less than a word are not looked at.
+//!
+//! As long as whole warps meet, one number says which accesses were since. Kernels in which parts of warps
+//! meet have clocks instead, lane by lane: [`LaneClocks`].
 
+use super::lane_clocks::LaneClocks;
 use std::collections::HashMap;
 
 /// Lanes of a warp.
-const LANES: usize = 32;
+pub(super) const LANES: usize = 32;
 /// Bits that name a lane.
 const WHO_BITS: u32 = 6;
 /// No lane.
@@ -119,7 +123,8 @@ pub struct Words<'a> {
 }
 
 impl Words<'_> {
-    fn lanes(self) -> impl Iterator<Item = (u32, usize)> {
+    /// Each lane and its first word.
+    pub(super) fn lanes(self) -> impl Iterator<Item = (u32, usize)> {
         let lanes = (0..LANES).filter(move |lane| self.lanes >> lane & 1 != 0);
         lanes.map(move |lane| (lane as u32, self.offsets[lane] as usize / 4))
     }
@@ -131,6 +136,8 @@ pub struct Lanes {
     marks: Vec<Mark>,
     warps: Vec<Since>,
     meetings: u32,
+    /// The same lane by lane, if parts of warps meet.
+    apart: Option<Vec<LaneClocks>>,
 }
 
 impl Lanes {
@@ -141,11 +148,20 @@ impl Lanes {
             marks: vec![Mark::NEVER; words],
             warps: (0..warps).map(since).collect(),
             meetings: warps,
+            apart: None,
         }
+    }
+
+    /// From now on parts of warps may meet.
+    pub fn meet_in_parts(&mut self) {
+        self.apart = Some(vec![LaneClocks::new(); self.warps.len()]);
     }
 
     /// Forgets everything, for the next block: what is marked has no meaning once all warps have met.
     pub fn reset(&mut self) {
+        if let Some(warps) = &mut self.apart {
+            warps.fill(LaneClocks::new());
+        }
         if self.meetings + self.warps.len() as u32 >= MEETINGS - 1 {
             self.marks.fill(Mark::NEVER);
             self.meetings = 0;
@@ -159,6 +175,9 @@ impl Lanes {
     /// An instruction of a warp.
     #[inline(always)]
     pub fn access(&mut self, warp: u32, words: Words<'_>, write: bool) -> Option<LaneConflict> {
+        if let Some(warps) = &mut self.apart {
+            return warps[warp as usize].access(words, write);
+        }
         let since = &mut self.warps[warp as usize];
         (since.arrived, since.released) = (false, false);
         since.apart |= words.lanes;
@@ -212,6 +231,9 @@ impl Lanes {
         bytes: u32,
         write: bool,
     ) -> Option<LaneConflict> {
+        if let Some(warps) = &self.apart {
+            return warps[warp as usize].copy(lane, offset, bytes, write);
+        }
         let since = &self.warps[warp as usize];
         if since.released || since.apart & !(1 << lane) == 0 {
             return None;
@@ -223,6 +245,9 @@ impl Lanes {
 
     /// These lanes of a warp meet; whether that orders anything. `clock` is the warp's.
     pub fn meet(&mut self, warp: u32, lanes: u32, clock: u32) -> bool {
+        if let Some(warps) = &mut self.apart {
+            return warps[warp as usize].meet(lanes, clock);
+        }
         let since = &mut self.warps[warp as usize];
         if since.apart == 0 || since.apart & !lanes != 0 {
             return false;
@@ -252,14 +277,21 @@ impl Lanes {
         self.meetings = self.warps.len() as u32;
     }
 
-    /// Whether lanes that have waited for a memory barrier met there.
-    pub fn have_arrived(&self, warp: u32) -> bool {
+    /// Lanes have waited for a memory barrier; whether that is a meeting.
+    pub fn wait(&mut self, warp: u32, lanes: u32) -> bool {
+        if let Some(warps) = &mut self.apart {
+            warps[warp as usize].wait(lanes);
+            return false;
+        }
         self.warps[warp as usize].arrived
     }
 
     /// These lanes of a warp arrive at a memory barrier. How much of the warp's clock that makes known, if
     /// not all of it: others have accessed something since they met.
     pub fn arrive(&mut self, warp: u32, lanes: u32) -> Option<u32> {
+        if let Some(warps) = &mut self.apart {
+            return warps[warp as usize].arrive(lanes);
+        }
         let since = &mut self.warps[warp as usize];
         since.arrived = since.apart & !lanes == 0;
         since.released |= since.arrived;
@@ -357,143 +389,5 @@ fn after_all<const WORDS: usize, const COUNT: usize>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An access of lanes to their words, one after the other from `first` on.
-    fn access(
-        lanes: &mut Lanes,
-        warp: u32,
-        who: &[(u32, u32)],
-        count: u32,
-        write: bool,
-    ) -> Option<LaneConflict> {
-        let mut offsets = [0; LANES];
-        who.iter().for_each(|&(lane, word)| offsets[lane as usize] = u64::from(word) * 4);
-        let mask = who.iter().fold(0, |mask, &(lane, _)| mask | 1 << lane);
-        let follows = |pair: &[(u32, u32)]| pair[1].1 == pair[0].1 + count;
-        let contiguous = mask == !0 && who.windows(2).all(follows);
-        lanes.access(warp, Words { offsets: &offsets, lanes: mask, count, contiguous }, write)
-    }
-
-    /// All lanes, their words one after the other.
-    fn all(first: u32, count: u32) -> Vec<(u32, u32)> {
-        (0..32).map(|lane| (lane, first + lane * count)).collect()
-    }
-
-    #[test]
-    fn a_lane_reads_what_another_wrote_only_behind_a_meeting() {
-        let mut lanes = Lanes::new(64, 1);
-        assert_eq!(access(&mut lanes, 0, &all(0, 1), 1, true), None);
-        assert_eq!(access(&mut lanes, 0, &all(0, 1), 1, false), None);
-        let conflict = access(&mut lanes, 0, &[(5, 6)], 1, false);
-        let expected = LaneConflict { lane: 5, other: Some(6), wrote: true, offset: 24 };
-        assert_eq!(conflict, Some(expected));
-        assert!(!lanes.meet(0, 1, 1));
-        assert!(lanes.meet(0, !0, 1));
-        assert_eq!(access(&mut lanes, 0, &[(5, 6)], 1, false), None);
-    }
-
-    #[test]
-    fn a_lane_overwrites_what_others_read_only_behind_a_meeting() {
-        let mut lanes = Lanes::new(64, 2);
-        assert_eq!(access(&mut lanes, 1, &[(1, 9), (2, 9)], 1, false), None);
-        let conflict = access(&mut lanes, 1, &[(2, 8)], 2, true);
-        assert_eq!(conflict, Some(LaneConflict { lane: 2, other: None, wrote: false, offset: 36 }));
-        // Other warps are ordered, or not, by other means.
-        assert_eq!(access(&mut lanes, 0, &[(7, 9)], 1, true), None);
-    }
-
-    #[test]
-    fn lanes_side_by_side_find_what_lanes_apart_find() {
-        for count in [1, 2, 4] {
-            let mut lanes = Lanes::new(160, 1);
-            assert_eq!(access(&mut lanes, 0, &all(0, count), count, true), None);
-            assert_eq!(access(&mut lanes, 0, &all(0, count), count, false), None);
-            // Each lane reads what the next one wrote.
-            let conflict = access(&mut lanes, 0, &all(count, count), count, false);
-            let expected = LaneConflict { lane: 0, other: Some(1), wrote: true, offset: 4 * count };
-            assert_eq!(conflict, Some(expected));
-            let mut lanes = Lanes::new(160, 1);
-            assert_eq!(access(&mut lanes, 0, &[(9, 7)], 1, false), None);
-            let conflict = access(&mut lanes, 0, &all(0, count), count, true);
-            let expected = LaneConflict { lane: 7 / count, other: Some(9), wrote: false, offset: 28 };
-            assert_eq!(conflict, Some(expected));
-        }
-    }
-
-    #[test]
-    fn lanes_that_share_a_word_are_all_remembered() {
-        let swapped = |count| (0..32).map(|lane| (lane, (lane ^ 1) * count)).collect::<Vec<_>>();
-        let shared = |count| (0..32).map(|lane| (lane, lane / 2 * count)).collect::<Vec<_>>();
-        for count in [1, 2, 4] {
-            let mut lanes = Lanes::new(128, 1);
-            assert_eq!(access(&mut lanes, 0, &shared(count), count, false), None);
-            let conflict = access(&mut lanes, 0, &[(1, 0)], 1, true);
-            assert_eq!(conflict, Some(LaneConflict { lane: 1, other: None, wrote: false, offset: 0 }));
-            // Of one instruction no lane comes before another.
-            let mut lanes = Lanes::new(128, 1);
-            assert_eq!(access(&mut lanes, 0, &shared(count), count, true), None);
-            let conflict = access(&mut lanes, 0, &[(1, 0)], 1, false);
-            assert_eq!(conflict, Some(LaneConflict { lane: 1, other: None, wrote: true, offset: 0 }));
-            // Apart from each other, but one for one.
-            let mut lanes = Lanes::new(128, 1);
-            assert_eq!(access(&mut lanes, 0, &swapped(count), count, true), None);
-            assert_eq!(access(&mut lanes, 0, &swapped(count), count, false), None);
-            let conflict = access(&mut lanes, 0, &all(0, count), count, false);
-            let expected = LaneConflict { lane: 0, other: Some(1), wrote: true, offset: 0 };
-            assert_eq!(conflict, Some(expected));
-        }
-    }
-
-    #[test]
-    fn reads_together_leave_what_reads_one_by_one_leave() {
-        for count in [1, 2, 4] {
-            // Lanes that share all words, some, or none with the next, the later ones behind or before.
-            for step in [0, 1, count, count + 1] {
-                let forth: Vec<_> = (0..32).map(|lane| (lane, lane * step)).collect();
-                let back: Vec<_> = (0..32).map(|lane| (lane, (31 - lane) * step)).collect();
-                for who in [&forth, &back] {
-                    let (mut together, mut apart) = (Lanes::new(192, 1), Lanes::new(192, 1));
-                    for lanes in [&mut together, &mut apart] {
-                        assert_eq!(access(lanes, 0, &[(7, 40), (9, 3)], 1, false), None);
-                    }
-                    assert_eq!(access(&mut together, 0, who, count, false), None);
-                    for one in who.iter() {
-                        assert_eq!(access(&mut apart, 0, std::slice::from_ref(one), count, false), None);
-                    }
-                    assert_eq!(together.marks, apart.marks, "{count} words, {step} apart");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn marks_outlive_the_numbers_of_meetings() {
-        let mut lanes = Lanes::new(64, 2);
-        access(&mut lanes, 1, &[(3, 5)], 1, true);
-        for _ in 0..MEETINGS {
-            access(&mut lanes, 0, &[(0, 0)], 1, true);
-            assert!(lanes.meet(0, !0, 1));
-        }
-        assert_eq!(access(&mut lanes, 0, &[(1, 0)], 1, true), None);
-        let conflict = access(&mut lanes, 1, &[(4, 5)], 1, false);
-        assert_eq!(conflict, Some(LaneConflict { lane: 4, other: Some(3), wrote: true, offset: 20 }));
-    }
-
-    #[test]
-    fn one_lane_cannot_speak_for_others() {
-        let mut lanes = Lanes::new(64, 1);
-        assert_eq!(lanes.arrive(0, 1), None);
-        access(&mut lanes, 0, &all(0, 1), 1, false);
-        assert_eq!(lanes.arrive(0, 1), Some(0));
-        assert!(!lanes.have_arrived(0));
-        assert_eq!(lanes.arrive(0, !0), None);
-        assert!(lanes.have_arrived(0));
-        lanes.meet(0, !0, 7);
-        assert_eq!(lanes.arrive(0, 1), None);
-        access(&mut lanes, 0, &all(0, 1), 0, false);
-        assert!(!lanes.have_arrived(0));
-        assert_eq!(lanes.arrive(0, 1), Some(7));
-    }
-}
+#[path = "lanes_tests.rs"]
+mod tests;

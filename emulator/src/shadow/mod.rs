@@ -7,6 +7,7 @@ pub mod actor;
 mod clock;
 pub mod global;
 pub mod knowledge;
+pub mod lane_clocks;
 pub mod lanes;
 mod orders;
 pub mod race;

@@ -339,7 +339,7 @@ impl Race {
 
     /// Lanes of a warp have waited for a memory barrier: they meet if all arrived before.
     pub fn lanes_wait(&mut self, warp: u32, lanes: u32) {
-        if self.lanes.have_arrived(warp) {
+        if self.lanes.wait(warp, lanes) {
             self.lanes_meet(warp, lanes);
         }
     }

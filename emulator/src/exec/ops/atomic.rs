@@ -1,5 +1,6 @@
 //! Atomic read-modify-write operations, lane after lane.
 
+use super::float::add_flushed;
 use super::half::{Bfloat, Format, Half};
 use super::memory::strength;
 use crate::decode::atomic::{AtomicType, SPACES};
@@ -21,8 +22,10 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
     let want = Want { space: SPACES[i.e as usize], bytes, store: true };
     let addresses = addresses(w, i);
     let mut old = [0u64; LANES];
+    // Of a 16-bit value, the upper half of its lane is anything.
     let value = |w: &Warp, row: u32, lane: usize| match bytes {
         8 => w.registers.row64(row)[lane],
+        2 => u64::from(w.registers.row32(row)[lane] as u16),
         _ => u64::from(w.registers.row32(row)[lane]),
     };
     let mut window = Window::new();
@@ -35,11 +38,13 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
             c.race_strong(w.id);
         }
         c.global_access(w, &window, bytes, Touch::Write, strength(i));
+        // Sums of f32 in global memory flush subnormal numbers, those in shared memory do not.
+        let ftz = window.space == Space::Global;
         for lane in lanes(window.mask) {
             let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));
             // SAFETY: the window was checked for this many bytes, and alignment, at the lane's offset.
             old[lane] =
-                unsafe { update(&window, lane, bytes, |old| apply(op, ty, old, operand, second)) };
+                unsafe { update(&window, lane, bytes, |old| apply(op, ty, ftz, old, operand, second)) };
         }
         c.global_seen(w, &window, strength(i));
         window.set_written(bytes, false);
@@ -72,7 +77,7 @@ fn trace(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32, ty: AtomicType,
             AtomicType::F64 => w.registers.row64(i.b)[lane],
             _ => u64::from(w.registers.row32(i.b)[lane]),
         };
-        let sum = add(ty, old[lane], operand);
+        let sum = add(ty, false, old[lane], operand);
         for encoding in encodings {
             let [result, a, memory] = [sum, operand, old[lane]].map(|bits| encoding.value(bits));
             if !result.is_finite() {
@@ -126,7 +131,7 @@ unsafe fn update(window: &Window, lane: usize, bytes: u32, f: impl Fn(u64) -> u6
     }
 }
 
-fn apply(op: AtomicOp, ty: AtomicType, old: u64, operand: u64, second: u64) -> u64 {
+fn apply(op: AtomicOp, ty: AtomicType, ftz: bool, old: u64, operand: u64, second: u64) -> u64 {
     match op {
         AtomicOp::Exchange => operand,
         AtomicOp::CompareExchange => {
@@ -167,7 +172,7 @@ fn apply(op: AtomicOp, ty: AtomicType, old: u64, operand: u64, second: u64) -> u
                 old
             }
         }
-        AtomicOp::Add => add(ty, old, operand),
+        AtomicOp::Add => add(ty, ftz, old, operand),
     }
 }
 
@@ -180,7 +185,8 @@ fn less(ty: AtomicType, a: u64, b: u64) -> bool {
     }
 }
 
-fn add(ty: AtomicType, old: u64, operand: u64) -> u64 {
+/// The sum, `ftz` with subnormal numbers of f32 flushed.
+fn add(ty: AtomicType, ftz: bool, old: u64, operand: u64) -> u64 {
     fn one<T: Format>(a: u16, b: u16) -> u16 {
         T::from_f32(T::from_bits(a).to_f32() + T::from_bits(b).to_f32()).bits()
     }
@@ -189,6 +195,7 @@ fn add(ty: AtomicType, old: u64, operand: u64) -> u64 {
             | u64::from(one::<T>((a >> 16) as u16, (b >> 16) as u16)) << 16
     }
     match ty {
+        AtomicType::F32 if ftz => u64::from(add_flushed(old as u32, operand as u32)),
         AtomicType::F32 => {
             u64::from((f32::from_bits(old as u32) + f32::from_bits(operand as u32)).to_bits())
         }

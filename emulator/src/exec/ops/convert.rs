@@ -19,6 +19,11 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, op: Op) {
         Op::ConvertU32ToU16 => map1(r, i, m, |a: u32| a & 0xffff),
         Op::ConvertBfloatToF32 => map1(r, i, m, |a: Bfloat| a.to_f32()),
         Op::ConvertHalfToF32 => map1(r, i, m, |a: Half| canonical(a.to_f32())),
+        // Half of what is cut off is added first: the carry rounds. tf32 has 10 bits of f32's 23.
+        Op::ConvertTf32 => map1(r, i, m, |a: u32| match a & 0x7fff_ffff {
+            0x7f80_0001.. => canonical(f32::NAN),
+            _ => a.wrapping_add(0x1000) & !0x1fff,
+        }),
         Op::ConvertPairBfloat => pair::<Bfloat>(r, i, m),
         Op::ConvertPairHalf => pair::<Half>(r, i, m),
         _ => typed(r, i, m),
@@ -104,7 +109,8 @@ impl Job {
         let value = self.read(raw);
         match (value, self.to.is_float()) {
             (Exact::Integer(value), false) => self.integer(value),
-            (Exact::Float(value), false) => self.integer(self.to_integer(value)),
+            (Exact::Float(value), false) if value.is_nan() => self.of_nan(),
+            (Exact::Float(value), false) => self.integer(integral(value, self.rounding) as i128),
             (Exact::Integer(value), true) => self.float_from_integer(value),
             (Exact::Float(value), true) => self.float(value),
         }
@@ -129,14 +135,19 @@ impl Job {
         }
     }
 
-    /// NaN gives 0; values beyond the type are clamped to it, by the caller.
-    fn to_integer(self, value: f64) -> i128 {
-        integral(value, self.rounding) as i128
+    /// What NaN becomes as an integer: 0, or where 64 bits are involved, only the highest bit.
+    fn of_nan(self) -> u64 {
+        if self.from != ConvertType::F64 && !self.to.is_wide() {
+            return 0;
+        }
+        let (bits, signed) = self.width();
+        let highest = 1i128 << (bits - 1);
+        self.integer(if signed { -highest } else { highest })
     }
 
-    /// The bits of an integer of the result type, extended to 64 bits.
-    fn integer(self, value: i128) -> u64 {
-        let (bits, signed) = match self.to {
+    /// Bits of the result, an integer, and whether it is signed.
+    fn width(self) -> (u32, bool) {
+        match self.to {
             ConvertType::U8 => (8, false),
             ConvertType::S8 => (8, true),
             ConvertType::U16 => (16, false),
@@ -145,7 +156,13 @@ impl Job {
             ConvertType::S32 => (32, true),
             ConvertType::U64 => (64, false),
             _ => (64, true),
-        };
+        }
+    }
+
+    /// The bits of an integer of the result type, extended to 64 bits. What is beyond the type and comes
+    /// from a float is clamped.
+    fn integer(self, value: i128) -> u64 {
+        let (bits, signed) = self.width();
         let (low, high) = if signed {
             (-(1i128 << (bits - 1)), (1 << (bits - 1)) - 1)
         } else {
@@ -182,7 +199,7 @@ impl Job {
 
     fn float(self, value: f64) -> u64 {
         let value = if self.rounding as u8 >= Rounding::IntegerNearestEven as u8 {
-            integral_or_nan(value, self.rounding)
+            integral(value, self.rounding)
         } else {
             value
         };
@@ -237,17 +254,13 @@ fn saturated(value: f64) -> f64 {
     if value > 0.0 { value.min(1.0) } else { 0.0 }
 }
 
-fn integral_or_nan(value: f64, rounding: Rounding) -> f64 {
+fn integral(value: f64, rounding: Rounding) -> f64 {
     match rounding {
         Rounding::IntegerNearestEven => value.round_ties_even(),
         Rounding::IntegerDown => value.floor(),
         Rounding::IntegerUp => value.ceil(),
         _ => value.trunc(),
     }
-}
-
-fn integral(value: f64, rounding: Rounding) -> f64 {
-    if value.is_nan() { 0.0 } else { integral_or_nan(value, rounding) }
 }
 
 /// An f64 that rounds on to any shorter format as the integer itself would.
@@ -265,7 +278,7 @@ macro_rules! direct {
     ($name:ident, $type:ty) => {
         /// Moves the nearest value to the one on the required side; `order` compares it with the
         /// exact one.
-        fn $name(
+        pub fn $name(
             nearest: $type,
             order: std::cmp::Ordering,
             negative: bool,

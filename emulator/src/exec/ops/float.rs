@@ -2,10 +2,12 @@
 //!
 //! Results that are NaN have one bit pattern, as on the hardware.
 
+use super::convert::direct32;
+use super::half::sum_to_odd;
 use super::math;
 use crate::exec::lanes::{map1, map2, map3};
 use crate::exec::registers::Registers;
-use crate::isa::{FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FloatOp, Instruction};
+use crate::isa::{FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FLAG_XOR_SIGN, FloatOp, Instruction, Rounding};
 
 /// The f32 NaN that arithmetic produces.
 const NAN32: u32 = 0x7fff_ffff;
@@ -16,6 +18,12 @@ const NAN64: u64 = 0x7fff_ffff_ffff_ffff;
 pub fn flush(value: f32) -> f32 {
     let bits = value.to_bits();
     f32::from_bits(if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits })
+}
+
+/// A sum in global memory, of bits: subnormal numbers are flushed.
+#[inline(always)]
+pub fn add_flushed(a: u32, b: u32) -> u32 {
+    flush(flush(f32::from_bits(a)) + flush(f32::from_bits(b))).to_bits()
 }
 
 /// The bits of a result. Compared as integers: in float arithmetic the compiler takes one NaN for another.
@@ -110,15 +118,65 @@ fn fused(r: &mut Registers, i: &Instruction, m: u32) {
     });
 }
 
+/// Sums and products that are not rounded to the nearest value.
+#[inline(never)]
+fn directed(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
+    let rounding = Rounding::ALL[usize::from(i.count)];
+    let (ftz, sat) = (i.has(FLAG_FTZ), i.has(FLAG_SATURATE));
+    let input = |value: f32| if ftz { flush(value) } else { value };
+    let one = |a: f32, b: f32, c: f32| {
+        let [a, b, c] = [a, b, c].map(|value| f64::from(input(value)));
+        // Products are exact in f64. A sum that is not has an odd last bit, far below those of f32.
+        let sum = |a: f64, b: f64| match sum_to_odd(a, b) {
+            0.0 if rounding == Rounding::Down && a.is_sign_negative() != b.is_sign_negative() => -0.0,
+            sum => sum,
+        };
+        let exact = match op {
+            FloatOp::Add => sum(a, b),
+            FloatOp::Sub => sum(a, -b),
+            FloatOp::Mul => a * b,
+            _ => sum(a * b, c),
+        };
+        let nearest = exact as f32;
+        let order = f64::from(nearest).partial_cmp(&exact).unwrap_or(std::cmp::Ordering::Equal);
+        let value = input(direct32(nearest, order, exact < 0.0, rounding));
+        if sat { saturate(value).to_bits() } else { canonical(value) }
+    };
+    if op == FloatOp::Fma {
+        map3(r, i, m, one);
+    } else {
+        map2(r, i, m, |a: f32, b: f32| one(a, b, 0.0));
+    }
+}
+
+/// A minimum or maximum of magnitudes, negative if the signs differ.
+#[inline(always)]
+fn of_magnitudes(a: f32, b: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let sign = (a.to_bits() ^ b.to_bits()) & 1 << 31;
+    f32::from_bits(f(a.abs(), b.abs()).to_bits() & !(1 << 31) | sign)
+}
+
+/// Minimum or maximum, with what their flags say.
+#[inline(always)]
+pub fn extreme(flags: u8, a: f32, b: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let f = |a: f32, b: f32| if flags & FLAG_VARIANT != 0 { nan_or(a, b, f(a, b)) } else { f(a, b) };
+    if flags & FLAG_XOR_SIGN != 0 { of_magnitudes(a, b, f) } else { f(a, b) }
+}
+
 /// f32.
 #[inline(always)]
 pub fn run32(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
+    if i.count != Rounding::NearestEven as u8 {
+        return directed(r, i, m, op);
+    }
     match op {
         FloatOp::Add => binary(r, i, m, |a, b| a + b),
         FloatOp::Sub => binary(r, i, m, |a, b| a - b),
         FloatOp::Mul => binary(r, i, m, |a, b| a * b),
         FloatOp::Div => binary(r, i, m, |a, b| a / b),
         FloatOp::Fma => fused(r, i, m),
+        FloatOp::Min if i.has(FLAG_XOR_SIGN) => binary(r, i, m, |a, b| extreme(i.flags, a, b, minimum)),
+        FloatOp::Max if i.has(FLAG_XOR_SIGN) => binary(r, i, m, |a, b| extreme(i.flags, a, b, maximum)),
         FloatOp::Min if i.has(FLAG_VARIANT) => binary(r, i, m, |a, b| nan_or(a, b, minimum(a, b))),
         FloatOp::Max if i.has(FLAG_VARIANT) => binary(r, i, m, |a, b| nan_or(a, b, maximum(a, b))),
         FloatOp::Min => binary(r, i, m, minimum),
@@ -153,8 +211,8 @@ pub fn run64(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
         FloatOp::Mul => map2(r, i, m, |a: f64, b: f64| canonical64(a * b)),
         FloatOp::Div => map2(r, i, m, |a: f64, b: f64| canonical64(a / b)),
         FloatOp::Fma => map3(r, i, m, |a: f64, b: f64, c: f64| canonical64(a.mul_add(b, c))),
-        FloatOp::Min => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, a < b))),
-        FloatOp::Max => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, a > b))),
+        FloatOp::Min => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, precedes(a, b)))),
+        FloatOp::Max => map2(r, i, m, |a: f64, b: f64| canonical64(ordered64(a, b, precedes(b, a)))),
         FloatOp::Neg => map1(r, i, m, |a: u64| a ^ 1 << 63),
         FloatOp::Abs => map1(r, i, m, |a: u64| a & !(1 << 63)),
         FloatOp::Rcp => map1(r, i, m, |a: f64| canonical64(1.0 / a)),
@@ -167,7 +225,13 @@ pub fn run64(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
     }
 }
 
-/// `a` if it comes first or `b` is NaN; zeros by their sign.
+/// Whether `a` is smaller than `b`, of which neither is NaN; -0 is smaller than +0.
+#[inline(always)]
+fn precedes(a: f64, b: f64) -> bool {
+    a < b || a == b && a.is_sign_negative() && !b.is_sign_negative()
+}
+
+/// `a` if it comes first or `b` is NaN.
 #[inline(always)]
 fn ordered64(a: f64, b: f64, first: bool) -> f64 {
     if a.is_nan() {

@@ -4,7 +4,7 @@
 //! is exact rounding: f32 has more than twice the bits of either format plus two. A fused multiply-add
 //! goes through f64, rounded to odd: a small addend decides a tie from far below its last bit.
 
-use super::float::{flush, maximum, minimum};
+use super::float::{extreme, flush, maximum, minimum};
 use super::math;
 use crate::exec::lanes::{Element, map1, map2, map3};
 use crate::exec::registers::{LANES, Registers};
@@ -98,7 +98,7 @@ fn to_odd(value: f64) -> f32 {
 /// The sum, exact or rounded to its odd neighbour, which no later rounding takes for a tie. The error of a
 /// sum is exact: Knuth, The Art of Computer Programming, volume 2, section 4.2.2, theorem B.
 #[inline(always)]
-fn sum_to_odd(a: f64, b: f64) -> f64 {
+pub fn sum_to_odd(a: f64, b: f64) -> f64 {
     let sum = a + b;
     let of_b = sum - a;
     let error = (a - (sum - of_b)) + (b - of_b);
@@ -210,6 +210,12 @@ fn pair<T: Format>(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
     }
 }
 
+/// A subnormal f16 becomes a zero of its sign.
+fn flush16<T: Format>(value: T) -> T {
+    let bits = value.bits();
+    T::from_bits(if bits & 0x7c00 == 0 { bits & 0x8000 } else { bits })
+}
+
 #[inline(always)]
 fn apply<T: Format>(op: FloatOp, flags: u8, [a, b, c]: [T; 3]) -> T {
     match op {
@@ -218,6 +224,11 @@ fn apply<T: Format>(op: FloatOp, flags: u8, [a, b, c]: [T; 3]) -> T {
         _ => {}
     }
     let ftz = flags & FLAG_FTZ != 0;
+    if ftz && op != FloatOp::Ex2 {
+        // Only f16 has this form of the others.
+        let [a, b, c] = [a, b, c].map(flush16);
+        return flush16(apply(op, flags & !FLAG_FTZ, [a, b, c]));
+    }
     let (x, y, z) = (a.to_f32(), b.to_f32(), c.to_f32());
     let value = match op {
         FloatOp::Add => x + y,
@@ -227,11 +238,8 @@ fn apply<T: Format>(op: FloatOp, flags: u8, [a, b, c]: [T; 3]) -> T {
             let fused = sum_to_odd(f64::from(x) * f64::from(y), f64::from(z));
             return finish(T::from_f64(fused), flags);
         }
-        FloatOp::Min | FloatOp::Max if flags & FLAG_VARIANT != 0 && (x.is_nan() || y.is_nan()) => {
-            f32::NAN
-        }
-        FloatOp::Min => minimum(x, y),
-        FloatOp::Max => maximum(x, y),
+        FloatOp::Min => extreme(flags, x, y, minimum),
+        FloatOp::Max => extreme(flags, x, y, maximum),
         FloatOp::Ex2 if ftz => flush(math::exp2(flush(x))),
         FloatOp::Ex2 => math::exp2(x),
         _ => math::tanh(x),

@@ -117,7 +117,7 @@ fn chosen(r: &Registers, i: &Instruction) -> u32 {
 /// Logic on predicates.
 pub fn predicate(r: &mut Registers, i: &Instruction, m: u32, op: PredicateOp) {
     let a = r.predicate(i.a) ^ if i.has(FLAG_NEGATE_SOURCE) { !0 } else { 0 };
-    let b = r.predicate(i.b);
+    let b = r.predicate(i.b) ^ if i.immediate != 0 { !0 } else { 0 };
     let value = match op {
         PredicateOp::Move => a,
         PredicateOp::Not => !a,

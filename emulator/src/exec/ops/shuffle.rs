@@ -3,10 +3,10 @@
 use crate::exec::registers::{LANES, Registers, lanes};
 use crate::isa::{FLAG_NEGATE_SOURCE, Instruction, ReduxOp, ShuffleOp, VoteOp};
 
-/// `shfl.sync`: each lane reads the value of another one of its segment.
-pub fn shuffle(r: &mut Registers, i: &Instruction, m: u32, op: ShuffleOp) {
+/// `shfl.sync`: each lane reads the value of another one of its segment. From which lane each took it.
+pub fn shuffle(r: &mut Registers, i: &Instruction, m: u32, op: ShuffleOp) -> [u32; LANES] {
     let (a, b, c) = (*r.row32(i.a), *r.row32(i.b), *r.row32(i.c));
-    let mut out = [0; LANES];
+    let (mut out, mut sources) = ([0; LANES], [0; LANES]);
     let mut in_range = 0;
     for lane in 0..LANES as u32 {
         let offset = b[lane as usize] & 31;
@@ -23,11 +23,14 @@ pub fn shuffle(r: &mut Registers, i: &Instruction, m: u32, op: ShuffleOp) {
                 (source, source <= last)
             }
         };
-        out[lane as usize] = a[if good { source & 31 } else { lane } as usize];
+        let source = if good { source & 31 } else { lane };
+        sources[lane as usize] = source;
+        out[lane as usize] = a[source as usize];
         in_range |= u32::from(good) << lane;
     }
     r.set32(i.d, m, &out);
     r.set_predicate(i.immediate as u32, m, in_range);
+    sources
 }
 
 /// `vote.sync`.
@@ -60,9 +63,14 @@ pub fn redux(r: &mut Registers, i: &Instruction, m: u32, op: ReduxOp) {
     r.set32(i.d, m, &[result; LANES]);
 }
 
+/// The operand of a match.
+fn matched(r: &Registers, i: &Instruction) -> [u64; LANES] {
+    if i.count == 2 { *r.row64(i.a) } else { r.row32(i.a).map(u64::from) }
+}
+
 /// `match.any.sync`: the lanes with the same value.
 pub fn match_any(r: &mut Registers, i: &Instruction, m: u32) {
-    let a = *r.row32(i.a);
+    let a = matched(r, i);
     let mut out = [0; LANES];
     for lane in lanes(m) {
         out[lane] =
@@ -73,7 +81,7 @@ pub fn match_any(r: &mut Registers, i: &Instruction, m: u32) {
 
 /// `match.all.sync`: the members if all have the same value, else nothing.
 pub fn match_all(r: &mut Registers, i: &Instruction, m: u32) {
-    let a = *r.row32(i.a);
+    let a = matched(r, i);
     let first = a[m.trailing_zeros() as usize & 31];
     let same = lanes(m).all(|lane| a[lane] == first);
     r.set32(i.d, m, &[if same { m } else { 0 }; LANES]);

@@ -4,7 +4,8 @@ use super::memory::space;
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::isa::{
-    AtomicOp, FLAG_ACQUIRE, FLAG_RELEASE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK,
+    AtomicOp, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_RELEASE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op,
+    ROW_SINK,
 };
 use crate::memory::Space;
 
@@ -107,7 +108,8 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             "acquire" => order |= FLAG_ACQUIRE,
             "release" => order |= FLAG_RELEASE,
             "acq_rel" => order |= FLAG_ACQUIRE | FLAG_RELEASE,
-            "relaxed" | "cta" | "cluster" | "gpu" | "sys" | "noftz" => {}
+            "cta" | "cluster" => order |= FLAG_BLOCK,
+            "relaxed" | "gpu" | "sys" | "noftz" => {}
             name => match (space(name), operation(name)) {
                 (Some(space @ (Space::Global | Space::Shared)), _) => place = space,
                 (_, Some(operation)) => op = Some(operation),

@@ -2,6 +2,7 @@
 
 use super::block::{Block, Progress};
 use super::context::{Environment, Random};
+use super::global_race::block_actors;
 use super::target::families;
 use crate::error::LaunchError;
 use crate::memory::SHARED_BASE;
@@ -10,6 +11,7 @@ use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
 use crate::region::Regions;
 use crate::report::{Finding, Report, Statistics};
+use crate::shadow::global::GlobalRace;
 use crate::trace::Trace;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -73,7 +75,7 @@ pub fn launch(
         shared_bytes: shared as u32,
         regions,
         families: families(),
-        global_race: Mutex::default(),
+        global_race: Mutex::new(GlobalRace::new(block_actors(launch))),
     };
     Ok(run_blocks(&environment))
 }

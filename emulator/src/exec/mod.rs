@@ -20,6 +20,7 @@ mod region;
 mod registers;
 mod step;
 mod step_async;
+mod strong;
 mod target;
 mod trace;
 mod warp;

@@ -5,6 +5,7 @@ use super::barrier::{Arrival, BARRIERS, waits, weight};
 use super::context::{Context, Stop};
 use super::ops;
 use super::registers::lanes;
+use super::strong::Strength;
 use super::warp::{Fragment, SPIN, State, Warp};
 use crate::isa::{
     BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_GUARD,
@@ -218,7 +219,8 @@ impl Runner<'_, '_> {
             }
             Op::Bulk(op) => ops::bulk::run(self.context, self.warp, i, m, op)?,
             Op::Wgmma(op) => return self.wgmma(i, m, op),
-            Op::Fence => self.context.global_fence(self.warp.id),
+            Op::Fence => self.context.fence(self.warp.id, Strength::of(i)),
+            Op::MbarrierFence => self.context.race_mbarrier_fence(self.warp.id),
             Op::ProxyFence => {
                 if i.has(FLAG_SHARED) {
                     self.context.race_proxy_fence(self.warp.id);

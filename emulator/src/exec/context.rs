@@ -134,7 +134,7 @@ impl<'a> Context<'a> {
             barriers: Barriers::default(),
             mbarriers: Mbarriers::default(),
             bulk: BulkQueue::default(),
-            warpgroups: Warpgroups::new(environment.threads().div_ceil(32)),
+            warpgroups: Warpgroups::new(&environment.kernel.data, environment.threads().div_ceil(32)),
             tiles: Tiles::default(),
             race: new_race(environment),
             random: Random::new(environment.options.schedule, number),
@@ -153,7 +153,8 @@ impl<'a> Context<'a> {
         self.barriers = Barriers::default();
         self.mbarriers = Mbarriers::default();
         self.bulk = BulkQueue::default();
-        self.warpgroups = Warpgroups::new(self.environment.threads().div_ceil(32));
+        self.warpgroups =
+            Warpgroups::new(&self.environment.kernel.data, self.environment.threads().div_ceil(32));
         self.tiles.clear();
         self.race = self.race.take().map(Race::reset);
         self.random = Random::new(self.environment.options.schedule, number);

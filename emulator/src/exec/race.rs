@@ -132,11 +132,19 @@ impl Context<'_> {
         (self.environment.families.race_copies)(self, w, window, bytes);
     }
 
-    /// Lanes have waited for a `cp.async`.
-    pub fn race_copy_ends(&mut self, w: &Warp, window: &Window, bytes: u32) {
-        if let Some(race) = &mut self.race {
-            let runs = window.runs(bytes);
-            runs.for_each(|(_, offset, bytes)| race.copy_ends(w.id, offset as u32, bytes));
+    /// Lanes have waited for a `cp.async`: it is as if they wrote now.
+    pub fn race_copy_ends(&mut self, w: &Warp, window: &Window, bytes: u32, pc: u32) {
+        let Some(race) = &mut self.race else { return };
+        let runs = window.runs(bytes);
+        runs.for_each(|(_, offset, bytes)| race.copy_ends(w.id, offset as u32, bytes));
+        let words = Words {
+            offsets: &window.offsets,
+            lanes: window.mask,
+            count: bytes / WORD,
+            contiguous: window.is_contiguous(bytes),
+        };
+        if let Some(conflict) = race.lanes.access(w.id, words, true) {
+            self.race_report_lanes(pc, w.id, conflict);
         }
     }
 

@@ -106,6 +106,8 @@ pub struct Context<'a> {
     /// Where races are looked for.
     pub race: Option<Race>,
     pub random: Random,
+    /// How often it did what may end somebody's wait.
+    pub deeds: u64,
     pub findings: Vec<Finding>,
     /// Which kind at which instruction has which place in `findings`.
     known: HashMap<(FindingKind, u32), usize>,
@@ -138,6 +140,7 @@ impl<'a> Context<'a> {
             tiles: Tiles::default(),
             race: new_race(environment),
             random: Random::new(environment.options.schedule, number),
+            deeds: 0,
             findings: Vec::new(),
             known: HashMap::new(),
             statistics: Statistics { blocks: 1, ..Statistics::default() },
@@ -158,6 +161,7 @@ impl<'a> Context<'a> {
         self.tiles.clear();
         self.race = self.race.take().map(Race::reset);
         self.random = Random::new(self.environment.options.schedule, number);
+        self.deeds = 0;
         self.findings.clear();
         self.known.clear();
         self.statistics = Statistics { blocks: 1, ..Statistics::default() };

@@ -21,6 +21,7 @@ mod registers;
 mod step;
 mod step_async;
 mod strong;
+mod stuck;
 mod target;
 mod trace;
 mod warp;

@@ -12,6 +12,7 @@ use crate::isa::{AtomicOp, Instruction};
 use crate::memory::Space;
 use crate::shadow::global::Touch;
 use crate::trace::OriginKind;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// `atom` and `red`.
@@ -25,6 +26,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         8 => w.registers.row64(row)[lane],
         _ => u64::from(w.registers.row32(row)[lane]),
     };
+    let changed = Cell::new(false);
     let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {
@@ -37,13 +39,19 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         for lane in lanes(window.mask) {
             let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));
             // SAFETY: the window was checked for this many bytes, and alignment, at the lane's offset.
-            old[lane] =
-                unsafe { update(&window, lane, bytes, |old| apply(op, ty, old, operand, second)) };
+            old[lane] = unsafe {
+                update(&window, lane, bytes, |old| {
+                    let new = apply(op, ty, old, operand, second);
+                    changed.set(changed.get() || new != old);
+                    new
+                })
+            };
         }
         c.strong_seen(w, &window, how);
         window.set_written(bytes, false);
         rest &= !window.mask;
     }
+    c.deeds += u64::from(changed.get());
     if c.trace.is_some() && op == AtomicOp::Add {
         trace(c, w, i, m, ty, &old);
     }

@@ -117,6 +117,10 @@ pub(crate) struct KernelData {
     pub(crate) parameter_bytes: usize,
     pub(crate) max_threads: Option<[u32; 3]>,
     pub(crate) required_threads: Option<[u32; 3]>,
+    /// `.maxnreg`: registers that a thread has at most, at the start.
+    pub(crate) max_registers: Option<u32>,
+    /// `.minnctapersm`: blocks whose registers fit on a multiprocessor together.
+    pub(crate) min_blocks: Option<u32>,
     pub(crate) static_shared_bytes: u32,
     pub(crate) dynamic_shared_align: u32,
     pub(crate) local_bytes: u32,

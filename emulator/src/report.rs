@@ -3,6 +3,7 @@
 use crate::memory::Space;
 use crate::trace::Trace;
 use serde::Serialize;
+use std::collections::HashMap;
 use std::fmt;
 
 /// The outcome of a launch.
@@ -177,6 +178,40 @@ pub struct Finding {
     pub message: String,
     /// How often any block met this kind of fault at this instruction.
     pub occurrences: u64,
+}
+
+/// Findings of blocks that have ended: one per kind and instruction, from the first block that met it.
+#[derive(Default)]
+pub(crate) struct Findings {
+    /// Each with its block and its number there, by kind and line.
+    known: HashMap<(FindingKind, u32), Vec<(u64, usize, Finding)>>,
+}
+
+impl Findings {
+    /// Adds those of a block.
+    pub(crate) fn add(&mut self, block: u64, findings: Vec<Finding>) {
+        for (number, finding) in findings.into_iter().enumerate() {
+            let known = self.known.entry((finding.kind, finding.ptx_line)).or_default();
+            // A line may hold several instructions.
+            let Some((first, place, same)) = known.iter_mut().find(|(.., same)| same.ptx == finding.ptx)
+            else {
+                known.push((block, number, finding));
+                continue;
+            };
+            let occurrences = same.occurrences + finding.occurrences;
+            if (block, number) < (*first, *place) {
+                (*first, *place, *same) = (block, number, finding);
+            }
+            same.occurrences = occurrences;
+        }
+    }
+
+    /// So many of them, in the order of blocks, and in which these met them.
+    pub(crate) fn in_order(self, limit: usize) -> Vec<Finding> {
+        let mut all: Vec<_> = self.known.into_values().flatten().collect();
+        all.sort_by_key(|&(block, number, _)| (block, number));
+        all.into_iter().take(limit).map(|(.., finding)| finding).collect()
+    }
 }
 
 impl fmt::Display for Finding {

@@ -171,3 +171,22 @@ fn copies_that_nobody_awaits_end_with_the_thread() {
         cp.async.ca.shared.global [%r2], [%mine], 4;";
     run_clean(body, 32);
 }
+
+#[test]
+fn what_a_lane_copies_is_for_the_others_only_behind_a_meeting() {
+    let body = |meeting: &str| {
+        format!(
+            "mov.u32 %r1, dynamic; shl.b32 %r2, %tid, 2; add.s32 %r3, %r1, %r2; xor.b32 %r2, %r2, 4; add.s32 %r4, %r1, %r2;
+             cp.async.ca.shared.global [%r3], [%mine], 4; cp.async.wait_all; {meeting}
+             ld.shared.b32 %r5, [%r4];"
+        )
+    };
+    run_clean(&body("bar.warp.sync -1;"), 32);
+    run_clean(&body("bar.sync 0;"), 32);
+    run_clean(&body("").replace("[%r4]", "[%r3]"), 32);
+    for schedule in schedules() {
+        let finding = only_finding(&body(""), 32, &with_schedule(schedule));
+        assert_eq!(finding.kind, FindingKind::SharedRace, "{finding}");
+        assert!(finding.ptx.contains("ld.shared"), "{finding}");
+    }
+}

@@ -15,7 +15,7 @@ fn load_box(rank: usize, first: &[i32], bytes: u32) -> String {
          FILL: st.shared.v4.b32 [%r2], {{%r3, %r3, %r3, %r3}}; add.s32 %r2, %r2, 2048; add.s32 %r1, %r1, 1;
          setp.lt.u32 %p1, %r1, 8; @%p1 bra FILL;
          fence.proxy.async.shared::cta;
-         @%first mbarrier.init.shared::cta.b64 [%base+8192], 1; bar.sync 0;
+         @%first mbarrier.init.shared::cta.b64 [%base+8192], 1; @%first fence.mbarrier_init.release.cluster; bar.sync 0;
          @%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+8192], {bytes};
          @%first cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%base], [%map, {{{coordinates}}}], [%base+8192];
          W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8192], 0; @!%p1 bra W;

@@ -48,7 +48,7 @@ fn a_cluster_barrier_waits_for_all_warps() {
 fn hints_change_nothing() {
     let words = run_clean(
         "prefetch.tensormap [%map]; griddepcontrol.wait; createpolicy.fractional.L2::evict_first.b64 %d1, 0f3F800000;
-         @%first mbarrier.init.shared::cta.b64 [%base], 1; bar.sync 0; mov.u16 %h1, 1; mov.u32 %r1, 64;
+         @%first mbarrier.init.shared::cta.b64 [%base], 1; @%first fence.proxy.async.shared::cta; bar.sync 0; mov.u16 %h1, 1; mov.u32 %r1, 64;
          @!%first bra W; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], 256;
          cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint
              [%base+1024], [%map, {%r1}], [%base], %h1, %d1;

@@ -96,3 +96,91 @@ fn barriers_are_misused() {
         assert_eq!(finding.kind, FindingKind::Misaligned { space: ptx_emulator::Space::Shared });
     }
 }
+
+/// The first finding of a body under every schedule has this kind, and its instruction this text; the twin is clean.
+fn expect(body: &str, twin: &str, kind: FindingKind, at: &str) {
+    run_clean(twin, 64, no_map);
+    for finding in findings(body, 64, no_map) {
+        assert_eq!(finding.kind, kind, "{finding}");
+        assert!(finding.ptx.contains(at), "{finding}");
+    }
+}
+
+#[test]
+fn a_bulk_copy_needs_a_fence_behind_the_initialisation() {
+    // `issuer` starts the copy; `before` and `behind` the barrier are fences of the initialising and the issuing thread.
+    let body = |issuer: u32, before: &str, behind: &str| {
+        format!(
+            "@%first mbarrier.init.shared::cta.b64 [%base], 1; @%first {before} bar.sync 0;
+             setp.eq.u32 %p2, %tid, {issuer}; @!%p2 bra W; {behind}
+             mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], 256;
+             cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%base+16], [%data], 256, [%base];
+             W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base], 0; @!%p1 bra W;"
+        )
+    };
+    let (nothing, init, proxy) =
+        ("mov.u32 %r1, 0;", "fence.mbarrier_init.release.cluster;", "fence.proxy.async.shared::cta;");
+    for issuer in [0, 40] {
+        let racy = body(issuer, nothing, "");
+        for twin in [body(issuer, init, ""), body(issuer, proxy, ""), body(issuer, nothing, proxy)] {
+            expect(&racy, &twin, FindingKind::MissingProxyFence, "cp.async.bulk");
+        }
+    }
+    // The fence of another warp, and one that others may not have seen yet, show nothing.
+    let good = body(40, init, "");
+    expect(&body(40, nothing, init), &good, FindingKind::MissingProxyFence, "cp.async.bulk");
+    let late = format!("bar.sync 0; @%first {init} ");
+    expect(
+        &body(40, nothing, "").replace("bar.sync 0; ", &late),
+        &good,
+        FindingKind::MissingProxyFence,
+        "cp.async.bulk",
+    );
+}
+
+/// One warp writes and arrives, the other waits and reads.
+fn message(arrive: &str, wait: &str) -> String {
+    format!(
+        "@%first mbarrier.init.shared::cta.b64 [%base], 32; bar.sync 0; shl.b32 %r1, %lane, 2; add.u32 %r1, %r1, %base;
+         setp.ne.u32 %p2, %warp, 0; @%p2 bra W; st.shared.b32 [%r1+64], %tid; {arrive} bra END;
+         W: {wait} @!%p1 bra W; ld.shared.b32 %r2, [%r1+64]; END:"
+    )
+}
+
+#[test]
+fn a_relaxed_arrival_or_wait_orders_nothing_without_a_fence() {
+    let arrive = |how: &str| format!("mbarrier.arrive{how}.shared::cta.b64 _, [%base];");
+    let wait = |how: &str| format!("mbarrier.try_wait.parity{how}.shared::cta.b64 %p1, [%base], 0;");
+    let (relaxed, fence) = (".relaxed.cta", "fence.acq_rel.cta;");
+    for twin in [
+        message(&arrive(""), &wait("")),
+        message(&arrive(".release.cta"), &wait(".acquire.cta")),
+        message(&format!("{fence} {}", arrive(relaxed)), &wait("")),
+        message(&arrive(""), &format!("{} {fence}", wait(relaxed))),
+        message(&format!("{fence} {}", arrive(relaxed)), &format!("{} {fence}", wait(relaxed))),
+    ] {
+        for (arrive, wait) in [(arrive(relaxed), wait("")), (arrive(""), wait(relaxed))] {
+            expect(&message(&arrive, &wait), &twin, FindingKind::SharedRace, "ld.shared");
+        }
+    }
+}
+
+#[test]
+fn a_wait_for_a_phase_learns_nothing_of_the_next_one() {
+    // The first warp arrives in two phases, and writes before or between; the other one waits for the first phase.
+    let body = |before: &str, between: &str| {
+        let arrive = "mbarrier.arrive.shared::cta.b64 _, [%base];";
+        let wait = "mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base], 0;";
+        let half = format!(
+            "{before} {arrive} {between} setp.lt.u32 %p3, %lane, 16; bar.warp.sync -1; @%p3 {arrive}"
+        );
+        message("", wait).replace("st.shared.b32 [%r1+64], %tid;", &half)
+    };
+    let write = "st.shared.b32 [%r1+64], %tid;";
+    run_clean(&body(write, ""), 64, no_map);
+    // Where the second warp comes first, it reads what nothing wrote, and the first one writes what it reads.
+    for finding in findings(&body("", write), 64, no_map) {
+        let uninitialised = FindingKind::UninitialisedRead { space: ptx_emulator::Space::Shared };
+        assert!([FindingKind::SharedRace, uninitialised].contains(&finding.kind), "{finding}");
+    }
+}

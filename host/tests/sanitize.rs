@@ -324,7 +324,8 @@ fn tensor_maps_by_value_and_by_address() {
                 ".version 8.0\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 tile[];
                 .visible .entry k({parameter}, .param .u64 out) {{ .reg .pred %p<2>; .reg .b32 %r<8>; .reg .b64 %map, %d<4>;
                 {load} ld.param.u64 %d0, [out]; mov.u32 %r0, tile; mov.u32 %r1, 2;
-                mbarrier.init.shared.b64 [%r0+1024], 1; mbarrier.arrive.expect_tx.shared.b64 _, [%r0+1024], 64;
+                mbarrier.init.shared.b64 [%r0+1024], 1; fence.mbarrier_init.release.cluster;
+                mbarrier.arrive.expect_tx.shared.b64 _, [%r0+1024], 64;
                 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r0], [%map, {{%r1, %r1}}], [%r0+1024];
                 W: mbarrier.try_wait.parity.shared.b64 %p0, [%r0+1024], 0; @!%p0 bra W;
                 ld.shared.u32 %r2, [%r0]; st.global.u32 [%d0], %r2; ld.shared.u32 %r2, [%r0+32]; st.global.u32 [%d0+4], %r2; ret; }}"

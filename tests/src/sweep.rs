@@ -189,8 +189,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         opcode: "fence.",
         through: &["room.rs: mbarrier::fence_init();"],
-        why: "two fences stand here, and either shows new barriers to the async proxy (that both are gone would not \
-              show: the emulator takes the barrier of the block behind them as enough)",
+        why: "two fences stand here, and either shows new barriers to the async proxy",
     },
     Explanation {
         opcode: "wgmma.fence",

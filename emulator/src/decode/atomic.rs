@@ -5,7 +5,8 @@ use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    AtomicOp, FLAG_ACQUIRE, FLAG_RELEASE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK,
+    AtomicOp, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_RELEASE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op,
+    ROW_SINK,
 };
 use crate::memory::Space;
 
@@ -108,7 +109,8 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             "acquire" => order |= FLAG_ACQUIRE,
             "release" => order |= FLAG_RELEASE,
             "acq_rel" => order |= FLAG_ACQUIRE | FLAG_RELEASE,
-            "relaxed" | "cta" | "cluster" | "gpu" | "sys" | "noftz" | CACHE_POLICY => {}
+            "cta" | "cluster" => order |= FLAG_BLOCK,
+            "relaxed" | "gpu" | "sys" | "noftz" | CACHE_POLICY => {}
             name => match (space(name), operation(name)) {
                 (Some(space @ (Space::Global | Space::Shared)), _) => place = space,
                 (_, Some(operation)) => op = Some(operation),

@@ -4,8 +4,8 @@ use super::builder::Patch;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_SOURCE,
-    FLAG_OPTIONAL, FLAG_SHARED, Instruction, Op,
+    BarrierOp, CLUSTER_BARRIER, FLAG_ACQUIRE, FLAG_ALIGNED, FLAG_BLOCK, FLAG_GENERIC, FLAG_GLOBAL,
+    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_RELEASE, FLAG_SHARED, Instruction, Op,
 };
 use crate::parse::operand::{Operand, Scalar};
 
@@ -23,11 +23,9 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         }
         ("barrier", ["cluster", rest @ ..]) => cluster_barrier(s, b, rest),
         ("bar" | "barrier", modifiers) => barrier(s, b, modifiers),
-        ("membar", ["cta" | "gl" | "sys"]) => Ok(Instruction::new(Op::Fence)),
-        ("fence", modifiers) if modifiers.iter().all(|name| is_fence(name)) => {
-            Ok(Instruction::new(Op::Fence))
-        }
-        ("fence", ["mbarrier_init", "release", "cluster"]) => Ok(Instruction::new(Op::Nop)),
+        ("membar", [scope @ ("cta" | "gl" | "sys")]) => fence(&[scope]),
+        ("fence", ["mbarrier_init", "release", "cluster"]) => Ok(Instruction::new(Op::MbarrierFence)),
+        ("fence", modifiers) if modifiers.first() != Some(&"proxy") => fence(modifiers),
         ("fence", ["proxy", "async", space @ ..]) => {
             let flags = match space {
                 [] => FLAG_SHARED | FLAG_GLOBAL,
@@ -72,8 +70,18 @@ fn cluster_barrier<'a>(
 }
 
 /// Fences of the generic proxy. They order what races are; values are seen in program order anyway.
-fn is_fence(name: &str) -> bool {
-    matches!(name, "sc" | "acq_rel" | "acquire" | "release" | "cta" | "cluster" | "gpu" | "sys")
+fn fence(modifiers: &[&str]) -> Result<Instruction> {
+    let (mut order, mut scope) = (FLAG_ACQUIRE | FLAG_RELEASE, 0);
+    for modifier in modifiers {
+        match *modifier {
+            "acquire" => order = FLAG_ACQUIRE,
+            "release" => order = FLAG_RELEASE,
+            "cta" | "cluster" => scope = FLAG_BLOCK,
+            "sc" | "acq_rel" | "gpu" | "gl" | "sys" => {}
+            _ => return Err(UNSUPPORTED),
+        }
+    }
+    Ok(Instruction { flags: order | scope, ..Instruction::new(Op::Fence) })
 }
 
 fn label<'a>(s: &Statement<'a>, index: usize) -> Result<&'a str> {

@@ -2,19 +2,20 @@
 
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::isa::{
-    FLAG_GENERIC, FLAG_OPTIONAL, FLAG_WIDE_ADDRESS, Instruction, MbarrierOp, Op, ROW_SINK,
+    FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, FLAG_WIDE_ADDRESS, Instruction, MbarrierOp, Op, ROW_SINK,
 };
 use crate::parse::operand::{Operand, Scalar};
 
 /// Decodes the family.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let mut generic = true;
+    let mut flags = FLAG_GENERIC;
     let mut words = Vec::with_capacity(4);
     for &modifier in s.modifiers() {
         match modifier {
-            "shared" | "shared::cta" | "shared::cluster" => generic = false,
-            // Order and scope: a block sees its own accesses in program order.
-            "release" | "acquire" | "relaxed" | "cta" | "cluster" => {}
+            "shared" | "shared::cta" | "shared::cluster" => flags &= !FLAG_GENERIC,
+            "relaxed" => flags |= FLAG_RELAXED,
+            // The scope is the block, whatever it says: a cluster has one.
+            "release" | "acquire" | "cta" | "cluster" => {}
             word => words.push(word),
         }
     }
@@ -32,7 +33,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         ["try_wait", "parity", "b64"] => poll(s, b, MbarrierOp::TryParity)?,
         _ => return Err(UNSUPPORTED),
     };
-    instruction.flags |= if generic { FLAG_GENERIC } else { 0 };
+    instruction.flags |= flags;
     Ok(instruction)
 }
 

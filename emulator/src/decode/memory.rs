@@ -4,8 +4,8 @@ use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    AsyncCopyOp, FLAG_ACQUIRE, FLAG_OPTIONAL, FLAG_RELEASE, FLAG_SATURATE, FLAG_STRONG,
-    FLAG_WIDE_ADDRESS, Instruction, Op,
+    AsyncCopyOp, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_OPTIONAL, FLAG_READ_ONLY, FLAG_RELEASE, FLAG_SATURATE,
+    FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op,
 };
 use crate::memory::Space;
 
@@ -83,6 +83,8 @@ pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             "volatile" | "relaxed" | "mmio" => FLAG_STRONG,
             "acquire" => FLAG_STRONG | FLAG_ACQUIRE,
             "release" => FLAG_STRONG | FLAG_RELEASE,
+            "cta" | "cluster" => FLAG_BLOCK,
+            "nc" => FLAG_READ_ONLY,
             _ => 0,
         };
         match *modifier {

@@ -254,7 +254,7 @@ fn unwritten_source(context: &mut Context<'_>, warp: &Warp, copy: &Copy, lane: u
 fn settle(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u32) -> Flow {
     if context.checks_uninitialised() || context.race.is_some() {
         let window = target(context, warp, copy, mask)?;
-        context.race_copy_ends(warp, &window, copy.bytes);
+        context.race_copy_ends(warp, &window, copy.bytes, copy.pc);
         for lane in lanes(mask) {
             // SAFETY: the window was checked for the copy's bytes.
             unsafe {

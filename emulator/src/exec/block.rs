@@ -1,21 +1,18 @@
-//! A block: its warps, whose turn it is, and what happens when nothing moves.
+//! A block: its warps, and whose turn it is.
 
 use super::async_copy;
 use super::barrier::Outcome;
 use super::bulk;
 use super::context::{Context, Environment, Stop};
 use super::flight::Flight;
-use super::mbarrier::Mbarrier;
 use super::registers::{LANES, Registers};
 use super::step::{Event, run};
-use super::step_async::give_up;
 use super::warp::{State, Warp};
 use super::wgmma;
 use crate::isa::{BarrierOp, Fill, Op, PREDICATE_TRUE, Special};
 use crate::memory::SHARED_BASE;
 use crate::options::Schedule;
 use crate::report::FindingKind;
-use std::fmt::Write;
 
 /// Instructions of a fragment's turn, so that lanes which spin let others go on.
 const TURN: u64 = 1 << 13;
@@ -45,7 +42,7 @@ pub enum Progress {
 pub struct Block<'a> {
     /// What its instructions share.
     pub context: Context<'a>,
-    warps: Vec<Warp>,
+    pub(super) warps: Vec<Warp>,
     /// Registers before the kernel starts, for each warp.
     initial: Vec<Registers>,
     /// The warp whose turn it is.
@@ -54,10 +51,13 @@ pub struct Block<'a> {
     slow: Option<usize>,
     /// How many turns in a row only asked for what others have to write.
     spins: usize,
+    /// How often in a row all threads asked in vain, and what had been done before.
+    pub(super) asks: u32,
+    pub(super) deeds: u64,
     /// Events at barriers so far.
-    progress: u64,
+    pub(super) progress: u64,
     /// How many there were when those who wait for a phase last gave up.
-    given_up: Option<u64>,
+    pub(super) given_up: Option<u64>,
 }
 
 fn live_lanes(threads: u32, warp: u32) -> u32 {
@@ -91,13 +91,15 @@ impl<'a> Block<'a> {
                 warp
             })
             .collect();
-        Block { context, warps, initial, turn: 0, slow: None, spins: 0, progress: 0, given_up: None }
+        let (turn, slow, spins, asks, deeds, progress, given_up) = (0, None, 0, 0, 0, 0, None);
+        Block { context, warps, initial, turn, slow, spins, asks, deeds, progress, given_up }
     }
 
     /// Makes it another block of the same launch.
     pub fn restart(&mut self, number: u64) {
         self.context.reset(number);
         (self.turn, self.slow, self.spins, self.progress, self.given_up) = (0, None, 0, 0, None);
+        (self.asks, self.deeds) = (0, 0);
         let environment = self.context.environment;
         let threads = environment.threads();
         for (warp, initial) in self.warps.iter_mut().zip(&mut self.initial) {
@@ -147,7 +149,12 @@ impl<'a> Block<'a> {
         self.spins = if event == Event::Spin { self.spins + 1 } else { 0 };
         match event {
             // The other fragments of the warp come first, then the other warps.
-            Event::Yield | Event::Spin => self.turn = (warp + usize::from(!random)) % self.warps.len(),
+            Event::Yield | Event::Spin | Event::Ask => {
+                self.turn = (warp + usize::from(!random)) % self.warps.len();
+                if event != Event::Yield {
+                    return self.hope();
+                }
+            }
             Event::Barrier(id) => self.settle(id),
             Event::Gone => {
                 self.turn = warp;
@@ -192,33 +199,6 @@ impl<'a> Block<'a> {
                 _ => {}
             }
         }
-    }
-
-    /// Nothing is ready: lets a copy land, or those who wait for a phase give up. False if neither
-    /// helps.
-    fn unstick(&mut self) -> Result<bool, Stop> {
-        if !self.context.bulk.loads.is_empty() {
-            bulk::land(&mut self.context, 0)?;
-            return Ok(true);
-        }
-        let waits = |state| matches!(state, State::Phase(_));
-        let any = self.warps.iter().flat_map(|warp| &warp.fragments).any(|f| waits(f.state));
-        if !any || self.given_up == Some(self.progress) {
-            return Ok(false);
-        }
-        self.given_up = Some(self.progress);
-        for warp in &mut self.warps {
-            for index in 0..warp.fragments.len() {
-                let fragment = &mut warp.fragments[index];
-                if waits(fragment.state) {
-                    let (pc, mask) = (fragment.pc, fragment.mask);
-                    fragment.state = State::Ready;
-                    fragment.pc += 1;
-                    give_up(&mut self.context, warp, pc, mask)?;
-                }
-            }
-        }
-        Ok(true)
     }
 
     /// All threads have exited: nothing may be on its way.
@@ -317,73 +297,6 @@ impl<'a> Block<'a> {
             }
         }
         self.context.race_acquire_from_barrier(&waited, id);
-    }
-
-    /// Nothing is ready and somebody is still there.
-    #[cold]
-    fn report_stuck(&mut self) {
-        let mut table = String::new();
-        let mut first: Option<(FindingKind, u32, u32, u32)> = None;
-        for warp in &self.warps {
-            for fragment in &warp.fragments {
-                let kernel = self.context.environment.kernel;
-                let (line, text) = (kernel.line(fragment.pc), kernel.text(fragment.pc));
-                let (what, kind) = match fragment.state {
-                    State::Lanes(_) if matches!(self.op(fragment.pc), Op::Barrier(_)) => {
-                        ("the rest of the warp at a barrier", FindingKind::BarrierDivergence)
-                    }
-                    State::Phase(address) => {
-                        let _ = write!(
-                            table,
-                            "\n    warp {} lanes {:#010x} at line {line} `{text}`: the mbarrier at \
-                             {address:#x}",
-                            warp.id, fragment.mask
-                        );
-                        first = first.or(Some((
-                            FindingKind::Deadlock,
-                            fragment.pc,
-                            warp.id,
-                            fragment.mask.trailing_zeros() & 31,
-                        )));
-                        continue;
-                    }
-                    State::Registers => ("registers", FindingKind::Deadlock),
-                    State::Lanes(_) => ("other lanes of the warp", FindingKind::WarpDivergence),
-                    _ => ("the barrier", FindingKind::Deadlock),
-                };
-                let lanes = fragment.mask;
-                let _ = write!(
-                    table,
-                    "\n    warp {} lanes {lanes:#010x} at line {line} `{text}`: {what}",
-                    warp.id
-                );
-                // A warp that has torn apart is the cause; who waits at a barrier suffers from it.
-                let rank = |kind| usize::from(kind == FindingKind::Deadlock);
-                if first.is_none_or(|(known, ..)| rank(kind) < rank(known)) {
-                    first = Some((kind, fragment.pc, warp.id, lanes.trailing_zeros() & 31));
-                }
-            }
-        }
-        for (id, barrier) in self.context.barriers.waiting() {
-            let awaited = barrier.count.map_or("all".to_string(), |count| count.to_string());
-            let _ = write!(table, "\n    barrier {id}: {} of {awaited} threads", barrier.threads());
-        }
-        for (address, barrier) in self.context.mbarriers.iter() {
-            let Mbarrier { expected, pending, transactions, phase } = barrier;
-            let _ = write!(
-                table,
-                "\n    mbarrier at {address:#x}: phase {phase} awaits {pending} of {expected} arrivals, \
-                 {transactions} bytes"
-            );
-        }
-        if let Some((kind, pc, warp, lane)) = first {
-            let message = format!("no thread of the block can go on; each waits for{table}");
-            self.context.report(kind, pc, warp, lane, |_| message);
-        }
-    }
-
-    fn op(&self, pc: u32) -> Op {
-        self.context.environment.code().instructions[pc as usize].op
     }
 }
 

@@ -108,6 +108,7 @@ pub fn land_awaited(c: &mut Context<'_>, barrier: u32) -> Flow {
 
 /// Lets one load land.
 pub fn land(c: &mut Context<'_>, index: usize) -> Flow {
+    c.deeds += 1;
     let load = c.bulk.loads.remove(index);
     move_load(c, &load.transfer)?;
     let bytes = load.transfer.bytes.counted();

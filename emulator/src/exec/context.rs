@@ -106,6 +106,8 @@ pub struct Context<'a> {
     /// Where races are looked for.
     pub race: Option<Race>,
     pub random: Random,
+    /// How often it did what may end somebody's wait.
+    pub deeds: u64,
     pub findings: Vec<Finding>,
     /// Which kind at which instruction has which place in `findings`.
     known: HashMap<(FindingKind, u32), usize>,
@@ -140,10 +142,11 @@ impl<'a> Context<'a> {
             barriers: Barriers::default(),
             mbarriers: Mbarriers::default(),
             bulk: BulkQueue::default(),
-            warpgroups: Warpgroups::new(environment.threads().div_ceil(32)),
+            warpgroups: Warpgroups::new(&environment.kernel.data, environment.threads().div_ceil(32)),
             tiles: Tiles::default(),
             race: new_race(environment),
             random: Random::new(environment.options.schedule, number),
+            deeds: 0,
             findings: Vec::new(),
             known: HashMap::new(),
             statistics: Statistics { blocks: 1, ..Statistics::default() },
@@ -159,10 +162,12 @@ impl<'a> Context<'a> {
         self.barriers = Barriers::default();
         self.mbarriers = Mbarriers::default();
         self.bulk = BulkQueue::default();
-        self.warpgroups = Warpgroups::new(self.environment.threads().div_ceil(32));
+        self.warpgroups =
+            Warpgroups::new(&self.environment.kernel.data, self.environment.threads().div_ceil(32));
         self.tiles.clear();
         self.race = self.race.take().map(Race::reset);
         self.random = Random::new(self.environment.options.schedule, number);
+        self.deeds = 0;
         self.findings.clear();
         self.known.clear();
         self.statistics = Statistics { blocks: 1, ..Statistics::default() };

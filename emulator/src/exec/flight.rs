@@ -2,7 +2,7 @@
 //!
 //! From `wgmma.mma_async` to the wait for its group, accumulators belong to the tensor core, and
 //! registers of A may be read only. What was written before must be ordered by `wgmma.fence`; another
-//! multiplication may follow on the same accumulators at once.
+//! multiplication of the same shape may follow on the same accumulators at once.
 
 use super::context::{Context, Flow, Stop};
 use super::warp::Warp;
@@ -22,10 +22,18 @@ struct Use {
     touched: u32,
 }
 
+/// The last multiplication that accumulates into a row: fences executed before it, and its columns.
+#[derive(Clone, Copy, Debug, Default)]
+struct Issue {
+    fences: u32,
+    columns: u32,
+}
+
 /// The rows of a warp.
 #[derive(Clone, Debug)]
 pub struct Flight {
     rows: Vec<Use>,
+    issues: Vec<Issue>,
     /// The last group known to be complete.
     done: u32,
     /// The last group issued.
@@ -37,12 +45,15 @@ pub struct Flight {
 impl Flight {
     /// Nothing is in flight.
     pub fn new(code: &Code) -> Self {
-        Flight { rows: vec![Use::default(); code.rows as usize], done: 0, issued: 0, fences: 1 }
+        let rows = code.rows as usize;
+        let (rows, issues) = (vec![Use::default(); rows], vec![Issue::default(); rows]);
+        Flight { rows, issues, done: 0, issued: 0, fences: 1 }
     }
 
     /// Forgets everything, for the next block.
     pub fn clear(&mut self) {
         self.rows.fill(Use::default());
+        self.issues.fill(Issue::default());
         (self.done, self.issued, self.fences) = (0, 0, 1);
     }
 
@@ -79,6 +90,20 @@ impl Flight {
     }
 }
 
+impl Flight {
+    /// Notes that a multiplication with so many columns accumulates; whether one with another shape does since the
+    /// last fence.
+    fn changes_shape(&mut self, accumulators: &[u32], columns: u32) -> bool {
+        let now = Issue { fences: self.fences, columns };
+        let mut changes = false;
+        for &row in accumulators {
+            let last = std::mem::replace(&mut self.issues[row as usize], now);
+            changes |= last.fences == now.fences && last.columns != columns;
+        }
+        changes
+    }
+}
+
 impl Context<'_> {
     /// Looks at what an instruction touches while multiplications may be in flight.
     #[inline(always)]
@@ -97,10 +122,12 @@ impl Context<'_> {
     pub fn flight_issue(&mut self, w: &mut Warp, i: &Instruction, group: u32) {
         let Some(flight) = &mut w.flight else { return };
         let lists = &self.environment.kernel.data.code.lists;
-        let accumulators = &lists[i.d as usize..][..WgmmaShape::decode(i.e).columns as usize / 2];
+        let columns = WgmmaShape::decode(i.e).columns;
+        let accumulators = &lists[i.d as usize..][..columns as usize / 2];
         let from_registers = i.has(FLAG_OPTIONAL);
         let operands = if from_registers { &lists[i.a as usize..][..WGMMA_K / 4] } else { &[][..] };
         let unfenced = flight.unfenced(accumulators, operands);
+        let changes_shape = flight.changes_shape(accumulators, columns);
         let done = flight.done;
         let overlaps = operands.iter().any(|&row| flight.rows[row as usize].accumulator > done)
             || accumulators.iter().any(|&row| flight.rows[row as usize].operand > done);
@@ -111,7 +138,12 @@ impl Context<'_> {
             flight.rows[row as usize].operand = group;
         }
         flight.issued = group;
-        if unfenced {
+        if changes_shape {
+            self.report(FindingKind::MissingWgmmaFence, w.pc, w.id, 0, |_| {
+                "a wgmma of another shape accumulates into registers of this one, with no wgmma.fence between"
+                    .to_string()
+            });
+        } else if unfenced {
             self.report(FindingKind::MissingWgmmaFence, w.pc, w.id, 0, |_| {
                 "registers of this wgmma were used after the last wgmma.fence, or there was none"
                     .to_string()

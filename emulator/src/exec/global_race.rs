@@ -2,32 +2,29 @@
 
 use super::bulk::{Issuer, Transfer};
 use super::context::Context;
-use super::registers::{LANES, lanes};
+use super::registers::LANES;
+use super::strong::Strength;
 use super::warp::Warp;
 use super::window::Window;
 use crate::memory::Space;
+use crate::options::Launch;
 use crate::report::FindingKind;
-use crate::shadow::global::{Access, GlobalRace, Meeting, Order, Touch};
+use crate::shadow::global::{Access, GlobalRace, Manner, Meeting, Order, Touch};
 use crate::shadow::knowledge::Foreign;
+use crate::shadow::orders::Scope;
 use crate::shadow::race::Race;
 use std::sync::{MutexGuard, PoisonError};
 
 /// Actors of a warp: its threads, and the bulk stores of each lane.
 const ACTORS: u32 = 1 + LANES as u32;
 
-/// How an access meets those of others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Strength {
-    /// It is atomic, or `volatile`, `relaxed`, `acquire` or `release`.
-    pub strong: bool,
-    /// What comes after sees what its value makes known, with no fence.
-    pub acquires: bool,
-    /// What came before is known to who sees it, with no fence.
-    pub releases: bool,
+/// Actors of a block.
+pub fn block_actors(launch: &Launch<'_>) -> u32 {
+    launch.block.iter().product::<u32>().div_ceil(LANES as u32) * ACTORS
 }
 
 impl<'a> Context<'a> {
-    fn global_race(&self) -> MutexGuard<'a, GlobalRace> {
+    pub fn global_race(&self) -> MutexGuard<'a, GlobalRace> {
         self.environment.global_race.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -36,7 +33,7 @@ impl<'a> Context<'a> {
     }
 
     /// The number of the block's first warp among the actors of the launch.
-    fn first_actor(&self) -> u32 {
+    pub fn first_actor(&self) -> u32 {
         (self.number as u32).wrapping_mul(self.warps() * ACTORS)
     }
 
@@ -63,24 +60,15 @@ impl<'a> Context<'a> {
         how: Strength,
     ) {
         let first = self.first_actor();
-        let access = Access { strong: how.strong, ..self.own_access(w.pc, w.id) };
+        let access = Access { manner: how.manner(), ..self.own_access(w.pc, w.id) };
         let mut launch = self.global_race();
         let Some(race) = &mut self.race else { return };
         let number = launch.number(access);
         let mut found = None;
-        for (lane, offset, bytes) in window.runs(bytes, 1) {
+        for (lane, offset, bytes) in window.runs(bytes) {
             let order = |other: Access| race.order(w.id, first, other);
             let met = launch.access(window.data as u64 + offset, bytes, number, touch, order);
             found = found.or(met.map(|met| (lane, met)));
-        }
-        if how.strong && touch == Touch::Write {
-            let mut last = None;
-            for lane in lanes(window.mask) {
-                let place = window.data as u64 + window.offsets[lane];
-                if last.replace(place) != Some(place) {
-                    publish(&mut launch, race, (w.id, first), place, how);
-                }
-            }
         }
         drop(launch);
         if let Some((lane, met)) = found {
@@ -88,38 +76,10 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Lanes have read, or changed, what others may have made something known through.
-    #[inline(always)]
-    pub fn global_seen(&mut self, w: &Warp, window: &Window, how: Strength) {
-        if how.strong && window.space == Space::Global && self.race.is_some() {
-            self.global_seen_slowly(w, window, how);
-        }
-    }
-
-    #[inline(never)]
-    fn global_seen_slowly(&mut self, w: &Warp, window: &Window, how: Strength) {
-        let first = self.first_actor();
-        let launch = self.global_race();
-        let Some(race) = &mut self.race else { return };
-        let mut last = None;
-        for lane in lanes(window.mask) {
-            let place = window.data as u64 + window.offsets[lane];
-            if last.replace(place) == Some(place) {
-                continue;
-            }
-            if let Some((known, version)) = launch.place(place) {
-                race.learn(w.id, place, known, *version);
-            }
-        }
-        if how.acquires {
-            race.apply(w.id, first);
-        }
-    }
-
     /// What a warp's own accesses are called now.
     fn own_access(&self, pc: u32, warp: u32) -> Access {
         let clock = self.race.as_ref().map_or(0, |race| race.clock(warp));
-        Access { actor: self.first_actor() + warp, clock, pc, strong: false }
+        Access { actor: self.first_actor() + warp, clock, pc, manner: Manner::Plain }
     }
 
     /// A `cp.async` of a thread reads bytes.
@@ -140,7 +100,8 @@ impl<'a> Context<'a> {
     /// A bulk store of a group writes bytes, or adds to them.
     pub fn global_bulk_writes(&mut self, t: &Transfer, (group, adds): (u32, bool), at: u64, bytes: u32) {
         let actor = self.bulk_actor(t.issuer);
-        let access = Access { actor, clock: group + 1, pc: t.pc, strong: adds };
+        let manner = if adds { Manner::Strong(Scope::Launch) } else { Manner::Plain };
+        let access = Access { actor, clock: group + 1, pc: t.pc, manner };
         let order = |_: &Race, other: Access| {
             // Stores of one thread are its own affair.
             if other.actor == actor { Order::Before } else { t.known.order_for_copy(other) }
@@ -180,15 +141,6 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// A fence: what came before is made known by what follows, and what was seen before counts now.
-    pub fn global_fence(&mut self, warp: u32) {
-        let first = self.first_actor();
-        if let Some(race) = &mut self.race {
-            race.apply(warp, first);
-            race.fence(warp, first);
-        }
-    }
-
     /// `fence.proxy.async` of global memory.
     pub fn global_proxy_fence(&mut self, warp: u32) {
         let first = self.first_actor();
@@ -201,8 +153,9 @@ impl<'a> Context<'a> {
     #[inline(never)]
     fn global_report(&mut self, pc: u32, issuer: Issuer, touch: Touch, met: Meeting) {
         let warps = self.warps();
-        let Meeting { other, wrote, fenceless } = met;
-        let kind = if fenceless { FindingKind::MissingProxyFence } else { FindingKind::GlobalRace };
+        let Meeting { other, wrote, fenceless, read_only } = met;
+        let only_fence = fenceless && !read_only;
+        let kind = if only_fence { FindingKind::MissingProxyFence } else { FindingKind::GlobalRace };
         self.report(kind, pc, issuer.warp, issuer.lane, |context| {
             let [x, y, z] = context.environment.block(u64::from(other.actor / (warps * ACTORS)));
             let place = context.place_of(other.pc);
@@ -212,27 +165,14 @@ impl<'a> Context<'a> {
             };
             let touched = if touch == Touch::Write { "write" } else { "read" };
             let did = if wrote { "wrote" } else { "read" };
-            let (by, lacks) = if fenceless {
+            let (by, lacks) = if only_fence {
                 (" by a bulk copy", ", with no fence.proxy.async behind it")
+            } else if read_only {
+                ("", "; one of them is ld.global.nc, of what nothing may write while the kernel runs")
             } else {
                 ("", "; nothing orders the two")
             };
             format!("a {touched}{by} of bytes that {who} of block ({x}, {y}, {z}) {did}{place}{lacks}")
         });
-    }
-}
-
-/// A strong write of a warp passes on what a fence, or its own `release`, makes known.
-fn publish(
-    launch: &mut GlobalRace,
-    race: &mut Race,
-    (warp, first): (u32, u32),
-    place: u64,
-    how: Strength,
-) {
-    if how.releases {
-        launch.publish(place, &race.known(warp, first));
-    } else if let Some(known) = race.unpublished(warp, place) {
-        launch.publish(place, known);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::block::{Block, Progress};
 use super::context::{Environment, Random};
+use super::global_race::block_actors;
 use super::limits;
 use super::target::families;
 use crate::error::LaunchError;
@@ -10,7 +11,8 @@ use crate::memory::global::Memory;
 use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
 use crate::region::Regions;
-use crate::report::{Finding, Report, Statistics};
+use crate::report::{Findings, Report, Statistics};
+use crate::shadow::global::GlobalRace;
 use crate::trace::Trace;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -32,14 +34,25 @@ const PAUSE: u64 = 1 << 22;
 const RANDOM_PAUSE: u64 = 12;
 /// Blocks that take turns under a random schedule, unless these wait for others.
 const RANDOM_RESIDENT: usize = 2;
-/// Blocks that a thread keeps in the middle of their execution.
+/// Blocks that a thread keeps in the middle of their execution, unless all of them wait for others.
 const MAX_RESIDENT: usize = 64;
+/// Rounds in which all of these only ask for what others have to write, until more start.
+const LACK_ROUNDS: u32 = 2;
+/// Of so many blocks or more, twice as many are tried at once then.
+const MANY: usize = 8;
+/// The same, until nobody believes any more that it will be written.
+const VAIN_ROUNDS: u32 = 1 << 12;
+/// Multiprocessors of the largest GPU; its blocks, threads, and bytes of shared memory, of which each block takes some.
+const MULTIPROCESSORS: usize = 192;
+const MULTIPROCESSOR: [usize; 3] = [32, 2048, 228 * 1024];
+const BLOCK_BYTES: usize = 1024;
 
 /// Runs a kernel.
 ///
 /// Blocks run in parallel on [`Options::threads`] threads. A block that asks again and again for what others
 /// have to write lets other blocks run before it goes on, and so does one that runs for long. Under a random
-/// schedule two at a time take turns of random length.
+/// schedule two at a time take turns of random length. As many blocks wait for each other as the largest GPU runs
+/// at once.
 ///
 /// # Errors
 ///
@@ -82,7 +95,7 @@ pub fn launch(
         shared_bytes: shared as u32,
         regions,
         families: families(),
-        global_race: Mutex::default(),
+        global_race: Mutex::new(GlobalRace::new(block_actors(launch))),
     };
     Ok(run_blocks(&environment))
 }
@@ -117,10 +130,10 @@ fn check_shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> 
     Ok(())
 }
 
-/// What the blocks that have ended found, by block.
+/// What the blocks that have ended found.
 #[derive(Default)]
 struct Collected {
-    findings: BTreeMap<u64, Vec<Finding>>,
+    findings: Findings,
     traces: BTreeMap<u64, Trace>,
     statistics: Statistics,
 }
@@ -144,23 +157,15 @@ fn run_blocks(environment: &Environment<'_>) -> Report {
         collected.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut trace = Trace::default();
     traces.into_values().for_each(|later| trace.add(later));
-    Report { findings: merge(findings, environment.options.max_findings), statistics, trace }
+    Report { findings: findings.in_order(environment.options.max_findings), statistics, trace }
 }
 
-/// One finding per kind and instruction, from the first block that met it.
-fn merge(by_block: BTreeMap<u64, Vec<Finding>>, limit: usize) -> Vec<Finding> {
-    let mut merged: Vec<Finding> = Vec::new();
-    for finding in by_block.into_values().flatten() {
-        let same = |known: &Finding| {
-            (known.kind, known.ptx_line, &known.ptx) == (finding.kind, finding.ptx_line, &finding.ptx)
-        };
-        match merged.iter().position(same) {
-            Some(place) => merged[place].occurrences += finding.occurrences,
-            None if merged.len() < limit => merged.push(finding),
-            None => {}
-        }
-    }
-    merged
+/// Blocks that the largest GPU runs at once: those of a grid barrier may be so many.
+fn most_resident(environment: &Environment<'_>) -> usize {
+    let [blocks, threads, bytes] = MULTIPROCESSOR;
+    let by_threads = threads / (environment.threads() as usize).max(1);
+    let by_bytes = bytes / (environment.shared_bytes as usize + BLOCK_BYTES);
+    MULTIPROCESSORS * blocks.min(by_threads).min(by_bytes).max(1)
 }
 
 /// One thread's share of a launch.
@@ -171,9 +176,50 @@ struct Worker<'w, 'a> {
     collected: &'w Mutex<Collected>,
 }
 
+/// A block in the middle of its execution.
+struct Resident<'a> {
+    number: u64,
+    block: Block<'a>,
+    /// Whether it has asked again and again for what others have to write, in this round.
+    spins: bool,
+}
+
+/// How often in a row all blocks in execution only asked for what others have to write.
+#[derive(Default)]
+struct Vain {
+    /// Blocks that did in this round.
+    spinning: usize,
+    /// Rounds in which all did.
+    rounds: u32,
+}
+
+impl Vain {
+    /// A block has had its turn, and the others have not: whether it did anything, and whether it spins.
+    fn note(
+        &mut self,
+        now: &mut Resident<'_>,
+        others: &mut VecDeque<Resident<'_>>,
+        acted: bool,
+        spins: bool,
+    ) {
+        if acted {
+            self.rounds = 0;
+        } else if spins && !now.spins {
+            now.spins = true;
+            self.spinning += 1;
+        }
+        let all = self.spinning > others.len();
+        self.rounds += u32::from(all);
+        if (acted || all) && self.spinning != 0 {
+            others.iter_mut().for_each(|other| other.spins = false);
+            (now.spins, self.spinning) = (false, 0);
+        }
+    }
+}
+
 impl<'a> Worker<'_, 'a> {
     fn run(self) {
-        let mut resident: VecDeque<(u64, Block<'a>)> = VecDeque::new();
+        let mut resident: VecDeque<Resident<'a>> = VecDeque::new();
         let mut spare: Option<Block<'a>> = None;
         let schedule = self.environment.options.schedule;
         let mut random =
@@ -181,26 +227,47 @@ impl<'a> Worker<'_, 'a> {
         // How many of the blocks in execution did nothing but wait, one after the other. Others start if
         // all did, or if one has run for long.
         let mut waiting = 0;
+        let mut vain = Vain::default();
+        // How many more than these are to start, as all of them wait.
+        let mut lacking = 0usize;
+        let most_resident = most_resident(self.environment);
         loop {
             let wanted = waiting >= resident.len()
                 || if random.is_some() { resident.len() < RANDOM_RESIDENT } else { waiting == 0 };
-            let fresh =
-                if wanted && resident.len() < MAX_RESIDENT { self.start(&mut spare) } else { None };
-            if fresh.is_some() {
-                waiting = 0;
+            if vain.rounds >= LACK_ROUNDS {
+                lacking = if resident.len() < MANY { 1 } else { resident.len() };
             }
-            let Some((number, mut block)) = fresh.or_else(|| resident.pop_front()) else { return };
+            let lacks = lacking > 0 && resident.len() < most_resident;
+            let fresh = if wanted && resident.len() < MAX_RESIDENT || lacks {
+                self.start(&mut spare)
+            } else {
+                None
+            };
+            if fresh.is_some() {
+                (waiting, vain.rounds) = (0, 0);
+                lacking = lacking.saturating_sub(1);
+            } else if vain.rounds >= VAIN_ROUNDS && self.environment.options.threads <= 1 {
+                for mut stuck in resident {
+                    stuck.block.report_stuck();
+                    self.collect(stuck.number, &mut stuck.block);
+                }
+                return;
+            }
+            let Some(mut now) = fresh.or_else(|| resident.pop_front()) else { return };
             let turn = random.as_mut().map_or(PAUSE, |random| {
                 let most = 1 << random.below(RANDOM_PAUSE + 1);
                 1 + random.below(most)
             });
-            let progress = block.run(turn);
+            let before = now.block.context.deeds;
+            let progress = now.block.run(turn);
             waiting = if progress == Progress::Spinning { waiting + 1 } else { 0 };
+            let acted = progress == Progress::Done || now.block.context.deeds != before;
+            vain.note(&mut now, &mut resident, acted, progress == Progress::Spinning);
             if progress == Progress::Done {
-                self.collect(number, &mut block);
-                spare = Some(block);
+                self.collect(now.number, &mut now.block);
+                spare = Some(now.block);
             } else {
-                resident.push_back((number, block));
+                resident.push_back(now);
             }
             if waiting > 0 {
                 // What it waits for may be the business of another thread.
@@ -210,7 +277,7 @@ impl<'a> Worker<'_, 'a> {
     }
 
     /// The next block that nobody has started.
-    fn start(&self, spare: &mut Option<Block<'a>>) -> Option<(u64, Block<'a>)> {
+    fn start(&self, spare: &mut Option<Block<'a>>) -> Option<Resident<'a>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         if number >= self.blocks {
             return None;
@@ -222,14 +289,14 @@ impl<'a> Worker<'_, 'a> {
             }
             None => Block::new(self.environment, number),
         };
-        Some((number, block))
+        Some(Resident { number, block, spins: false })
     }
 
     fn collect(&self, number: u64, block: &mut Block<'a>) {
         let mut collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
         collected.statistics.add(&block.context.statistics);
         if !block.context.findings.is_empty() {
-            collected.findings.insert(number, std::mem::take(&mut block.context.findings));
+            collected.findings.add(number, std::mem::take(&mut block.context.findings));
         }
         if let Some(trace) = block.context.trace.take()
             && *trace != Trace::default()

@@ -23,6 +23,8 @@ mod region;
 mod registers;
 mod step;
 mod step_async;
+mod strong;
+mod stuck;
 mod target;
 mod trace;
 mod warp;

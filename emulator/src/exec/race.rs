@@ -2,16 +2,17 @@
 
 use super::bulk::{Issuer, Transfer};
 use super::context::Context;
-use super::global_race::Strength;
 use super::mbarrier::MBARRIER_BYTES;
+use super::strong::Strength;
 use super::warp::Warp;
 use super::window::Window;
 use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
 use crate::shadow::actor::Actor;
+use crate::shadow::cells::Sweep;
 use crate::shadow::global::Touch;
 use crate::shadow::lanes::{LaneConflict, Words};
-use crate::shadow::race::{Conflict, Race, Sweep, WORD};
+use crate::shadow::race::{Conflict, Race, WORD};
 
 /// Where an access happens, for reports.
 #[derive(Clone, Copy)]
@@ -68,7 +69,7 @@ impl Context<'_> {
         format!(" at PTX line {} `{}`{source}", kernel.line(pc), kernel.text(pc))
     }
 
-    /// Loads and stores of a warp; whether there was a conflict. Strong ones are how warps meet.
+    /// Loads, stores and atomic operations of a warp; whether there was a conflict.
     #[inline(always)]
     pub fn race_access(
         &mut self,
@@ -81,9 +82,8 @@ impl Context<'_> {
         if window.space != Space::Shared || self.race.is_none() {
             return false;
         }
-        if how.strong {
-            self.race_strong(w.id);
-            return false;
+        if how.is_strong() {
+            return self.race_strong(w, window, bytes, touch == Touch::Write);
         }
         (self.environment.families.race_lanes)(self, w, window, bytes, touch == Touch::Write)
     }
@@ -132,11 +132,19 @@ impl Context<'_> {
         (self.environment.families.race_copies)(self, w, window, bytes);
     }
 
-    /// Lanes have waited for a `cp.async`.
-    pub fn race_copy_ends(&mut self, w: &Warp, window: &Window, bytes: u32) {
-        if let Some(race) = &mut self.race {
-            let runs = window.runs(bytes, WORD);
-            runs.for_each(|(_, offset, bytes)| race.copy_ends(w.id, offset as u32, bytes));
+    /// Lanes have waited for a `cp.async`: it is as if they wrote now.
+    pub fn race_copy_ends(&mut self, w: &Warp, window: &Window, bytes: u32, pc: u32) {
+        let Some(race) = &mut self.race else { return };
+        let runs = window.runs(bytes);
+        runs.for_each(|(_, offset, bytes)| race.copy_ends(w.id, offset as u32, bytes));
+        let words = Words {
+            offsets: &window.offsets,
+            lanes: window.mask,
+            count: bytes / WORD,
+            contiguous: window.is_contiguous(bytes),
+        };
+        if let Some(conflict) = race.lanes.access(w.id, words, true) {
+            self.race_report_lanes(pc, w.id, conflict);
         }
     }
 
@@ -150,26 +158,59 @@ impl Context<'_> {
         });
     }
 
-    /// A strong access to shared memory may be what orders others: it counts as release and acquire.
-    pub fn race_strong(&mut self, warp: u32) {
-        if let Some(race) = &mut self.race {
-            race.strong_access(warp);
+    /// Strong accesses of a warp; whether there was a conflict.
+    #[inline(never)]
+    fn race_strong(&mut self, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
+        let Some(race) = &mut self.race else { return false };
+        race.pc = w.pc;
+        let sweep = race.accesses(w.id, bytes, store, true);
+        let found = sweep_all(race, sweep, window, bytes);
+        // What its lanes did is one by one in nobody's way, but is not known to the others either.
+        let lanes = Words { offsets: &window.offsets, lanes: window.mask, count: 0, contiguous: false };
+        race.lanes.access(w.id, lanes, store);
+        if let Some((lane, conflict)) = found {
+            self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
         }
+        found.is_some()
     }
 
     /// Lanes of a warp arrive at a memory barrier.
-    pub fn race_release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32) {
-        if let Some(race) = &mut self.race {
-            race.release_to_mbarrier(warp, lanes, address);
+    pub fn race_release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32, relaxed: bool) {
+        let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
+        match &mut self.race {
+            Some(race) if relaxed => race.relaxed_to_mbarrier(warp, address, phase),
+            Some(race) => race.release_to_mbarrier(warp, lanes, address, phase),
+            None => {}
         }
     }
 
     /// A warp has seen a phase complete.
-    pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32) {
+    pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32, relaxed: bool) {
         let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
         if let Some(race) = &mut self.race {
-            race.acquire_from_mbarrier(warp, address, phase);
+            race.acquire_from_mbarrier(warp, address, phase, relaxed);
         }
+    }
+
+    /// `fence.mbarrier_init`.
+    pub fn race_mbarrier_fence(&mut self, warp: u32) {
+        if let Some(race) = &mut self.race {
+            race.mbarrier_fence(warp);
+        }
+    }
+
+    /// A bulk copy is to complete at a memory barrier, which the asynchronous proxy must see.
+    pub fn race_mbarrier_copied_to(&mut self, w: &Warp, lane: u32, address: u32) {
+        self.race_mbarrier_used(w, lane, address);
+        if self.race.as_ref().is_none_or(|race| race.mbarrier_is_shown(w.id, address)) {
+            return;
+        }
+        self.report(FindingKind::MissingProxyFence, w.pc, w.id, lane, |_| {
+            format!(
+                "a bulk copy completes at the mbarrier at {address:#x}, which was initialised with no \
+                 fence.mbarrier_init or fence.proxy.async behind it"
+            )
+        });
     }
 
     /// A warp arrives at a named barrier.
@@ -273,7 +314,7 @@ fn sweep_all(
     bytes: u32,
 ) -> Option<(usize, Conflict)> {
     let mut found = None;
-    for (lane, offset, bytes) in window.runs(bytes, WORD) {
+    for (lane, offset, bytes) in window.runs(bytes) {
         let conflict = race.sweep(&mut sweep, offset as u32, bytes);
         found = found.or(conflict.map(|conflict| (lane, conflict)));
     }
@@ -285,7 +326,7 @@ fn sweep_all(
 pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
     let Some(race) = &mut c.race else { return false };
     race.pc = w.pc;
-    let sweep = race.accesses(w.id, bytes, store);
+    let sweep = race.accesses(w.id, bytes, store, false);
     let found = sweep_all(race, sweep, window, bytes);
     let words = Words {
         offsets: &window.offsets,
@@ -307,7 +348,7 @@ pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, 
 pub fn copies_begin(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) {
     let Some(race) = &mut c.race else { return };
     race.pc = w.pc;
-    let sweep = race.copies(w.id, bytes);
+    let sweep = race.copies(w.id);
     if let Some((lane, conflict)) = sweep_all(race, sweep, window, bytes) {
         c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
     }

@@ -5,11 +5,13 @@ use super::barrier::{Arrival, BARRIERS, waits, weight};
 use super::context::{Context, Stop};
 use super::ops;
 use super::registers::lanes;
-use super::warp::{Fragment, SPIN, State, Warp};
+use super::strong::Strength;
+use super::warp::{ASK, Fragment, SPIN, State, Warp};
 use crate::isa::{
     BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_GUARD,
     FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, Op, ROW_SINK,
 };
+use crate::memory::Space;
 use crate::report::FindingKind;
 
 /// Why a fragment stopped running.
@@ -19,6 +21,8 @@ pub enum Event {
     Yield,
     /// It asks again and again for what others have to write.
     Spin,
+    /// It asked in vain for a phase of a memory barrier.
+    Ask,
     /// It has arrived at a barrier, which may now be complete.
     Barrier(u32),
     /// Its lanes exited or joined another fragment.
@@ -91,8 +95,10 @@ impl Runner<'_, '_> {
                 Ok(Next::Stay) => {}
                 Ok(Next::Leave(event)) => {
                     self.context.statistics.warp_instructions = done + step + 1;
-                    if event == Event::Spin {
-                        self.warp.stall(SPIN);
+                    match event {
+                        Event::Spin => self.warp.stall(SPIN),
+                        Event::Ask => self.warp.stall(ASK),
+                        _ => {}
                     }
                     return Ok(event);
                 }
@@ -176,6 +182,9 @@ impl Runner<'_, '_> {
         if !others_write || !self.warp.asks_again() {
             return Next::Advance;
         }
+        if self.context.environment.code().instructions[self.pc as usize].op == Op::Load(Space::Shared) {
+            self.warp.asking |= self.mask;
+        }
         self.pc += 1;
         self.park(State::Ready);
         Next::Leave(Event::Spin)
@@ -185,6 +194,7 @@ impl Runner<'_, '_> {
     fn execute_rare(&mut self, i: &Instruction, m: u32) -> Result<Next, Stop> {
         let families = self.context.environment.families;
         self.warp.pc = self.pc;
+        self.context.deeds += u64::from(!is_quiet(i.op));
         match i.op {
             Op::Load(space) => {
                 (families.load)(self.context, self.warp, i, m, space)?;
@@ -223,7 +233,8 @@ impl Runner<'_, '_> {
             }
             Op::Bulk(op) => ops::bulk::run(self.context, self.warp, i, m, op)?,
             Op::Wgmma(op) => return self.wgmma(i, m, op),
-            Op::Fence => self.context.global_fence(self.warp.id),
+            Op::Fence => self.context.fence(self.warp.id, Strength::of(i)),
+            Op::MbarrierFence => self.context.race_mbarrier_fence(self.warp.id),
             Op::ProxyFence => {
                 if i.has(FLAG_SHARED) {
                     self.context.race_proxy_fence(self.warp.id);
@@ -364,5 +375,22 @@ impl Runner<'_, '_> {
         };
         self.mask = all;
         Ok(Next::Stay)
+    }
+}
+
+/// Whether an operation ends nobody's wait.
+#[inline(always)]
+fn is_quiet(op: Op) -> bool {
+    match op {
+        Op::Mbarrier(op) => op.polls(),
+        Op::Store(space) => space == Space::Local,
+        Op::AsyncCopy(_)
+        | Op::Matrix(_)
+        | Op::Bulk(_)
+        | Op::Wgmma(_)
+        | Op::SetMaxRegisters
+        | Op::Barrier(_)
+        | Op::Exit => false,
+        _ => true,
     }
 }

@@ -27,16 +27,17 @@ impl Runner<'_, '_> {
             && m == self.mask
         {
             self.park(State::Phase(address));
-            return Ok(Next::Leave(Event::Yield));
+            return Ok(Next::Leave(Event::Ask));
         }
         self.warp.registers.set_predicate(i.d, m, complete);
         if waits.is_none() {
             return Ok(Next::Advance);
         }
         // Whoever asks in a loop lets others go on.
+        self.warp.asking |= m & !complete;
         self.pc += 1;
         self.park(State::Ready);
-        Ok(Next::Leave(Event::Yield))
+        Ok(Next::Leave(Event::Ask))
     }
 
     /// Gathers the warp for an instruction that is `.aligned`.

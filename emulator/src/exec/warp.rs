@@ -92,6 +92,8 @@ pub struct Warp {
     stalled: u64,
     /// The strong access whose result it asked for last, and how often in a row.
     asked: (u32, u32),
+    /// Lanes that asked in vain what only their block can change.
+    pub asking: u32,
 }
 
 /// Instructions after which waiting lanes give up the others: many turns, as a turn may have begun long
@@ -99,6 +101,8 @@ pub struct Warp {
 const PATIENCE: u64 = 1 << 16;
 /// Instructions that a loop which waits for others counts for, each time that it is found to be one.
 pub const SPIN: u64 = PATIENCE / 8;
+/// The same, of one that asks for a phase of a memory barrier, each time that it does.
+pub const ASK: u64 = PATIENCE / 1024;
 
 /// How often in a row an instruction asks for what others write until it counts as a loop that waits.
 const SPINS: u32 = 32;
@@ -123,6 +127,7 @@ impl Warp {
             pc: 0,
             stalled: 0,
             asked: (0, 0),
+            asking: 0,
         };
         warp.restart(live);
         warp
@@ -135,6 +140,7 @@ impl Warp {
         self.records.clear();
         self.stalled = 0;
         self.asked = (0, 0);
+        self.asking = 0;
         self.copies.clear();
         self.wgmma.clear();
         if let Some(flight) = &mut self.flight {
@@ -195,6 +201,12 @@ impl Warp {
         let times = if pc == self.pc { times + 1 } else { 1 };
         self.asked = (self.pc, times % SPINS);
         times == SPINS
+    }
+
+    /// Whether all lanes that could go on asked in vain.
+    pub fn only_asks(&self) -> bool {
+        let ready = self.fragments.iter().filter(|fragment| fragment.state == State::Ready);
+        ready.fold(0, |lanes, fragment| lanes | fragment.mask) & !self.asking == 0
     }
 
     /// Notes that a fragment ran for so long without ending, and lets lanes that have waited at a

@@ -2,6 +2,7 @@
 
 use super::context::{Context, Flow, Stop};
 use super::warp::Warp;
+use crate::module::KernelData;
 use crate::report::FindingKind;
 use std::collections::VecDeque;
 
@@ -45,9 +46,8 @@ pub struct Warpgroups {
 
 impl Warpgroups {
     /// Those of a block of so many warps.
-    pub fn new(warps: u32) -> Self {
-        // The most that leaves every thread the same, in units of 8.
-        let each = (REGISTERS / warps.max(1) / 8 * 8).min(MAX_REGISTERS + 1);
+    pub fn new(kernel: &KernelData, warps: u32) -> Self {
+        let each = registers_at_start(kernel, warps);
         Warpgroups {
             logs: vec![Log::default(); warps.div_ceil(WARPS) as usize],
             registers: vec![each; warps as usize],
@@ -99,6 +99,16 @@ impl Warpgroups {
     pub fn registers(&self, warp: u32) -> (u32, u32) {
         (self.registers[warp as usize], self.free)
     }
+}
+
+/// Registers of each thread when a block of so many warps starts, in units of 8: `.maxnreg`, or else as many as
+/// the largest block that may be launched can have, so often as the kernel says that it is to fit.
+fn registers_at_start(kernel: &KernelData, warps: u32) -> u32 {
+    let threads = |sizes: [u32; 3]| sizes.iter().fold(1u32, |all, &size| all.saturating_mul(size));
+    let most = kernel.max_threads.map_or(warps, |sizes| threads(sizes).div_ceil(32)).max(warps).max(1);
+    let blocks = kernel.min_blocks.unwrap_or(1).max(1);
+    let fit = (REGISTERS / most.saturating_mul(blocks)).min(MAX_REGISTERS + 1);
+    fit.min(kernel.max_registers.unwrap_or(fit)) / 8 * 8
 }
 
 impl Context<'_> {

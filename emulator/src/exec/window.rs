@@ -255,7 +255,6 @@ pub struct Runs<'a> {
     offsets: &'a Addresses,
     rest: u32,
     size: u64,
-    grows: bool,
 }
 
 impl Iterator for Runs<'_> {
@@ -270,7 +269,7 @@ impl Iterator for Runs<'_> {
         self.rest &= self.rest - 1;
         for lane in rest {
             let offset = self.offsets[lane];
-            if offset == end && self.grows {
+            if offset == end {
                 end += self.size;
             } else if offset + self.size != end {
                 break;
@@ -306,12 +305,11 @@ impl Window {
         self.mask == FULL && differs == 0
     }
 
-    /// Ranges that the lanes access: first lane, offset and bytes. Whole units that follow on each other are
-    /// one range, and lanes that access what the lane before does are left out.
+    /// Ranges that the lanes access: first lane, offset and bytes. Lanes that follow on each other make one
+    /// range, and those that access what the lane before does are left out.
     #[inline(always)]
-    pub fn runs(&self, bytes: u32, unit: u32) -> Runs<'_> {
-        let (size, grows) = (u64::from(bytes), bytes.is_multiple_of(unit));
-        Runs { offsets: &self.offsets, rest: self.mask, size, grows }
+    pub fn runs(&self, bytes: u32) -> Runs<'_> {
+        Runs { offsets: &self.offsets, rest: self.mask, size: u64::from(bytes) }
     }
 
     /// Reports the first lane that reads bytes which nothing wrote, or which a copy is yet to write.

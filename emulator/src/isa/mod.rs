@@ -52,6 +52,12 @@ pub const FLAG_STRONG: u8 = 1;
 pub const FLAG_ACQUIRE: u8 = 8;
 /// A `release` that needs no fence.
 pub const FLAG_RELEASE: u8 = 16;
+/// A load of what nothing may write while the kernel runs: `ld.global.nc`.
+pub const FLAG_READ_ONLY: u8 = 16;
+/// The scope of a strong access or of a fence is the block.
+pub const FLAG_BLOCK: u8 = 64;
+/// An operation on a memory barrier orders nothing: `relaxed`.
+pub const FLAG_RELAXED: u8 = 1;
 /// The fence between the proxies concerns shared memory.
 pub const FLAG_SHARED: u8 = 1;
 /// The fence between the proxies concerns global memory.

@@ -108,6 +108,8 @@ pub enum Op {
     ProxyFence,
     /// `fence` and `membar`.
     Fence,
+    /// `fence.mbarrier_init`.
+    MbarrierFence,
     /// `setmaxnreg` to `immediate` registers; an increase when the optional operand is present.
     SetMaxRegisters,
     /// `mapa`: address `a` of block `b` of the cluster; 64-bit rows when `count` is 2.

@@ -212,8 +212,10 @@ impl<'a> ModuleParser<'a> {
                         return Err(self.cursor.error_here(kind));
                     }
                 }
-                ".minnctapersm" | ".maxnctapersm" | ".maxnreg" | ".maxclusterrank" => {
-                    self.cursor.unsigned("a number")?;
+                ".maxnreg" => kernel.max_registers = Some(self.number()?),
+                ".minnctapersm" | ".maxnctapersm" => kernel.min_blocks = Some(self.number()?),
+                ".maxclusterrank" => {
+                    self.number()?;
                 }
                 ".noreturn" | ".explicitcluster" => {}
                 ".pragma" => self.cursor.skip_statement(),
@@ -221,6 +223,10 @@ impl<'a> ModuleParser<'a> {
             }
         }
         Ok(())
+    }
+
+    fn number(&mut self) -> Result<u32, ParseError> {
+        Ok(self.cursor.unsigned("a number")?.min(u64::from(u32::MAX)) as u32)
     }
 
     fn triple(&mut self) -> Result<[u32; 3], ParseError> {

@@ -1,15 +1,11 @@
-//! Vector clocks, and sets of reads: what the race shadow counts with.
+//! Vector clocks: what the race shadow counts with.
 
 use super::knowledge::Foreign;
-use foldhash::fast::FixedState;
-use std::collections::HashMap;
 
 /// Bits of an epoch's clock; the rest is the actor.
 pub const CLOCK_BITS: u32 = 22;
 /// The last clock of an epoch.
 pub const CLOCK: u32 = (1 << CLOCK_BITS) - 1;
-/// Transitions of read sets that are remembered at hand.
-const RECENT: usize = 256;
 
 /// What is known of every actor's progress; actors beyond the end: nothing.
 #[derive(Clone, Debug, Default)]
@@ -70,50 +66,11 @@ impl View {
         self.proxy.join(&other.proxy);
         self.foreign.join(&other.foreign);
     }
-}
 
-/// Sets of reads, each once; adding to one leads to another.
-#[derive(Debug)]
-pub struct ReadSets {
-    /// The sets; the first is empty.
-    pub sets: Vec<Vec<u32>>,
-    after: HashMap<(u32, u32), u32, FixedState>,
-    recent: Vec<(u32, u32, u32)>,
-}
-
-impl ReadSets {
-    /// The empty set alone.
-    pub fn new() -> Self {
-        let recent = vec![(u32::MAX, 0, 0); RECENT];
-        ReadSets { sets: vec![Vec::new()], after: HashMap::default(), recent }
-    }
-
-    /// The set with one read more.
-    #[inline(always)]
-    pub fn add(&mut self, set: u32, epoch: u32) -> u32 {
-        let hash = (set ^ epoch ^ epoch >> 17).wrapping_mul(0x9e37_79b1) >> 24;
-        let (known, with, then) = self.recent[hash as usize];
-        if (known, with) == (set, epoch) {
-            return then;
-        }
-        let then = self.add_slowly(set, epoch);
-        self.recent[hash as usize] = (set, epoch, then);
-        then
-    }
-
-    #[inline(never)]
-    fn add_slowly(&mut self, set: u32, epoch: u32) -> u32 {
-        if let Some(&then) = self.after.get(&(set, epoch)) {
-            return then;
-        }
-        let mut reads = self.sets[set as usize].clone();
-        match reads.iter_mut().find(|read| **read >> CLOCK_BITS == epoch >> CLOCK_BITS) {
-            Some(read) => *read = epoch,
-            None => reads.push(epoch),
-        }
-        self.sets.push(reads);
-        let then = self.sets.len() as u32 - 1;
-        self.after.insert((set, epoch), then);
-        then
+    /// Knows nothing any more.
+    pub fn clear(&mut self) {
+        self.threads.0.clear();
+        self.proxy.0.clear();
+        self.foreign = Foreign::default();
     }
 }

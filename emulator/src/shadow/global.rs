@@ -3,9 +3,11 @@
 //! Every warp of every block is an actor with a clock; those of a block know each other's by what orders
 //! them there. Blocks are ordered by nothing but what passes through strong accesses (atomic ones,
 //! `volatile`, `relaxed` and stronger): a `release`, or a `fence` and then a strong write; then a strong read
-//! or an atomic operation at the same address; that one an `acquire`, or a `fence` behind it. The bulk stores
-//! of a thread are an actor of their own: `cp.async.bulk.wait_group` makes known what they wrote,
-//! `wait_group.read` does not.
+//! or an atomic operation at the same address; that one an `acquire`, or a `fence` behind it; all of them with
+//! a scope beyond the block. The bulk stores of a thread are an actor of their own:
+//! `cp.async.bulk.wait_group` makes known what they wrote, `wait_group.read` does not.
+//!
+//! Nothing orders a read by `ld.global.nc` with a write of the same launch.
 //!
 //! A bulk copy must also have been shown what threads did: by `fence.proxy.async`, of one that knows of it,
 //! before the copy starts. The end of a bulk copy is such a fence.
@@ -15,6 +17,7 @@
 //! forgotten. Of a bulk load nothing is kept: it is a finding only if it comes second.
 
 use super::knowledge::Foreign;
+use super::orders::Scope;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -29,6 +32,20 @@ const PAGE_WORDS: usize = 1024;
 const MAX_ACCESSES: usize = 1 << 28;
 /// Accesses whose numbers are at hand.
 const RECENT: usize = 256;
+/// Accesses after which those that no word remembers are given up; more if so many are remembered.
+const LIMIT: usize = 1 << 20;
+
+/// How an access is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Manner {
+    /// As most are.
+    #[default]
+    Plain,
+    /// A read of what no thread may write while the kernel runs.
+    ReadOnly,
+    /// Atomic, or otherwise meant to meet others.
+    Strong(Scope),
+}
 
 /// One access of an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,8 +56,8 @@ pub struct Access {
     pub clock: u32,
     /// The instruction.
     pub pc: u32,
-    /// Atomic, or otherwise meant to meet others.
-    pub strong: bool,
+    /// How it is made.
+    pub manner: Manner,
 }
 
 /// What an access does.
@@ -84,6 +101,8 @@ pub struct Meeting {
     pub wrote: bool,
     /// The two are ordered, and only the fence between the proxies is missing.
     pub fenceless: bool,
+    /// One of them reads what no thread may write.
+    pub read_only: bool,
 }
 
 type AddressMap<T> = HashMap<u64, T, FixedState>;
@@ -91,32 +110,40 @@ type AddressMap<T> = HashMap<u64, T, FixedState>;
 /// What a launch knows of global memory. Addresses are those of the emulator's own memory.
 #[derive(Debug)]
 pub struct GlobalRace {
+    /// Actors of a block.
+    block_actors: u32,
     pages: AddressMap<Box<[Cell; PAGE_WORDS]>>,
     accesses: Vec<Access>,
+    /// How many there may be before it is time to look which are remembered.
+    limit: usize,
     /// Accesses and their numbers.
     recent: Vec<(Access, u32)>,
     /// What was made known through each address of a strong access, and how often that grew.
     places: AddressMap<(Foreign, u32)>,
 }
 
-impl Default for GlobalRace {
-    fn default() -> Self {
+impl GlobalRace {
+    /// Of a launch whose blocks have so many actors each.
+    pub fn new(block_actors: u32) -> Self {
         GlobalRace {
+            block_actors,
             pages: AddressMap::default(),
             accesses: vec![Access::default()],
+            limit: LIMIT,
             recent: vec![(Access::default(), 0); RECENT],
             places: AddressMap::default(),
         }
     }
-}
 
-impl GlobalRace {
     /// The number of an access, for [`GlobalRace::access`].
     pub fn number(&mut self, access: Access) -> u32 {
         let place = access.pc.wrapping_add(access.actor.wrapping_mul(37)) as usize % RECENT;
         let (known, number) = self.recent[place];
         if known == access {
             return number;
+        }
+        if self.accesses.len() >= self.limit {
+            self.trim();
         }
         let number = self.accesses.len();
         if number >= MAX_ACCESSES {
@@ -125,6 +152,24 @@ impl GlobalRace {
         self.accesses.push(access);
         self.recent[place] = (access, number as u32);
         number as u32
+    }
+
+    /// Gives up accesses that no word remembers.
+    #[cold]
+    fn trim(&mut self) {
+        let old = std::mem::replace(&mut self.accesses, vec![Access::default()]);
+        let mut numbers = vec![0; old.len()];
+        let cells = self.pages.values_mut().flat_map(|page| page.iter_mut());
+        for mark in cells.flat_map(|cell| cell.writes.iter_mut().chain(&mut cell.reads)) {
+            let place = (*mark / (BYTES + 1)) as usize;
+            if place != 0 && numbers[place] == 0 {
+                numbers[place] = self.accesses.len() as Mark;
+                self.accesses.push(old[place]);
+            }
+            *mark = numbers[place] << 4 | *mark & BYTES;
+        }
+        self.recent.fill((Access::default(), 0));
+        self.limit = LIMIT.max(2 * self.accesses.len());
     }
 
     /// An access to some bytes; `order` says whether another actor's access comes before it.
@@ -140,7 +185,8 @@ impl GlobalRace {
         if number == 0 {
             return None;
         }
-        let step = Step { accesses: &self.accesses, number, touch, order };
+        let GlobalRace { accesses, pages, block_actors, .. } = self;
+        let step = Step { accesses, block_actors: *block_actors, number, touch, order };
         let mut found = None;
         // Neighbours nearly always look alike.
         let mut known = None;
@@ -150,7 +196,7 @@ impl GlobalRace {
                 let first = (words.start % PAGE_WORDS as u64) as usize;
                 let count = (PAGE_WORDS - first).min((words.end - words.start) as usize);
                 words.start += count as u64;
-                let page = self.pages.entry(page);
+                let page = pages.entry(page);
                 let page = page.or_insert_with(|| Box::new([Cell::default(); PAGE_WORDS]));
                 let met = step.sweep(&mut page[first..first + count], bytes, &mut known);
                 found = found.or(met);
@@ -174,7 +220,7 @@ impl GlobalRace {
 /// The words of a range of bytes, and which bytes of each belong to it: those of the first word if it begins
 /// within one, of whole words, and of the last.
 #[inline(always)]
-fn parts(address: u64, bytes: u32) -> [(Range<u64>, u32); 3] {
+pub fn parts(address: u64, bytes: u32) -> [(Range<u64>, u32); 3] {
     let end = address + u64::from(bytes);
     let (head, tail) = (BYTES << (address % WORD) & BYTES, BYTES & !(BYTES << (end % WORD)));
     let (first, last) = (address.div_ceil(WORD), end / WORD);
@@ -190,6 +236,7 @@ type Known = Option<(Cell, u32, Cell)>;
 /// One access as it goes from word to word.
 struct Step<'a, F> {
     accesses: &'a [Access],
+    block_actors: u32,
     number: u32,
     touch: Touch,
     order: F,
@@ -208,12 +255,23 @@ impl<F: Fn(Access) -> Order> Step<'_, F> {
     /// Whom the access meets, if it is one that is known.
     fn meets(&self, mark: Mark, bytes: u32, wrote: bool) -> Option<Meeting> {
         let (other, now) = (self.of(mark), self.accesses[self.number as usize]);
-        if mark & bytes == 0 || other.strong && now.strong {
+        if mark & bytes == 0 || self.may_meet(other, now) {
             return None;
         }
         let order = (self.order)(other);
         let fenceless = order == Order::Unseen;
-        (order != Order::Before).then_some(Meeting { other, wrote, fenceless })
+        let read_only = [other, now].iter().any(|access| access.manner == Manner::ReadOnly);
+        (order != Order::Before || read_only).then_some(Meeting { other, wrote, fenceless, read_only })
+    }
+
+    /// Whether both are strong, and each is for the other.
+    fn may_meet(&self, a: Access, b: Access) -> bool {
+        let block = |access: Access| access.actor / self.block_actors;
+        match (a.manner, b.manner) {
+            (Manner::Strong(Scope::Launch), Manner::Strong(Scope::Launch)) => true,
+            (Manner::Strong(_), Manner::Strong(_)) => block(a) == block(b),
+            _ => false,
+        }
     }
 
     /// The next words, of which the access takes the same bytes.
@@ -268,7 +326,7 @@ impl<F: Fn(Access) -> Order> Step<'_, F> {
         let now = self.number << 4;
         let like = |mark: Mark| {
             let (other, own) = (self.of(mark), self.of(now));
-            (other.actor, other.clock, other.strong) == (own.actor, own.clock, own.strong)
+            (other.actor, other.clock, other.manner) == (own.actor, own.clock, own.manner)
         };
         let at_home = |mark: Mark| mark != 0 && (mark & !BYTES == now || like(mark));
         let free = |mark: Mark| mark == 0 || mark & BYTES & !bytes == 0 && passed(mark);
@@ -303,44 +361,67 @@ mod tests {
         race: &mut GlobalRace,
         address: u64,
         bytes: u32,
-        (actor, strong): (u32, bool),
+        (actor, manner): (u32, Manner),
         touch: Touch,
     ) -> Option<(u32, bool)> {
-        let number = race.number(Access { actor, clock: 1, pc: actor, strong });
+        let number = race.number(Access { actor, clock: 1, pc: actor, manner });
         let order = |other: Access| if other.actor == actor { Order::Before } else { Order::None };
         let meeting = race.access(address, bytes, number, touch, order)?;
         Some((meeting.other.actor, meeting.wrote))
     }
 
+    const PLAIN: Manner = Manner::Plain;
+    const STRONG: Manner = Manner::Strong(Scope::Launch);
+
     #[test]
     fn bytes_that_two_actors_share_are_a_race_unless_both_only_read() {
-        let mut race = GlobalRace::default();
-        assert_eq!(met(&mut race, 4096, 4, (1, false), Touch::Read), None);
-        assert_eq!(met(&mut race, 4096, 4, (2, false), Touch::Read), None);
-        assert_eq!(met(&mut race, 4098, 2, (3, false), Touch::Write), Some((1, false)));
+        let mut race = GlobalRace::new(1);
+        assert_eq!(met(&mut race, 4096, 4, (1, PLAIN), Touch::Read), None);
+        assert_eq!(met(&mut race, 4096, 4, (2, PLAIN), Touch::Read), None);
+        assert_eq!(met(&mut race, 4098, 2, (3, PLAIN), Touch::Write), Some((1, false)));
         // The other half of the word is nobody's yet; across the end of a page it is one access.
-        assert_eq!(met(&mut race, 4096, 2, (4, false), Touch::Read), None);
-        assert_eq!(met(&mut race, 8188, 8, (1, false), Touch::Write), None);
-        assert_eq!(met(&mut race, 8192, 4, (2, false), Touch::Read), Some((1, true)));
-        let number = race.number(Access { actor: 3, clock: 1, pc: 0, strong: false });
+        assert_eq!(met(&mut race, 4096, 2, (4, PLAIN), Touch::Read), None);
+        assert_eq!(met(&mut race, 8188, 8, (1, PLAIN), Touch::Write), None);
+        assert_eq!(met(&mut race, 8192, 4, (2, PLAIN), Touch::Read), Some((1, true)));
+        let number = race.number(Access { actor: 3, clock: 1, pc: 0, manner: PLAIN });
         assert_eq!(race.access(8192, 4, number, Touch::Write, |_| Order::Before), None);
     }
 
     #[test]
     fn halves_of_a_word_have_writers_of_their_own() {
-        let mut race = GlobalRace::default();
-        assert_eq!(met(&mut race, 64, 2, (1, false), Touch::Write), None);
-        assert_eq!(met(&mut race, 66, 2, (2, false), Touch::Write), None);
-        assert_eq!(met(&mut race, 64, 2, (1, false), Touch::Read), None);
-        assert_eq!(met(&mut race, 65, 1, (3, false), Touch::Read), Some((1, true)));
-        assert_eq!(met(&mut race, 67, 1, (3, false), Touch::Write), Some((2, true)));
+        let mut race = GlobalRace::new(1);
+        assert_eq!(met(&mut race, 64, 2, (1, PLAIN), Touch::Write), None);
+        assert_eq!(met(&mut race, 66, 2, (2, PLAIN), Touch::Write), None);
+        assert_eq!(met(&mut race, 64, 2, (1, PLAIN), Touch::Read), None);
+        assert_eq!(met(&mut race, 65, 1, (3, PLAIN), Touch::Read), Some((1, true)));
+        assert_eq!(met(&mut race, 67, 1, (3, PLAIN), Touch::Write), Some((2, true)));
     }
 
     #[test]
     fn strong_accesses_meet_each_other_and_race_with_others() {
-        let mut race = GlobalRace::default();
-        assert_eq!(met(&mut race, 64, 4, (1, true), Touch::Write), None);
-        assert_eq!(met(&mut race, 64, 4, (2, true), Touch::Write), None);
-        assert_eq!(met(&mut race, 64, 4, (3, false), Touch::Read), Some((2, true)));
+        let mut race = GlobalRace::new(1);
+        assert_eq!(met(&mut race, 64, 4, (1, STRONG), Touch::Write), None);
+        assert_eq!(met(&mut race, 64, 4, (2, STRONG), Touch::Write), None);
+        assert_eq!(met(&mut race, 64, 4, (3, PLAIN), Touch::Read), Some((2, true)));
+    }
+
+    #[test]
+    fn strong_accesses_for_a_block_meet_those_of_its_warps_alone() {
+        let of_block = Manner::Strong(Scope::Block);
+        let mut race = GlobalRace::new(2);
+        assert_eq!(met(&mut race, 64, 4, (0, of_block), Touch::Write), None);
+        assert_eq!(met(&mut race, 64, 4, (1, STRONG), Touch::Write), None);
+        assert_eq!(met(&mut race, 64, 4, (2, of_block), Touch::Write), Some((1, true)));
+    }
+
+    #[test]
+    fn accesses_that_no_word_remembers_are_given_up() {
+        let mut race = GlobalRace::new(1);
+        assert_eq!(met(&mut race, 64, 4, (7, PLAIN), Touch::Write), None);
+        for clock in 0..LIMIT as u32 {
+            race.number(Access { actor: 1, clock, pc: 0, manner: PLAIN });
+        }
+        assert!(race.accesses.len() < 8);
+        assert_eq!(met(&mut race, 64, 4, (3, PLAIN), Touch::Read), Some((7, true)));
     }
 }

@@ -4,13 +4,16 @@
 //! the usual answer, "all written", comes from comparing eight states at a time.
 
 pub mod actor;
+pub mod cells;
 mod clock;
 pub mod global;
 pub mod knowledge;
 pub mod lane_clocks;
 pub mod lanes;
-mod orders;
+mod meetings;
+pub mod orders;
 pub mod race;
+mod sets;
 
 /// The state of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,13 +10,18 @@
 //! accesses of one proxy only. The reader may execute it before it arrives, or whoever starts the copy after
 //! having waited. The other way round, what the proxy read or wrote is ordered by the wait for it alone.
 //!
-//! For each word of shared memory there is the last write, and the set of reads since. An access is an
-//! epoch: an actor and its clock.
+//! For each word of shared memory there are the last writes, and the reads since, each with its bytes. An
+//! access is an epoch: an actor and its clock. Strong accesses of threads are in each other's way no more
+//! than reads are, but in that of all others.
 
 use super::actor::Actor;
-use super::clock::{CLOCK, CLOCK_BITS, ReadSets, View};
+use super::cells::{Cell, Look, Sweep, are_all, fill, sets_of};
+use super::clock::{CLOCK, CLOCK_BITS, View};
+use super::global::parts;
 use super::lanes::Lanes;
+use super::meetings::Mbarrier;
 use super::orders::Strong;
+use super::sets::{BYTES, STRONG, Sets};
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -43,21 +48,6 @@ pub struct Conflict {
     pub fenceless: bool,
 }
 
-/// The last write of a word and the reads since.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Cell {
-    write: u32,
-    reads: u32,
-}
-
-impl Cell {
-    /// Not 0 if it differs.
-    #[inline(always)]
-    fn differs(self, other: Cell) -> u32 {
-        (self.write ^ other.write) | (self.reads ^ other.reads)
-    }
-}
-
 /// Which instruction an access was.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
@@ -76,46 +66,16 @@ pub struct Race {
     /// The last write and the last read of each word, for reports.
     writers: Vec<Place>,
     readers: Vec<Place>,
-    reads: ReadSets,
+    sets: Sets,
     actors: Vec<Actor>,
     numbers: HashMap<Actor, usize, FixedState>,
     pub(super) warps: Vec<View>,
-    /// Arrivals of the current phase, and what completed phases made known.
-    mbarriers: HashMap<u32, View, FixedState>,
-    barriers: HashMap<u32, View, FixedState>,
-    /// When each memory barrier began to live.
-    begun: HashMap<u32, u32, FixedState>,
-    met: View,
-    /// What each warp's strong accesses have to do with other blocks.
+    pub(super) mbarriers: HashMap<u32, Mbarrier, FixedState>,
+    pub(super) barriers: HashMap<u32, View, FixedState>,
+    /// What each warp's strong accesses have to do with others.
     pub(super) strong: Vec<Strong>,
-}
-
-/// How one access looks at the cells.
-#[derive(Clone, Copy)]
-struct Look {
-    epoch: u32,
-    write: bool,
-    asynchronous: bool,
-    /// Whether smaller pieces than a word are accessed, which other warps may share.
-    partial: bool,
-    /// Actors below this number are warps.
-    warps: u32,
-}
-
-/// An instruction of a warp that accesses one range after the other.
-pub struct Sweep {
-    warp: u32,
-    look: Look,
-    /// The last cell that it met, and what becomes of it: neighbours nearly always look alike.
-    known: Cell,
-    next: Cell,
-}
-
-impl Sweep {
-    fn new(warp: u32, look: Look) -> Self {
-        let known = Cell { write: u32::MAX, reads: u32::MAX };
-        Sweep { warp, look, known, next: Cell::default() }
-    }
+    /// What was made known to the block through each address of a strong access, and how often that grew.
+    pub(super) places: HashMap<u64, (View, u32), FixedState>,
 }
 
 impl Race {
@@ -148,15 +108,14 @@ impl Race {
             writers,
             readers,
             lanes,
-            reads: ReadSets::new(),
+            sets: Sets::new(),
             actors: Vec::new(),
             numbers: HashMap::default(),
             warps: vec![View::default(); warps as usize],
             mbarriers: HashMap::default(),
             barriers: HashMap::default(),
-            begun: HashMap::default(),
-            met: View::default(),
             strong: vec![Strong::default(); warps as usize],
+            places: HashMap::default(),
         };
         for warp in 0..warps {
             race.number(Actor::Warp(warp));
@@ -170,7 +129,7 @@ impl Race {
     }
 
     /// The number of an actor; too many share the last.
-    fn number(&mut self, actor: Actor) -> usize {
+    pub(super) fn number(&mut self, actor: Actor) -> usize {
         if let Some(&number) = self.numbers.get(&actor) {
             return number;
         }
@@ -183,21 +142,31 @@ impl Race {
         number
     }
 
-    fn epoch(number: usize, clock: u32) -> u32 {
+    pub(super) fn actor_of(epoch: u32) -> usize {
+        (epoch >> CLOCK_BITS) as usize
+    }
+
+    pub(super) fn epoch(number: usize, clock: u32) -> u32 {
         (number as u32) << CLOCK_BITS | clock.min(CLOCK)
+    }
+
+    /// What a warp's threads do now.
+    #[inline(always)]
+    pub(super) fn now(&self, warp: u32) -> u32 {
+        Race::epoch(warp as usize, self.clock(warp))
     }
 
     /// Accesses of a warp's threads, of so many bytes each.
     #[inline(always)]
-    pub fn accesses(&self, warp: u32, bytes: u32, write: bool) -> Sweep {
-        let epoch = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
-        let (warps, partial) = (self.warps.len() as u32, bytes < WORD);
-        Sweep::new(warp, Look { epoch, write, asynchronous: false, partial, warps })
+    pub fn accesses(&self, warp: u32, bytes: u32, write: bool, strong: bool) -> Sweep {
+        let how = if strong { BYTES | STRONG } else { BYTES };
+        let look = Look { epoch: self.now(warp), how, write, asynchronous: false };
+        Sweep::new(warp, look, bytes >= WORD)
     }
 
     /// One access of a warp's threads.
     pub fn access(&mut self, warp: u32, offset: u32, bytes: u32, write: bool) -> Option<Conflict> {
-        self.sweep(&mut self.accesses(warp, bytes, write), offset, bytes)
+        self.sweep(&mut self.accesses(warp, bytes, write, false), offset, bytes)
     }
 
     /// The epoch of a warp's copies that have not been waited for.
@@ -205,21 +174,20 @@ impl Race {
         Race::epoch(2 * self.warps.len() + warp as usize, CLOCK)
     }
 
-    /// The `cp.async` copies of a warp that begin, and will write so many bytes each. Nobody else may come
-    /// near before they have been waited for.
-    pub fn copies(&self, warp: u32, bytes: u32) -> Sweep {
-        let (warps, partial) = (self.warps.len() as u32, bytes < WORD);
-        let epoch = self.copying(warp);
-        Sweep::new(warp, Look { epoch, write: true, asynchronous: false, partial, warps })
+    /// The `cp.async` copies of a warp that begin. Nobody else may come near before they have been waited for.
+    pub fn copies(&self, warp: u32) -> Sweep {
+        let look = Look { epoch: self.copying(warp), how: BYTES, write: true, asynchronous: false };
+        Sweep::new(warp, look, true)
     }
 
     /// It has been waited for: now it is as if the warp had written itself.
     pub fn copy_ends(&mut self, warp: u32, offset: u32, bytes: u32) {
         let begun = self.copying(warp);
-        let write = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
+        let write = self.now(warp);
         let (first, end) = ((offset / WORD) as usize, (offset + bytes).div_ceil(WORD) as usize);
-        for cell in self.cells[first..end].iter_mut().filter(|cell| cell.write == begun) {
-            *cell = Cell { write, reads: 0 };
+        let Race { cells, sets, .. } = self;
+        for cell in cells[first..end].iter_mut().filter(|cell| cell.is_written_by(begun, sets)) {
+            *cell = Cell::written(write);
         }
         for place in self.writers[first..end].iter_mut().filter(|place| place.epoch == begun) {
             place.epoch = write;
@@ -237,8 +205,8 @@ impl Race {
         write: bool,
     ) -> Option<Conflict> {
         let epoch = Race::epoch(self.number(actor), clock);
-        let look = Look { epoch, write, asynchronous: true, partial: false, warps: 0 };
-        self.sweep(&mut Sweep::new(warp, look), offset, bytes)
+        let look = Look { epoch, how: BYTES, write, asynchronous: true };
+        self.sweep(&mut Sweep::new(warp, look, true), offset, bytes)
     }
 
     /// Reads of ranges by a multiplication of a warp.
@@ -246,8 +214,8 @@ impl Race {
     pub fn operand(&mut self, warp: u32, group: u32, ranges: &[Range<u32>]) -> Option<Conflict> {
         let number = self.warps.len() + warp as usize;
         let epoch = Race::epoch(number, group);
-        let look = Look { epoch, write: false, asynchronous: true, partial: false, warps: 0 };
-        let mut sweep = Sweep::new(warp, look);
+        let look = Look { epoch, how: BYTES, write: false, asynchronous: true };
+        let mut sweep = Sweep::new(warp, look, true);
         let mut found = None;
         for range in ranges {
             let conflict = self.sweep(&mut sweep, range.start, range.end - range.start);
@@ -259,9 +227,27 @@ impl Race {
     /// The next range of an instruction.
     #[inline(always)]
     pub fn sweep(&mut self, sweep: &mut Sweep, offset: u32, bytes: u32) -> Option<Conflict> {
+        if !sweep.whole {
+            return self.sweep_parts(sweep, offset, bytes);
+        }
         let first = (offset / WORD) as usize;
         let last = ((offset + bytes.max(1) - 1) / WORD) as usize;
         self.sweep_words(sweep, first, last + 1 - first)
+    }
+
+    /// A range that begins or ends within a word.
+    #[inline(never)]
+    fn sweep_parts(&mut self, sweep: &mut Sweep, offset: u32, bytes: u32) -> Option<Conflict> {
+        let mut found = None;
+        for (words, bytes) in parts(u64::from(offset), bytes) {
+            if !words.is_empty() {
+                sweep.take(bytes);
+                let (first, end) = (words.start as usize, words.end as usize);
+                let conflict = self.sweep_words(sweep, first, end - first);
+                found = found.or(conflict);
+            }
+        }
+        found
     }
 
     #[inline(always)]
@@ -290,17 +276,13 @@ impl Race {
     /// An instruction meets a cell that is not like the one before.
     #[inline(never)]
     fn meet(&mut self, sweep: &mut Sweep, word: usize) -> Option<Conflict> {
-        let Sweep { warp, look, known, next } = sweep;
+        let Sweep { warp, look, known, next, .. } = sweep;
         let cell = self.cells[word];
         *known = cell;
-        *next = if look.write {
-            Cell { write: look.epoch, reads: 0 }
-        } else {
-            Cell { write: cell.write, reads: self.reads.add(cell.reads, look.epoch) }
-        };
+        *next = cell.after(look, &mut self.sets);
         let view = &self.warps[*warp as usize];
-        let (epoch, wrote, fenceless) = check(&self.reads, view, look, cell)?;
-        let actor = |epoch: u32| self.actors[(epoch >> CLOCK_BITS) as usize];
+        let (epoch, wrote, fenceless) = cell.check(&self.sets, view, look)?;
+        let actor = |epoch: u32| self.actors[Race::actor_of(epoch)];
         Some(Conflict {
             own: actor(look.epoch),
             other: actor(epoch),
@@ -324,7 +306,16 @@ impl Race {
         let released = view.clone();
         let next = view.threads.get(number) + 1;
         view.threads.raise(number, next);
+        self.trim();
         released
+    }
+
+    /// Gives up sets that no word has any more, from time to time.
+    #[inline(always)]
+    fn trim(&mut self) {
+        if self.sets.are_many() {
+            self.sets.keep(sets_of(&mut self.cells));
+        }
     }
 
     /// Lanes of a warp meet: what they did is known to each of them.
@@ -344,135 +335,21 @@ impl Race {
         }
     }
 
-    /// An arrival of some lanes at a memory barrier.
-    pub fn release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32) {
-        let mut released = self.release(warp);
-        if let Some(clock) = self.lanes.arrive(warp, lanes) {
-            released.threads.lower(warp as usize, clock);
-            released.proxy.lower(warp as usize, clock);
-        }
-        self.mbarriers.entry(address).or_default().join(&released);
-    }
-
-    /// A warp learns that so many phases are complete.
-    pub fn acquire_from_mbarrier(&mut self, warp: u32, address: u32, phases: u32) {
-        let number = self.number(Actor::Load(address));
-        let view = &mut self.warps[warp as usize];
-        if let Some(known) = self.mbarriers.get(&address) {
-            view.join(known);
-        }
-        view.threads.raise(number, phases);
-        view.proxy.raise(number, phases);
-    }
-
-    /// An arrival at a named barrier.
-    pub fn release_to_barrier(&mut self, warp: u32, id: u32) {
-        self.lanes_meet(warp, !0);
-        let released = self.release(warp);
-        self.barriers.entry(id).or_default().join(&released);
-    }
-
-    /// Warps go on behind a named barrier.
-    pub fn acquire_from_barrier(&mut self, warps: &[u32], id: u32) {
-        let Some(known) = self.barriers.remove(&id) else { return };
-        for &warp in warps {
-            self.warps[warp as usize].join(&known);
-        }
-    }
-
-    /// A strong access, which may order anything.
-    pub fn strong_access(&mut self, warp: u32) {
-        let released = self.release(warp);
-        self.met.join(&released);
-        let Race { warps, met, .. } = self;
-        warps[warp as usize].join(met);
-    }
-
     /// A warp has waited for an actor.
     pub fn complete(&mut self, warp: u32, actor: Actor, clock: u32) {
         let number = self.number(actor);
         let view = &mut self.warps[warp as usize];
         view.threads.raise(number, clock);
         view.proxy.raise(number, clock);
+        self.trim();
     }
 
-    /// The asynchronous proxy sees what a warp knows of.
-    pub fn proxy_fence(&mut self, warp: u32) {
-        let number = warp as usize;
-        let View { threads, proxy, .. } = &mut self.warps[number];
-        proxy.join(threads);
-        // What the warp does next comes after the fence.
-        threads.raise(number, threads.get(number) + 1);
-    }
-
-    /// A memory barrier takes its bytes.
-    pub fn mbarrier_begins(&mut self, warp: u32, address: u32, offset: u32, bytes: u32) {
-        let epoch = Race::epoch(self.number(Actor::Mbarrier(address)), CLOCK);
-        self.fill(offset, bytes, Cell { write: epoch, reads: 0 });
-        self.mbarriers.remove(&address);
-        let begun = Race::epoch(warp as usize, self.warps[warp as usize].threads.get(warp as usize));
-        self.begun.insert(address, begun);
-    }
-
-    /// Whether a memory barrier began to live before what a warp does now.
-    pub fn mbarrier_is_known(&self, warp: u32, address: u32) -> bool {
-        let begun = self.begun.get(&address);
-        begun.is_none_or(|&begun| self.warps[warp as usize].threads.covers(begun))
-    }
-
-    /// A memory barrier gives its bytes back.
-    pub fn mbarrier_ends(&mut self, offset: u32, bytes: u32) {
-        self.fill(offset, bytes, Cell::default());
-    }
-
-    fn fill(&mut self, offset: u32, bytes: u32, cell: Cell) {
+    /// From now on bytes are as if they had been written so, and by the current instruction.
+    pub(super) fn fill(&mut self, offset: u32, bytes: u32, epoch: u32) {
         let (first, end) = ((offset / WORD) as usize, (offset + bytes).div_ceil(WORD) as usize);
-        self.cells[first..end].fill(cell);
-        self.writers[first..end].fill(Place { epoch: cell.write, pc: self.pc });
+        self.cells[first..end].fill(Cell::written(epoch));
+        self.writers[first..end].fill(Place { epoch, pc: self.pc });
     }
-}
-
-/// Whether these cells look alike, as they nearly always do.
-#[inline(always)]
-fn are_all(cells: &[Cell], known: Cell) -> bool {
-    let (chunks, rest) = cells.as_chunks::<4>();
-    let differs = |cells: &[Cell]| cells.iter().fold(0, |all, cell| all | cell.differs(known));
-    chunks.iter().fold(0, |all, chunk| all | differs(chunk)) | differs(rest) == 0
-}
-
-/// Fills what is mostly four, or a multiple of it.
-#[inline(always)]
-fn fill<T: Copy>(all: &mut [T], value: T) {
-    let (chunks, rest) = all.as_chunks_mut();
-    chunks.fill([value; 4]);
-    rest.fill(value);
-}
-
-/// What an access meets in a word: an epoch, whether it wrote, and whether only the fence is missing.
-#[inline(always)]
-fn check(reads: &ReadSets, view: &View, look: &Look, cell: Cell) -> Option<(u32, bool, bool)> {
-    let own = look.epoch >> CLOCK_BITS;
-    // Several warps may use parts of one word.
-    let shared = |epoch: u32| look.partial && epoch >> CLOCK_BITS < look.warps;
-    let write = cell.write;
-    if !view.threads.covers(write) {
-        // Writes of one actor are its own affair.
-        if !(shared(write) || look.write && write >> CLOCK_BITS == own) {
-            return Some((write, true, false));
-        }
-    } else if look.asynchronous && !view.proxy.covers(write) {
-        return Some((write, true, true));
-    }
-    if !look.write {
-        return None;
-    }
-    let others = reads.sets[cell.reads as usize].iter().filter(|&&read| read >> CLOCK_BITS != own);
-    let unordered = others.clone().find(|&&read| !view.threads.covers(read) && !shared(read));
-    if let Some(&read) = unordered {
-        return Some((read, false, false));
-    }
-    let mut unseen = others.filter(|&&read| look.asynchronous && !view.proxy.covers(read));
-    unseen.next().map(|&read| (read, false, true))
 }
 
 #[cfg(test)]

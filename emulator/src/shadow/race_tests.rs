@@ -30,6 +30,52 @@ fn parts_of_a_word_belong_to_different_warps() {
 }
 
 #[test]
+fn bytes_of_a_word_are_the_affair_of_those_who_access_them() {
+    let mut race = two_warps();
+    assert!(race.access(0, 0, 2, true).is_none());
+    assert!(race.access(1, 3, 1, false).is_none());
+    assert!(race.access(1, 1, 1, false).is_some_and(|conflict| conflict.wrote));
+    assert!(race.access(0, 2, 1, true).is_none());
+    assert!(race.access(0, 3, 1, true).is_some_and(|conflict| !conflict.wrote));
+    // A range from the middle of a word to the middle of another.
+    let sweep = |race: &mut Race, warp, offset| {
+        let mut sweep = race.accesses(warp, 2, true, false);
+        race.sweep(&mut sweep, offset, 12)
+    };
+    assert!(sweep(&mut race, 0, 66).is_none());
+    assert!(race.access(1, 64, 2, true).is_none() && race.access(1, 78, 2, true).is_none());
+    assert!(race.access(1, 70, 1, false).is_some() && race.access(1, 76, 2, false).is_some());
+}
+
+#[test]
+fn strong_accesses_meet_each_other_alone() {
+    let mut race = two_warps();
+    let strong = |race: &mut Race, warp, offset, write| {
+        let mut sweep = race.accesses(warp, 4, write, true);
+        race.sweep(&mut sweep, offset, 4)
+    };
+    assert!(strong(&mut race, 0, 0, true).is_none() && strong(&mut race, 1, 0, true).is_none());
+    assert!(strong(&mut race, 0, 0, false).is_none());
+    assert!(race.access(1, 0, 4, false).is_some_and(|conflict| conflict.wrote));
+    assert!(race.access(1, 64, 4, false).is_none());
+    assert!(strong(&mut race, 0, 64, true).is_some_and(|conflict| !conflict.wrote));
+}
+
+#[test]
+fn a_wait_learns_of_the_phases_that_it_waited_for() {
+    let mut race = two_warps();
+    race.access(0, 0, 4, true);
+    race.release_to_mbarrier(0, !0, 512, 0);
+    race.access(0, 4, 4, true);
+    race.release_to_mbarrier(0, !0, 512, 1);
+    race.acquire_from_mbarrier(1, 512, 1, false);
+    assert!(race.access(1, 0, 4, false).is_none());
+    assert!(race.access(1, 4, 4, false).is_some());
+    race.acquire_from_mbarrier(1, 512, 2, false);
+    assert!(race.access(1, 4, 4, true).is_none());
+}
+
+#[test]
 fn the_proxy_sees_what_a_fence_showed_it() {
     let mut race = two_warps();
     race.access(0, 0, 16, true);
@@ -50,12 +96,12 @@ fn a_load_is_known_to_those_who_saw_its_phase() {
     let mut race = two_warps();
     assert!(race.asynchronous(0, Actor::Load(2048), 1, 0, 64, true).is_none());
     assert!(race.access(1, 60, 4, false).is_some_and(|conflict| conflict.other == Actor::Load(2048)));
-    race.acquire_from_mbarrier(1, 2048, 1);
+    race.acquire_from_mbarrier(1, 2048, 1, false);
     assert!(race.access(1, 60, 4, false).is_none());
     // The next load into the same bytes must come after that read.
     assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_some());
-    race.release_to_mbarrier(1, !0, 4096);
-    race.acquire_from_mbarrier(0, 4096, 1);
+    race.release_to_mbarrier(1, !0, 4096, 0);
+    race.acquire_from_mbarrier(0, 4096, 1, false);
     assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_none());
 }
 

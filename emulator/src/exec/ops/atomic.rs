@@ -2,23 +2,24 @@
 
 use super::float::add_flushed;
 use super::half::{Bfloat, Format, Half};
-use super::memory::strength;
 use crate::decode::atomic::{AtomicType, SPACES};
 use crate::exec::context::{Context, Flow};
 use crate::exec::registers::{LANES, lanes};
+use crate::exec::strong::Strength;
 use crate::exec::trace::{Encoding, Found};
 use crate::exec::warp::Warp;
 use crate::exec::window::{Want, Window, addresses, resolve};
-use crate::isa::{AtomicOp, FLAG_RELEASE, Instruction, ROW_SINK};
+use crate::isa::{AtomicOp, Instruction};
 use crate::memory::Space;
 use crate::shadow::global::Touch;
 use crate::trace::OriginKind;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// `atom` and `red`.
 pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: AtomicOp) -> Flow {
     let ty = AtomicType::ALL[usize::from(i.count)];
-    let bytes = bytes_of(ty);
+    let (bytes, how) = (bytes_of(ty), Strength::of(i));
     let want = Want { space: SPACES[i.e as usize], bytes, store: true };
     let addresses = addresses(w, i);
     let mut old = [0u64; LANES];
@@ -28,28 +29,34 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         2 => u64::from(w.registers.row32(row)[lane] as u16),
         _ => u64::from(w.registers.row32(row)[lane]),
     };
+    let changed = Cell::new(false);
     let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
         window.check_written(c, w, bytes, false);
         c.region_access(w, &window, bytes, "atomic operation");
-        if window.space == Space::Shared && (i.d != ROW_SINK || i.has(FLAG_RELEASE)) {
-            c.race_strong(w.id);
-        }
-        c.global_access(w, &window, bytes, Touch::Write, strength(i));
+        c.race_access(w, &window, bytes, Touch::Write, how);
+        c.global_access(w, &window, bytes, Touch::Write, how);
+        c.strong_write(w, &window, how);
         // Sums of f32 in global memory flush subnormal numbers, those in shared memory do not.
         let ftz = window.space == Space::Global;
         for lane in lanes(window.mask) {
             let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));
             // SAFETY: the window was checked for this many bytes, and alignment, at the lane's offset.
-            old[lane] =
-                unsafe { update(&window, lane, bytes, |old| apply(op, ty, ftz, old, operand, second)) };
+            old[lane] = unsafe {
+                update(&window, lane, bytes, |old| {
+                    let new = apply(op, ty, ftz, old, operand, second);
+                    changed.set(changed.get() || new != old);
+                    new
+                })
+            };
         }
-        c.global_seen(w, &window, strength(i));
+        c.strong_seen(w, &window, how);
         window.set_written(bytes, false);
         rest &= !window.mask;
     }
+    c.deeds += u64::from(changed.get());
     if c.trace.is_some() && op == AtomicOp::Add {
         trace(c, w, i, m, ty, &old);
     }

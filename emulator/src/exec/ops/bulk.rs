@@ -143,7 +143,7 @@ fn load(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow 
         return Err(Stop);
     }
     c.statistics.async_copies += 1;
-    c.race_mbarrier_used(w, lane, barrier);
+    c.race_mbarrier_copied_to(w, lane, barrier);
     c.region_bulk(w, &transfer);
     c.race_bulk_load(&transfer, barrier);
     c.bulk.loads.push(Load { transfer, barrier });

@@ -8,8 +8,8 @@
 
 use super::half::{Bfloat, Format, Half};
 use crate::exec::context::{Context, Flow};
-use crate::exec::global_race::Strength;
 use crate::exec::registers::{LANES, Registers, Row};
+use crate::exec::strong::Strength;
 use crate::exec::warp::Warp;
 use crate::exec::window::{Want, Window, addresses, resolve};
 use crate::isa::{FLAG_TRANSPOSE, Instruction, MatrixOp};

@@ -6,7 +6,7 @@ use crate::exec::mbarrier::{MBARRIER_BYTES, Misuse};
 use crate::exec::registers::{LANES, lanes};
 use crate::exec::warp::Warp;
 use crate::exec::window::addresses;
-use crate::isa::{FLAG_GENERIC, FLAG_OPTIONAL, Instruction, MbarrierOp};
+use crate::isa::{FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, Instruction, MbarrierOp};
 use crate::memory::Space;
 use crate::report::FindingKind;
 
@@ -47,7 +47,7 @@ pub fn run(
         let arrives =
             matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect);
         if arrives && released.replace(address) != Some(address) {
-            c.race_release_to_mbarrier(w.id, m, address);
+            c.race_release_to_mbarrier(w.id, m, address, i.has(FLAG_RELAXED));
         }
         if op != MbarrierOp::Init {
             c.race_mbarrier_used(w, lane as u32, address);
@@ -107,13 +107,13 @@ pub fn poll(
         if checked(c, w, lane, asked)? {
             complete |= 1 << lane;
             if acquired.replace(address) != Some(address) {
-                c.race_acquire_from_mbarrier(w.id, address);
+                c.race_acquire_from_mbarrier(w.id, address, i.has(FLAG_RELAXED));
             }
         } else if waits.is_none() {
             waits = Some(address);
         }
     }
-    if complete != 0 {
+    if complete != 0 && !i.has(FLAG_RELAXED) {
         c.race_lanes_wait(w.id, complete);
     }
     Ok((complete, waits))

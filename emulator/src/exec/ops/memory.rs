@@ -1,18 +1,18 @@
 //! Loads and stores.
 
 use crate::exec::context::{Context, Flow};
-use crate::exec::global_race::Strength;
 use crate::exec::registers::{FULL, LANES, Registers, lanes};
+use crate::exec::strong::Strength;
 use crate::exec::warp::Warp;
 use crate::exec::window::{Addresses, Want, Window, addresses, resolve};
-use crate::isa::{FLAG_ACQUIRE, FLAG_OPTIONAL, FLAG_RELEASE, FLAG_SATURATE, FLAG_STRONG, Instruction};
+use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction};
 use crate::memory::{PARAM_WINDOW, Space};
 use crate::shadow::global::Touch;
 
 /// `ld`.
 #[inline(always)]
 pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow {
-    let bytes = i.b * u32::from(i.count);
+    let (bytes, how) = (i.b * u32::from(i.count), Strength::of(i));
     let (space, addresses) = place(w, i, space);
     let want = Want { space, bytes, store: false };
     let lists = &c.environment.kernel.data.code.lists;
@@ -22,9 +22,9 @@ pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: S
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
-        c.global_access(w, &window, bytes, Touch::Read, strength(i));
+        c.global_access(w, &window, bytes, Touch::Read, how);
         c.region_access(w, &window, bytes, "load");
-        if !c.race_access(w, &window, bytes, Touch::Read, strength(i)) {
+        if !c.race_access(w, &window, bytes, Touch::Read, how) {
             window.check_written(c, w, bytes, contiguous);
         }
         for (position, &row) in rows.iter().enumerate() {
@@ -37,17 +37,10 @@ pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: S
                 unsafe { load_element(&window, &mut w.registers, i, row, at) };
             }
         }
-        c.global_seen(w, &window, strength(i));
+        c.strong_seen(w, &window, how);
         rest &= !window.mask;
     }
     Ok(())
-}
-
-/// How an instruction meets others.
-#[inline(always)]
-pub fn strength(i: &Instruction) -> Strength {
-    let (acquires, releases) = (i.has(FLAG_ACQUIRE), i.has(FLAG_RELEASE));
-    Strength { strong: i.has(FLAG_STRONG), acquires, releases }
 }
 
 /// The space and the addresses. A parameter that is accessed by name becomes a generic address.
@@ -130,7 +123,7 @@ unsafe fn gather<T: Copy, C: Copy>(
 /// `st`.
 #[inline(always)]
 pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow {
-    let bytes = i.b * u32::from(i.count);
+    let (bytes, how) = (i.b * u32::from(i.count), Strength::of(i));
     let (space, addresses) = place(w, i, space);
     let want = Want { space, bytes, store: true };
     let lists = &c.environment.kernel.data.code.lists;
@@ -141,8 +134,9 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
         resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
         c.region_access(w, &window, bytes, "store");
-        c.race_access(w, &window, bytes, Touch::Write, strength(i));
-        c.global_access(w, &window, bytes, Touch::Write, strength(i));
+        c.race_access(w, &window, bytes, Touch::Write, how);
+        c.global_access(w, &window, bytes, Touch::Write, how);
+        c.strong_write(w, &window, how);
         for (position, &row) in rows.iter().enumerate() {
             let at = position * i.b as usize;
             if contiguous && bytes == 4 && i.c == 0 {

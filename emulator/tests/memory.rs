@@ -243,7 +243,7 @@ fn cache_policies_are_taken_and_ignored() {
         "createpolicy.fractional.L2::evict_first.b64 %d9, 1.0;
          mov.b32 %r1, 5; mov.b32 %r2, 6;
          st.global.L1::no_allocate.L2::cache_hint.v2.b32 [%mine], {%r1, %r2}, %d9;
-         ld.global.nc.L1::evict_last.L2::cache_hint.L2::128B.b32 %r3, [%mine+4], %d9;
+         ld.global.nc.L1::evict_last.L2::cache_hint.L2::128B.b32 %r3, [%data+2048], %d9; add.u32 %r3, %r3, %r2;
          mov.b32 %r4, dynamic; shl.b32 %r5, %tid, 4; add.s32 %r4, %r4, %r5;
          mul.wide.u32 %d1, %tid, 16; add.s64 %d1, %d1, %data;
          cp.async.cg.shared.global.L2::cache_hint [%r4], [%d1], 16, %d9; mov.b32 %r7, 4;

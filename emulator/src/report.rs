@@ -99,15 +99,17 @@ pub enum FindingKind {
     /// goes on.
     SharedRace,
     /// Two warps, of one block or two, access the same global bytes, one of them writing, and nothing orders
-    /// them. The block goes on.
+    /// them; or one reads by `ld.global.nc` what the kernel writes. The block goes on.
     GlobalRace,
     /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, or a copy writes
     /// bytes that they read, with no `fence.proxy.async` between; or a bulk copy does so in global memory.
-    /// The block goes on.
+    /// Or a bulk copy is to complete at an mbarrier with no fence behind its initialisation. The block goes
+    /// on.
     MissingProxyFence,
     /// A register of a multiplication that has not been waited for. The block goes on.
     RegisterInFlight,
-    /// A multiplication on registers that were used after the last `wgmma.fence`. The block goes on.
+    /// A multiplication on registers that were used after the last `wgmma.fence`, be it by one of another
+    /// shape. The block goes on.
     MissingWgmmaFence,
     /// The warps of a warpgroup do not execute the same `wgmma` or `setmaxnreg`. Stops the block.
     WarpgroupDivergence,
@@ -117,7 +119,8 @@ pub enum FindingKind {
     /// A warp-wide instruction reached by part of the warp, or by a lane outside its member mask.
     /// Stops the block.
     WarpDivergence,
-    /// Every live thread waits for something that cannot happen. Stops the block.
+    /// Every live thread waits for something that cannot happen, or asks for it again and again. Stops the
+    /// block.
     Deadlock,
     /// The block executed more warp instructions than the step limit. Stops the block.
     StepLimit,
@@ -180,37 +183,42 @@ pub struct Finding {
     pub occurrences: u64,
 }
 
+/// A finding of a block, and where it stands: the block's number, and its own among those of the block.
+struct Placed {
+    place: (u64, usize),
+    finding: Finding,
+}
+
 /// Findings of blocks that have ended: one per kind and instruction, from the first block that met it.
 #[derive(Default)]
 pub(crate) struct Findings {
-    /// Each with its block and its number there, by kind and line.
-    known: HashMap<(FindingKind, u32), Vec<(u64, usize, Finding)>>,
+    /// By kind and line, which may hold several instructions.
+    known: HashMap<(FindingKind, u32), Vec<Placed>>,
 }
 
 impl Findings {
     /// Adds those of a block.
     pub(crate) fn add(&mut self, block: u64, findings: Vec<Finding>) {
         for (number, finding) in findings.into_iter().enumerate() {
-            let known = self.known.entry((finding.kind, finding.ptx_line)).or_default();
-            // A line may hold several instructions.
-            let Some((first, place, same)) = known.iter_mut().find(|(.., same)| same.ptx == finding.ptx)
-            else {
-                known.push((block, number, finding));
+            let new = Placed { place: (block, number), finding };
+            let known = self.known.entry((new.finding.kind, new.finding.ptx_line)).or_default();
+            let Some(same) = known.iter_mut().find(|known| known.finding.ptx == new.finding.ptx) else {
+                known.push(new);
                 continue;
             };
-            let occurrences = same.occurrences + finding.occurrences;
-            if (block, number) < (*first, *place) {
-                (*first, *place, *same) = (block, number, finding);
+            let occurrences = same.finding.occurrences + new.finding.occurrences;
+            if new.place < same.place {
+                *same = new;
             }
-            same.occurrences = occurrences;
+            same.finding.occurrences = occurrences;
         }
     }
 
     /// So many of them, in the order of blocks, and in which these met them.
     pub(crate) fn in_order(self, limit: usize) -> Vec<Finding> {
-        let mut all: Vec<_> = self.known.into_values().flatten().collect();
-        all.sort_by_key(|&(block, number, _)| (block, number));
-        all.into_iter().take(limit).map(|(.., finding)| finding).collect()
+        let mut all: Vec<Placed> = self.known.into_values().flatten().collect();
+        all.sort_by_key(|placed| placed.place);
+        all.into_iter().take(limit).map(|placed| placed.finding).collect()
     }
 }
 

@@ -91,8 +91,8 @@ impl Flight {
 }
 
 impl Flight {
-    /// Notes that a multiplication with so many columns accumulates; whether one with another shape does since the
-    /// last fence.
+    /// Notes that a multiplication with so many columns accumulates; whether one with another shape does
+    /// since the last fence.
     fn changes_shape(&mut self, accumulators: &[u32], columns: u32) -> bool {
         let now = Issue { fences: self.fences, columns };
         let mut changes = false;

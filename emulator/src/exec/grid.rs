@@ -42,17 +42,18 @@ const LACK_ROUNDS: u32 = 2;
 const MANY: usize = 8;
 /// The same, until nobody believes any more that it will be written.
 const VAIN_ROUNDS: u32 = 1 << 12;
-/// Multiprocessors of the largest GPU; its blocks, threads, and bytes of shared memory, of which each block takes some.
+/// Multiprocessors of the largest GPU; its blocks, threads, and bytes of shared memory, of which each block
+/// takes some.
 const MULTIPROCESSORS: usize = 192;
 const MULTIPROCESSOR: [usize; 3] = [32, 2048, 228 * 1024];
 const BLOCK_BYTES: usize = 1024;
 
 /// Runs a kernel.
 ///
-/// Blocks run in parallel on [`Options::threads`] threads. A block that asks again and again for what others
-/// have to write lets other blocks run before it goes on, and so does one that runs for long. Under a random
-/// schedule two at a time take turns of random length. As many blocks wait for each other as the largest GPU runs
-/// at once.
+/// Blocks run in parallel on [`Options::threads`] threads. A block that asks again and again for what
+/// others have to write lets other blocks run before it goes on, and so does one that runs for long. Under
+/// a random schedule two at a time take turns of random length. As many blocks wait for each other as the
+/// largest GPU runs at once.
 ///
 /// # Errors
 ///

@@ -183,7 +183,7 @@ impl Runner<'_, '_> {
             return Next::Advance;
         }
         if self.context.environment.code().instructions[self.pc as usize].op == Op::Load(Space::Shared) {
-            self.warp.asking |= self.mask;
+            self.warp.asks_in_vain(self.mask);
         }
         self.pc += 1;
         self.park(State::Ready);

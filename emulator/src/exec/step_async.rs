@@ -34,7 +34,7 @@ impl Runner<'_, '_> {
             return Ok(Next::Advance);
         }
         // Whoever asks in a loop lets others go on.
-        self.warp.asking |= m & !complete;
+        self.warp.asks_in_vain(m & !complete);
         self.pc += 1;
         self.park(State::Ready);
         Ok(Next::Leave(Event::Ask))

@@ -67,48 +67,36 @@ impl Block<'_> {
     #[cold]
     pub fn report_stuck(&mut self) {
         let mut table = String::new();
-        let mut first: Option<(FindingKind, u32, u32, u32)> = None;
+        // A warp that has torn apart is the cause; then who asks again and again. Who waits suffers from it.
+        let mut first: Option<(u32, FindingKind, u32, u32, u32)> = None;
         for warp in &self.warps {
             let asks = warp.fragments.iter().any(|fragment| fragment.state == State::Ready);
             for fragment in &warp.fragments {
-                let kernel = self.context.environment.kernel;
-                let (line, text) = (kernel.line(fragment.pc), kernel.text(fragment.pc));
-                let (what, kind) = match fragment.state {
-                    // Others of the warp still ask.
-                    State::Lanes(_) if asks => ("other lanes of the warp", FindingKind::Deadlock),
-                    State::Lanes(_) if matches!(self.op(fragment.pc), Op::Barrier(_)) => {
-                        ("the rest of the warp at a barrier", FindingKind::BarrierDivergence)
-                    }
-                    State::Phase(address) => {
-                        let _ = write!(
-                            table,
-                            "\n    warp {} lanes {:#010x} at line {line} `{text}`: the mbarrier at \
-                             {address:#x}",
-                            warp.id, fragment.mask
-                        );
-                        first = first.or(Some((
-                            FindingKind::Deadlock,
-                            fragment.pc,
-                            warp.id,
-                            fragment.mask.trailing_zeros() & 31,
-                        )));
-                        continue;
-                    }
-                    State::Registers => ("registers", FindingKind::Deadlock),
-                    State::Ready => ("what it asks for again and again", FindingKind::Deadlock),
-                    State::Lanes(_) => ("other lanes of the warp", FindingKind::WarpDivergence),
-                    _ => ("the barrier", FindingKind::Deadlock),
-                };
                 let lanes = fragment.mask;
+                let pc = if fragment.state == State::Ready { warp.asked_at() } else { fragment.pc };
+                let kernel = self.context.environment.kernel;
+                let (line, text) = (kernel.line(pc), kernel.text(pc));
+                let (rank, kind, what) = match fragment.state {
+                    State::Ready => (1, FindingKind::Deadlock, "what it asks for again and again"),
+                    State::Lanes(_) if asks => (2, FindingKind::Deadlock, "other lanes of the warp"),
+                    State::Lanes(_) if matches!(self.op(pc), Op::Barrier(_)) => {
+                        (0, FindingKind::BarrierDivergence, "the rest of the warp at a barrier")
+                    }
+                    State::Lanes(_) => (0, FindingKind::WarpDivergence, "other lanes of the warp"),
+                    State::Registers => (2, FindingKind::Deadlock, "registers"),
+                    State::Phase(_) => (2, FindingKind::Deadlock, "the mbarrier"),
+                    State::Barrier(_) => (2, FindingKind::Deadlock, "the barrier"),
+                };
                 let _ = write!(
                     table,
                     "\n    warp {} lanes {lanes:#010x} at line {line} `{text}`: {what}",
                     warp.id
                 );
-                // A warp that has torn apart is the cause; who waits at a barrier suffers from it.
-                let rank = |kind| usize::from(kind == FindingKind::Deadlock);
-                if first.is_none_or(|(known, ..)| rank(kind) < rank(known)) {
-                    first = Some((kind, fragment.pc, warp.id, lanes.trailing_zeros() & 31));
+                if let State::Phase(address) = fragment.state {
+                    let _ = write!(table, " at {address:#x}");
+                }
+                if first.is_none_or(|(known, ..)| rank < known) {
+                    first = Some((rank, kind, pc, warp.id, lanes.trailing_zeros() & 31));
                 }
             }
         }
@@ -124,7 +112,7 @@ impl Block<'_> {
                  {transactions} bytes"
             );
         }
-        if let Some((kind, pc, warp, lane)) = first {
+        if let Some((_, kind, pc, warp, lane)) = first {
             let message = format!("no thread of the block can go on; each waits for{table}");
             self.context.report(kind, pc, warp, lane, |_| message);
         }

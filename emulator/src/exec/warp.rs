@@ -203,6 +203,18 @@ impl Warp {
         times == SPINS
     }
 
+    /// Notes that the instruction being executed asked lanes' question in vain, which only their block can
+    /// answer.
+    pub fn asks_in_vain(&mut self, lanes: u32) {
+        self.asked = (self.pc, 0);
+        self.asking |= lanes;
+    }
+
+    /// The instruction that asked last for what others have to write or to complete.
+    pub fn asked_at(&self) -> u32 {
+        self.asked.0
+    }
+
     /// Whether all lanes that could go on asked in vain.
     pub fn only_asks(&self) -> bool {
         let ready = self.fragments.iter().filter(|fragment| fragment.state == State::Ready);

@@ -101,8 +101,8 @@ impl Warpgroups {
     }
 }
 
-/// Registers of each thread when a block of so many warps starts, in units of 8: `.maxnreg`, or else as many as
-/// the largest block that may be launched can have, so often as the kernel says that it is to fit.
+/// Registers of each thread when a block of so many warps starts, in units of 8: `.maxnreg`, or else as
+/// many as the largest block that may be launched can have, so often as the kernel says that it is to fit.
 fn registers_at_start(kernel: &KernelData, warps: u32) -> u32 {
     let threads = |sizes: [u32; 3]| sizes.iter().fold(1u32, |all, &size| all.saturating_mul(size));
     let most = kernel.max_threads.map_or(warps, |sizes| threads(sizes).div_ceil(32)).max(warps).max(1);

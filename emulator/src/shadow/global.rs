@@ -2,9 +2,9 @@
 //!
 //! Every warp of every block is an actor with a clock; those of a block know each other's by what orders
 //! them there. Blocks are ordered by nothing but what passes through strong accesses (atomic ones,
-//! `volatile`, `relaxed` and stronger): a `release`, or a `fence` and then a strong write; then a strong read
-//! or an atomic operation at the same address; that one an `acquire`, or a `fence` behind it; all of them with
-//! a scope beyond the block. The bulk stores of a thread are an actor of their own:
+//! `volatile`, `relaxed` and stronger): a `release`, or a `fence` and then a strong write; then a strong
+//! read or an atomic operation at the same address; that one an `acquire`, or a `fence` behind it; all of
+//! them with a scope beyond the block. The bulk stores of a thread are an actor of their own:
 //! `cp.async.bulk.wait_group` makes known what they wrote, `wait_group.read` does not.
 //!
 //! Nothing orders a read by `ld.global.nc` with a write of the same launch.

@@ -1,8 +1,9 @@
 //! What the warps of a block know of the launch, and of each other: what passes through strong accesses.
 //!
-//! A fence, or a `release`, lets a strong write make something known; a strong read of the same address sees it,
-//! and an `acquire`, or the next fence, makes it count. All of these have a scope: what one of them has for the
-//! block only is nothing to other blocks. A block keeps what its own warps made known apart from what all did.
+//! A fence, or a `release`, lets a strong write make something known; a strong read of the same address
+//! sees it, and an `acquire`, or the next fence, makes it count. All of these have a scope: what one of
+//! them has for the block only is nothing to other blocks. A block keeps what its own warps made known
+//! apart from what all did.
 
 use super::clock::View;
 use super::global::{Access, Order};

@@ -174,7 +174,8 @@ impl Race {
         Race::epoch(2 * self.warps.len() + warp as usize, CLOCK)
     }
 
-    /// The `cp.async` copies of a warp that begin. Nobody else may come near before they have been waited for.
+    /// The `cp.async` copies of a warp that begin. Nobody else may come near before they have been waited
+    /// for.
     pub fn copies(&self, warp: u32) -> Sweep {
         let look = Look { epoch: self.copying(warp), how: BYTES, write: true, asynchronous: false };
         Sweep::new(warp, look, true)

@@ -69,16 +69,17 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
     /// One warp calls it; nobody else uses these rows.
     #[inline(always)]
     pub unsafe fn clear_rows(self, lane: u32, first: u32) {
+        // Where a row stands that is far past the last one does not fit 32 bits.
+        let first = if first < ROWS { first } else { ROWS };
         // The swizzle stays inside a row.
-        let mut row = first + lane / 8;
-        while row < ROWS {
-            let offset = row * 128 + lane % 8 * 16;
+        let mut offset = first * 128 + lane * 16;
+        while offset < ROWS * 128 {
             let mut panel = 0;
             while panel < Self::PANELS {
                 shared::store_u32x4(self.address + panel * ROWS * 128 + offset, [0; 4]);
                 panel += 1;
             }
-            row += 4;
+            offset += 32 * 16;
         }
     }
 }

@@ -334,10 +334,10 @@ fn in_order() -> Vec<Mutant> {
     vec![
         mutant("a turn is never passed on")
             .edit("st.release", &["shares.publish(note);"], Which::All, dropped)
-            .finding("step limit reached", &["global::wait_for_u32(note"]),
+            .finding("deadlock", &["global::wait_for_u32(note"]),
         mutant("a turn is passed on twice over")
             .edit("st.release", &["shares.publish(note);"], Which::All, |line| moved(line, 1, "s32", 1))
-            .finding("step limit reached", &["global::wait_for_u32(note"]),
+            .finding("deadlock", &["global::wait_for_u32(note"]),
         Mutant::new("every other key tile is left out", KERNEL, many_key_tiles(KERNEL))
             .blocks(2)
             .edit(

@@ -35,7 +35,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("uninitialised shared read", &[PRODUCT]),
         mutant("tiles are used before other threads' copies are there")
             .edit("bar.sync", &[RING_BARRIER, LOOP], Which::Last, dropped)
-            .finding("uninitialised shared read", &[PRODUCT])
+            .finding("race in shared memory", &[PRODUCT])
             .finding("asynchronous copy in flight", &[PRODUCT]),
         mutant("barrier and wait change places")
             .edit("cp.async.wait_group", &[RING_WAIT, LOOP], Which::Last, |_| "bar.sync 0;".into())
@@ -48,7 +48,7 @@ fn mutants() -> Vec<Mutant> {
                  @%skip bar.sync 0; }"
                     .into()
             })
-            .finding("uninitialised shared read", &[PRODUCT])
+            .finding("race in shared memory", &[PRODUCT])
             .finding("deadlock", &[RING_BARRIER]),
         mutant("half a warp skips the barrier")
             .edit("bar.sync", &[RING_BARRIER, LOOP], Which::Last, |_| {

@@ -16,7 +16,7 @@ pub(super) fn mutants() -> Vec<Mutant> {
             .finding(GLOBAL_RACE, &[WRITER]),
         mutant("the first share is never noted")
             .edit("st.release", &[PUBLISHED], Which::All, dropped)
-            .finding("step limit reached", &[WAIT]),
+            .finding("deadlock", &[WAIT]),
         mutant("the note is read with no acquire")
             .edit("ld.acquire", &["global::load_acquire_u32(note)"], Which::All, |line| {
                 line.replacen("acquire", "relaxed", 1)

@@ -132,20 +132,9 @@ impl Context<'_> {
         (self.environment.families.race_copies)(self, w, window, bytes);
     }
 
-    /// Lanes have waited for a `cp.async`: it is as if they wrote now.
+    /// Lanes have waited for a `cp.async` of an instruction: it is as if they wrote now.
     pub fn race_copy_ends(&mut self, w: &Warp, window: &Window, bytes: u32, pc: u32) {
-        let Some(race) = &mut self.race else { return };
-        let runs = window.runs(bytes);
-        runs.for_each(|(_, offset, bytes)| race.copy_ends(w.id, offset as u32, bytes));
-        let words = Words {
-            offsets: &window.offsets,
-            lanes: window.mask,
-            count: bytes / WORD,
-            contiguous: window.is_contiguous(bytes),
-        };
-        if let Some(conflict) = race.lanes.access(w.id, words, true) {
-            self.race_report_lanes(pc, w.id, conflict);
-        }
+        (self.environment.families.race_copies_end)(self, w, window, bytes, pc);
     }
 
     /// A warp uses a memory barrier, which must have begun to live before.
@@ -321,6 +310,17 @@ fn sweep_all(
     found
 }
 
+/// The words that the lanes access.
+#[inline(always)]
+fn words(window: &Window, bytes: u32) -> Words<'_> {
+    Words {
+        offsets: &window.offsets,
+        lanes: window.mask,
+        count: bytes / WORD,
+        contiguous: window.is_contiguous(bytes),
+    }
+}
+
 /// Lanes access so many bytes each; whether there was a conflict.
 #[inline(always)]
 pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
@@ -328,13 +328,7 @@ pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, 
     race.pc = w.pc;
     let sweep = race.accesses(w.id, bytes, store, false);
     let found = sweep_all(race, sweep, window, bytes);
-    let words = Words {
-        offsets: &window.offsets,
-        lanes: window.mask,
-        count: bytes / WORD,
-        contiguous: window.is_contiguous(bytes),
-    };
-    let between_lanes = race.lanes.access(w.id, words, store);
+    let between_lanes = race.lanes.access(w.id, words(window, bytes), store);
     if let Some((lane, conflict)) = found {
         c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
     } else if let Some(conflict) = between_lanes {
@@ -351,6 +345,18 @@ pub fn copies_begin(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) 
     let sweep = race.copies(w.id);
     if let Some((lane, conflict)) = sweep_all(race, sweep, window, bytes) {
         c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+    }
+}
+
+/// Lanes have waited for a `cp.async` of so many bytes each.
+#[inline(always)]
+pub fn copies_end(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, pc: u32) {
+    let Some(race) = &mut c.race else { return };
+    for (_, offset, bytes) in window.runs(bytes) {
+        race.copy_ends(w.id, offset as u32, bytes);
+    }
+    if let Some(conflict) = race.lanes.access(w.id, words(window, bytes), true) {
+        c.race_report_lanes(pc, w.id, conflict);
     }
 }
 

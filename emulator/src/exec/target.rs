@@ -30,6 +30,7 @@ pub struct Families {
     pub matrix: fn(&mut Context<'_>, &mut Warp, &Instruction, u32, MatrixOp) -> Flow,
     pub race_lanes: fn(&mut Context<'_>, &Warp, &Window, u32, bool) -> bool,
     pub race_copies: fn(&mut Context<'_>, &Warp, &Window, u32),
+    pub race_copies_end: fn(&mut Context<'_>, &Warp, &Window, u32, u32),
     pub race_operand: fn(&mut Context<'_>, &Warp, usize, u32),
 }
 
@@ -64,6 +65,8 @@ macro_rules! families {
                 (c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool),
             race_copies: $wrap!(race::copies_begin,
                 (c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) -> ()),
+            race_copies_end: $wrap!(race::copies_end,
+                (c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, pc: u32) -> ()),
             race_operand: $wrap!(race::operand_is_read,
                 (c: &mut Context<'_>, w: &Warp, place: usize, group: u32) -> ()),
         }

@@ -182,6 +182,7 @@ impl Race {
     }
 
     /// It has been waited for: now it is as if the warp had written itself.
+    #[inline(always)]
     pub fn copy_ends(&mut self, warp: u32, offset: u32, bytes: u32) {
         let begun = self.copying(warp);
         let write = self.now(warp);

@@ -145,3 +145,44 @@ fn query_tiles_are_handed_back_behind_a_fence_whatever_the_output() {
         }
     }
 }
+
+/// In a window the first key tiles of a query tile are those of its first rows, and later warpgroups leave them out.
+/// Where these were as many as there are stages, the keys of the next query tile never came, and the block waited
+/// for ever: at head dims 72 and 88, whose rows of odd length are for tiles of 192 queries also in a window.
+#[test]
+fn warpgroups_that_leave_out_the_first_key_tiles_get_the_next_query_tile() {
+    if emulated_arch() != Some(Arch::Sm90a) {
+        return;
+    }
+    let kernels = [
+        ("forward_bf16_d64_sm90a", 64),
+        ("forward_bf16_d80_sm90a", 72),
+        ("forward_bf16_d96_sm90a", 88),
+        ("forward_bf16_d128_sm90a", 120),
+        ("forward_bf16_d160_sm90a", 160),
+        ("forward_bf16_d256_sm90a", 256),
+    ];
+    // From 272 to 287 two tiles of 112 keys begin before the last 64 of the query rows 384 to 575 see any.
+    let windows = [(272, 0), (280, 40), (287, 0), (330, 130), (64, 64)];
+    for (kernel, head_dim) in kernels {
+        for (number, (left, right)) in windows.into_iter().enumerate() {
+            let alignment = CausalAlignment::BottomRight;
+            let case = Case {
+                query_rows: 768 - 20 * number,
+                key_rows: 768,
+                query_heads: 2,
+                key_heads: 1,
+                head_dim,
+                value_dim: head_dim,
+                dtype: Dtype::Bf16,
+                output_dtype: Dtype::Bf16,
+                mask: Mask::Window { left: Some(left), right: Some(right), alignment },
+                placement: Placement::Bshd,
+                gradients: None,
+                ..Case::small()
+            };
+            let verdict = judge_on(&of_size(&open(), 1), kernel, &case);
+            assert!(matches!(verdict, Verdict::Clean), "{kernel}, window {left}, {right}: {verdict:?}");
+        }
+    }
+}

@@ -42,8 +42,14 @@ const TESTED: [&str; 2] = ["finite-attention", TESTS];
 /// The package of the property tests, and of the zoo.
 const TESTS: &str = "finite-attention-tests";
 
-/// Tests that look for the command where cargo built it.
-const LEFT_OUT: [&str; 3] = ["host-test-cli", "host-test-sanitize", "host-test-trace"];
+/// Tests that look for the command, or the source, where cargo built it.
+const LEFT_OUT: [&str; 5] = [
+    "host-test-c_header",
+    "host-test-cli",
+    "host-test-sanitize",
+    "host-test-sanitize_options",
+    "host-test-trace",
+];
 
 /// What runs on the other machine.
 const RUN: &str = r#"#!/bin/sh

@@ -201,14 +201,13 @@ fn hopper_plan(
 /// | full with 13 % more rows, S 512, 1024 | 0.93, 0.95 | 0.96, 0.99 |
 /// | causal, S 1536, 2048, 3072, 4096 | 1.00, 0.98, 1.03, 1.02 | 1.02, 1.02, 1.04, 1.04 |
 /// | packed, 33 to 4096 rows: full, causal | 1.07, 0.98 | 1.10, 1.00 |
-/// | window of 1024, S 16384 | 0.93 | 0.99 |
+/// | window of 1024, S 1024, 4096, 16384 | | 0.98, 1.00, 1.00 |
 ///
 /// Where rows do not start on sectors, tall ones are faster in all of these: full 1.07 (S 512) to 1.23
 /// (4096), causal 1.02 to 1.20, packed 1.19 and 1.11, in a window 1.04.
 ///
-/// At head dim 64 tall tiles are 9 % faster causal where nothing is wasted (S 1536), 5 % where they have 3 %
-/// more rows (2048), 10 % slower where they have 13 % more (1024), in a window 8 to 13 % slower at S 1024 and
-/// 2048.
+/// At head dim 64 tall tiles are 4 % faster also where they have 13 % more rows: causal S 512 and 1024, 5 %
+/// in a window of 1024 at S 1024.
 fn prefers_short_tiles(valid: &ValidForward) -> bool {
     let rows = valid.query_rows;
     if rows <= 128 {
@@ -217,9 +216,9 @@ fn prefers_short_tiles(valid: &ValidForward) -> bool {
     let columns = valid.head_dim.max(valid.value_dim);
     let (is_full, has_window) = (valid.sees_all(), valid.window_left != WINDOW_OPEN);
     let padded = |tile: u32| u64::from(rows.div_ceil(tile)) * u64::from(tile);
-    let wastes = padded(192) * 100 > padded(128) * 106;
+    let wastes = |percent: u64| padded(192) * 100 > padded(128) * (100 + percent);
     if columns <= 64 {
-        return !is_full && if valid.is_packed() || has_window { rows <= 2048 } else { wastes };
+        return !is_full && if valid.is_packed() { rows <= 2048 } else { wastes(15) };
     }
     if !starts_on_sectors(valid) {
         return false;
@@ -231,7 +230,7 @@ fn prefers_short_tiles(valid: &ValidForward) -> bool {
         ..=96 => 2560,
         _ => 1536,
     };
-    rows < least || if valid.is_packed() { rows <= 2048 } else { wastes }
+    rows < least || if valid.is_packed() { rows <= 2048 } else { wastes(6) }
 }
 
 /// Whether all rows of k and v start on sectors of 32 bytes if the first one does. If not, the tensor memory

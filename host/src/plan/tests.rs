@@ -201,12 +201,12 @@ fn tiles_are_tall_where_they_waste_little() {
         plan(&problem, &pointers()).kernel.query_rows
     };
     let causal = |count| rows(count, Mask::Causal(CausalAlignment::BottomRight));
-    assert_eq!([256, 512, 1000, 1024].map(causal), [128; 4]);
-    assert_eq!([192, 384, 768, 1025, 1536, 2048, 4096].map(causal), [192; 7]);
+    assert_eq!([247, 256, 600, 640].map(causal), [128; 4]);
+    assert_eq!([192, 384, 512, 768, 1024, 1025, 1536, 4096].map(causal), [192; 8]);
     assert_eq!([128, 129, 1024].map(|count| rows(count, Mask::Full)), [128, 192, 192]);
     let alignment = CausalAlignment::BottomRight;
     let window = Mask::Window { left: Some(64), right: Some(0), alignment };
-    assert_eq!([1536, 2049].map(|count| rows(count, window)), [128, 192]);
+    assert_eq!([256, 1536, 2049].map(|count| rows(count, window)), [128, 192, 192]);
 }
 
 #[test]
@@ -242,8 +242,8 @@ fn tall_tiles_are_planned_where_they_are_faster() {
         Mask::Window { left: Some(1024), right: Some(0), alignment: CausalAlignment::BottomRight };
     let expected = [
         (64, Mask::Full, vec![(128, 128), (129, 192), (512, 192), (1024, 192)]),
-        (64, causal, vec![(512, 128), (1024, 128), (1536, 192), (2048, 192)]),
-        (64, window, vec![(1536, 128), (4096, 192)]),
+        (64, causal, vec![(256, 128), (512, 192), (640, 128), (1024, 192), (1536, 192), (2048, 192)]),
+        (64, window, vec![(247, 128), (1024, 192), (4096, 192)]),
         (96, Mask::Full, vec![(128, 128), (512, 128), (1024, 128), (1536, 192), (4096, 192)]),
         (96, causal, vec![(1536, 128), (2048, 128), (3072, 192), (4096, 192)]),
         (96, window, vec![(1536, 128), (16384, 128)]),

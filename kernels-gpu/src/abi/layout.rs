@@ -15,8 +15,14 @@ pub const MESSAGE_BYTES: u32 = 48;
 
 /// Dynamic shared memory that a block can have on Hopper.
 const MOST_SHARED_BYTES: u32 = 227 * 1024;
-/// Bytes for barriers and messages at the end of the shared memory of kernels for Hopper.
-const CONTROL_BYTES: u32 = 512;
+/// Bytes for barriers and messages at the end of the shared memory of the backward for Hopper.
+const BACKWARD_CONTROL_BYTES: u32 = 512;
+/// The same of the forward, and for notes.
+const FORWARD_CONTROL_BYTES: u32 = 768;
+/// Bytes that a computing warp of the forward for Hopper has for notes to itself.
+pub const NOTE_BYTES: u32 = 32;
+/// Computing warps that it has at most.
+const MOST_FORWARD_WARPS: u32 = 12;
 /// Stages of query tiles in the backward for Hopper.
 const QUERY_STAGES: u32 = 2;
 /// Warpgroups that compute in the backward for Hopper.
@@ -45,7 +51,7 @@ pub const fn forward_sm90a_key_stages(head_dim: u32, query_rows: u32, key_rows: 
     let row_bytes = panel_columns(head_dim) * 2;
     let output_tiles = forward_sm90a_keeps_output_apart(head_dim, query_rows) as u32;
     let tiles = forward_sm90a_query_stages(head_dim, query_rows) + output_tiles;
-    let left = MOST_SHARED_BYTES - CONTROL_BYTES - tiles * query_rows * row_bytes;
+    let left = MOST_SHARED_BYTES - FORWARD_CONTROL_BYTES - tiles * query_rows * row_bytes;
     let stages = left / (2 * key_rows * row_bytes);
     if stages < 4 { stages } else { 4 }
 }
@@ -67,6 +73,8 @@ pub struct ForwardHopperLayout {
     pub v: u32,
     /// The mailbox of orders.
     pub orders: u32,
+    /// Notes of each computing warp.
+    pub notes: u32,
     /// Barriers of query tiles.
     pub q_barriers: u32,
     /// Barriers of key tiles.
@@ -95,17 +103,19 @@ impl ForwardHopperLayout {
         let k = regions.add("k", stages, key_rows * row_bytes);
         let v = regions.add("v", stages, key_rows * row_bytes);
         let orders = add_mailbox(&mut regions);
+        let notes = regions.add("notes", MOST_FORWARD_WARPS, NOTE_BYTES);
         let q_barriers = add_stages(&mut regions, "q barriers", query_stages);
         let k_barriers = add_stages(&mut regions, "k barriers", stages);
         let v_barriers = add_stages(&mut regions, "v barriers", stages);
         let raw_q = regions.add("raw q barriers", 1, query_stages * BARRIER_BYTES);
         let raw_v = regions.add("raw v barriers", 1, stages * BARRIER_BYTES);
-        regions.pad(orders + CONTROL_BYTES);
+        regions.pad(orders + FORWARD_CONTROL_BYTES);
         ForwardHopperLayout {
             o,
             k,
             v,
             orders,
+            notes,
             q_barriers,
             k_barriers,
             v_barriers,
@@ -180,7 +190,7 @@ impl BackwardHopperLayout {
         let scratch = regions.add("scratch", 1, 4 * WARPGROUPS * 4);
         regions.add("factor", 1, 4);
         regions.add("allowed", WARPGROUPS, 4);
-        regions.pad(orders + CONTROL_BYTES);
+        regions.pad(orders + BACKWARD_CONTROL_BYTES);
         BackwardHopperLayout {
             v,
             q,

@@ -53,6 +53,7 @@ impl WorkOrder {
     #[inline(always)]
     pub fn message(&self) -> [u32; WORDS] {
         let QueryBlock { sequence, head, first_row, .. } = self.block;
+        let tiles = self.tiles.words();
         [
             first_row as u32,
             sequence.query_rows as u32,
@@ -62,10 +63,10 @@ impl WorkOrder {
             sequence.batch,
             if self.repairs_queries { self.query_stage } else { NONE },
             if self.repairs_values { self.value_stage } else { NONE },
-            self.tiles.begin as u32,
-            self.tiles.full_begin as u32,
-            self.tiles.full_end as u32,
-            self.tiles.end as u32,
+            tiles[0],
+            tiles[1],
+            tiles[2],
+            tiles[3],
         ]
     }
 }
@@ -90,8 +91,7 @@ impl ReceivedOrder {
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
     pub unsafe fn tiles(self) -> TileRange {
-        let [begin, full_begin, full_end, end] = self.0.group(2).map(|word| word as i32);
-        TileRange { begin, full_begin, full_end, end }
+        TileRange::from_words(self.0.group(2))
     }
 
     /// Whether the block's row `row` exists.
@@ -104,21 +104,24 @@ impl ReceivedOrder {
         first_row + (row as i32) < query_rows
     }
 
-    /// How many of the last key tiles, of `keys` keys each, none of the block's first `rows` rows sees.
+    /// Those of the key tiles, of `keys` keys each, that the block's rows `first..first + 64` visit: one at
+    /// least, and at most `most_left` are left after them.
     ///
     /// # Safety
     /// As [`ReceivedOrder::is_end`]; the order has a key tile.
     #[inline(always)]
-    pub unsafe fn unseen_tiles(self, p: &ForwardParams, rows: u32, keys: u32) -> u32 {
-        let tiles = self.tiles();
-        if tiles.full_end == tiles.end {
-            return 0;
-        }
-        let block = self.block(p);
-        let behind = block.first_row + rows as i32;
-        let rows = block.sequence.query_rows;
-        let last = if behind < rows { behind } else { rows } - 1;
-        block.sequence.visible.unseen_tiles(&tiles, last, keys as i32) as u32
+    pub unsafe fn tiles_of_rows(
+        self,
+        p: &ForwardParams,
+        first: u32,
+        keys: u32,
+        most_left: u32,
+    ) -> TileRange {
+        let QueryBlock { sequence, first_row, .. } = self.block(p);
+        let first = first_row + first as i32;
+        let end = if first + 64 < sequence.query_rows { first + 64 } else { sequence.query_rows };
+        let (keys, most_left) = (keys as i32, most_left as i32);
+        sequence.visible.tiles_of_part(&self.tiles(), (first, end - 1), keys, most_left)
     }
 
     /// The query block, except for its key head and first key, which only the producer uses.

@@ -33,6 +33,25 @@ pub struct TileRange {
     pub end: i32,
 }
 
+impl TileRange {
+    /// As words of a message.
+    #[inline(always)]
+    pub const fn words(&self) -> [u32; 4] {
+        [self.begin as u32, self.full_begin as u32, self.full_end as u32, self.end as u32]
+    }
+
+    /// From [`TileRange::words`].
+    #[inline(always)]
+    pub const fn from_words([begin, full_begin, full_end, end]: [u32; 4]) -> Self {
+        TileRange {
+            begin: begin as i32,
+            full_begin: full_begin as i32,
+            full_end: full_end as i32,
+            end: end as i32,
+        }
+    }
+}
+
 impl Visible {
     /// First key visible to query `row`.
     #[inline(always)]
@@ -72,12 +91,27 @@ impl Visible {
         TileRange { begin, full_begin, full_end, end }
     }
 
-    /// How many of the last tiles of a range that is not empty, `keys` keys each, no query up to `last` sees.
-    /// The first tile is never one of them.
+    /// The tiles that queries `first..last + 1`, some of those that `whole` is for, must visit, of a range
+    /// that is not empty; at most `most_left` of `whole` are before them. There is always one: where the
+    /// queries see nothing, it is the first of `whole`. Where there are no queries, it is all of `whole`.
     #[inline(always)]
-    pub const fn unseen_tiles(&self, tiles: &TileRange, last: i32, keys: i32) -> i32 {
-        let end = ceil_div(max(self.end(last), 0), keys);
-        max(tiles.end - max(end, tiles.begin + 1), 0)
+    pub const fn tiles_of_part(
+        &self,
+        whole: &TileRange,
+        (first, last): (i32, i32),
+        keys: i32,
+        most_left: i32,
+    ) -> TileRange {
+        if first > last {
+            return *whole;
+        }
+        let mut part = self.tiles(first, last, keys);
+        if part.begin == part.end {
+            let end = whole.begin + 1;
+            part = TileRange { begin: whole.begin, full_begin: end, full_end: end, end };
+        }
+        part.begin = min(part.begin, whole.begin + most_left);
+        part
     }
 }
 
@@ -174,26 +208,41 @@ mod tests {
 
     proptest! {
         #[test]
-        fn unseen_tiles_are_all_behind_the_last_that_is_seen(
+        fn a_part_visits_what_it_sees_of_the_whole(
             queries in 1..100i32, keys in 1..100i32, top_left: bool, left in side(), right in side(),
-            first in 0..100i32, rows in 1..64i32, part in 1..64i32,
+            first in 0..100i32, rows in 1..64i32, begin in 0..64i32, part in 0..64i32, most_left in 0..5i32,
         ) {
             let first = first % queries;
             let last = (first + rows).min(queries) - 1;
-            let part = (first + part).min(last + 1) - 1;
             let diagonal = if top_left { 0 } else { keys - queries };
             let v = Visible { key_rows: keys, diagonal, left, right };
-            let range = v.tiles(first, last, TILE);
-            prop_assume!(range.begin < range.end);
-            let end = range.end - v.unseen_tiles(&range, part, TILE);
-            prop_assert!(range.begin < end && end <= range.end);
+            let whole = v.tiles(first, last, TILE);
+            prop_assume!(whole.begin < whole.end);
+            // With none, or none that exists, too.
+            let begin = first + begin;
+            let end = (begin + part).min(last + 1);
+            let range = v.tiles_of_part(&whole, (begin, end - 1), TILE, most_left);
+            prop_assert!(whole.begin <= range.begin && range.begin < range.end && range.end <= whole.end);
+            prop_assert!(range.begin <= range.full_begin && range.full_begin <= range.full_end);
+            prop_assert!(range.full_end <= range.end);
+            prop_assert!(range.begin <= whole.begin + most_left || begin >= end);
+            let mut all = begin < end;
+            for i in begin..end {
+                all &= (0..keys).any(|j| sees(&v, i, j));
+                for j in 0..keys {
+                    let tile = j / TILE;
+                    prop_assert!(!sees(&v, i, j) || (range.begin..range.end).contains(&tile));
+                    prop_assert!(sees(&v, i, j) || !(range.full_begin..range.full_end).contains(&tile));
+                }
+            }
+            // No more than those, unless some see nothing.
             let seen = |tile: i32| {
                 let keys = tile * TILE..((tile + 1) * TILE).min(keys);
-                (first..=part).any(|i| keys.clone().any(|j| sees(&v, i, j)))
+                (begin..end).any(|i| keys.clone().any(|j| sees(&v, i, j)))
             };
-            prop_assert!((end..range.end).all(|tile| !seen(tile)));
-            // No fewer than that, unless the rows see nothing, or the window is closed to the left.
-            prop_assert!(end == range.begin + 1 || left < WINDOW_OPEN || seen(end - 1));
+            prop_assert!(!all || seen(range.end - 1));
+            prop_assert!(!all || seen(range.begin) || range.begin == whole.begin + most_left);
+            prop_assert!(begin < end || range == whole);
         }
     }
 

@@ -51,9 +51,7 @@ use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::pack;
 use crate::tile::store::{store_exchanged, store_pairs};
-use crate::tile::warpgroup::{
-    DQ_REGISTERS, GradientElement, QueryGradientElement, Wait, store_transposed,
-};
+use crate::tile::warpgroup::{GradientElement, QueryGradientElement, Wait, store_transposed};
 use helpers::Maps;
 use room::{Room, STAGES, WARPGROUPS};
 

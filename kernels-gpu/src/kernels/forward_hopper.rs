@@ -17,7 +17,8 @@
 //!     wait for both;  o = o / sum,  lse = ln(sum) + r
 //! ```
 //!
-//! Three warpgroups go past query tiles of which they have no row. At head dim 64 they start the last product
+//! Warpgroups go past key tiles that none of their rows sees, and three of them past query tiles of which
+//! they have no row. At head dim 64 they start the last product
 //! with values before the scores of the next query tile, and write o while these are made.
 //!
 //! What lies outside of a tensor arrives as zeros. In packed sequences the rows after a sequence's end are
@@ -26,28 +27,27 @@
 //! none of it, their scores are replaced). It also multiplies q by the sign of the scale.
 
 mod helpers;
+mod orders;
 mod output;
 mod room;
 
 use crate::abi::{
-    ForwardHopperParams, ForwardParams, forward_sm90a_key_stages, forward_sm90a_query_stages,
-    panel_columns,
+    ForwardHopperParams, forward_sm90a_key_stages, forward_sm90a_query_stages, panel_columns,
 };
 use crate::arch::{barrier, bulk_copy, thread, warp};
 use crate::attention::mask;
-use crate::attention::query_block::QueryBlock;
 use crate::attention::scale::Scale;
 use crate::attention::softmax::OnlineSoftmax;
 use crate::attention::work_order::ReceivedOrder;
 use crate::geometry::visible::TileRange;
-use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::roles::{Helper, Recruit, Turns};
 use crate::pipeline::stages::Cursor;
-use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::element;
 use crate::tile::fragment::{Fragment, MmaFragment};
 use crate::tile::store;
 use crate::tile::warpgroup::{Queries, Sum, Wait, WarpgroupElement};
 use helpers::Maps;
+use orders::Next;
 use room::{Room, may_need_repair, query_registers};
 
 impl<
@@ -84,8 +84,7 @@ impl<
         let mut queries: Cursor<QUERY_STAGES> = Cursor::start();
         let (mut keys, mut values) = (Cursor::<STAGES>::start(), Cursor::<STAGES>::start());
         let turns = Turns::<WARPGROUPS>::begin(warpgroup);
-        // Rows of this warpgroup and those before it.
-        let rows = 64 * (warpgroup + 1);
+        let note = self.note();
         let load = |stage: u32| {
             let (lane, row) = place();
             let tile = self.query(warp::uniform(stage));
@@ -104,8 +103,9 @@ impl<
             |order: ReceivedOrder, queries: &Cursor<QUERY_STAGES>, keys: &mut Cursor<STAGES>| {
                 self.queries.wait(queries);
                 let q = load(queries.stage());
-                if Self::PASSES_UNSEEN {
-                    self.keys.pass(keys, order.unseen_tiles(p, rows, KEYS), lane == 0);
+                if Self::HAS_PARTS {
+                    self.find_part(p, order, warpgroup, note, lane);
+                    self.keys.pass(keys, Self::unseen(order, note), lane == 0);
                 }
                 self.keys.wait(keys);
                 q
@@ -136,7 +136,7 @@ impl<
             let mut is_sending = false;
             loop {
                 let order = ReceivedOrder(self.orders.letter(&orders));
-                let tiles = order.tiles();
+                let tiles = Self::part(order, note);
                 let hide = |scores: &mut [f32; S], tile: i32, tiles: &TileRange| {
                     if tile < tiles.full_begin || tile >= tiles.full_end {
                         let block = order.block(p);
@@ -154,11 +154,6 @@ impl<
                 output.restart();
                 let mut softmax = OnlineSoftmax::<2>::new(p.output_f32 != 0);
                 let mut tile = tiles.end - 1;
-                let mut unseen = 0;
-                if Self::PASSES_UNSEEN {
-                    unseen = order.unseen_tiles(p, rows, KEYS);
-                    tile -= unseen as i32;
-                }
                 hide(&mut scores, tile, &tiles);
                 let (mut probabilities, _) = if Self::GUESSES_MAXIMUM {
                     softmax.first_probabilities::<MmaFragment, E, S, P>(&scores, scale.log2)
@@ -171,8 +166,10 @@ impl<
                     let rows = if Self::KEEPS_QUERIES { queries.previous() } else { queries };
                     self.release_sent_queries(&rows, lane == 0 && is_sending);
                 }
-                if Self::PASSES_UNSEEN {
+                if Self::HAS_PARTS {
+                    let unseen = Self::unseen(order, note);
                     self.values.pass(&mut values, unseen, lane == 0);
+                    turns.skip(unseen);
                 }
                 let mut first_tile = tiles.begin;
                 while tile > first_tile {
@@ -184,7 +181,7 @@ impl<
                     E::start_output(&mut output, &probabilities, value(&values));
                     turns.pass();
 
-                    let tiles = order.tiles();
+                    let tiles = Self::part(order, note);
                     first_tile = tiles.begin;
                     scores.wait::<1>();
                     if lane == 0 {
@@ -209,6 +206,9 @@ impl<
                 let used = queries;
                 queries.advance();
                 let block = order.block(p);
+                if Self::HAS_PARTS {
+                    Self::note_left(order, first_tile, note, lane);
+                }
                 if Self::sends_output(O) && Self::KEEPS_OUTPUT_APART && lane == 0 {
                     // What left through the rows that this output will leave through.
                     bulk_copy::wait_read::<0>();
@@ -221,6 +221,11 @@ impl<
                 }
                 if Self::VALUES_FIRST {
                     E::start_output(&mut output, &probabilities, value(&values));
+                }
+                if Self::HAS_PARTS {
+                    let left = Self::left(note);
+                    self.keys.pass(&mut keys, left, lane == 0);
+                    turns.skip(left);
                 }
                 if Self::LOOKS_AHEAD {
                     next = self.next_order::<E, O>(p, &mut orders, warpgroup, place);
@@ -323,6 +328,11 @@ impl<
                     self.release_queries(&used, lane == 0);
                 }
                 values.advance();
+                if Self::HAS_PARTS {
+                    self.values.pass(&mut values, Self::left(note), lane == 0);
+                    // The next ones are noted behind this.
+                    warp::warp_sync();
+                }
                 // Two warpgroups never go on behind another message than work: without a condition the
                 // assembler sees that stages are uniform.
                 if Self::LOOKS_AHEAD && (!Self::GOES_PAST || next == Next::Work) {
@@ -342,83 +352,6 @@ impl<
             }
         }
     }
-
-    /// Goes past a query tile of which this warpgroup has no row.
-    #[inline(always)]
-    unsafe fn go_past(
-        &self,
-        orders: &mut MessageCursor,
-        queries: &mut Cursor<QUERY_STAGES>,
-        keys: &mut Cursor<STAGES>,
-        values: &mut Cursor<STAGES>,
-        lane: u32,
-    ) {
-        self.queries.pass(queries, 1, lane == 0);
-        let tiles = ReceivedOrder(self.orders.letter(orders)).tiles();
-        let mut tile = tiles.begin;
-        while tile < tiles.end {
-            self.keys.pass(keys, 1, lane == 0);
-            self.values.pass(values, 1, lane == 0);
-            tile += 1;
-        }
-        self.orders.discard(orders, lane);
-    }
-
-    /// Waits for the next order with a key tile; orders without one are carried out here.
-    #[inline(always)]
-    unsafe fn next_order<E: TensorCoreElement, const O: usize>(
-        &self,
-        p: &ForwardParams,
-        orders: &mut MessageCursor,
-        warpgroup: u32,
-        place: impl Fn() -> (u32, u32),
-    ) -> Next {
-        loop {
-            let order = ReceivedOrder(self.orders.wait(orders));
-            // The last message has none.
-            let tiles = order.tiles();
-            if tiles.begin < tiles.end {
-                let is_idle = Self::GOES_PAST && !order.has_row(64 * warpgroup);
-                return if is_idle { Next::Idle } else { Next::Work };
-            }
-            if order.is_end() {
-                return Next::End;
-            }
-            let (lane, row) = place();
-            self.write_dead::<E, O>(p, &order.block(p), lane, row);
-            self.orders.discard(orders, lane);
-        }
-    }
-
-    /// Output and lse of rows that see no key tile.
-    #[inline(always)]
-    unsafe fn write_dead<E: TensorCoreElement, const O: usize>(
-        &self,
-        p: &ForwardParams,
-        block: &QueryBlock,
-        lane: u32,
-        row: u32,
-    ) {
-        let as_f32 = p.output_f32 != 0;
-        let target = if as_f32 { block.o::<4>(p) } else { block.o::<2>(p) };
-        store::store_pairs::<E, O, true>(lane, &[0.0; O], row, 0, &target, as_f32);
-        if lane < 16 {
-            block.store_lse(p, row + lane, f32::NEG_INFINITY);
-        }
-    }
-}
-
-/// What comes next for a warpgroup.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
-    /// Whatever the next order says.
-    Unknown,
-    /// A query tile.
-    Work,
-    /// A query tile of which it has no row.
-    Idle,
-    /// Nothing.
-    End,
 }
 
 /// One block of `1 + WARPGROUPS` warpgroups.

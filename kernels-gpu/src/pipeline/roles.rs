@@ -102,6 +102,20 @@ impl<const CONSUMERS: u32> Turns<CONSUMERS> {
         Turns { warpgroup }
     }
 
+    /// Lets `count` turns pass.
+    ///
+    /// # Safety
+    /// As [`Turns::wait`] and [`Turns::pass`], so often.
+    #[inline(always)]
+    pub unsafe fn skip(self, count: u32) {
+        let mut left = count;
+        while Self::ARE_TAKEN && left > 0 {
+            self.wait();
+            self.pass();
+            left -= 1;
+        }
+    }
+
     /// Waits for the turn.
     ///
     /// # Safety

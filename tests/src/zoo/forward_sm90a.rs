@@ -82,7 +82,7 @@ fn mutants() -> Vec<Mutant> {
         unseen("keys that are passed are not released")
             .edit(
                 "mbarrier.arrive.shared",
-                &["self.keys.pass(keys, order.unseen_tiles"],
+                &["self.keys.pass(keys, Self::unseen(order, note)"],
                 Which::All,
                 dropped,
             )
@@ -331,7 +331,7 @@ fn mutants() -> Vec<Mutant> {
         tall("key tiles that are gone past are not waited for")
             .on(Case { head_dim: 120, value_dim: 120, key_rows: 230, ..several_tiles(TALL) })
             .edit("mbarrier.try_wait", &["self.keys.pass(keys, 1, lane == 0);"], Which::All, no_wait)
-            .finding("asynchronous copy in flight", &["self.key("])
+            .finding("asynchronous copy in flight", &["key("])
             .finding("deadlock", &["self.keys.acquire(keys);"]),
     ]
 }

@@ -1,7 +1,9 @@
 //! The shared memory of a block of the Hopper forward: tiles, barriers, messages.
 
 use crate::abi::{
-    ForwardParams, forward_sm90a_keeps_output_apart, layout::ForwardHopperLayout, panel_columns,
+    ForwardParams, forward_sm90a_keeps_output_apart,
+    layout::{ForwardHopperLayout, NOTE_BYTES},
+    panel_columns,
 };
 use crate::arch::barrier::block_sync;
 use crate::arch::{mbarrier, shared, thread};
@@ -29,6 +31,7 @@ pub(super) struct Room<
     raw_queries: u32,
     raw_values: u32,
     pub orders: Mailbox,
+    first_note: u32,
 }
 
 impl<
@@ -44,9 +47,13 @@ impl<
     /// Whether the scores of the next query tile are started before this one is done. Where queries stay in
     /// shared memory and there is room for one tile of them only, the next one comes too late for that.
     pub const LOOKS_AHEAD: bool = QUERY_STAGES > 1 || query_registers(ROW_BYTES / 2, QUERIES) > 0;
-    /// Whether a warpgroup goes past key tiles that only rows of later warpgroups see: one, or with fewer
-    /// than 128 keys two. Two warpgroups that take turns would gain little, and lose 1 to 2 % without a mask.
-    pub const PASSES_UNSEEN: bool = WARPGROUPS > 2 && Self::LOOKS_AHEAD;
+    /// Whether each warpgroup has key tiles of its own: it goes past those that only rows of others see, and
+    /// masks no tile that all of its rows see. Two warpgroups with 128 keys a tile see the same.
+    pub const HAS_PARTS: bool = KEYS < 128 || WARPGROUPS > 2;
+    /// How many key tiles a warpgroup leaves after its last one at most. While it waits for the keys of the
+    /// next query tile it still has the stage of its last values: values of more tiles than there are other
+    /// stages would never come, nor what comes after them.
+    pub const MOST_LEFT: u32 = STAGES - 1;
     /// Whether the output leaves through shared memory. For two warpgroups of head dim 64, whose tiles are
     /// short, what that saves is less than the two synchronisations of a warp cost.
     pub const STAGES_OUTPUT: bool = Self::LOOKS_AHEAD && (WARPGROUPS > 2 || ROW_BYTES > 128);
@@ -71,7 +78,8 @@ impl<
         let all = ForwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
         assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.k);
         assert!(all.v - all.k == STAGES * Self::KEY_BYTES && all.orders - all.v == all.v - all.k);
-        assert!(all.q_barriers - all.orders == Mailbox::BYTES);
+        assert!(all.notes - all.orders == Mailbox::BYTES && Mailbox::BYTES % 16 == 0);
+        assert!(all.q_barriers - all.notes == 12 * NOTE_BYTES);
         assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
         assert!(all.v_barriers - all.k_barriers == Stages::<STAGES>::BYTES);
         assert!(all.raw_q - all.v_barriers == Stages::<STAGES>::BYTES);
@@ -92,6 +100,7 @@ impl<
             raw_queries: base + const { Self::LAYOUT.raw_q },
             raw_values: base + const { Self::LAYOUT.raw_v },
             orders: Mailbox::new(base + const { Self::LAYOUT.orders }),
+            first_note: base + const { Self::LAYOUT.notes },
         }
     }
 
@@ -111,6 +120,12 @@ impl<
             mbarrier::fence_init();
         }
         block_sync();
+    }
+
+    /// The notes of computing warp `warp`.
+    #[inline(always)]
+    pub fn notes(&self, warp: u32) -> u32 {
+        self.first_note + warp * NOTE_BYTES
     }
 
     #[inline(always)]

@@ -128,6 +128,12 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         // 14 rows for the last warp: the last four are there, and it is no whole one.
         let query_rows = several.query_rows + 6;
         cases.push(Case { value_dim: dim - 8, key_rows, query_rows, ..several });
+        // The first key tiles are those of the first rows alone, two of 80 keys for 64 of 192 rows; the last ones
+        // are those of all rows, or of the last alone.
+        for right in [None, Some(0)] {
+            let mask = Mask::Window { left: Some(140), right, alignment: CausalAlignment::BottomRight };
+            cases.push(Case { mask, ..several_tiles(kernel) });
+        }
     }
     // Query tiles that see no key: three of four, and in a forward all of them.
     for key_rows in if is_forward { vec![5, 0] } else { vec![5] } {

@@ -187,6 +187,11 @@ pub const EXPLANATIONS: &[Explanation] = &[
         why: "it brings the lanes together before the next tile; what they tell each other passes through shuffles",
     },
     Explanation {
+        opcode: "bra",
+        through: &["orders.rs: if lane == 0 {"],
+        why: "all lanes of the warp would note the same",
+    },
+    Explanation {
         opcode: "fence.",
         through: &["room.rs: mbarrier::fence_init();"],
         why: "two fences stand here, and either shows new barriers to the async proxy",

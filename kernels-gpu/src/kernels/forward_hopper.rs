@@ -330,8 +330,6 @@ impl<
                 values.advance();
                 if Self::HAS_PARTS {
                     self.values.pass(&mut values, Self::left(note), lane == 0);
-                    // The next ones are noted behind this.
-                    warp::warp_sync();
                 }
                 // Two warpgroups never go on behind another message than work: without a condition the
                 // assembler sees that stages are uniform.

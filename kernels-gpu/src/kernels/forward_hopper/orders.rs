@@ -92,9 +92,11 @@ impl<
     /// discarded before they have all been passed.
     ///
     /// # Safety
-    /// As [`Room::part`], behind the last [`Room::left`]; the lanes meet before the next.
+    /// As [`Room::part`]; all 32 lanes call it together, and meet before [`Room::left`].
     #[inline(always)]
     pub unsafe fn note_left(order: ReceivedOrder, first_tile: i32, note: u32, lane: u32) {
+        // All have read what was noted of the query tile before.
+        warp::warp_sync();
         if lane == 0 {
             shared::store_u32(note + LEFT, (first_tile - order.tiles().begin) as u32);
         }

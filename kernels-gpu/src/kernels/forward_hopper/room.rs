@@ -79,7 +79,7 @@ impl<
         assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.k);
         assert!(all.v - all.k == STAGES * Self::KEY_BYTES && all.orders - all.v == all.v - all.k);
         assert!(all.notes - all.orders == Mailbox::BYTES && Mailbox::BYTES % 16 == 0);
-        assert!(all.q_barriers - all.notes == 12 * NOTE_BYTES);
+        assert!(all.q_barriers - all.notes >= 4 * WARPGROUPS * NOTE_BYTES);
         assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
         assert!(all.v_barriers - all.k_barriers == Stages::<STAGES>::BYTES);
         assert!(all.raw_q - all.v_barriers == Stages::<STAGES>::BYTES);

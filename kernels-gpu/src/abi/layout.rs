@@ -40,20 +40,36 @@ pub const fn forward_sm90a_query_stages(head_dim: u32, query_rows: u32) -> u32 {
     if panel_columns(head_dim) == 64 || query_rows > 128 { 2 } else { 1 }
 }
 
-/// Whether output of the Hopper forward leaves through shared memory of its own: where there is room for it.
+/// Whether output of the Hopper forward leaves through shared memory of its own: at head dim 64, where there
+/// is room for it, and where queries are moved to registers, so that the next ones can come at once.
 pub const fn forward_sm90a_keeps_output_apart(head_dim: u32, query_rows: u32) -> bool {
-    panel_columns(head_dim) == 64 && query_rows > 128
+    match panel_columns(head_dim) {
+        64 => query_rows > 128,
+        128 => query_rows <= 128,
+        _ => false,
+    }
 }
 
-/// Key tiles, and as many value tiles, that the Hopper forward has on their way or in use: as many as fit, up
-/// to four.
+/// Key tiles that the Hopper forward has on their way or in use: half of all that fit, up to four.
 pub const fn forward_sm90a_key_stages(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    let stages = key_and_value_tiles(head_dim, query_rows, key_rows) / 2;
+    if stages < 4 { stages } else { 4 }
+}
+
+/// Value tiles that the Hopper forward has on their way or in use: the other half, up to four; one more if
+/// there is an odd number, since values are used later than keys.
+pub const fn forward_sm90a_value_stages(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    let stages = key_and_value_tiles(head_dim, query_rows, key_rows).div_ceil(2);
+    if stages < 4 { stages } else { 4 }
+}
+
+/// How many tiles of keys or values the Hopper forward has room for.
+const fn key_and_value_tiles(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
     let row_bytes = panel_columns(head_dim) * 2;
     let output_tiles = forward_sm90a_keeps_output_apart(head_dim, query_rows) as u32;
     let tiles = forward_sm90a_query_stages(head_dim, query_rows) + output_tiles;
     let left = MOST_SHARED_BYTES - FORWARD_CONTROL_BYTES - tiles * query_rows * row_bytes;
-    let stages = left / (2 * key_rows * row_bytes);
-    if stages < 4 { stages } else { 4 }
+    left / (key_rows * row_bytes)
 }
 
 /// Output-gradient tiles that the Hopper backward has on their way or in use: as many as fit, up to two.
@@ -93,22 +109,23 @@ impl ForwardHopperLayout {
     /// The layout of a kernel of this size.
     pub const fn new(head_dim: u32, query_rows: u32, key_rows: u32) -> Self {
         let query_stages = forward_sm90a_query_stages(head_dim, query_rows);
-        let stages = forward_sm90a_key_stages(head_dim, query_rows, key_rows);
+        let key_stages = forward_sm90a_key_stages(head_dim, query_rows, key_rows);
+        let value_stages = forward_sm90a_value_stages(head_dim, query_rows, key_rows);
         let row_bytes = panel_columns(head_dim) * 2;
         let mut regions = Regions::new();
         let mut o = regions.add("q", query_stages, query_rows * row_bytes);
         if forward_sm90a_keeps_output_apart(head_dim, query_rows) {
             o = regions.add("o", 1, query_rows * row_bytes);
         }
-        let k = regions.add("k", stages, key_rows * row_bytes);
-        let v = regions.add("v", stages, key_rows * row_bytes);
+        let k = regions.add("k", key_stages, key_rows * row_bytes);
+        let v = regions.add("v", value_stages, key_rows * row_bytes);
         let orders = add_mailbox(&mut regions);
         let notes = regions.add("notes", MOST_FORWARD_WARPS, NOTE_BYTES);
         let q_barriers = add_stages(&mut regions, "q barriers", query_stages);
-        let k_barriers = add_stages(&mut regions, "k barriers", stages);
-        let v_barriers = add_stages(&mut regions, "v barriers", stages);
+        let k_barriers = add_stages(&mut regions, "k barriers", key_stages);
+        let v_barriers = add_stages(&mut regions, "v barriers", value_stages);
         let raw_q = regions.add("raw q barriers", 1, query_stages * BARRIER_BYTES);
-        let raw_v = regions.add("raw v barriers", 1, stages * BARRIER_BYTES);
+        let raw_v = regions.add("raw v barriers", 1, value_stages * BARRIER_BYTES);
         regions.pad(orders + FORWARD_CONTROL_BYTES);
         ForwardHopperLayout {
             o,

@@ -32,7 +32,8 @@ mod output;
 mod room;
 
 use crate::abi::{
-    ForwardHopperParams, forward_sm90a_key_stages, forward_sm90a_query_stages, panel_columns,
+    ForwardHopperParams, forward_sm90a_key_stages, forward_sm90a_query_stages,
+    forward_sm90a_value_stages, panel_columns,
 };
 use crate::arch::{barrier, bulk_copy, thread, warp};
 use crate::attention::mask;
@@ -56,8 +57,9 @@ impl<
     const ROW_BYTES: u32,
     const WARPGROUPS: u32,
     const QUERY_STAGES: u32,
-    const STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
 {
     /// A warp of a computing warpgroup. Registers per thread: `A` of queries (0: they stay in shared
     /// memory), `S` of scores, `P` of packed probabilities, `O` of output.
@@ -82,7 +84,7 @@ impl<
         let scale = Scale::new(p.scale);
         let mut orders = Cursor::start();
         let mut queries: Cursor<QUERY_STAGES> = Cursor::start();
-        let (mut keys, mut values) = (Cursor::<STAGES>::start(), Cursor::<STAGES>::start());
+        let (mut keys, mut values) = (Cursor::<KEY_STAGES>::start(), Cursor::<VALUE_STAGES>::start());
         let turns = Turns::<WARPGROUPS>::begin(warpgroup);
         let note = self.note();
         let load = |stage: u32| {
@@ -92,15 +94,13 @@ impl<
         };
         // The assembler finds out by itself that stages are uniform in the loop that looks ahead, and not in
         // the other one; telling it where it knows costs 2 %.
-        let stage = |cursor: &Cursor<STAGES>| {
-            if Self::LOOKS_AHEAD { cursor.stage() } else { warp::uniform(cursor.stage()) }
-        };
-        let key = |cursor: &Cursor<STAGES>| self.key(stage(cursor)).descriptor(0);
-        let value = |cursor: &Cursor<STAGES>| self.value(stage(cursor)).descriptor(0);
+        let uniform = |stage: u32| if Self::LOOKS_AHEAD { stage } else { warp::uniform(stage) };
+        let key = |cursor: &Cursor<KEY_STAGES>| self.key(uniform(cursor.stage())).descriptor(0);
+        let value = |cursor: &Cursor<VALUE_STAGES>| self.value(uniform(cursor.stage())).descriptor(0);
 
         // Waits for a query tile and for the first of its key tiles that this warpgroup sees.
         let receive =
-            |order: ReceivedOrder, queries: &Cursor<QUERY_STAGES>, keys: &mut Cursor<STAGES>| {
+            |order: ReceivedOrder, queries: &Cursor<QUERY_STAGES>, keys: &mut Cursor<KEY_STAGES>| {
                 self.queries.wait(queries);
                 let q = load(queries.stage());
                 if Self::HAS_PARTS {
@@ -161,10 +161,9 @@ impl<
                     softmax.probabilities_anew::<MmaFragment, E, S, P>(&scores, scale.log2)
                 };
 
-                if Self::sends_output(O) && !Self::KEEPS_OUTPUT_APART {
+                if Self::sends_output(O) && Self::KEEPS_QUERIES {
                     // Nobody waits for this now: beside the exponentials its rows have been read.
-                    let rows = if Self::KEEPS_QUERIES { queries.previous() } else { queries };
-                    self.release_sent_queries(&rows, lane == 0 && is_sending);
+                    self.release_sent_queries(&queries.previous(), lane == 0 && is_sending);
                 }
                 if Self::HAS_PARTS {
                     let unseen = Self::unseen(order, note);
@@ -256,12 +255,7 @@ impl<
                 }
                 if Self::LOOKS_AHEAD {
                     turns.pass();
-                }
-                if Self::sends_output(O) && A > 0 {
-                    // Behind the loading of the next queries, whose rows are released later: an output that
-                    // does not leave through them brings no fence.
-                    bulk_copy::fence();
-                    warp::warp_sync();
+                    self.release_loaded_queries::<A>(&queries, lane == 0 && next == Next::Work);
                 }
                 let (lane, row) = place();
                 let (normalisation, lse) = softmax.close::<MmaFragment, E, O>(&scale, |half| {
@@ -335,9 +329,6 @@ impl<
                 // assembler sees that stages are uniform.
                 if Self::LOOKS_AHEAD && (!Self::GOES_PAST || next == Next::Work) {
                     keys.advance();
-                    if !Self::sends_output(O) {
-                        self.release_loaded_queries::<A>(&queries, lane == 0 && next == Next::Work);
-                    }
                 }
                 if !Self::LOOKS_AHEAD || next != Next::Work {
                     break;
@@ -361,7 +352,8 @@ unsafe fn forward<
     const ROW_BYTES: u32,
     const WARPGROUPS: u32,
     const QUERY_STAGES: u32,
-    const STAGES: u32,
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
     const A: usize,
     const S: usize,
     const P: usize,
@@ -374,7 +366,8 @@ unsafe fn forward<
     [f32; S]: Wait,
     [f32; O]: Wait,
 {
-    let room = Room::<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>::new();
+    let room =
+        Room::<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>::new();
     room.open(&p.forward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
@@ -409,6 +402,7 @@ macro_rules! entries {
                     element::$dtype, $queries, $keys, { panel_columns($dim) * 2 }, $warpgroups,
                     { forward_sm90a_query_stages($dim, $queries) },
                     { forward_sm90a_key_stages($dim, $queries, $keys) },
+                    { forward_sm90a_value_stages($dim, $queries, $keys) },
                     { query_registers($dim, $queries) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                 >(&p, maps);
             }

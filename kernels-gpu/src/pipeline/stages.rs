@@ -55,6 +55,12 @@ impl<const COUNT: u32> Cursor<COUNT> {
         Cursor { position: self.position.wrapping_sub(1), round: 0 }
     }
 
+    /// The same count of other stages, of which there are as many.
+    #[inline(always)]
+    pub fn as_others<const OTHER: u32>(&self) -> Cursor<OTHER> {
+        Cursor { position: self.position, round: self.round }
+    }
+
     /// Where stages of another number would be that are gone through in step with these.
     #[inline(always)]
     pub fn in_step<const OTHER: u32>(&self) -> Cursor<OTHER> {

@@ -13,8 +13,8 @@ const KERNEL: &str = "forward_bf16_d128_q128_sm90a";
 const D64: &str = "forward_bf16_d64_sm90a";
 /// The same, with output that leaves through the rows of its query tile.
 const TALL: &str = "forward_bf16_d128_sm90a";
-/// As [`KERNEL`] and [`TALL`], with output that threads copy from there.
-const D96: [&str; 2] = ["forward_bf16_d96_q128_sm90a", "forward_bf16_d96_sm90a"];
+/// As [`TALL`], with output that threads copy from there.
+const D96: &str = "forward_bf16_d96_sm90a";
 
 pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, TALL], mutants };
 
@@ -145,11 +145,11 @@ fn mutants() -> Vec<Mutant> {
         mutant("a warp's output leaves through the rows of the next warp")
             .on(Case { value_dim: 120, ..ragged(KERNEL) })
             .edit("stmatrix", &["store_rows"], Which::All, |line| moved(line, 0, "s32", 16 * 128))
-            .finding("race in shared memory", &["store_rows"])
+            .finding("asynchronous copy in flight", &["staging.send"])
             .wrong("o"),
-        staged("memory that output left through is handed back without a fence", D96[0])
-            .edit("fence.proxy.async", &["output.rs: bulk_copy::fence();"], Which::All, dropped)
-            .finding("missing proxy fence", &["self.query(stage).request"]),
+        staged("output is staged where keys are", KERNEL)
+            .edit("stmatrix", &["store_rows"], Which::All, |line| moved(line, 0, "s32", 128 * 256))
+            .finding("asynchronous copy in flight", &["store_rows"]),
         staged("output is sent without a fence behind its staging", KERNEL)
             .edit(
                 "fence.proxy.async",
@@ -161,9 +161,14 @@ fn mutants() -> Vec<Mutant> {
         staged("output is sent before all lanes have staged it", KERNEL)
             .edit("bar.warp.sync", &["Self::write_output"], Which::All, dropped)
             .finding("race in shared memory", &["staging.send"]),
-        staged("a query tile is handed back while output is sent from its rows", KERNEL)
-            .edit("cp.async.bulk.wait_group.read", &["self.release_sent_queries"], Which::All, dropped)
-            .finding("asynchronous copy in flight", &["self.query(stage).request"]),
+        staged("a tile of output is staged in rows that are still being sent", KERNEL)
+            .edit(
+                "cp.async.bulk.wait_group.read",
+                &["forward_hopper.rs: bulk_copy::wait_read"],
+                Which::All,
+                dropped,
+            )
+            .finding("asynchronous copy in flight", &["store_rows"]),
         staged("output is staged in rows that are still being sent", D64)
             .edit(
                 "cp.async.bulk.wait_group.read",
@@ -173,8 +178,8 @@ fn mutants() -> Vec<Mutant> {
             )
             .finding("asynchronous copy in flight", &["store_rows"]),
         mutant("queries are handed back without a fence behind their loading")
-            .on(Case { value_dim: 125, ..several_tiles(KERNEL) })
-            .edit("fence.proxy.async", &["forward_hopper.rs: bulk_copy::fence();"], Which::All, dropped)
+            .on(several_tiles(KERNEL))
+            .edit("fence.proxy.async", &["self.release_loaded_queries"], Which::All, dropped)
             .finding("missing proxy fence", &["self.query(stage).request"]),
         packed("rows past the end of a sequence are sent with the others")
             .on(Case { packed: true, batches: 4, seed: 3, value_dim: 120, ..ragged(KERNEL) })
@@ -198,7 +203,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
                 with_operand(line, 2, "65536")
             })
-            .finding("deadlock", &["self.queries."]),
+            .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("barriers are used before they are made")
             .edit("bar.sync", &["room.rs: block_sync();"], Which::All, dropped)
             .finding("misuse of an mbarrier", &["self.orders.wait(orders)"]),
@@ -288,7 +293,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("registers are taken that nobody gave")
             .edit("setmaxnreg.dec", &[], Which::All, dropped)
-            .finding("deadlock", &["self.queries.acquire(queries);"]),
+            .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("lse of rows past the end is stored")
             .on(several_tiles(KERNEL))
             .edit(
@@ -311,7 +316,7 @@ fn mutants() -> Vec<Mutant> {
         tall("output is staged in rows that other warps still multiply")
             .edit("bar.sync", &["barrier::sync(1 + warpgroup, 128);"], Which::All, dropped)
             .finding("asynchronous copy in flight", &["start_scores"]),
-        staged("a query tile that output left through is handed back without a fence", D96[1])
+        staged("a query tile that output left through is handed back without a fence", D96)
             .edit("fence.proxy.async", &["self.release_queries(&used"], Which::All, dropped)
             .finding("missing proxy fence", &["self.query(stage).request"]),
         tall("a query tile is handed back while output is sent from its own rows")
@@ -331,7 +336,7 @@ fn mutants() -> Vec<Mutant> {
         tall("key tiles that are gone past are not waited for")
             .on(Case { head_dim: 120, value_dim: 120, key_rows: 230, ..several_tiles(TALL) })
             .edit("mbarrier.try_wait", &["self.keys.pass(keys, 1, lane == 0);"], Which::All, no_wait)
-            .finding("asynchronous copy in flight", &["key("])
+            .finding("asynchronous copy in flight", &["start_scores"])
             .finding("deadlock", &["self.keys.acquire(keys);"]),
     ]
 }

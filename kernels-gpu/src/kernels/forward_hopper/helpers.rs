@@ -26,17 +26,24 @@ pub(super) struct Maps {
 const ASK_AHEAD: i32 = 1;
 
 /// How far the producer is, between query tiles.
-struct Progress<const QUERY_STAGES: u32, const STAGES: u32> {
+struct Progress<const QUERY_STAGES: u32, const KEY_STAGES: u32, const VALUE_STAGES: u32> {
     orders: MessageCursor,
     queries: Cursor<QUERY_STAGES>,
-    /// Keys, and as many values.
-    keys: Cursor<STAGES>,
+    keys: Cursor<KEY_STAGES>,
+    values: Cursor<VALUE_STAGES>,
 }
 
-impl<const QUERY_STAGES: u32, const STAGES: u32> Progress<QUERY_STAGES, STAGES> {
+impl<const QUERY_STAGES: u32, const KEY_STAGES: u32, const VALUE_STAGES: u32>
+    Progress<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
+{
     #[inline(always)]
     fn start() -> Self {
-        Progress { orders: Cursor::start(), queries: Cursor::start(), keys: Cursor::start() }
+        Progress {
+            orders: Cursor::start(),
+            queries: Cursor::start(),
+            keys: Cursor::start(),
+            values: Cursor::start(),
+        }
     }
 }
 
@@ -46,8 +53,9 @@ impl<
     const ROW_BYTES: u32,
     const WARPGROUPS: u32,
     const QUERY_STAGES: u32,
-    const STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
 {
     /// The producer, one warp: takes query tiles, and its first thread tells the others and requests what
     /// they need.
@@ -95,12 +103,15 @@ impl<
         &self,
         p: &ForwardHopperParams,
         maps: &Maps,
-        progress: &mut Progress<QUERY_STAGES, STAGES>,
+        progress: &mut Progress<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>,
         queue: &mut TileQueue,
         block: &QueryBlock,
     ) {
-        let Progress { orders, queries, keys } = progress;
-        let mut values = *keys;
+        let Progress { orders, queries, keys, values } = progress;
+        if KEY_STAGES == VALUE_STAGES {
+            // One count is enough.
+            *values = keys.as_others();
+        }
         let packed = p.forward.cu_seqlens_q != 0;
         let flips = !(p.forward.scale > 0.0);
         let tiles = block.key_tiles(QUERIES, KEYS);
@@ -150,7 +161,7 @@ impl<
                 keys.advance();
             }
             if tile < tiles.end {
-                self.values.acquire(&values);
+                self.values.acquire(values);
                 let stage = values.stage();
                 let barrier = if raw { self.raw_value(stage) } else { self.values.full(stage) };
                 raw = false;

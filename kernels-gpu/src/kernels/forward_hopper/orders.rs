@@ -38,8 +38,9 @@ impl<
     const ROW_BYTES: u32,
     const WARPGROUPS: u32,
     const QUERY_STAGES: u32,
-    const STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
 {
     /// The address of this warp's notes.
     ///
@@ -117,8 +118,8 @@ impl<
         &self,
         orders: &mut MessageCursor,
         queries: &mut Cursor<QUERY_STAGES>,
-        keys: &mut Cursor<STAGES>,
-        values: &mut Cursor<STAGES>,
+        keys: &mut Cursor<KEY_STAGES>,
+        values: &mut Cursor<VALUE_STAGES>,
         lane: u32,
     ) {
         self.queries.pass(queries, 1, lane == 0);

@@ -23,8 +23,9 @@ impl<
     const ROW_BYTES: u32,
     const WARPGROUPS: u32,
     const QUERY_STAGES: u32,
-    const STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
 {
     /// Whether an output of `registers` per thread leaves by the tensor memory accelerator. At head dims 80
     /// and 96, where half a box or more is empty, that was measured slower.
@@ -86,8 +87,8 @@ impl<
 
     /// Releases the query tile where it was moved to registers, for the warp if `by_this_lane`.
     ///
-    /// After the last use of its memory, where a tile of output leaves through it, too. Behind a fence: the
-    /// next tile comes through the async proxy, for which an arrival alone does not order what was before it.
+    /// Behind a fence: the next tile comes through the async proxy, for which an arrival alone does not order
+    /// what was before it.
     #[inline(always)]
     pub unsafe fn release_loaded_queries<const A: usize>(
         &self,

@@ -19,14 +19,15 @@ pub(super) struct Room<
     const ROW_BYTES: u32,
     const WARPGROUPS: u32,
     const QUERY_STAGES: u32,
-    const STAGES: u32,
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
 > {
     first_query: SharedTile<QUERIES, ROW_BYTES>,
     first_key: SharedTile<KEYS, ROW_BYTES>,
     first_value: SharedTile<KEYS, ROW_BYTES>,
     pub queries: Stages<QUERY_STAGES>,
-    pub keys: Stages<STAGES>,
-    pub values: Stages<STAGES>,
+    pub keys: Stages<KEY_STAGES>,
+    pub values: Stages<VALUE_STAGES>,
     /// Stages of tiles that arrived and wait for repair.
     raw_queries: u32,
     raw_values: u32,
@@ -40,8 +41,9 @@ impl<
     const ROW_BYTES: u32,
     const WARPGROUPS: u32,
     const QUERY_STAGES: u32,
-    const STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, STAGES>
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
 {
     pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     /// Whether the scores of the next query tile are started before this one is done. Where queries stay in
@@ -53,20 +55,19 @@ impl<
     /// How many key tiles a warpgroup leaves after its last one at most. While it waits for the keys of the
     /// next query tile it still has the stage of its last values: values of more tiles than there are other
     /// stages would never come, nor what comes after them.
-    pub const MOST_LEFT: u32 = STAGES - 1;
+    pub const MOST_LEFT: u32 = VALUE_STAGES - 1;
     /// Whether the output leaves through shared memory. For two warpgroups of head dim 64, whose tiles are
     /// short, what that saves is less than the two synchronisations of a warp cost.
     pub const STAGES_OUTPUT: bool = Self::LOOKS_AHEAD && (WARPGROUPS > 2 || ROW_BYTES > 128);
     /// Whether the output leaves through rows of the query tile that it belongs to, which are kept until
     /// then: where queries stay in shared memory, which has no room for anything else.
-    pub const KEEPS_QUERIES: bool =
-        Self::STAGES_OUTPUT && query_registers(ROW_BYTES / 2, QUERIES) == 0 && !Self::KEEPS_OUTPUT_APART;
+    pub const KEEPS_QUERIES: bool = Self::STAGES_OUTPUT && !Self::KEEPS_OUTPUT_APART;
     /// Whether the output leaves through rows of its own.
     pub const KEEPS_OUTPUT_APART: bool = forward_sm90a_keeps_output_apart(ROW_BYTES / 2, QUERIES);
     /// Whether, at the end of a query tile, the last product with values comes before the next tile's scores,
     /// beside which the output then leaves, through rows that no product reads. Two warpgroups that take
     /// turns would gain nothing.
-    pub const VALUES_FIRST: bool = Self::KEEPS_OUTPUT_APART;
+    pub const VALUES_FIRST: bool = Self::KEEPS_OUTPUT_APART && WARPGROUPS > 2;
     /// Whether a warpgroup goes past query tiles of which it has no row: with three of them a third or two of
     /// the last tile of most lengths.
     pub const GOES_PAST: bool = WARPGROUPS > 2;
@@ -77,12 +78,13 @@ impl<
     const LAYOUT: ForwardHopperLayout = {
         let all = ForwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
         assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.k);
-        assert!(all.v - all.k == STAGES * Self::KEY_BYTES && all.orders - all.v == all.v - all.k);
+        assert!(all.v - all.k == KEY_STAGES * Self::KEY_BYTES);
+        assert!(all.orders - all.v == VALUE_STAGES * Self::KEY_BYTES);
         assert!(all.notes - all.orders == Mailbox::BYTES && Mailbox::BYTES % 16 == 0);
         assert!(all.q_barriers - all.notes >= 4 * WARPGROUPS * NOTE_BYTES);
         assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
-        assert!(all.v_barriers - all.k_barriers == Stages::<STAGES>::BYTES);
-        assert!(all.raw_q - all.v_barriers == Stages::<STAGES>::BYTES);
+        assert!(all.v_barriers - all.k_barriers == Stages::<KEY_STAGES>::BYTES);
+        assert!(all.raw_q - all.v_barriers == Stages::<VALUE_STAGES>::BYTES);
         assert!(all.raw_v - all.raw_q == QUERY_STAGES * BARRIER_BYTES);
         all
     };
@@ -112,7 +114,7 @@ impl<
             self.keys.init(1, 4 * WARPGROUPS);
             self.values.init(1, 4 * WARPGROUPS);
             let mut stage = 0;
-            while stage < QUERY_STAGES + STAGES {
+            while stage < QUERY_STAGES + VALUE_STAGES {
                 mbarrier::init(self.raw_query(stage), 1);
                 stage += 1;
             }
@@ -144,7 +146,7 @@ impl<
     }
 
     /// Through which rows the output leaves, each warp's through its own: of the query tile that it belongs
-    /// to, of the next one where queries are moved to registers, or others that nothing else uses.
+    /// to, or others that nothing else uses.
     #[inline(always)]
     pub fn output_rows(&self, query_stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
         if Self::KEEPS_QUERIES {

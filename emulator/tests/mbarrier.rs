@@ -184,3 +184,20 @@ fn a_wait_for_a_phase_learns_nothing_of_the_next_one() {
         assert!([FindingKind::SharedRace, uninitialised].contains(&finding.kind), "{finding}");
     }
 }
+
+#[test]
+fn a_wait_for_another_barrier_orders_lanes_only_if_it_comes_after_their_arrival() {
+    // A lane writes and arrives at one barrier; its warp waits for another one, where the other warp arrives.
+    let body = |before: &str| {
+        format!(
+            "@%first mbarrier.init.shared::cta.b64 [%base], 1; @%first mbarrier.init.shared::cta.b64 [%base+8], 1;
+             bar.sync 0; setp.ne.u32 %p2, %warp, 0; setp.ne.u32 %p3, %lane, 0; @%p2 bra OTHER;
+             @%first st.shared.b32 [%base+64], %tid; @%first mbarrier.arrive.shared::cta.b64 _, [%base];
+             W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8], 0; @!%p1 bra W;
+             ld.shared.b32 %r2, [%base+64]; bra END;
+             OTHER: {before} @!%p3 mbarrier.arrive.shared::cta.b64 _, [%base+8]; END:"
+        )
+    };
+    let passed_on = "V: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base], 0; @!%p1 bra V;";
+    expect(&body(""), &body(passed_on), FindingKind::SharedRace, "ld.shared");
+}

@@ -192,6 +192,11 @@ pub const EXPLANATIONS: &[Explanation] = &[
         why: "all lanes of the warp would note the same",
     },
     Explanation {
+        opcode: "bra",
+        through: &["orders.rs: warp::warp_sync();"],
+        why: "all lanes of the warp would note the same",
+    },
+    Explanation {
         opcode: "fence.",
         through: &["room.rs: mbarrier::fence_init();"],
         why: "two fences stand here, and either shows new barriers to the async proxy",

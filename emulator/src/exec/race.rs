@@ -113,10 +113,10 @@ impl Context<'_> {
         }
     }
 
-    /// Lanes of a warp have waited for a memory barrier.
-    pub fn race_lanes_wait(&mut self, warp: u32, lanes: u32) {
+    /// Lanes of a warp have waited for a memory barrier, which comes after so many arrivals of the warp.
+    pub fn race_lanes_wait(&mut self, warp: u32, lanes: u32, arrivals: u32) {
         if let Some(race) = &mut self.race {
-            race.lanes_wait(warp, lanes);
+            race.lanes_wait(warp, lanes, arrivals);
         }
     }
 
@@ -173,11 +173,12 @@ impl Context<'_> {
         }
     }
 
-    /// A warp has seen a phase complete.
-    pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32, relaxed: bool) {
+    /// A warp has seen a phase complete. How many arrivals of its own that comes after.
+    pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32, relaxed: bool) -> u32 {
         let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
-        if let Some(race) = &mut self.race {
-            race.acquire_from_mbarrier(warp, address, phase, relaxed);
+        match &mut self.race {
+            Some(race) => race.acquire_from_mbarrier(warp, address, phase, relaxed),
+            None => 0,
         }
     }
 

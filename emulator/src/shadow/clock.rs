@@ -55,6 +55,8 @@ pub struct View {
     pub threads: Clock,
     /// For accesses of the asynchronous proxy.
     pub proxy: Clock,
+    /// How many arrivals of each warp at memory barriers.
+    pub arrivals: Clock,
     /// For warps of other blocks, and what bulk stores wrote.
     pub foreign: Foreign,
 }
@@ -64,6 +66,7 @@ impl View {
     pub fn join(&mut self, other: &View) {
         self.threads.join(&other.threads);
         self.proxy.join(&other.proxy);
+        self.arrivals.join(&other.arrivals);
         self.foreign.join(&other.foreign);
     }
 
@@ -71,6 +74,7 @@ impl View {
     pub fn clear(&mut self) {
         self.threads.0.clear();
         self.proxy.0.clear();
+        self.arrivals.0.clear();
         self.foreign = Foreign::default();
     }
 }

@@ -5,12 +5,15 @@
 
 use super::lanes::{LANES, LaneConflict, Words};
 use foldhash::fast::FixedState;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// A lane and its clock.
 type Moment = (u8, u32);
 /// A clock of each lane.
 type Clocks = [u32; LANES];
+
+/// Arrivals that are remembered: a wait that comes after earlier ones only is taken to come after none.
+const ARRIVALS: usize = 256;
 
 /// The writes of a word that no later one comes after, and the reads since.
 #[derive(Clone, Debug, Default)]
@@ -26,8 +29,9 @@ pub struct LaneClocks {
     now: Clocks,
     /// Up to which clock each knows the others.
     known: [Clocks; LANES],
-    /// What those know who wait for a memory barrier.
-    arrived: Clocks,
+    /// The latest arrivals at memory barriers, by the warp's count, and what those know who wait for one that
+    /// comes after them.
+    arrived: VecDeque<(u32, Clocks)>,
     /// When each accessed something last.
     last: Clocks,
     /// The warp's clock when each last met others.
@@ -51,7 +55,7 @@ impl LaneClocks {
         LaneClocks {
             now: [1; LANES],
             known: [none; LANES],
-            arrived: none,
+            arrived: VecDeque::new(),
             last: none,
             met: none,
             words: HashMap::default(),
@@ -95,7 +99,9 @@ impl LaneClocks {
     pub fn copy(&self, lane: u32, offset: u32, bytes: u32, write: bool) -> Option<LaneConflict> {
         // Lanes that have arrived at a memory barrier are taken to be those that this one has waited for.
         let mut known = self.known[lane as usize];
-        learn(&mut known, &self.arrived);
+        if let Some((_, arrived)) = self.arrived.back() {
+            learn(&mut known, arrived);
+        }
         let (first, end) = (offset as usize / 4, (offset + bytes).div_ceil(4) as usize);
         (first..end).find_map(|word| conflict(self.words.get(&word)?, &known, lane, word, write))
     }
@@ -123,16 +129,20 @@ impl LaneClocks {
         acted
     }
 
-    /// These lanes have waited for a memory barrier.
+    /// These lanes have waited for a memory barrier, which comes after so many arrivals of the warp.
     #[cold]
-    pub fn wait(&mut self, lanes: u32) {
-        members(lanes).for_each(|lane| learn(&mut self.known[lane], &self.arrived));
+    pub fn wait(&mut self, lanes: u32, arrivals: u32) {
+        let seen = self.arrived.iter().rev().find(|(arrival, _)| *arrival <= arrivals);
+        if let Some((_, arrived)) = seen {
+            members(lanes).for_each(|lane| learn(&mut self.known[lane], arrived));
+        }
     }
 
-    /// These lanes arrive at a memory barrier. How much of the warp's clock that makes known, if not all of
-    /// it: those with whom they meet, or anybody if they never did, accessed something since.
+    /// These lanes arrive at a memory barrier, an arrival of this number. How much of the warp's clock that
+    /// makes known, if not all of it: those with whom they meet, or anybody if they never did, accessed
+    /// something since.
     #[cold]
-    pub fn arrive(&mut self, lanes: u32) -> Option<u32> {
+    pub fn arrive(&mut self, lanes: u32, arrival: u32) -> Option<u32> {
         let knows = |other: usize, clock: u32| {
             members(lanes).any(|lane| lane == other || self.known[lane][other] >= clock)
         };
@@ -143,11 +153,15 @@ impl LaneClocks {
         };
         let is_short = (0..LANES).any(|other| unknown(&other));
         let clock = members(lanes).map(|lane| self.met[lane]).min();
+        let mut arrived = self.arrived.back().map_or([0; LANES], |(_, arrived)| *arrived);
         for lane in members(lanes) {
-            let known = self.known[lane];
-            learn(&mut self.arrived, &known);
-            self.arrived[lane] = self.now[lane];
+            learn(&mut arrived, &self.known[lane]);
+            arrived[lane] = self.now[lane];
             self.now[lane] += 1;
+        }
+        self.arrived.push_back((arrival, arrived));
+        if self.arrived.len() > ARRIVALS {
+            self.arrived.pop_front();
         }
         clock.filter(|_| is_short)
     }
@@ -213,13 +227,15 @@ mod tests {
     fn a_lane_speaks_for_those_it_has_met_at_a_memory_barrier() {
         let mut lanes = LaneClocks::new();
         access(&mut lanes, &[(0, 0), (1, 1), (16, 16)], true);
-        assert_eq!(lanes.arrive(1), Some(0));
+        assert_eq!(lanes.arrive(1, 1), Some(0));
         assert!(lanes.meet(LOW, 5));
-        assert_eq!(lanes.arrive(1), None);
+        assert_eq!(lanes.arrive(1, 2), None);
         access(&mut lanes, &[(1, 1)], true);
-        assert_eq!(lanes.arrive(1), Some(5));
-        // Who has waited knows what lane 0 did and knew.
-        lanes.wait(1 << 16);
+        assert_eq!(lanes.arrive(1, 3), Some(5));
+        // Who has waited knows what lane 0 did and knew, if that comes after its arrival.
+        lanes.wait(1 << 16, 0);
+        assert!(access(&mut lanes, &[(16, 0)], false).is_some());
+        lanes.wait(1 << 16, 2);
         assert_eq!(access(&mut lanes, &[(16, 0)], true), None);
         assert!(access(&mut lanes, &[(16, 1)], false).is_some());
         assert!(lanes.copy(16, 4, 4, false).is_some() && lanes.copy(16, 0, 4, true).is_none());

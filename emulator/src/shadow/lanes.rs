@@ -1,8 +1,9 @@
 //! Which lanes of a warp accessed a word of shared memory since the warp last met.
 //!
 //! Lanes of a warp that run together are still ordered by nothing but what they meet at: `bar.warp.sync`, a
-//! barrier of the block, or a memory barrier at which all of them arrived, and then waited. So are the bulk
-//! copies that one of them starts. Accesses of less than a word are not looked at.
+//! barrier of the block, or a memory barrier at which all of them arrived, and then waited; or waited at
+//! another one that comes after it. So are the bulk copies that one of them starts. Accesses of less than a
+//! word are not looked at.
 //!
 //! As long as whole warps meet, one number says which accesses were since. Kernels in which parts of warps
 //! meet have clocks instead, lane by lane: [`LaneClocks`].
@@ -88,10 +89,9 @@ struct Since {
     meeting: u32,
     /// Lanes that accessed something.
     apart: u32,
-    /// Whether all of those arrived at a memory barrier behind their accesses, and no lane since.
-    arrived: bool,
-    /// The same, whoever arrived since.
-    released: bool,
+    /// The first arrival at a memory barrier, by the warp's count, at which all of those were behind their
+    /// accesses; 0 if there was none.
+    arrived: u32,
     /// What the warp's clock was at the meeting.
     clock: u32,
 }
@@ -179,7 +179,7 @@ impl Lanes {
             return warps[warp as usize].access(words, write);
         }
         let since = &mut self.warps[warp as usize];
-        (since.arrived, since.released) = (false, false);
+        since.arrived = 0;
         since.apart |= words.lanes;
         let meeting = since.meeting;
         let done = match words.count {
@@ -235,7 +235,7 @@ impl Lanes {
             return warps[warp as usize].copy(lane, offset, bytes, write);
         }
         let since = &self.warps[warp as usize];
-        if since.released || since.apart & !(1 << lane) == 0 {
+        if since.arrived != 0 || since.apart & !(1 << lane) == 0 {
             return None;
         }
         let (first, end) = (offset as usize / 4, (offset + bytes).div_ceil(4) as usize);
@@ -277,25 +277,28 @@ impl Lanes {
         self.meetings = self.warps.len() as u32;
     }
 
-    /// Lanes have waited for a memory barrier; whether that is a meeting.
-    pub fn wait(&mut self, warp: u32, lanes: u32) -> bool {
+    /// Lanes have waited for a memory barrier, which comes after so many arrivals of the warp; whether that
+    /// is a meeting.
+    pub fn wait(&mut self, warp: u32, lanes: u32, arrivals: u32) -> bool {
         if let Some(warps) = &mut self.apart {
-            warps[warp as usize].wait(lanes);
+            warps[warp as usize].wait(lanes, arrivals);
             return false;
         }
-        self.warps[warp as usize].arrived
+        (1..=arrivals).contains(&self.warps[warp as usize].arrived)
     }
 
-    /// These lanes of a warp arrive at a memory barrier. How much of the warp's clock that makes known, if
-    /// not all of it: others have accessed something since they met.
-    pub fn arrive(&mut self, warp: u32, lanes: u32) -> Option<u32> {
+    /// These lanes of a warp arrive at a memory barrier, an arrival of this number. How much of the warp's
+    /// clock that makes known, if not all of it: others have accessed something since they met.
+    pub fn arrive(&mut self, warp: u32, lanes: u32, arrival: u32) -> Option<u32> {
         if let Some(warps) = &mut self.apart {
-            return warps[warp as usize].arrive(lanes);
+            return warps[warp as usize].arrive(lanes, arrival);
         }
         let since = &mut self.warps[warp as usize];
-        since.arrived = since.apart & !lanes == 0;
-        since.released |= since.arrived;
-        (!since.arrived).then_some(since.clock)
+        let all = since.apart & !lanes == 0;
+        if all && since.arrived == 0 {
+            since.arrived = arrival;
+        }
+        (!all).then_some(since.clock)
     }
 }
 

@@ -126,15 +126,26 @@ fn marks_outlive_the_numbers_of_meetings() {
 #[test]
 fn one_lane_cannot_speak_for_others() {
     let mut lanes = Lanes::new(64, 1);
-    assert_eq!(lanes.arrive(0, 1), None);
+    assert_eq!(lanes.arrive(0, 1, 1), None);
     access(&mut lanes, 0, &all(0, 1), 1, false);
-    assert_eq!(lanes.arrive(0, 1), Some(0));
-    assert!(!lanes.wait(0, !0));
-    assert_eq!(lanes.arrive(0, !0), None);
-    assert!(lanes.wait(0, !0));
+    assert_eq!(lanes.arrive(0, 1, 2), Some(0));
+    assert!(!lanes.wait(0, !0, 2));
+    assert_eq!(lanes.arrive(0, !0, 3), None);
+    assert!(lanes.wait(0, !0, 3));
     lanes.meet(0, !0, 7);
-    assert_eq!(lanes.arrive(0, 1), None);
+    assert_eq!(lanes.arrive(0, 1, 4), None);
     access(&mut lanes, 0, &all(0, 1), 0, false);
-    assert!(!lanes.wait(0, !0));
-    assert_eq!(lanes.arrive(0, 1), Some(7));
+    assert!(!lanes.wait(0, !0, 4));
+    assert_eq!(lanes.arrive(0, 1, 5), Some(7));
+}
+
+#[test]
+fn a_wait_for_another_memory_barrier_orders_no_lanes() {
+    let mut lanes = Lanes::new(64, 1);
+    access(&mut lanes, 0, &[(0, 5)], 1, true);
+    assert_eq!(lanes.arrive(0, 1, 3), None);
+    // One that does not come after that arrival, and one that does, although lane 0 has arrived again since.
+    assert!(!lanes.wait(0, !0, 2));
+    assert_eq!(lanes.arrive(0, 1, 4), None);
+    assert!(lanes.wait(0, !0, 3));
 }

@@ -33,8 +33,11 @@ impl Mbarrier {
 impl Race {
     /// An arrival of some lanes at a memory barrier, in a phase.
     pub fn release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32, phase: u32) {
+        let arrivals = &mut self.warps[warp as usize].arrivals;
+        let arrival = arrivals.get(warp as usize) + 1;
+        arrivals.raise(warp as usize, arrival);
         let mut released = self.release(warp);
-        if let Some(clock) = self.lanes.arrive(warp, lanes) {
+        if let Some(clock) = self.lanes.arrive(warp, lanes, arrival) {
             released.threads.lower(warp as usize, clock);
             released.proxy.lower(warp as usize, clock);
         }
@@ -55,8 +58,10 @@ impl Race {
         barrier.current.join(known);
     }
 
-    /// A warp learns that so many phases are complete; a `relaxed` wait counts from its next fence on.
-    pub fn acquire_from_mbarrier(&mut self, warp: u32, address: u32, phases: u32, relaxed: bool) {
+    /// A warp learns that so many phases are complete; a `relaxed` wait counts from its next fence on. How
+    /// many arrivals of its own they come after, at this or any other memory barrier.
+    pub fn acquire_from_mbarrier(&mut self, warp: u32, address: u32, phases: u32, relaxed: bool) -> u32 {
+        let mut own = 0;
         let number = self.number(Actor::Load(address));
         let Race { warps, mbarriers, strong, .. } = self;
         let view = &mut warps[warp as usize];
@@ -66,10 +71,12 @@ impl Race {
                 strong[warp as usize].sees(&barrier.complete);
             } else {
                 view.join(&barrier.complete);
+                own = barrier.complete.arrivals.get(warp as usize);
             }
         }
         view.threads.raise(number, phases);
         view.proxy.raise(number, phases);
+        own
     }
 
     /// An arrival at a named barrier.

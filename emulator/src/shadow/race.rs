@@ -330,9 +330,10 @@ impl Race {
         }
     }
 
-    /// Lanes of a warp have waited for a memory barrier: they meet if all arrived before.
-    pub fn lanes_wait(&mut self, warp: u32, lanes: u32) {
-        if self.lanes.wait(warp, lanes) {
+    /// Lanes of a warp have waited for a memory barrier, which comes after so many arrivals of the warp: they
+    /// meet if all are among those who arrived.
+    pub fn lanes_wait(&mut self, warp: u32, lanes: u32, arrivals: u32) {
+        if self.lanes.wait(warp, lanes, arrivals) {
             self.lanes_meet(warp, lanes);
         }
     }

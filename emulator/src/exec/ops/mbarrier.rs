@@ -96,6 +96,7 @@ pub fn poll(
     let mut complete = 0;
     let mut waits = None;
     let mut acquired = None;
+    let mut arrivals = u32::MAX;
     for lane in lanes(m) {
         let address = addresses[lane];
         c.race_mbarrier_used(w, lane as u32, address);
@@ -107,14 +108,15 @@ pub fn poll(
         if checked(c, w, lane, asked)? {
             complete |= 1 << lane;
             if acquired.replace(address) != Some(address) {
-                c.race_acquire_from_mbarrier(w.id, address, i.has(FLAG_RELAXED));
+                let known = c.race_acquire_from_mbarrier(w.id, address, i.has(FLAG_RELAXED));
+                arrivals = arrivals.min(known);
             }
         } else if waits.is_none() {
             waits = Some(address);
         }
     }
     if complete != 0 && !i.has(FLAG_RELAXED) {
-        c.race_lanes_wait(w.id, complete);
+        c.race_lanes_wait(w.id, complete, arrivals);
     }
     Ok((complete, waits))
 }

@@ -290,8 +290,8 @@ impl<
                 } else if p.value_dim % 8 != 0 {
                     store::store_pairs::<E, O, true>(lane, result, row, 0, &target, false);
                 } else if Self::STAGES_OUTPUT {
-                    // The warp has met since it read what was there: when it discarded the order, or, of the
-                    // next query tile, in the turns. Products of this one are those of all four warps.
+                    // The warp has met since it read what was there: when it discarded the order. Products of
+                    // the queries that stand there are those of all four warps.
                     if Self::KEEPS_QUERIES {
                         barrier::sync(1 + warpgroup, 128);
                     }

@@ -67,10 +67,11 @@ def arguments():
         help="for whom the deterministic backward is timed too (ours)")
     add("--odd", action="store_true", help="also time per FLOP at S 4097 and 4159 over that at 4096")
     add("--varlen", action="store_true",
-        help="also 12 packed sequences, 33..4096 rows, 16384 together, and our rate over that at S 4096")
+        help="also 12 packed sequences, 33..4096 rows, 16384 together, and our rate over that at S 4096 and that of"
+        " sequences of one length with as many FLOPs a row")
     add("--window", nargs="+", action="extend", default=[], type=masks.parse, metavar="L,R",
         help="also windows: keys before and after the diagonal, -1 for all (--window=-1,64), and our rate"
-        " over causal (R is 0) or full")
+        " over causal (R is 0) or full, and over shorter sequences with as many FLOPs a row")
     add("--window-shapes", nargs="+", default=WINDOW_SHAPES, type=shape, metavar="B,S,H,D[,Hk]")
     add("--cublas", action="store_true", help="also an 8192^3 bf16 product, and our forward's rate over its")
     add("--modes", nargs="+", default=["burst", "sustained"], choices=["burst", "sustained"])
@@ -153,26 +154,28 @@ class Run:
                 self.report.add(kind, summed_up(cases, direction, mode, times))
             del cases, fields
 
-    def over_dense(self, make, make_dense):
-        """A case, and our rate over that of a dense one."""
+    def over_dense(self, make, *dense):
+        """A case, and our rate over those of dense ones."""
         from comparison import rows
 
         self.case(make)
-        self.together("dense", [make_dense, make], [], rows.over_dense)
+        for make_dense in dense:
+            self.together("dense", [make_dense, make], [], rows.over_dense)
 
     def masked(self, dtype, mask):
         """Shapes, packed sequences and odd lengths."""
         from comparison import rows
-        from comparison.cases import Case
+        from comparison.cases import RAGGED, Case
 
         def shaped(sizes):
             return lambda backward: Case(sizes, dtype, mask, backward=backward)
 
+        batch, rows_each, _ = masks.evened(RAGGED, mask)
         for asked in self.options.shapes:
             self.case(shaped(asked))
         for dim in VARLEN_DIMS if self.options.varlen else ():
-            dense = shaped(shape(f"4,4096,{2048 // dim},{dim}"))
-            self.over_dense(lambda backward: Case.ragged(dim, dtype, mask, backward), dense)
+            dense = [shaped(shape(f"{sizes},{2048 // dim},{dim}")) for sizes in ("4,4096", f"{batch},{rows_each}")]
+            self.over_dense(lambda backward: Case.ragged(dim, dtype, mask, backward), *dense)
         if self.options.odd:
             self.together("odd", [shaped(s) for s in ODD_SHAPES], self.options.peers, rows.slowdowns)
 
@@ -181,9 +184,11 @@ class Run:
 
         for window in self.options.window:
             for sizes in self.options.window_shapes:
+                batch, rows_each, even = masks.evened([sizes[1]] * sizes[0], window)
                 self.over_dense(
                     lambda backward: Case(sizes, dtype, window, backward=backward),
-                    lambda backward: Case(sizes, dtype, masks.dense(window), backward=backward))
+                    lambda backward: Case(sizes, dtype, masks.dense(window), backward=backward),
+                    lambda backward: Case([batch, rows_each, *sizes[2:]], dtype, even, backward=backward))
 
     def all(self):
         import torch

@@ -13,7 +13,10 @@ SLOWDOWNS = (
     "Time per FLOP at the length in a column's heading over that of the case in the first column, in the same"
     " rounds: at 1 an odd length costs nothing."
 )
-OVER_DENSE = "Our rate over that of the dense case in the same rounds: at 1 the mask or the packing costs nothing."
+OVER_DENSE = (
+    "Our rate over that of a dense case in the same rounds: at 1 the mask or the packing costs nothing. That is a"
+    " long one, where rates are highest, and one with about as many FLOPs a row and as many rows."
+)
 OVER_BF16 = "Our rate in f16 over that in bf16, of different rounds: above 1 f16 is faster."
 NO_LIMIT = "f16, f32 and o at other head dimensions have no limit."
 ERRORS = (

@@ -6,8 +6,8 @@ mod shared_bytes;
 mod table;
 
 pub use layout::{
-    backward_sm90a_d_o_stages, forward_sm90a_keeps_output_apart, forward_sm90a_key_stages,
-    forward_sm90a_query_stages, forward_sm90a_value_stages, panel_columns,
+    backward_sm90a_d_o_stages, forward_sm90a_keeps_output_apart, forward_sm90a_key_and_value_stages,
+    forward_sm90a_query_stages, panel_columns,
 };
 pub use table::KERNELS;
 

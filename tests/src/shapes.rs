@@ -134,6 +134,8 @@ pub fn cases(kernel: &str) -> Vec<Case> {
             let mask = Mask::Window { left: Some(140), right, alignment: CausalAlignment::BottomRight };
             cases.push(Case { mask, ..several_tiles(kernel) });
         }
+        // More packed sequences than a warp has lanes.
+        cases.push(Case { packed: true, batches: 34, query_heads: 1, ..ragged.clone() });
     }
     // Query tiles that see no key: three of four, and in a forward all of them.
     for key_rows in if is_forward { vec![5, 0] } else { vec![5] } {

@@ -2,8 +2,8 @@
 //! ragged shape, dtype, mask and layout. What surrounds the elements is NaN, and nothing outside the
 //! outputs may be written.
 
-use finite_attention::check::{Case, Inputs};
-use finite_attention::{CausalAlignment, Dtype, Mask};
+use finite_attention::check::{Case, Gradients, Inputs};
+use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::device::{emulated_arch, open};
 use finite_attention_tests::property::check;
@@ -127,6 +127,38 @@ fn many_heads_of_short_sequences_are_right() {
         for _ in 0..if emulated_arch().is_some() { 1 } else { 20 } {
             within_the_rule(&small(&device), &case, Inputs::drawn)
                 .unwrap_or_else(|wrong| panic!("head dim {head_dim}, {mask}: {wrong}"));
+        }
+    }
+}
+
+/// A warp finds out which sequence a tile is of, 32 sequences at a time, with those that have most keys first.
+#[test]
+fn more_packed_sequences_than_a_warp_has_lanes_are_right() {
+    let device = open();
+    for (dtype, head_dim, mask) in [
+        (Dtype::Bf16, 64, Mask::Full),
+        (Dtype::F16, 128, Mask::Causal(CausalAlignment::BottomRight)),
+        (Dtype::Bf16, 256, Mask::Causal(CausalAlignment::TopLeft)),
+        (Dtype::F32, 64, Mask::Full),
+    ] {
+        let case = Case {
+            dtype,
+            output_dtype: dtype,
+            packed: true,
+            batches: 70,
+            query_rows: 40,
+            key_rows: 150,
+            query_heads: 2,
+            key_heads: 1,
+            head_dim,
+            value_dim: head_dim,
+            mask,
+            gradients: Some(Gradients { dtype, has_d_lse: false, mode: Mode::Fast }),
+            ..Case::small()
+        };
+        for device in [device.clone(), small(&device)] {
+            within_the_rule(&device, &case, Inputs::drawn)
+                .unwrap_or_else(|wrong| panic!("{dtype:?}, head dim {head_dim}, {mask}: {wrong}"));
         }
     }
 }

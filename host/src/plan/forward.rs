@@ -248,7 +248,9 @@ fn starts_on_sectors(valid: &ValidForward) -> bool {
 /// All tiles of a head at once, where they take equally long: then all of its keys are read by many blocks
 /// at the same time (measured at head dim 128, S 4096: 7 % against as many heads as fit the L2 cache).
 /// Otherwise the longest tiles of several heads first, so that short ones fill the gaps at the end: waves of
-/// equal size whose keys and values fit two thirds of the L2 cache, or more of them if these are too few.
+/// equal size whose keys and values fit a third of the L2 cache. Queries and output go through it as well
+/// (measured at head dim 128, S 512: 5 % against two thirds). If these are too few to keep the machine busy,
+/// more of them, up to two thirds (head dim 256, S 8192 and 16384: 1.5 % against twice as many).
 fn choose_hopper_wave(
     valid: &ValidForward,
     kernel: &KernelSpec,
@@ -258,7 +260,9 @@ fn choose_hopper_wave(
     let pairs = valid.batches.saturating_mul(valid.query_heads);
     let group = valid.group_size;
     if valid.is_packed() {
-        reasons.push("sequence by sequence: their lengths are in device memory".into());
+        reasons.push(
+            "sequence by sequence, of 32 the longest first: their lengths are in device memory".into(),
+        );
         return pairs.min(valid.query_heads);
     }
     if valid.sees_all() {
@@ -268,9 +272,10 @@ fn choose_hopper_wave(
     let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
     let bytes = u64::from(valid.key_rows) * columns * u64::from(valid.problem.dtype.bytes());
     // heads_per_wave fills a half of what it is given.
-    let most = schedule::heads_per_wave(bytes, group, device.l2_bytes / 3 * 4, pairs);
-    let tiles = valid.query_rows.div_ceil(kernel.query_rows);
-    let wave = schedule::even_wave(pairs, most.max(busy_wave(tiles, device)), group);
+    let in_thirds =
+        |thirds| schedule::heads_per_wave(bytes, group, device.l2_bytes / 3 * 2 * thirds, pairs);
+    let busy = busy_wave(valid.query_rows.div_ceil(kernel.query_rows), device);
+    let wave = schedule::even_wave(pairs, in_thirds(1).max(busy.min(in_thirds(2))), group);
     reasons.push(format!(
         "{wave} of {pairs} (batch, head) pairs at once: {bytes} bytes of k and v per key head, {} of L2",
         device.l2_bytes

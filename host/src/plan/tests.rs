@@ -182,12 +182,18 @@ fn blocks_for_hopper_stay_and_their_waves_are_of_equal_size() {
     let full = plan(&problem, &pointers());
     assert_eq!((full.blocks, full.params.heads_per_wave), (132, 1));
     let causal = plan(&problem.with_mask(Mask::Causal(CausalAlignment::BottomRight)), &pointers());
-    // 2 MiB of keys and values per head, 33 MiB of cache.
+    // Eight of them would have a third of the cache, but too few tiles.
     assert_eq!(causal.params.heads_per_wave, 16);
-    // 16 MiB each: the cache holds two, of 128 tiles each.
-    let layout = Layout::bshd([1, 16384, 8, 256]);
-    let wide = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).causal();
-    assert_eq!(plan(&wide, &pointers()).params.heads_per_wave, 4);
+    let wave = |batches, rows, heads, key_heads, dim| {
+        let [q, kv] = [heads, key_heads].map(|heads| Layout::bshd([batches, rows, heads, dim]));
+        let problem = ForwardProblem::new(Dtype::Bf16, q, kv, kv).causal();
+        plan(&problem, &pointers()).params.heads_per_wave
+    };
+    // A third of the cache holds 66 and 33 of these; with four query heads each, 16 groups.
+    assert_eq!((wave(32, 512, 16, 16, 128), wave(16, 1024, 16, 16, 128)), (64, 32));
+    assert_eq!(wave(8, 2048, 32, 8, 128), 64);
+    // It holds one of these, of 128 tiles, and two thirds hold two.
+    assert_eq!(wave(1, 16384, 8, 8, 256), 2);
     let maps = causal.hopper.unwrap();
     assert_eq!(maps.q.unwrap().dims, [128, 4096, 32, 2]);
     assert_eq!(maps.k.unwrap().box_dims, [64, causal.kernel.key_rows, 1, 1]);

@@ -50,17 +50,16 @@ pub const fn forward_sm90a_keeps_output_apart(head_dim: u32, query_rows: u32) ->
     }
 }
 
-/// Key tiles that the Hopper forward has on their way or in use: half of all that fit, up to four.
-pub const fn forward_sm90a_key_stages(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
-    let stages = key_and_value_tiles(head_dim, query_rows, key_rows) / 2;
-    if stages < 4 { stages } else { 4 }
-}
-
-/// Value tiles that the Hopper forward has on their way or in use: the other half, up to four; one more if
-/// there is an odd number, since values are used later than keys.
-pub const fn forward_sm90a_value_stages(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
-    let stages = key_and_value_tiles(head_dim, query_rows, key_rows).div_ceil(2);
-    if stages < 4 { stages } else { 4 }
+/// Key tiles and value tiles that the Hopper forward has on their way or in use: half of all that fit are of
+/// either, of an odd number one more of values, which are used later than keys. Up to four.
+pub const fn forward_sm90a_key_and_value_stages(
+    head_dim: u32,
+    query_rows: u32,
+    key_rows: u32,
+) -> [u32; 2] {
+    let tiles = key_and_value_tiles(head_dim, query_rows, key_rows);
+    let (keys, values) = (tiles / 2, tiles.div_ceil(2));
+    [if keys < 4 { keys } else { 4 }, if values < 4 { values } else { 4 }]
 }
 
 /// How many tiles of keys or values the Hopper forward has room for.
@@ -109,8 +108,8 @@ impl ForwardHopperLayout {
     /// The layout of a kernel of this size.
     pub const fn new(head_dim: u32, query_rows: u32, key_rows: u32) -> Self {
         let query_stages = forward_sm90a_query_stages(head_dim, query_rows);
-        let key_stages = forward_sm90a_key_stages(head_dim, query_rows, key_rows);
-        let value_stages = forward_sm90a_value_stages(head_dim, query_rows, key_rows);
+        let [key_stages, value_stages] =
+            forward_sm90a_key_and_value_stages(head_dim, query_rows, key_rows);
         let row_bytes = panel_columns(head_dim) * 2;
         let mut regions = Regions::new();
         let mut o = regions.add("q", query_stages, query_rows * row_bytes);

@@ -1,21 +1,24 @@
 //! Which query block a number stands for, among those that packed sequences really have.
 //!
 //! Blocks are numbered sequence by sequence, in each the last rows of all heads first. The lengths are in
-//! device memory alone, so a warp adds them up, 32 sequences at a time:
+//! device memory alone, so a warp adds them up, 32 sequences at a time, those with most keys first: long
+//! blocks started last would leave the machine idle.
 //!
 //! ```text
-//! lane          0     1     2   ...        blocks of sequence first + lane, and of all before its end
-//! end          12    20    44   ...        number 17: lane 1, block 17 - 12 of its sequence
+//! lane          0     1     2   ...
+//! sequence      7     0     3   ...        by their keys
+//! end          12    20    24   ...        blocks of these sequences, and of all before their end
+//!                                          number 17: lane 1, block 17 - 12 of sequence 0
 //! ```
 
 use crate::abi::ForwardParams;
 use crate::arch::{global, math, thread, warp};
-use crate::geometry::schedule::{Work, within_sequence};
+use crate::geometry::schedule::{Work, takes_larger, within_sequence};
 
 /// A warp's place in the numbering. Numbers are asked for in ascending order.
 pub struct PackedWork {
-    /// Sequence of lane 0.
-    first: u32,
+    /// This lane's sequence.
+    sequence: u32,
     /// Blocks of this lane's sequence.
     blocks: u32,
     /// Blocks up to the end of this lane's sequence.
@@ -29,23 +32,18 @@ impl PackedWork {
     /// All 32 lanes call it together; `p` is as [`ForwardParams`] says, with packed sequences.
     #[inline(always)]
     pub unsafe fn new(p: &ForwardParams, rows: u32) -> Self {
-        let mut work = PackedWork { first: 0, blocks: 0, end: 0 };
-        work.count(p, rows, 0);
+        let mut work = PackedWork { sequence: 0, blocks: 0, end: 0 };
+        work.count(p, rows, 0, 0);
         work
     }
 
-    /// Counts the blocks of 32 sequences, after `before` blocks of those before them.
+    /// Counts the blocks of 32 sequences from `first` on, after `before` blocks of those before them.
     #[inline(always)]
-    unsafe fn count(&mut self, p: &ForwardParams, rows: u32, before: u32) {
+    unsafe fn count(&mut self, p: &ForwardParams, rows: u32, first: u32, before: u32) {
         // Worked out anew: registers are scarce where this is used.
         let lane = thread::thread_idx_x_here() % 32;
-        let sequence = self.first + lane;
-        self.blocks = 0;
-        if sequence < p.batches {
-            let offsets = p.cu_seqlens_q.wrapping_add(4 * sequence as u64);
-            let length = global::load_u32(offsets.wrapping_add(4)) - global::load_u32(offsets);
-            self.blocks = length.div_ceil(rows) * p.query_heads;
-        }
+        self.sequence = first + by_length(lane, length(p.cu_seqlens_k, first + lane, p.batches));
+        self.blocks = length(p.cu_seqlens_q, self.sequence, p.batches).div_ceil(rows) * p.query_heads;
         let mut sum = self.blocks;
         let mut distance = 1;
         while distance < 32 {
@@ -71,14 +69,44 @@ impl PackedWork {
                 let number = number - (end - blocks);
                 let tiles = math::divide(blocks, p.query_heads);
                 let (tile, head) = within_sequence(number, tiles, p.query_heads, math::divide);
-                return Some(Work { tile, head, batch: self.first + lane });
+                return Some(Work { tile, head, batch: warp::broadcast(self.sequence, lane) });
             }
-            self.first += 32;
-            if self.first >= p.batches {
+            let next = (self.sequence | 31) + 1;
+            if next >= p.batches {
                 return None;
             }
             let before = warp::broadcast(self.end, 31);
-            self.count(p, rows, before);
+            self.count(p, rows, next, before);
         }
     }
+}
+
+/// Rows of a packed sequence, by the offsets at `offsets`; 0 where there is none of `sequences`.
+#[inline(always)]
+unsafe fn length(offsets: u64, sequence: u32, sequences: u32) -> u32 {
+    if sequence >= sequences {
+        return 0;
+    }
+    let offset = offsets.wrapping_add(4 * sequence as u64);
+    global::load_u32(offset.wrapping_add(4)) - global::load_u32(offset)
+}
+
+/// Which lane's length stands in this lane's place, the longest first: a bitonic sort (Batcher 1968) of the
+/// lengths, of which the low bits give way to the number of the lane.
+#[inline(always)]
+unsafe fn by_length(lane: u32, length: u32) -> u32 {
+    let mut key = (length & !31) | lane;
+    let mut sorted = 2;
+    while sorted <= 32 {
+        let mut distance = sorted / 2;
+        while distance > 0 {
+            let other = warp::exchange(key, distance);
+            if (other > key) == takes_larger(lane, distance, sorted) {
+                key = other;
+            }
+            distance /= 2;
+        }
+        sorted *= 2;
+    }
+    key % 32
 }

@@ -67,6 +67,14 @@ pub fn within_sequence(
     (tiles - 1 - rank, number - rank * heads)
 }
 
+/// Whether `lane` takes the larger of its number and that of the lane at `distance`, where a bitonic sort
+/// (Batcher 1968) makes descending runs of `sorted` numbers, all powers of two, and ascending ones in turn.
+/// Distances go from half of `sorted` to 1, `sorted` from 2 to the count of all.
+#[inline(always)]
+pub const fn takes_larger(lane: u32, distance: u32, sorted: u32) -> bool {
+    (lane & distance == 0) == (lane & sorted == 0)
+}
+
 /// Tile `turn` of block `block`, when `blocks` blocks share tiles that come longest first: back and forth, so
 /// that who had the longest of one turn has the shortest of the next.
 #[inline(always)]
@@ -155,6 +163,25 @@ mod tests {
     fn a_sequence_has_every_tile_of_every_head_once_and_the_last_tile_first() {
         let pieces: std::vec::Vec<_> = (0..6).map(|n| within_sequence(n, 3, 2, |a, b| a / b)).collect();
         assert_eq!(pieces, [(2, 0), (2, 1), (1, 0), (1, 1), (0, 0), (0, 1)]);
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_are_sorted_with_the_largest_first(numbers in proptest::array::uniform32(0..99u32)) {
+            let mut sorted = numbers;
+            for run in [2, 4, 8, 16, 32] {
+                for distance in std::iter::successors(Some(run / 2), |d| (*d > 1).then_some(d / 2)) {
+                    sorted = std::array::from_fn(|lane| {
+                        let (own, other) = (sorted[lane], sorted[lane ^ distance as usize]);
+                        let larger = takes_larger(lane as u32, distance, run);
+                        if larger { own.max(other) } else { own.min(other) }
+                    });
+                }
+            }
+            let mut expected = numbers;
+            expected.sort_unstable_by(|a, b| b.cmp(a));
+            prop_assert_eq!(sorted, expected);
+        }
     }
 
     #[test]

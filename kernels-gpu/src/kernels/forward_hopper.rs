@@ -18,8 +18,8 @@
 //! ```
 //!
 //! Warpgroups go past key tiles that none of their rows sees, and three of them past query tiles of which
-//! they have no row. At head dim 64 they start the last product
-//! with values before the scores of the next query tile, and write o while these are made.
+//! they have no row. Where o has memory of its own, they start the last product with values before the scores
+//! of the next query tile, and write o while these are made.
 //!
 //! What lies outside of a tensor arrives as zeros. In packed sequences the rows after a sequence's end are
 //! those of the next one: one warp, the repairer, overwrites them with zeros before anybody uses the tile
@@ -32,8 +32,7 @@ mod output;
 mod room;
 
 use crate::abi::{
-    ForwardHopperParams, forward_sm90a_key_stages, forward_sm90a_query_stages,
-    forward_sm90a_value_stages, panel_columns,
+    ForwardHopperParams, forward_sm90a_key_and_value_stages, forward_sm90a_query_stages, panel_columns,
 };
 use crate::arch::{barrier, bulk_copy, thread, warp};
 use crate::attention::mask;
@@ -87,9 +86,12 @@ impl<
         let (mut keys, mut values) = (Cursor::<KEY_STAGES>::start(), Cursor::<VALUE_STAGES>::start());
         let turns = Turns::<WARPGROUPS>::begin(warpgroup);
         let note = self.note();
-        let load = |stage: u32| {
+        let query_stage = |cursor: &Cursor<QUERY_STAGES>| {
+            if QUERY_STAGES == 1 { 0 } else { warp::uniform(cursor.stage()) }
+        };
+        let load = |cursor: &Cursor<QUERY_STAGES>| {
             let (lane, row) = place();
-            let tile = self.query(warp::uniform(stage));
+            let tile = self.query(query_stage(cursor));
             Queries::<A>::load(lane, tile, row, tile.descriptor(64 * warpgroup))
         };
         // The assembler finds out by itself that stages are uniform in the loop that looks ahead, and not in
@@ -102,7 +104,7 @@ impl<
         let receive =
             |order: ReceivedOrder, queries: &Cursor<QUERY_STAGES>, keys: &mut Cursor<KEY_STAGES>| {
                 self.queries.wait(queries);
-                let q = load(queries.stage());
+                let q = load(queries);
                 if Self::HAS_PARTS {
                     self.find_part(p, order, warpgroup, note, lane);
                     self.keys.pass(keys, Self::unseen(order, note), lane == 0);
@@ -214,8 +216,7 @@ impl<
                 }
                 self.orders.discard(&mut orders, lane);
 
-                if Self::GOES_PAST {
-                    // Early: a product of no consequence is with these, too.
+                if Self::WAITS_EARLY {
                     self.values.wait(&values);
                 }
                 if Self::VALUES_FIRST {
@@ -247,7 +248,7 @@ impl<
                     }
                     scores = E::start_scores::<QUERIES>(&q, tile);
                 }
-                if !Self::GOES_PAST {
+                if !Self::WAITS_EARLY {
                     self.values.wait(&values);
                 }
                 if !Self::VALUES_FIRST {
@@ -295,7 +296,7 @@ impl<
                     if Self::KEEPS_QUERIES {
                         barrier::sync(1 + warpgroup, 128);
                     }
-                    let rows = self.output_rows(warp::uniform(used.stage()));
+                    let rows = self.output_rows(query_stage(&used));
                     Self::write_output::<E, O>(p, o_map, &block, (lane, row), result, rows, &target);
                 } else {
                     store::store_exchanged::<E, O>(lane, result, row, &target);
@@ -401,8 +402,8 @@ macro_rules! entries {
                 forward::<
                     element::$dtype, $queries, $keys, { panel_columns($dim) * 2 }, $warpgroups,
                     { forward_sm90a_query_stages($dim, $queries) },
-                    { forward_sm90a_key_stages($dim, $queries, $keys) },
-                    { forward_sm90a_value_stages($dim, $queries, $keys) },
+                    { forward_sm90a_key_and_value_stages($dim, $queries, $keys)[0] },
+                    { forward_sm90a_key_and_value_stages($dim, $queries, $keys)[1] },
                     { query_registers($dim, $queries) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                 >(&p, maps);
             }

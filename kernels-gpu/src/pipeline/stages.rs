@@ -55,10 +55,12 @@ impl<const COUNT: u32> Cursor<COUNT> {
         Cursor { position: self.position.wrapping_sub(1), round: 0 }
     }
 
-    /// The same count of other stages, of which there are as many.
+    /// Goes where the cursor of other stages is, if there are as many of them; both have gone equally far.
     #[inline(always)]
-    pub fn as_others<const OTHER: u32>(&self) -> Cursor<OTHER> {
-        Cursor { position: self.position, round: self.round }
+    pub fn follow<const OTHER: u32>(&mut self, other: &Cursor<OTHER>) {
+        if COUNT == OTHER {
+            *self = Cursor { position: other.position, round: other.round };
+        }
     }
 
     /// Where stages of another number would be that are gone through in step with these.

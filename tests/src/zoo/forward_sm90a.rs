@@ -74,7 +74,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("asynchronous copy in flight", &["start_output"]),
         mutant("queries are loaded before they have come")
             .edit("mbarrier.try_wait", &["self.queries.wait(queries);"], Which::All, no_wait)
-            .finding("asynchronous copy in flight", &["load(queries.stage())"]),
+            .finding("asynchronous copy in flight", &["load(queries)"]),
         mutant("keys are waited for with the other parity")
             .edit("mbarrier.try_wait", &[LOOP_KEYS], Which::All, other_parity)
             .finding("asynchronous copy in flight", &["start_scores"])
@@ -196,7 +196,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
                 with_operand(line, 2, "16384")
             })
-            .finding("uninitialised shared read", &["let q = load(queries.stage());"]),
+            .finding("uninitialised shared read", &["let q = load(queries);"]),
         mutant("more bytes are announced than come")
             .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
                 with_operand(line, 2, "65536")

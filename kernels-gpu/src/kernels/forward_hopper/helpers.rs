@@ -108,10 +108,8 @@ impl<
         block: &QueryBlock,
     ) {
         let Progress { orders, queries, keys, values } = progress;
-        if KEY_STAGES == VALUE_STAGES {
-            // One count is enough.
-            *values = keys.as_others();
-        }
+        // One count is enough, if there are as many.
+        values.follow(keys);
         let packed = p.forward.cu_seqlens_q != 0;
         let flips = !(p.forward.scale > 0.0);
         let tiles = block.key_tiles(QUERIES, KEYS);

@@ -65,12 +65,14 @@ impl<
     /// Whether the output leaves through rows of its own.
     pub const KEEPS_OUTPUT_APART: bool = forward_sm90a_keeps_output_apart(ROW_BYTES / 2, QUERIES);
     /// Whether, at the end of a query tile, the last product with values comes before the next tile's scores,
-    /// beside which the output then leaves, through rows that no product reads. Two warpgroups that take
-    /// turns would gain nothing.
-    pub const VALUES_FIRST: bool = Self::KEEPS_OUTPUT_APART && WARPGROUPS > 2;
+    /// beside which the output then leaves, through rows that no product reads.
+    pub const VALUES_FIRST: bool = Self::KEEPS_OUTPUT_APART;
     /// Whether a warpgroup goes past query tiles of which it has no row: with three of them a third or two of
     /// the last tile of most lengths.
     pub const GOES_PAST: bool = WARPGROUPS > 2;
+    /// Whether the last values of a query tile are waited for before the next order is: a product with them
+    /// comes before the next scores, or one of no consequence in their place.
+    pub const WAITS_EARLY: bool = Self::VALUES_FIRST || Self::GOES_PAST;
     /// Whether the reference of a query tile's first key tile is made from a quarter of its scores.
     pub const GUESSES_MAXIMUM: bool = WARPGROUPS > 2;
     pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;

@@ -45,9 +45,9 @@ def dense(mask):
 
 def evened(lengths, mask):
     """Sequences of one length and no window, with about as many FLOPs a row as these have and as many rows:
-    how many, how long (a multiple of 128, so that nobody's tiles are ragged), and their mask."""
+    how many, how long (a multiple of 384: tiles of 128 or 192 rows are whole), and their mask."""
     rows = sum(lengths)
     per_row = sum(counted(length, mask) for length in lengths) / rows
     even = CAUSAL if mask == CAUSAL else FULL
-    length = 128 * max(1, round(per_row * (2 if even == CAUSAL else 1) / 128))
+    length = 384 * max(1, round(per_row * (2 if even == CAUSAL else 1) / 384))
     return max(1, round(rows / length)), length, even

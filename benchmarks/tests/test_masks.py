@@ -26,13 +26,13 @@ class Masks(unittest.TestCase):
         self.assertEqual(masks.dense((512, 512)), masks.FULL)
 
     def test_evened_sequences_have_as_many_flops_a_row(self):
-        self.assertEqual(masks.evened([1000], masks.FULL), (1, 1024, masks.FULL))
+        self.assertEqual(masks.evened([1000], masks.FULL), (1, 1152, masks.FULL))
         # Nine rows of ten see 900 keys, the others 100.
         self.assertEqual(masks.evened([100, 900], masks.FULL), (1, 768, masks.FULL))
         self.assertEqual(masks.evened([100, 900] * 4, masks.CAUSAL), (5, 768, masks.CAUSAL))
         # All but the first rows see 1025 keys.
-        self.assertEqual(masks.evened([16384], (1024, 0)), (16, 1024, masks.FULL))
-        self.assertEqual(masks.evened([1], masks.FULL), (1, 128, masks.FULL))
+        self.assertEqual(masks.evened([16384], (1024, 0)), (14, 1152, masks.FULL))
+        self.assertEqual(masks.evened([1], masks.FULL), (1, 384, masks.FULL))
 
     def test_the_command_line_gives_two_sides(self):
         self.assertEqual(masks.parse("1024,0"), (1024, 0))

@@ -57,7 +57,7 @@ fn check_pointer(
 
 /// What to give [`kernels_gpu::geometry::schedule::even_wave`] at least, where a pair has so many tiles,
 /// some longer than others: it takes more than half of it, and so a wave has 1.75 to 3.5 times as many tiles
-/// as run at once. With fewer, the longest tiles of the last wave are what is waited for.
+/// as run at once. With fewer, the longest tiles of the last wave are what is waited for, unless memory is.
 fn busy_wave(tiles: u32, device: &DeviceProperties) -> u32 {
     device.multiprocessors.saturating_mul(7).div_ceil(2 * tiles.max(1))
 }

@@ -91,6 +91,15 @@ fn threads_are_at_least_one_and_not_more_than_there_can_be() {
     run("1024", 0);
 }
 
+#[test]
+fn a_block_may_take_a_step() {
+    let ptx = File::kernel("steps", "sm_80", "");
+    let run =
+        |limit: &str, code| answer(&["--ptx", ptx.text(), "--block", "1", "--step-limit", limit], code);
+    assert_eq!(run("0", 2), "fattn: --step-limit: expected at least 1, got `0`\n");
+    run("100", 0);
+}
+
 /// They are made one by one: the first one ends this run.
 #[test]
 fn schedules_may_be_as_many_as_there_are_seeds() {

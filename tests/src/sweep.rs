@@ -242,11 +242,6 @@ pub const EXPLANATIONS: &[Explanation] = &[
         why: "every warp releases keys behind its last use of both, and the producer has acquired the keys just before",
     },
     Explanation {
-        opcode: "mbarrier.try_wait",
-        through: &["self.values.pass(&mut values, Self::left(note)"],
-        why: "the next order, read before, is sent behind the requests of these values: their stages were acquired",
-    },
-    Explanation {
         opcode: "wgmma.commit_group",
         through: &["E::start_scores"],
         why: "the second product is committed right behind it, and both are waited for together",

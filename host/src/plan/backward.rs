@@ -357,8 +357,9 @@ const SHORT_HEAD_TILES: u32 = 8;
 
 /// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
 /// stay in the L2 cache; on Hopper also their dq in f32. More, where key tiles differ in length and these are
-/// too few to keep the machine busy. Fewer where heads are short: then it is memory that is waited for
-/// (measured up to S 1024: 0 to 2.4 %; from S 2048 on they would be up to 0.4 % slower).
+/// too few to keep the machine busy. Half as many where heads are short: then it is memory that is waited for
+/// (measured at head dims 64 and 128 up to S 1024: 0.3 to 2.4 %; from S 2048 on they would be up to 0.4 %
+/// slower).
 ///
 /// Two cases on Hopper are of their own. Where all key tiles take equally long, they go pair by pair. And key
 /// tiles that add to dq in order wait for the one before them of their pair: they take turns with those of as
@@ -392,9 +393,11 @@ fn choose_wave(
     let bytes = u64::from(valid.query_rows) * column_bytes * u64::from(valid.group_size);
     let wave = if hopper {
         // heads_per_wave fills a half of what it is given.
-        let (l2_bytes, busy) = match key_tiles {
-            ..=SHORT_HEAD_TILES => (device.l2_bytes / 3 * 2, busy_wave(key_tiles, device).div_ceil(2)),
-            _ => (device.l2_bytes / 3 * 4, busy_wave(key_tiles, device)),
+        let is_short = key_tiles <= SHORT_HEAD_TILES && main.head_dim <= 128 && !valid.is_packed();
+        let (l2_bytes, busy) = if is_short {
+            (device.l2_bytes / 3 * 2, busy_wave(key_tiles, device).div_ceil(2))
+        } else {
+            (device.l2_bytes / 3 * 4, busy_wave(key_tiles, device))
         };
         let most = schedule::heads_per_wave(bytes, 1, l2_bytes, pairs);
         let enough = match paired_wave(pairs, key_tiles, device) {

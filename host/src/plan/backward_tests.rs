@@ -162,7 +162,7 @@ fn blocks_for_hopper_stay_and_waves_keep_them_busy() {
     assert_eq!(wave(8, 4096, 16, 16, false), 1);
     // Two thirds of the L2 cache hold 8 pairs.
     assert_eq!(wave(8, 4096, 16, 16, true), 8);
-    // A third holds 33 and 16 of these, whose heads are short.
+    // Half as many of these, whose heads are short.
     assert_eq!([(32, 512), (16, 1024)].map(|(b, s)| wave(b, s, 16, 16, true)), [32, 16]);
     // It holds one pair of 64 key tiles, and 132 blocks take those of two at once. Where no even number of
     // such waves makes up all pairs, a wave keeps the machine busy by itself.

@@ -247,10 +247,8 @@ fn starts_on_sectors(valid: &ValidForward) -> bool {
 ///
 /// All tiles of a head at once, where they take equally long: then all of its keys are read by many blocks
 /// at the same time (measured at head dim 128, S 4096: 7 % against as many heads as fit the L2 cache).
-/// Otherwise the longest tiles of several heads first, so that short ones fill the gaps at the end: waves of
-/// equal size whose keys and values fit a third of the L2 cache. Queries and output go through it as well
-/// (measured at head dim 128, S 512: 5 % against two thirds). If these are too few to keep the machine busy,
-/// more of them, up to two thirds (head dim 256, S 8192 and 16384: 1.5 % against twice as many).
+/// Otherwise the longest tiles of several heads first, so that short ones fill the gaps at the end, in waves
+/// of equal size: [`causal_wave`].
 fn choose_hopper_wave(
     valid: &ValidForward,
     kernel: &KernelSpec,
@@ -271,15 +269,39 @@ fn choose_hopper_wave(
     }
     let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
     let bytes = u64::from(valid.key_rows) * columns * u64::from(valid.problem.dtype.bytes());
-    // heads_per_wave fills a half of what it is given.
-    let in_thirds =
-        |thirds| schedule::heads_per_wave(bytes, group, device.l2_bytes / 3 * 2 * thirds, pairs);
     let busy = busy_wave(valid.query_rows.div_ceil(kernel.query_rows), device);
-    let wave = schedule::even_wave(pairs, in_thirds(1).max(busy.min(in_thirds(2))), group);
+    let wave = causal_wave(pairs, group, bytes, busy, device.l2_bytes);
     reasons.push(format!(
         "{wave} of {pairs} (batch, head) pairs at once: {bytes} bytes of k and v per key head, {} of L2",
         device.l2_bytes
     ));
+    wave
+}
+
+/// How many of `pairs` (batch, query head) pairs make a wave, where `group` of them share `bytes` of keys and
+/// values, and half of `busy` keeps the machine busy.
+///
+/// As many as fit a third of the L2 cache, through which queries and output go as well (measured at head dim
+/// 128, S 512: 5 % against two thirds). If these are too few, as many as fit two thirds or as are `busy`,
+/// whichever is more; but where these do not fit the cache at all, rather fewer that do, if there is a whole
+/// number of such waves (head dim 256, S 8192 and 16384: 1.5 %).
+fn causal_wave(pairs: u32, group: u32, bytes: u64, busy: u32, l2_bytes: u64) -> u32 {
+    let fitting = |l2_bytes| {
+        // heads_per_wave fills a half of what it is given.
+        let most = schedule::heads_per_wave(bytes, group, 2 * l2_bytes, pairs);
+        (most, schedule::even_wave(pairs, most, group))
+    };
+    let is_busy = |wave: u32| wave >= busy.div_ceil(2);
+    let (_, of_a_third) = fitting(l2_bytes / 3);
+    if is_busy(of_a_third) {
+        return of_a_third;
+    }
+    let (most, of_two_thirds) = fitting(l2_bytes / 3 * 2);
+    let wave = schedule::even_wave(pairs, most.max(busy), group);
+    let fits = u64::from(wave / group).saturating_mul(bytes) <= l2_bytes;
+    if !fits && is_busy(of_two_thirds) && pairs.is_multiple_of(of_two_thirds) {
+        return of_two_thirds;
+    }
     wave
 }
 

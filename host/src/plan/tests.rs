@@ -182,18 +182,20 @@ fn blocks_for_hopper_stay_and_their_waves_are_of_equal_size() {
     let full = plan(&problem, &pointers());
     assert_eq!((full.blocks, full.params.heads_per_wave), (132, 1));
     let causal = plan(&problem.with_mask(Mask::Causal(CausalAlignment::BottomRight)), &pointers());
-    // Eight of them would have a third of the cache, but too few tiles.
+    // A third of the cache holds eight of them, which have too few tiles.
     assert_eq!(causal.params.heads_per_wave, 16);
     let wave = |batches, rows, heads, key_heads, dim| {
         let [q, kv] = [heads, key_heads].map(|heads| Layout::bshd([batches, rows, heads, dim]));
         let problem = ForwardProblem::new(Dtype::Bf16, q, kv, kv).causal();
         plan(&problem, &pointers()).params.heads_per_wave
     };
-    // A third of the cache holds 66 and 33 of these; with four query heads each, 16 groups.
+    // It holds 66 and 33 of these; with four query heads each, 16 groups.
     assert_eq!((wave(32, 512, 16, 16, 128), wave(16, 1024, 16, 16, 128)), (64, 32));
-    assert_eq!(wave(8, 2048, 32, 8, 128), 64);
-    // It holds one of these, of 128 tiles, and two thirds hold two.
+    assert_eq!((wave(29, 512, 16, 16, 128), wave(8, 2048, 32, 8, 128)), (58, 64));
+    // Four of these keep the machine busy and are more than the cache; two thirds hold two.
     assert_eq!(wave(1, 16384, 8, 8, 256), 2);
+    // What keeps it busy fits the cache.
+    assert_eq!((wave(1, 4096, 20, 20, 256), wave(1, 16384, 14, 14, 128)), (10, 5));
     let maps = causal.hopper.unwrap();
     assert_eq!(maps.q.unwrap().dims, [128, 4096, 32, 2]);
     assert_eq!(maps.k.unwrap().box_dims, [64, causal.kernel.key_rows, 1, 1]);

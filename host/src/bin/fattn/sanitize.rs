@@ -64,7 +64,7 @@ pub struct SanitizeArguments {
     /// Distinct findings that are printed, at least 1. All are counted.
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_findings: usize,
-    /// Warp instructions of a block after which it counts as endless.
+    /// Warp instructions of a block after which it counts as endless, at least 1.
     #[arg(long, value_name = "N", default_value_t = 1 << 32)]
     step_limit: u64,
     /// Blocks that run at a time, at most 1024. With more than one, blocks that wait for each other or share
@@ -93,6 +93,9 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
     let schedules = schedules(arguments)?;
     if arguments.max_findings == 0 {
         return Err(expected("--max-findings", "at least 1", 0).into());
+    }
+    if arguments.step_limit == 0 {
+        return Err(expected("--step-limit", "at least 1", 0).into());
     }
     if !(1..=MAX_THREADS).contains(&arguments.threads) {
         return Err(expected("--threads", format!("1 to {MAX_THREADS}"), arguments.threads).into());

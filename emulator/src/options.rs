@@ -65,7 +65,8 @@ pub enum Schedule {
     #[default]
     Latest,
     /// Warps, and blocks two by two, take turns of random length and copies land at random moments, all drawn
-    /// from this seed. With an odd one, four warps at a time stay behind the others.
+    /// from this seed. With an odd one, four warps at a time stay behind the others. With one that is 3
+    /// modulo 4, some bulk loads land when nothing else can happen, however long they are waited for.
     Random(u64),
 }
 

@@ -210,6 +210,33 @@ fn a_store_that_has_read_may_write_later() {
     }
 }
 
+/// The second warp waits for a load; the third one then has 12,000 instructions to go, and says when it is done. A load
+/// lands while it is waited for, but some, with some seeds, when nobody has anything else to do: what one warp can do
+/// while another one waits is then all done.
+#[test]
+fn some_loads_land_when_nothing_else_can_happen() {
+    let body = "@%first mbarrier.init.shared::cta.b64 [%base+8192], 1; @%first fence.mbarrier_init.release.cluster;
+         @%first st.shared.v2.b32 [%base+8200], {0, 0};
+         @%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+8192], 16;
+         @%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%base], [%data], 16, [%base+8192];
+         bar.sync 0; setp.ne.u32 %p2, %lane, 0; @%p2 bra END; setp.eq.u32 %p2, %warp, 0; @%p2 bra END;
+         setp.eq.u32 %p2, %warp, 2; @%p2 bra SPIN;
+         st.relaxed.cta.shared.b32 [%base+8200], 1;
+         W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base+8192], 0; @!%p1 bra W;
+         ld.relaxed.cta.shared.b32 %r1, [%base+8204]; st.global.b32 [%data+64], %r1; bra END;
+         SPIN: ld.relaxed.cta.shared.b32 %r1, [%base+8200]; setp.eq.u32 %p1, %r1, 0; @%p1 bra SPIN; mov.u32 %r2, 0;
+         LOOP: add.s32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 4000; @%p1 bra LOOP;
+         st.relaxed.cta.shared.b32 [%base+8204], 1; END:";
+    let is_late = |schedule| {
+        let Outcome { words, report } = run_body(body, 96, no_map, &with_schedule(schedule));
+        assert!(report.is_clean(), "{schedule:?}: {}", report.findings[0]);
+        words[16] == 1
+    };
+    assert!(!is_late(Schedule::Latest) && !is_late(Schedule::Eager));
+    let late: Vec<u64> = (0..128).filter(|&seed| is_late(Schedule::Random(seed))).collect();
+    assert!(!late.is_empty() && late.iter().all(|seed| seed % 4 == 3), "{late:?}");
+}
+
 /// More of them than are kept in mind, and none that is waited for to write: the end of the block does that.
 #[test]
 fn stores_that_nobody_waits_for_write_before_the_block_ends() {

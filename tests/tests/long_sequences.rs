@@ -57,8 +57,8 @@ fn first_rows(device: &Device, change: impl Fn(&mut ForwardPlan)) -> Option<Vec<
 }
 
 /// Rows past the end of q are cleared where q is multiplied by the sign of the scale. In the first tile of a
-/// sequence of 2^25 rows and some the end is so far away that its distance in bytes, 128 to a row, is beyond 32
-/// bits: the tile's own rows were cleared.
+/// sequence of 2^25 rows and some the sequence's end is so far away that its distance in bytes, 128 to a row, is
+/// beyond 32 bits: the tile's own rows were cleared. The tile's end is what counts.
 #[test]
 fn rows_of_a_tile_far_from_the_end_are_not_cleared() {
     // Whole tiles, whose rows leave by the map of o. The last one comes first, then the first one.

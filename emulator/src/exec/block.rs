@@ -171,10 +171,11 @@ impl<'a> Block<'a> {
         let warp = self.context.random.below(self.warps.len() as u64) as usize;
         async_copy::land_some(&mut self.context, &mut self.warps[warp])?;
         wgmma::run_next(&mut self.context, &mut self.warps[warp]);
-        let loads = self.context.bulk.loads.len() as u64;
+        let loads = self.context.bulk.in_time().count() as u64;
         if loads != 0 {
-            let index = self.context.random.below(loads) as usize;
-            bulk::land(&mut self.context, index)?;
+            let drawn = self.context.random.below(loads) as usize;
+            let drawn = self.context.bulk.in_time().nth(drawn);
+            drawn.map_or(Ok(()), |index| bulk::land(&mut self.context, index))?;
         }
         let stores = self.context.bulk.stores.len() as u64;
         if stores != 0 {

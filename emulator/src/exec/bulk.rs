@@ -47,6 +47,8 @@ pub struct Load {
     pub transfer: Transfer,
     /// Address of its barrier.
     pub barrier: u32,
+    /// Whether it lands when nothing else can happen, however long it is waited for.
+    pub late: bool,
 }
 
 /// How far a store has come.
@@ -90,6 +92,11 @@ pub struct BulkQueue {
 }
 
 impl BulkQueue {
+    /// Where the loads stand that are not late.
+    pub fn in_time(&self) -> impl Iterator<Item = usize> + '_ {
+        self.loads.iter().enumerate().filter(|(_, load)| !load.late).map(|(index, _)| index)
+    }
+
     /// Whether a store is one of a thread's, and not of its `left` latest groups.
     fn is_due(&self, store: &Store, issuer: Issuer, left: u32) -> bool {
         let committed = self.groups.get(&issuer).map_or(0, |groups| groups.committed);
@@ -97,10 +104,12 @@ impl BulkQueue {
     }
 }
 
-/// Lets the loads of a barrier land whose current phase lacks nothing but bytes, until it completes.
+/// Lets the loads of a barrier land whose current phase lacks nothing but bytes, until it completes; not late
+/// ones.
 pub fn land_awaited(c: &mut Context<'_>, barrier: u32) -> Flow {
     while c.mbarriers.awaits_bytes(barrier) {
-        let Some(index) = c.bulk.loads.iter().position(|load| load.barrier == barrier) else { break };
+        let awaited = |load: &Load| load.barrier == barrier && !load.late;
+        let Some(index) = c.bulk.loads.iter().position(awaited) else { break };
         land(c, index)?;
     }
     Ok(())

@@ -91,6 +91,9 @@ impl Random {
     }
 }
 
+/// One in so many loads is late, where some are.
+const LATE_ODDS: u64 = 8;
+
 /// A block's state apart from its warps.
 pub struct Context<'a> {
     pub environment: &'a Environment<'a>,
@@ -152,6 +155,13 @@ impl<'a> Context<'a> {
             statistics: Statistics { blocks: 1, ..Statistics::default() },
             trace: environment.options.trace.then(Box::default),
         }
+    }
+
+    /// Whether a load that is issued now will be late.
+    pub fn draws_late(&mut self) -> bool {
+        let some_are =
+            matches!(self.environment.options.schedule, Schedule::Random(seed) if seed % 4 == 3);
+        some_are && self.random.below(LATE_ODDS) == 0
     }
 
     /// Makes the context that of another block. The findings must have been taken.

@@ -40,7 +40,8 @@ impl Block<'_> {
     /// helps.
     pub fn unstick(&mut self) -> Result<bool, Stop> {
         if !self.context.bulk.loads.is_empty() {
-            bulk::land(&mut self.context, 0)?;
+            let index = self.context.bulk.in_time().next().unwrap_or(0);
+            bulk::land(&mut self.context, index)?;
             return Ok(true);
         }
         let waits = |state| matches!(state, State::Phase(_));

@@ -400,17 +400,23 @@ fn choose_wave(
             (device.l2_bytes / 3 * 4, busy_wave(key_tiles, device))
         };
         let most = schedule::heads_per_wave(bytes, 1, l2_bytes, pairs);
-        let enough = match paired_wave(pairs, key_tiles, device) {
-            Some(wave) if !valid.is_packed() => wave,
-            _ => busy,
-        };
-        schedule::even_wave(pairs, most.max(enough), 1)
+        if valid.is_packed() {
+            // A wave is one of heads of a sequence.
+            schedule::even_wave(valid.key_heads, most.max(busy), 1)
+        } else {
+            let enough = paired_wave(pairs, key_tiles, device).unwrap_or(busy);
+            schedule::even_wave(pairs, most.max(enough), 1)
+        }
     } else {
         schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs)
     };
+    let of = if hopper && valid.is_packed() {
+        format!("{} key heads of a sequence", valid.key_heads)
+    } else {
+        format!("{pairs} (batch, key head) pairs")
+    };
     reasons.push(format!(
-        "{wave} of {pairs} (batch, key head) pairs at once: {bytes} bytes of q, dO and dq per key head, {} \
-         of L2",
+        "{wave} of {of} at once: {bytes} bytes of q, dO and dq per key head, {} of L2",
         device.l2_bytes
     ));
     wave

@@ -175,6 +175,21 @@ fn blocks_for_hopper_stay_and_waves_keep_them_busy() {
     }
 }
 
+/// The heads of a sequence: waves of 12 would be followed by ones of 4 in each of them.
+#[test]
+fn waves_of_packed_sequences_divide_the_heads_where_they_can() {
+    let wave = |heads, head_dim| {
+        let layout = Layout::packed([16384, heads, head_dim]);
+        let sequences = Sequences::Packed { count: 12, max_query_rows: 4096, max_key_rows: 4096 };
+        let forward = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).with_sequences(sequences);
+        plan(&BackwardProblem::new(forward.causal())).params.heads_per_wave
+    };
+    assert_eq!(
+        [(16, 128), (32, 64), (8, 256), (12, 128), (17, 128)].map(|(h, d)| wave(h, d)),
+        [8, 16, 8, 12, 9]
+    );
+}
+
 #[test]
 fn key_tiles_for_hopper_are_staggered_unless_something_is_against_it() {
     let staggers = |problem: BackwardProblem| plan(&problem).params.dq_order == DQ_STAGGERED;

@@ -189,44 +189,52 @@ fn hopper_plan(
     }
 }
 
+/// Keys that a query sees in a window, from which on tiles of 192 query rows are faster than those of 128 at
+/// head dim 128.
+const WIDE_WINDOW: i32 = 1024;
+
 /// Whether tiles of 128 query rows take less time than those of 192, at head dims where there are both.
 ///
 /// Tall tiles read keys and values less often, which is what counts the more of them there are; but they
-/// have more rows past the end, and under a mask more keys that few of their rows see. Measured (H200), rate
-/// of tall over that of short ones:
+/// have more rows that do not exist, and under a mask more keys that few of their rows see. Measured
+/// (H200), rate of tall over that of short ones:
 ///
 /// | | head dims 65 to 96 | 97 to 128 |
 /// |--|--|--|
 /// | full, S 1536, 2048, 4096, 16384 | 1.05, 1.04, 1.08, 1.11 | 1.05, 1.04, 1.05, 1.08 |
 /// | full with 13 % more rows, S 512, 1024 | 0.93, 0.95 | 0.96, 0.99 |
-/// | causal, S 1536, 2048, 3072, 4096 | 1.00, 0.98, 1.03, 1.02 | 1.02, 1.02, 1.04, 1.04 |
-/// | packed, 33 to 4096 rows: full, causal | 1.07, 0.98 | 1.10, 1.00 |
-/// | window of 1024, S 1024, 4096, 16384 | | 0.98, 1.00, 1.00 |
+/// | causal, S 1024, 1536, 2048, 4096 | 0.94, 0.99, 1.00, 1.04 | 0.98, 1.005, 1.02, 1.05 |
+/// | packed, 33 to 4096 rows: full, causal | 1.07, 1.00 | 1.10, 1.02 |
+/// | window of 1024, S 1024, 2048, 4096, 16384 | 0.94, 0.97, 0.97, 0.97 | 0.98, 1.025, 1.02, 1.02 |
+/// | window of 256, of 128, S 4096 | | 0.955, 0.91 |
 ///
 /// Where rows do not start on sectors, tall ones are faster in all of these: full 1.07 (S 512) to 1.23
 /// (4096), causal 1.02 to 1.20, packed 1.19 and 1.11, in a window 1.04.
 ///
-/// At head dim 64 tall tiles are 4 % faster also where they have 13 % more rows: causal S 512 and 1024, 5 %
-/// in a window of 1024 at S 1024.
+/// At head dim 64 tall tiles are faster also where they have 13 or 20 % more rows: causal S 512, 640 and 1024
+/// 6, 4 and 8 %, in a window of 1024 at S 1024 7 %, of 256 at S 640 2 %.
 fn prefers_short_tiles(valid: &ValidForward) -> bool {
     let rows = valid.query_rows;
     if rows <= 128 {
         return true;
     }
     let columns = valid.head_dim.max(valid.value_dim);
-    let (is_full, has_window) = (valid.sees_all(), valid.window_left != WINDOW_OPEN);
+    let is_full = valid.sees_all();
+    let has_window = valid.window_left != WINDOW_OPEN;
+    let is_wide = valid.window_right != WINDOW_OPEN
+        && valid.window_left.saturating_add(valid.window_right) >= WIDE_WINDOW - 1;
     let padded = |tile: u32| u64::from(rows.div_ceil(tile)) * u64::from(tile);
     let wastes = |percent: u64| padded(192) * 100 > padded(128) * (100 + percent);
     if columns <= 64 {
-        return !is_full && if valid.is_packed() { rows <= 2048 } else { wastes(15) };
+        return !is_full && if valid.is_packed() { rows <= 2048 } else { wastes(25) };
     }
     if !starts_on_sectors(valid) {
         return false;
     }
     let least = match columns {
         _ if is_full => 0,
-        _ if has_window => u32::MAX,
-        ..=96 if valid.is_packed() => u32::MAX,
+        _ if has_window && !is_wide => u32::MAX,
+        ..=96 if has_window || valid.is_packed() => u32::MAX,
         ..=96 => 2560,
         _ => 1536,
     };

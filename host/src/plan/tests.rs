@@ -209,8 +209,8 @@ fn tiles_are_tall_where_they_waste_little() {
         plan(&problem, &pointers()).kernel.query_rows
     };
     let causal = |count| rows(count, Mask::Causal(CausalAlignment::BottomRight));
-    assert_eq!([247, 256, 600, 640].map(causal), [128; 4]);
-    assert_eq!([192, 384, 512, 768, 1024, 1025, 1536, 4096].map(causal), [192; 8]);
+    assert_eq!([193, 247, 256].map(causal), [128; 3]);
+    assert_eq!([192, 384, 512, 640, 768, 1024, 1025, 1536, 4096].map(causal), [192; 9]);
     assert_eq!([128, 129, 1024].map(|count| rows(count, Mask::Full)), [128, 192, 192]);
     let alignment = CausalAlignment::BottomRight;
     let window = Mask::Window { left: Some(64), right: Some(0), alignment };
@@ -246,18 +246,26 @@ fn tall_tiles_are_planned_where_they_are_faster() {
         plan(&problem, &pointers()).kernel.query_rows
     };
     let causal = Mask::Causal(CausalAlignment::BottomRight);
-    let window =
-        Mask::Window { left: Some(1024), right: Some(0), alignment: CausalAlignment::BottomRight };
+    let window_of = |left| Mask::Window {
+        left: Some(left),
+        right: Some(0),
+        alignment: CausalAlignment::BottomRight,
+    };
+    let without_later_limit =
+        Mask::Window { left: Some(64), right: None, alignment: CausalAlignment::BottomRight };
+    let (window, narrow_window) = (window_of(1023), window_of(1022));
     let expected = [
         (64, Mask::Full, vec![(128, 128), (129, 192), (512, 192), (1024, 192)]),
-        (64, causal, vec![(256, 128), (512, 192), (640, 128), (1024, 192), (1536, 192), (2048, 192)]),
+        (64, causal, vec![(256, 128), (512, 192), (640, 192), (1024, 192), (2048, 192)]),
         (64, window, vec![(247, 128), (1024, 192), (4096, 192)]),
         (96, Mask::Full, vec![(128, 128), (512, 128), (1024, 128), (1536, 192), (4096, 192)]),
         (96, causal, vec![(1536, 128), (2048, 128), (3072, 192), (4096, 192)]),
         (96, window, vec![(1536, 128), (16384, 128)]),
         (128, Mask::Full, vec![(512, 128), (768, 192), (1024, 128), (2048, 192), (16384, 192)]),
         (128, causal, vec![(768, 128), (1536, 192), (2048, 192), (4096, 192)]),
-        (128, window, vec![(16384, 128)]),
+        (128, window, vec![(1024, 128), (1536, 192), (16384, 192)]),
+        (128, narrow_window, vec![(16384, 128)]),
+        (128, without_later_limit, vec![(16384, 128)]),
         // Rows that do not start on sectors.
         (72, Mask::Full, vec![(128, 128), (129, 192), (512, 192)]),
         (120, causal, vec![(512, 192), (1024, 192)]),

@@ -53,7 +53,7 @@ pub unsafe fn max(mut value: f32) -> f32 {
     value
 }
 
-/// The value of lane `lane`, the same for all. PTX: `shfl.sync.idx.b32`. sm_30.
+/// The value of lane `lane`, which may be another one for each lane. PTX: `shfl.sync.idx.b32`. sm_30.
 ///
 /// # Safety
 /// All 32 lanes call it together.

@@ -13,7 +13,7 @@
 
 use crate::abi::ForwardParams;
 use crate::arch::{global, math, thread, warp};
-use crate::geometry::schedule::{Work, takes_larger, within_sequence};
+use crate::geometry::schedule::{Work, sort_descending, within_sequence};
 
 /// A warp's place in the numbering. Numbers are asked for in ascending order.
 pub struct PackedWork {
@@ -42,8 +42,10 @@ impl PackedWork {
     unsafe fn count(&mut self, p: &ForwardParams, rows: u32, first: u32, before: u32) {
         // Worked out anew: registers are scarce where this is used.
         let lane = thread::thread_idx_x_here() % 32;
-        self.sequence = first + by_length(lane, length(p.cu_seqlens_k, first + lane, p.batches));
-        self.blocks = length(p.cu_seqlens_q, self.sequence, p.batches).div_ceil(rows) * p.query_heads;
+        let blocks = length(p.cu_seqlens_q, first + lane, p.batches).div_ceil(rows) * p.query_heads;
+        let place = by_length(lane, length(p.cu_seqlens_k, first + lane, p.batches));
+        self.sequence = first + place;
+        self.blocks = warp::broadcast(blocks, place);
         let mut sum = self.blocks;
         let mut distance = 1;
         while distance < 32 {
@@ -91,22 +93,10 @@ unsafe fn length(offsets: u64, sequence: u32, sequences: u32) -> u32 {
     global::load_u32(offset.wrapping_add(4)) - global::load_u32(offset)
 }
 
-/// Which lane's length stands in this lane's place, the longest first: a bitonic sort (Batcher 1968) of the
-/// lengths, of which the low bits give way to the number of the lane.
+/// Which lane's length stands in this lane's place when they are sorted, the longest first: the low bits of
+/// the lengths give way to the number of the lane, such that those that are then equal stay in their order.
 #[inline(always)]
 unsafe fn by_length(lane: u32, length: u32) -> u32 {
-    let mut key = (length & !31) | lane;
-    let mut sorted = 2;
-    while sorted <= 32 {
-        let mut distance = sorted / 2;
-        while distance > 0 {
-            let other = warp::exchange(key, distance);
-            if (other > key) == takes_larger(lane, distance, sorted) {
-                key = other;
-            }
-            distance /= 2;
-        }
-        sorted *= 2;
-    }
-    key % 32
+    let number = (length & !31) | (31 - lane);
+    31 - sort_descending(lane, number, |own, distance| warp::exchange(own, distance)) % 32
 }

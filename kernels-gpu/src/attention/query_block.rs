@@ -1,9 +1,9 @@
 //! What a block of threads of the forward works on.
 
 use super::sequence::{Sequence, Sequences};
-use crate::abi::ForwardParams;
+use crate::abi::{ForwardParams, TensorView};
 use crate::arch::{global, math, thread};
-use crate::geometry::schedule::{Schedule, Work};
+use crate::geometry::schedule::{Schedule, Work, missing_rows, tile_rows};
 use crate::geometry::visible::TileRange;
 use crate::tile::global_rows::GlobalRows;
 
@@ -17,6 +17,9 @@ pub struct QueryBlock {
     /// First query row in the sequence. May lie past its end, in a packed batch: then there is nothing
     /// to do.
     pub first_row: i32,
+    /// Its tile's rows from here on are not its own: past the sequence's end or, in the first block of a
+    /// sequence, those of the next block.
+    pub end_row: i32,
     /// Key head.
     pub key_head: u32,
 }
@@ -33,21 +36,33 @@ pub fn schedule(p: &ForwardParams, rows: u32) -> Schedule {
 }
 
 impl QueryBlock {
-    /// The work of this block of threads, with `rows` query rows.
+    /// The work of this block of threads, with `rows` query rows. The last block of a sequence may lack some.
     ///
     /// # Safety
     /// `p` is as [`ForwardParams`] says.
     #[inline(always)]
     pub unsafe fn of_this_block(p: &ForwardParams, rows: u32) -> Self {
-        QueryBlock::new(p, rows, schedule(p, rows).work(thread::block_idx_x(), math::divide))
+        let work = schedule(p, rows).work(thread::block_idx_x(), math::divide);
+        QueryBlock::at(p, work, |query_rows| (work.tile * rows, query_rows))
     }
 
-    /// The block of `rows` query rows that `work` names.
+    /// The block of `rows` query rows that `work` names. The first block of a sequence may lack some, `step`
+    /// at a time: see [`missing_rows`].
     ///
     /// # Safety
     /// `p` is as [`ForwardParams`] says.
     #[inline(always)]
-    pub unsafe fn new(p: &ForwardParams, rows: u32, work: Work) -> Self {
+    pub unsafe fn new(p: &ForwardParams, rows: u32, step: u32, work: Work) -> Self {
+        QueryBlock::at(p, work, |query_rows| {
+            let missing = missing_rows(rows, step, query_rows, p.window_right);
+            tile_rows(work.tile, rows, missing, query_rows)
+        })
+    }
+
+    /// The block with the head and batch of `work`, and the first row and end that `place` gives for a number
+    /// of query rows.
+    #[inline(always)]
+    unsafe fn at(p: &ForwardParams, work: Work, place: impl FnOnce(u32) -> (u32, u32)) -> Self {
         let sequences = Sequences {
             cu_seqlens_q: p.cu_seqlens_q,
             cu_seqlens_k: p.cu_seqlens_k,
@@ -57,10 +72,13 @@ impl QueryBlock {
             window_left: p.window_left,
             window_right: p.window_right,
         };
+        let sequence = Sequence::new(&sequences, work.batch);
+        let (first_row, end_row) = place(sequence.query_rows as u32);
         QueryBlock {
-            sequence: Sequence::new(&sequences, work.batch),
+            sequence,
             head: work.head,
-            first_row: (work.tile * rows) as i32,
+            first_row: first_row as i32,
+            end_row: end_row as i32,
             key_head: math::divide(work.head, p.group_size),
         }
     }
@@ -68,13 +86,13 @@ impl QueryBlock {
     /// Whether there is nothing to do.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.first_row >= self.sequence.query_rows
+        self.first_row >= self.end_row
     }
 
     /// Whether its row `row` exists.
     #[inline(always)]
     pub fn has_row(&self, row: u32) -> bool {
-        self.first_row + (row as i32) < self.sequence.query_rows
+        self.first_row + (row as i32) < self.end_row
     }
 
     /// Whether its row `row` sees no key.
@@ -88,14 +106,14 @@ impl QueryBlock {
     #[inline(always)]
     pub fn key_tiles(&self, rows: u32, keys: u32) -> TileRange {
         let last = self.first_row + rows as i32;
-        let last = if last < self.sequence.query_rows { last } else { self.sequence.query_rows } - 1;
+        let last = if last < self.end_row { last } else { self.end_row } - 1;
         self.sequence.visible.tiles(self.first_row, last, keys as i32)
     }
 
     /// Its rows of q.
     #[inline(always)]
     pub fn q<const ELEMENT_BYTES: i64>(&self, p: &ForwardParams) -> GlobalRows {
-        self.sequence.query_rows::<ELEMENT_BYTES>(&p.q, self.head, self.first_row, p.head_dim)
+        self.rows::<ELEMENT_BYTES>(&p.q, p.head_dim)
     }
 
     /// All rows of k.
@@ -113,7 +131,14 @@ impl QueryBlock {
     /// Its rows of o.
     #[inline(always)]
     pub fn o<const ELEMENT_BYTES: i64>(&self, p: &ForwardParams) -> GlobalRows {
-        self.sequence.query_rows::<ELEMENT_BYTES>(&p.o, self.head, self.first_row, p.value_dim)
+        self.rows::<ELEMENT_BYTES>(&p.o, p.value_dim)
+    }
+
+    /// Its rows of q or o.
+    #[inline(always)]
+    fn rows<const ELEMENT_BYTES: i64>(&self, view: &TensorView, columns: u32) -> GlobalRows {
+        let sequence = Sequence { query_rows: self.end_row, ..self.sequence };
+        sequence.query_rows::<ELEMENT_BYTES>(view, self.head, self.first_row, columns)
     }
 
     /// Writes lse of the block's row `row`, if that row exists and lse is wanted.
@@ -123,7 +148,7 @@ impl QueryBlock {
     #[inline(always)]
     pub unsafe fn store_lse(&self, p: &ForwardParams, row: u32, lse: f32) {
         let row = self.first_row + row as i32;
-        if p.lse != 0 && row < self.sequence.query_rows {
+        if p.lse != 0 && row < self.end_row {
             let row = (self.sequence.first_query + row) as i64;
             let index = self.sequence.batch as i64 * p.lse_batch_stride
                 + self.head as i64 * p.lse_head_stride

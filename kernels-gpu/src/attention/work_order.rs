@@ -10,10 +10,13 @@ use crate::pipeline::mailbox::{Letter, WORDS};
 /// One query block and what to do with it. Written as words:
 ///
 /// ```text
-/// 0   first row (or STOP), query rows, key rows, first query     the lengths
-/// 4   head, batch, query stage, value stage (or NONE: nothing to repair)
+/// 0   first row (or STOP), end of rows, key rows, first query    the lengths
+/// 4   head, batch, diagonal, stages                              the place
 /// 8   key tiles: begin, full begin, full end, end                the tiles
 /// ```
+///
+/// Stages are those whose tiles must be repaired, or NONE: of queries in the upper half, of values in the
+/// lower one.
 #[derive(Clone, Copy)]
 pub struct WorkOrder {
     /// The query block.
@@ -43,7 +46,7 @@ pub struct Repairs {
 const STOP: u32 = u32::MAX;
 
 /// No stage.
-const NONE: u32 = u32::MAX;
+const NONE: u32 = u16::MAX as u32;
 
 impl WorkOrder {
     /// The message that ends all work.
@@ -52,17 +55,19 @@ impl WorkOrder {
     /// The order as a message.
     #[inline(always)]
     pub fn message(&self) -> [u32; WORDS] {
-        let QueryBlock { sequence, head, first_row, .. } = self.block;
+        let QueryBlock { sequence, head, first_row, end_row, .. } = self.block;
         let tiles = self.tiles.words();
+        let query_stage = if self.repairs_queries { self.query_stage } else { NONE };
+        let value_stage = if self.repairs_values { self.value_stage } else { NONE };
         [
             first_row as u32,
-            sequence.query_rows as u32,
+            end_row as u32,
             sequence.visible.key_rows as u32,
             sequence.first_query as u32,
             head,
             sequence.batch,
-            if self.repairs_queries { self.query_stage } else { NONE },
-            if self.repairs_values { self.value_stage } else { NONE },
+            sequence.visible.diagonal as u32,
+            query_stage << 16 | value_stage,
             tiles[0],
             tiles[1],
             tiles[2],
@@ -100,8 +105,8 @@ impl ReceivedOrder {
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
     pub unsafe fn has_row(self, row: u32) -> bool {
-        let [first_row, query_rows, ..] = self.0.group(0).map(|word| word as i32);
-        first_row + (row as i32) < query_rows
+        let [first_row, end_row, ..] = self.0.group(0).map(|word| word as i32);
+        first_row + (row as i32) < end_row
     }
 
     /// Those of the key tiles, of `keys` keys each, that the block's rows `first..first + 64` visit: one at
@@ -117,25 +122,26 @@ impl ReceivedOrder {
         keys: u32,
         most_left: u32,
     ) -> TileRange {
-        let QueryBlock { sequence, first_row, .. } = self.block(p);
+        let QueryBlock { sequence, first_row, end_row, .. } = self.block(p);
         let first = first_row + first as i32;
-        let end = if first + 64 < sequence.query_rows { first + 64 } else { sequence.query_rows };
+        let end = if first + 64 < end_row { first + 64 } else { end_row };
         let (keys, most_left) = (keys as i32, most_left as i32);
         sequence.visible.tiles_of_part(&self.tiles(), (first, end - 1), keys, most_left)
     }
 
-    /// The query block, except for its key head and first key, which only the producer uses.
+    /// The query block, except for its key head, first key and number of queries, which only the producer
+    /// uses.
     ///
     /// # Safety
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
     pub unsafe fn block(self, p: &ForwardParams) -> QueryBlock {
-        let [first_row, query_rows, key_rows, first_query] = self.0.group(0).map(|word| word as i32);
-        let [head, batch, ..] = self.0.group(1);
-        let diagonal = if p.bottom_right != 0 { key_rows - query_rows } else { 0 };
+        let [first_row, end_row, key_rows, first_query] = self.0.group(0).map(|word| word as i32);
+        let [head, batch, diagonal, _] = self.0.group(1);
+        let diagonal = diagonal as i32;
         let visible = Visible { key_rows, diagonal, left: p.window_left, right: p.window_right };
-        let sequence = Sequence { batch, first_query, first_key: 0, query_rows, visible };
-        QueryBlock { sequence, head, first_row, key_head: 0 }
+        let sequence = Sequence { batch, first_query, first_key: 0, query_rows: 0, visible };
+        QueryBlock { sequence, head, first_row, end_row, key_head: 0 }
     }
 
     /// What must be repaired.
@@ -144,8 +150,8 @@ impl ReceivedOrder {
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
     pub unsafe fn repairs(self) -> Repairs {
-        let [_, _, query, value] = self.0.group(1);
-        let stage = |word| if word == NONE { None } else { Some(word) };
-        Repairs { query_stage: stage(query), value_stage: stage(value) }
+        let [_, _, _, stages] = self.0.group(1);
+        let stage = |half| if half == NONE { None } else { Some(half) };
+        Repairs { query_stage: stage(stages >> 16), value_stage: stage(stages & 0xffff) }
     }
 }

@@ -4,6 +4,8 @@
 //! query tile comes first for every head: with a causal mask it is the longest, and long tiles started
 //! last would leave the machine idle.
 
+use crate::abi::WINDOW_OPEN;
+
 /// One block's piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
@@ -54,6 +56,26 @@ impl Schedule {
     }
 }
 
+/// How many rows the first of the tiles of `rows` rows of a sequence of `count` lacks: as many whole steps of
+/// `step` as they have too many, where a query sees `right` keys past its own position and no more.
+///
+/// Its rows then see the fewest keys, and those of the last tile as many as there are. Where `right` is
+/// [`WINDOW_OPEN`] it lacks none.
+#[inline(always)]
+pub const fn missing_rows(rows: u32, step: u32, count: u32, right: i32) -> u32 {
+    let past = count % rows;
+    if past == 0 || right == WINDOW_OPEN { 0 } else { (rows - past) / step * step }
+}
+
+/// Rows `begin..end` of query tile `tile` in a sequence of `count` rows, in tiles of `rows`; none for a tile
+/// that the sequence does not have. The first tile lacks `missing` of them, as [`missing_rows`] says, and the
+/// last one what else there is too much.
+#[inline(always)]
+pub const fn tile_rows(tile: u32, rows: u32, missing: u32, count: u32) -> (u32, u32) {
+    let end = (tile + 1) * rows - missing;
+    (if tile == 0 { 0 } else { end - rows }, if end < count { end } else { count })
+}
+
 /// Query tile and head of piece `number` of a packed sequence of `tiles` query tiles: as in a wave of all its
 /// heads.
 #[inline(always)]
@@ -67,12 +89,28 @@ pub fn within_sequence(
     (tiles - 1 - rank, number - rank * heads)
 }
 
-/// Whether `lane` takes the larger of its number and that of the lane at `distance`, where a bitonic sort
-/// (Batcher 1968) makes descending runs of `sorted` numbers, all powers of two, and ascending ones in turn.
-/// Distances go from half of `sorted` to 1, `sorted` from 2 to the count of all.
+/// The number that `lane` has when the 32 lanes of a warp, which have a `number` each, have sorted them, the
+/// largest first. `exchange(own, distance)` gives that of lane `lane ^ distance`.
+///
+/// A bitonic sort (Batcher 1968): of two lanes one keeps the larger number, so that descending runs of 2, 4,
+/// 8, 16, 32 come about, and ascending ones in turn.
 #[inline(always)]
-pub const fn takes_larger(lane: u32, distance: u32, sorted: u32) -> bool {
-    (lane & distance == 0) == (lane & sorted == 0)
+pub fn sort_descending(lane: u32, number: u32, mut exchange: impl FnMut(u32, u32) -> u32) -> u32 {
+    let mut own = number;
+    let mut run = 2;
+    while run <= 32 {
+        let mut distance = run / 2;
+        while distance > 0 {
+            let other = exchange(own, distance);
+            let keeps_larger = (lane & distance == 0) == (lane & run == 0);
+            if (other > own) == keeps_larger {
+                own = other;
+            }
+            distance /= 2;
+        }
+        run *= 2;
+    }
+    own
 }
 
 /// Tile `turn` of block `block`, when `blocks` blocks share tiles that come longest first: back and forth, so
@@ -121,8 +159,11 @@ pub const fn even_wave(pairs: u32, most: u32, group_size: u32) -> u32 {
 mod tests {
     extern crate std;
     use super::*;
+    use crate::abi::MAX_ROWS;
     use proptest::prelude::*;
     use std::collections::HashSet;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     proptest! {
         #[test]
@@ -159,6 +200,45 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn tiles_hold_every_row_once_and_lack_whole_steps_in_the_first_one_only(
+            steps in 1..13u32, step in 1..65u32, count in 0..2000u32, moves: bool,
+        ) {
+            let rows = steps * step;
+            let missing = missing_rows(rows, step, count, if moves { 0 } else { WINDOW_OPEN });
+            let tiles = count.div_ceil(rows);
+            let mut next = 0;
+            for tile in 0..tiles {
+                let (begin, end) = tile_rows(tile, rows, missing, count);
+                prop_assert_eq!(begin, next);
+                prop_assert!(begin < end && end <= begin + rows && begin % step == 0);
+                prop_assert!(end == begin + rows || tile == 0 || end == count);
+                prop_assert!(!moves || tile == 0 || end > begin + rows - step);
+                next = end;
+            }
+            prop_assert_eq!(next, count);
+            for tile in tiles..tiles + 3 {
+                let (begin, end) = tile_rows(tile, rows, missing, count);
+                prop_assert!(begin >= end);
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_tile_is_short_where_later_queries_see_more_keys() {
+        let tiles = |step, right| {
+            let missing = missing_rows(192, step, 400, right);
+            [0, 1, 2].map(|tile| tile_rows(tile, 192, missing, 400))
+        };
+        assert_eq!(tiles(64, 0), [(0, 64), (64, 256), (256, 400)]);
+        assert_eq!(tiles(16, 5), [(0, 16), (16, 208), (208, 400)]);
+        assert_eq!(tiles(16, WINDOW_OPEN), [(0, 192), (192, 384), (384, 400)]);
+        let (count, last) = (MAX_ROWS - 66, MAX_ROWS / 192 - 1);
+        let missing = missing_rows(192, 16, count, 0);
+        assert_eq!(tile_rows(last, 192, missing, count), (192 * last - 64, count));
+    }
+
     #[test]
     fn a_sequence_has_every_tile_of_every_head_once_and_the_last_tile_first() {
         let pieces: std::vec::Vec<_> = (0..6).map(|n| within_sequence(n, 3, 2, |a, b| a / b)).collect();
@@ -166,18 +246,25 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(50))]
         #[test]
-        fn numbers_are_sorted_with_the_largest_first(numbers in proptest::array::uniform32(0..99u32)) {
-            let mut sorted = numbers;
-            for run in [2, 4, 8, 16, 32] {
-                for distance in std::iter::successors(Some(run / 2), |d| (*d > 1).then_some(d / 2)) {
-                    sorted = std::array::from_fn(|lane| {
-                        let (own, other) = (sorted[lane], sorted[lane ^ distance as usize]);
-                        let larger = takes_larger(lane as u32, distance, run);
-                        if larger { own.max(other) } else { own.min(other) }
-                    });
-                }
-            }
+        fn a_warp_sorts_its_numbers_with_the_largest_first(numbers in proptest::array::uniform32(0..99u32)) {
+            // A thread for each lane; they exchange by a table, between two barriers.
+            let table: [AtomicU32; 32] = Default::default();
+            let meet = Barrier::new(32);
+            let sort = |lane: u32| {
+                sort_descending(lane, numbers[lane as usize], |own, distance| {
+                    table[lane as usize].store(own, Ordering::Relaxed);
+                    meet.wait();
+                    let other = table[(lane ^ distance) as usize].load(Ordering::Relaxed);
+                    meet.wait();
+                    other
+                })
+            };
+            let sorted = std::thread::scope(|scope| {
+                let lanes: [_; 32] = std::array::from_fn(|lane| scope.spawn(move || sort(lane as u32)));
+                lanes.map(|lane| lane.join().unwrap())
+            });
             let mut expected = numbers;
             expected.sort_unstable_by(|a, b| b.cmp(a));
             prop_assert_eq!(sorted, expected);

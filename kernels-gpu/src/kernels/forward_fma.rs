@@ -81,7 +81,7 @@ unsafe fn forward<
                     &block.sequence.visible,
                     first_row,
                     tile * KEYS as i32,
-                    block.sequence.query_rows,
+                    block.end_row,
                 );
             }
             softmax.update::<FmaFragment, F32, S, O>(&mut scores, &mut output, scale.log2);

@@ -149,7 +149,7 @@ impl<
                             &block.sequence.visible,
                             block.first_row + row as i32,
                             tile * KEYS as i32,
-                            block.sequence.query_rows,
+                            block.end_row,
                         );
                     }
                 };

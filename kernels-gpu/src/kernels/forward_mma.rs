@@ -97,7 +97,7 @@ unsafe fn forward<
                     &block.sequence.visible,
                     first_row,
                     tile * KEYS as i32,
-                    block.sequence.query_rows,
+                    block.end_row,
                 );
                 m += 1;
             }

@@ -63,14 +63,12 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
         descriptor::descriptor(self.address + first_row * 128, ROWS * 128)
     }
 
-    /// Fills rows `first..` with zeros: none, if `first` is past the last one, however far.
+    /// Fills rows `first..` with zeros; `first` is at most the number of rows.
     ///
     /// # Safety
     /// One warp calls it; nobody else uses these rows.
     #[inline(always)]
     pub unsafe fn clear_rows(self, lane: u32, first: u32) {
-        // Where a row stands that is far past the last one does not fit 32 bits.
-        let first = if first < ROWS { first } else { ROWS };
         // The swizzle stays inside a row.
         let mut offset = first * 128 + lane * 16;
         while offset < ROWS * 128 {

@@ -146,7 +146,8 @@ fn load(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow 
     c.race_mbarrier_copied_to(w, lane, barrier);
     c.region_bulk(w, &transfer);
     c.race_bulk_load(&transfer, barrier);
-    c.bulk.loads.push(Load { transfer, barrier });
+    let late = c.draws_late();
+    c.bulk.loads.push(Load { transfer, barrier, late });
     c.mbarriers.woken.push(barrier);
     if c.environment.options.schedule == Schedule::Eager {
         bulk::land(c, c.bulk.loads.len() - 1)?;

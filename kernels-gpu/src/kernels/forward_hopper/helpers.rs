@@ -68,7 +68,7 @@ impl<
                 let mut queue = TileQueue::new(p.counter, schedule.count());
                 while let Some(tile) = queue.take() {
                     let work = schedule.work(tile, math::divide);
-                    let block = QueryBlock::new(&p.forward, QUERIES, work);
+                    let block = QueryBlock::new(&p.forward, QUERIES, Self::STEP, work);
                     self.bring(p, maps, &mut progress, &mut queue, &block);
                 }
                 self.orders.send(&mut progress.orders, WorkOrder::END);
@@ -86,7 +86,7 @@ impl<
             let tile = warp::broadcast(tile, 0);
             let Some(work) = sequences.find(&p.forward, QUERIES, tile) else { break };
             if lane == 0 {
-                let block = QueryBlock::new(&p.forward, QUERIES, work);
+                let block = QueryBlock::new(&p.forward, QUERIES, Self::STEP, work);
                 self.bring(p, maps, &mut progress, &mut queue, &block);
             }
             warp::warp_sync();
@@ -115,6 +115,7 @@ impl<
         let tiles = block.key_tiles(QUERIES, KEYS);
         let any = tiles.begin < tiles.end;
         let sequence = &block.sequence;
+        // Also where the rows that are not its own are the next tile's: to tell that apart takes a register.
         let ragged = !block.has_row(QUERIES - 1);
         let last_end = tiles.end * KEYS as i32;
         let order = WorkOrder {
@@ -190,7 +191,7 @@ impl<
                 mbarrier::wait(self.raw_query(stage), query_parities >> stage & 1);
                 query_parities ^= 1 << stage;
                 let tile = self.query(stage);
-                tile.clear_rows(lane, (block.sequence.query_rows - block.first_row) as u32);
+                tile.clear_rows(lane, (block.end_row - block.first_row) as u32);
                 if factor != 1.0 {
                     warp::warp_sync();
                     tile.scale_rows::<E, QUERIES>(lane, 0, factor);

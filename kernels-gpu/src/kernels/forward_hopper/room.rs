@@ -1,7 +1,7 @@
 //! The shared memory of a block of the Hopper forward: tiles, barriers, messages.
 
 use crate::abi::{
-    ForwardParams, forward_sm90a_keeps_output_apart,
+    ForwardParams, OUTPUT_BOX_ROWS, forward_sm90a_keeps_output_apart,
     layout::{ForwardHopperLayout, NOTE_BYTES},
     panel_columns,
 };
@@ -45,6 +45,15 @@ impl<
     const VALUE_STAGES: u32,
 > Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
 {
+    /// How many rows at a time the first query tile of a sequence may lack. A warpgroup's 64 rows stay where
+    /// they are if that keeps the keys on their diagonal in one tile (measured at head dim 64, S 4097 causal:
+    /// 1 %); others move by as many as leave in one piece. The rows of a warp are then all the tile's own, or
+    /// none: what is in the next tile's has no say in their softmax.
+    pub const STEP: u32 = {
+        let step = if KEYS.is_multiple_of(64) { 64 } else { OUTPUT_BOX_ROWS };
+        assert!(step % 16 == 0 && QUERIES % step == 0);
+        step
+    };
     pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     /// Whether the scores of the next query tile are started before this one is done. Where queries stay in
     /// shared memory and there is room for one tile of them only, the next one comes too late for that.
@@ -68,7 +77,7 @@ impl<
     /// beside which the output then leaves, through rows that no product reads.
     pub const VALUES_FIRST: bool = Self::KEEPS_OUTPUT_APART;
     /// Whether a warpgroup goes past query tiles of which it has no row: with three of them a third or two of
-    /// the last tile of most lengths.
+    /// one tile of most lengths.
     pub const GOES_PAST: bool = WARPGROUPS > 2;
     /// Whether the last values of a query tile are waited for before the next order is: a product with them
     /// comes before the next scores, or one of no consequence in their place.

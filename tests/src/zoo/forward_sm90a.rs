@@ -101,7 +101,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         idle("values that are passed are released before they have come")
             .edit("mbarrier.try_wait", &["self.values.pass(values, 1, lane == 0);"], Which::All, no_wait)
-            .finding("deadlock", &["self.keys.acquire(keys);"]),
+            .finding("asynchronous copy in flight", &["self.value(stage).request"]),
         idle("key tiles of a query tile that is gone past are not released")
             .edit(
                 "mbarrier.arrive.shared",

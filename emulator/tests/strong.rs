@@ -1,8 +1,8 @@
 //! Strong accesses, scopes, and parts of words: what they order, whom they meet, and their clean twins.
 
 mod common;
-use common::{hopper, kernel, run_with, schedules, with_schedule};
-use ptx_emulator::{Finding, FindingKind, Memory};
+use common::{hopper, kernel, run_with, schedules, with_schedule, words};
+use ptx_emulator::{Finding, FindingKind, Memory, Options};
 
 /// What is found in so many blocks of so many threads under every schedule. Shared memory: 16 KiB.
 fn findings(ptx: &str, blocks: u32, threads: u32) -> Vec<Vec<Finding>> {
@@ -292,4 +292,25 @@ fn what_is_read_only_is_not_written() {
         format!("ld.global.nc.b32 %r1, [%mine]; bar.sync 0; st.global.b32 [%mine+{place}], %r1;")
     };
     expect(&body(0), &body(1024), 1, GLOBAL);
+}
+
+/// Two blocks noted their counts in the other order than they counted: the store was a race with the earlier one.
+#[test]
+fn counts_of_blocks_are_noted_in_their_order() {
+    const ROUNDS: u32 = 512;
+    let ptx = kernel(&format!(
+        "mov.u32 %r5, {ROUNDS}; mov.u32 %r6, %nctaid.x; sub.u32 %r6, %r6, 1;
+        NEXT: fence.acq_rel.gpu; atom.global.add.u32 %r3, [%data], 1; setp.ne.u32 %p1, %r3, %r6; @%p1 bra LAST;
+        fence.acq_rel.gpu; st.global.b32 [%data], 0;
+        LAST: add.u64 %data, %data, 4; sub.u32 %r5, %r5, 1; setp.ne.u32 %p1, %r5, 0; @%p1 bra NEXT;"
+    ));
+    let memory = Memory::new();
+    let data = memory.allocate(4 * ROUNDS as usize);
+    let options = Options { threads: 4, ..Options::default() };
+    for _ in 0..8 {
+        memory.write(data, &[0; 4 * ROUNDS as usize]).unwrap();
+        let report = run_with(&ptx, &memory, 4, 1, 0, &data.to_le_bytes(), &options);
+        assert!(report.is_clean(), "{}", report.findings[0]);
+        assert_eq!(words(&memory, data, ROUNDS as usize), [0; ROUNDS as usize]);
+    }
 }

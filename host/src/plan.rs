@@ -7,6 +7,7 @@ mod backward_tests;
 mod dq;
 mod forward;
 mod query_tiles;
+mod single_query;
 mod tensor_maps;
 #[cfg(test)]
 mod tests;

@@ -61,6 +61,18 @@ fn a_single_query_row_is_within_the_rule() {
     accurate("accuracy-decode", 30, Cases::changed(|case| case.query_rows = 1));
 }
 
+/// Heads that share keys become rows of a tile then, behind every mask and in every layout.
+#[test]
+fn a_single_query_row_of_shared_keys_is_within_the_rule() {
+    let shared = Cases::changed(|case| {
+        let key_heads = 1 + case.seed as usize % 3;
+        let group = 2 + case.seed as usize / 3 % 7;
+        (case.key_heads, case.query_heads) = (key_heads, group * key_heads);
+        (case.query_rows, case.packed, case.gradients) = (1, false, None);
+    });
+    accurate("accuracy-decode-groups", 40, shared.extended());
+}
+
 /// Query heads in large groups: the key head of a query head must be the right one.
 #[test]
 fn heads_of_a_group_share_their_key_head() {

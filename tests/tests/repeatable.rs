@@ -61,6 +61,24 @@ fn runs_give_the_same_bits() {
     });
 }
 
+/// Threads that share a device, none of which opened it: calls of the driver that need a current context failed
+/// in them.
+#[test]
+fn threads_give_the_same_bits() {
+    check("repeatable-threads", 24, cases(), |device, case| {
+        let inputs = Inputs::drawn(case);
+        let first = run(device, case, &inputs, Surroundings::Nan)?;
+        std::thread::scope(|scope| {
+            let threads =
+                [(); 3].map(|()| scope.spawn(|| run(device, case, &inputs, Surroundings::Nan)));
+            threads.into_iter().try_for_each(|thread| {
+                let other = thread.join().map_err(|_| "a thread panicked")??;
+                identical(first.kernel, has_repeatable_dq(case), &first, &other)
+            })
+        })
+    });
+}
+
 /// Only on the emulator: a GPU has no schedule to choose.
 #[test]
 fn schedules_give_the_same_bits() {

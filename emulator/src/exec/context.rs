@@ -45,6 +45,8 @@ pub struct Environment<'a> {
     pub families: &'static Families,
     /// What is known of accesses to global memory, if races are looked for.
     pub global_race: Mutex<GlobalRace>,
+    /// Held from when a strong write to global memory is noted until it is done: see [`Context::turn`].
+    pub turn: Mutex<()>,
 }
 
 impl Environment<'_> {

@@ -97,6 +97,7 @@ pub fn launch(
         regions,
         families: families(),
         global_race: Mutex::new(GlobalRace::new(block_actors(launch))),
+        turn: Mutex::new(()),
     };
     Ok(run_blocks(&environment))
 }

@@ -8,6 +8,7 @@ use crate::isa::{FLAG_ACQUIRE, FLAG_BLOCK, FLAG_READ_ONLY, FLAG_RELEASE, FLAG_ST
 use crate::memory::Space;
 use crate::shadow::global::Manner;
 use crate::shadow::orders::Scope;
+use std::sync::{MutexGuard, PoisonError};
 
 /// How an access or a fence meets others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +58,15 @@ impl Strength {
     }
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    /// Blocks that run at the same time make strong writes to global memory in turn, while they hold this:
+    /// what is known of them is then in the order in which they happen.
+    #[inline(always)]
+    pub fn turn(&self, window: &Window, how: Strength) -> Option<MutexGuard<'a, ()>> {
+        let noted = how.is_strong() && window.space == Space::Global && self.race.is_some();
+        noted.then(|| self.environment.turn.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Lanes are about to write what others may learn something through.
     #[inline(always)]
     pub fn strong_write(&mut self, w: &Warp, window: &Window, how: Strength) {

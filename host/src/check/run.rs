@@ -99,8 +99,9 @@ fn compute_case(device: &Device, case: &Case, numbers: &impl Fn(&Case) -> Inputs
     compute_with(device, case, &numbers(case), &GradientInputs::drawn(case), Surroundings::Nan)
 }
 
-/// Runs all cases on `workers` devices at once, each opened by `open` and used by one thread. `finished`
-/// is called once per case, in any order; the outcomes come back in the order of `cases`.
+/// Runs all cases in `workers` threads at once, each with a device of its own or a clone of one, as `open`
+/// gives it. `finished` is called once per case, in any order; the outcomes come back in the order of
+/// `cases`.
 ///
 /// # Errors
 /// The first error of `open`.
@@ -139,17 +140,13 @@ pub fn sweep_of(
             outcomes.lock().unwrap_or_else(PoisonError::into_inner).push((index, outcome));
         }
     };
-    if workers <= 1 {
-        work()?; // in this thread: a CUDA context is current in the thread that opened it
-    } else {
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().try_for_each(|thread| match thread.join() {
-                Ok(result) => result,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-        })?;
-    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers.clamp(1, count.max(1))).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })?;
     let mut outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
     outcomes.sort_by_key(|(index, _)| *index);
     Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())

@@ -1,8 +1,8 @@
 //! The plan of a forward pass.
 
 use super::{
-    Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, tensor_maps,
-    view,
+    Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, single_query,
+    tensor_maps, view,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
@@ -123,6 +123,15 @@ pub fn plan_forward(
         return Ok(None);
     }
     let mut reasons = Vec::new();
+    let gathered = single_query::heads_as_rows(valid, pointers);
+    if gathered.is_some() {
+        reasons.push(format!(
+            "a single query: {} heads that share keys are rows of a tile",
+            valid.group_size
+        ));
+    }
+    let (valid, pointers) =
+        gathered.as_ref().map_or((valid, pointers), |(valid, pointers)| (valid, pointers));
     let tensors = pointers.tensors(valid);
     let access = choose_access(&tensors, &mut reasons);
     let choice = Choice {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::problem::{CausalAlignment, ForwardProblem, Mask, Sequences};
+use kernels_gpu::abi::{ForwardParams, WINDOW_OPEN};
 
 fn device() -> DeviceProperties {
     DeviceProperties {
@@ -299,4 +300,61 @@ fn packed_sequences_are_too_many_only_where_their_tiles_are() {
     assert_eq!(of(100_000, 131_072).unwrap().unwrap().blocks, 132);
     let error = of(70_000_000, 131_072).unwrap_err().to_string();
     assert!(error.contains("tiles of 192 query rows x 32 heads"), "{error}");
+}
+
+#[test]
+fn heads_that_share_keys_are_rows_where_there_is_one_query() {
+    let (q, kv) = (Layout::bhsd([2, 1, 12, 64]), Layout::bshd([2, 200, 3, 64]));
+    let one = ForwardProblem::new(Dtype::Bf16, q, kv, kv);
+    let planned = plan(&one.causal(), &pointers());
+    assert!(planned.reasons[0].starts_with("a single query: 4 heads"), "{planned:#}");
+    assert_eq!(planned.blocks, 2 * 3);
+    let ForwardParams { q, k, o, lse_batch_stride, lse_head_stride, .. } = planned.params;
+    let ForwardParams { query_rows, key_rows, query_heads, group_size, .. } = planned.params;
+    assert_eq!((query_rows, key_rows, query_heads, group_size), (4, 200, 3, 1));
+    assert_eq!(q, TensorView { address: 0x1000, batch_stride: 768, row_stride: 64, head_stride: 256 });
+    assert_eq!(o, TensorView { address: 0x4000, ..q });
+    assert_eq!((k.address, lse_batch_stride, lse_head_stride), (0x2000, 12, 4));
+    assert_eq!((planned.params.window_left, planned.params.window_right), (WINDOW_OPEN, WINDOW_OPEN));
+
+    let others = [
+        ForwardProblem::new(Dtype::Bf16, Layout::bshd([2, 2, 12, 64]), kv, kv),
+        ForwardProblem::new(Dtype::Bf16, Layout::bshd([2, 1, 3, 64]), kv, kv),
+        ForwardProblem::new(
+            Dtype::Bf16,
+            Layout::packed([1, 12, 64]),
+            Layout::packed([200, 3, 64]),
+            Layout::packed([200, 3, 64]),
+        )
+        .with_sequences(Sequences::Packed { count: 1, max_query_rows: 1, max_key_rows: 200 }),
+    ];
+    let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
+    for problem in others {
+        let params = plan(&problem, &pointers).params;
+        let [_, rows, heads, _] = problem.q.shape.map(|size| size as u32);
+        assert_eq!((params.query_rows, params.query_heads), (rows, heads));
+    }
+}
+
+#[test]
+fn a_single_query_has_only_the_keys_that_it_sees() {
+    use CausalAlignment::{BottomRight, TopLeft};
+    let (q, kv) = (Layout::bshd([1, 1, 4, 64]), Layout::bshd([1, 100, 2, 64]));
+    let keys = |mask| {
+        let params =
+            plan(&ForwardProblem::new(Dtype::Bf16, q, kv, kv).with_mask(mask), &pointers()).params;
+        let row = 2 * 64 * 2;
+        assert_eq!(params.k.address - 0x2000, params.v.address - 0x3000);
+        let first = (params.k.address - 0x2000) as u32 / row;
+        (first, first + params.key_rows)
+    };
+    let window = |left, right, alignment| Mask::Window { left, right, alignment };
+    assert_eq!(keys(Mask::Full), (0, 100));
+    assert_eq!(keys(Mask::Causal(BottomRight)), (0, 100));
+    assert_eq!(keys(Mask::Causal(TopLeft)), (0, 1));
+    assert_eq!(keys(window(Some(9), Some(0), BottomRight)), (90, 100));
+    assert_eq!(keys(window(Some(0), Some(7), BottomRight)), (99, 100));
+    assert_eq!(keys(window(Some(200), None, BottomRight)), (0, 100));
+    assert_eq!(keys(window(Some(5), Some(7), TopLeft)), (0, 8));
+    assert_eq!(keys(window(None, Some(u32::MAX), TopLeft)), (0, 100));
 }

@@ -36,6 +36,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         resolve(c, w, want, &addresses, rest, &mut window)?;
         window.check_written(c, w, bytes, false);
         c.region_access(w, &window, bytes, "atomic operation");
+        let _turn = c.turn(&window, how);
         c.race_access(w, &window, bytes, Touch::Write, how);
         c.global_access(w, &window, bytes, Touch::Write, how);
         c.strong_write(w, &window, how);

@@ -134,6 +134,7 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
         resolve(c, w, want, &addresses, rest, &mut window)?;
         let contiguous = window.is_contiguous(bytes);
         c.region_access(w, &window, bytes, "store");
+        let _turn = c.turn(&window, how);
         c.race_access(w, &window, bytes, Touch::Write, how);
         c.global_access(w, &window, bytes, Touch::Write, how);
         c.strong_write(w, &window, how);

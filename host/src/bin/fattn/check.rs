@@ -58,7 +58,7 @@ pub struct Swept {
     pub outcomes: Vec<Outcome>,
 }
 
-/// Runs `count` cases with a progress bar: on all cores where the device is emulated.
+/// Runs `count` cases with a progress bar, on all cores: threads share a GPU, and have an emulator each.
 pub fn sweep_all(
     device: &DeviceArguments,
     count: usize,
@@ -66,10 +66,7 @@ pub fn sweep_all(
 ) -> Result<Swept> {
     let (name, first) = device.open()?;
     let device_text = first.properties().name.clone();
-    let workers = match name {
-        DeviceName::Cuda(_) | DeviceName::CudaAs(..) => 1,
-        DeviceName::Emulated(_) => available_parallelism().map_or(1, usize::from),
-    };
+    let workers = available_parallelism().map_or(1, usize::from);
     let images = device.images()?;
     let open = || match name {
         DeviceName::Cuda(_) | DeviceName::CudaAs(..) => Ok(first.clone()),

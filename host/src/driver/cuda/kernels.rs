@@ -8,14 +8,17 @@ use crate::images::KernelImages;
 use kernels_gpu::abi::KernelSpec;
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The kernels of one context.
 pub(super) struct LoadedKernels {
     context: Arc<PrimaryContext>,
     images: KernelImages,
-    kernels: RwLock<HashMap<&'static str, LoadedKernel>>,
+    kernels: Mutex<HashMap<&'static str, Slot>>,
 }
+
+/// A kernel once it is loaded. Who loads it holds the lock; launches of other kernels do not wait.
+type Slot = Arc<Mutex<Option<LoadedKernel>>>;
 
 /// A kernel that can be launched. Handles of CUDA may be used on any thread.
 #[derive(Clone, Copy)]
@@ -26,7 +29,7 @@ struct LoadedKernel {
 
 impl LoadedKernels {
     pub fn new(context: Arc<PrimaryContext>, images: KernelImages) -> Self {
-        LoadedKernels { context, images, kernels: RwLock::default() }
+        LoadedKernels { context, images, kernels: Mutex::default() }
     }
 
     /// Queues a kernel, which is loaded first if need be. The context is current.
@@ -54,20 +57,18 @@ impl LoadedKernels {
         )
     }
 
-    /// The kernel, loaded by the first caller while the others wait.
+    /// The kernel, loaded by the first caller while others that want it wait.
     fn get(&self, spec: &KernelSpec) -> Result<LoadedKernel> {
-        // The map stays whole even if a thread panicked while it held the lock: entries are only added.
-        if let Some(kernel) = self.kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec.name)
-        {
-            return Ok(*kernel);
+        // A slot stays whole even if a thread panicked while it held the lock: kernels are only added.
+        let slot = {
+            let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+            kernels.entry(spec.name).or_default().clone()
+        };
+        let mut kernel = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        match *kernel {
+            Some(kernel) => Ok(kernel),
+            None => Ok(*kernel.insert(load(spec, &self.images)?)),
         }
-        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = kernels.get(spec.name) {
-            return Ok(*kernel);
-        }
-        let kernel = load(spec, &self.images)?;
-        kernels.insert(spec.name, kernel);
-        Ok(kernel)
     }
 }
 
@@ -75,7 +76,8 @@ impl Drop for LoadedKernels {
     fn drop(&mut self) {
         let Ok(_entered) = self.context.enter() else { return };
         let kernels = self.kernels.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (_, kernel) in kernels.drain() {
+        for (_, slot) in kernels.drain() {
+            let Some(kernel) = *slot.lock().unwrap_or_else(PoisonError::into_inner) else { continue };
             // SAFETY: the handles are dropped with it. The driver waits for kernels that still run.
             unsafe { raw::unload_module(kernel.module as raw::Module) };
         }

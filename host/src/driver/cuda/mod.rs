@@ -201,6 +201,7 @@ impl Driver for CudaDriver {
     }
 
     fn encode_tensor_map(&self, description: &TensorMapDescription) -> Result<TensorMap> {
+        let _entered = self.context.enter()?;
         raw::encode_tensor_map(description)
             .map_err(|failure| failure.with_detail(format!("{description:?}")))
     }

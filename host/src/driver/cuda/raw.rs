@@ -314,7 +314,7 @@ const TENSOR_MAP_L2_PROMOTION_256_BYTES: u32 = 3;
 #[repr(C, align(64))]
 struct AlignedTensorMap([u64; 16]);
 
-/// Encodes a tensor map: 16-bit elements, 128-byte swizzle.
+/// Encodes a tensor map: 16-bit elements, 128-byte swizzle. A context must be current.
 pub(super) fn encode_tensor_map(description: &TensorMapDescription) -> Result<TensorMap, Failure> {
     let TensorMapDescription { address, dims, strides_bytes, box_dims } = *description;
     let mut map = AlignedTensorMap([0; 16]);

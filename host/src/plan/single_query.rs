@@ -1,0 +1,74 @@
+//! A single query of each head, as in decoding: heads that share keys and values become rows of one tile.
+
+use super::ForwardPointers;
+use crate::problem::{ForwardProblem, Layout, Mask, ValidForward};
+use kernels_gpu::abi::{MAX_ROWS, WINDOW_OPEN};
+use std::ops::Range;
+
+/// The same forward pass with the query heads of a key head as queries, which read its keys once, and only
+/// those that a mask shows; `None` unless there is one query in each batch, of several heads to a key head.
+///
+/// A tile takes as long for one query as for all that it has room for. lse stands in memory as it would
+/// anyway: `[B, Hq, 1]` is `[B, Hk, Hq / Hk]`.
+pub(super) fn heads_as_rows(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+) -> Option<(ValidForward, ForwardPointers)> {
+    let &ValidForward { group_size, key_heads, .. } = valid;
+    if valid.is_packed() || valid.query_rows != 1 || group_size == 1 || group_size > MAX_ROWS {
+        return None;
+    }
+    let keys = visible_keys(valid);
+    let problem = &valid.problem;
+    let of_keys = |layout: Layout| {
+        let [batches, _, heads, columns] = layout.shape;
+        Layout { shape: [batches, keys.len(), heads, columns], ..layout }
+    };
+    let first_key = |address: u64, layout: &Layout| {
+        let stride = layout.strides[1].wrapping_mul(i64::from(problem.dtype.bytes()));
+        address.wrapping_add_signed(stride.wrapping_mul(i64::from(keys.start)))
+    };
+    let rows = |layout: Layout| {
+        let [batches, _, _, columns] = layout.shape;
+        let [batch, _, head, column] = layout.strides;
+        Layout {
+            shape: [batches, group_size as usize, key_heads as usize, columns],
+            strides: [batch, head, head.wrapping_mul(i64::from(group_size)), column],
+        }
+    };
+    let gathered = ForwardProblem {
+        q: rows(problem.q),
+        k: of_keys(problem.k),
+        v: of_keys(problem.v),
+        o: rows(problem.o),
+        mask: Mask::Full,
+        ..*problem
+    };
+    let gathered = ValidForward {
+        problem: gathered,
+        query_rows: group_size,
+        key_rows: keys.len() as u32,
+        query_heads: key_heads,
+        group_size: 1,
+        bottom_right: false,
+        window_left: WINDOW_OPEN,
+        window_right: WINDOW_OPEN,
+        ..*valid
+    };
+    let pointers = ForwardPointers {
+        k: first_key(pointers.k, &problem.k),
+        v: first_key(pointers.v, &problem.v),
+        ..*pointers
+    };
+    Some((gathered, pointers))
+}
+
+/// The keys that the first query sees.
+fn visible_keys(valid: &ValidForward) -> Range<u32> {
+    let key_rows = i64::from(valid.key_rows);
+    let diagonal = if valid.bottom_right { key_rows - i64::from(valid.query_rows) } else { 0 };
+    let side = |keys: i32| if keys == WINDOW_OPEN { i64::MAX / 2 } else { i64::from(keys) };
+    let begin = (diagonal - side(valid.window_left)).clamp(0, key_rows);
+    let end = (diagonal + side(valid.window_right) + 1).clamp(begin, key_rows);
+    begin as u32..end as u32
+}

@@ -11,12 +11,12 @@ pub use host::{
 };
 
 use crate::device::Device;
-use crate::driver::{Driver, Stream, TensorMapDescription};
+use crate::driver::{DevicePointer, Driver, Stream, TensorMapDescription};
 use crate::error::Result;
 use crate::plan::{ForwardPlan, ForwardPointers, plan_forward};
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
-    BackwardHopperParams, BackwardParams, ForwardHopperParams, ForwardParams, TensorMap,
+    BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams, ForwardParams, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -25,6 +25,9 @@ use kernels_gpu::abi::{
 /// Shapes, dtypes and strides are those of `problem`; an address is that of a tensor's element (0, 0, 0,
 /// 0). With no rows, heads or batches nothing is launched. A row that sees no key gets o = 0 and lse =
 /// -inf.
+///
+/// Where keys are split ([`ForwardProblem::num_splits`]) a workspace is allocated and freed in the order of
+/// the stream, from a pool that keeps it for later calls.
 ///
 /// The first call of a kernel loads it, and the first on Hopper allocates counters, which waits for the
 /// device: whoever captures graphs makes one call before.
@@ -57,19 +60,51 @@ pub unsafe fn forward(
 /// # Safety
 /// As for [`forward`], for the pointers that the plan was made with.
 pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream) -> Result<()> {
+    let Some(combine) = &plan.combine else {
+        // SAFETY: passed on to the caller.
+        return unsafe { launch_kernel(device, plan, &plan.params, plan.params.o.address, stream) };
+    };
+    let driver = device.driver();
+    let bytes = usize::try_from(combine.workspace_bytes).unwrap_or(usize::MAX);
+    let workspace = driver.allocate_in_order(bytes, stream)?;
+    let (mut params, mut last) = (plan.params, combine.params);
+    for address in [&mut params.o.address, &mut params.lse, &mut last.part_o, &mut last.part_lse] {
+        *address += workspace;
+    }
+    // SAFETY: passed on to the caller; the workspace is as large as planned, and its own.
+    let launched = unsafe {
+        launch_kernel(device, plan, &params, last.o.address, stream)
+            .and_then(|()| driver.launch(combine.kernel, combine.blocks, last.bytes(), stream))
+    };
+    // SAFETY: allocated above in the order of this stream, and nothing that is queued later knows of it.
+    launched.and(unsafe { driver.free_in_order(workspace, stream) })
+}
+
+/// Launches the main kernel of a plan with these parameters, and the counters of what is in the end at
+/// `output`.
+///
+/// # Safety
+/// As for [`launch_forward`].
+unsafe fn launch_kernel(
+    device: &Device,
+    plan: &ForwardPlan,
+    forward: &ForwardParams,
+    output: DevicePointer,
+    stream: Stream,
+) -> Result<()> {
     tracing::debug!(kernel = plan.kernel.name, blocks = plan.blocks, "launch");
     let driver = device.driver();
     let Some(maps) = &plan.hopper else {
         // SAFETY: passed on to the caller.
-        return unsafe { driver.launch(plan.kernel, plan.blocks, plan.params.bytes(), stream) };
+        return unsafe { driver.launch(plan.kernel, plan.blocks, forward.bytes(), stream) };
     };
     let params = ForwardHopperParams {
         q_map: encode(driver, maps.q)?,
         k_map: encode(driver, maps.k)?,
         v_map: encode(driver, maps.v)?,
         o_map: encode(driver, maps.o)?,
-        forward: plan.params,
-        counter: device.counter(plan.params.o.address),
+        forward: *forward,
+        counter: device.counter(output),
     };
     // SAFETY: passed on to the caller; what the maps describe is what the plan was made with.
     unsafe { driver.launch(plan.kernel, plan.blocks, params.bytes(), stream) }
@@ -92,9 +127,13 @@ unsafe trait Params: Copy {
     }
 }
 
-// SAFETY: four views of 32 bytes, five 64-bit and fourteen 32-bit fields: no padding.
+// SAFETY: four views of 32 bytes, five 64-bit and sixteen 32-bit fields: no padding.
 unsafe impl Params for ForwardParams {}
-const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 14 * 4);
+const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 16 * 4);
+
+// SAFETY: a view of 32 bytes, five 64-bit and eight 32-bit fields: no padding.
+unsafe impl Params for CombineParams {}
+const _: () = assert!(size_of::<CombineParams>() == 32 + 5 * 8 + 8 * 4);
 
 // SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8, and a
 // 64-bit field: no padding.

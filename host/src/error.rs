@@ -238,6 +238,14 @@ pub enum Error {
         /// The scale.
         got: f32,
     },
+    /// There can be no such number of ranges of keys.
+    #[error("num_splits: expected 1 to {max} ranges of keys, got {got}")]
+    NumSplits {
+        /// The largest number.
+        max: u32,
+        /// The number asked for.
+        got: u32,
+    },
     /// The problem needs more blocks than a grid can have.
     #[error("grid: expected at most {max} blocks, got {got} ({detail})")]
     GridTooLarge {

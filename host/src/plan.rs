@@ -8,6 +8,7 @@ mod dq;
 mod forward;
 mod query_tiles;
 mod single_query;
+mod split;
 mod tensor_maps;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ mod workspace;
 
 pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
+pub use split::CombinePlan;
 
 use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::{Error, Result};
@@ -152,7 +154,7 @@ fn choose_kernel(
 /// What a family computes, as it stands in errors.
 fn family_name(family: Family) -> &'static str {
     match family {
-        Family::Forward => "forward",
+        Family::Forward | Family::ForwardCombine => "forward",
         Family::BackwardDelta | Family::Backward | Family::BackwardConvert => "backward",
     }
 }

@@ -12,6 +12,9 @@ pub use layout::{DIMENSIONS, Layout};
 pub use mask::{CausalAlignment, Mask};
 pub use sequences::Sequences;
 
+/// The most ranges of keys that are worked on side by side.
+pub use kernels_gpu::abi::MAX_SPLITS;
+
 use crate::error::{Error, Result};
 use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, WINDOW_OPEN};
 
@@ -77,6 +80,10 @@ pub struct ForwardProblem {
     pub sequences: Sequences,
     /// Whether lse is wanted.
     pub wants_lse: bool,
+    /// How many ranges of keys are worked on side by side, 1 to [`MAX_SPLITS`]; as many as pay off when none
+    /// is given. There are no more of them than a kernel has key tiles, and packed sequences are never
+    /// split.
+    pub num_splits: Option<u32>,
 }
 
 impl ForwardProblem {
@@ -96,6 +103,7 @@ impl ForwardProblem {
             mask,
             sequences,
             wants_lse: true,
+            num_splits: None,
         }
     }
 
@@ -134,6 +142,11 @@ impl ForwardProblem {
         ForwardProblem { wants_lse: false, ..self }
     }
 
+    /// Sets how many ranges of keys are worked on side by side.
+    pub fn with_num_splits(self, num_splits: u32) -> Self {
+        ForwardProblem { num_splits: Some(num_splits), ..self }
+    }
+
     /// Checks everything that can be checked without a device, and derives the sizes.
     ///
     /// # Errors
@@ -159,6 +172,9 @@ impl ForwardProblem {
         let scale = self.scale.unwrap_or((self.q.shape[3] as f32).sqrt().recip());
         if scale.is_nan() || scale.abs() > MAX_SCALE {
             return Err(Error::Scale { got: scale });
+        }
+        if let Some(got) = self.num_splits.filter(|splits| !(1..=MAX_SPLITS).contains(splits)) {
+            return Err(Error::NumSplits { max: MAX_SPLITS, got });
         }
         Ok(self.derive(scale))
     }

@@ -103,6 +103,8 @@ impl Access {
 pub enum Family {
     /// o and lse from q, k and v.
     Forward,
+    /// o and lse from those of ranges of keys. Any head dim, any strides.
+    ForwardCombine,
     /// First kernel of a backward: delta and lse per row, and zeroed accumulators or, for Hopper, notes. Any
     /// head dim, any strides.
     BackwardDelta,
@@ -139,6 +141,20 @@ pub struct KernelSpec {
     pub min_blocks: u32,
     /// Dynamic shared memory per block, bytes.
     pub shared_bytes: u32,
+}
+
+impl KernelSpec {
+    /// Whether this forward kernel looks at [`ForwardParams::splits`].
+    pub const fn splits_keys(&self) -> bool {
+        tiles_split_keys(self.query_rows)
+    }
+}
+
+/// Whether forward kernels with `query_rows` query rows a tile work on ranges of keys: those with three
+/// warpgroups have no register left for it, and are for many rows anyway.
+#[inline(always)]
+pub const fn tiles_split_keys(query_rows: u32) -> bool {
+    query_rows <= 128
 }
 
 /// A four-dimensional tensor `[batch, row, head, column]` in device memory; columns are contiguous.
@@ -220,12 +236,73 @@ pub struct ForwardParams {
     pub window_right: i32,
     /// Softmax scale: the score is `scale * (q . k)`.
     pub scale: f32,
-    /// 1: o is f32; 0: o has the dtype of q.
+    /// [`OUTPUT_F32`] or [`OUTPUT_F32_FOR_NOW`]: o is f32; 0: o has the dtype of q.
     pub output_f32: u32,
     /// How many (batch, head) pairs are worked on together; see [`crate::geometry::schedule`].
     pub heads_per_wave: u32,
     /// Whether [`ForwardHopperParams::o_map`] describes o, in 16 bits. Other kernels do not look at it.
     pub o_is_mapped: u32,
+    /// Ranges of keys that are worked on apart, each with an o and an lse of its own: those of range r of
+    /// batch b stand where batch `b splits + r` would. 1: all keys at once, as packed sequences and kernels
+    /// that do not [split keys](KernelSpec::splits_keys) need it.
+    pub splits: u32,
+    /// Keys of a range, a multiple of [`KernelSpec::key_rows`]; the last range has what is left, one at
+    /// least. Not used where `splits` is 1.
+    pub split_keys: u32,
+}
+
+/// Parameters of the kernels that combine the parts of a split forward, passed by value as the only kernel
+/// parameter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CombineParams {
+    /// `[B, Sq, Hq, Dv]`.
+    pub o: TensorView,
+    /// Device address of lse, as in [`ForwardParams`]; 0 when not wanted.
+    pub lse: u64,
+    /// As in [`ForwardParams`].
+    pub lse_batch_stride: i64,
+    /// As in [`ForwardParams`].
+    pub lse_head_stride: i64,
+    /// Workspace: f32 `[B, splits, Hq, Sq, part_columns]`, aligned to 16: o of each range of keys.
+    pub part_o: u64,
+    /// Workspace: f32 `[B, splits, Hq, Sq]`: lse of each range of keys.
+    pub part_lse: u64,
+    /// B.
+    pub batches: u32,
+    /// Hq.
+    pub query_heads: u32,
+    /// Sq.
+    pub query_rows: u32,
+    /// Dv.
+    pub value_dim: u32,
+    /// Dv rounded up to a multiple of 4: columns of `part_o`, of which those from Dv on hold anything.
+    pub part_columns: u32,
+    /// As in [`ForwardParams`]; at most [`MAX_SPLITS`].
+    pub splits: u32,
+    /// As in [`ForwardParams`].
+    pub output_f32: u32,
+    /// 1: rows of o start on 16 bytes.
+    pub is_aligned: u32,
+}
+
+/// Rows of a block of the combining kernels: a warp each.
+pub const COMBINE_ROWS: u32 = 4;
+
+/// No more ranges of keys than this: what the lanes of a warp hold four weights each of.
+pub const MAX_SPLITS: u32 = 128;
+
+/// o is f32.
+pub const OUTPUT_F32: u32 = 1;
+/// o is f32, and will be rounded to the dtype of q when ranges of keys are combined: as exact as that needs.
+pub const OUTPUT_F32_FOR_NOW: u32 = 2;
+
+impl ForwardParams {
+    /// Whether o is to be as exact as f32 can be.
+    #[inline(always)]
+    pub const fn is_exact(&self) -> bool {
+        self.output_f32 == OUTPUT_F32
+    }
 }
 
 /// Rows of the boxes in which the Hopper forward stores o: those of a warp.

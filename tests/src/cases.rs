@@ -155,6 +155,7 @@ fn size(case: &Case) -> usize {
         case.logit_shift != 0.0,
         case.tight,
         case.packed,
+        case.num_splits.is_some(),
         case.gradients.is_some(),
         case.gradients.is_some_and(|gradients| gradients.has_d_lse),
         case.gradients.is_some_and(|gradients| gradients.dtype != case.dtype),
@@ -188,6 +189,7 @@ fn simpler(case: &Case) -> Vec<Case> {
     push(&|next| next.logit_shift = 0.0);
     push(&|next| next.tight = false);
     push(&|next| next.packed = false);
+    push(&|next| next.num_splits = None);
     push(&|next| next.gradients = None);
     push(&|next| {
         next.gradients = next.gradients.map(|gradients| Gradients { has_d_lse: false, ..gradients })

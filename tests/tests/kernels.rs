@@ -28,10 +28,15 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
     let masks =
         [Mask::Full, Mask::Causal(CausalAlignment::BottomRight), Mask::Causal(CausalAlignment::TopLeft)];
     let output_dtypes = [kernel.dtype, Dtype::F32, kernel.dtype];
-    let gradients = kernel.family != Family::Forward;
+    let gradients = !matches!(kernel.family, Family::Forward | Family::ForwardCombine);
+    // Ranges of keys for the kernel that combines them.
+    let num_splits = (kernel.family == Family::ForwardCombine).then_some(3);
     let modes = [Mode::Deterministic, Mode::Fast, Mode::Fast];
     let several = if is_short(kernel) { 2 * kernel.query_rows - 1 } else { kernel.query_rows + 1 };
-    let rows = [(several, kernel.key_rows - 1), (3, 2 * kernel.key_rows + 1), (70, 70)];
+    let rows = match num_splits {
+        None => [(several, kernel.key_rows - 1), (3, 2 * kernel.key_rows + 1), (70, 70)],
+        Some(_) => [(5, 300), (70, 257), (130, 390)],
+    };
     (0..3)
         .map(|id| Case {
             id,
@@ -44,6 +49,7 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
             output_dtype: output_dtypes[id],
             mask: masks[id],
             placement: placements[id],
+            num_splits,
             gradients: gradients.then_some(Gradients {
                 dtype: output_dtypes[id],
                 has_d_lse: id == 0,

@@ -70,6 +70,8 @@ pub struct Case {
     pub tight: bool,
     /// Whether sequences of different lengths are packed one after another: see [`Case::lengths`].
     pub packed: bool,
+    /// How many ranges of keys the forward works on side by side, if that is given.
+    pub num_splits: Option<u32>,
     /// Whether a backward pass follows, and which.
     pub gradients: Option<Gradients>,
 }
@@ -96,6 +98,7 @@ impl Case {
             placement: Placement::Bshd,
             tight: false,
             packed: false,
+            num_splits: None,
             gradients: None,
         }
     }
@@ -160,6 +163,7 @@ impl Case {
             sequences: if self.packed { packed } else { Sequences::Strided },
             output_dtype: self.output_dtype,
             o: place.query(output),
+            num_splits: self.num_splits,
             ..ForwardProblem::new(self.dtype, place.input(query), place.key(key), place.key(value))
         }
     }

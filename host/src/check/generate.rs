@@ -80,6 +80,7 @@ pub fn case(seed: u64, id: usize) -> Case {
         placement: Placement::ALL[id / 3 % Placement::ALL.len()],
         tight: random.random_bool(0.5),
         packed: false,
+        num_splits: pick_splits(case_seed),
         gradients: None,
     };
     without_rows(shrunk(with_enough_rows(case)))
@@ -118,6 +119,12 @@ fn pick_scale(random: &mut StdRng) -> Option<f32> {
         2 => Some(0.3),
         _ => None,
     }
+}
+
+/// Numbers of their own: what else is drawn for a seed does not depend on it.
+fn pick_splits(case_seed: u64) -> Option<u32> {
+    let mut random = StdRng::seed_from_u64(case_seed.rotate_left(16));
+    random.random_bool(0.25).then(|| random.random_range(1..=6))
 }
 
 /// Fewer heads and batches where the case would take long.
@@ -171,6 +178,8 @@ mod tests {
         let backward = cases.iter().filter_map(|case| Some((case.dtype, case.gradients?)));
         // Three dtypes, two modes, with and without dLSE, and dtypes of gradients: two, one for f32.
         assert_eq!(backward.collect::<HashSet<_>>().len(), 2 * 2 * (2 + 2 + 1));
+        let split = |case: &&Case| case.num_splits > Some(1) && !case.packed && case.key_rows > 128;
+        assert!(cases.iter().filter(split).count() > 5);
         assert!(cases.iter().any(|case| case.batches == 0));
         assert!(cases.iter().any(|case| case.query_heads == 0));
         assert!(cases.iter().any(|case| case.query_heads > case.key_heads));

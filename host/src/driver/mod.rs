@@ -61,6 +61,24 @@ pub trait Driver: Send + Sync {
     /// it.
     unsafe fn free(&self, pointer: DevicePointer) -> Result<(), Error>;
 
+    /// Allocates device memory, as [`Driver::allocate`] does, for what is queued on `stream` from now on.
+    /// Waits for nothing, and may be captured in a graph, where the device can do that.
+    fn allocate_in_order(&self, bytes: usize, stream: Stream) -> Result<DevicePointer, Error> {
+        let _ = stream;
+        self.allocate(bytes)
+    }
+
+    /// Frees what [`Driver::allocate_in_order`] returned, behind all that is queued on `stream`.
+    ///
+    /// # Safety
+    /// `pointer` came from `allocate_in_order` of this driver for this stream, was not freed before, and no
+    /// work uses it but what is queued on `stream` before.
+    unsafe fn free_in_order(&self, pointer: DevicePointer, stream: Stream) -> Result<(), Error> {
+        self.synchronize(stream)?;
+        // SAFETY: passed on to the caller, and all work that uses it is done.
+        unsafe { self.free(pointer) }
+    }
+
     /// Copies host bytes to device memory; done when it returns.
     fn copy_to_device(&self, destination: DevicePointer, source: &[u8]) -> Result<(), Error>;
 

@@ -1,5 +1,6 @@
 //! The plan of a forward pass.
 
+use super::split::{self, CombinePlan, Split};
 use super::{
     Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, single_query,
     tensor_maps, view,
@@ -71,10 +72,13 @@ pub struct ForwardPlan {
     pub kernel: &'static KernelSpec,
     /// Blocks of the one-dimensional grid.
     pub blocks: u32,
-    /// The kernel's parameter; of a kernel for Hopper, a part of it.
+    /// The kernel's parameter; of a kernel for Hopper, a part of it. Where keys are split, o and lse are
+    /// addresses from the beginning of a workspace.
     pub params: ForwardParams,
     /// What else a kernel for Hopper takes.
     pub hopper: Option<HopperPlan>,
+    /// The kernel that comes after it where keys are split.
+    pub combine: Option<CombinePlan>,
     /// Why this kernel and this order, a sentence each.
     pub reasons: Vec<String>,
 }
@@ -99,6 +103,11 @@ impl fmt::Display for ForwardPlan {
         let wave = self.params.heads_per_wave;
         write!(f, "{name}: {} blocks of {threads} threads, {shared_bytes} shared bytes", self.blocks)?;
         write!(f, ", {wave} heads per wave")?;
+        if let Some(CombinePlan { kernel, blocks, workspace_bytes, .. }) = &self.combine {
+            let ranges = self.params.splits;
+            write!(f, ", {ranges} ranges of keys in {workspace_bytes} bytes of workspace")?;
+            write!(f, "; {}: {blocks} blocks of {} threads", kernel.name, kernel.threads)?;
+        }
         if f.alternate() {
             self.reasons.iter().try_for_each(|reason| write!(f, "\n  {reason}"))?;
         }
@@ -112,7 +121,8 @@ impl fmt::Display for ForwardPlan {
 ///
 /// # Errors
 /// [`NullPointer`](crate::Error::NullPointer), [`Misaligned`](crate::Error::Misaligned),
-/// [`KernelMissing`](crate::Error::KernelMissing), [`GridTooLarge`](crate::Error::GridTooLarge).
+/// [`KernelMissing`](crate::Error::KernelMissing), [`GridTooLarge`](crate::Error::GridTooLarge),
+/// [`OutOfMemory`](crate::Error::OutOfMemory) if no device could have the workspace of so many ranges.
 pub fn plan_forward(
     valid: &ValidForward,
     device: &DeviceProperties,
@@ -132,19 +142,67 @@ pub fn plan_forward(
     }
     let (valid, pointers) =
         gathered.as_ref().map_or((valid, pointers), |(valid, pointers)| (valid, pointers));
+    if let Some(plan) = plan_split(valid, pointers, device, &reasons)? {
+        return Ok(Some(plan));
+    }
+    let kernel = choose(valid, pointers, device, prefers_short_tiles(valid), &mut reasons)?;
+    plan_kernel(valid, pointers, device, kernel, 1, reasons).map(Some)
+}
+
+/// Plans a forward pass in ranges of keys; `None` if all keys are worked on at once.
+fn plan_split(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+    reasons: &[String],
+) -> Result<Option<ForwardPlan>> {
+    let mut reasons = reasons.to_vec();
+    // The outputs of ranges are dense, in any case.
+    let whole = Split { ranges: 1, keys: valid.key_rows };
+    let (alone, places) = split::parts(valid, pointers, &whole);
+    let kernel = choose(&alone, &places, device, true, &mut reasons)?;
+    let Some(split) = split::choose_split(valid, kernel, device) else { return Ok(None) };
+    let Split { ranges, keys } = split;
+    reasons.push(format!("{ranges} ranges of {keys} keys side by side: there are few query tiles"));
+    let (parts, places) = split::parts(valid, pointers, &split);
+    let mut plan = plan_kernel(&parts, &places, device, kernel, ranges, reasons)?;
+    plan.combine = Some(split::combine(valid, pointers, &split, &mut plan.params, device)?);
+    Ok(Some(plan))
+}
+
+/// The kernel for a problem, with `short_tiles` if there are several.
+fn choose(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+    short_tiles: bool,
+    reasons: &mut Vec<String>,
+) -> Result<&'static KernelSpec> {
     let tensors = pointers.tensors(valid);
-    let access = choose_access(&tensors, &mut reasons);
+    let access = choose_access(&tensors, reasons);
     let choice = Choice {
         family: Family::Forward,
         dtype: valid.problem.dtype,
         head_dim: valid.head_dim.max(valid.value_dim),
         access,
         mappable: access == Access::Vector16
-            && tensor_maps::can_describe(&tensors[..3], device, &mut reasons),
-        short_tiles: prefers_short_tiles(valid),
+            && tensor_maps::can_describe(&tensors[..3], device, reasons),
+        short_tiles,
     };
-    let kernel = choose_kernel(device, &choice, &mut reasons)?;
-    if KERNELS.iter().any(|other| other.is_alternative_to(kernel)) {
+    choose_kernel(device, &choice, reasons)
+}
+
+/// Plans a kernel that was chosen, for so many ranges of keys.
+fn plan_kernel(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+    kernel: &'static KernelSpec,
+    ranges: u32,
+    mut reasons: Vec<String>,
+) -> Result<ForwardPlan> {
+    let tensors = pointers.tensors(valid);
+    if ranges == 1 && KERNELS.iter().any(|other| other.is_alternative_to(kernel)) {
         reasons.push(match kernel.query_rows {
             0..=128 => "tiles of 128 query rows: of 192 more would be computed for nothing".into(),
             rows => {
@@ -153,7 +211,7 @@ pub fn plan_forward(
         });
     }
     let hopper = kernel.arch == Arch::Sm90a;
-    let tiles = count_tiles(valid, kernel, hopper)?;
+    let tiles = count_tiles(valid, kernel, hopper, ranges)?;
     let (blocks, heads_per_wave) = if hopper {
         // Blocks stay, one on each multiprocessor, and take tiles until there are none left.
         (
@@ -166,19 +224,21 @@ pub fn plan_forward(
     let hopper = hopper.then(|| hopper_plan(&tensors, kernel, &mut reasons));
     let mut params = forward_params(valid, pointers, heads_per_wave);
     params.o_is_mapped = u32::from(hopper.is_some_and(|maps| maps.o.is_some()));
-    Ok(Some(ForwardPlan { kernel, blocks, params, hopper, reasons }))
+    Ok(ForwardPlan { kernel, blocks, params, hopper, combine: None, reasons })
 }
 
 /// Tiles of query rows. Blocks of Hopper's kernels, which stay, count those of packed sequences that there
 /// are; others have a block for each that there could be.
-fn count_tiles(valid: &ValidForward, kernel: &KernelSpec, hopper: bool) -> Result<u32> {
+fn count_tiles(valid: &ValidForward, kernel: &KernelSpec, hopper: bool, ranges: u32) -> Result<u32> {
     let rows = kernel.query_rows;
     if hopper && valid.is_packed() {
         let most = valid.problem.q.shape[1] as u32 / rows + valid.batches;
         return count_blocks(most, &format!("tiles of {rows} query rows"), valid.query_heads, 1);
     }
     let tiles = valid.query_rows.div_ceil(rows);
-    count_blocks(tiles, &format!("tiles of {rows} query rows"), valid.query_heads, valid.batches)
+    let what = if ranges == 1 { String::new() } else { format!(" x {ranges} ranges of keys") };
+    let batches = valid.batches.saturating_mul(ranges);
+    count_blocks(tiles, &format!("tiles of {rows} query rows{what}"), valid.query_heads, batches)
 }
 
 fn hopper_plan(
@@ -187,7 +247,7 @@ fn hopper_plan(
     reasons: &mut Vec<String>,
 ) -> HopperPlan {
     let obstacle = tensor_maps::obstacle(o);
-    if let Some(obstacle) = &obstacle {
+    if let Some(obstacle) = obstacle.as_ref().filter(|_| o.address != 0) {
         reasons.push(format!("o is not stored by the tensor memory accelerator: {obstacle}"));
     }
     HopperPlan {
@@ -368,5 +428,7 @@ fn forward_params(
         output_f32: u32::from(problem.output_dtype == Dtype::F32),
         heads_per_wave,
         o_is_mapped: 0,
+        splits: 1,
+        split_keys: 0,
     }
 }

@@ -207,7 +207,7 @@ fn tiles_are_tall_where_they_waste_little() {
     let rows = |rows: usize, mask: Mask| {
         let layout = Layout::bshd([1, rows, 1, 64]);
         let problem = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).with_mask(mask);
-        plan(&problem, &pointers()).kernel.query_rows
+        plan(&problem.with_num_splits(1), &pointers()).kernel.query_rows
     };
     let causal = |count| rows(count, Mask::Causal(CausalAlignment::BottomRight));
     assert_eq!([193, 247, 256].map(causal), [128; 3]);
@@ -244,7 +244,7 @@ fn tall_tiles_are_planned_where_they_are_faster() {
     let rows = |head_dim: usize, rows: usize, mask: Mask| {
         let layout = Layout::bshd([2, rows, 4, head_dim]);
         let problem = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).with_mask(mask);
-        plan(&problem, &pointers()).kernel.query_rows
+        plan(&problem.with_num_splits(1), &pointers()).kernel.query_rows
     };
     let causal = Mask::Causal(CausalAlignment::BottomRight);
     let window_of = |left| Mask::Window {
@@ -357,4 +357,99 @@ fn a_single_query_has_only_the_keys_that_it_sees() {
     assert_eq!(keys(window(Some(200), None, BottomRight)), (0, 100));
     assert_eq!(keys(window(Some(5), Some(7), TopLeft)), (0, 8));
     assert_eq!(keys(window(None, Some(u32::MAX), TopLeft)), (0, 100));
+}
+
+/// One query of 32 heads, of which four share keys.
+fn decoding(batches: usize, keys: usize) -> ForwardProblem {
+    let (q, kv) = (Layout::bshd([batches, 1, 32, 128]), Layout::bshd([batches, keys, 8, 128]));
+    ForwardProblem::new(Dtype::Bf16, q, kv, kv)
+}
+
+#[test]
+fn keys_are_split_until_every_multiprocessor_has_work() {
+    let ranges = |batches, keys| plan(&decoding(batches, keys), &pointers()).params.splits;
+    assert_eq!(ranges(1, 65536), 16); // 8 key heads x 16 of 132 multiprocessors
+    assert_eq!(ranges(8, 16384), 2); // 64 x 2
+    assert_eq!(ranges(32, 4096), 1); // 256 tiles are enough
+    assert_eq!(ranges(1, 512), 1); // a few key tiles are done before others could begin
+    let of_dense = |[batches, queries, keys, heads]: [usize; 4], mask| {
+        let (q, kv) = ([batches, queries, heads, 128], [batches, keys, heads, 128]);
+        let [q, kv] = [q, kv].map(Layout::bshd);
+        plan(&ForwardProblem::new(Dtype::Bf16, q, kv, kv).with_mask(mask), &pointers()).params.splits
+    };
+    let causal = Mask::Causal(CausalAlignment::BottomRight);
+    assert_eq!(of_dense([1, 2048, 2048, 4], Mask::Full), 2); // 64 query tiles
+    assert_eq!(of_dense([1, 4096, 4096, 3], causal), 2); // 96, of which one sees all keys
+    assert_eq!(of_dense([1, 1024, 4096, 4], causal), 4);
+    for (rows, batches) in [(512, 32), (1024, 16), (2048, 8), (4096, 4), (8192, 2), (16384, 1)] {
+        for mask in [Mask::Full, causal] {
+            assert_eq!(of_dense([batches, rows, rows, 16], mask), 1, "{rows} {mask}");
+        }
+    }
+}
+
+#[test]
+fn ranges_are_whole_key_tiles_and_hold_every_key_once() {
+    for (keys, asked) in [(1, 7), (128, 2), (129, 2), (1000, 3), (5000, 128), (128 * 200, 128)] {
+        let plan = plan(&decoding(1, keys).with_num_splits(asked), &pointers());
+        let ForwardParams { splits, split_keys, .. } = plan.params;
+        assert!(splits <= asked);
+        match &plan.combine {
+            None => assert!(splits == 1 && keys <= 128),
+            Some(combine) => {
+                assert!(splits > 1 && combine.params.splits == splits, "{keys} {asked}");
+                assert_eq!(split_keys % plan.kernel.key_rows, 0);
+                assert!((splits - 1) * split_keys < keys as u32 && splits * split_keys >= keys as u32);
+                // 32 rows of 128 columns and lse for each range.
+                assert_eq!(combine.workspace_bytes, u64::from(splits) * 32 * (128 + 1) * 4);
+                assert_eq!(
+                    (plan.params.o.address, plan.params.lse),
+                    (0, u64::from(splits) * 32 * 128 * 4)
+                );
+                assert_eq!((combine.params.o.address, combine.params.lse), (0x4000, 0x5000));
+                assert_eq!((plan.params.output_f32, combine.params.output_f32), (2, 0));
+                assert_eq!(plan.hopper.map(|maps| maps.o), Some(None));
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_are_not_split_where_nobody_asks_or_it_cannot_be_done() {
+    let splits = |problem: &ForwardProblem| plan(problem, &pointers()).params.splits;
+    let few = decoding(1, 65536);
+    assert_eq!(splits(&few.with_num_splits(1)), 1);
+    let packed = Layout::packed([64, 8, 128]);
+    let packed = ForwardProblem::new(Dtype::Bf16, packed, packed, packed)
+        .with_sequences(Sequences::from_offsets(&[0, 64], &[0, 64]).unwrap())
+        .with_num_splits(4);
+    let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
+    assert_eq!(plan(&packed, &pointers).params.splits, 1);
+    let window =
+        Mask::Window { left: Some(100), right: Some(0), alignment: CausalAlignment::BottomRight };
+    let rows = Layout::bshd([1, 2, 8, 128]);
+    let keys = Layout::bshd([1, 65536, 8, 128]);
+    let problem = ForwardProblem::new(Dtype::Bf16, rows, keys, keys);
+    assert!(splits(&problem) > 1);
+    assert_eq!(splits(&problem.with_mask(window)), 1);
+    for got in [0, 129, u32::MAX] {
+        let error = few.with_num_splits(got).validate().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("num_splits: expected 1 to 128 ranges of keys, got {got}")
+        );
+    }
+}
+
+#[test]
+fn a_split_says_what_comes_after_it() {
+    let plan = plan(&decoding(1, 65536), &pointers());
+    let text = format!("{plan:#}");
+    for part in [
+        "16 ranges of keys in",
+        "bytes of workspace; forward_combine_bf16_sm80: 8 blocks",
+        "few query tiles",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }

@@ -71,6 +71,7 @@ pub fn stage(origin: &Origin) -> Stage {
     let Some(kernel) = frames.first() else { return Stage::Unknown };
     let rule: fn(&Frame, u32) -> Option<Stage> = match kernel.file {
         "kernels/forward_mma.rs" | "kernels/forward_fma.rs" | "kernels/forward_hopper.rs" => forward,
+        "kernels/forward_combine.rs" => return Stage::Output,
         "kernels/backward_mma.rs" => backward_mma,
         "kernels/backward_fma.rs" => backward_fma,
         "kernels/backward_delta.rs" => return Stage::Delta,

@@ -2,7 +2,7 @@
 
 use super::memory::{Lengths, Memory, Sequence, lse_view};
 use super::{Fault, params};
-use kernels_gpu::abi::{Dtype, ForwardParams, KernelSpec};
+use kernels_gpu::abi::{CombineParams, Dtype, ForwardParams, KernelSpec, TensorView};
 
 pub fn run(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory, fault: Fault) {
     let params: ForwardParams = params(bytes);
@@ -19,9 +19,77 @@ pub fn run(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory, fault: Fault)
         let sequence = Sequence::new(launch.memory, &lengths, batch);
         let skipped = u32::from(fault == Fault::SkipsLastRow).min(sequence.query_rows);
         let added = u32::from(fault == Fault::WritesPastTheEnd);
-        for head in 0..params.query_heads {
-            for row in 0..sequence.query_rows - skipped + added {
-                launch.row(&sequence, batch == 0, head, row);
+        for range in 0..params.splits {
+            let part = Part::new(&params, &sequence, batch, range);
+            for head in 0..params.query_heads {
+                for row in 0..sequence.query_rows - skipped + added {
+                    launch.row(&sequence, &part, batch == 0, head, row);
+                }
+            }
+        }
+    }
+}
+
+/// A range of keys, and where its results go.
+struct Part {
+    batch: u32,
+    keys: std::ops::Range<u32>,
+    /// Whether the sequence has no key behind it.
+    is_last: bool,
+}
+
+impl Part {
+    fn new(params: &ForwardParams, sequence: &Sequence, batch: u32, range: u32) -> Self {
+        if params.splits == 1 {
+            return Part { batch: sequence.batch, keys: 0..sequence.key_rows, is_last: true };
+        }
+        let first = range * params.split_keys;
+        let end = sequence.key_rows.min(first + params.split_keys);
+        assert!(first < end && (range + 1 < params.splits || end == sequence.key_rows));
+        let is_last = end == sequence.key_rows;
+        Part { batch: batch * params.splits + range, keys: first..end, is_last }
+    }
+}
+
+/// o and lse from those of ranges of keys.
+pub fn combine(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory) {
+    let params: CombineParams = params(bytes);
+    let CombineParams { query_heads, query_rows, splits, part_columns, .. } = params;
+    let head_rows = i64::from(query_rows);
+    let batch_rows = i64::from(query_heads) * head_rows;
+    let part_o = TensorView {
+        address: params.part_o,
+        batch_stride: batch_rows * i64::from(part_columns),
+        row_stride: part_columns.into(),
+        head_stride: head_rows * i64::from(part_columns),
+    };
+    let part_lse = lse_view(params.part_lse, batch_rows, head_rows);
+    let lse_view = lse_view(params.lse, params.lse_batch_stride, params.lse_head_stride);
+    let output = if params.output_f32 == 1 { Dtype::F32 } else { kernel.dtype };
+    for batch in 0..params.batches {
+        for (head, row) in (0..query_heads).flat_map(|head| (0..query_rows).map(move |row| (head, row)))
+        {
+            let parts = (0..splits).map(|range| batch * splits + range);
+            let read = |part, column| memory.read(&part_o, Dtype::F32, [part, row, head, column]);
+            let lses: Vec<f64> = parts
+                .clone()
+                .map(|part| memory.read(&part_lse, Dtype::F32, [part, row, head, 0]))
+                .collect();
+            let largest = lses.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let is_dead = largest == f64::NEG_INFINITY;
+            let sum: f64 = lses.iter().map(|lse| (lse - largest).exp()).sum();
+            let lse = if is_dead { largest } else { largest + sum.ln() };
+            let weight = |own: f64| if is_dead { 0.0 } else { (own - lse).exp() };
+            let columns: Vec<f64> = (0..params.value_dim)
+                .map(|column| {
+                    parts.clone().zip(&lses).map(|(part, &own)| weight(own) * read(part, column)).sum()
+                })
+                .collect();
+            for (column, value) in columns.into_iter().enumerate() {
+                memory.write(&params.o, output, [batch, row, head, column as u32], value);
+            }
+            if params.lse != 0 {
+                memory.write(&lse_view, Dtype::F32, [batch, row, head, 0], lse);
             }
         }
     }
@@ -35,15 +103,16 @@ struct Launch<'l> {
 }
 
 impl Launch<'_> {
-    fn row(&mut self, sequence: &Sequence, first: bool, head: u32, row: u32) {
+    fn row(&mut self, sequence: &Sequence, part: &Part, first: bool, head: u32, row: u32) {
         let (params, dtype, batch) = (self.params, self.kernel.dtype, sequence.batch);
         let key_heads = params.query_heads / params.group_size;
         let turn = self.fault == Fault::WrongKeyHead;
         let key_head = if turn { head % key_heads } else { head / params.group_size };
         let future = i32::from(self.fault == Fault::SeesTheFuture);
-        let past = u32::from(self.fault == Fault::ReadsPastTheEnd && first);
-        let keys: Vec<u32> =
-            (0..sequence.key_rows + past).filter(|&key| sequence.sees(row, key, future)).collect();
+        let past = u32::from(self.fault == Fault::ReadsPastTheEnd && first && part.is_last);
+        let keys: Vec<u32> = (part.keys.start..part.keys.end + past)
+            .filter(|&key| sequence.sees(row, key, future))
+            .collect();
         let q_row = sequence.first_query + row.min(sequence.query_rows.max(1) - 1);
         let read = |view, row, head, column| self.memory.read(view, dtype, [batch, row, head, column]);
         let score = |&key: &u32| {
@@ -58,7 +127,7 @@ impl Launch<'_> {
         let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
         let sum: f64 = weights.iter().sum();
         let divisor = if self.fault == Fault::Unnormalised { 1.0 } else { sum };
-        let output = if params.output_f32 == 1 { Dtype::F32 } else { dtype };
+        let output = if params.output_f32 != 0 { Dtype::F32 } else { dtype };
         let o_row = sequence.first_query + row;
         for column in 0..params.value_dim {
             let products = keys.iter().zip(&weights).map(|(&key, weight)| {
@@ -66,7 +135,7 @@ impl Launch<'_> {
                 weight * self.memory.read(&params.v, dtype, index)
             });
             let value = if keys.is_empty() { 0.0 } else { products.sum::<f64>() / divisor };
-            self.memory.write(&params.o, output, [batch, o_row, head, column], value);
+            self.memory.write(&params.o, output, [part.batch, o_row, head, column], value);
         }
         let lse = match self.fault {
             Fault::LowestLse if keys.is_empty() => f64::from(f32::MIN),
@@ -76,7 +145,7 @@ impl Launch<'_> {
         };
         if params.lse != 0 && row < sequence.query_rows {
             let view = lse_view(params.lse, params.lse_batch_stride, params.lse_head_stride);
-            self.memory.write(&view, Dtype::F32, [batch, o_row, head, 0], lse);
+            self.memory.write(&view, Dtype::F32, [part.batch, o_row, head, 0], lse);
         }
     }
 }

@@ -117,6 +117,7 @@ impl Driver for MockDriver {
         let memory = &mut *self.memory.lock().unwrap();
         match kernel.family {
             Family::Forward => forward::run(kernel, params, memory, self.fault),
+            Family::ForwardCombine => forward::combine(kernel, params, memory),
             family => backward::run(family, kernel, params, memory, self.fault),
         }
         Ok(())

@@ -104,6 +104,18 @@ macro_rules! for_each_forward_sm90a {
     };
 }
 
+/// Calls `$callback!` with name and element type of each kernel that ends a forward whose keys were split.
+#[macro_export]
+macro_rules! for_each_forward_combine_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (forward_combine_bf16_sm80, Bf16)
+            (forward_combine_f16_sm80, F16)
+            (forward_combine_f32_sm80, F32)
+        }
+    };
+}
+
 /// Calls `$callback!` with one row for each tensor-core backward main kernel for sm_80.
 ///
 /// Columns: name, element type, head dim, access, query rows per step, keys per block, warps, blocks per
@@ -330,6 +342,15 @@ const FORWARD_SM90A: &[KernelSpec] = {
     for_each_forward_sm90a!(rows)
 };
 
+const FORWARD_COMBINE: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident))*) => {
+            table!(ForwardCombine, no_shared, $(($name, $dtype, 256, Element, 4, 1, 4, 4))*)
+        };
+    }
+    for_each_forward_combine_sm80!(rows)
+};
+
 const BACKWARD_DELTA_MMA: &[KernelSpec] = {
     macro_rules! rows {
         ($(($name:ident, $dtype:ident))*) => {
@@ -388,6 +409,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_MMA,
     FORWARD_FMA,
     FORWARD_SM90A,
+    FORWARD_COMBINE,
     BACKWARD_DELTA_MMA,
     BACKWARD_DELTA_FMA,
     BACKWARD_MMA,
@@ -436,7 +458,8 @@ mod tests {
                 spec.name
             );
             assert!(spec.name.contains(spec.dtype.name()));
-            let strided = spec.access == Access::Element && spec.family != Family::BackwardDelta;
+            let of_any_access = matches!(spec.family, Family::ForwardCombine | Family::BackwardDelta);
+            let strided = spec.access == Access::Element && !of_any_access;
             assert_eq!(spec.name.contains("_strided"), strided);
         }
     }

@@ -80,6 +80,16 @@ pub unsafe fn store_u32x4(address: u64, value: [u32; 4]) {
         in(reg32) value[2], in(reg32) value[3], options(nostack));
 }
 
+/// Writes 8 bytes. PTX: `st.global.v2.b32`.
+///
+/// # Safety
+/// `address` is writable and aligned to 8.
+#[inline(always)]
+pub unsafe fn store_u32x2(address: u64, value: [u32; 2]) {
+    asm!("st.global.v2.b32 [{}], {{{}, {}}};", in(reg64) address, in(reg32) value[0], in(reg32) value[1],
+        options(nostack));
+}
+
 /// Writes 32 bits. PTX: `st.global.b32`.
 ///
 /// # Safety

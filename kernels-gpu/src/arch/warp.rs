@@ -53,6 +53,20 @@ pub unsafe fn max(mut value: f32) -> f32 {
     value
 }
 
+/// The sum over all lanes, the same bits for all. Five [`shuffle_xor`].
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn sum(mut value: f32) -> f32 {
+    let mut mask = 16;
+    while mask > 0 {
+        value += shuffle_xor(value, mask);
+        mask /= 2;
+    }
+    value
+}
+
 /// The value of lane `lane`, which may be another one for each lane. PTX: `shfl.sync.idx.b32`. sm_30.
 ///
 /// # Safety

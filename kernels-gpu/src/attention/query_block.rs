@@ -1,7 +1,7 @@
 //! What a block of threads of the forward works on.
 
 use super::sequence::{Sequence, Sequences};
-use crate::abi::{ForwardParams, TensorView};
+use crate::abi::{ForwardParams, TensorView, tiles_split_keys};
 use crate::arch::{global, math, thread};
 use crate::geometry::schedule::{Schedule, Work, missing_rows, tile_rows};
 use crate::geometry::visible::TileRange;
@@ -22,6 +22,9 @@ pub struct QueryBlock {
     pub end_row: i32,
     /// Key head.
     pub key_head: u32,
+    /// Where o and lse stand: the batch or, if keys are split, the number of this range of keys of this
+    /// batch.
+    pub part: u32,
 }
 
 /// In what order a launch works on its query blocks.
@@ -30,7 +33,7 @@ pub fn schedule(p: &ForwardParams, rows: u32) -> Schedule {
     Schedule {
         tiles: p.query_rows.div_ceil(rows),
         heads: p.query_heads,
-        batches: p.batches,
+        batches: if tiles_split_keys(rows) { p.batches * p.splits } else { p.batches },
         heads_per_wave: p.heads_per_wave,
     }
 }
@@ -43,7 +46,7 @@ impl QueryBlock {
     #[inline(always)]
     pub unsafe fn of_this_block(p: &ForwardParams, rows: u32) -> Self {
         let work = schedule(p, rows).work(thread::block_idx_x(), math::divide);
-        QueryBlock::at(p, work, |query_rows| (work.tile * rows, query_rows))
+        QueryBlock::at(p, rows, work, |query_rows| (work.tile * rows, query_rows))
     }
 
     /// The block of `rows` query rows that `work` names. The first block of a sequence may lack some, `step`
@@ -53,16 +56,21 @@ impl QueryBlock {
     /// `p` is as [`ForwardParams`] says.
     #[inline(always)]
     pub unsafe fn new(p: &ForwardParams, rows: u32, step: u32, work: Work) -> Self {
-        QueryBlock::at(p, work, |query_rows| {
+        QueryBlock::at(p, rows, work, |query_rows| {
             let missing = missing_rows(rows, step, query_rows, p.window_right);
             tile_rows(work.tile, rows, missing, query_rows)
         })
     }
 
-    /// The block with the head and batch of `work`, and the first row and end that `place` gives for a number
-    /// of query rows.
+    /// The block of `rows` query rows with the head and batch of `work`, and the first row and end that
+    /// `place` gives for a number of query rows.
     #[inline(always)]
-    unsafe fn at(p: &ForwardParams, work: Work, place: impl FnOnce(u32) -> (u32, u32)) -> Self {
+    unsafe fn at(
+        p: &ForwardParams,
+        rows: u32,
+        work: Work,
+        place: impl FnOnce(u32) -> (u32, u32),
+    ) -> Self {
         let sequences = Sequences {
             cu_seqlens_q: p.cu_seqlens_q,
             cu_seqlens_k: p.cu_seqlens_k,
@@ -72,7 +80,15 @@ impl QueryBlock {
             window_left: p.window_left,
             window_right: p.window_right,
         };
-        let sequence = Sequence::new(&sequences, work.batch);
+        let is_split = tiles_split_keys(rows) && p.splits > 1;
+        let batch = if is_split { math::divide(work.batch, p.splits) } else { work.batch };
+        let mut sequence = Sequence::new(&sequences, batch);
+        let mut part = sequence.batch;
+        if is_split {
+            let first_key = (work.batch - batch * p.splits) * p.split_keys;
+            sequence = sequence.of_keys(first_key as i32, p.split_keys as i32);
+            part = work.batch;
+        }
         let (first_row, end_row) = place(sequence.query_rows as u32);
         QueryBlock {
             sequence,
@@ -80,6 +96,7 @@ impl QueryBlock {
             first_row: first_row as i32,
             end_row: end_row as i32,
             key_head: math::divide(work.head, p.group_size),
+            part,
         }
     }
 
@@ -95,7 +112,7 @@ impl QueryBlock {
         self.first_row + (row as i32) < self.end_row
     }
 
-    /// Whether its row `row` sees no key.
+    /// Whether its row `row` sees no key of its range.
     #[inline(always)]
     pub fn is_dead(&self, row: u32) -> bool {
         let row = self.first_row + row as i32;
@@ -113,7 +130,7 @@ impl QueryBlock {
     /// Its rows of q.
     #[inline(always)]
     pub fn q<const ELEMENT_BYTES: i64>(&self, p: &ForwardParams) -> GlobalRows {
-        self.rows::<ELEMENT_BYTES>(&p.q, p.head_dim)
+        self.rows::<ELEMENT_BYTES>(&p.q, self.sequence.batch, p.head_dim)
     }
 
     /// All rows of k.
@@ -131,13 +148,13 @@ impl QueryBlock {
     /// Its rows of o.
     #[inline(always)]
     pub fn o<const ELEMENT_BYTES: i64>(&self, p: &ForwardParams) -> GlobalRows {
-        self.rows::<ELEMENT_BYTES>(&p.o, p.value_dim)
+        self.rows::<ELEMENT_BYTES>(&p.o, self.part, p.value_dim)
     }
 
-    /// Its rows of q or o.
+    /// Its rows of q or o, in batch `batch`.
     #[inline(always)]
-    fn rows<const ELEMENT_BYTES: i64>(&self, view: &TensorView, columns: u32) -> GlobalRows {
-        let sequence = Sequence { query_rows: self.end_row, ..self.sequence };
+    fn rows<const ELEMENT_BYTES: i64>(&self, view: &TensorView, batch: u32, columns: u32) -> GlobalRows {
+        let sequence = Sequence { batch, query_rows: self.end_row, ..self.sequence };
         sequence.query_rows::<ELEMENT_BYTES>(view, self.head, self.first_row, columns)
     }
 
@@ -150,9 +167,8 @@ impl QueryBlock {
         let row = self.first_row + row as i32;
         if p.lse != 0 && row < self.end_row {
             let row = (self.sequence.first_query + row) as i64;
-            let index = self.sequence.batch as i64 * p.lse_batch_stride
-                + self.head as i64 * p.lse_head_stride
-                + row;
+            let index =
+                self.part as i64 * p.lse_batch_stride + self.head as i64 * p.lse_head_stride + row;
             global::store_f32(p.lse.wrapping_add((4 * index) as u64), lse);
         }
     }

@@ -32,7 +32,7 @@ pub struct Sequence {
     pub batch: u32,
     /// First row in packed q, o and their gradients.
     pub first_query: i32,
-    /// First row in packed k, v and their gradients.
+    /// First row in packed k, v and their gradients, and of a range of keys.
     pub first_key: i32,
     /// Its queries.
     pub query_rows: i32,
@@ -60,6 +60,17 @@ impl Sequence {
         let diagonal = if of.bottom_right != 0 { key_rows - query_rows } else { 0 };
         let visible = Visible { key_rows, diagonal, left: of.window_left, right: of.window_right };
         Sequence { batch, first_query, first_key, query_rows, visible }
+    }
+
+    /// The same queries with the (at most) `count` keys from `first` on alone: these are its keys 0, 1, ...,
+    /// and each query is aligned with the key that it was aligned with.
+    #[inline(always)]
+    pub fn of_keys(mut self, first: i32, count: i32) -> Self {
+        let left = self.visible.key_rows - first;
+        self.visible.key_rows = if left < count { left } else { count };
+        self.visible.diagonal -= first;
+        self.first_key += first;
+        self
     }
 
     /// Rows of q, o or their gradients, from row `first_row` of the sequence on.

@@ -11,7 +11,7 @@ use crate::pipeline::mailbox::{Letter, WORDS};
 ///
 /// ```text
 /// 0   first row (or STOP), end of rows, key rows, first query    the lengths
-/// 4   head, batch, diagonal, stages                              the place
+/// 4   head, part, diagonal, stages                               the place
 /// 8   key tiles: begin, full begin, full end, end                the tiles
 /// ```
 ///
@@ -55,7 +55,7 @@ impl WorkOrder {
     /// The order as a message.
     #[inline(always)]
     pub fn message(&self) -> [u32; WORDS] {
-        let QueryBlock { sequence, head, first_row, end_row, .. } = self.block;
+        let QueryBlock { sequence, head, first_row, end_row, part, .. } = self.block;
         let tiles = self.tiles.words();
         let query_stage = if self.repairs_queries { self.query_stage } else { NONE };
         let value_stage = if self.repairs_values { self.value_stage } else { NONE };
@@ -65,7 +65,7 @@ impl WorkOrder {
             sequence.visible.key_rows as u32,
             sequence.first_query as u32,
             head,
-            sequence.batch,
+            part,
             sequence.visible.diagonal as u32,
             query_stage << 16 | value_stage,
             tiles[0],
@@ -129,19 +129,19 @@ impl ReceivedOrder {
         sequence.visible.tiles_of_part(&self.tiles(), (first, end - 1), keys, most_left)
     }
 
-    /// The query block, except for its key head, first key and number of queries, which only the producer
-    /// uses.
+    /// The query block, except for its key head, batch, first key and number of queries, which only the
+    /// producer uses.
     ///
     /// # Safety
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
     pub unsafe fn block(self, p: &ForwardParams) -> QueryBlock {
         let [first_row, end_row, key_rows, first_query] = self.0.group(0).map(|word| word as i32);
-        let [head, batch, diagonal, _] = self.0.group(1);
+        let [head, part, diagonal, _] = self.0.group(1);
         let diagonal = diagonal as i32;
         let visible = Visible { key_rows, diagonal, left: p.window_left, right: p.window_right };
-        let sequence = Sequence { batch, first_query, first_key: 0, query_rows: 0, visible };
-        QueryBlock { sequence, head, first_row, end_row, key_head: 0 }
+        let sequence = Sequence { batch: part, first_query, first_key: 0, query_rows: 0, visible };
+        QueryBlock { sequence, head, first_row, end_row, key_head: 0, part }
     }
 
     /// What must be repaired.

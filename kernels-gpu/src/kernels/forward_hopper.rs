@@ -154,7 +154,7 @@ impl<
                     }
                 };
                 output.restart();
-                let mut softmax = OnlineSoftmax::<2>::new(p.output_f32 != 0);
+                let mut softmax = OnlineSoftmax::<2>::new(p.is_exact());
                 let mut tile = tiles.end - 1;
                 hide(&mut scores, tile, &tiles);
                 let (mut probabilities, _) = if Self::GUESSES_MAXIMUM {

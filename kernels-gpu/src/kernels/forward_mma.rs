@@ -58,7 +58,7 @@ unsafe fn forward<
         block.v::<2>(p),
     );
     let mut output = [[0.0; O]; M];
-    let mut softmax = [OnlineSoftmax::<2>::new(p.output_f32 != 0); M];
+    let mut softmax = [OnlineSoftmax::<2>::new(p.is_exact()); M];
 
     if tiles.begin < tiles.end {
         q_tile.load::<E, THREADS, VECTOR>(thread::thread_idx_x(), &block.q::<2>(p));

@@ -325,3 +325,37 @@ pub unsafe fn store_four_f32<const VECTOR: bool>(
         e += 1;
     }
 }
+
+/// Writes four 16-bit elements from column `column` of row `row` on, a multiple of 4, as far as they are
+/// valid.
+///
+/// # Safety
+/// `target` is writable where valid; if it `is_aligned`, its rows are 8-byte aligned.
+#[inline(always)]
+pub unsafe fn store_four<E: TensorCoreElement>(
+    target: &GlobalRows,
+    row: i32,
+    column: u32,
+    values: [f32; 4],
+    is_aligned: bool,
+) {
+    if row >= target.rows {
+        return;
+    }
+    let words = [E::pack(values[0], values[1]), E::pack(values[2], values[3])];
+    let address = target.row(row).wrapping_add(2 * column as u64);
+    if is_aligned && column + 4 <= target.columns {
+        global::store_u32x2(address, words);
+        return;
+    }
+    let mut e = 0;
+    while e < 4 {
+        if column + (e as u32) < target.columns {
+            global::store_u16(
+                address.wrapping_add(2 * e as u64),
+                (words[e / 2] >> (16 * (e % 2))) as u16,
+            );
+        }
+        e += 1;
+    }
+}

@@ -38,11 +38,17 @@ pub struct BenchArguments {
     /// Head dimensions.
     #[arg(long, value_delimiter = ',', default_value = "64,128,256")]
     head_dim: Vec<usize>,
-    /// Query rows, and as many keys.
+    /// Keys, and as many query rows.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192,16384")]
     seqlen: Vec<usize>,
+    /// Query rows, where they are fewer than keys, as in decoding.
+    #[arg(long)]
+    queries: Option<usize>,
+    /// Ranges of keys that the forward works on side by side; by default as many as pay off.
+    #[arg(long)]
+    num_splits: Option<u32>,
     /// Instead of --seqlen and --batch: 12 packed sequences of 33 to 4096 rows, 16384 together.
-    #[arg(long, conflicts_with_all = ["seqlen", "batch"])]
+    #[arg(long, conflicts_with_all = ["seqlen", "batch", "queries", "num_splits"])]
     varlen: bool,
     /// Batches; by default as many as make 16384 rows.
     #[arg(long)]
@@ -111,9 +117,9 @@ struct Row {
     mask: String,
     /// Of packed sequences: how many.
     batch: usize,
-    /// Of packed sequences: the longest.
+    /// Keys; of packed sequences, of the longest.
     seqlen: usize,
-    /// Rows of all sequences together.
+    /// Query rows of all sequences together.
     rows: usize,
     heads: usize,
     kv_heads: usize,

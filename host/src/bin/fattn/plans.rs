@@ -16,7 +16,8 @@ pub struct Explained {
 
 impl Explained {
     pub fn forward(plan: &ForwardPlan) -> Self {
-        Explained { kernel: plan.kernel.name, workspace_bytes: 0, text: format!("{plan:#}") }
+        let workspace_bytes = plan.combine.map_or(0, |combine| combine.workspace_bytes);
+        Explained { kernel: plan.kernel.name, workspace_bytes, text: format!("{plan:#}") }
     }
 
     pub fn backward(plan: &BackwardPlan) -> Self {

@@ -9,6 +9,7 @@ mod context;
 mod event;
 mod kernels;
 mod loader;
+mod pool;
 mod raw;
 mod trampolines;
 
@@ -22,6 +23,7 @@ use cust::device::Device;
 use cust::memory::{DevicePointer as CustPointer, cuda_free, cuda_malloc};
 use kernels::LoadedKernels;
 use kernels_gpu::abi::{Arch, KernelSpec, TensorMap};
+use pool::MemoryPool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One GPU. May be used from any number of threads; every call leaves the thread's current context as it
@@ -32,6 +34,7 @@ pub struct CudaDriver {
     kernels: LoadedKernels,
     /// For errors that the device reports later than it makes them.
     last_launch: Mutex<Option<&'static str>>,
+    pool: MemoryPool,
     context: Arc<PrimaryContext>,
 }
 
@@ -55,7 +58,8 @@ impl CudaDriver {
         let context = Arc::new(PrimaryContext::retain(device)?);
         let kernels = LoadedKernels::new(context.clone(), images);
         tracing::debug!(device = properties.name, ordinal, "opened");
-        Ok(CudaDriver { ordinal, properties, kernels, last_launch: Mutex::new(None), context })
+        let pool = MemoryPool::new(device.as_raw(), context.clone());
+        Ok(CudaDriver { ordinal, properties, kernels, last_launch: Mutex::new(None), pool, context })
     }
 
     /// The same device, planned for as if it could run the kernels of this target only.
@@ -105,6 +109,14 @@ impl CudaDriver {
             .collect()
     }
 
+    /// That there is no memory left, or what else was wrong with an allocation.
+    fn no_memory(&self, bytes: usize, failure: raw::Failure) -> Error {
+        if failure.code == raw::OUT_OF_MEMORY {
+            return Error::OutOfMemory { device: self.properties.name.clone(), bytes };
+        }
+        self.late(failure)
+    }
+
     /// What the device reports late: names the last kernel, which is the first to suspect.
     fn late(&self, failure: raw::Failure) -> Error {
         let last = self.last_launch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,13 +156,7 @@ impl Driver for CudaDriver {
         let _entered = self.context.enter()?;
         // SAFETY: nothing is read from the memory here.
         let allocated = unsafe { cuda_malloc::<u8>(bytes) }.map_err(raw::from_cust("cuMemAlloc"));
-        match allocated {
-            Ok(pointer) => Ok(pointer.as_raw()),
-            Err(failure) if failure.code == raw::OUT_OF_MEMORY => {
-                Err(Error::OutOfMemory { device: self.properties.name.clone(), bytes })
-            }
-            Err(failure) => Err(self.late(failure)),
-        }
+        allocated.map(|pointer| pointer.as_raw()).map_err(|failure| self.no_memory(bytes, failure))
     }
 
     unsafe fn free(&self, pointer: DevicePointer) -> Result<()> {
@@ -161,6 +167,32 @@ impl Driver for CudaDriver {
         // SAFETY: passed on to the caller.
         let freed = unsafe { cuda_free(CustPointer::<u8>::from_raw(pointer)) };
         freed.map_err(|error| self.late(raw::from_cust("cuMemFree")(error)))
+    }
+
+    fn allocate_in_order(&self, bytes: usize, stream: Stream) -> Result<DevicePointer> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let _entered = self.context.enter()?;
+        let Some(pool) = self.pool.get()? else { return self.allocate(bytes) };
+        // SAFETY: the pool lives as long as this; a stream is 0 or a live handle by contract of `Stream`.
+        let allocated = unsafe { raw::allocate_in_order(bytes, pool, stream.0 as raw::StreamHandle) };
+        allocated.map_err(|failure| self.no_memory(bytes, failure))
+    }
+
+    unsafe fn free_in_order(&self, pointer: DevicePointer, stream: Stream) -> Result<()> {
+        if pointer == 0 {
+            return Ok(());
+        }
+        let _entered = self.context.enter()?;
+        if self.pool.get()?.is_none() {
+            self.synchronize(stream)?;
+            // SAFETY: passed on to the caller, and all work that uses it is done.
+            return unsafe { self.free(pointer) };
+        }
+        // SAFETY: passed on to the caller.
+        let freed = unsafe { raw::free_in_order(pointer, stream.0 as raw::StreamHandle) };
+        freed.map_err(|failure| self.late(failure))
     }
 
     fn copy_to_device(&self, destination: DevicePointer, source: &[u8]) -> Result<()> {

@@ -17,6 +17,8 @@ pub(super) type Module = *mut c_void;
 pub(super) type Function = *mut c_void;
 /// `CUstream`.
 pub(super) type StreamHandle = *mut c_void;
+/// `CUmemoryPool`.
+pub(super) type MemoryPool = *mut c_void;
 /// `CUevent`.
 pub(super) type EventHandle = *mut c_void;
 
@@ -30,7 +32,29 @@ pub(super) mod attribute {
     pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
     pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
     pub const SHARED_BYTES_PER_BLOCK_OPT_IN: i32 = 97;
+    pub const MEMORY_POOLS_SUPPORTED: i32 = 115;
 }
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`, which is device memory.
+const ALLOCATION_TYPE_PINNED: i32 = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const LOCATION_TYPE_DEVICE: i32 = 1;
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+const POOL_RELEASE_THRESHOLD: i32 = 4;
+
+/// `CUmemPoolProps`.
+#[repr(C)]
+struct PoolProperties {
+    allocation_type: i32,
+    handle_types: i32,
+    location_type: i32,
+    location: i32,
+    security_attributes: *mut c_void,
+    max_bytes: usize,
+    /// `usage`, and what is reserved.
+    rest: [u8; 56],
+}
+const _: () = assert!(size_of::<PoolProperties>() == 88);
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED_BYTES: i32 = 8;
@@ -49,6 +73,16 @@ unsafe extern "C" {
     fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> i32;
     fn cuMemcpyHtoD_v2(destination: u64, source: *const c_void, bytes: usize) -> i32;
     fn cuMemcpyDtoH_v2(destination: *mut c_void, source: u64, bytes: usize) -> i32;
+    fn cuMemPoolCreate(pool: *mut MemoryPool, properties: *const PoolProperties) -> i32;
+    fn cuMemPoolDestroy(pool: MemoryPool) -> i32;
+    fn cuMemPoolSetAttribute(pool: MemoryPool, attribute: i32, value: *mut c_void) -> i32;
+    fn cuMemAllocFromPoolAsync(
+        pointer: *mut u64,
+        bytes: usize,
+        pool: MemoryPool,
+        stream: StreamHandle,
+    ) -> i32;
+    fn cuMemFreeAsync(pointer: u64, stream: StreamHandle) -> i32;
     fn cuStreamSynchronize(stream: StreamHandle) -> i32;
     fn cuModuleLoadDataEx(
         module: *mut Module,
@@ -337,6 +371,64 @@ pub(super) fn encode_tensor_map(description: &TensorMapDescription) -> Result<Te
         )
     };
     check("cuTensorMapEncodeTiled", code).map(|()| map.0)
+}
+
+/// A pool of memory of the device, which keeps what is freed for what is allocated next. A context must be
+/// current.
+pub(super) fn pool_create(device: i32) -> Result<MemoryPool, Failure> {
+    let properties = PoolProperties {
+        allocation_type: ALLOCATION_TYPE_PINNED,
+        handle_types: 0,
+        location_type: LOCATION_TYPE_DEVICE,
+        location: device,
+        security_attributes: ptr::null_mut(),
+        max_bytes: 0,
+        rest: [0; 56],
+    };
+    let mut pool = ptr::null_mut();
+    // SAFETY: both are of the driver's types.
+    check("cuMemPoolCreate", unsafe { cuMemPoolCreate(&raw mut pool, &raw const properties) })?;
+    let mut keeps = u64::MAX;
+    // SAFETY: the pool was made above; the value is a `cuuint64_t`.
+    let code = unsafe { cuMemPoolSetAttribute(pool, POOL_RELEASE_THRESHOLD, (&raw mut keeps).cast()) };
+    check("cuMemPoolSetAttribute", code).inspect_err(|_| {
+        // SAFETY: made above, and nothing is allocated from it.
+        unsafe { pool_destroy(pool) };
+    })?;
+    Ok(pool)
+}
+
+/// Destroys a pool; what is allocated from it stays until it is freed.
+///
+/// # Safety
+/// The pool was made by [`pool_create`] and is not used again.
+pub(super) unsafe fn pool_destroy(pool: MemoryPool) {
+    // SAFETY: passed on to the caller. There is nobody to tell of a failure.
+    let _ = unsafe { cuMemPoolDestroy(pool) };
+}
+
+/// Memory of a pool for what is queued on a stream from now on.
+///
+/// # Safety
+/// The pool is alive, and the stream null or alive.
+pub(super) unsafe fn allocate_in_order(
+    bytes: usize,
+    pool: MemoryPool,
+    stream: StreamHandle,
+) -> Result<u64, Failure> {
+    let mut pointer = 0;
+    // SAFETY: passed on to the caller.
+    let code = unsafe { cuMemAllocFromPoolAsync(&raw mut pointer, bytes, pool, stream) };
+    check("cuMemAllocFromPoolAsync", code).map(|()| pointer)
+}
+
+/// Frees it behind all that is queued on the stream.
+///
+/// # Safety
+/// The pointer came from [`allocate_in_order`] and was not freed before; the stream is null or alive.
+pub(super) unsafe fn free_in_order(pointer: u64, stream: StreamHandle) -> Result<(), Failure> {
+    // SAFETY: passed on to the caller.
+    check("cuMemFreeAsync", unsafe { cuMemFreeAsync(pointer, stream) })
 }
 
 /// A new event with timing, in the current context.

@@ -63,7 +63,7 @@ impl<
                 let place = Place {
                     row: block.sequence.first_query + block.first_row + row as i32,
                     head: block.head,
-                    batch: block.sequence.batch,
+                    batch: block.part,
                 };
                 staging.send(map, &place, row);
                 bulk_copy::commit();

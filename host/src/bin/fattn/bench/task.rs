@@ -31,7 +31,7 @@ impl Pass {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
     pub pass: Pass,
-    /// As many rows of q as of k; packed sequences are those of [`RAGGED`].
+    /// No more rows of q than of k; packed sequences are those of [`RAGGED`].
     pub problem: ForwardProblem,
 }
 
@@ -54,9 +54,9 @@ impl Task {
         if self.is_packed() { RAGGED.len() } else { self.problem.q.shape[0] }
     }
 
-    /// Rows of the longest sequence.
+    /// Keys of the longest sequence.
     pub fn longest(&self) -> usize {
-        let [_, rows, ..] = self.problem.q.shape;
+        let [_, rows, ..] = self.problem.k.shape;
         if self.is_packed() { RAGGED.into_iter().max().unwrap_or(0) } else { rows }
     }
 
@@ -70,24 +70,24 @@ impl Task {
         let [batches, rows, heads, columns] = self.problem.q.shape;
         let [batches, heads, columns] = [batches, heads, columns].map(|size| size as f64);
         let pairs: f64 = match self.is_packed() {
-            true => RAGGED.into_iter().map(|rows| pairs(self.problem.mask, rows)).sum(),
-            false => batches * pairs(self.problem.mask, rows),
+            true => RAGGED.into_iter().map(|rows| pairs(self.problem.mask, rows, rows)).sum(),
+            false => batches * pairs(self.problem.mask, rows, self.problem.k.shape[1]),
         };
         let factor = if self.pass == Pass::Forward { 4.0 } else { 10.0 };
         factor * heads * columns * pairs
     }
 }
 
-/// Pairs of a query and a key that count, of a sequence with as many queries as keys.
-fn pairs(mask: Mask, rows: usize) -> f64 {
-    let all = rows as f64 * rows as f64;
+/// Pairs of a query and a key that count, of a sequence with no more queries than keys, which end together.
+fn pairs(mask: Mask, queries: usize, keys: usize) -> f64 {
+    let all = queries as f64 * keys as f64;
     match mask {
         Mask::Full => all,
-        Mask::Causal(_) => all / 2.0,
+        Mask::Causal(_) => all - queries as f64 * queries as f64 / 2.0,
         Mask::Window { left, right, .. } => {
-            let side = |keys: Option<u32>| keys.map_or(rows, |keys| keys as usize);
-            let visible = |row: usize| row.min(side(left)) + 1 + (rows - 1 - row).min(side(right));
-            (0..rows).map(visible).sum::<usize>() as f64
+            let side = |visible: Option<u32>| visible.map_or(keys, |visible| visible as usize);
+            let visible = |at: usize| at.min(side(left)) + 1 + (keys - 1 - at).min(side(right));
+            (keys - queries..keys).map(visible).sum::<usize>() as f64
         }
     }
 }
@@ -156,11 +156,14 @@ fn shapes(arguments: &BenchArguments, dtype: Dtype, head_dim: usize) -> Result<V
     at_least_one("batch", arguments.batch)?;
     at_least_one("heads", arguments.heads)?;
     at_least_one("kv-heads", arguments.kv_heads)?;
+    at_least_one("queries", arguments.queries)?;
     let heads = arguments.heads.unwrap_or((2048 / head_dim).max(1));
     let key_heads = arguments.kv_heads.unwrap_or(heads);
     let problem = |batch: usize, rows: usize| {
-        let [q, kv] = [heads, key_heads].map(|heads| Layout::bshd([batch, rows, heads, head_dim]));
-        ForwardProblem::new(dtype, q, kv, kv)
+        let queries = arguments.queries.unwrap_or(rows);
+        let q = Layout::bshd([batch, queries, heads, head_dim]);
+        let kv = Layout::bshd([batch, rows, key_heads, head_dim]);
+        ForwardProblem { num_splits: arguments.num_splits, ..ForwardProblem::new(dtype, q, kv, kv) }
     };
     let mut shapes = Vec::new();
     if arguments.varlen {
@@ -171,6 +174,8 @@ fn shapes(arguments: &BenchArguments, dtype: Dtype, head_dim: usize) -> Result<V
     } else {
         for &rows in &arguments.seqlen {
             at_least_one("seqlen", Some(rows))?;
+            let queries = arguments.queries.unwrap_or(rows);
+            ensure!(queries <= rows, "--queries: expected at most --seqlen {rows}, got {queries}");
             shapes.push(problem(arguments.batch.unwrap_or((16384 / rows).max(1)), rows));
         }
     }
@@ -203,14 +208,16 @@ mod tests {
         let causal = Mask::Causal(CausalAlignment::BottomRight);
         assert_eq!(task(Pass::Forward, causal).flops(), full / 2.0);
         assert_eq!(task(Pass::Backward(Mode::Fast), Mask::Full).flops(), full * 2.5);
+        assert_eq!(pairs(causal, 2, 5), 8.0);
     }
 
     #[test]
     fn a_window_counts_the_pairs_that_it_shows() {
         let window = |left, right| Mask::Window { left, right, alignment: CausalAlignment::TopLeft };
-        assert_eq!(pairs(window(None, None), 5), 25.0);
-        assert_eq!(pairs(window(None, Some(0)), 5), 15.0);
-        assert_eq!(pairs(window(Some(1), Some(1)), 5), 13.0);
+        assert_eq!(pairs(window(None, None), 5, 5), 25.0);
+        assert_eq!(pairs(window(None, Some(0)), 5, 5), 15.0);
+        assert_eq!(pairs(window(Some(1), Some(1)), 5, 5), 13.0);
+        assert_eq!(pairs(window(None, Some(0)), 2, 5), 9.0);
     }
 
     #[test]

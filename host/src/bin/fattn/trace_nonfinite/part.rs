@@ -164,6 +164,8 @@ impl Part {
             o: layout(queries, heads, value_columns),
             mask: if self.is_row() { Mask::Full } else { task.problem.mask },
             sequences: Sequences::Strided,
+            // One kernel, whose stages are known.
+            num_splits: Some(1),
             ..task.problem
         };
         let forward = forward_host::<T, O>(device, &problem, &q, &k, &v)?;

@@ -1,0 +1,252 @@
+//! Last kernel of a forward whose keys were split: o and lse from those of each range of keys.
+//!
+//! With `lse_r` and `o_r` of the ranges (SEMANTICS section 1, the sum over keys taken apart):
+//!
+//! ```text
+//! lse = ln(sum of e^lse_r)          o = sum of e^(lse_r - lse) o_r, rounded once
+//! ```
+//!
+//! A warp takes one query of one head. Its lanes share out the ranges to find what each of them counts for,
+//! and then the columns. Ranges are summed in their order, so that results are the same in every run.
+
+use crate::abi::{COMBINE_ROWS, CombineParams, MAX_SPLITS};
+use crate::arch::{global, math, thread, warp};
+use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::global_rows::GlobalRows;
+use crate::tile::store::{store_four, store_four_f32};
+use core::f32::consts::{LN_2, LOG2_E};
+
+/// Ranges whose weights a lane holds.
+const HELD: usize = (MAX_SPLITS / 32) as usize;
+
+/// Columns of a lane at a time.
+const COLUMNS: u32 = 4;
+
+/// Ranges that are read at once.
+const AT_ONCE: u32 = 4;
+
+/// A query of a head, and where its parts are.
+#[derive(Clone, Copy)]
+struct Row {
+    batch: u32,
+    head: u32,
+    query: u32,
+    /// Row of range 0 among those of all parts.
+    first_part: u64,
+}
+
+impl Row {
+    /// The one of this warp, which is none of those that exist from batch `p.batches` on.
+    #[inline(always)]
+    fn of_this_warp(p: &CombineParams) -> Self {
+        let index = thread::block_idx_x() * COMBINE_ROWS + thread::thread_idx_x() / 32;
+        let pair = math::divide(index, p.query_rows);
+        let query = index - pair * p.query_rows;
+        let batch = math::divide(pair, p.query_heads);
+        let head = pair - batch * p.query_heads;
+        let first_pair = batch as u64 * p.splits as u64 * p.query_heads as u64 + head as u64;
+        let first_part = first_pair * p.query_rows as u64 + query as u64;
+        Row { batch, head, query, first_part }
+    }
+
+    /// The row of a range among those of all parts.
+    #[inline(always)]
+    fn part(&self, p: &CombineParams, range: u32) -> u64 {
+        self.first_part + range as u64 * (p.query_heads as u64 * p.query_rows as u64)
+    }
+
+    /// What the ranges count for, those `lane`, `lane + 32`, ... in this lane, 0 for those that there are
+    /// not; and lse. All are 0, and lse `-inf`, if no range has a key.
+    #[inline(always)]
+    unsafe fn weights(&self, p: &CombineParams, lane: u32) -> ([f32; HELD], f32) {
+        let mut weights = [f32::NEG_INFINITY; HELD];
+        let mut largest = f32::NEG_INFINITY;
+        let mut held = 0;
+        while held < HELD {
+            let range = 32 * held as u32 + lane;
+            if range < p.splits {
+                weights[held] = global::load_f32(p.part_lse.wrapping_add(4 * self.part(p, range)));
+            }
+            largest = math::max(largest, weights[held]);
+            held += 1;
+        }
+        largest = warp::max(largest);
+        let reference = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
+        let mut sum = 0.0;
+        let mut held = 0;
+        while held < HELD {
+            weights[held] = math::exp2((weights[held] - reference) * LOG2_E);
+            sum += weights[held];
+            held += 1;
+        }
+        sum = warp::sum(sum);
+        if sum == 0.0 {
+            return ([0.0; HELD], f32::NEG_INFINITY);
+        }
+        let factor = math::reciprocal(sum);
+        let mut held = 0;
+        while held < HELD {
+            weights[held] *= factor;
+            held += 1;
+        }
+        (weights, math::fma(math::log2(sum), LN_2, reference))
+    }
+
+    /// Four columns of o of a range from `column` on, as far as they exist; zeros if the range does not.
+    #[inline(always)]
+    unsafe fn load(&self, p: &CombineParams, range: u32, column: u32) -> [f32; COLUMNS as usize] {
+        let first = self.part(p, range) * p.part_columns as u64 + column as u64;
+        let address = p.part_o.wrapping_add(4 * first);
+        let exists = range < p.splits;
+        if p.value_dim % COLUMNS == 0 {
+            return global::load_u32x4_if(address, exists && column < p.value_dim).map(f32::from_bits);
+        }
+        let mut o = [0.0; COLUMNS as usize];
+        let mut e = 0;
+        while e < COLUMNS {
+            let exists = exists && column + e < p.value_dim;
+            let bits = global::load_u32_if(address.wrapping_add(4 * e as u64), exists);
+            o[e as usize] = f32::from_bits(bits);
+            e += 1;
+        }
+        o
+    }
+
+    /// Four columns of o from `column` on.
+    #[inline(always)]
+    unsafe fn sum(
+        &self,
+        p: &CombineParams,
+        weights: &[f32; HELD],
+        column: u32,
+    ) -> [f32; COLUMNS as usize] {
+        let mut o = [0.0; COLUMNS as usize];
+        let mut held = 0;
+        while held < HELD {
+            // Where each lane's first one stands; unknown to the compiler, which would write out all rounds.
+            let first = thread::opaque(32 * held as u32);
+            let end = if first + 32 < p.splits { first + 32 } else { p.splits };
+            let mut range = first;
+            while range < end {
+                let mut parts = [[0.0; COLUMNS as usize]; AT_ONCE as usize];
+                let mut i = 0;
+                while i < AT_ONCE {
+                    parts[i as usize] = self.load(p, range + i, column);
+                    i += 1;
+                }
+                let mut i = 0;
+                while i < AT_ONCE {
+                    let weight = warp::shuffle(weights[held], range - first + i);
+                    let mut e = 0;
+                    while e < o.len() {
+                        o[e] = math::fma(weight, parts[i as usize][e], o[e]);
+                        e += 1;
+                    }
+                    i += 1;
+                }
+                range += AT_ONCE;
+            }
+            held += 1;
+        }
+        o
+    }
+
+    /// Where o goes.
+    #[inline(always)]
+    fn target<const ELEMENT_BYTES: i64>(&self, p: &CombineParams) -> GlobalRows {
+        let o = &p.o;
+        let address = GlobalRows::address::<ELEMENT_BYTES>(o, self.batch, self.head, self.query as i32);
+        GlobalRows::new::<ELEMENT_BYTES>(o, address, 1, p.value_dim)
+    }
+}
+
+/// One row a warp.
+#[inline(always)]
+unsafe fn combine<E: Store>(p: &CombineParams) {
+    let lane = thread::thread_idx_x() % 32;
+    let row = Row::of_this_warp(p);
+    if row.batch >= p.batches {
+        return;
+    }
+    let (weights, lse) = row.weights(p, lane);
+    if p.lse != 0 && lane == 0 {
+        let index = row.batch as i64 * p.lse_batch_stride
+            + row.head as i64 * p.lse_head_stride
+            + row.query as i64;
+        global::store_f32(p.lse.wrapping_add((4 * index) as u64), lse);
+    }
+    let mut column = COLUMNS * lane;
+    while column - COLUMNS * lane < p.value_dim {
+        let o = row.sum(p, &weights, column);
+        E::store(p, row, column, o);
+        column += COLUMNS * 32;
+    }
+}
+
+/// Writes four columns of f32.
+#[inline(always)]
+unsafe fn store_f32(p: &CombineParams, row: Row, column: u32, o: [f32; COLUMNS as usize]) {
+    let target = row.target::<4>(p);
+    if p.is_aligned != 0 {
+        store_four_f32::<true>(&target, 0, column, o);
+    } else {
+        store_four_f32::<false>(&target, 0, column, o);
+    }
+}
+
+/// Writes four columns of 16 bits, or of f32.
+#[inline(always)]
+unsafe fn store_either<E: TensorCoreElement>(
+    p: &CombineParams,
+    row: Row,
+    column: u32,
+    o: [f32; COLUMNS as usize],
+) {
+    if p.output_f32 != 0 {
+        store_f32(p, row, column, o);
+    } else {
+        store_four::<E>(&row.target::<2>(p), 0, column, o, p.is_aligned != 0);
+    }
+}
+
+macro_rules! entries {
+    ($(($name:ident, $dtype:ident))*) => {
+        $(
+            /// The combining kernel of one element type.
+            ///
+            /// # Safety
+            /// `p` is as [`CombineParams`] says.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: CombineParams) {
+                combine::<element::$dtype>(&p);
+            }
+        )*
+    };
+}
+crate::for_each_forward_combine_sm80!(entries);
+
+/// How four columns of o of a problem in an element type are written.
+trait Store {
+    unsafe fn store(p: &CombineParams, row: Row, column: u32, o: [f32; COLUMNS as usize]);
+}
+
+impl Store for element::Bf16 {
+    #[inline(always)]
+    unsafe fn store(p: &CombineParams, row: Row, column: u32, o: [f32; COLUMNS as usize]) {
+        store_either::<element::Bf16>(p, row, column, o);
+    }
+}
+
+impl Store for element::F16 {
+    #[inline(always)]
+    unsafe fn store(p: &CombineParams, row: Row, column: u32, o: [f32; COLUMNS as usize]) {
+        store_either::<element::F16>(p, row, column, o);
+    }
+}
+
+impl Store for element::F32 {
+    #[inline(always)]
+    unsafe fn store(p: &CombineParams, row: Row, column: u32, o: [f32; COLUMNS as usize]) {
+        store_f32(p, row, column, o);
+    }
+}

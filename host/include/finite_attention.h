@@ -115,7 +115,8 @@ int32_t fattn_device_open(const char *name, fattn_device **device);
 
 /* Queues a forward pass on a stream (CUstream or cudaStream_t; a null pointer is the default stream). Until
  * it is done the inputs must stay as they are. Outputs share no memory with them or each other. Where there are
- * few queries and many keys, a workspace is allocated and freed in the order of the stream. */
+ * few queries and many keys, a workspace is allocated and freed in the order of the stream, if there is memory for
+ * it; it stays with the device until that is closed. A captured graph allocates and frees it, too. */
 int32_t fattn_forward(const fattn_device *device, const fattn_forward_args *args, void *stream);
 
 /* Queues a backward pass on a stream. As fattn_forward; nothing else may use the workspace until it is

@@ -12,7 +12,7 @@ pub use host::{
 
 use crate::device::Device;
 use crate::driver::{DevicePointer, Driver, Stream, TensorMapDescription};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::{ForwardPlan, ForwardPointers, plan_forward};
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
@@ -27,10 +27,12 @@ use kernels_gpu::abi::{
 /// -inf.
 ///
 /// Where keys are split ([`ForwardProblem::num_splits`]) a workspace is allocated and freed in the order of
-/// the stream, from a pool that keeps it for later calls.
+/// the stream, from a pool that keeps it for later calls until the device is closed. If there is no memory
+/// for it, keys are not split, unless that was asked for. A captured graph allocates and frees it, too.
+/// Devices without memory pools wait for the stream.
 ///
-/// The first call of a kernel loads it, and the first on Hopper allocates counters, which waits for the
-/// device: whoever captures graphs makes one call before.
+/// The first call of a kernel loads it, the first on Hopper allocates counters, and the first that splits
+/// keys makes the pool, which waits for the device: whoever captures graphs makes the same call before.
 ///
 /// # Errors
 /// Everything that [`ForwardProblem::validate`] and [`plan_forward`] refuse, and errors of the driver.
@@ -47,9 +49,16 @@ pub unsafe fn forward(
     stream: Stream,
 ) -> Result<()> {
     let valid = problem.validate()?;
-    let plan = plan_forward(&valid, device.properties(), pointers)?;
+    let Some(plan) = plan_forward(&valid, device.properties(), pointers)? else { return Ok(()) };
     // SAFETY: the plan was made from these pointers, and the caller vouches for them.
-    plan.map_or(Ok(()), |plan| unsafe { launch_forward(device, &plan, stream) })
+    match unsafe { launch_forward(device, &plan, stream) } {
+        // It was only to be faster.
+        Err(Error::OutOfMemory { .. }) if plan.combine.is_some() && problem.num_splits.is_none() => {
+            // SAFETY: as this call.
+            unsafe { forward(device, &problem.with_num_splits(1), pointers, stream) }
+        }
+        result => result,
+    }
 }
 
 /// Launches what was planned: for callers that plan once and launch often.
@@ -68,7 +77,8 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
     let bytes = usize::try_from(combine.workspace_bytes).unwrap_or(usize::MAX);
     let workspace = driver.allocate_in_order(bytes, stream)?;
     let (mut params, mut last) = (plan.params, combine.params);
-    for address in [&mut params.o.address, &mut params.lse, &mut last.part_o, &mut last.part_lse] {
+    for address in [&mut params.o.address, &mut params.lse, &mut last.part_o, &mut last.part_statistics]
+    {
         *address += workspace;
     }
     // SAFETY: passed on to the caller; the workspace is as large as planned, and its own.

@@ -81,8 +81,8 @@ pub struct ForwardProblem {
     /// Whether lse is wanted.
     pub wants_lse: bool,
     /// How many ranges of keys are worked on side by side, 1 to [`MAX_SPLITS`]; as many as pay off when none
-    /// is given. There are no more of them than a kernel has key tiles, and packed sequences are never
-    /// split.
+    /// is given. It may be fewer: they are as many key tiles each, but for the last. Packed sequences are
+    /// never split, nor are more than 2^32 rows of all heads and batches.
     pub num_splits: Option<u32>,
 }
 

@@ -242,8 +242,9 @@ pub struct ForwardParams {
     pub heads_per_wave: u32,
     /// Whether [`ForwardHopperParams::o_map`] describes o, in 16 bits. Other kernels do not look at it.
     pub o_is_mapped: u32,
-    /// Ranges of keys that are worked on apart, each with an o and an lse of its own: those of range r of
-    /// batch b stand where batch `b splits + r` would. 1: all keys at once, as packed sequences and kernels
+    /// Ranges of keys that are worked on apart, each with an o of its own, and in place of lse two numbers a
+    /// row, side by side: see `OnlineSoftmax::close`. Those of range r of batch b stand where batch
+    /// `b splits + r` would. 1: all keys at once, as packed sequences and kernels
     /// that do not [split keys](KernelSpec::splits_keys) need it.
     pub splits: u32,
     /// Keys of a range, a multiple of [`KernelSpec::key_rows`]; the last range has what is left, one at
@@ -264,10 +265,11 @@ pub struct CombineParams {
     pub lse_batch_stride: i64,
     /// As in [`ForwardParams`].
     pub lse_head_stride: i64,
-    /// Workspace: f32 `[B, splits, Hq, Sq, part_columns]`, aligned to 16: o of each range of keys.
+    /// Workspace: f32 `[B, splits, Hq, Sq, Dv rounded up to a multiple of 4]`, aligned to 16: o of each range
+    /// of keys; columns from Dv on hold anything.
     pub part_o: u64,
-    /// Workspace: f32 `[B, splits, Hq, Sq]`: lse of each range of keys.
-    pub part_lse: u64,
+    /// Workspace: f32 `[B, splits, Hq, Sq, 2]`, aligned to 8: reference and sum of each range of keys.
+    pub part_statistics: u64,
     /// B.
     pub batches: u32,
     /// Hq.
@@ -276,8 +278,8 @@ pub struct CombineParams {
     pub query_rows: u32,
     /// Dv.
     pub value_dim: u32,
-    /// Dv rounded up to a multiple of 4: columns of `part_o`, of which those from Dv on hold anything.
-    pub part_columns: u32,
+    /// Softmax scale.
+    pub scale: f32,
     /// As in [`ForwardParams`]; at most [`MAX_SPLITS`].
     pub splits: u32,
     /// As in [`ForwardParams`].

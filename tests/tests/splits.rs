@@ -50,6 +50,80 @@ fn ranges_with_logits_far_apart_are_weighed_right() {
     check("splits-logits", 16, cases.with_enough_rows(), right);
 }
 
+/// A case of two ranges, 64 keys or more and a few, in f32 and in 16 bits.
+fn two_ranges(dtype: Dtype) -> Case {
+    Case {
+        query_rows: 9,
+        key_rows: 131,
+        batches: 2,
+        num_splits: Some(2),
+        dtype,
+        output_dtype: dtype,
+        ..Case::small()
+    }
+}
+
+/// o of two ranges and of all keys at once, where column 0 alone counts and keys have `key` times `query`.
+fn apart_and_at_once(case: &Case, scale: f32, query: f32, key: impl Fn(usize) -> f32) -> [Vec<f32>; 2] {
+    let mut inputs = Inputs::drawn(case);
+    for (tensor, heads, is_key) in
+        [(&mut inputs.q, case.query_heads, false), (&mut inputs.k, case.key_heads, true)]
+    {
+        tensor.fill(0.0);
+        for (row, columns) in tensor.chunks_mut(case.head_dim).enumerate() {
+            columns[0] = if is_key { key(row / heads % case.key_rows) } else { query };
+        }
+    }
+    [2, 1].map(|ranges| {
+        let case = Case { num_splits: Some(ranges), scale: Some(scale), ..case.clone() };
+        compute(&open(), &case, &inputs, Surroundings::Nan).unwrap().o
+    })
+}
+
+fn assert_close([apart, at_once]: [Vec<f32>; 2], what: &str) {
+    for (apart, at_once) in apart.into_iter().zip(at_once) {
+        assert!((apart - at_once).abs() <= 0.01, "{what}: {apart} instead of {at_once}");
+    }
+}
+
+/// Parts once had lse for all that is known of them: where scores are so large that their logarithm lost the number
+/// of keys, 128 of them counted as much as the 3 of the next range.
+#[test]
+fn ranges_count_for_their_keys_however_large_scores_are() {
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        for query in [1.0, 1e10, -1e10] {
+            assert_close(apart_and_at_once(&two_ranges(dtype), 1.0, query, |_| 3e10), "equal keys");
+        }
+    }
+}
+
+/// lse is infinite where f32 does not hold the scaled score. Its parts once were, too: o was NaN, or 0 as if the row
+/// saw no key.
+#[test]
+fn ranges_are_weighed_where_lse_overflows() {
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        for query in [1.0, -1.0] {
+            assert_close(apart_and_at_once(&two_ranges(dtype), 1e20, query, |_| 1e20), "infinite lse");
+        }
+    }
+}
+
+/// Where all scores of a range are minus infinity its sum is 0: its o was once NaN, and with it the whole.
+#[test]
+fn a_range_of_infinitely_small_scores_counts_for_nothing() {
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let last = |key: usize| if key < 128 { 0.0 } else { -1e20 };
+        assert_close(apart_and_at_once(&two_ranges(dtype), 1.0, 1e20, last), "last range");
+        assert_close(
+            apart_and_at_once(&two_ranges(dtype), 1.0, 1e20, |key| last(130 - key)),
+            "first keys",
+        );
+        // And NaN is NaN: no score is finite.
+        let [apart, at_once] = apart_and_at_once(&two_ranges(dtype), 1.0, 1e20, |_| -1e20);
+        assert!(apart.iter().chain(&at_once).all(|x| x.is_nan()));
+    }
+}
+
 /// Decoding: one query of many heads, of which those that share keys are rows of a tile, and 16 keys more than whole
 /// tiles. The kernel that combines is launched, and results are the same bits each time.
 #[test]

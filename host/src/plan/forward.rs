@@ -121,8 +121,7 @@ impl fmt::Display for ForwardPlan {
 ///
 /// # Errors
 /// [`NullPointer`](crate::Error::NullPointer), [`Misaligned`](crate::Error::Misaligned),
-/// [`KernelMissing`](crate::Error::KernelMissing), [`GridTooLarge`](crate::Error::GridTooLarge),
-/// [`OutOfMemory`](crate::Error::OutOfMemory) if no device could have the workspace of so many ranges.
+/// [`KernelMissing`](crate::Error::KernelMissing), [`GridTooLarge`](crate::Error::GridTooLarge).
 pub fn plan_forward(
     valid: &ValidForward,
     device: &DeviceProperties,
@@ -142,7 +141,9 @@ pub fn plan_forward(
     }
     let (valid, pointers) =
         gathered.as_ref().map_or((valid, pointers), |(valid, pointers)| (valid, pointers));
-    if let Some(plan) = plan_split(valid, pointers, device, &reasons)? {
+    if split::may_split(valid)
+        && let Some(plan) = plan_split(valid, pointers, device, &reasons)?
+    {
         return Ok(Some(plan));
     }
     let kernel = choose(valid, pointers, device, prefers_short_tiles(valid), &mut reasons)?;

@@ -27,7 +27,7 @@ pub struct CombinePlan {
     pub kernel: &'static KernelSpec,
     /// Blocks of the one-dimensional grid.
     pub blocks: u32,
-    /// The kernel's parameter; `part_o` and `part_lse` count from the beginning of the workspace.
+    /// The kernel's parameter; `part_o` and `part_statistics` count from the beginning of the workspace.
     pub params: CombineParams,
     /// Bytes of device memory that are needed from before the first kernel to behind the last.
     pub workspace_bytes: u64,
@@ -49,99 +49,112 @@ mod cost {
 /// More query tiles than this to a multiprocessor keep all of them busy.
 const MANY_TILES: u64 = 4;
 
+/// Whether keys may be split at all, whichever kernel it is: packed sequences have lengths that only the
+/// device knows, and with a window on the left side a query tile has few key tiles, so that it must be asked
+/// for.
+pub(super) fn may_split(valid: &ValidForward) -> bool {
+    let rows = u128::from(valid.batches) * u128::from(valid.query_heads) * u128::from(valid.query_rows);
+    let is_asked_for = valid.problem.num_splits.is_some_and(|ranges| ranges > 1);
+    let may_pay_off = valid.problem.num_splits.is_none() && valid.window_left == WINDOW_OPEN;
+    !valid.is_packed() && rows <= u32::MAX.into() && (is_asked_for || may_pay_off)
+}
+
 /// How the keys are split for a kernel; `None` if all are worked on at once.
 ///
 /// With `num_splits` as that says. Otherwise the number that takes the least time ([`cost`]): above all,
-/// enough ranges to keep every multiprocessor busy. A window on the left side has few key tiles to a query
-/// tile, and packed sequences have lengths that only the device knows: these are not split.
+/// enough ranges to keep every multiprocessor busy.
 pub(super) fn choose_split(
     valid: &ValidForward,
     kernel: &KernelSpec,
     device: &DeviceProperties,
 ) -> Option<Split> {
-    if valid.is_packed() || !kernel.splits_keys() || valid.problem.num_splits == Some(1) {
+    if !kernel.splits_keys() {
         return None;
     }
     let key_tiles = valid.key_rows.div_ceil(kernel.key_rows);
     let split = |ranges: u32| {
-        let tiles = key_tiles.div_ceil(ranges.max(1)).max(1);
-        let (ranges, keys) = (key_tiles.div_ceil(tiles), tiles * kernel.key_rows);
-        (ranges > 1).then_some(Split { ranges, keys })
+        let tiles = key_tiles.div_ceil(ranges).max(1);
+        Split { ranges: key_tiles.div_ceil(tiles), keys: tiles * kernel.key_rows }
     };
+    let is_one = |split: &Split| split.ranges > 1;
     if let Some(ranges) = valid.problem.num_splits {
-        return split(ranges);
+        return Some(split(ranges)).filter(is_one);
     }
-    let work = Work::new(valid, kernel, device);
-    if valid.window_left != WINDOW_OPEN || work.query_tiles() > MANY_TILES * work.multiprocessors {
-        return None;
-    }
-    let whole = work.cost(&Split { ranges: 1, keys: key_tiles * kernel.key_rows });
-    let best = (2..=MAX_SPLITS).filter_map(split).min_by_key(|split| work.cost(split))?;
+    let work = Work::new(valid, kernel, device)?;
+    let whole = work.cost(&split(1));
+    let best = (2..=MAX_SPLITS).map(split).filter(is_one).min_by_key(|split| work.cost(split))?;
     (work.cost(&best) < whole).then_some(best)
 }
 
 /// What a forward pass has to do.
 struct Work<'v> {
     valid: &'v ValidForward,
-    kernel: &'v KernelSpec,
+    /// Keys of a tile.
+    tile_keys: u32,
     /// (batch, query head) pairs.
     pairs: u64,
+    /// Key tiles that each query tile of a pair goes through: the first ones, the others are not seen.
+    visited: Vec<u64>,
     multiprocessors: u64,
 }
 
 impl<'v> Work<'v> {
-    fn new(valid: &'v ValidForward, kernel: &'v KernelSpec, device: &DeviceProperties) -> Self {
+    /// None where there are so many query tiles that nothing is to be gained.
+    fn new(valid: &'v ValidForward, kernel: &KernelSpec, device: &DeviceProperties) -> Option<Self> {
+        let (rows, keys) = (kernel.query_rows, kernel.key_rows);
         let pairs = u64::from(valid.batches) * u64::from(valid.query_heads);
-        Work { valid, kernel, pairs, multiprocessors: device.multiprocessors.max(1).into() }
-    }
-
-    fn query_tiles(&self) -> u64 {
-        self.pairs.saturating_mul(self.valid.query_rows.div_ceil(self.kernel.query_rows).into())
+        let multiprocessors = device.multiprocessors.max(1).into();
+        if pairs * u64::from(valid.query_rows.div_ceil(rows)) > MANY_TILES * multiprocessors {
+            return None;
+        }
+        let key_rows = valid.key_rows as i32;
+        let diagonal = if valid.bottom_right { key_rows - valid.query_rows as i32 } else { 0 };
+        let visible = Visible { key_rows, diagonal, left: valid.window_left, right: valid.window_right };
+        let visited = |first: u32| {
+            let last = (first + rows).min(valid.query_rows) - 1;
+            visible.tiles(first as i32, last as i32, keys as i32).end as u64
+        };
+        let visited = (0..valid.query_rows).step_by(rows as usize).map(visited).collect();
+        Some(Work { valid, tile_keys: keys, pairs, visited, multiprocessors })
     }
 
     /// What it costs with these ranges.
     fn cost(&self, split: &Split) -> u64 {
-        let &Split { ranges, keys } = split;
-        let tiles = u64::from(keys / self.kernel.key_rows);
-        let longest = tiles * cost::KEY_TILE + cost::QUERY_TILE;
-        let main = if self.valid.sees_all() || self.valid.query_rows <= self.kernel.query_rows {
-            let pieces = self.query_tiles() * u64::from(ranges);
-            pieces.div_ceil(self.multiprocessors) * longest
+        let tiles = u64::from(split.keys / self.tile_keys);
+        let (most, least) = self
+            .visited
+            .iter()
+            .fold((0, u64::MAX), |(most, least), &visited| (visited.max(most), visited.min(least)));
+        let longest = tiles.min(most) * cost::KEY_TILE + cost::QUERY_TILE;
+        let pieces = |visited: u64| visited.div_ceil(tiles);
+        let main = if least == most {
+            // As long as each other, they are done in rounds.
+            let count = self.pairs * self.visited.len() as u64 * pieces(most);
+            count.div_ceil(self.multiprocessors) * longest
         } else {
             // The longest first: at the end half of one is waited for.
-            let of_a_tile = |visited: u64| {
-                visited * cost::KEY_TILE + visited.div_ceil(tiles.max(1)) * cost::QUERY_TILE
-            };
-            let of_a_pair: u64 = self.visited_tiles().map(of_a_tile).sum();
+            let of_a_tile =
+                |&visited: &u64| visited * cost::KEY_TILE + pieces(visited) * cost::QUERY_TILE;
+            let of_a_pair: u64 = self.visited.iter().map(of_a_tile).sum();
             longest.max(of_a_pair * self.pairs / self.multiprocessors + longest / 2)
         };
-        if ranges == 1 {
+        if split.ranges == 1 {
             return main;
         }
-        let megabytes = workspace_bytes(self.valid, ranges).unwrap_or(u64::MAX) / 1_000_000;
+        let megabytes = workspace_bytes(self.valid, split.ranges) / 1_000_000;
         main + cost::COMBINE + megabytes * cost::MEGABYTE
-    }
-
-    /// Key tiles of each query tile of a head.
-    fn visited_tiles(&self) -> impl Iterator<Item = u64> {
-        let valid = self.valid;
-        let (rows, keys) = (self.kernel.query_rows, self.kernel.key_rows as i32);
-        let (key_rows, left, right) = (valid.key_rows as i32, valid.window_left, valid.window_right);
-        let diagonal = if valid.bottom_right { key_rows - valid.query_rows as i32 } else { 0 };
-        let visible = Visible { key_rows, diagonal, left, right };
-        (0..valid.query_rows).step_by(rows as usize).map(move |first| {
-            let last = (first + rows).min(valid.query_rows) - 1;
-            let tiles = visible.tiles(first as i32, last as i32, keys);
-            (tiles.end - tiles.begin) as u64
-        })
     }
 }
 
-/// Bytes of o and lse of all ranges; `None` if no number holds them.
-fn workspace_bytes(valid: &ValidForward, ranges: u32) -> Option<u64> {
-    let rows = u64::from(valid.batches) * u64::from(valid.query_heads);
-    let rows = rows.checked_mul(valid.query_rows.into())?.checked_mul(ranges.into())?;
-    rows.checked_mul(4 * (u64::from(part_columns(valid.value_dim)) + 1))
+/// Rows of o in all ranges; at most 2^32 without them.
+fn rows(valid: &ValidForward, ranges: u32) -> u64 {
+    let rows = u64::from(valid.batches) * u64::from(valid.query_heads) * u64::from(valid.query_rows);
+    rows * u64::from(ranges)
+}
+
+/// Bytes of o, reference and sum of all ranges.
+fn workspace_bytes(valid: &ValidForward, ranges: u32) -> u64 {
+    rows(valid, ranges) * 4 * (u64::from(part_columns(valid.value_dim)) + 2)
 }
 
 /// The problem whose outputs are those of all ranges, dense in a workspace that begins at address 0, with
@@ -181,14 +194,9 @@ pub(super) fn combine(
 ) -> Result<CombinePlan> {
     let problem = &valid.problem;
     let Split { ranges, keys } = *split;
-    let rows = u64::from(valid.batches) * u64::from(valid.query_heads) * u64::from(valid.query_rows);
     let columns = part_columns(valid.value_dim);
-    let workspace_bytes = workspace_bytes(valid, ranges)
-        .ok_or_else(|| Error::OutOfMemory { device: device.name.clone(), bytes: usize::MAX })?;
-    let o_bytes = rows * u64::from(ranges) * u64::from(4 * columns);
     let what = format!("groups of {COMBINE_ROWS} rows of o");
-    let groups = u32::try_from(rows.div_ceil(COMBINE_ROWS.into())).unwrap_or(u32::MAX);
-    let blocks = count_blocks(groups, &what, 1, 1)?;
+    let blocks = count_blocks(rows(valid, 1).div_ceil(COMBINE_ROWS.into()) as u32, &what, 1, 1)?;
     let kernel = KERNELS
         .iter()
         .find(|kernel| kernel.family == Family::ForwardCombine && kernel.dtype == problem.dtype)
@@ -207,13 +215,13 @@ pub(super) fn combine(
         lse_batch_stride,
         lse_head_stride,
         part_o: 0,
-        part_lse: o_bytes,
+        part_statistics: rows(valid, ranges) * 4 * u64::from(columns),
         batches: valid.batches,
         query_heads: valid.query_heads,
         query_rows: valid.query_rows,
         value_dim: valid.value_dim,
-        part_columns: columns,
         splits: ranges,
+        scale: valid.scale,
         output_f32: u32::from(problem.output_dtype == Dtype::F32),
         is_aligned: u32::from(is_aligned),
     };
@@ -221,6 +229,7 @@ pub(super) fn combine(
     if combine.output_f32 == 0 {
         params.output_f32 = OUTPUT_F32_FOR_NOW;
     }
-    (params.o.address, params.lse) = (combine.part_o, combine.part_lse);
+    (params.o.address, params.lse) = (combine.part_o, combine.part_statistics);
+    let workspace_bytes = workspace_bytes(valid, ranges);
     Ok(CombinePlan { kernel, blocks, params: combine, workspace_bytes })
 }

@@ -381,6 +381,9 @@ fn keys_are_split_until_every_multiprocessor_has_work() {
     assert_eq!(of_dense([1, 2048, 2048, 4], Mask::Full), 2); // 64 query tiles
     assert_eq!(of_dense([1, 4096, 4096, 3], causal), 2); // 96, of which one sees all keys
     assert_eq!(of_dense([1, 1024, 4096, 4], causal), 4);
+    // Of 65,536 keys these see 64 to 512.
+    let top_left = Mask::Causal(CausalAlignment::TopLeft);
+    assert_eq!([[1, 64, 65536, 1], [1, 512, 65536, 8]].map(|sizes| of_dense(sizes, top_left)), [1, 1]);
     for (rows, batches) in [(512, 32), (1024, 16), (2048, 8), (4096, 4), (8192, 2), (16384, 1)] {
         for mask in [Mask::Full, causal] {
             assert_eq!(of_dense([batches, rows, rows, 16], mask), 1, "{rows} {mask}");
@@ -400,8 +403,8 @@ fn ranges_are_whole_key_tiles_and_hold_every_key_once() {
                 assert!(splits > 1 && combine.params.splits == splits, "{keys} {asked}");
                 assert_eq!(split_keys % plan.kernel.key_rows, 0);
                 assert!((splits - 1) * split_keys < keys as u32 && splits * split_keys >= keys as u32);
-                // 32 rows of 128 columns and lse for each range.
-                assert_eq!(combine.workspace_bytes, u64::from(splits) * 32 * (128 + 1) * 4);
+                // 32 rows of 128 columns, reference and sum for each range.
+                assert_eq!(combine.workspace_bytes, u64::from(splits) * 32 * (128 + 2) * 4);
                 assert_eq!(
                     (plan.params.o.address, plan.params.lse),
                     (0, u64::from(splits) * 32 * 128 * 4)

@@ -54,7 +54,8 @@ impl Part {
 /// o and lse from those of ranges of keys.
 pub fn combine(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory) {
     let params: CombineParams = params(bytes);
-    let CombineParams { query_heads, query_rows, splits, part_columns, .. } = params;
+    let CombineParams { query_heads, query_rows, splits, .. } = params;
+    let part_columns = params.value_dim.next_multiple_of(4);
     let head_rows = i64::from(query_rows);
     let batch_rows = i64::from(query_heads) * head_rows;
     let part_o = TensorView {
@@ -63,7 +64,12 @@ pub fn combine(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory) {
         row_stride: part_columns.into(),
         head_stride: head_rows * i64::from(part_columns),
     };
-    let part_lse = lse_view(params.part_lse, batch_rows, head_rows);
+    let statistics = TensorView {
+        address: params.part_statistics,
+        batch_stride: 2 * batch_rows,
+        row_stride: 2,
+        head_stride: 2 * head_rows,
+    };
     let lse_view = lse_view(params.lse, params.lse_batch_stride, params.lse_head_stride);
     let output = if params.output_f32 == 1 { Dtype::F32 } else { kernel.dtype };
     for batch in 0..params.batches {
@@ -71,10 +77,12 @@ pub fn combine(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory) {
         {
             let parts = (0..splits).map(|range| batch * splits + range);
             let read = |part, column| memory.read(&part_o, Dtype::F32, [part, row, head, column]);
-            let lses: Vec<f64> = parts
-                .clone()
-                .map(|part| memory.read(&part_lse, Dtype::F32, [part, row, head, 0]))
-                .collect();
+            let statistic = |part, which| memory.read(&statistics, Dtype::F32, [part, row, head, which]);
+            let of_part = |part| match (statistic(part, 0), statistic(part, 1)) {
+                (_, -1.0) => f64::NEG_INFINITY,
+                (reference, sum) => reference * f64::from(params.scale.abs()) + sum.ln(),
+            };
+            let lses: Vec<f64> = parts.clone().map(of_part).collect();
             let largest = lses.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let is_dead = largest == f64::NEG_INFINITY;
             let sum: f64 = lses.iter().map(|lse| (lse - largest).exp()).sum();
@@ -143,7 +151,25 @@ impl Launch<'_> {
             Fault::LseInBaseTwo => (largest + sum.ln()) * std::f64::consts::LOG2_E,
             _ => largest + sum.ln(),
         };
-        if params.lse != 0 && row < sequence.query_rows {
+        if params.splits > 1 && row < sequence.query_rows {
+            let TensorView { address, batch_stride, row_stride, head_stride } =
+                lse_view(params.lse, params.lse_batch_stride, params.lse_head_stride);
+            let view = TensorView {
+                address,
+                batch_stride: 2 * batch_stride,
+                row_stride: 2 * row_stride,
+                head_stride: 2 * head_stride,
+            };
+            let scale = f64::from(params.scale.abs());
+            let (reference, sum) = match (keys.is_empty(), scale == 0.0) {
+                (true, _) => (0.0, -1.0),
+                (_, true) => (0.0, lse.exp()),
+                _ => (lse / scale, 1.0),
+            };
+            for (which, value) in [(0, reference), (1, sum)] {
+                self.memory.write(&view, Dtype::F32, [part.batch, o_row, head, which], value);
+            }
+        } else if params.lse != 0 && row < sequence.query_rows {
             let view = lse_view(params.lse, params.lse_batch_stride, params.lse_head_stride);
             self.memory.write(&view, Dtype::F32, [part.batch, o_row, head, 0], lse);
         }

@@ -38,6 +38,12 @@ pub fn schedule(p: &ForwardParams, rows: u32) -> Schedule {
     }
 }
 
+/// Whether a kernel with `rows` query rows a tile works on ranges of keys.
+#[inline(always)]
+pub fn is_split(p: &ForwardParams, rows: u32) -> bool {
+    tiles_split_keys(rows) && p.splits > 1
+}
+
 impl QueryBlock {
     /// The work of this block of threads, with `rows` query rows. The last block of a sequence may lack some.
     ///
@@ -80,7 +86,7 @@ impl QueryBlock {
             window_left: p.window_left,
             window_right: p.window_right,
         };
-        let is_split = tiles_split_keys(rows) && p.splits > 1;
+        let is_split = is_split(p, rows);
         let batch = if is_split { math::divide(work.batch, p.splits) } else { work.batch };
         let mut sequence = Sequence::new(&sequences, batch);
         let mut part = sequence.batch;
@@ -164,12 +170,30 @@ impl QueryBlock {
     /// `p.lse` is 0 or as [`ForwardParams::lse`] says.
     #[inline(always)]
     pub unsafe fn store_lse(&self, p: &ForwardParams, row: u32, lse: f32) {
-        let row = self.first_row + row as i32;
-        if p.lse != 0 && row < self.end_row {
-            let row = (self.sequence.first_query + row) as i64;
-            let index =
-                self.part as i64 * p.lse_batch_stride + self.head as i64 * p.lse_head_stride + row;
+        if let Some(index) = self.lse_index(p, row) {
             global::store_f32(p.lse.wrapping_add((4 * index) as u64), lse);
         }
+    }
+
+    /// Writes what takes the place of lse where keys are a range of those that there are.
+    ///
+    /// # Safety
+    /// As [`QueryBlock::store_lse`].
+    #[inline(always)]
+    pub unsafe fn store_range(&self, p: &ForwardParams, row: u32, reference: f32, sum: f32) {
+        if let Some(index) = self.lse_index(p, row) {
+            global::store_f32x2(p.lse.wrapping_add((8 * index) as u64), [reference, sum]);
+        }
+    }
+
+    /// Where lse of the block's row `row` stands, if that row exists and lse is wanted.
+    #[inline(always)]
+    fn lse_index(&self, p: &ForwardParams, row: u32) -> Option<i64> {
+        let row = self.first_row + row as i32;
+        if p.lse == 0 || row >= self.end_row {
+            return None;
+        }
+        let row = (self.sequence.first_query + row) as i64;
+        Some(self.part as i64 * p.lse_batch_stride + self.head as i64 * p.lse_head_stride + row)
     }
 }

@@ -67,6 +67,12 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         }
     }
 
+    /// What exponentials of each row are relative to, an unscaled score: see [`OnlineSoftmax::close`].
+    #[inline(always)]
+    pub const fn reference(&self) -> [f32; ROWS] {
+        self.reference
+    }
+
     /// Turns a tile of scores into unnormalised probabilities, and corrects `output` if the reference
     /// moved.
     ///
@@ -305,10 +311,12 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         sums
     }
 
-    /// Ends the softmax: normalises `output` and gives lse (natural logarithm) of each row.
+    /// Ends the softmax: normalises `output` and gives lse (natural logarithm) of each row, or `of_range`,
+    /// where keys are a range of those that there are, the sum that [`OnlineSoftmax::reference`] belongs to.
+    /// lse, rounded, would not say how many keys with large scores there are.
     ///
-    /// A row that sees no key (`is_dead`) gives output 0 and lse `-inf`. One whose scores are all `-inf`,
-    /// because of an infinite input, gives NaN.
+    /// A row that sees no key (`is_dead`) gives output 0 and lse `-inf`, or a sum of [`DEAD_SUM`]. One whose
+    /// scores are all `-inf`, because of an infinite input, gives NaN, or a sum of 0 and values times 0.
     ///
     /// # Safety
     /// All 32 lanes call it together.
@@ -317,9 +325,10 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         &self,
         output: &mut [f32; O],
         scale: &Scale,
+        of_range: bool,
         is_dead: impl Fn(usize) -> bool,
     ) -> [f32; ROWS] {
-        let (normalisation, lse) = self.close::<F, E, O>(scale, is_dead);
+        let (normalisation, lse) = self.close::<F, E, O>(scale, of_range, is_dead);
         normalisation.apply::<F, O>(output);
         lse
     }
@@ -332,9 +341,11 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     pub unsafe fn close<F: Fragment<ROWS, O>, E: Element, const O: usize>(
         &self,
         scale: &Scale,
+        of_range: bool,
         is_dead: impl Fn(usize) -> bool,
     ) -> (Correction<ROWS>, [f32; ROWS]) {
-        let mut lse = [f32::NEG_INFINITY; ROWS];
+        let mut lse = [if of_range { DEAD_SUM } else { f32::NEG_INFINITY }; ROWS];
+        let most = if of_range { f32::MAX } else { f32::INFINITY };
         let mut normalisation = Correction { factors: [0.0; ROWS], needed: true };
         let mut row = 0;
         while row < ROWS {
@@ -342,9 +353,11 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             if !is_dead(row) {
                 let reference =
                     if self.reference[row] > f32::NEG_INFINITY { self.reference[row] } else { 0.0 };
-                normalisation.factors[row] = math::reciprocal(sum);
+                normalisation.factors[row] = math::min_or_nan(math::reciprocal(sum), most);
                 let sum = sum * const { power_of_two(-E::UNIT_LOG2) };
-                lse[row] = if self.steep {
+                lse[row] = if of_range {
+                    sum
+                } else if self.steep {
                     math::fma(reference, scale.natural, math::log2(sum) * LN_2)
                 } else {
                     (reference * scale.log2 + math::log2(sum)) * LN_2
@@ -355,6 +368,9 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         (normalisation, lse)
     }
 }
+
+/// The sum of a row that sees no key.
+pub const DEAD_SUM: f32 = -1.0;
 
 /// What an output must be multiplied by, row by row: because the reference moved, or at the end.
 #[derive(Clone, Copy)]

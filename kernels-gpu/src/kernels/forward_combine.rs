@@ -1,9 +1,10 @@
 //! Last kernel of a forward whose keys were split: o and lse from those of each range of keys.
 //!
-//! With `lse_r` and `o_r` of the ranges (SEMANTICS section 1, the sum over keys taken apart):
+//! With the references `r` (unscaled scores), sums `l` and outputs `o` of the ranges (SEMANTICS section 1,
+//! sums over keys taken apart), and the largest reference `m`:
 //!
 //! ```text
-//! lse = ln(sum of e^lse_r)          o = sum of e^(lse_r - lse) o_r, rounded once
+//! w = l 2^(c (r - m))        o = sum of w o / sum of w, rounded once        lse = ln(sum of w) + scale m
 //! ```
 //!
 //! A warp takes one query of one head. Its lanes share out the ranges to find what each of them counts for,
@@ -11,10 +12,12 @@
 
 use crate::abi::{COMBINE_ROWS, CombineParams, MAX_SPLITS};
 use crate::arch::{global, math, thread, warp};
+use crate::attention::scale::Scale;
+use crate::attention::softmax::DEAD_SUM;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
 use crate::tile::store::{store_four, store_four_f32};
-use core::f32::consts::{LN_2, LOG2_E};
+use core::f32::consts::LN_2;
 
 /// Ranges whose weights a lane holds.
 const HELD: usize = (MAX_SPLITS / 32) as usize;
@@ -56,32 +59,44 @@ impl Row {
     }
 
     /// What the ranges count for, those `lane`, `lane + 32`, ... in this lane, 0 for those that there are
-    /// not; and lse. All are 0, and lse `-inf`, if no range has a key.
+    /// not; and lse. All are 0 and lse `-inf` if no range has a key; NaN, if all scores are `-inf`.
     #[inline(always)]
     unsafe fn weights(&self, p: &CombineParams, lane: u32) -> ([f32; HELD], f32) {
-        let mut weights = [f32::NEG_INFINITY; HELD];
+        let scale = Scale::new(p.scale);
+        let (mut references, mut weights) = ([0.0; HELD], [0.0; HELD]);
         let mut largest = f32::NEG_INFINITY;
+        let mut all_are_infinite = false;
         let mut held = 0;
         while held < HELD {
             let range = 32 * held as u32 + lane;
             if range < p.splits {
-                weights[held] = global::load_f32(p.part_lse.wrapping_add(4 * self.part(p, range)));
+                let pair = p.part_statistics.wrapping_add(8 * self.part(p, range));
+                references[held] = global::load_f32(pair);
+                weights[held] = global::load_f32(pair.wrapping_add(4));
             }
-            largest = math::max(largest, weights[held]);
+            if weights[held] == DEAD_SUM {
+                weights[held] = 0.0;
+            } else if weights[held] != 0.0 {
+                largest = math::max(largest, references[held]);
+            } else if range < p.splits {
+                all_are_infinite = true;
+            }
             held += 1;
         }
         largest = warp::max(largest);
-        let reference = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
         let mut sum = 0.0;
         let mut held = 0;
         while held < HELD {
-            weights[held] = math::exp2((weights[held] - reference) * LOG2_E);
+            if weights[held] != 0.0 {
+                weights[held] *= math::exp2((references[held] - largest) * scale.log2);
+            }
             sum += weights[held];
             held += 1;
         }
         sum = warp::sum(sum);
         if sum == 0.0 {
-            return ([0.0; HELD], f32::NEG_INFINITY);
+            let weight = if warp::any(all_are_infinite) { f32::NAN } else { 0.0 };
+            return ([weight; HELD], f32::NEG_INFINITY);
         }
         let factor = math::reciprocal(sum);
         let mut held = 0;
@@ -89,13 +104,14 @@ impl Row {
             weights[held] *= factor;
             held += 1;
         }
-        (weights, math::fma(math::log2(sum), LN_2, reference))
+        (weights, math::fma(largest, scale.natural, math::log2(sum) * LN_2))
     }
 
     /// Four columns of o of a range from `column` on, as far as they exist; zeros if the range does not.
     #[inline(always)]
     unsafe fn load(&self, p: &CombineParams, range: u32, column: u32) -> [f32; COLUMNS as usize] {
-        let first = self.part(p, range) * p.part_columns as u64 + column as u64;
+        let columns = p.value_dim.div_ceil(COLUMNS) * COLUMNS;
+        let first = self.part(p, range) * columns as u64 + column as u64;
         let address = p.part_o.wrapping_add(4 * first);
         let exists = range < p.splits;
         if p.value_dim % COLUMNS == 0 {

@@ -7,7 +7,7 @@
 use crate::abi::{Access, ForwardParams};
 use crate::arch::{shared, thread, warp};
 use crate::attention::mask;
-use crate::attention::query_block::QueryBlock;
+use crate::attention::query_block::{QueryBlock, is_split};
 use crate::attention::scale::Scale;
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::key_value_turns::KeyValueTurns;
@@ -105,17 +105,18 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    let lse = softmax.finish::<FmaFragment, F32, O>(&mut output, &scale, |row| {
+    let lse = softmax.finish::<FmaFragment, F32, O>(&mut output, &scale, is_split(p, QUERIES), |row| {
         block.is_dead(warp_row + <FmaFragment as Fragment<LANE_ROWS, O>>::row(lane, row))
     });
     let mut row = 0;
     while row < LANE_ROWS {
         if lane % FMA_LANE_COLUMNS == 0 {
-            block.store_lse(
-                p,
-                warp_row + <FmaFragment as Fragment<LANE_ROWS, O>>::row(lane, row),
-                lse[row],
-            );
+            let at = warp_row + <FmaFragment as Fragment<LANE_ROWS, O>>::row(lane, row);
+            if is_split(p, QUERIES) {
+                block.store_range(p, at, softmax.reference()[row], lse[row]);
+            } else {
+                block.store_lse(p, at, lse[row]);
+            }
         }
         row += 1;
     }

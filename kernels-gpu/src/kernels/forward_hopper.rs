@@ -36,6 +36,7 @@ use crate::abi::{
 };
 use crate::arch::{barrier, bulk_copy, thread, warp};
 use crate::attention::mask;
+use crate::attention::query_block::is_split;
 use crate::attention::scale::Scale;
 use crate::attention::softmax::OnlineSoftmax;
 use crate::attention::work_order::ReceivedOrder;
@@ -259,14 +260,20 @@ impl<
                     self.release_loaded_queries::<A>(&queries, lane == 0 && next == Next::Work);
                 }
                 let (lane, row) = place();
-                let (normalisation, lse) = softmax.close::<MmaFragment, E, O>(&scale, |half| {
-                    block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
-                });
+                let (normalisation, lse) =
+                    softmax.close::<MmaFragment, E, O>(&scale, is_split(p, QUERIES), |half| {
+                        block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
+                    });
                 // Of the four lanes that share two rows, each of the first two writes one.
                 let half = (lane % 4) as usize;
                 if half < 2 {
                     let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
-                    block.store_lse(p, row, if half == 0 { lse[0] } else { lse[1] });
+                    let own = |of_rows: [f32; 2]| if half == 0 { of_rows[0] } else { of_rows[1] };
+                    if is_split(p, QUERIES) {
+                        block.store_range(p, row, own(softmax.reference()), own(lse));
+                    } else {
+                        block.store_lse(p, row, own(lse));
+                    }
                 }
                 let target = block.o::<2>(p).now();
                 // Scores that are still on their way use one of the two tiles.

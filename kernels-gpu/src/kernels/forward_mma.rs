@@ -14,7 +14,7 @@
 use crate::abi::{Access, ForwardParams};
 use crate::arch::{shared, thread, warp};
 use crate::attention::mask;
-use crate::attention::query_block::QueryBlock;
+use crate::attention::query_block::{QueryBlock, is_split};
 use crate::attention::scale::Scale;
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::key_value_ring::KeyValueRing;
@@ -123,13 +123,21 @@ unsafe fn forward<
     let mut m = 0;
     while m < M {
         let row = warp_row + 16 * m as u32;
-        let lse = softmax[m].finish::<MmaFragment, E, O>(&mut output[m], &scale, |half| {
-            block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
-        });
+        let lse = softmax[m].finish::<MmaFragment, E, O>(
+            &mut output[m],
+            &scale,
+            is_split(p, QUERIES),
+            |half| block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half)),
+        );
         let mut half = 0;
         while half < 2 {
             if lane % 4 == 0 {
-                block.store_lse(p, row + <MmaFragment as Fragment<2, O>>::row(lane, half), lse[half]);
+                let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
+                if is_split(p, QUERIES) {
+                    block.store_range(p, row, softmax[m].reference()[half], lse[half]);
+                } else {
+                    block.store_lse(p, row, lse[half]);
+                }
             }
             half += 1;
         }

@@ -168,6 +168,7 @@ pub fn json_case(outcome: &Outcome) -> Value {
         "mask": case.mask.name(),
         "window": [window(left), window(right)],
         "packed": case.packed,
+        "num_splits": case.num_splits,
         "gradients": gradients,
         "layout": case.placement.name(),
         "scale": case.sizes().scale,

@@ -8,7 +8,8 @@
 use super::room::Room;
 use crate::abi::ForwardParams;
 use crate::arch::{shared, thread, warp};
-use crate::attention::query_block::QueryBlock;
+use crate::attention::query_block::{QueryBlock, is_split};
+use crate::attention::softmax::DEAD_SUM;
 use crate::attention::work_order::ReceivedOrder;
 use crate::geometry::visible::TileRange;
 use crate::pipeline::mailbox::MessageCursor;
@@ -172,7 +173,11 @@ impl<
         let target = if as_f32 { block.o::<4>(p) } else { block.o::<2>(p) };
         store::store_pairs::<E, O, true>(lane, &[0.0; O], row, 0, &target, as_f32);
         if lane < 16 {
-            block.store_lse(p, row + lane, f32::NEG_INFINITY);
+            if is_split(p, QUERIES) {
+                block.store_range(p, row + lane, 0.0, DEAD_SUM);
+            } else {
+                block.store_lse(p, row + lane, f32::NEG_INFINITY);
+            }
         }
     }
 }

@@ -295,12 +295,12 @@ fn mutants() -> Vec<Mutant> {
         mutant("lse of rows past the end is stored")
             .on(several_tiles(KERNEL))
             .edit(
-                "setp.ge.s32",
-                &["query_block.rs: ", "block.store_lse(p, row, if half == 0"],
+                "or.pred",
+                &["query_block.rs: ", "block.store_lse(p, row, own(lse))"],
                 Which::All,
-                |line| with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1)),
+                |line| with_operand(line, 2, operand(line, 1)),
             )
-            .finding("out-of-bounds global access", &["block.store_lse(p, row, if half == 0"]),
+            .finding("out-of-bounds global access", &["block.store_lse(p, row, own(lse))"]),
         mutant("rows that see no key are not written")
             .on(Case { query_rows: 411, key_rows: 5, ..ragged(KERNEL) })
             .edit("st.global", &["store.rs: ", "self.write_dead"], Which::All, dropped)

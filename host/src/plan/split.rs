@@ -1,5 +1,5 @@
 //! Where there are few query tiles and many keys, as in decoding: ranges of keys are worked on side by side,
-//! each with an o and an lse of its own in a workspace, and a last kernel combines them.
+//! each with an o, a reference and a sum of its own in a workspace, and a last kernel combines them.
 
 use super::{ForwardPointers, count_blocks, view};
 use crate::driver::DeviceProperties;

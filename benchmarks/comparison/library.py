@@ -39,7 +39,9 @@ class Attention(ctypes.Structure):
 
 
 class ForwardArgs(ctypes.Structure):
-    _fields_ = [("struct_bytes", U32), ("reserved", U32), ("attention", Attention)]
+    _fields_ = [
+        ("struct_bytes", U32), ("num_splits", U32), ("pack_gqa", I32), ("reserved", U32), ("attention", Attention),
+    ]
 
 
 class BackwardArgs(ctypes.Structure):

@@ -44,6 +44,14 @@ enum fattn_alignment {
     FATTN_TOP_LEFT = 1      /* i: the first query stands at the first key */
 };
 
+/* Whether query heads that share a key head are worked on together, as if they were queries. It needs a kernel
+ * for Hopper, or a single query. */
+enum fattn_pack_gqa {
+    FATTN_PACK_GQA_AUTO = 0,   /* where it pays off, above all with few queries */
+    FATTN_PACK_GQA_ALWAYS = 1, /* where it can be done */
+    FATTN_PACK_GQA_NEVER = 2
+};
+
 /* A device. */
 typedef struct fattn_device fattn_device;
 
@@ -89,6 +97,8 @@ typedef struct {
 /* Of fattn_forward. Writes attention.o, and attention.lse unless its address is 0. */
 typedef struct {
     uint32_t struct_bytes; /* sizeof(fattn_forward_args): a caller of another version is told, not misread */
+    uint32_t num_splits;   /* ranges of keys worked on side by side, 1 to 128; 0 for as many as pay off */
+    int32_t pack_gqa;      /* fattn_pack_gqa */
     uint32_t reserved;     /* 0 */
     fattn_attention attention;
 } fattn_forward_args;

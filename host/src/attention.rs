@@ -137,9 +137,9 @@ unsafe trait Params: Copy {
     }
 }
 
-// SAFETY: four views of 32 bytes, five 64-bit and sixteen 32-bit fields: no padding.
+// SAFETY: four views of 32 bytes, five 64-bit and twenty 32-bit fields: no padding.
 unsafe impl Params for ForwardParams {}
-const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 16 * 4);
+const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 20 * 4);
 
 // SAFETY: a view of 32 bytes, five 64-bit and eight 32-bit fields: no padding.
 unsafe impl Params for CombineParams {}

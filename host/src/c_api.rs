@@ -120,7 +120,7 @@ pub unsafe extern "C" fn fattn_forward(
     guarded(|| {
         // SAFETY: passed on to the caller.
         let (device, args) = unsafe { inputs("fattn_forward", device, args) }?;
-        let problem = convert::forward_problem(&args.attention)?;
+        let problem = convert::forward_problem(args)?;
         let pointers = convert::forward_pointers(&args.attention);
         // SAFETY: passed on to the caller.
         unsafe { forward(device, &problem, &pointers, Stream(stream as usize)) }.map_err(failure)

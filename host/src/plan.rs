@@ -4,9 +4,12 @@
 mod backward;
 #[cfg(test)]
 mod backward_tests;
+#[cfg(test)]
+mod decoding_tests;
 mod dq;
 mod forward;
 mod query_tiles;
+mod row_heads;
 mod single_query;
 mod split;
 mod tensor_maps;
@@ -100,6 +103,8 @@ struct Choice {
     mappable: bool,
     /// Among kernels that differ in it alone: the one with fewer query rows.
     short_tiles: bool,
+    /// A kernel for rows of several heads, if there is one.
+    gathers_heads: bool,
 }
 
 /// The kernel with the smallest head dimension that is large enough, among those that run on the device:
@@ -110,7 +115,7 @@ fn choose_kernel(
     choice: &Choice,
     reasons: &mut Vec<String>,
 ) -> Result<&'static KernelSpec> {
-    let &Choice { family, dtype, head_dim, access, mappable, short_tiles } = choice;
+    let &Choice { family, dtype, head_dim, access, mappable, short_tiles, gathers_heads } = choice;
     let (major, minor) = device.compute_capability;
     let accepts = |spec: &&KernelSpec| {
         spec.family == family
@@ -118,13 +123,15 @@ fn choose_kernel(
             && spec.head_dim >= head_dim
             && (spec.access == access || spec.access == Access::Element)
             && (spec.arch != Arch::Sm90a || mappable)
+            && (gathers_heads || !spec.gathers_heads)
     };
     let runs = |spec: &&KernelSpec| {
         spec.arch.runs_on(major, minor) && spec.shared_bytes <= device.shared_bytes_per_block
     };
     let chosen = KERNELS.iter().filter(accepts).filter(runs).min_by_key(|spec| {
         let rows = if short_tiles { spec.query_rows } else { u32::MAX - spec.query_rows };
-        (spec.access != access, spec.arch != Arch::Sm90a, spec.head_dim, rows)
+        let gathers_not = gathers_heads && !spec.gathers_heads;
+        (spec.access != access, spec.arch != Arch::Sm90a, gathers_not, spec.head_dim, rows)
     });
     if let Some(kernel) = chosen {
         reasons.push(format!("smallest head_dim of at least {head_dim} is {}", kernel.head_dim));

@@ -17,6 +17,7 @@ pub use kernels_gpu::abi::MAX_SPLITS;
 
 use crate::error::{Error, Result};
 use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, WINDOW_OPEN};
+use kernels_gpu::geometry::visible::Visible;
 
 /// The largest softmax scale in size, about 2.36e38: what kernels multiply by `log2(e)` stays finite.
 pub const MAX_SCALE: f32 = f32::MAX / std::f32::consts::LOG2_E;
@@ -84,6 +85,10 @@ pub struct ForwardProblem {
     /// is given. It may be fewer: they are as many key tiles each, but for the last. Packed sequences are
     /// never split, nor are more than 2^32 rows of all heads and batches.
     pub num_splits: Option<u32>,
+    /// Whether query heads that share a key head are worked on together, as if they were queries; where that
+    /// pays off when it is not given, above all with few queries. It needs a kernel for Hopper or a single
+    /// query, and nothing comes of it where Hq = Hk.
+    pub pack_gqa: Option<bool>,
 }
 
 impl ForwardProblem {
@@ -104,6 +109,7 @@ impl ForwardProblem {
             sequences,
             wants_lse: true,
             num_splits: None,
+            pack_gqa: None,
         }
     }
 
@@ -145,6 +151,11 @@ impl ForwardProblem {
     /// Sets how many ranges of keys are worked on side by side.
     pub fn with_num_splits(self, num_splits: u32) -> Self {
         ForwardProblem { num_splits: Some(num_splits), ..self }
+    }
+
+    /// Sets whether query heads that share a key head are worked on together.
+    pub fn with_pack_gqa(self, pack_gqa: bool) -> Self {
+        ForwardProblem { pack_gqa: Some(pack_gqa), ..self }
     }
 
     /// Checks everything that can be checked without a device, and derives the sizes.
@@ -291,6 +302,13 @@ impl ValidForward {
     /// Whether every query sees every key of its sequence.
     pub fn sees_all(&self) -> bool {
         self.window_left == WINDOW_OPEN && self.window_right == WINDOW_OPEN
+    }
+
+    /// Which keys a query sees, where sequences are not packed.
+    pub(crate) fn visible(&self) -> Visible {
+        let (query_rows, key_rows) = (self.query_rows as i32, self.key_rows as i32);
+        let diagonal = if self.bottom_right { key_rows - query_rows } else { 0 };
+        Visible { key_rows, diagonal, left: self.window_left, right: self.window_right }
     }
 
     /// Whether sequences are packed.

@@ -36,7 +36,10 @@ fn program() -> String {
         dtype output_dtype mask alignment window_left window_right scale reserved q k v o lse
         cu_seqlens_q cu_seqlens_k sequences max_query_rows max_key_rows
     );
-    text += &same_layout!("fattn_forward_args", CForwardArgs, struct_bytes reserved attention);
+    text += &same_layout!(
+        "fattn_forward_args", CForwardArgs,
+        struct_bytes num_splits pack_gqa reserved attention
+    );
     text += &same_layout!(
         "fattn_backward_args", CBackwardArgs,
         struct_bytes reserved attention deterministic gradients_f32 d_o dq dk dv d_lse workspace

@@ -1,161 +1,19 @@
 //! What the host and the kernels agree on: launch parameters and the table of kernels.
 
+#[macro_use]
+mod instances;
+mod kernel;
 pub mod layout;
 pub mod regions;
 mod shared_bytes;
 mod table;
 
+pub use kernel::{Access, Arch, Dtype, Family, KernelSpec, tiles_split_keys};
 pub use layout::{
     backward_sm90a_d_o_stages, forward_sm90a_keeps_output_apart, forward_sm90a_key_and_value_stages,
     forward_sm90a_query_stages, panel_columns,
 };
 pub use table::KERNELS;
-
-/// Element type of a tensor in device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// bfloat16: 8 exponent bits, 7 mantissa bits.
-    Bf16,
-    /// IEEE binary16: 5 exponent bits, 10 mantissa bits.
-    F16,
-    /// IEEE binary32.
-    F32,
-}
-
-impl Dtype {
-    /// Bytes per element.
-    pub const fn bytes(self) -> u32 {
-        match self {
-            Dtype::Bf16 | Dtype::F16 => 2,
-            Dtype::F32 => 4,
-        }
-    }
-
-    /// The name used in kernel names, tables and JSON: `bf16`, `f16`, `f32`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Dtype::Bf16 => "bf16",
-            Dtype::F16 => "f16",
-            Dtype::F32 => "f32",
-        }
-    }
-}
-
-/// The PTX target a kernel is compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Arch {
-    /// `sm_80`: Ampere and everything newer, through the driver's JIT.
-    Sm80,
-    /// `sm_90a`: Hopper alone. Its matrix instructions are neither in older nor in newer devices.
-    Sm90a,
-}
-
-impl Arch {
-    /// Every target.
-    pub const ALL: [Arch; 2] = [Arch::Sm80, Arch::Sm90a];
-
-    /// The name given to the compiler and used in kernel names: `sm_80`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Arch::Sm80 => "sm_80",
-            Arch::Sm90a => "sm_90a",
-        }
-    }
-
-    /// The smallest compute capability that runs its kernels.
-    pub const fn compute_capability(self) -> (u32, u32) {
-        match self {
-            Arch::Sm80 => (8, 0),
-            Arch::Sm90a => (9, 0),
-        }
-    }
-
-    /// Whether a device of this compute capability can run the kernel.
-    pub const fn runs_on(self, major: u32, minor: u32) -> bool {
-        match self {
-            Arch::Sm80 => major >= 8,
-            Arch::Sm90a => major == 9 && minor == 0,
-        }
-    }
-}
-
-/// How a kernel reads and writes rows in global memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
-    /// 16 bytes at a time: every row of q, k, v and o must start on a 16-byte boundary.
-    Vector16,
-    /// One element at a time: any strides. Slower.
-    Element,
-}
-
-impl Access {
-    /// The suffix of the kernel name: empty for the aligned kernel, `_strided` for the other.
-    pub const fn suffix(self) -> &'static str {
-        match self {
-            Access::Vector16 => "",
-            Access::Element => "_strided",
-        }
-    }
-}
-
-/// What a kernel computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    /// o and lse from q, k and v.
-    Forward,
-    /// o and lse from those of ranges of keys. Any head dim, any strides.
-    ForwardCombine,
-    /// First kernel of a backward: delta and lse per row, and zeroed accumulators or, for Hopper, notes. Any
-    /// head dim, any strides.
-    BackwardDelta,
-    /// Main kernel of a backward: dk, dv and dq before conversion.
-    Backward,
-    /// Last kernel of a backward: dq.
-    BackwardConvert,
-}
-
-/// One compiled kernel: what it accepts and what it needs to be launched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KernelSpec {
-    /// Entry point in the PTX, also the name of the PTX file.
-    pub name: &'static str,
-    /// What it computes.
-    pub family: Family,
-    /// PTX target.
-    pub arch: Arch,
-    /// Element type of q, k and v.
-    pub dtype: Dtype,
-    /// Head dimensions (of q and k, and of v) up to this one are accepted; smaller ones are padded with
-    /// zeros on chip.
-    pub head_dim: u32,
-    /// How global memory is accessed.
-    pub access: Access,
-    /// Query rows per block, or per step of the inner loop of a backward; of a delta kernel, per tile, of
-    /// which a block takes one or two.
-    pub query_rows: u32,
-    /// Keys per step of the inner loop.
-    pub key_rows: u32,
-    /// Threads per block (`.maxntid`).
-    pub threads: u32,
-    /// Blocks whose registers must fit on one multiprocessor (`.minnctapersm`): caps those of a thread.
-    pub min_blocks: u32,
-    /// Dynamic shared memory per block, bytes.
-    pub shared_bytes: u32,
-}
-
-impl KernelSpec {
-    /// Whether this forward kernel looks at [`ForwardParams::splits`].
-    pub const fn splits_keys(&self) -> bool {
-        tiles_split_keys(self.query_rows)
-    }
-}
-
-/// Whether forward kernels with `query_rows` query rows a tile work on ranges of keys: those with three
-/// warpgroups have no register left for it, and are for many rows anyway.
-#[inline(always)]
-pub const fn tiles_split_keys(query_rows: u32) -> bool {
-    query_rows <= 128
-}
 
 /// A four-dimensional tensor `[batch, row, head, column]` in device memory; columns are contiguous.
 #[repr(C)]
@@ -250,6 +108,19 @@ pub struct ForwardParams {
     /// Keys of a range, a multiple of [`KernelSpec::key_rows`]; the last range has what is left, one at
     /// least. Not used where `splits` is 1.
     pub split_keys: u32,
+    /// Query heads that stand side by side as rows of a query tile ([`crate::geometry::row_heads`]), a
+    /// divisor of Hq / Hk: `query_heads`, `group_size` and `heads_per_wave` count so many heads as one. This
+    /// and what follows is looked at by kernels alone that [gather heads](KernelSpec::gathers_heads), and 1
+    /// elsewhere.
+    pub row_heads: u32,
+    /// `row_heads::reciprocal(row_heads)`; rows are exact as [`crate::geometry::row_heads::EXACT_BELOW`]
+    /// says.
+    pub row_heads_reciprocal: u32,
+    /// Queries of a query tile, at least 1: [`KernelSpec::query_rows`], divided by `row_heads` and rounded
+    /// down.
+    pub tile_queries: u32,
+    /// Query tiles of `row_heads` heads: `query_rows` divided by `tile_queries` and rounded up.
+    pub query_tiles: u32,
 }
 
 /// Parameters of the kernels that combine the parts of a split forward, passed by value as the only kernel
@@ -300,6 +171,12 @@ pub const OUTPUT_F32: u32 = 1;
 pub const OUTPUT_F32_FOR_NOW: u32 = 2;
 
 impl ForwardParams {
+    /// Rows of a query tile that are queries of heads.
+    #[inline(always)]
+    pub const fn tile_rows(&self) -> u32 {
+        self.tile_queries * self.row_heads
+    }
+
     /// Whether o is to be as exact as f32 can be.
     #[inline(always)]
     pub const fn is_exact(&self) -> bool {
@@ -318,7 +195,9 @@ pub type TensorMap = [u64; 16];
 /// to 64 for the maps).
 ///
 /// The maps have the dimensions (columns, rows, heads, batches), innermost first, with one batch for packed
-/// sequences; their boxes are 64 columns of as many rows as [`KernelSpec`] says.
+/// sequences; their boxes are 64 columns of as many rows as [`KernelSpec`] says. Kernels that
+/// [gather heads](KernelSpec::gathers_heads) have heads before rows in that of q, and its boxes are
+/// [`ForwardParams::tile_queries`] rows of [`ForwardParams::row_heads`] heads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForwardHopperParams {

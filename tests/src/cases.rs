@@ -156,6 +156,7 @@ fn size(case: &Case) -> usize {
         case.tight,
         case.packed,
         case.num_splits.is_some(),
+        case.pack_gqa.is_some(),
         case.gradients.is_some(),
         case.gradients.is_some_and(|gradients| gradients.has_d_lse),
         case.gradients.is_some_and(|gradients| gradients.dtype != case.dtype),
@@ -190,6 +191,7 @@ fn simpler(case: &Case) -> Vec<Case> {
     push(&|next| next.tight = false);
     push(&|next| next.packed = false);
     push(&|next| next.num_splits = None);
+    push(&|next| next.pack_gqa = None);
     push(&|next| next.gradients = None);
     push(&|next| {
         next.gradients = next.gradients.map(|gradients| Gradients { has_d_lse: false, ..gradients })

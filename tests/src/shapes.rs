@@ -34,6 +34,7 @@ pub fn ragged(kernel: &str) -> Case {
             mode: if spec.arch == Arch::Sm90a { Mode::Fast } else { Mode::Deterministic },
         }),
         placement: if spec.access == Access::Element { Placement::Unaligned } else { placement },
+        pack_gqa: Some(spec.gathers_heads),
         ..Case::small()
     }
 }
@@ -47,7 +48,7 @@ pub fn several_tiles(kernel: &str) -> Case {
         query_rows: full_tiles * spec.query_rows as usize + 8,
         key_rows: 5 * spec.key_rows as usize + 60,
         query_heads: 4,
-        key_heads: 4,
+        key_heads: if spec.gathers_heads { 1 } else { 4 },
         batches: 2,
         mask: Mask::Full,
         ..ragged(kernel)
@@ -76,10 +77,52 @@ pub fn nothing_to_repair(kernel: &str) -> Case {
     Case { packed: true, batches: 1, query_rows, key_rows, ..many_key_tiles(kernel) }
 }
 
+/// Rows of a tile are those of three heads, 42 queries, which leaves two rows of 128 to nobody, or of four heads, 32
+/// queries; of two batches and two key heads, in two tiles or more, the last one not full. Causal, in ranges of keys,
+/// packed, with a negative scale, in f32, with odd columns, and with queries that see nothing.
+fn heads_together(kernel: &str) -> Vec<Case> {
+    let dim = spec(kernel).head_dim as usize;
+    let heads = |count: usize| Case {
+        query_rows: 50,
+        query_heads: 2 * count,
+        key_heads: 2,
+        batches: 2,
+        num_splits: Some(1),
+        ..ragged(kernel)
+    };
+    let (three, four) = (heads(3), heads(4));
+    let full = Case { head_dim: dim, value_dim: dim, mask: Mask::Full, tight: true, ..four.clone() };
+    let packed = Case { packed: true, batches: 5, seed: 3, ..three.clone() };
+    let window = Mask::Window { left: Some(20), right: Some(3), alignment: CausalAlignment::TopLeft };
+    let in_f32 = |case: &Case| Case { output_dtype: Dtype::F32, ..case.clone() };
+    let odd = Case { value_dim: dim - 15, ..three.clone() };
+    vec![
+        three.clone(),
+        full.clone(),
+        Case { num_splits: Some(3), ..three.clone() },
+        Case { scale: Some(-0.2), ..packed.clone() },
+        Case { mask: Mask::Full, seed: 4, query_heads: 8, ..packed.clone() },
+        in_f32(&three),
+        in_f32(&odd),
+        odd,
+        Case { mask: window, key_rows: 40, ..four.clone() },
+        Case { scale: Some(-0.2), tight: true, ..three.clone() },
+        several_tiles(kernel),
+        Case { batches: 34, query_rows: 4, ..packed },
+        Case { key_rows: 5, ..three },
+        in_f32(&Case { value_dim: 3, key_rows: 5, ..four.clone() }),
+        Case { key_rows: 0, ..four },
+        Case { query_rows: 3, ..full },
+    ]
+}
+
 /// [`ragged`], and what else the kernel can be asked: a negative scale, outputs in f32, columns that fill
 /// the tile, packed sequences, a window with rows that see nothing, odd columns, hardly any columns, tiles without keys, and inputs
 /// that end where their memory ends.
 pub fn cases(kernel: &str) -> Vec<Case> {
+    if spec(kernel).gathers_heads {
+        return heads_together(kernel);
+    }
     let ragged = ragged(kernel);
     let dim = spec(kernel).head_dim as usize;
     let in_f32 = |case: Case| Case {

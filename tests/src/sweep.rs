@@ -9,11 +9,12 @@ use finite_attention::driver::emulated::Schedule;
 use std::collections::HashMap;
 
 /// The kernels that are swept.
-pub const KERNELS: [&str; 4] = [
+pub const KERNELS: [&str; 5] = [
     "forward_bf16_d64_sm80",
     "backward_bf16_d64_sm80",
     "forward_bf16_d128_sm90a",
     "backward_bf16_d128_sm90a",
+    "forward_bf16_d128_heads_sm90a",
 ];
 
 /// What an edit takes away.

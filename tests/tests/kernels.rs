@@ -13,8 +13,8 @@ use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec};
 /// Cases for one kernel: head dimensions from the smallest that no smaller kernel takes to its own.
 fn grid(kernel: &KernelSpec) -> Vec<Case> {
     let same = |other: &&KernelSpec| {
-        (other.family, other.arch, other.dtype, other.access)
-            == (kernel.family, kernel.arch, kernel.dtype, kernel.access)
+        (other.family, other.arch, other.dtype, other.access, other.gathers_heads)
+            == (kernel.family, kernel.arch, kernel.dtype, kernel.access, kernel.gathers_heads)
     };
     let smaller = KERNELS.iter().filter(same).map(|other| other.head_dim);
     let smallest = smaller.filter(|&dim| dim < kernel.head_dim).max().unwrap_or(0) as usize + 1;
@@ -50,6 +50,7 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
             mask: masks[id],
             placement: placements[id],
             num_splits,
+            pack_gqa: Some(kernel.gathers_heads),
             gradients: gradients.then_some(Gradients {
                 dtype: output_dtypes[id],
                 has_d_lse: id == 0,

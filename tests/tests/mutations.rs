@@ -65,3 +65,8 @@ fn forward_for_hopper() {
 fn backward_for_hopper() {
     every_edit_shows_or_is_explained(KERNELS[3]);
 }
+
+#[test]
+fn forward_of_several_heads_for_hopper() {
+    every_edit_shows_or_is_explained(KERNELS[4]);
+}

@@ -75,8 +75,16 @@ fn tests() -> Result<()> {
 /// A few cases of every property for Hopper's kernels, others in each run: the step before is for compute
 /// capability 8.0, and repeats its cases. What fails prints its seed.
 fn hopper() -> Result<()> {
-    const PROPERTIES: [&str; 7] =
-        ["accuracy", "dead_rows", "gradients", "kernels", "large_logits", "nan_propagation", "poison"];
+    const PROPERTIES: [&str; 8] = [
+        "accuracy",
+        "dead_rows",
+        "gradients",
+        "kernels",
+        "large_logits",
+        "nan_propagation",
+        "pack_gqa",
+        "poison",
+    ];
     let mut command = Command::new("cargo");
     command.args(["test", "--package", "finite-attention-tests", "--locked"]);
     command.args(PROPERTIES.iter().flat_map(|property| ["--test", *property]));

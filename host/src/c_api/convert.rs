@@ -1,6 +1,6 @@
 //! From the structs of the C interface to problems and pointers.
 
-use super::types::{CAttention, CBackwardArgs, CTensor, Status};
+use super::types::{CAttention, CBackwardArgs, CForwardArgs, CTensor, Status};
 use super::{Failure, invalid};
 use crate::attention::Workspace;
 use crate::error::Error;
@@ -23,7 +23,20 @@ pub fn failure(error: Error) -> Failure {
     (status, error.to_string())
 }
 
-pub fn forward_problem(args: &CAttention) -> Result<ForwardProblem, Failure> {
+pub fn forward_problem(args: &CForwardArgs) -> Result<ForwardProblem, Failure> {
+    let mut problem = attention(&args.attention)?;
+    problem.num_splits = Some(args.num_splits).filter(|&splits| splits != 0);
+    problem.pack_gqa = match args.pack_gqa {
+        0 => None,
+        1 => Some(true),
+        2 => Some(false),
+        other => return Err(invalid(format!("pack_gqa: expected 0, 1 or 2, got {other}"))),
+    };
+    Ok(problem)
+}
+
+/// What both passes share.
+fn attention(args: &CAttention) -> Result<ForwardProblem, Failure> {
     let CAttention { q, k, v, o, .. } = args;
     let mut problem = ForwardProblem::new(
         dtype("dtype", args.dtype)?,
@@ -53,7 +66,7 @@ pub fn forward_pointers(args: &CAttention) -> ForwardPointers {
 }
 
 pub fn backward_problem(args: &CBackwardArgs) -> Result<BackwardProblem, Failure> {
-    let forward = forward_problem(&args.attention)?;
+    let forward = attention(&args.attention)?;
     let deterministic = flag("deterministic", args.deterministic)?;
     let mut problem = BackwardProblem::new(forward)
         .with_d_o(layout("do", &args.d_o)?)

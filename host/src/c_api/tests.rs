@@ -21,7 +21,7 @@ fn empty() -> CForwardArgs {
     let tensor = dense([0, 3, 2, 64]);
     let attention =
         CAttention { scale: f32::NAN, q: tensor, k: tensor, v: tensor, o: tensor, ..Default::default() };
-    CForwardArgs { struct_bytes: size_of::<CForwardArgs>() as u32, reserved: 0, attention }
+    CForwardArgs { struct_bytes: size_of::<CForwardArgs>() as u32, attention, ..Default::default() }
 }
 
 /// The backward pass of the same.
@@ -109,6 +109,8 @@ fn a_struct_of_another_version_is_refused() {
 
 #[test]
 fn wrong_arguments_are_named() {
+    refused(|args| args.pack_gqa = 3, "pack_gqa: expected 0, 1 or 2, got 3");
+    refused(|args| args.num_splits = 129, "num_splits: expected 1 to 128 ranges of keys, got 129");
     refused(|args| args.attention.mask = 3, "mask: expected 0, 1 or 2, got 3");
     refused(|args| args.attention.alignment = 2, "alignment: expected 0 or 1, got 2");
     refused(|args| args.attention.dtype = -1, "dtype: expected 0, 1 or 2, got -1");
@@ -134,7 +136,8 @@ fn wrong_arguments_are_named() {
 fn a_window_is_a_mask_with_its_sides() {
     let window =
         CAttention { mask: 2, alignment: 1, window_left: -1, window_right: 5, ..empty().attention };
-    let mask = convert::forward_problem(&window).unwrap().mask;
+    let args = CForwardArgs { attention: window, ..empty() };
+    let mask = convert::forward_problem(&args).unwrap().mask;
     assert_eq!(mask.to_string(), "window-top-left(open,5)");
 }
 

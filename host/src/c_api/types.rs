@@ -76,6 +76,10 @@ pub struct CAttention {
 pub struct CForwardArgs {
     /// Size of this struct.
     pub struct_bytes: u32,
+    /// Ranges of keys; 0 for as many as pay off.
+    pub num_splits: u32,
+    /// 0 where it pays off, 1 where it can be done, 2 never.
+    pub pack_gqa: i32,
     /// 0.
     pub reserved: u32,
     /// lse is not written if its address is 0.
@@ -138,5 +142,5 @@ unsafe impl Versioned for CBackwardArgs {
 // The sizes that callers in other languages count on: no padding anywhere.
 const _: () = assert!(size_of::<CTensor>() == 72);
 const _: () = assert!(size_of::<CAttention>() == 40 + 4 * 72 + 6 * 8);
-const _: () = assert!(size_of::<CForwardArgs>() == 8 + size_of::<CAttention>());
+const _: () = assert!(size_of::<CForwardArgs>() == 16 + size_of::<CAttention>());
 const _: () = assert!(size_of::<CBackwardArgs>() == 16 + size_of::<CAttention>() + 4 * 72 + 3 * 8);

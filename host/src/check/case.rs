@@ -72,6 +72,8 @@ pub struct Case {
     pub packed: bool,
     /// How many ranges of keys the forward works on side by side, if that is given.
     pub num_splits: Option<u32>,
+    /// Whether the forward works on query heads that share a key head together, if that is given.
+    pub pack_gqa: Option<bool>,
     /// Whether a backward pass follows, and which.
     pub gradients: Option<Gradients>,
 }
@@ -99,6 +101,7 @@ impl Case {
             tight: false,
             packed: false,
             num_splits: None,
+            pack_gqa: None,
             gradients: None,
         }
     }
@@ -164,6 +167,7 @@ impl Case {
             output_dtype: self.output_dtype,
             o: place.query(output),
             num_splits: self.num_splits,
+            pack_gqa: self.pack_gqa,
             ..ForwardProblem::new(self.dtype, place.input(query), place.key(key), place.key(value))
         }
     }

@@ -81,6 +81,7 @@ pub fn case(seed: u64, id: usize) -> Case {
         tight: random.random_bool(0.5),
         packed: false,
         num_splits: pick_splits(case_seed),
+        pack_gqa: pick_packing(case_seed),
         gradients: None,
     };
     without_rows(shrunk(with_enough_rows(case)))
@@ -125,6 +126,12 @@ fn pick_scale(random: &mut StdRng) -> Option<f32> {
 fn pick_splits(case_seed: u64) -> Option<u32> {
     let mut random = StdRng::seed_from_u64(case_seed.rotate_left(16));
     random.random_bool(0.25).then(|| random.random_range(1..=6))
+}
+
+/// As often as not what pays off, else either way; as [`pick_splits`].
+fn pick_packing(case_seed: u64) -> Option<bool> {
+    let mut random = StdRng::seed_from_u64(case_seed.rotate_left(32));
+    random.random_bool(0.5).then(|| random.random_bool(0.5))
 }
 
 /// Fewer heads and batches where the case would take long.

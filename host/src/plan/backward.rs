@@ -238,6 +238,7 @@ pub fn plan_backward(
         mappable: access == Access::Vector16
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: !query_tiles::suits_80(forward),
+        gathers_heads: false,
     };
     let main = choose_kernel(device, &choice, &mut reasons)?;
     if main.query_rows == 80 {

@@ -1,5 +1,6 @@
 //! The plan of a forward pass.
 
+use super::row_heads::{self, TileRows};
 use super::split::{self, CombinePlan, Split};
 use super::{
     Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, single_query,
@@ -11,6 +12,7 @@ use crate::problem::ValidForward;
 use kernels_gpu::abi::{
     Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, OUTPUT_BOX_ROWS, WINDOW_OPEN,
 };
+use kernels_gpu::geometry::row_heads::reciprocal;
 use kernels_gpu::geometry::schedule;
 use std::fmt;
 
@@ -162,7 +164,7 @@ fn plan_split(
     let whole = Split { ranges: 1, keys: valid.key_rows };
     let (alone, places) = split::parts(valid, pointers, &whole);
     let kernel = choose(&alone, &places, device, true, &mut reasons)?;
-    let Some(split) = split::choose_split(valid, kernel, device) else { return Ok(None) };
+    let Some(split) = split::choose_split(valid, &kernel, device) else { return Ok(None) };
     let Split { ranges, keys } = split;
     reasons.push(format!("{ranges} ranges of {keys} keys side by side: there are few query tiles"));
     let (parts, places) = split::parts(valid, pointers, &split);
@@ -171,15 +173,16 @@ fn plan_split(
     Ok(Some(plan))
 }
 
-/// The kernel for a problem, with `short_tiles` if there are several.
+/// The kernel for a problem, with `short_tiles` if there are several, and what the rows of its tiles are.
 fn choose(
     valid: &ValidForward,
     pointers: &ForwardPointers,
     device: &DeviceProperties,
     short_tiles: bool,
     reasons: &mut Vec<String>,
-) -> Result<&'static KernelSpec> {
+) -> Result<(&'static KernelSpec, TileRows)> {
     let tensors = pointers.tensors(valid);
+    let several = row_heads::several(valid, short_tiles);
     let access = choose_access(&tensors, reasons);
     let choice = Choice {
         family: Family::Forward,
@@ -189,21 +192,26 @@ fn choose(
         mappable: access == Access::Vector16
             && tensor_maps::can_describe(&tensors[..3], device, reasons),
         short_tiles,
+        gathers_heads: several.is_some(),
     };
-    choose_kernel(device, &choice, reasons)
+    let kernel = choose_kernel(device, &choice, reasons)?;
+    Ok((kernel, TileRows::new(kernel, several)))
 }
 
-/// Plans a kernel that was chosen, for so many ranges of keys.
+/// Plans a kernel that was chosen, and what the rows of its query tiles are, for so many ranges of keys.
 fn plan_kernel(
     valid: &ValidForward,
     pointers: &ForwardPointers,
     device: &DeviceProperties,
-    kernel: &'static KernelSpec,
+    (kernel, rows): (&'static KernelSpec, TileRows),
     ranges: u32,
     mut reasons: Vec<String>,
 ) -> Result<ForwardPlan> {
     let tensors = pointers.tensors(valid);
-    if ranges == 1 && KERNELS.iter().any(|other| other.is_alternative_to(kernel)) {
+    if rows.heads > 1 {
+        let TileRows { heads, queries } = rows;
+        reasons.push(format!("tiles of {queries} queries of {heads} heads, which share keys"));
+    } else if ranges == 1 && KERNELS.iter().any(|other| other.is_alternative_to(kernel)) {
         reasons.push(match kernel.query_rows {
             0..=128 => "tiles of 128 query rows: of 192 more would be computed for nothing".into(),
             rows => {
@@ -212,50 +220,56 @@ fn plan_kernel(
         });
     }
     let hopper = kernel.arch == Arch::Sm90a;
-    let tiles = count_tiles(valid, kernel, hopper, ranges)?;
+    let tiles = count_tiles(valid, &rows, hopper, ranges)?;
     let (blocks, heads_per_wave) = if hopper {
         // Blocks stay, one on each multiprocessor, and take tiles until there are none left.
         (
             tiles.min(device.multiprocessors.max(1)),
-            choose_hopper_wave(valid, kernel, device, &mut reasons),
+            choose_hopper_wave(valid, &rows, device, &mut reasons),
         )
     } else {
         (tiles, choose_wave(valid, device, &mut reasons))
     };
-    let hopper = hopper.then(|| hopper_plan(&tensors, kernel, &mut reasons));
-    let mut params = forward_params(valid, pointers, heads_per_wave);
+    let hopper = hopper.then(|| hopper_plan(&tensors, kernel, &rows, &mut reasons));
+    let mut params = forward_params(valid, pointers, &rows, heads_per_wave);
     params.o_is_mapped = u32::from(hopper.is_some_and(|maps| maps.o.is_some()));
     Ok(ForwardPlan { kernel, blocks, params, hopper, combine: None, reasons })
 }
 
 /// Tiles of query rows. Blocks of Hopper's kernels, which stay, count those of packed sequences that there
 /// are; others have a block for each that there could be.
-fn count_tiles(valid: &ValidForward, kernel: &KernelSpec, hopper: bool, ranges: u32) -> Result<u32> {
-    let rows = kernel.query_rows;
+fn count_tiles(valid: &ValidForward, rows: &TileRows, hopper: bool, ranges: u32) -> Result<u32> {
+    let (heads, queries) = (valid.query_heads / rows.heads, rows.queries);
     if hopper && valid.is_packed() {
-        let most = valid.problem.q.shape[1] as u32 / rows + valid.batches;
-        return count_blocks(most, &format!("tiles of {rows} query rows"), valid.query_heads, 1);
+        let most = valid.problem.q.shape[1] as u32 / queries + valid.batches;
+        return count_blocks(most, &format!("tiles of {queries} query rows"), heads, 1);
     }
-    let tiles = valid.query_rows.div_ceil(rows);
+    let tiles = rows.tiles(valid.query_rows);
     let what = if ranges == 1 { String::new() } else { format!(" x {ranges} ranges of keys") };
     let batches = valid.batches.saturating_mul(ranges);
-    count_blocks(tiles, &format!("tiles of {rows} query rows{what}"), valid.query_heads, batches)
+    count_blocks(tiles, &format!("tiles of {queries} query rows{what}"), heads, batches)
 }
 
 fn hopper_plan(
     [q, k, v, o]: &[Tensor<'_>; 4],
     kernel: &KernelSpec,
+    rows: &TileRows,
     reasons: &mut Vec<String>,
 ) -> HopperPlan {
     let obstacle = tensor_maps::obstacle(o);
+    let sends_output = obstacle.is_none() && rows.heads == 1;
     if let Some(obstacle) = obstacle.as_ref().filter(|_| o.address != 0) {
         reasons.push(format!("o is not stored by the tensor memory accelerator: {obstacle}"));
     }
     HopperPlan {
-        q: tensor_maps::describe(q, kernel.query_rows),
+        q: if kernel.gathers_heads {
+            tensor_maps::describe_heads(q, rows.heads, rows.queries)
+        } else {
+            tensor_maps::describe(q, kernel.query_rows)
+        },
         k: tensor_maps::describe(k, kernel.key_rows),
         v: tensor_maps::describe(v, kernel.key_rows),
-        o: if obstacle.is_none() { tensor_maps::describe(o, OUTPUT_BOX_ROWS) } else { None },
+        o: if sends_output { tensor_maps::describe(o, OUTPUT_BOX_ROWS) } else { None },
     }
 }
 
@@ -263,7 +277,7 @@ fn hopper_plan(
 /// head dim 128.
 const WIDE_WINDOW: i32 = 1024;
 
-/// Whether tiles of 128 query rows take less time than those of 192, at head dims where there are both.
+/// Whether tiles of 128 query rows take less time than those of 192, or there are no others.
 ///
 /// Tall tiles read keys and values less often, which is what counts the more of them there are; but they
 /// have more rows that do not exist, and under a mask more keys that few of their rows see. Measured
@@ -285,10 +299,10 @@ const WIDE_WINDOW: i32 = 1024;
 /// 6, 4 and 8 %, in a window of 1024 at S 1024 7 %, of 256 at S 640 2 %.
 fn prefers_short_tiles(valid: &ValidForward) -> bool {
     let rows = valid.query_rows;
-    if rows <= 128 {
+    let columns = valid.head_dim.max(valid.value_dim);
+    if rows <= 128 || columns > 128 {
         return true;
     }
-    let columns = valid.head_dim.max(valid.value_dim);
     let is_full = valid.sees_all();
     let has_window = valid.window_left != WINDOW_OPEN;
     let is_wide = valid.window_right != WINDOW_OPEN
@@ -329,31 +343,43 @@ fn starts_on_sectors(valid: &ValidForward) -> bool {
 /// of equal size: [`causal_wave`].
 fn choose_hopper_wave(
     valid: &ValidForward,
-    kernel: &KernelSpec,
+    rows: &TileRows,
     device: &DeviceProperties,
     reasons: &mut Vec<String>,
 ) -> u32 {
-    let pairs = valid.batches.saturating_mul(valid.query_heads);
-    let group = valid.group_size;
+    let (pairs, group) = (rows.pairs(valid), rows.group_size(valid));
     if valid.is_packed() {
         reasons.push(
             "sequence by sequence, of 32 the longest first: their lengths are in device memory".into(),
         );
-        return pairs.min(valid.query_heads);
+        return pairs.min(valid.query_heads / rows.heads);
     }
-    if valid.sees_all() {
+    if valid.sees_all() || are_alike(valid, rows) {
         reasons.push(format!("{group} (batch, head) pairs at once: all their tiles take equally long"));
         return group;
     }
     let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
     let bytes = u64::from(valid.key_rows) * columns * u64::from(valid.problem.dtype.bytes());
-    let busy = busy_wave(valid.query_rows.div_ceil(kernel.query_rows), device);
+    let busy = busy_wave(rows.tiles(valid.query_rows), device);
     let wave = causal_wave(pairs, group, bytes, busy, device.l2_bytes);
     reasons.push(format!(
         "{wave} of {pairs} (batch, head) pairs at once: {bytes} bytes of k and v per key head, {} of L2",
         device.l2_bytes
     ));
     wave
+}
+
+/// Whether the first query tile sees nearly as many keys as the last one, in spite of a mask: there are few
+/// queries and many keys.
+fn are_alike(valid: &ValidForward, rows: &TileRows) -> bool {
+    let visible = valid.visible();
+    let keys = |first: u32| {
+        let last = (first + rows.queries).min(valid.query_rows) - 1;
+        let range = visible.tiles(first as i32, last as i32, 1);
+        i64::from(range.end - range.begin)
+    };
+    let last_tile = (rows.tiles(valid.query_rows) - 1) * rows.queries;
+    valid.window_left == WINDOW_OPEN && keys(0) * 8 >= keys(last_tile) * 7
 }
 
 /// How many of `pairs` (batch, query head) pairs make a wave, where `group` of them share `bytes` of keys and
@@ -401,6 +427,7 @@ fn choose_wave(valid: &ValidForward, device: &DeviceProperties, reasons: &mut Ve
 fn forward_params(
     valid: &ValidForward,
     pointers: &ForwardPointers,
+    rows: &TileRows,
     heads_per_wave: u32,
 ) -> ForwardParams {
     let problem = &valid.problem;
@@ -416,8 +443,8 @@ fn forward_params(
         cu_seqlens_q: if valid.is_packed() { pointers.cu_seqlens_q } else { 0 },
         cu_seqlens_k: if valid.is_packed() { pointers.cu_seqlens_k } else { 0 },
         batches: valid.batches,
-        query_heads: valid.query_heads,
-        group_size: valid.group_size,
+        query_heads: valid.query_heads / rows.heads,
+        group_size: rows.group_size(valid),
         query_rows: valid.query_rows,
         key_rows: valid.key_rows,
         head_dim: valid.head_dim,
@@ -431,5 +458,9 @@ fn forward_params(
         o_is_mapped: 0,
         splits: 1,
         split_keys: 0,
+        row_heads: rows.heads,
+        row_heads_reciprocal: reciprocal(rows.heads),
+        tile_queries: rows.queries,
+        query_tiles: rows.tiles(valid.query_rows),
     }
 }

@@ -1,7 +1,6 @@
 //! How many queries a step of the backward for Hopper takes, where there are kernels for both 64 and 80.
 
 use crate::problem::ValidForward;
-use kernels_gpu::geometry::visible::Visible;
 
 /// Keys of a tile of these kernels.
 const KEYS: u32 = 128;
@@ -26,14 +25,7 @@ pub(super) fn suits_80(valid: &ValidForward) -> bool {
 
 /// Query tiles of `queries` rows that see a key tile, of all key tiles that are counted.
 fn steps(valid: &ValidForward, queries: i32) -> u64 {
-    let (query_rows, key_rows) = (valid.query_rows as i32, valid.key_rows as i32);
-    let visible = Visible {
-        key_rows,
-        diagonal: if valid.bottom_right { key_rows - query_rows } else { 0 },
-        left: valid.window_left,
-        right: valid.window_right,
-    };
-    let visible = visible.transposed(query_rows);
+    let visible = valid.visible().transposed(valid.query_rows as i32);
     let key_tiles = valid.key_rows.div_ceil(KEYS);
     let mut stride = key_tiles.div_ceil(MOST_SAMPLES).max(1);
     if stride.is_multiple_of(PERIOD) {

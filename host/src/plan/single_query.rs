@@ -6,7 +6,8 @@ use kernels_gpu::abi::{MAX_ROWS, WINDOW_OPEN};
 use std::ops::Range;
 
 /// The same forward pass with the query heads of a key head as queries, which read its keys once, and only
-/// those that a mask shows; `None` unless there is one query in each batch, of several heads to a key head.
+/// those that a mask shows; `None` unless there is one query in each batch, of several heads to a key head,
+/// or where it is unwanted.
 ///
 /// A tile takes as long for one query as for all that it has room for. lse stands in memory as it would
 /// anyway: `[B, Hq, 1]` is `[B, Hk, Hq / Hk]`.
@@ -15,7 +16,13 @@ pub(super) fn heads_as_rows(
     pointers: &ForwardPointers,
 ) -> Option<(ValidForward, ForwardPointers)> {
     let &ValidForward { group_size, key_heads, .. } = valid;
-    if valid.is_packed() || valid.query_rows != 1 || group_size == 1 || group_size > MAX_ROWS {
+    let is_unwanted = valid.problem.pack_gqa == Some(false);
+    if is_unwanted
+        || valid.is_packed()
+        || valid.query_rows != 1
+        || group_size == 1
+        || group_size > MAX_ROWS
+    {
         return None;
     }
     let keys = visible_keys(valid);

@@ -1,6 +1,7 @@
 //! Where there are few query tiles and many keys, as in decoding: ranges of keys are worked on side by side,
 //! each with an o, a reference and a sum of its own in a workspace, and a last kernel combines them.
 
+use super::row_heads::TileRows;
 use super::{ForwardPointers, count_blocks, view};
 use crate::driver::DeviceProperties;
 use crate::error::{Error, Result};
@@ -9,7 +10,6 @@ use kernels_gpu::abi::{
     COMBINE_ROWS, CombineParams, Dtype, Family, ForwardParams, KERNELS, KernelSpec, MAX_SPLITS,
     OUTPUT_F32_FOR_NOW, WINDOW_OPEN,
 };
-use kernels_gpu::geometry::visible::Visible;
 
 /// How the keys of a forward pass are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(super) fn may_split(valid: &ValidForward) -> bool {
 /// enough ranges to keep every multiprocessor busy.
 pub(super) fn choose_split(
     valid: &ValidForward,
-    kernel: &KernelSpec,
+    (kernel, rows): &(&KernelSpec, TileRows),
     device: &DeviceProperties,
 ) -> Option<Split> {
     if !kernel.splits_keys() {
@@ -80,7 +80,7 @@ pub(super) fn choose_split(
     if let Some(ranges) = valid.problem.num_splits {
         return Some(split(ranges)).filter(is_one);
     }
-    let work = Work::new(valid, kernel, device)?;
+    let work = Work::new(valid, kernel, rows, device)?;
     let whole = work.cost(&split(1));
     let best = (2..=MAX_SPLITS).map(split).filter(is_one).min_by_key(|split| work.cost(split))?;
     (work.cost(&best) < whole).then_some(best)
@@ -91,7 +91,7 @@ struct Work<'v> {
     valid: &'v ValidForward,
     /// Keys of a tile.
     tile_keys: u32,
-    /// (batch, query head) pairs.
+    /// (batch, query heads of a tile) pairs.
     pairs: u64,
     /// Key tiles that each query tile of a pair goes through: the first ones, the others are not seen.
     visited: Vec<u64>,
@@ -100,21 +100,24 @@ struct Work<'v> {
 
 impl<'v> Work<'v> {
     /// None where there are so many query tiles that nothing is to be gained.
-    fn new(valid: &'v ValidForward, kernel: &KernelSpec, device: &DeviceProperties) -> Option<Self> {
-        let (rows, keys) = (kernel.query_rows, kernel.key_rows);
-        let pairs = u64::from(valid.batches) * u64::from(valid.query_heads);
+    fn new(
+        valid: &'v ValidForward,
+        kernel: &KernelSpec,
+        rows: &TileRows,
+        device: &DeviceProperties,
+    ) -> Option<Self> {
+        let keys = kernel.key_rows;
+        let pairs = u64::from(rows.pairs(valid));
         let multiprocessors = device.multiprocessors.max(1).into();
-        if pairs * u64::from(valid.query_rows.div_ceil(rows)) > MANY_TILES * multiprocessors {
+        if pairs * u64::from(rows.tiles(valid.query_rows)) > MANY_TILES * multiprocessors {
             return None;
         }
-        let key_rows = valid.key_rows as i32;
-        let diagonal = if valid.bottom_right { key_rows - valid.query_rows as i32 } else { 0 };
-        let visible = Visible { key_rows, diagonal, left: valid.window_left, right: valid.window_right };
+        let visible = valid.visible();
         let visited = |first: u32| {
-            let last = (first + rows).min(valid.query_rows) - 1;
+            let last = (first + rows.queries).min(valid.query_rows) - 1;
             visible.tiles(first as i32, last as i32, keys as i32).end as u64
         };
-        let visited = (0..valid.query_rows).step_by(rows as usize).map(visited).collect();
+        let visited = (0..valid.query_rows).step_by(rows.queries as usize).map(visited).collect();
         Some(Work { valid, tile_keys: keys, pairs, visited, multiprocessors })
     }
 

@@ -54,6 +54,22 @@ pub(super) fn obstacle(tensor: &Tensor<'_>) -> Option<String> {
     })
 }
 
+/// The map of a tensor without [`obstacle`], in boxes of `rows` rows of `heads` heads, with heads before
+/// rows; `None` when it has no elements.
+pub(super) fn describe_heads(
+    tensor: &Tensor<'_>,
+    heads: u32,
+    rows: u32,
+) -> Option<TensorMapDescription> {
+    let TensorMapDescription { address, dims, strides_bytes, .. } = describe(tensor, rows)?;
+    Some(TensorMapDescription {
+        address,
+        dims: [dims[0], dims[2], dims[1], dims[3]],
+        strides_bytes: [strides_bytes[1], strides_bytes[0], strides_bytes[2]],
+        box_dims: [BOX_COLUMNS, heads, rows, 1],
+    })
+}
+
 /// The map of a tensor without [`obstacle`], in boxes of `rows` rows; `None` when it has no elements.
 pub(super) fn describe(tensor: &Tensor<'_>, rows: u32) -> Option<TensorMapDescription> {
     let layout = tensor.layout;
@@ -93,6 +109,10 @@ mod tests {
         assert_eq!(map.strides_bytes, [4 * 72 * 2, 72 * 2, 300 * 4 * 72 * 2]);
         assert_eq!(map.box_dims, [64, 128, 1, 1]);
         assert_eq!(obstacle(&tensor(&layout)), None);
+        let map = describe_heads(&tensor(&layout), 2, 64).unwrap();
+        assert_eq!(map.dims, [72, 4, 300, 2]);
+        assert_eq!(map.strides_bytes, [72 * 2, 4 * 72 * 2, 300 * 4 * 72 * 2]);
+        assert_eq!(map.box_dims, [64, 2, 64, 1]);
     }
 
     #[test]

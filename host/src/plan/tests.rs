@@ -2,9 +2,8 @@
 
 use super::*;
 use crate::problem::{CausalAlignment, ForwardProblem, Mask, Sequences};
-use kernels_gpu::abi::{ForwardParams, WINDOW_OPEN};
 
-fn device() -> DeviceProperties {
+pub(super) fn device() -> DeviceProperties {
     DeviceProperties {
         name: "test device".into(),
         compute_capability: (9, 0),
@@ -14,16 +13,17 @@ fn device() -> DeviceProperties {
     }
 }
 
-fn pointers() -> ForwardPointers {
+pub(super) fn pointers() -> ForwardPointers {
     ForwardPointers { q: 0x1000, k: 0x2000, v: 0x3000, o: 0x4000, lse: 0x5000, ..Default::default() }
 }
 
+/// Two heads to a key head, each on its own.
 fn problem(dtype: Dtype, head_dim: usize) -> ForwardProblem {
     let (q, kv) = (Layout::bshd([2, 300, 4, head_dim]), Layout::bshd([2, 200, 2, head_dim]));
-    ForwardProblem::new(dtype, q, kv, kv)
+    ForwardProblem::new(dtype, q, kv, kv).with_pack_gqa(false)
 }
 
-fn plan(problem: &ForwardProblem, pointers: &ForwardPointers) -> ForwardPlan {
+pub(super) fn plan(problem: &ForwardProblem, pointers: &ForwardPointers) -> ForwardPlan {
     plan_forward(&problem.validate().unwrap(), &device(), pointers).unwrap().unwrap()
 }
 
@@ -300,159 +300,4 @@ fn packed_sequences_are_too_many_only_where_their_tiles_are() {
     assert_eq!(of(100_000, 131_072).unwrap().unwrap().blocks, 132);
     let error = of(70_000_000, 131_072).unwrap_err().to_string();
     assert!(error.contains("tiles of 192 query rows x 32 heads"), "{error}");
-}
-
-#[test]
-fn heads_that_share_keys_are_rows_where_there_is_one_query() {
-    let (q, kv) = (Layout::bhsd([2, 1, 12, 64]), Layout::bshd([2, 200, 3, 64]));
-    let one = ForwardProblem::new(Dtype::Bf16, q, kv, kv);
-    let planned = plan(&one.causal(), &pointers());
-    assert!(planned.reasons[0].starts_with("a single query: 4 heads"), "{planned:#}");
-    assert_eq!(planned.blocks, 2 * 3);
-    let ForwardParams { q, k, o, lse_batch_stride, lse_head_stride, .. } = planned.params;
-    let ForwardParams { query_rows, key_rows, query_heads, group_size, .. } = planned.params;
-    assert_eq!((query_rows, key_rows, query_heads, group_size), (4, 200, 3, 1));
-    assert_eq!(q, TensorView { address: 0x1000, batch_stride: 768, row_stride: 64, head_stride: 256 });
-    assert_eq!(o, TensorView { address: 0x4000, ..q });
-    assert_eq!((k.address, lse_batch_stride, lse_head_stride), (0x2000, 12, 4));
-    assert_eq!((planned.params.window_left, planned.params.window_right), (WINDOW_OPEN, WINDOW_OPEN));
-
-    let others = [
-        ForwardProblem::new(Dtype::Bf16, Layout::bshd([2, 2, 12, 64]), kv, kv),
-        ForwardProblem::new(Dtype::Bf16, Layout::bshd([2, 1, 3, 64]), kv, kv),
-        ForwardProblem::new(
-            Dtype::Bf16,
-            Layout::packed([1, 12, 64]),
-            Layout::packed([200, 3, 64]),
-            Layout::packed([200, 3, 64]),
-        )
-        .with_sequences(Sequences::Packed { count: 1, max_query_rows: 1, max_key_rows: 200 }),
-    ];
-    let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
-    for problem in others {
-        let params = plan(&problem, &pointers).params;
-        let [_, rows, heads, _] = problem.q.shape.map(|size| size as u32);
-        assert_eq!((params.query_rows, params.query_heads), (rows, heads));
-    }
-}
-
-#[test]
-fn a_single_query_has_only_the_keys_that_it_sees() {
-    use CausalAlignment::{BottomRight, TopLeft};
-    let (q, kv) = (Layout::bshd([1, 1, 4, 64]), Layout::bshd([1, 100, 2, 64]));
-    let keys = |mask| {
-        let params =
-            plan(&ForwardProblem::new(Dtype::Bf16, q, kv, kv).with_mask(mask), &pointers()).params;
-        let row = 2 * 64 * 2;
-        assert_eq!(params.k.address - 0x2000, params.v.address - 0x3000);
-        let first = (params.k.address - 0x2000) as u32 / row;
-        (first, first + params.key_rows)
-    };
-    let window = |left, right, alignment| Mask::Window { left, right, alignment };
-    assert_eq!(keys(Mask::Full), (0, 100));
-    assert_eq!(keys(Mask::Causal(BottomRight)), (0, 100));
-    assert_eq!(keys(Mask::Causal(TopLeft)), (0, 1));
-    assert_eq!(keys(window(Some(9), Some(0), BottomRight)), (90, 100));
-    assert_eq!(keys(window(Some(0), Some(7), BottomRight)), (99, 100));
-    assert_eq!(keys(window(Some(200), None, BottomRight)), (0, 100));
-    assert_eq!(keys(window(Some(5), Some(7), TopLeft)), (0, 8));
-    assert_eq!(keys(window(None, Some(u32::MAX), TopLeft)), (0, 100));
-}
-
-/// One query of 32 heads, of which four share keys.
-fn decoding(batches: usize, keys: usize) -> ForwardProblem {
-    let (q, kv) = (Layout::bshd([batches, 1, 32, 128]), Layout::bshd([batches, keys, 8, 128]));
-    ForwardProblem::new(Dtype::Bf16, q, kv, kv)
-}
-
-#[test]
-fn keys_are_split_until_every_multiprocessor_has_work() {
-    let ranges = |batches, keys| plan(&decoding(batches, keys), &pointers()).params.splits;
-    assert_eq!(ranges(1, 65536), 16); // 8 key heads x 16 of 132 multiprocessors
-    assert_eq!(ranges(8, 16384), 2); // 64 x 2
-    assert_eq!(ranges(32, 4096), 1); // 256 tiles are enough
-    assert_eq!(ranges(1, 512), 1); // a few key tiles are done before others could begin
-    let of_dense = |[batches, queries, keys, heads]: [usize; 4], mask| {
-        let (q, kv) = ([batches, queries, heads, 128], [batches, keys, heads, 128]);
-        let [q, kv] = [q, kv].map(Layout::bshd);
-        plan(&ForwardProblem::new(Dtype::Bf16, q, kv, kv).with_mask(mask), &pointers()).params.splits
-    };
-    let causal = Mask::Causal(CausalAlignment::BottomRight);
-    assert_eq!(of_dense([1, 2048, 2048, 4], Mask::Full), 2); // 64 query tiles
-    assert_eq!(of_dense([1, 4096, 4096, 3], causal), 2); // 96, of which one sees all keys
-    assert_eq!(of_dense([1, 1024, 4096, 4], causal), 4);
-    // Of 65,536 keys these see 64 to 512.
-    let top_left = Mask::Causal(CausalAlignment::TopLeft);
-    assert_eq!([[1, 64, 65536, 1], [1, 512, 65536, 8]].map(|sizes| of_dense(sizes, top_left)), [1, 1]);
-    for (rows, batches) in [(512, 32), (1024, 16), (2048, 8), (4096, 4), (8192, 2), (16384, 1)] {
-        for mask in [Mask::Full, causal] {
-            assert_eq!(of_dense([batches, rows, rows, 16], mask), 1, "{rows} {mask}");
-        }
-    }
-}
-
-#[test]
-fn ranges_are_whole_key_tiles_and_hold_every_key_once() {
-    for (keys, asked) in [(1, 7), (128, 2), (129, 2), (1000, 3), (5000, 128), (128 * 200, 128)] {
-        let plan = plan(&decoding(1, keys).with_num_splits(asked), &pointers());
-        let ForwardParams { splits, split_keys, .. } = plan.params;
-        assert!(splits <= asked);
-        match &plan.combine {
-            None => assert!(splits == 1 && keys <= 128),
-            Some(combine) => {
-                assert!(splits > 1 && combine.params.splits == splits, "{keys} {asked}");
-                assert_eq!(split_keys % plan.kernel.key_rows, 0);
-                assert!((splits - 1) * split_keys < keys as u32 && splits * split_keys >= keys as u32);
-                // 32 rows of 128 columns, reference and sum for each range.
-                assert_eq!(combine.workspace_bytes, u64::from(splits) * 32 * (128 + 2) * 4);
-                assert_eq!(
-                    (plan.params.o.address, plan.params.lse),
-                    (0, u64::from(splits) * 32 * 128 * 4)
-                );
-                assert_eq!((combine.params.o.address, combine.params.lse), (0x4000, 0x5000));
-                assert_eq!((plan.params.output_f32, combine.params.output_f32), (2, 0));
-                assert_eq!(plan.hopper.map(|maps| maps.o), Some(None));
-            }
-        }
-    }
-}
-
-#[test]
-fn keys_are_not_split_where_nobody_asks_or_it_cannot_be_done() {
-    let splits = |problem: &ForwardProblem| plan(problem, &pointers()).params.splits;
-    let few = decoding(1, 65536);
-    assert_eq!(splits(&few.with_num_splits(1)), 1);
-    let packed = Layout::packed([64, 8, 128]);
-    let packed = ForwardProblem::new(Dtype::Bf16, packed, packed, packed)
-        .with_sequences(Sequences::from_offsets(&[0, 64], &[0, 64]).unwrap())
-        .with_num_splits(4);
-    let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
-    assert_eq!(plan(&packed, &pointers).params.splits, 1);
-    let window =
-        Mask::Window { left: Some(100), right: Some(0), alignment: CausalAlignment::BottomRight };
-    let rows = Layout::bshd([1, 2, 8, 128]);
-    let keys = Layout::bshd([1, 65536, 8, 128]);
-    let problem = ForwardProblem::new(Dtype::Bf16, rows, keys, keys);
-    assert!(splits(&problem) > 1);
-    assert_eq!(splits(&problem.with_mask(window)), 1);
-    for got in [0, 129, u32::MAX] {
-        let error = few.with_num_splits(got).validate().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            format!("num_splits: expected 1 to 128 ranges of keys, got {got}")
-        );
-    }
-}
-
-#[test]
-fn a_split_says_what_comes_after_it() {
-    let plan = plan(&decoding(1, 65536), &pointers());
-    let text = format!("{plan:#}");
-    for part in [
-        "16 ranges of keys in",
-        "bytes of workspace; forward_combine_bf16_sm80: 8 blocks",
-        "few query tiles",
-    ] {
-        assert!(text.contains(part), "{part}: {text}");
-    }
 }

@@ -101,7 +101,8 @@ impl KernelSpec {
     pub fn is_alternative_to(&self, other: &KernelSpec) -> bool {
         let problems =
             |spec: &KernelSpec| (spec.family, spec.arch, spec.dtype, spec.access, spec.head_dim);
-        problems(self) == problems(other) && self.query_rows != other.query_rows
+        let same = problems(self) == problems(other) && self.gathers_heads == other.gathers_heads;
+        same && self.query_rows != other.query_rows
     }
 
     /// What the kernel keeps where in its dynamic shared memory.

@@ -6,6 +6,7 @@
 
 use crate::arch::{math, shared, warp};
 use crate::attention::mask;
+use crate::geometry::row_heads::RowHeads;
 use crate::geometry::visible::Visible;
 use crate::tile::fragment::Fragment;
 
@@ -33,7 +34,7 @@ impl TilePosition {
         scores: &mut [f32; N],
     ) {
         let rows = self.key_rows;
-        mask::hide::<F, ROWS, N>(lane, scores, &self.visible, self.key, self.query, rows);
+        mask::hide::<F, ROWS, N>(lane, scores, &self.visible, RowHeads::One, self.key, self.query, rows);
     }
 }
 

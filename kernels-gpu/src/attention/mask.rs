@@ -1,17 +1,20 @@
 //! Hiding keys: the score of an invisible key is minus infinity.
 
+use crate::geometry::row_heads::RowHeads;
 use crate::geometry::visible::Visible;
 use crate::tile::fragment::Fragment;
 
 /// Sets scores to `-inf` where the column is not visible to the row, for a tile whose first element is
 /// (`first_row`, `first_column`); and everywhere in rows from `rows` on.
 ///
-/// Rows are queries and columns keys, or, with [`Visible::transposed`], the other way round.
+/// Rows are queries as `row_heads` says and columns keys, or, with [`Visible::transposed`], the other way
+/// round.
 #[inline(always)]
 pub fn hide<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     lane: u32,
     scores: &mut [f32; N],
     visible: &Visible,
+    row_heads: RowHeads,
     first_row: i32,
     first_column: i32,
     rows: i32,
@@ -22,13 +25,14 @@ pub fn hide<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     while row < ROWS {
         let this_row = first_row + F::row(lane, row) as i32;
         let row_is_there = this_row < rows;
-        let last = if row_is_there { visible.end(this_row) } else { 0 };
+        let query = row_heads.query(this_row);
+        let last = if row_is_there { visible.end(query) } else { 0 };
         // A bit for each column that is visible: the assembler makes predicates of seven of them at once, a
         // third of the instructions that comparisons of every column would take.
         let bits = F::columns_before(last - first_column)
-            .zip(F::columns_before(visible.begin(this_row) - first_column))
+            .zip(F::columns_before(visible.begin(query) - first_column))
             .map(|(end, begin)| low_bits(end) & !low_bits(begin));
-        let (begin, end) = (visible.begin(this_row), visible.end(this_row));
+        let (begin, end) = (visible.begin(query), visible.end(query));
         let count = if end > begin && row_is_there { (end - begin) as u32 } else { 0 };
         let relative = first_column.wrapping_sub(begin);
         let mut column = 0;

@@ -11,6 +11,7 @@
 //!                                          number 17: lane 1, block 17 - 12 of sequence 0
 //! ```
 
+use super::query_block::QueryTiles;
 use crate::abi::ForwardParams;
 use crate::arch::{global, math, thread, warp};
 use crate::geometry::schedule::{Work, sort_descending, within_sequence};
@@ -26,23 +27,24 @@ pub struct PackedWork {
 }
 
 impl PackedWork {
-    /// The first 32 sequences, in blocks of `rows` query rows.
+    /// The first 32 sequences, in query tiles.
     ///
     /// # Safety
     /// All 32 lanes call it together; `p` is as [`ForwardParams`] says, with packed sequences.
     #[inline(always)]
-    pub unsafe fn new(p: &ForwardParams, rows: u32) -> Self {
+    pub unsafe fn new(p: &ForwardParams, tiles: QueryTiles) -> Self {
         let mut work = PackedWork { sequence: 0, blocks: 0, end: 0 };
-        work.count(p, rows, 0, 0);
+        work.count(p, tiles, 0, 0);
         work
     }
 
     /// Counts the blocks of 32 sequences from `first` on, after `before` blocks of those before them.
     #[inline(always)]
-    unsafe fn count(&mut self, p: &ForwardParams, rows: u32, first: u32, before: u32) {
+    unsafe fn count(&mut self, p: &ForwardParams, tiles: QueryTiles, first: u32, before: u32) {
         // Worked out anew: registers are scarce where this is used.
         let lane = thread::thread_idx_x_here() % 32;
-        let blocks = length(p.cu_seqlens_q, first + lane, p.batches).div_ceil(rows) * p.query_heads;
+        let queries = length(p.cu_seqlens_q, first + lane, p.batches);
+        let blocks = tiles.count(p, queries) * p.query_heads;
         let place = by_length(lane, length(p.cu_seqlens_k, first + lane, p.batches));
         self.sequence = first + place;
         self.blocks = warp::broadcast(blocks, place);
@@ -61,7 +63,7 @@ impl PackedWork {
     /// # Safety
     /// All 32 lanes call it together, with the same number, not below the one before.
     #[inline(always)]
-    pub unsafe fn find(&mut self, p: &ForwardParams, rows: u32, number: u32) -> Option<Work> {
+    pub unsafe fn find(&mut self, p: &ForwardParams, tiles: QueryTiles, number: u32) -> Option<Work> {
         loop {
             let holders = warp::ballot(number < self.end);
             if holders != 0 {
@@ -69,8 +71,8 @@ impl PackedWork {
                 let (blocks, end) =
                     (warp::broadcast(self.blocks, lane), warp::broadcast(self.end, lane));
                 let number = number - (end - blocks);
-                let tiles = math::divide(blocks, p.query_heads);
-                let (tile, head) = within_sequence(number, tiles, p.query_heads, math::divide);
+                let count = math::divide(blocks, p.query_heads);
+                let (tile, head) = within_sequence(number, count, p.query_heads, math::divide);
                 return Some(Work { tile, head, batch: warp::broadcast(self.sequence, lane) });
             }
             let next = (self.sequence | 31) + 1;
@@ -78,7 +80,7 @@ impl PackedWork {
                 return None;
             }
             let before = warp::broadcast(self.end, 31);
-            self.count(p, rows, next, before);
+            self.count(p, tiles, next, before);
         }
     }
 }

@@ -3,19 +3,22 @@
 use super::sequence::{Sequence, Sequences};
 use crate::abi::{ForwardParams, TensorView, tiles_split_keys};
 use crate::arch::{global, math, thread};
+use crate::geometry::row_heads::RowHeads;
 use crate::geometry::schedule::{Schedule, Work, missing_rows, tile_rows};
 use crate::geometry::visible::TileRange;
-use crate::tile::global_rows::GlobalRows;
+use crate::tile::global_rows::{GlobalRows, HeadRows};
 
-/// One block of query rows of one head of one sequence.
+/// One block of query rows of one head of one sequence, or of several heads that share keys.
 #[derive(Clone, Copy)]
 pub struct QueryBlock {
     /// The sequence.
     pub sequence: Sequence,
-    /// Query head.
+    /// Query head, the first one of several.
     pub head: u32,
-    /// First query row in the sequence. May lie past its end, in a packed batch: then there is nothing
-    /// to do.
+    /// Which query and which head a row is.
+    pub row_heads: RowHeads,
+    /// First row in the sequence, all heads of a query counted. May lie past its end, in a packed batch: then
+    /// there is nothing to do.
     pub first_row: i32,
     /// Its tile's rows from here on are not its own: past the sequence's end or, in the first block of a
     /// sequence, those of the next block.
@@ -27,11 +30,62 @@ pub struct QueryBlock {
     pub part: u32,
 }
 
-/// In what order a launch works on its query blocks.
+/// The query tiles of a kernel for Hopper.
+#[derive(Clone, Copy)]
+pub struct QueryTiles {
+    /// Rows.
+    pub rows: u32,
+    /// The first tile of a sequence may lack rows, so many at a time: see [`missing_rows`].
+    pub step: u32,
+    /// Whether rows are of several heads, `p.row_heads` of `p.tile_queries` queries.
+    pub gathers_heads: bool,
+}
+
+impl QueryTiles {
+    /// How many of them `queries` queries are.
+    #[inline(always)]
+    pub fn count(self, p: &ForwardParams, queries: u32) -> u32 {
+        if self.gathers_heads {
+            math::divide(queries + p.tile_queries - 1, p.tile_queries)
+        } else {
+            queries.div_ceil(self.rows)
+        }
+    }
+
+    /// In what order a launch works on them.
+    #[inline(always)]
+    pub fn schedule(self, p: &ForwardParams) -> Schedule {
+        // Known to the host: a number in a register less.
+        let tiles = if self.gathers_heads { p.query_tiles } else { p.query_rows.div_ceil(self.rows) };
+        schedule(p, self.rows, tiles)
+    }
+
+    /// Which query and which head a row is.
+    #[inline(always)]
+    pub fn row_heads(self, p: &ForwardParams) -> RowHeads {
+        if self.gathers_heads {
+            RowHeads::Several { count: p.row_heads, reciprocal: p.row_heads_reciprocal }
+        } else {
+            RowHeads::One
+        }
+    }
+
+    /// Rows `begin..end` of tile `tile` in a sequence of `queries` queries.
+    #[inline(always)]
+    fn rows_of(self, p: &ForwardParams, tile: u32, queries: u32) -> (u32, u32) {
+        if self.gathers_heads {
+            return tile_rows(tile, p.tile_rows(), 0, queries * p.row_heads);
+        }
+        let missing = missing_rows(self.rows, self.step, queries, p.window_right);
+        tile_rows(tile, self.rows, missing, queries)
+    }
+}
+
+/// In what order a launch works on its query blocks of `rows` rows, of which a head has `tiles`.
 #[inline(always)]
-pub fn schedule(p: &ForwardParams, rows: u32) -> Schedule {
+fn schedule(p: &ForwardParams, rows: u32, tiles: u32) -> Schedule {
     Schedule {
-        tiles: p.query_rows.div_ceil(rows),
+        tiles,
         heads: p.query_heads,
         batches: if tiles_split_keys(rows) { p.batches * p.splits } else { p.batches },
         heads_per_wave: p.heads_per_wave,
@@ -51,29 +105,29 @@ impl QueryBlock {
     /// `p` is as [`ForwardParams`] says.
     #[inline(always)]
     pub unsafe fn of_this_block(p: &ForwardParams, rows: u32) -> Self {
-        let work = schedule(p, rows).work(thread::block_idx_x(), math::divide);
-        QueryBlock::at(p, rows, work, |query_rows| (work.tile * rows, query_rows))
+        let schedule = schedule(p, rows, p.query_rows.div_ceil(rows));
+        let work = schedule.work(thread::block_idx_x(), math::divide);
+        let is_split = is_split(p, rows);
+        QueryBlock::at(p, is_split, RowHeads::One, work, |query_rows| (work.tile * rows, query_rows))
     }
 
-    /// The block of `rows` query rows that `work` names. The first block of a sequence may lack some, `step`
-    /// at a time: see [`missing_rows`].
+    /// The query tile of a kernel for Hopper that `work` names, where keys are split or not.
     ///
     /// # Safety
     /// `p` is as [`ForwardParams`] says.
     #[inline(always)]
-    pub unsafe fn new(p: &ForwardParams, rows: u32, step: u32, work: Work) -> Self {
-        QueryBlock::at(p, rows, work, |query_rows| {
-            let missing = missing_rows(rows, step, query_rows, p.window_right);
-            tile_rows(work.tile, rows, missing, query_rows)
-        })
+    pub unsafe fn new(p: &ForwardParams, tiles: QueryTiles, work: Work, is_split: bool) -> Self {
+        let place = |queries| tiles.rows_of(p, work.tile, queries);
+        QueryBlock::at(p, is_split, tiles.row_heads(p), work, place)
     }
 
-    /// The block of `rows` query rows with the head and batch of `work`, and the first row and end that
+    /// The query block with the head and batch of `work`, and the first row and end that
     /// `place` gives for a number of query rows.
     #[inline(always)]
     unsafe fn at(
         p: &ForwardParams,
-        rows: u32,
+        is_split: bool,
+        row_heads: RowHeads,
         work: Work,
         place: impl FnOnce(u32) -> (u32, u32),
     ) -> Self {
@@ -86,7 +140,6 @@ impl QueryBlock {
             window_left: p.window_left,
             window_right: p.window_right,
         };
-        let is_split = is_split(p, rows);
         let batch = if is_split { math::divide(work.batch, p.splits) } else { work.batch };
         let mut sequence = Sequence::new(&sequences, batch);
         let mut part = sequence.batch;
@@ -98,7 +151,8 @@ impl QueryBlock {
         let (first_row, end_row) = place(sequence.query_rows as u32);
         QueryBlock {
             sequence,
-            head: work.head,
+            head: row_heads.first_head(work.head),
+            row_heads,
             first_row: first_row as i32,
             end_row: end_row as i32,
             key_head: math::divide(work.head, p.group_size),
@@ -121,8 +175,8 @@ impl QueryBlock {
     /// Whether its row `row` sees no key of its range.
     #[inline(always)]
     pub fn is_dead(&self, row: u32) -> bool {
-        let row = self.first_row + row as i32;
-        self.sequence.visible.begin(row) >= self.sequence.visible.end(row)
+        let query = self.row_heads.query(self.first_row + row as i32);
+        self.sequence.visible.begin(query) >= self.sequence.visible.end(query)
     }
 
     /// The tiles of `keys` keys that its (at most `rows`) rows visit.
@@ -130,7 +184,8 @@ impl QueryBlock {
     pub fn key_tiles(&self, rows: u32, keys: u32) -> TileRange {
         let last = self.first_row + rows as i32;
         let last = if last < self.end_row { last } else { self.end_row } - 1;
-        self.sequence.visible.tiles(self.first_row, last, keys as i32)
+        let (first, last) = (self.row_heads.query(self.first_row), self.row_heads.query(last));
+        self.sequence.visible.tiles(first, last, keys as i32)
     }
 
     /// Its rows of q.
@@ -149,6 +204,20 @@ impl QueryBlock {
     #[inline(always)]
     pub fn v<const ELEMENT_BYTES: i64>(&self, p: &ForwardParams) -> GlobalRows {
         self.sequence.key_rows::<ELEMENT_BYTES>(&p.v, self.key_head, 0, p.value_dim)
+    }
+
+    /// Its rows of o, of several heads.
+    #[inline(always)]
+    pub fn o_of_heads<const ELEMENT_BYTES: i64>(&self, p: &ForwardParams) -> HeadRows {
+        // Where rows are queries, from the first one on; otherwise from the sequence's first one on.
+        let first_row = if let RowHeads::One = self.row_heads { 0 } else { self.first_row };
+        let first = QueryBlock { first_row: self.first_row - first_row, ..*self };
+        HeadRows {
+            first: first.o::<ELEMENT_BYTES>(p),
+            head_bytes: p.o.head_stride * ELEMENT_BYTES,
+            first_row,
+            row_heads: self.row_heads,
+        }
     }
 
     /// Its rows of o.
@@ -193,7 +262,8 @@ impl QueryBlock {
         if p.lse == 0 || row >= self.end_row {
             return None;
         }
-        let row = (self.sequence.first_query + row) as i64;
-        Some(self.part as i64 * p.lse_batch_stride + self.head as i64 * p.lse_head_stride + row)
+        let (query, head) = self.row_heads.place(row);
+        let (query, head) = (self.sequence.first_query + query, self.head + head);
+        Some(self.part as i64 * p.lse_batch_stride + head as i64 * p.lse_head_stride + query as i64)
     }
 }

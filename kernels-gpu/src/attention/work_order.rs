@@ -1,7 +1,7 @@
 //! What the producer of a Hopper block tells the others about the next query block, so that they divide
 //! nothing and read no lengths.
 
-use super::query_block::QueryBlock;
+use super::query_block::{QueryBlock, QueryTiles};
 use super::sequence::Sequence;
 use crate::abi::ForwardParams;
 use crate::geometry::visible::{TileRange, Visible};
@@ -109,8 +109,8 @@ impl ReceivedOrder {
         first_row + (row as i32) < end_row
     }
 
-    /// Those of the key tiles, of `keys` keys each, that the block's rows `first..first + 64` visit: one at
-    /// least, and at most `most_left` are left after them.
+    /// Those of the key tiles, of `keys` keys each, that rows `first..first + 64` of the query tile
+    /// visit: one at least, and at most `most_left` are left after them.
     ///
     /// # Safety
     /// As [`ReceivedOrder::is_end`]; the order has a key tile.
@@ -118,15 +118,17 @@ impl ReceivedOrder {
     pub unsafe fn tiles_of_rows(
         self,
         p: &ForwardParams,
+        tiles: QueryTiles,
         first: u32,
         keys: u32,
         most_left: u32,
     ) -> TileRange {
-        let QueryBlock { sequence, first_row, end_row, .. } = self.block(p);
+        let QueryBlock { sequence, row_heads, first_row, end_row, .. } = self.block(p, tiles);
         let first = first_row + first as i32;
         let end = if first + 64 < end_row { first + 64 } else { end_row };
         let (keys, most_left) = (keys as i32, most_left as i32);
-        sequence.visible.tiles_of_part(&self.tiles(), (first, end - 1), keys, most_left)
+        let queries = row_heads.queries((first, end - 1));
+        sequence.visible.tiles_of_part(&self.tiles(), queries, keys, most_left)
     }
 
     /// The query block, except for its key head, batch, first key and number of queries, which only the
@@ -135,13 +137,14 @@ impl ReceivedOrder {
     /// # Safety
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
-    pub unsafe fn block(self, p: &ForwardParams) -> QueryBlock {
+    pub unsafe fn block(self, p: &ForwardParams, tiles: QueryTiles) -> QueryBlock {
         let [first_row, end_row, key_rows, first_query] = self.0.group(0).map(|word| word as i32);
         let [head, part, diagonal, _] = self.0.group(1);
         let diagonal = diagonal as i32;
         let visible = Visible { key_rows, diagonal, left: p.window_left, right: p.window_right };
         let sequence = Sequence { batch: part, first_query, first_key: 0, query_rows: 0, visible };
-        QueryBlock { sequence, head, first_row, end_row, key_head: 0, part }
+        let row_heads = tiles.row_heads(p);
+        QueryBlock { sequence, head, row_heads, first_row, end_row, key_head: 0, part }
     }
 
     /// What must be repaired.

@@ -2,6 +2,7 @@
 
 pub mod descriptor;
 pub mod fragment;
+pub mod row_heads;
 pub mod schedule;
 pub mod swizzle;
 pub mod visible;

@@ -79,6 +79,7 @@ unsafe fn forward<
                     lane,
                     &mut scores,
                     &block.sequence.visible,
+                    block.row_heads,
                     first_row,
                     tile * KEYS as i32,
                     block.end_row,

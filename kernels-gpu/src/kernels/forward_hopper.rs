@@ -25,6 +25,9 @@
 //! those of the next one: one warp, the repairer, overwrites them with zeros before anybody uses the tile
 //! (queries, so that they have no say in when the reference moves; values, since 0 x NaN is NaN; keys need
 //! none of it, their scores are replaced). It also multiplies q by the sign of the scale.
+//!
+//! Where there are few queries, rows of a query tile are those of several heads that share keys
+//! ([`crate::geometry::row_heads`]); the repairer clears those for which there is no whole query.
 
 mod helpers;
 mod orders;
@@ -49,7 +52,7 @@ use crate::tile::store;
 use crate::tile::warpgroup::{Queries, Sum, Wait, WarpgroupElement};
 use helpers::Maps;
 use orders::Next;
-use room::{Room, may_need_repair, query_registers};
+use room::{Room, query_registers};
 
 impl<
     const QUERIES: u32,
@@ -59,7 +62,8 @@ impl<
     const QUERY_STAGES: u32,
     const KEY_STAGES: u32,
     const VALUE_STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
+    const GATHERS_HEADS: bool,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
 {
     /// A warp of a computing warpgroup. Registers per thread: `A` of queries (0: they stay in shared
     /// memory), `S` of scores, `P` of packed probabilities, `O` of output.
@@ -142,12 +146,13 @@ impl<
                 let tiles = Self::part(order, note);
                 let hide = |scores: &mut [f32; S], tile: i32, tiles: &TileRange| {
                     if tile < tiles.full_begin || tile >= tiles.full_end {
-                        let block = order.block(p);
+                        let block = order.block(p, Self::TILES);
                         let (lane, row) = place();
                         mask::hide::<MmaFragment, 2, S>(
                             lane,
                             scores,
                             &block.sequence.visible,
+                            block.row_heads,
                             block.first_row + row as i32,
                             tile * KEYS as i32,
                             block.end_row,
@@ -207,7 +212,7 @@ impl<
                 }
                 let used = queries;
                 queries.advance();
-                let block = order.block(p);
+                let block = order.block(p, Self::TILES);
                 if Self::HAS_PARTS {
                     Self::note_left(order, first_tile, note, lane);
                 }
@@ -275,7 +280,7 @@ impl<
                         block.store_lse(p, row, own(lse));
                     }
                 }
-                let target = block.o::<2>(p).now();
+                let target = block.o_of_heads::<2>(p).now();
                 // Scores that are still on their way use one of the two tiles.
                 if Self::VALUES_FIRST {
                     output.values.wait::<1>();
@@ -294,7 +299,14 @@ impl<
                 let result = &mut output.values;
                 normalisation.apply::<MmaFragment, O>(result);
                 if p.output_f32 != 0 {
-                    store::store_pairs::<E, O, true>(lane, result, row, 0, &block.o::<4>(p), true);
+                    store::store_pairs::<E, O, true>(
+                        lane,
+                        result,
+                        row,
+                        0,
+                        &block.o_of_heads::<4>(p),
+                        true,
+                    );
                 } else if p.value_dim % 8 != 0 {
                     store::store_pairs::<E, O, true>(lane, result, row, 0, &target, false);
                 } else if Self::STAGES_OUTPUT {
@@ -362,6 +374,7 @@ unsafe fn forward<
     const QUERY_STAGES: u32,
     const KEY_STAGES: u32,
     const VALUE_STAGES: u32,
+    const GATHERS_HEADS: bool,
     const A: usize,
     const S: usize,
     const P: usize,
@@ -374,8 +387,16 @@ unsafe fn forward<
     [f32; S]: Wait,
     [f32; O]: Wait,
 {
-    let room =
-        Room::<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>::new();
+    let room = Room::<
+        QUERIES,
+        KEYS,
+        ROW_BYTES,
+        WARPGROUPS,
+        QUERY_STAGES,
+        KEY_STAGES,
+        VALUE_STAGES,
+        GATHERS_HEADS,
+    >::new();
     room.open(&p.forward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
@@ -383,7 +404,7 @@ unsafe fn forward<
             if WARPGROUPS == 2 { warp.become_helper::<40>() } else { warp.become_helper::<32>() };
         match helper {
             Helper::Producer => room.produce(p, &maps),
-            Helper::Repairer if may_need_repair(&p.forward) => {
+            Helper::Repairer if room.may_need_repair(&p.forward) => {
                 room.repair::<E>(p, thread::thread_idx_x() % 32)
             }
             _ => {}
@@ -396,7 +417,9 @@ unsafe fn forward<
 }
 
 macro_rules! entries {
-    ($(($name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal, $warpgroups:literal))*) => {
+    ($gathers_heads:literal,
+        $(($name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal, $warpgroups:literal))*
+    ) => {
         $(
             /// An instance of [`forward`], chosen in [`crate::abi`].
             ///
@@ -411,10 +434,16 @@ macro_rules! entries {
                     { forward_sm90a_query_stages($dim, $queries) },
                     { forward_sm90a_key_and_value_stages($dim, $queries, $keys)[0] },
                     { forward_sm90a_key_and_value_stages($dim, $queries, $keys)[1] },
+                    $gathers_heads,
                     { query_registers($dim, $queries) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                 >(&p, maps);
             }
         )*
     };
 }
-crate::for_each_forward_sm90a!(entries);
+
+macro_rules! entries_for_queries { ($($row:tt)*) => { entries!(false, $($row)*); } }
+crate::for_each_forward_sm90a!(entries_for_queries);
+
+macro_rules! entries_for_heads { ($($row:tt)*) => { entries!(true, $($row)*); } }
+crate::for_each_forward_heads_sm90a!(entries_for_heads);

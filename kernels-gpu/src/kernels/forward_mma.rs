@@ -95,6 +95,7 @@ unsafe fn forward<
                     lane,
                     &mut scores[m],
                     &block.sequence.visible,
+                    block.row_heads,
                     first_row,
                     tile * KEYS as i32,
                     block.end_row,

@@ -7,31 +7,38 @@ use crate::geometry::descriptor;
 /// Columns of one box: a panel of 128 bytes of 16-bit elements.
 const BOX_COLUMNS: u32 = 64;
 
-/// Where a tile stands in a tensor.
+/// Where a tile stands in a tensor: the coordinates of its first row, as they follow the columns in the
+/// tensor's map. In packed tensors rows are those of all sequences, and the batch is 0.
 #[derive(Clone, Copy)]
-pub struct Place {
-    /// First row, in packed tensors of all sequences.
-    pub row: i32,
-    /// Head.
-    pub head: u32,
-    /// Batch; 0 in packed tensors.
-    pub batch: u32,
-}
+pub struct Place([i32; 3]);
 
 impl Place {
+    /// In a map of rows, then heads.
+    #[inline(always)]
+    pub fn of_rows(row: i32, head: u32, batch: u32) -> Self {
+        Place([row, head as i32, batch as i32])
+    }
+
+    /// In a map of heads, then rows.
+    #[inline(always)]
+    pub fn of_heads(head: u32, row: i32, batch: u32) -> Self {
+        Place([head as i32, row, batch as i32])
+    }
+
     #[inline(always)]
     fn coordinates(&self, panel: u32) -> [i32; 4] {
-        [(panel * BOX_COLUMNS) as i32, self.row, self.head as i32, self.batch as i32]
+        [(panel * BOX_COLUMNS) as i32, self.0[0], self.0[1], self.0[2]]
     }
 }
 
 impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
     const PANELS: u32 = ROW_BYTES / 128;
 
-    /// Starts copies of the whole tile, a box per panel; [`SharedTile::BYTES`] arrive at `barrier`.
+    /// Starts copies of the whole tile, a box per panel; [`SharedTile::BYTES`] arrive at `barrier`, or fewer
+    /// where boxes have fewer than `ROWS` rows.
     ///
     /// # Safety
-    /// As [`bulk_copy::load`]; the map's boxes have `ROWS` rows.
+    /// As [`bulk_copy::load`]; the map's boxes have at most `ROWS` rows.
     #[inline(always)]
     pub unsafe fn request(self, map: u64, place: &Place, barrier: u32) {
         let mut panel = 0;

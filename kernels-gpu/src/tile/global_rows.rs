@@ -2,6 +2,7 @@
 
 use crate::abi::TensorView;
 use crate::arch::global;
+use crate::geometry::row_heads::RowHeads;
 
 /// `rows` valid rows of `columns` valid elements; nothing else may be touched.
 #[derive(Clone, Copy)]
@@ -64,5 +65,88 @@ impl GlobalRows {
     #[inline(always)]
     pub fn row(&self, row: i32) -> u64 {
         self.address.wrapping_add((row as i64 * self.row_bytes) as u64)
+    }
+}
+
+/// Rows of a block of several heads side by side.
+#[derive(Clone, Copy)]
+pub struct HeadRows {
+    /// The rows of the first head, of which there are as many as of all heads together.
+    pub first: GlobalRows,
+    /// Bytes from a head to the next.
+    pub head_bytes: i64,
+    /// What is counted from `first` on is this row of the block's first one.
+    pub first_row: i32,
+    /// Which query and which head a row is.
+    pub row_heads: RowHeads,
+}
+
+impl HeadRows {
+    /// The same, and its address is known here: as [`GlobalRows::now`].
+    #[inline(always)]
+    pub fn now(self) -> Self {
+        HeadRows { first: self.first.now(), ..self }
+    }
+}
+
+/// Rows of a block that are written.
+pub trait Rows {
+    /// Valid rows, counted from row 0 of the block; may be zero or negative.
+    fn count(&self) -> i32;
+    /// Valid elements of each row.
+    fn columns(&self) -> u32;
+    /// Device address of row `row`.
+    fn row(&self, row: i32) -> u64;
+    /// The address of what is `count` rows behind `address`, in row `row`.
+    fn behind(&self, address: u64, row: i32, count: i32) -> u64;
+}
+
+impl Rows for GlobalRows {
+    #[inline(always)]
+    fn count(&self) -> i32 {
+        self.rows
+    }
+
+    #[inline(always)]
+    fn columns(&self) -> u32 {
+        self.columns
+    }
+
+    #[inline(always)]
+    fn row(&self, row: i32) -> u64 {
+        GlobalRows::row(self, row)
+    }
+
+    #[inline(always)]
+    fn behind(&self, address: u64, _: i32, count: i32) -> u64 {
+        address.wrapping_add((count as i64 * self.row_bytes) as u64)
+    }
+}
+
+impl Rows for HeadRows {
+    #[inline(always)]
+    fn count(&self) -> i32 {
+        self.first.rows - self.first_row
+    }
+
+    #[inline(always)]
+    fn columns(&self) -> u32 {
+        self.first.columns
+    }
+
+    #[inline(always)]
+    fn row(&self, row: i32) -> u64 {
+        let (query, head) = self.row_heads.place(self.first_row + row);
+        self.first.row(query).wrapping_add((head as i64 * self.head_bytes) as u64)
+    }
+
+    #[inline(always)]
+    fn behind(&self, address: u64, row: i32, count: i32) -> u64 {
+        match self.row_heads {
+            RowHeads::One => self.first.behind(address, row, count),
+            RowHeads::Several { .. } => {
+                address.wrapping_add(self.row(row + count).wrapping_sub(self.row(row)))
+            }
+        }
     }
 }

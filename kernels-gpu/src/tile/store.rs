@@ -2,7 +2,7 @@
 
 use super::element::TensorCoreElement;
 use super::fragment::{FMA_LANE_COLUMNS, FmaFragment, Fragment, MmaFragment};
-use super::global_rows::GlobalRows;
+use super::global_rows::{GlobalRows, Rows};
 use super::mma::store_packed;
 use super::shared_tile::SharedTile;
 use super::warpgroup::store_rows;
@@ -64,7 +64,7 @@ pub unsafe fn store_by_matrix<
     values: &[f32; N],
     staging: SharedTile<ROWS, ROW_BYTES>,
     first_row: u32,
-    target: &GlobalRows,
+    target: &impl Rows,
 ) {
     store_rows::<E, ROWS, ROW_BYTES, N>(lane, values, staging, first_row);
     warp::warp_sync();
@@ -81,7 +81,7 @@ pub unsafe fn copy_staged<const ROWS: u32, const ROW_BYTES: u32, const N: usize>
     lane: u32,
     staging: SharedTile<ROWS, ROW_BYTES>,
     first_row: u32,
-    target: &GlobalRows,
+    target: &impl Rows,
 ) {
     let (down, across) = (lane / 8, lane % 8);
     let mut address = target.row((first_row + down) as i32).wrapping_add(16 * across as u64);
@@ -91,13 +91,13 @@ pub unsafe fn copy_staged<const ROWS: u32, const ROW_BYTES: u32, const N: usize>
         let mut left = 0;
         while left < N as u32 / 4 {
             let chunk = left + across;
-            if (row as i32) < target.rows && 8 * chunk < target.columns {
+            if (row as i32) < target.count() && 8 * chunk < target.columns() {
                 let words = shared::load_u32x4(staging.chunk(row, chunk));
                 global::store_u32x4(address.wrapping_add(16 * left as u64), words);
             }
             left += 8;
         }
-        address = address.wrapping_add((4 * target.row_bytes) as u64);
+        address = target.behind(address, (first_row + top + down) as i32, 4);
         top += 4;
     }
 }
@@ -123,7 +123,7 @@ pub unsafe fn store_exchanged<E: TensorCoreElement, const N: usize>(
     lane: u32,
     values: &[f32; N],
     first_row: u32,
-    target: &GlobalRows,
+    target: &impl Rows,
 ) {
     let (odd, upper) = (lane & 1 != 0, lane & 2 != 0);
     let pick = |first: bool, a: u32, b: u32| if first { a } else { b };
@@ -151,7 +151,7 @@ pub unsafe fn store_exchanged<E: TensorCoreElement, const N: usize>(
                 pick(upper, high[1], second),
             ];
             let column = 32 * group as u32 + 8 * (lane % 4);
-            if row < target.rows && column < target.columns {
+            if row < target.count() && column < target.columns() {
                 global::store_u32x4(start.wrapping_add(64 * group as u64), words);
             }
             group += 1;
@@ -214,13 +214,13 @@ pub unsafe fn store_pairs<E: TensorCoreElement, const N: usize, const VECTOR: bo
     values: &[f32; N],
     first_row: u32,
     first_column: u32,
-    target: &GlobalRows,
+    target: &impl Rows,
     as_f32: bool,
 ) {
     let mut half = 0;
     while half < 2 {
         let row = (first_row + <MmaFragment as Fragment<2, N>>::row(lane, half)) as i32;
-        if row < target.rows {
+        if row < target.count() {
             let start = target.row(row);
             let mut tile = 0;
             while tile < N / 4 {
@@ -228,7 +228,7 @@ pub unsafe fn store_pairs<E: TensorCoreElement, const N: usize, const VECTOR: bo
                 let column =
                     first_column + <MmaFragment as Fragment<2, N>>::first_column(lane) + 8 * tile as u32;
                 let pair = [values[register], values[register + 1]];
-                let valid = target.columns as i32 - column as i32;
+                let valid = target.columns() as i32 - column as i32;
                 if as_f32 {
                     store_pair_f32::<VECTOR>(start.wrapping_add(4 * column as u64), pair, valid);
                 } else {

@@ -84,7 +84,7 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("out-of-bounds global access", &["async_copy::copy16_if", "self.d_o(step).load"]),
         mutant("keys past the end have a gradient")
-            .edit("setp.lt.s32", &["store.rs: if row < target.rows {"], Which::All, |line| {
+            .edit("setp.lt.s32", &["store.rs: if row < target.count() {"], Which::All, |line| {
                 with_operand(&line.replacen(".lt.", ".eq.", 1), 2, operand(line, 1))
             })
             .finding("out-of-bounds global access", &["store.rs: ", "backward_mma.rs: store_pairs"]),

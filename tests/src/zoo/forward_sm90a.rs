@@ -193,12 +193,12 @@ fn mutants() -> Vec<Mutant> {
             .edit("wgmma.fence", &[], Which::All, dropped)
             .finding("missing wgmma fence", &["start_scores"]),
         mutant("fewer bytes are announced than come")
-            .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
+            .edit("mbarrier.arrive.expect_tx", &["Self::query_bytes(&p.forward)"], Which::All, |line| {
                 with_operand(line, 2, "16384")
             })
             .finding("uninitialised shared read", &["let q = load(queries);"]),
         mutant("more bytes are announced than come")
-            .edit("mbarrier.arrive.expect_tx", &["Self::QUERY_BYTES"], Which::All, |line| {
+            .edit("mbarrier.arrive.expect_tx", &["Self::query_bytes(&p.forward)"], Which::All, |line| {
                 with_operand(line, 2, "65536")
             })
             .finding("deadlock", &["self.keys.acquire(keys);"]),
@@ -227,7 +227,7 @@ fn mutants() -> Vec<Mutant> {
                 let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();
                 format!("setp.eq.u32 {predicate}, 0, 0;")
             })
-            .finding("misuse of an mbarrier", &["Self::QUERY_BYTES"]),
+            .finding("misuse of an mbarrier", &["Self::query_bytes(&p.forward)"]),
         packed("rows of the next sequence stay in the last tile of values")
             .edit(
                 "st.shared.v4",

@@ -47,6 +47,9 @@ pub struct BenchArguments {
     /// Ranges of keys that the forward works on side by side; by default as many as pay off.
     #[arg(long)]
     num_splits: Option<u32>,
+    /// Whether query heads that share a key head are worked on together; by default where it pays off.
+    #[arg(long)]
+    pack_gqa: Option<bool>,
     /// Instead of --seqlen and --batch: 12 packed sequences of 33 to 4096 rows, 16384 together.
     #[arg(long, conflicts_with_all = ["seqlen", "batch", "queries", "num_splits"])]
     varlen: bool,

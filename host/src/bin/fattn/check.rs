@@ -169,6 +169,7 @@ pub fn json_case(outcome: &Outcome) -> Value {
         "window": [window(left), window(right)],
         "packed": case.packed,
         "num_splits": case.num_splits,
+        "pack_gqa": case.pack_gqa,
         "gradients": gradients,
         "layout": case.placement.name(),
         "scale": case.sizes().scale,

@@ -126,11 +126,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         } else {
             (self.keys.full(0), self.values.full(0))
         };
-        let place = Place {
-            row: sequence.first_key + (block.first_tile * KEYS) as i32,
-            head: block.key_head,
-            batch: sequence.batch,
-        };
+        let row = sequence.first_key + (block.first_tile * KEYS) as i32;
+        let place = Place::of_rows(row, block.key_head, sequence.batch);
         self.keys.acquire(turn);
         mbarrier::arrive_expect(key_full, Self::KEY_BYTES);
         self.key.request(maps.k, &place, key_full);
@@ -145,11 +142,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
                 queue.ask();
             }
             let source = block.source::<2>(p, &at, QUERIES, E::NARROW);
-            let place = Place {
-                row: sequence.first_query + at.tile * QUERIES as i32,
-                head: block.key_head * p.group_size + at.head,
-                batch: sequence.batch,
-            };
+            let row = sequence.first_query + at.tile * QUERIES as i32;
+            let place = Place::of_rows(row, block.key_head * p.group_size + at.head, sequence.batch);
             let raw = repairs_queries(p, order, &at, QUERIES);
             let stage = stages.stage();
             self.queries.acquire(stages);

@@ -4,7 +4,7 @@ use super::room::Room;
 use crate::abi::ForwardHopperParams;
 use crate::arch::{bulk_copy, math, mbarrier, thread, warp};
 use crate::attention::packed_work::PackedWork;
-use crate::attention::query_block::{QueryBlock, schedule};
+use crate::attention::query_block::{QueryBlock, is_split};
 use crate::attention::scale::Scale;
 use crate::attention::work_order::{ReceivedOrder, WorkOrder};
 use crate::pipeline::mailbox::MessageCursor;
@@ -55,7 +55,8 @@ impl<
     const QUERY_STAGES: u32,
     const KEY_STAGES: u32,
     const VALUE_STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
+    const GATHERS_HEADS: bool,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
 {
     /// The producer, one warp: takes query tiles, and its first thread tells the others and requests what
     /// they need.
@@ -64,11 +65,12 @@ impl<
         let mut progress = Progress::start();
         if p.forward.cu_seqlens_q == 0 {
             if warp::elect() {
-                let schedule = schedule(&p.forward, QUERIES);
+                let schedule = Self::TILES.schedule(&p.forward);
                 let mut queue = TileQueue::new(p.counter, schedule.count());
                 while let Some(tile) = queue.take() {
                     let work = schedule.work(tile, math::divide);
-                    let block = QueryBlock::new(&p.forward, QUERIES, Self::STEP, work);
+                    let is_split = is_split(&p.forward, QUERIES);
+                    let block = QueryBlock::new(&p.forward, Self::TILES, work, is_split);
                     self.bring(p, maps, &mut progress, &mut queue, &block);
                 }
                 self.orders.send(&mut progress.orders, WorkOrder::END);
@@ -78,15 +80,16 @@ impl<
         }
         // All lanes find out which sequence comes next.
         let mut queue = TileQueue::new(p.counter, u32::MAX);
-        let mut sequences = PackedWork::new(&p.forward, QUERIES);
+        let mut sequences = PackedWork::new(&p.forward, Self::TILES);
         loop {
             // Worked out anew each time: registers are scarce here.
             let lane = thread::thread_idx_x_here() % 32;
             let tile = if lane == 0 { queue.take().unwrap_or(0) } else { 0 };
             let tile = warp::broadcast(tile, 0);
-            let Some(work) = sequences.find(&p.forward, QUERIES, tile) else { break };
+            let Some(work) = sequences.find(&p.forward, Self::TILES, tile) else { break };
             if lane == 0 {
-                let block = QueryBlock::new(&p.forward, QUERIES, Self::STEP, work);
+                // Packed sequences are not split: known here, it takes a register less.
+                let block = QueryBlock::new(&p.forward, Self::TILES, work, false);
                 self.bring(p, maps, &mut progress, &mut queue, &block);
             }
             warp::warp_sync();
@@ -121,7 +124,7 @@ impl<
         let order = WorkOrder {
             block: *block,
             tiles,
-            repairs_queries: any && (flips || packed && ragged),
+            repairs_queries: any && (flips || (packed || Self::lacks_rows(&p.forward)) && ragged),
             repairs_values: any && packed && last_end > sequence.visible.key_rows,
             query_stage: queries.stage(),
             value_stage: values.stage(),
@@ -130,20 +133,23 @@ impl<
         if !any {
             return;
         }
-        let row = sequence.first_query + block.first_row;
         self.queries.acquire(queries);
         let stage = queries.stage();
         let raw = order.repairs_queries;
         let barrier = if raw { self.raw_query(stage) } else { self.queries.full(stage) };
-        mbarrier::arrive_expect(barrier, Self::QUERY_BYTES);
-        let place = Place { row, head: block.head, batch: sequence.batch };
+        mbarrier::arrive_expect(barrier, Self::query_bytes(&p.forward));
+        let row = sequence.first_query + block.row_heads.query(block.first_row);
+        let place = if GATHERS_HEADS {
+            Place::of_heads(block.head, row, sequence.batch)
+        } else {
+            Place::of_rows(row, block.head, sequence.batch)
+        };
         self.query(stage).request(maps.q, &place, barrier);
         queries.advance();
 
-        let place = |tile: i32| Place {
-            row: sequence.first_key + tile * KEYS as i32,
-            head: block.key_head,
-            batch: sequence.batch,
+        let place = |tile: i32| {
+            let row = sequence.first_key + tile * KEYS as i32;
+            Place::of_rows(row, block.key_head, sequence.batch)
         };
         let mut raw = order.repairs_values;
         let mut tile = tiles.end;
@@ -184,7 +190,7 @@ impl<
                 break;
             }
             let repairs = order.repairs();
-            let block = order.block(&p.forward);
+            let block = order.block(&p.forward, Self::TILES);
             let last_tile = order.tiles().end - 1;
             self.orders.discard(&mut orders, lane);
             if let Some(stage) = repairs.query_stage {

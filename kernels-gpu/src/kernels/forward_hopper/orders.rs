@@ -41,7 +41,8 @@ impl<
     const QUERY_STAGES: u32,
     const KEY_STAGES: u32,
     const VALUE_STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
+    const GATHERS_HEADS: bool,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
 {
     /// The address of this warp's notes.
     ///
@@ -65,7 +66,7 @@ impl<
         note: u32,
         lane: u32,
     ) {
-        let part = order.tiles_of_rows(p, 64 * warpgroup, KEYS, Self::MOST_LEFT);
+        let part = order.tiles_of_rows(p, Self::TILES, 64 * warpgroup, KEYS, Self::MOST_LEFT);
         if lane == 0 {
             shared::store_u32x4(note, part.words());
         }
@@ -155,7 +156,7 @@ impl<
                 return Next::End;
             }
             let (lane, row) = place();
-            self.write_dead::<E, O>(p, &order.block(p), lane, row);
+            self.write_dead::<E, O>(p, &order.block(p, Self::TILES), lane, row);
             self.orders.discard(orders, lane);
         }
     }
@@ -170,7 +171,7 @@ impl<
         row: u32,
     ) {
         let as_f32 = p.output_f32 != 0;
-        let target = if as_f32 { block.o::<4>(p) } else { block.o::<2>(p) };
+        let target = if as_f32 { block.o_of_heads::<4>(p) } else { block.o_of_heads::<2>(p) };
         store::store_pairs::<E, O, true>(lane, &[0.0; O], row, 0, &target, as_f32);
         if lane < 16 {
             if is_split(p, QUERIES) {

@@ -12,7 +12,7 @@ use crate::attention::query_block::QueryBlock;
 use crate::pipeline::stages::Cursor;
 use crate::tile::bulk::Place;
 use crate::tile::element::TensorCoreElement;
-use crate::tile::global_rows::GlobalRows;
+use crate::tile::global_rows::{HeadRows, Rows};
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::store;
 use crate::tile::warpgroup::{Queries, store_rows};
@@ -25,7 +25,8 @@ impl<
     const QUERY_STAGES: u32,
     const KEY_STAGES: u32,
     const VALUE_STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
+    const GATHERS_HEADS: bool,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
 {
     /// Whether an output of `registers` per thread leaves by the tensor memory accelerator. At head dims 80
     /// and 96, where half a box or more is empty, that was measured slower.
@@ -46,7 +47,7 @@ impl<
         (lane, row): (u32, u32),
         output: &[f32; O],
         staging: SharedTile<QUERIES, ROW_BYTES>,
-        target: &GlobalRows,
+        target: &HeadRows,
     ) {
         if !Self::sends_output(O) {
             store::store_by_matrix::<E, QUERIES, ROW_BYTES, O>(lane, output, staging, row, target);
@@ -57,14 +58,11 @@ impl<
         warp::warp_sync();
         // In one register of the warp: behind a branch that lanes could disagree on, the assembler would not
         // know any more that stages are uniform.
-        let is_whole = warp::uniform(((row + OUTPUT_BOX_ROWS) as i32 <= target.rows) as u32);
+        let is_whole = warp::uniform(((row + OUTPUT_BOX_ROWS) as i32 <= target.count()) as u32);
         if p.o_is_mapped != 0 && is_whole != 0 {
             if lane == 0 {
-                let place = Place {
-                    row: block.sequence.first_query + block.first_row + row as i32,
-                    head: block.head,
-                    batch: block.part,
-                };
+                let first_row = block.sequence.first_query + block.first_row + row as i32;
+                let place = Place::of_rows(first_row, block.head, block.part);
                 staging.send(map, &place, row);
                 bulk_copy::commit();
             }

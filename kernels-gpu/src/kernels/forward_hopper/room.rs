@@ -7,6 +7,7 @@ use crate::abi::{
 };
 use crate::arch::barrier::block_sync;
 use crate::arch::{mbarrier, shared, thread};
+use crate::attention::query_block::QueryTiles;
 use crate::pipeline::mailbox::Mailbox;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
@@ -21,6 +22,7 @@ pub(super) struct Room<
     const QUERY_STAGES: u32,
     const KEY_STAGES: u32,
     const VALUE_STAGES: u32,
+    const GATHERS_HEADS: bool,
 > {
     first_query: SharedTile<QUERIES, ROW_BYTES>,
     first_key: SharedTile<KEYS, ROW_BYTES>,
@@ -43,16 +45,17 @@ impl<
     const QUERY_STAGES: u32,
     const KEY_STAGES: u32,
     const VALUE_STAGES: u32,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
+    const GATHERS_HEADS: bool,
+> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
 {
-    /// How many rows at a time the first query tile of a sequence may lack. A warpgroup's 64 rows stay where
-    /// they are if that keeps the keys on their diagonal in one tile (measured at head dim 64, S 4097 causal:
-    /// 1 %); others move by as many as leave in one piece. The rows of a warp are then all the tile's own, or
-    /// none: what is in the next tile's has no say in their softmax.
-    pub const STEP: u32 = {
+    /// Its query tiles. How many rows at a time the first one of a sequence may lack: a warpgroup's 64 rows
+    /// stay where they are if that keeps the keys on their diagonal in one tile (measured at head dim 64,
+    /// S 4097 causal: 1 %); others move by as many as leave in one piece. The rows of a warp are then all the
+    /// tile's own, or none: what is in the next tile's has no say in their softmax.
+    pub const TILES: QueryTiles = {
         let step = if KEYS.is_multiple_of(64) { 64 } else { OUTPUT_BOX_ROWS };
         assert!(step % 16 == 0 && QUERIES % step == 0);
-        step
+        QueryTiles { rows: QUERIES, step, gathers_heads: GATHERS_HEADS }
     };
     pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     /// Whether the scores of the next query tile are started before this one is done. Where queries stay in
@@ -129,10 +132,29 @@ impl<
                 mbarrier::init(self.raw_query(stage), 1);
                 stage += 1;
             }
-            self.orders.init(4 * WARPGROUPS + may_need_repair(p) as u32);
+            self.orders.init(4 * WARPGROUPS + self.may_need_repair(p) as u32);
             mbarrier::fence_init();
         }
         block_sync();
+    }
+
+    /// Bytes of a query tile that are brought.
+    #[inline(always)]
+    pub fn query_bytes(p: &ForwardParams) -> u32 {
+        let rows = if GATHERS_HEADS { p.tile_rows() } else { QUERIES };
+        rows * const { Self::QUERY_BYTES / QUERIES }
+    }
+
+    /// Whether query tiles have rows that are never brought: as many heads do not fill them.
+    #[inline(always)]
+    pub fn lacks_rows(p: &ForwardParams) -> bool {
+        GATHERS_HEADS && p.tile_rows() != QUERIES
+    }
+
+    /// Whether there can be any work for the repairer.
+    #[inline(always)]
+    pub fn may_need_repair(&self, p: &ForwardParams) -> bool {
+        Self::lacks_rows(p) || p.cu_seqlens_q != 0 || !(p.scale > 0.0)
     }
 
     /// The notes of computing warp `warp`.
@@ -176,12 +198,6 @@ impl<
     pub fn value(&self, stage: u32) -> SharedTile<KEYS, ROW_BYTES> {
         SharedTile { address: self.first_value.address + stage * Self::KEY_BYTES }
     }
-}
-
-/// Whether there can be any work for the repairer.
-#[inline(always)]
-pub(super) fn may_need_repair(p: &ForwardParams) -> bool {
-    p.cu_seqlens_q != 0 || !(p.scale > 0.0)
 }
 
 /// Registers of queries per thread: with two warpgroups there is room for them at head dims from 80 to 128.

@@ -163,7 +163,11 @@ fn shapes(arguments: &BenchArguments, dtype: Dtype, head_dim: usize) -> Result<V
         let queries = arguments.queries.unwrap_or(rows);
         let q = Layout::bshd([batch, queries, heads, head_dim]);
         let kv = Layout::bshd([batch, rows, key_heads, head_dim]);
-        ForwardProblem { num_splits: arguments.num_splits, ..ForwardProblem::new(dtype, q, kv, kv) }
+        ForwardProblem {
+            num_splits: arguments.num_splits,
+            pack_gqa: arguments.pack_gqa,
+            ..ForwardProblem::new(dtype, q, kv, kv)
+        }
     };
     let mut shapes = Vec::new();
     if arguments.varlen {

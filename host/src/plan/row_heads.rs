@@ -1,0 +1,87 @@
+//! Where there are few queries: query heads that share keys and values fill query tiles together.
+//!
+//! A tile takes as long with few rows as with many. Unlike [`super::single_query`], which needs nothing of a
+//! kernel, this is for any number of queries, masks and packed sequences; only kernels for Hopper know of it.
+
+use crate::problem::ValidForward;
+use kernels_gpu::abi::KernelSpec;
+use kernels_gpu::geometry::row_heads::EXACT_BELOW;
+
+/// What the rows of a query tile are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TileRows {
+    /// Query heads of a query, side by side: a divisor of those that share a key head.
+    pub heads: u32,
+    /// Queries.
+    pub queries: u32,
+}
+
+/// Rows of the query tiles that can have several heads.
+const ROWS: u32 = 128;
+
+impl TileRows {
+    /// Those of a kernel, which are `several` if it can.
+    pub(super) fn new(kernel: &KernelSpec, several: Option<TileRows>) -> Self {
+        let alone = TileRows { heads: 1, queries: kernel.query_rows };
+        several.filter(|_| kernel.gathers_heads).unwrap_or(alone)
+    }
+
+    /// How many tiles `queries` queries are.
+    pub(super) fn tiles(&self, queries: u32) -> u32 {
+        queries.div_ceil(self.queries)
+    }
+
+    /// (batch, heads of a tile) pairs of a pass.
+    pub(super) fn pairs(&self, valid: &ValidForward) -> u32 {
+        valid.batches.saturating_mul(valid.query_heads / self.heads)
+    }
+
+    /// How many of these share a key head.
+    pub(super) fn group_size(&self, valid: &ValidForward) -> u32 {
+        valid.group_size / self.heads
+    }
+}
+
+/// Rows of several heads, if that is asked for or pays off: where otherwise, in `short_tiles` or not, more
+/// of the rows that a device works on would be nobody's.
+///
+/// Measured (H200, head dim 128, four heads to a key head, 4096 keys): time of heads alone over that of heads
+/// together.
+///
+/// | queries | rows together over rows alone | full | causal |
+/// |--|--|--|--|
+/// | 4, 64 | 1/4, 1/2 | 2.68, 1.70 | 2.76, 1.71 |
+/// | 100 | 1 | 0.99 | 0.98 |
+/// | 200 | 0.88 | 1.01 | 1.02 |
+/// | 130, 260 alone in tall tiles | 0.83, 0.75 | 0.98, 1.09 | |
+/// | 130, 260 | 0.63, 0.75 | | 1.34, 1.22 |
+/// | 330, 700 | 0.92 | 0.97, 0.95 | 1.02, 1.03 |
+/// | 520 | 0.85; alone in tall tiles 0.94 | 0.90 | 1.05 |
+/// | 150, as many keys | 0.63; alone in tall tiles 0.83 | 0.82 | 1.29 |
+pub(super) fn several(valid: &ValidForward, short_tiles: bool) -> Option<TileRows> {
+    let queries = if valid.is_packed() {
+        // The lengths are in device memory: as if all were equal.
+        (valid.problem.q.shape[1] as u64).div_ceil(valid.batches.max(1).into())
+    } else {
+        valid.query_rows.into()
+    };
+    let worked_on = |rows: TileRows| {
+        let tiles = queries.div_ceil(rows.queries.into()) * u64::from(valid.group_size / rows.heads);
+        tiles * u64::from(ROWS)
+    };
+    let best = (2..=ROWS.min(valid.group_size))
+        .filter(|heads| valid.group_size.is_multiple_of(*heads))
+        .map(|heads| TileRows { heads, queries: ROWS / heads })
+        .filter(|rows| is_exact(rows, valid.query_rows))
+        .min_by_key(|&rows| (worked_on(rows), u32::MAX - rows.heads))?;
+    let (tile, percent) = if short_tiles { (u64::from(ROWS), 92) } else { (192, 75) };
+    let alone = queries.div_ceil(tile) * tile * u64::from(valid.group_size);
+    let pays_off = worked_on(best) * 100 <= alone * percent;
+    valid.problem.pack_gqa.unwrap_or(pays_off).then_some(best)
+}
+
+/// Whether kernels can tell the queries of rows apart, up to a tile behind the last.
+fn is_exact(rows: &TileRows, queries: u32) -> bool {
+    let heads = u64::from(rows.heads);
+    (u64::from(queries) * heads + u64::from(ROWS)) * heads < EXACT_BELOW
+}

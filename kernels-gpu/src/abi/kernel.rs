@@ -1,0 +1,149 @@
+//! What a compiled kernel is.
+
+/// Element type of a tensor in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// bfloat16: 8 exponent bits, 7 mantissa bits.
+    Bf16,
+    /// IEEE binary16: 5 exponent bits, 10 mantissa bits.
+    F16,
+    /// IEEE binary32.
+    F32,
+}
+
+impl Dtype {
+    /// Bytes per element.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Dtype::Bf16 | Dtype::F16 => 2,
+            Dtype::F32 => 4,
+        }
+    }
+
+    /// The name used in kernel names, tables and JSON: `bf16`, `f16`, `f32`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::Bf16 => "bf16",
+            Dtype::F16 => "f16",
+            Dtype::F32 => "f32",
+        }
+    }
+}
+
+/// The PTX target a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arch {
+    /// `sm_80`: Ampere and everything newer, through the driver's JIT.
+    Sm80,
+    /// `sm_90a`: Hopper alone. Its matrix instructions are neither in older nor in newer devices.
+    Sm90a,
+}
+
+impl Arch {
+    /// Every target.
+    pub const ALL: [Arch; 2] = [Arch::Sm80, Arch::Sm90a];
+
+    /// The name given to the compiler and used in kernel names: `sm_80`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Arch::Sm80 => "sm_80",
+            Arch::Sm90a => "sm_90a",
+        }
+    }
+
+    /// The smallest compute capability that runs its kernels.
+    pub const fn compute_capability(self) -> (u32, u32) {
+        match self {
+            Arch::Sm80 => (8, 0),
+            Arch::Sm90a => (9, 0),
+        }
+    }
+
+    /// Whether a device of this compute capability can run the kernel.
+    pub const fn runs_on(self, major: u32, minor: u32) -> bool {
+        match self {
+            Arch::Sm80 => major >= 8,
+            Arch::Sm90a => major == 9 && minor == 0,
+        }
+    }
+}
+
+/// How a kernel reads and writes rows in global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// 16 bytes at a time: every row of q, k, v and o must start on a 16-byte boundary.
+    Vector16,
+    /// One element at a time: any strides. Slower.
+    Element,
+}
+
+impl Access {
+    /// The suffix of the kernel name: empty for the aligned kernel, `_strided` for the other.
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Access::Vector16 => "",
+            Access::Element => "_strided",
+        }
+    }
+}
+
+/// What a kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// o and lse from q, k and v.
+    Forward,
+    /// o and lse from those of ranges of keys. Any head dim, any strides.
+    ForwardCombine,
+    /// First kernel of a backward: delta and lse per row, and zeroed accumulators or, for Hopper, notes. Any
+    /// head dim, any strides.
+    BackwardDelta,
+    /// Main kernel of a backward: dk, dv and dq before conversion.
+    Backward,
+    /// Last kernel of a backward: dq.
+    BackwardConvert,
+}
+
+/// One compiled kernel: what it accepts and what it needs to be launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelSpec {
+    /// Entry point in the PTX, also the name of the PTX file.
+    pub name: &'static str,
+    /// What it computes.
+    pub family: Family,
+    /// PTX target.
+    pub arch: Arch,
+    /// Element type of q, k and v.
+    pub dtype: Dtype,
+    /// Head dimensions (of q and k, and of v) up to this one are accepted; smaller ones are padded with
+    /// zeros on chip.
+    pub head_dim: u32,
+    /// How global memory is accessed.
+    pub access: Access,
+    /// Query rows per block, or per step of the inner loop of a backward; of a delta kernel, per tile, of
+    /// which a block takes one or two.
+    pub query_rows: u32,
+    /// Keys per step of the inner loop.
+    pub key_rows: u32,
+    /// Threads per block (`.maxntid`).
+    pub threads: u32,
+    /// Blocks whose registers must fit on one multiprocessor (`.minnctapersm`): caps those of a thread.
+    pub min_blocks: u32,
+    /// Dynamic shared memory per block, bytes.
+    pub shared_bytes: u32,
+    /// Whether this forward kernel is for rows of several heads: [`super::ForwardParams::row_heads`].
+    pub gathers_heads: bool,
+}
+
+impl KernelSpec {
+    /// Whether this forward kernel looks at [`super::ForwardParams::splits`].
+    pub const fn splits_keys(&self) -> bool {
+        tiles_split_keys(self.query_rows)
+    }
+}
+
+/// Whether forward kernels with `query_rows` query rows a tile work on ranges of keys: those with three
+/// warpgroups have no register left for it, and are for many rows anyway.
+#[inline(always)]
+pub const fn tiles_split_keys(query_rows: u32) -> bool {
+    query_rows <= 128
+}

@@ -109,9 +109,9 @@ pub struct ForwardParams {
     /// least. Not used where `splits` is 1.
     pub split_keys: u32,
     /// Query heads that stand side by side as rows of a query tile ([`crate::geometry::row_heads`]), a
-    /// divisor of Hq / Hk: `query_heads`, `group_size` and `heads_per_wave` count so many heads as one. This
-    /// and what follows is looked at by kernels alone that [gather heads](KernelSpec::gathers_heads), and 1
-    /// elsewhere.
+    /// divisor of Hq / Hk: `query_heads`, `group_size` and `heads_per_wave` count so many heads as one. 1
+    /// for all kernels but those that [gather heads](KernelSpec::gathers_heads), which alone look at this and
+    /// what follows.
     pub row_heads: u32,
     /// `row_heads::reciprocal(row_heads)`; rows are exact as [`crate::geometry::row_heads::EXACT_BELOW`]
     /// says.

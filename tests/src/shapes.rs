@@ -96,6 +96,7 @@ fn heads_together(kernel: &str) -> Vec<Case> {
     let window = Mask::Window { left: Some(20), right: Some(3), alignment: CausalAlignment::TopLeft };
     let in_f32 = |case: &Case| Case { output_dtype: Dtype::F32, ..case.clone() };
     let odd = Case { value_dim: dim - 15, ..three.clone() };
+    let dead = Case { mask: window, key_rows: 5, ..four.clone() };
     vec![
         three.clone(),
         full.clone(),
@@ -105,12 +106,18 @@ fn heads_together(kernel: &str) -> Vec<Case> {
         in_f32(&three),
         in_f32(&odd),
         odd,
+        // Whole chunks of 16 bytes, but not as many as a kernel has.
+        Case { value_dim: dim - 8, ..three.clone() },
         Case { mask: window, key_rows: 40, ..four.clone() },
         Case { scale: Some(-0.2), tight: true, ..three.clone() },
         several_tiles(kernel),
         Case { batches: 34, query_rows: 4, ..packed },
+        // The first tile sees nothing, or the last one, behind which there is nothing to write to.
         Case { key_rows: 5, ..three },
-        in_f32(&Case { value_dim: 3, key_rows: 5, ..four.clone() }),
+        dead.clone(),
+        in_f32(&dead),
+        in_f32(&Case { value_dim: 3, ..dead.clone() }),
+        Case { value_dim: 3, ..dead },
         Case { key_rows: 0, ..four },
         Case { query_rows: 3, ..full },
     ]

@@ -152,6 +152,8 @@ fn labels(ptx: &Ptx) -> HashMap<&str, usize> {
 /// An edit that changes nothing, and so shows in nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
+    /// The kernel, if that of others does show.
+    pub kernel: Option<&'static str>,
     /// The instruction that is taken away.
     pub opcode: &'static str,
     /// Source lines that it comes from.
@@ -163,101 +165,138 @@ pub struct Explanation {
 /// All that are known. Edits that do show have no place here: tests pass over what is explained.
 pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
+        kernel: None,
         opcode: "bar.warp.sync",
         through: &["forward_mma.rs: store::store_staged"],
         why: "a barrier of the block stands between the last reads of these bytes and what is staged in them",
     },
     Explanation {
+        kernel: None,
         opcode: "bar.warp.sync",
         through: &["forward_mma.rs: warp::warp_sync();"],
         why: "the barrier of the block that shows the first keys stands between scaled queries and their use",
     },
     Explanation {
+        kernel: None,
         opcode: "bar.warp.sync",
         through: &["repaired(self.keys.full(0));"],
         why: "keys and values are waited for together, and values are repaired behind the keys by the same lanes",
     },
     Explanation {
+        kernel: None,
         opcode: "fence.proxy.async.shared",
         through: &["repaired(self.keys.full(0));"],
         why: "keys and values are waited for together, and values are repaired behind the keys by the same lanes",
     },
     Explanation {
+        kernel: None,
         opcode: "bar.warp.sync",
         through: &["forward_hopper.rs: room.produce"],
         why: "it brings the lanes together before the next tile; what they tell each other passes through shuffles",
     },
     Explanation {
+        kernel: None,
         opcode: "bra",
         through: &["orders.rs: if lane == 0 {"],
         why: "all lanes of the warp would note the same",
     },
     Explanation {
+        kernel: None,
         opcode: "bra",
         through: &["orders.rs: warp::warp_sync();"],
         why: "all lanes of the warp would note the same",
     },
     Explanation {
+        kernel: None,
         opcode: "fence.",
         through: &["room.rs: mbarrier::fence_init();"],
         why: "two fences stand here, and either shows new barriers to the async proxy",
     },
     Explanation {
+        kernel: None,
         opcode: "wgmma.fence",
         through: &["E::start_output"],
         why: "nothing touches the registers of the second product between the fence of the first and this one",
     },
     Explanation {
+        kernel: None,
         opcode: "wgmma.fence",
         through: &["E::start_scores::<KEYS>(values"],
         why: "nothing touches the registers of the second product between the fence of the first and this one",
     },
     Explanation {
+        kernel: None,
         opcode: "wgmma.fence",
         through: &["E::start_dq"],
         why: "nothing touches the registers of dq between the fence of the product of dv and this one",
     },
     Explanation {
+        kernel: None,
         opcode: "wgmma.fence",
         through: &["E::start_gradient(&mut dk"],
         why: "ds and dk are last touched before the fence of the product of dv",
     },
     Explanation {
+        kernel: None,
         opcode: "wgmma.commit_group",
         through: &["E::start_gradient(&mut dv"],
         why: "the product of dq is committed right behind it, and both are waited for together",
     },
     Explanation {
+        kernel: None,
         opcode: "wgmma.wait_group",
         through: &["dv.wait::<0>();"],
         why: "the wait for dk at the end of every step waits for all products",
     },
     Explanation {
+        kernel: None,
         opcode: "mbarrier.try_wait",
         through: &["self.d_os.acquire(&turn);"],
         why: "every warp releases dO before the queries of the same stage, which the producer has acquired just before",
     },
     Explanation {
+        kernel: None,
         opcode: "mbarrier.try_wait",
         through: &["self.values.acquire(turn);"],
         why: "every warp releases keys behind its last use of both, and the producer has acquired the keys just before",
     },
     Explanation {
+        kernel: None,
         opcode: "wgmma.commit_group",
         through: &["E::start_scores"],
         why: "the second product is committed right behind it, and both are waited for together",
     },
     Explanation {
+        kernel: None,
         opcode: "wgmma.wait_group",
         through: &["forward_hopper.rs: scores.wait::<0>();"],
         why: "the wait for the output, just before, waits for all products",
     },
+    Explanation {
+        kernel: Some("forward_bf16_d128_heads_sm90a"),
+        opcode: "fence.proxy.async.shared",
+        through: &["hand_over(self.queries.full(stage), lane);"],
+        why: "threads move these queries to registers, and hand them back behind a fence of their own",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "bar.warp.sync",
+        through: &["self.release_queries(queries, by_this_lane);"],
+        why: "the first product with queries in registers brings the lanes together behind their loads",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "mbarrier.arrive",
+        through: &["self.release_last_values(&values);"],
+        why: "two warpgroups are at their end here",
+    },
 ];
 
 /// Why an edit changes nothing, if it is known that it does not.
-pub fn explanation(edit: &Edit) -> Option<&'static Explanation> {
+pub fn explanation(kernel: &str, edit: &Edit) -> Option<&'static Explanation> {
     EXPLANATIONS.iter().find(|known| {
-        edit.site.instruction().starts_with(known.opcode)
+        known.kernel.is_none_or(|known| known == kernel)
+            && edit.site.instruction().starts_with(known.opcode)
             && goes_through(&edit.site.places, known.through)
     })
 }
@@ -293,6 +332,6 @@ mod tests {
         ];
         assert_eq!(found, expected);
         assert_eq!(edits[5].site.text, "@%p2 bra $END;");
-        assert!(explanation(&edits[0]).is_none());
+        assert!(explanation("any", &edits[0]).is_none());
     }
 }

@@ -186,6 +186,7 @@ fn warpgroups_that_leave_out_the_first_key_tiles_get_the_next_query_tile() {
                 mask: Mask::Window { left: Some(left), right: Some(right), alignment },
                 placement: Placement::Bshd,
                 gradients: None,
+                pack_gqa: Some(false),
                 ..Case::small()
             };
             let verdict = judge_on(&of_size(&open(), 1), kernel, &case);

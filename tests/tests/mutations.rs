@@ -25,7 +25,8 @@ fn every_edit_shows_or_is_explained(kernel: &str) {
     let seed: usize = std::env::var("FATTN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     let (first, step) = if all { (0, 1) } else { (seed % SAMPLE, SAMPLE) };
     let cases = cases(kernel);
-    let tried = edits.iter().skip(first).step_by(step).filter(|edit| explanation(edit).is_none());
+    let tried =
+        edits.iter().skip(first).step_by(step).filter(|edit| explanation(kernel, edit).is_none());
     let unseen: Vec<_> = tried
         .filter(|edit| matches!(verdict(kernel, &shipped, edit, &cases), Verdict::Clean))
         .map(|edit| &edit.site)
@@ -39,8 +40,10 @@ fn what_is_explained_is_an_edit() {
     if emulated_arch().is_none() {
         return;
     }
-    let edits: Vec<_> = KERNELS.iter().flat_map(|kernel| edits(&Ptx::shipped(kernel))).collect();
-    let explained: Vec<_> = edits.iter().filter_map(explanation).collect();
+    let of_kernel = |kernel: &&'static str| {
+        edits(&Ptx::shipped(kernel)).into_iter().filter_map(|edit| explanation(kernel, &edit))
+    };
+    let explained: Vec<_> = KERNELS.iter().flat_map(of_kernel).collect();
     for known in EXPLANATIONS {
         assert!(explained.contains(&known), "{known:?}");
     }

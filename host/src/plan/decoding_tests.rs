@@ -94,6 +94,12 @@ fn heads_stay_alone_where_their_queries_fill_tiles() {
     };
     assert_eq!(tile_rows(&packed(64, 64)), [4, 32]);
     assert_eq!(tile_rows(&packed(16384, 12))[0], 1);
+    // At head dim 80 the kernel for several heads has 128 columns.
+    let of_80 = |queries| {
+        let (q, kv) = (Layout::bshd([2, queries, 8, 80]), Layout::bshd([2, 4096, 2, 80]));
+        tile_rows(&ForwardProblem::new(Dtype::Bf16, q, kv, kv).with_num_splits(1))[0]
+    };
+    assert_eq!([4, 64, 96].map(of_80), [4, 4, 1]);
     // Kernels could not tell the queries of so many rows apart.
     let many = |queries| {
         let (q, kv) = (Layout::bshd([1, queries, 128, 8]), Layout::bshd([1, 9, 1, 8]));
@@ -226,5 +232,20 @@ fn a_split_says_what_comes_after_it() {
         "few query tiles",
     ] {
         assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// Numbers of rows and of sequences that no device has: products of them once left their types.
+#[test]
+fn problems_that_are_too_large_for_any_grid_are_refused() {
+    let (q, kv) = (Layout::bshd([1, 1 << 28, 1 << 31, 1]), Layout::bshd([1, 64, 1, 1]));
+    let (q_packed, kv_packed) = (Layout::packed([64, 2, 8]), Layout::packed([64, 1, 8]));
+    let sequences = Sequences::Packed { count: u32::MAX as usize, max_query_rows: 4, max_key_rows: 4 };
+    let packed =
+        ForwardProblem::new(Dtype::Bf16, q_packed, kv_packed, kv_packed).with_sequences(sequences);
+    let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
+    for problem in [ForwardProblem::new(Dtype::Bf16, q, kv, kv), packed, packed.with_pack_gqa(true)] {
+        let error = plan_forward(&problem.validate().unwrap(), &device(), &pointers).unwrap_err();
+        assert!(matches!(error, Error::GridTooLarge { .. }), "{error}");
     }
 }

@@ -95,7 +95,7 @@ pub struct HopperPlan {
     pub k: Option<TensorMapDescription>,
     /// v; none without keys.
     pub v: Option<TensorMapDescription>,
-    /// o, where it can be described.
+    /// o, where it can be described and rows of tiles are queries.
     pub o: Option<TensorMapDescription>,
 }
 
@@ -241,7 +241,7 @@ fn plan_kernel(
 fn count_tiles(valid: &ValidForward, rows: &TileRows, hopper: bool, ranges: u32) -> Result<u32> {
     let (heads, queries) = (valid.query_heads / rows.heads, rows.queries);
     if hopper && valid.is_packed() {
-        let most = valid.problem.q.shape[1] as u32 / queries + valid.batches;
+        let most = (valid.problem.q.shape[1] as u32 / queries).saturating_add(valid.batches);
         return count_blocks(most, &format!("tiles of {queries} query rows"), heads, 1);
     }
     let tiles = rows.tiles(valid.query_rows);

@@ -4,7 +4,7 @@
 //! kernel, this is for any number of queries, masks and packed sequences; only kernels for Hopper know of it.
 
 use crate::problem::ValidForward;
-use kernels_gpu::abi::KernelSpec;
+use kernels_gpu::abi::{Arch, Family, KERNELS, KernelSpec};
 use kernels_gpu::geometry::row_heads::EXACT_BELOW;
 
 /// What the rows of a query tile are.
@@ -58,6 +58,8 @@ impl TileRows {
 /// | 330, 700 | 0.92 | 0.97, 0.95 | 1.02, 1.03 |
 /// | 520 | 0.85; alone in tall tiles 0.94 | 0.90 | 1.05 |
 /// | 150, as many keys | 0.63; alone in tall tiles 0.83 | 0.82 | 1.29 |
+///
+/// At other head dims the kernel may be one for more columns, which are then multiplied, too.
 pub(super) fn several(valid: &ValidForward, short_tiles: bool) -> Option<TileRows> {
     let queries = if valid.is_packed() {
         // The lengths are in device memory: as if all were equal.
@@ -67,17 +69,32 @@ pub(super) fn several(valid: &ValidForward, short_tiles: bool) -> Option<TileRow
     };
     let worked_on = |rows: TileRows| {
         let tiles = queries.div_ceil(rows.queries.into()) * u64::from(valid.group_size / rows.heads);
-        tiles * u64::from(ROWS)
+        u128::from(tiles) * u128::from(ROWS)
     };
     let best = (2..=ROWS.min(valid.group_size))
         .filter(|heads| valid.group_size.is_multiple_of(*heads))
         .map(|heads| TileRows { heads, queries: ROWS / heads })
         .filter(|rows| is_exact(rows, valid.query_rows))
         .min_by_key(|&rows| (worked_on(rows), u32::MAX - rows.heads))?;
+    if let Some(pack_gqa) = valid.problem.pack_gqa {
+        return pack_gqa.then_some(best);
+    }
     let (tile, percent) = if short_tiles { (u64::from(ROWS), 92) } else { (192, 75) };
-    let alone = queries.div_ceil(tile) * tile * u64::from(valid.group_size);
-    let pays_off = worked_on(best) * 100 <= alone * percent;
-    valid.problem.pack_gqa.unwrap_or(pays_off).then_some(best)
+    let alone = u128::from(queries.div_ceil(tile) * tile) * u128::from(valid.group_size);
+    let [columns_alone, columns_together] = [false, true].map(|gathers| columns(valid, gathers));
+    (worked_on(best) * columns_together * 100 <= alone * columns_alone * percent).then_some(best)
+}
+
+/// Columns of the kernels for Hopper that the problem fits, for heads alone or together.
+fn columns(valid: &ValidForward, gathers_heads: bool) -> u128 {
+    let columns = valid.head_dim.max(valid.value_dim);
+    let kernels = KERNELS.iter().filter(|spec| {
+        spec.family == Family::Forward
+            && spec.arch == Arch::Sm90a
+            && spec.gathers_heads == gathers_heads
+            && spec.head_dim >= columns
+    });
+    kernels.map(|spec| spec.head_dim).min().unwrap_or(columns).into()
 }
 
 /// Whether kernels can tell the queries of rows apart, up to a tile behind the last.

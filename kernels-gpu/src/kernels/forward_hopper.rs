@@ -326,7 +326,7 @@ impl<
                         if next == Next::Work {
                             self.keys.release(&keys);
                         } else {
-                            self.values.release(&values);
+                            self.release_last_values(&values);
                         }
                     }
                 }

@@ -10,7 +10,9 @@
 
 use finite_attention_tests::ptx::{Ptx, spec};
 use finite_attention_tests::shapes::cases;
-use finite_attention_tests::sweep::{Class, EXPLANATIONS, Edit, KERNELS, edits, explanation, verdict};
+use finite_attention_tests::sweep::{
+    Class, EXPLANATIONS, Edit, Explanation, KERNELS, edits, explanation, verdict,
+};
 use finite_attention_tests::verdict::{Verdict, first, schedules};
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -42,7 +44,8 @@ fn main() -> ExitCode {
         eprintln!("--write {file}: {error}");
         return ExitCode::from(2);
     }
-    let needed: Vec<_> = swept.iter().flat_map(Swept::missed).map(explanation).collect();
+    let needed: Vec<_> =
+        swept.iter().flat_map(|swept| swept.missed().map(|edit| swept.explanation(edit))).collect();
     let idle: Vec<_> =
         EXPLANATIONS.iter().filter(|&known| all && !needed.contains(&Some(known))).collect();
     idle.iter().for_each(|known| eprintln!("what this explains does show: {known:?}"));
@@ -90,11 +93,12 @@ struct Counts {
 }
 
 impl Counts {
-    fn of<'e>(edits: impl Iterator<Item = &'e (Edit, Verdict)>) -> Self {
+    /// Of edits with their kernel.
+    fn of<'e>(edits: impl Iterator<Item = (&'static str, &'e (Edit, Verdict))>) -> Self {
         let mut counts = Counts::default();
-        for (edit, verdict) in edits {
+        for (kernel, (edit, verdict)) in edits {
             *match verdict {
-                Verdict::Clean if explanation(edit).is_some() => &mut counts.equivalent,
+                Verdict::Clean if explanation(kernel, edit).is_some() => &mut counts.equivalent,
                 Verdict::Clean => &mut counts.unseen,
                 Verdict::Wrong(_) => &mut counts.by_results,
                 Verdict::Findings(_) | Verdict::Refused(_) => &mut counts.by_emulator,
@@ -115,6 +119,11 @@ impl Counts {
 }
 
 impl Swept {
+    /// Why an edit changes nothing, if it is known that it does not.
+    fn explanation(&self, edit: &Edit) -> Option<&'static Explanation> {
+        explanation(self.kernel, edit)
+    }
+
     /// The edits that show in nothing.
     fn missed(&self) -> impl Iterator<Item = &Edit> {
         self.edits.iter().filter_map(|(edit, verdict)| matches!(verdict, Verdict::Clean).then_some(edit))
@@ -136,16 +145,17 @@ fn report(swept: &[Swept]) -> String {
     );
     text += HEAD;
     for Swept { kernel, edits } in swept {
-        text += &Counts::of(edits.iter()).row(kernel);
+        text += &Counts::of(edits.iter().map(|edit| (*kernel, edit))).row(kernel);
     }
-    text += &Counts::of(swept.iter().flat_map(|swept| &swept.edits)).row("all");
+    let all = swept.iter().flat_map(|swept| swept.edits.iter().map(|edit| (swept.kernel, edit)));
+    text += &Counts::of(all).row("all");
     for swept @ Swept { kernel, edits } in swept {
         // Writing to a String cannot fail.
         let _ = write!(text, "\n## {kernel}\n\n{HEAD}");
         for class in Class::ALL {
-            let of_class: Vec<_> = edits.iter().filter(|(edit, _)| edit.class == class).collect();
-            if !of_class.is_empty() {
-                text += &Counts::of(of_class.into_iter()).row(class.name());
+            let of_class = || edits.iter().filter(|(edit, _)| edit.class == class);
+            if of_class().count() > 0 {
+                text += &Counts::of(of_class().map(|edit| (*kernel, edit))).row(class.name());
             }
         }
         text += &missed(swept);
@@ -157,7 +167,7 @@ fn report(swept: &[Swept]) -> String {
 fn missed(swept: &Swept) -> String {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
     for edit in swept.missed() {
-        let reason = match explanation(edit) {
+        let reason = match swept.explanation(edit) {
             Some(known) => format!("Equivalent: {}.", known.why),
             None => "Not found, and nobody has said why.".to_owned(),
         };

@@ -202,23 +202,25 @@ impl<
                     warp::warp_sync();
                     tile.scale_rows::<E, QUERIES>(lane, 0, factor);
                 }
-                bulk_copy::fence();
-                warp::warp_sync();
-                if lane == 0 {
-                    mbarrier::arrive(self.queries.full(stage));
-                }
+                hand_over(self.queries.full(stage), lane);
             }
             if let Some(stage) = repairs.value_stage {
                 mbarrier::wait(self.raw_value(stage), value_parities >> stage & 1);
                 value_parities ^= 1 << stage;
                 let rows = block.sequence.visible.key_rows - last_tile * KEYS as i32;
                 self.value(stage).clear_rows(lane, rows as u32);
-                bulk_copy::fence();
-                warp::warp_sync();
-                if lane == 0 {
-                    mbarrier::arrive(self.values.full(stage));
-                }
+                hand_over(self.values.full(stage), lane);
             }
         }
+    }
+}
+
+/// Says at `barrier` that a repaired tile is there, to products and threads.
+#[inline(always)]
+unsafe fn hand_over(barrier: u32, lane: u32) {
+    bulk_copy::fence();
+    warp::warp_sync();
+    if lane == 0 {
+        mbarrier::arrive(barrier);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! In 16 bits it leaves through shared memory, if the kernel has room for that ([`Room::STAGES_OUTPUT`]).
 //! Where it fills whole boxes ([`Room::sends_output`]) the tensor memory accelerator sends each warp's 16
-//! rows from there while the warp goes on. The end of a sequence, and tensors that no tensor map describes,
-//! are left to threads, 16 bytes at a time.
+//! rows from there while the warp goes on. The end of a sequence, rows of several heads, and tensors that no
+//! tensor map describes, are left to threads, 16 bytes at a time.
 
 use super::room::Room;
 use crate::abi::{ForwardParams, OUTPUT_BOX_ROWS};
@@ -29,9 +29,9 @@ impl<
 > Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
 {
     /// Whether an output of `registers` per thread leaves by the tensor memory accelerator. At head dims 80
-    /// and 96, where half a box or more is empty, that was measured slower.
+    /// and 96, where half a box or more is empty, that was measured slower. No box has rows of several heads.
     pub const fn sends_output(registers: usize) -> bool {
-        Self::STAGES_OUTPUT && 4 * registers == ROW_BYTES as usize
+        Self::STAGES_OUTPUT && !GATHERS_HEADS && 4 * registers == ROW_BYTES as usize
     }
 
     /// Writes a warp's 16 rows of the output, from `row` on, in 16 bits, through those of `staging`. Where
@@ -106,6 +106,13 @@ impl<
         if by_this_lane {
             self.queries.release(queries);
         }
+    }
+
+    /// Releases the values behind which no query tile comes at once: after one of which the warpgroup has no
+    /// row it may be waited for.
+    #[inline(always)]
+    pub unsafe fn release_last_values(&self, values: &Cursor<VALUE_STAGES>) {
+        self.values.release(values);
     }
 
     /// Releases the query tile where it stays in shared memory, after its last use.

@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long)]
     output: Option<PathBuf>,
     /// Fail when the folder grows larger than this.
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 44)]
     max_megabytes: u64,
 }
 

@@ -249,3 +249,18 @@ fn problems_that_are_too_large_for_any_grid_are_refused() {
         assert!(matches!(error, Error::GridTooLarge { .. }), "{error}");
     }
 }
+
+#[test]
+fn tiles_that_see_nearly_the_same_keys_go_head_by_head() {
+    let wave = |queries, keys, mask| {
+        let (q, kv) = (Layout::bshd([4, queries, 16, 128]), Layout::bshd([4, keys, 16, 128]));
+        let problem = ForwardProblem::new(Dtype::Bf16, q, kv, kv).with_mask(mask).with_num_splits(1);
+        plan(&problem, &pointers()).params.heads_per_wave
+    };
+    let causal = Mask::Causal(CausalAlignment::BottomRight);
+    assert_eq!([(512, 8192), (1024, 8192)].map(|(queries, keys)| wave(queries, keys, causal)), [1, 1]);
+    for (queries, keys) in [(512, 512), (1024, 1024), (4096, 8192)] {
+        assert!(wave(queries, keys, causal) > 1, "{queries} {keys}");
+    }
+    assert!(wave(512, 8192, Mask::Causal(CausalAlignment::TopLeft)) > 1);
+}

@@ -3,8 +3,9 @@
 /// Calls `$callback!` with one row for each tensor-core forward kernel for sm_80.
 ///
 /// This and its sibling for f32 are the only places where instantiations are chosen; the kernels and the
-/// table of the host are both made from them. Columns: name, element type (a variant of [`Dtype`]), head
-/// dim, access, query rows, keys per step, warps, blocks per multiprocessor.
+/// table of the host are both made from them. Columns: name, element type (a variant of
+/// [`Dtype`](crate::abi::Dtype)), head dim, access, query rows, keys per step, warps, blocks per
+/// multiprocessor.
 ///
 /// - 128 query rows on 4 warps (two 16-row tiles each): a key fragment read from shared memory feeds two
 ///   products. Measured at head dim 128, S 4096, against FlashAttention-2 in the same run on an H200:

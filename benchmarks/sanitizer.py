@@ -34,7 +34,7 @@ def arguments():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     add = parser.add_argument
-    add("--bundle", type=Path, default=here, help="the folder with zoo and mutants.tar.xz")
+    add("--bundle", type=Path, default=here, help="the folder with mutants.tar.xz")
     add("--sanitizer", default=None, help="compute-sanitizer, if it is not on the PATH")
     add("--tools", nargs="+", default=list(TOOLS), choices=TOOLS)
     add("--only", default="", help="mutants whose file has this in its name")
@@ -104,7 +104,7 @@ def judged(tool, code, output):
 
 
 def command(options, sanitizer, mutant, tool):
-    zoo = [str(options.bundle / "zoo"), "run", str(mutant["path"]), options.device or mutant["device"]]
+    zoo = [str(options.bundle / "mutants" / "zoo"), "run", str(mutant["path"]), options.device or mutant["device"]]
     if tool == ALONE:
         return zoo
     # Errors of the driver are how a fault shows without a tool as well.

@@ -134,7 +134,8 @@ fn choose_kernel(
         (spec.access != access, spec.arch != Arch::Sm90a, gathers_not, spec.head_dim, rows)
     });
     if let Some(kernel) = chosen {
-        reasons.push(format!("smallest head_dim of at least {head_dim} is {}", kernel.head_dim));
+        let heads = if kernel.gathers_heads { ", for several heads," } else { "" };
+        reasons.push(format!("smallest head_dim of at least {head_dim}{heads} is {}", kernel.head_dim));
         if kernel.arch == Arch::Sm90a {
             reasons.push("the device is Hopper, and tensor maps can describe the tensors".into());
         }

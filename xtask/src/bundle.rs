@@ -7,7 +7,7 @@
 //!   fattn                     the command
 //!   libfinite_attention.so    the C interface
 //!   compare.py, comparison/   the comparison with other libraries
-//!   zoo, mutants.tar.xz       broken kernels, and what runs one of them
+//!   mutants.tar.xz            broken kernels, and zoo, which runs one of them
 //!   sanitizer.py              what compute-sanitizer finds of those
 //!   tests.tar.xz              every test binary of the library and of the property tests
 //! ```
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long)]
     output: Option<PathBuf>,
     /// Fail when the folder grows larger than this.
-    #[arg(long, default_value_t = 44)]
+    #[arg(long, default_value_t = 40)]
     max_megabytes: u64,
 }
 
@@ -144,9 +144,9 @@ pub fn run(args: &Args) -> Result<()> {
         collect(&test.path, &output.join("tests").join(&test.name))?;
     }
     pack(&output, "tests")?;
-    collect(&zoo.path, &output.join("zoo"))?;
     println!("writing the zoo's kernels, with what the emulator makes of them");
     workspace::output(Command::new(&zoo.path).arg("write").arg(output.join("mutants")))?;
+    collect(&zoo.path, &output.join("mutants").join("zoo"))?;
     pack(&output, "mutants")?;
     copy_comparison(&workspace::root().join("benchmarks"), &output)?;
     let script = output.join("run.sh");

@@ -3,23 +3,44 @@
 use super::shared_bytes::*;
 use super::{Access, Arch, Dtype, Family, KernelSpec};
 
-macro_rules! table {
-    ($family:ident, $shared:expr, $(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal,
-        $keys:literal, $warps:literal, $blocks:literal))*) => {
-        &[$(KernelSpec {
+/// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
+macro_rules! spec {
+    ($family:ident, $arch:ident, ($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal,
+        $keys:literal, $threads:expr, $blocks:literal), $shared_bytes:expr, $gathers_heads:literal) => {
+        KernelSpec {
             name: stringify!($name),
             family: Family::$family,
-            arch: Arch::Sm80,
+            arch: Arch::$arch,
             dtype: Dtype::$dtype,
             head_dim: $dim,
             access: Access::$access,
             query_rows: $queries,
             key_rows: $keys,
-            threads: $warps * 32,
+            threads: $threads,
             min_blocks: $blocks,
-            shared_bytes: $shared($dim, $queries, $keys),
-            gathers_heads: false,
-        }),*]
+            shared_bytes: $shared_bytes,
+            gathers_heads: $gathers_heads,
+        }
+    };
+}
+
+macro_rules! table {
+    ($family:ident, $shared:expr, $(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal,
+        $keys:literal, $warps:literal, $blocks:literal))*) => {
+        &[$(spec!(
+            $family, Sm80, ($name, $dtype, $dim, $access, $queries, $keys, $warps * 32, $blocks),
+            $shared($dim, $queries, $keys), false
+        )),*]
+    };
+}
+
+macro_rules! forward_sm90a_table {
+    ($gathers_heads:literal, $(($name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal,
+        $warpgroups:literal))*) => {
+        &[$(spec!(
+            Forward, Sm90a, ($name, $dtype, $dim, Vector16, $queries, $keys, (1 + $warpgroups) * 128, 1),
+            forward_sm90a_shared_bytes($dim, $queries, $keys), $gathers_heads
+        )),*]
     };
 }
 
@@ -27,35 +48,15 @@ macro_rules! backward_sm90a_table {
     ($keys:literal, $shared:expr, $(($name:ident, $convert:ident, $dtype:ident, $dim:literal,
         $queries:literal))*) => {
         &[$(
-            KernelSpec {
-                name: stringify!($name),
-                family: Family::Backward,
-                arch: Arch::Sm90a,
-                dtype: Dtype::$dtype,
-                head_dim: $dim,
-                access: Access::Vector16,
-                query_rows: $queries,
-                key_rows: $keys,
-                threads: 3 * 128,
-                min_blocks: 1,
-                shared_bytes: $shared($dim, $queries, $keys),
-                gathers_heads: false,
-            },
-            KernelSpec {
-                name: stringify!($convert),
-                family: Family::BackwardConvert,
-                arch: Arch::Sm90a,
-                dtype: Dtype::$dtype,
-                head_dim: $dim,
-                access: Access::Vector16,
-                query_rows: $queries,
-                key_rows: $keys,
-                // 32 elements each.
-                threads: $queries * $dim / 32,
-                min_blocks: 1,
-                shared_bytes: 0,
-                gathers_heads: false,
-            },
+            spec!(
+                Backward, Sm90a, ($name, $dtype, $dim, Vector16, $queries, $keys, 3 * 128, 1),
+                $shared($dim, $queries, $keys), false
+            ),
+            // 32 elements for each thread.
+            spec!(
+                BackwardConvert, Sm90a,
+                ($convert, $dtype, $dim, Vector16, $queries, $keys, $queries * $dim / 32, 1), 0, false
+            ),
         )*]
     };
 }
@@ -69,26 +70,6 @@ const FORWARD_FMA: &[KernelSpec] = {
     macro_rules! rows { ($($row:tt)*) => { table!(Forward, forward_fma_shared_bytes, $($row)*) }; }
     for_each_forward_fma_sm80!(rows)
 };
-
-macro_rules! forward_sm90a_table {
-    ($gathers_heads:literal, $(($name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal,
-        $warpgroups:literal))*) => {
-        &[$(KernelSpec {
-            name: stringify!($name),
-            family: Family::Forward,
-            arch: Arch::Sm90a,
-            dtype: Dtype::$dtype,
-            head_dim: $dim,
-            access: Access::Vector16,
-            query_rows: $queries,
-            key_rows: $keys,
-            threads: (1 + $warpgroups) * 128,
-            min_blocks: 1,
-            shared_bytes: forward_sm90a_shared_bytes($dim, $queries, $keys),
-            gathers_heads: $gathers_heads,
-        }),*]
-    };
-}
 
 const FORWARD_SM90A: &[KernelSpec] = {
     macro_rules! rows { ($($row:tt)*) => { forward_sm90a_table!(false, $($row)*) }; }

@@ -29,6 +29,15 @@ pub struct DeviceProperties {
     pub l2_bytes: u64,
 }
 
+/// How much of device memory the level-2 cache fetches when the tensor memory accelerator reads from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum L2Promotion {
+    /// 128 bytes, a row of a box: for what is read once.
+    Bytes128,
+    /// 256 bytes: for what several blocks read.
+    Bytes256,
+}
+
 /// A tensor of 16-bit elements as the tensor memory accelerator is to see it, innermost dimension first; its
 /// boxes have the 128-byte swizzle in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +50,8 @@ pub struct TensorMapDescription {
     pub strides_bytes: [u64; 3],
     /// Elements of a box in each dimension.
     pub box_dims: [u32; 4],
+    /// What is fetched at a time; results are the same.
+    pub l2_promotion: L2Promotion,
 }
 
 /// A device that holds memory and runs kernels. Implementations: `cuda` (cust), `emulated`

@@ -2,6 +2,7 @@
 
 use super::tests::{device, plan, pointers};
 use super::*;
+use crate::driver::L2Promotion;
 use crate::problem::{CausalAlignment, ForwardProblem, Mask, Sequences};
 use kernels_gpu::abi::{ForwardParams, WINDOW_OPEN};
 
@@ -39,6 +40,31 @@ fn heads_that_share_keys_are_rows_where_there_is_one_query() {
     }
     let alone = plan(&one.with_pack_gqa(false), &pointers).params;
     assert_eq!((alone.query_rows, alone.query_heads), (1, 12));
+}
+
+#[test]
+fn keys_that_one_query_tile_reads_are_fetched_by_128_bytes() {
+    let promotions = |problem: &ForwardProblem| {
+        let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
+        let maps = plan(problem, &pointers).hopper.expect("a plan for Hopper");
+        [maps.q, maps.k, maps.v].map(|map| map.expect("a tensor with elements").l2_promotion)
+    };
+    let (once, often) = (L2Promotion::Bytes128, L2Promotion::Bytes256);
+    let one_tile = [often, once, once];
+    assert_eq!(promotions(&grouped(2, 1, 4)), one_tile);
+    assert_eq!(promotions(&grouped(2, 32, 4)), one_tile);
+    assert_eq!(promotions(&grouped(2, 128, 1)), one_tile);
+    assert_eq!(promotions(&grouped(2, 1, 4).with_num_splits(8)), one_tile);
+    assert_eq!(promotions(&grouped(2, 33, 4)), [often; 3]);
+    assert_eq!(promotions(&grouped(2, 32, 4).with_pack_gqa(false)), [often; 3]);
+    assert_eq!(promotions(&grouped(2, 193, 1)), [often; 3]);
+    let packed = |max_query_rows| {
+        let kv = Layout::packed([4096, 2, 128]);
+        let sequences = Sequences::Packed { count: 4, max_query_rows, max_key_rows: 2048 };
+        ForwardProblem::new(Dtype::Bf16, Layout::packed([64, 8, 128]), kv, kv).with_sequences(sequences)
+    };
+    assert_eq!(promotions(&packed(32)), one_tile);
+    assert_eq!(promotions(&packed(33)), [often; 3]);
 }
 
 /// `group` query heads to each of two key heads, of head dim 128.

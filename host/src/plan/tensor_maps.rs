@@ -1,7 +1,7 @@
 //! Tensors as the tensor memory accelerator sees them, where it can.
 
 use super::Tensor;
-use crate::driver::{DeviceProperties, TensorMapDescription};
+use crate::driver::{DeviceProperties, L2Promotion, TensorMapDescription};
 use kernels_gpu::abi::{Arch, Dtype};
 
 /// Columns of a box: a panel of 128 bytes.
@@ -61,12 +61,13 @@ pub(super) fn describe_heads(
     heads: u32,
     rows: u32,
 ) -> Option<TensorMapDescription> {
-    let TensorMapDescription { address, dims, strides_bytes, .. } = describe(tensor, rows)?;
+    let map = describe(tensor, rows)?;
+    let TensorMapDescription { dims, strides_bytes, .. } = map;
     Some(TensorMapDescription {
-        address,
         dims: [dims[0], dims[2], dims[1], dims[3]],
         strides_bytes: [strides_bytes[1], strides_bytes[0], strides_bytes[2]],
         box_dims: [BOX_COLUMNS, heads, rows, 1],
+        ..map
     })
 }
 
@@ -89,6 +90,7 @@ pub(super) fn describe(tensor: &Tensor<'_>, rows: u32) -> Option<TensorMapDescri
         dims: [columns, height, heads, batches],
         strides_bytes: [stride(1), stride(2), stride(0)],
         box_dims: [BOX_COLUMNS, rows, 1, 1],
+        l2_promotion: L2Promotion::Bytes256,
     })
 }
 

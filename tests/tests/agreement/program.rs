@@ -2,7 +2,7 @@
 
 use finite_attention::device::DeviceName;
 use finite_attention::driver::emulated::{Options, Schedule};
-use finite_attention::driver::{Stream, TensorMapDescription};
+use finite_attention::driver::{L2Promotion, Stream, TensorMapDescription};
 use finite_attention::{Device, KernelImages};
 use finite_attention_tests::device::{emulated, open_with};
 use finite_attention_tests::ptx::spec;
@@ -109,6 +109,7 @@ impl Program {
             dims: [64, 60, 2, 1],
             strides_bytes: [128, 128 * 128, 2 * 128 * 128],
             box_dims: [64, 32, 1, 1],
+            l2_promotion: L2Promotion::Bytes256,
         };
         let map = match self.arch {
             Arch::Sm80 => [0; 16],

@@ -5,7 +5,7 @@
 //! The functions are declared once more here, with plain integers for the enumerations: a newer driver
 //! may return codes that no enumeration of `cust_raw` has.
 
-use crate::driver::TensorMapDescription;
+use crate::driver::{L2Promotion, TensorMapDescription};
 use crate::error::Error;
 use kernels_gpu::abi::TensorMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -341,6 +341,8 @@ pub(super) unsafe fn launch(
 const TENSOR_MAP_UINT16: u32 = 1;
 /// `CU_TENSOR_MAP_SWIZZLE_128B`.
 const TENSOR_MAP_SWIZZLE_128_BYTES: u32 = 3;
+/// `CU_TENSOR_MAP_L2_PROMOTION_L2_128B`.
+const TENSOR_MAP_L2_PROMOTION_128_BYTES: u32 = 2;
 /// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
 const TENSOR_MAP_L2_PROMOTION_256_BYTES: u32 = 3;
 
@@ -350,7 +352,11 @@ struct AlignedTensorMap([u64; 16]);
 
 /// Encodes a tensor map: 16-bit elements, 128-byte swizzle. A context must be current.
 pub(super) fn encode_tensor_map(description: &TensorMapDescription) -> Result<TensorMap, Failure> {
-    let TensorMapDescription { address, dims, strides_bytes, box_dims } = *description;
+    let TensorMapDescription { address, dims, strides_bytes, box_dims, l2_promotion } = *description;
+    let l2_promotion = match l2_promotion {
+        L2Promotion::Bytes128 => TENSOR_MAP_L2_PROMOTION_128_BYTES,
+        L2Promotion::Bytes256 => TENSOR_MAP_L2_PROMOTION_256_BYTES,
+    };
     let mut map = AlignedTensorMap([0; 16]);
     // SAFETY: the map is writable and aligned; the arrays have the lengths that four dimensions have. The
     // address is not followed.
@@ -366,7 +372,7 @@ pub(super) fn encode_tensor_map(description: &TensorMapDescription) -> Result<Te
             [1; 4].as_ptr(),
             0,
             TENSOR_MAP_SWIZZLE_128_BYTES,
-            TENSOR_MAP_L2_PROMOTION_256_BYTES,
+            l2_promotion,
             0,
         )
     };

@@ -43,28 +43,34 @@ fn heads_that_share_keys_are_rows_where_there_is_one_query() {
 }
 
 #[test]
-fn keys_that_one_query_tile_reads_are_fetched_by_128_bytes() {
+fn keys_that_are_read_once_or_in_pieces_are_fetched_by_128_bytes() {
     let promotions = |problem: &ForwardProblem| {
         let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
         let maps = plan(problem, &pointers).hopper.expect("a plan for Hopper");
         [maps.q, maps.k, maps.v].map(|map| map.expect("a tensor with elements").l2_promotion)
     };
-    let (once, often) = (L2Promotion::Bytes128, L2Promotion::Bytes256);
-    let one_tile = [often, once, once];
-    assert_eq!(promotions(&grouped(2, 1, 4)), one_tile);
-    assert_eq!(promotions(&grouped(2, 32, 4)), one_tile);
-    assert_eq!(promotions(&grouped(2, 128, 1)), one_tile);
-    assert_eq!(promotions(&grouped(2, 1, 4).with_num_splits(8)), one_tile);
-    assert_eq!(promotions(&grouped(2, 33, 4)), [often; 3]);
-    assert_eq!(promotions(&grouped(2, 32, 4).with_pack_gqa(false)), [often; 3]);
-    assert_eq!(promotions(&grouped(2, 193, 1)), [often; 3]);
+    let (few, many) = (L2Promotion::Bytes128, L2Promotion::Bytes256);
+    let (by_128, by_256) = ([many, few, few], [many; 3]);
+    assert_eq!(promotions(&grouped(2, 1, 4)), by_128);
+    assert_eq!(promotions(&grouped(2, 32, 4)), by_128);
+    assert_eq!(promotions(&grouped(2, 128, 1)), by_128);
+    assert_eq!(promotions(&grouped(2, 1, 4).with_num_splits(8)), by_128);
+    assert_eq!(promotions(&grouped(2, 33, 4)), by_256);
+    assert_eq!(promotions(&grouped(2, 32, 4).with_pack_gqa(false)), by_256);
+    assert_eq!(promotions(&grouped(2, 193, 1)), by_256);
+    let dense = |columns| {
+        let layout = Layout::bshd([1, 512, 2, columns]);
+        ForwardProblem::new(Dtype::Bf16, layout, layout, layout)
+    };
+    assert_eq!(promotions(&dense(72)), by_128, "rows of 144 bytes start between sectors");
+    assert_eq!(promotions(&dense(80)), by_256);
     let packed = |max_query_rows| {
         let kv = Layout::packed([4096, 2, 128]);
         let sequences = Sequences::Packed { count: 4, max_query_rows, max_key_rows: 2048 };
         ForwardProblem::new(Dtype::Bf16, Layout::packed([64, 8, 128]), kv, kv).with_sequences(sequences)
     };
-    assert_eq!(promotions(&packed(32)), one_tile);
-    assert_eq!(promotions(&packed(33)), [often; 3]);
+    assert_eq!(promotions(&packed(32)), by_128);
+    assert_eq!(promotions(&packed(33)), by_256);
 }
 
 /// `group` query heads to each of two key heads, of head dim 128.

@@ -255,7 +255,8 @@ fn count_tiles(valid: &ValidForward, rows: &TileRows, hopper: bool, ranges: u32)
 /// Keys and values that a single query tile reads are fetched by 128 bytes, each of which is then read from
 /// memory once. By 256, every fourth sector was asked for twice (measured, H200, a query of 4096 to 131072
 /// keys: 4 to 11 % slower, at head dim 72 18 %). Where several tiles read them it makes no difference, but
-/// for head dim 128 at S 4096 causal, 1 % faster by 256.
+/// for head dim 128 at S 4096 causal, 1 % faster by 256, and for rows that do not start on sectors (head dim
+/// 72: 0.3 to 3 % slower by 256, 8 % with 128 queries of eight heads).
 fn hopper_plan(
     valid: &ValidForward,
     [q, k, v, o]: &[Tensor<'_>; 4],
@@ -269,8 +270,9 @@ fn hopper_plan(
         reasons.push(format!("o is not stored by the tensor memory accelerator: {obstacle}"));
     }
     let are_read_once = rows.tiles(valid.query_rows) == 1 && rows.group_size(valid) == 1;
-    let l2_promotion = if are_read_once {
-        reasons.push("keys and values by 128 bytes: one query tile reads them".to_owned());
+    let l2_promotion = if are_read_once || !starts_on_sectors(valid) {
+        let why = if are_read_once { "one query tile reads them" } else { "rows start between sectors" };
+        reasons.push(format!("keys and values by 128 bytes: {why}"));
         L2Promotion::Bytes128
     } else {
         L2Promotion::Bytes256

@@ -202,6 +202,28 @@ fn keys_are_split_until_every_multiprocessor_has_work() {
 }
 
 #[test]
+fn causal_ranges_are_those_that_were_measured_to_be_fastest() {
+    let ranges = |batches, heads, queries, keys| {
+        let (q, kv) = ([batches, queries, heads, 128], [batches, keys, heads, 128]);
+        let [q, kv] = [q, kv].map(Layout::bshd);
+        plan(&ForwardProblem::new(Dtype::Bf16, q, kv, kv).causal(), &pointers()).params.splits
+    };
+    // All query tiles see nearly as many keys as each other.
+    assert_eq!(ranges(1, 16, 512, 8192), 2);
+    assert_eq!(ranges(1, 32, 256, 16384), 2);
+    assert_eq!(ranges(2, 16, 256, 8192), 2);
+    // Nearly as many query tiles as multiprocessors.
+    assert_eq!(ranges(4, 16, 256, 8192), 1);
+    assert_eq!(ranges(1, 40, 384, 8192), 1);
+    assert_eq!(ranges(1, 8, 2048, 2048), 1);
+    // Some see few keys, some many.
+    assert_eq!(ranges(1, 4, 4096, 4096), 2);
+    assert_eq!(ranges(1, 2, 8192, 8192), 2);
+    assert_eq!(ranges(1, 4, 2048, 2048), 3);
+    assert_eq!(ranges(1, 12, 2048, 4096), 1);
+}
+
+#[test]
 fn ranges_are_whole_key_tiles_and_hold_every_key_once() {
     for (keys, asked) in [(1, 7), (128, 2), (129, 2), (1000, 3), (5000, 128), (128 * 200, 128)] {
         let plan = plan(&decoding(1, keys).with_num_splits(asked), &pointers());

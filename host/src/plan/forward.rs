@@ -391,7 +391,7 @@ fn choose_hopper_wave(
 
 /// Whether the first query tile sees nearly as many keys as the last one, in spite of a mask: there are few
 /// queries and many keys (measured, causal: 512 queries and 8192 keys 5 %, 1024 queries 2 %).
-fn are_alike(valid: &ValidForward, rows: &TileRows) -> bool {
+pub(super) fn are_alike(valid: &ValidForward, rows: &TileRows) -> bool {
     let visible = valid.visible();
     let keys = |first: u32| {
         let last = (first + rows.queries).min(valid.query_rows) - 1;

@@ -1,6 +1,7 @@
 //! Where there are few query tiles and many keys, as in decoding: ranges of keys are worked on side by side,
 //! each with an o, a reference and a sum of its own in a workspace, and a last kernel combines them.
 
+use super::forward::are_alike;
 use super::row_heads::TileRows;
 use super::{ForwardPointers, count_blocks, view};
 use crate::driver::DeviceProperties;
@@ -35,7 +36,7 @@ pub struct CombinePlan {
 
 /// Costs are in hundredths of what a block takes for a key tile. Fitted to 23 shapes with up to 64 ranges
 /// each (H200): the number chosen takes 1.005 times as long as the best one on average, at most 1.05 times.
-/// Of 24 causal shapes of 256 to 8192 queries it is the best of 1 to 4 for 22, and takes 1.07 and 1.09 times
+/// Of 25 causal shapes of 256 to 8192 queries it is the best of 1 to 4 for 23, and takes 1.07 and 1.09 times
 /// as long for the others.
 mod cost {
     /// One more key tile.
@@ -97,6 +98,8 @@ struct Work<'v> {
     pairs: u64,
     /// Key tiles that each query tile of a pair goes through: the first ones, the others are not seen.
     visited: Vec<u64>,
+    /// Whether they go through nearly as many as each other.
+    are_alike: bool,
     multiprocessors: u64,
 }
 
@@ -120,20 +123,18 @@ impl<'v> Work<'v> {
             visible.tiles(first as i32, last as i32, keys as i32).end as u64
         };
         let visited = (0..valid.query_rows).step_by(rows.queries as usize).map(visited).collect();
-        Some(Work { valid, tile_keys: keys, pairs, visited, multiprocessors })
+        let are_alike = are_alike(valid, rows);
+        Some(Work { valid, tile_keys: keys, pairs, visited, are_alike, multiprocessors })
     }
 
     /// What it costs with these ranges.
     fn cost(&self, split: &Split) -> u64 {
         let tiles = u64::from(split.keys / self.tile_keys);
-        let (most, least) = self
-            .visited
-            .iter()
-            .fold((0, u64::MAX), |(most, least), &visited| (visited.max(most), visited.min(least)));
+        let most = self.visited.iter().copied().max().unwrap_or(0);
         let longest = tiles.min(most) * cost::KEY_TILE + cost::QUERY_TILE;
         let pieces = |visited: u64| visited.div_ceil(tiles);
         let count = self.pairs * self.visited.iter().map(|&visited| pieces(visited)).sum::<u64>();
-        let main = if least * 8 >= most * 7 || count <= self.multiprocessors {
+        let main = if self.are_alike || count <= self.multiprocessors {
             // Nearly as long as each other, or each on its own, they are done in rounds.
             count.div_ceil(self.multiprocessors) * longest
         } else {

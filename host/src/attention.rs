@@ -141,9 +141,9 @@ unsafe trait Params: Copy {
 unsafe impl Params for ForwardParams {}
 const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 20 * 4);
 
-// SAFETY: a view of 32 bytes, five 64-bit and eight 32-bit fields: no padding.
+// SAFETY: a view of 32 bytes, seven 64-bit and ten 32-bit fields: no padding.
 unsafe impl Params for CombineParams {}
-const _: () = assert!(size_of::<CombineParams>() == 32 + 5 * 8 + 8 * 4);
+const _: () = assert!(size_of::<CombineParams>() == 32 + 7 * 8 + 10 * 4);
 
 // SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8, and a
 // 64-bit field: no padding.

@@ -102,11 +102,12 @@ pub struct ForwardParams {
     pub o_is_mapped: u32,
     /// Ranges of keys that are worked on apart, each with an o of its own, and in place of lse two numbers a
     /// row, side by side: see `OnlineSoftmax::close`. Those of range r of batch b stand where batch
-    /// `b splits + r` would. 1: all keys at once, as packed sequences and kernels
-    /// that do not [split keys](KernelSpec::splits_keys) need it.
+    /// `b splits + r` would, those of packed sequences where batch r would. A packed sequence has as many as
+    /// its keys fill, one at least; of others there is nothing. 1: all keys at once, as kernels that do not
+    /// [split keys](KernelSpec::splits_keys) need it.
     pub splits: u32,
     /// Keys of a range, a multiple of [`KernelSpec::key_rows`]; the last range has what is left, one at
-    /// least. Not used where `splits` is 1.
+    /// least if there are any keys. Not used where `splits` is 1.
     pub split_keys: u32,
     /// Query heads that stand side by side as rows of a query tile ([`crate::geometry::row_heads`]), a
     /// divisor of Hq / Hk: `query_heads`, `group_size` and `heads_per_wave` count so many heads as one. 1
@@ -128,7 +129,7 @@ pub struct ForwardParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CombineParams {
-    /// `[B, Sq, Hq, Dv]`.
+    /// `[B, Sq, Hq, Dv]`; packed `[1, Tq, Hq, Dv]`: then B and Sq of the workspace are 1 and Tq.
     pub o: TensorView,
     /// Device address of lse, as in [`ForwardParams`]; 0 when not wanted.
     pub lse: u64,
@@ -137,15 +138,21 @@ pub struct CombineParams {
     /// As in [`ForwardParams`].
     pub lse_head_stride: i64,
     /// Workspace: f32 `[B, splits, Hq, Sq, Dv rounded up to a multiple of 4]`, aligned to 16: o of each range
-    /// of keys; columns from Dv on hold anything.
+    /// of keys; columns from Dv on hold anything, as do ranges that a packed sequence does not have.
     pub part_o: u64,
     /// Workspace: f32 `[B, splits, Hq, Sq, 2]`, aligned to 8: reference and sum of each range of keys.
     pub part_statistics: u64,
-    /// B.
+    /// As in [`ForwardParams`].
+    pub cu_seqlens_q: u64,
+    /// As in [`ForwardParams`].
+    pub cu_seqlens_k: u64,
+    /// Rows of o, those of all batches and heads.
+    pub rows: u32,
+    /// B; how many there are of packed sequences.
     pub batches: u32,
     /// Hq.
     pub query_heads: u32,
-    /// Sq.
+    /// Sq; Tq of packed sequences.
     pub query_rows: u32,
     /// Dv.
     pub value_dim: u32,
@@ -154,13 +161,15 @@ pub struct CombineParams {
     /// As in [`ForwardParams`]; at most [`MAX_SPLITS`].
     pub splits: u32,
     /// As in [`ForwardParams`].
+    pub split_keys: u32,
+    /// As in [`ForwardParams`].
     pub output_f32: u32,
     /// 1: rows of o start on 16 bytes.
     pub is_aligned: u32,
 }
 
-/// Rows of a block of the combining kernels: a warp each.
-pub const COMBINE_ROWS: u32 = 4;
+/// Warps of a block of the combining kernels.
+pub const COMBINE_WARPS: u32 = 4;
 
 /// No more ranges of keys than this: what the lanes of a warp hold four weights each of.
 pub const MAX_SPLITS: u32 = 128;

@@ -101,6 +101,7 @@ fn heads_together(kernel: &str) -> Vec<Case> {
         three.clone(),
         full.clone(),
         Case { num_splits: Some(3), ..three.clone() },
+        Case { num_splits: Some(3), ..packed.clone() },
         Case { scale: Some(-0.2), ..packed.clone() },
         Case { mask: Mask::Full, seed: 4, query_heads: 8, ..packed.clone() },
         in_f32(&three),
@@ -168,7 +169,9 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         // Three ranges of a key tile, of which rows see nothing, a part or all. The last warp has few rows: what it
         // wrote of others would be the next ones', or behind the workspace.
         let query_rows = ragged.query_rows - 6;
-        cases.push(Case { num_splits: Some(3), batches: 2, query_rows, ..ragged.clone() });
+        let split = Case { num_splits: Some(3), batches: 2, query_rows, ..ragged.clone() };
+        // The same of packed sequences, of which one may have fewer ranges, and one no key.
+        cases.extend([Case { packed: true, batches: 4, seed: 3, ..split.clone() }, split]);
     }
     if let (Arch::Sm90a, Some(gradients)) = (spec(kernel).arch, ragged.gradients) {
         let in_order = Gradients { mode: Mode::Deterministic, ..gradients };

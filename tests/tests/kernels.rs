@@ -29,12 +29,14 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
         [Mask::Full, Mask::Causal(CausalAlignment::BottomRight), Mask::Causal(CausalAlignment::TopLeft)];
     let output_dtypes = [kernel.dtype, Dtype::F32, kernel.dtype];
     let gradients = !matches!(kernel.family, Family::Forward | Family::ForwardCombine);
-    // Ranges of keys for the kernel that combines them.
-    let num_splits = (kernel.family == Family::ForwardCombine).then_some(3);
+    // Ranges of keys for the kernels that combine them, which take a row together where these are many.
+    let ranges = if kernel.query_rows == 1 { 6 } else { 3 };
+    let num_splits = (kernel.family == Family::ForwardCombine).then_some(ranges);
     let modes = [Mode::Deterministic, Mode::Fast, Mode::Fast];
     let several = if is_short(kernel) { 2 * kernel.query_rows - 1 } else { kernel.query_rows + 1 };
     let rows = match num_splits {
         None => [(several, kernel.key_rows - 1), (3, 2 * kernel.key_rows + 1), (70, 70)],
+        Some(6) => [(5, 700), (9, 641), (3, 650)],
         Some(_) => [(5, 300), (70, 257), (130, 390)],
     };
     (0..3)

@@ -17,7 +17,6 @@ fn right(device: &Device, case: &Case) -> Finding {
 #[test]
 fn any_number_of_ranges_gives_the_same() {
     let cases = Cases::changed(|case| {
-        case.packed = false;
         case.key_rows += 200;
         case.num_splits = Some([2, 3, 5, MAX_SPLITS][case.seed as usize % 4]);
     });
@@ -28,7 +27,7 @@ fn any_number_of_ranges_gives_the_same() {
 #[test]
 fn ranges_that_show_nothing_count_for_nothing() {
     let cases = Cases::changed(|case| {
-        case.packed = false;
+        case.packed = case.seed.is_multiple_of(3);
         (case.query_rows, case.key_rows) = (case.query_rows.min(70), 390);
         case.num_splits = Some(MAX_SPLITS);
         let alignment = [CausalAlignment::TopLeft, CausalAlignment::BottomRight][case.seed as usize % 2];
@@ -41,7 +40,7 @@ fn ranges_that_show_nothing_count_for_nothing() {
 #[test]
 fn ranges_with_logits_far_apart_are_weighed_right() {
     let cases = Cases::changed(|case| {
-        case.packed = false;
+        case.packed = case.seed.is_multiple_of(2);
         (case.query_rows, case.key_rows) = (case.query_rows.min(20), 300);
         case.num_splits = Some(4);
         case.logit_shift = [200.0, -200.0, 0.0][case.seed as usize % 3];
@@ -124,8 +123,48 @@ fn a_range_of_infinitely_small_scores_counts_for_nothing() {
     }
 }
 
+/// Packed sequences have as many ranges as their keys fill: the longest as many as were asked for, others fewer, and
+/// one without a key.
+#[test]
+fn packed_sequences_have_ranges_of_their_own() {
+    let cases = Cases::changed(|case| {
+        (case.packed, case.batches) = (true, 2 + case.seed as usize % 5);
+        (case.query_rows, case.key_rows) = (case.query_rows.clamp(1, 20), 390);
+        case.num_splits = Some([2, 5, MAX_SPLITS][case.seed as usize % 3]);
+    });
+    check("splits-packed", 16, cases.with_enough_rows(), right);
+}
+
+/// The kernel that combines finds a row's sequence among so many that a warp has to look once, twice and three times;
+/// some have no query, some no key.
+#[test]
+fn the_ranges_of_a_row_are_those_of_its_sequence_among_many() {
+    let (device, launched) = recording(&open());
+    for (batches, query_rows) in [(31, 3), (32, 2), (33, 2), (70, 1), (1060, 1)] {
+        let case = Case {
+            packed: true,
+            batches,
+            query_rows,
+            key_rows: 260,
+            head_dim: 8,
+            value_dim: 8,
+            query_heads: 2,
+            key_heads: 2,
+            num_splits: Some(3),
+            seed: batches as u64,
+            ..Case::small()
+        };
+        if let Err(finding) = right(&device, &case) {
+            panic!("{batches} sequences: {finding}");
+        }
+    }
+    let combine = format!("forward_combine_{}_sm80", Case::small().dtype.name());
+    assert!(launched.names().contains(combine.as_str()), "{combine} was not launched");
+}
+
 /// Decoding: one query of many heads, of which those that share keys are rows of a tile, and 16 keys more than whole
-/// tiles. The kernel that combines is launched, and results are the same bits each time.
+/// tiles, in so many ranges that the warps of a block of the kernel that combines take a row together. It is launched,
+/// and results are the same bits each time.
 #[test]
 fn a_single_query_is_combined_from_ranges_and_repeats() {
     let (device, launched) = recording(&open());
@@ -134,13 +173,13 @@ fn a_single_query_is_combined_from_ranges_and_repeats() {
             for output_dtype in [dtype, Dtype::F32] {
                 let case = with_enough_rows(Case {
                     query_rows: 1,
-                    key_rows: 3 * 128 + 16,
+                    key_rows: 5 * 128 + 16,
                     query_heads: 8,
                     key_heads: 2,
                     batches: 2,
                     head_dim: 60,
                     value_dim: 50,
-                    num_splits: Some(3),
+                    num_splits: Some(6),
                     dtype,
                     output_dtype,
                     placement,
@@ -155,7 +194,7 @@ fn a_single_query_is_combined_from_ranges_and_repeats() {
                     (computed.o, computed.lse)
                 };
                 assert_eq!(run(), run(), "{} {placement:?}", dtype.name());
-                let kernel = format!("forward_combine_{}_sm80", dtype.name());
+                let kernel = format!("forward_combine_{}_q1_sm80", dtype.name());
                 assert!(launched.names().contains(kernel.as_str()), "{kernel} was not launched");
             }
         }

@@ -254,12 +254,6 @@ fn keys_are_not_split_where_nobody_asks_or_it_cannot_be_done() {
     let splits = |problem: &ForwardProblem| plan(problem, &pointers()).params.splits;
     let few = decoding(1, 65536);
     assert_eq!(splits(&few.with_num_splits(1)), 1);
-    let packed = Layout::packed([64, 8, 128]);
-    let packed = ForwardProblem::new(Dtype::Bf16, packed, packed, packed)
-        .with_sequences(Sequences::from_offsets(&[0, 64], &[0, 64]).unwrap())
-        .with_num_splits(4);
-    let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
-    assert_eq!(plan(&packed, &pointers).params.splits, 1);
     let window =
         Mask::Window { left: Some(100), right: Some(0), alignment: CausalAlignment::BottomRight };
     let rows = Layout::bshd([1, 2, 8, 128]);
@@ -278,15 +272,89 @@ fn keys_are_not_split_where_nobody_asks_or_it_cannot_be_done() {
 
 #[test]
 fn a_split_says_what_comes_after_it() {
-    let plan = plan(&decoding(1, 65536), &pointers());
-    let text = format!("{plan:#}");
+    let text = format!("{:#}", plan(&decoding(1, 65536), &pointers()));
     for part in [
         "16 ranges of keys in",
-        "bytes of workspace; forward_combine_bf16_sm80: 8 blocks",
+        "bytes of workspace; forward_combine_bf16_q1_sm80: 32 blocks",
         "few query tiles",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[test]
+fn few_rows_of_many_ranges_are_combined_by_a_block_each() {
+    let kernel = |batch, ranges| {
+        let plan = plan(&decoding(batch, 65536).with_num_splits(ranges), &pointers());
+        let combine = plan.combine.expect("ranges were asked for");
+        (combine.kernel.name, combine.blocks)
+    };
+    assert_eq!(kernel(66, 8), ("forward_combine_bf16_q1_sm80", 66 * 32));
+    assert_eq!(kernel(67, 8), ("forward_combine_bf16_sm80", 67 * 8));
+    assert_eq!(kernel(1, 4), ("forward_combine_bf16_sm80", 8));
+}
+
+/// Packed sequences of these queries and keys, 32 heads to 8 of 128 columns.
+fn packed(lengths: &[[usize; 2]]) -> ForwardProblem {
+    let rows = |side: usize| lengths.iter().map(|lengths| lengths[side]).sum();
+    let longest = |side: usize| lengths.iter().map(|lengths| lengths[side]).max().unwrap();
+    let (q, kv) = (Layout::packed([rows(0), 32, 128]), Layout::packed([rows(1), 8, 128]));
+    ForwardProblem::new(Dtype::Bf16, q, kv, kv).causal().with_sequences(Sequences::Packed {
+        count: lengths.len(),
+        max_query_rows: longest(0),
+        max_key_rows: longest(1),
+    })
+}
+
+fn plan_packed(problem: &ForwardProblem) -> ForwardPlan {
+    plan(problem, &ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() })
+}
+
+/// The host knows of packed sequences how many they are, all rows, and the longest.
+#[test]
+fn packed_sequences_are_split_where_the_longest_would_be_waited_for() {
+    let ranges = |lengths: &[[usize; 2]]| plan_packed(&packed(lengths)).params.splits;
+    // Measured to be the fastest of 1 to 128 (H200).
+    assert_eq!(ranges(&[[1, 65536]; 4]), 4);
+    assert_eq!(ranges(&[[1, 8192]; 16]), 1);
+    assert_eq!(ranges(&[[1, 4096]; 32]), 1);
+    let among_others = |longest, count, others| {
+        let mut lengths = vec![[1, others]; count];
+        lengths[3] = [1, longest];
+        ranges(&lengths)
+    };
+    // 10 to 64 take 168 to 183 us, one takes 1346.
+    assert!((10..=64).contains(&among_others(131_072, 32, 1024)));
+    assert_eq!(among_others(4092, 128, 2230), 1);
+    // Queries and keys alike: enough tiles.
+    assert_eq!(ranges(&[[4096; 2], [1000; 2], [300; 2], [2000; 2]]), 1);
+    // A long prompt beside a long text to go on with.
+    assert!(ranges(&[[1024, 1024], [1, 65536]]) > 4);
+}
+
+#[test]
+fn ranges_of_packed_sequences_stand_in_a_workspace_for_all_rows() {
+    let plan = plan_packed(&packed(&[[3, 1000], [0, 20], [5, 10]]).with_num_splits(5));
+    let combine = plan.combine.expect("ranges were asked for");
+    let ForwardParams { splits, split_keys, lse_batch_stride, lse_head_stride, o, .. } = plan.params;
+    assert_eq!((splits, split_keys), (4, 256));
+    assert_eq!(combine.workspace_bytes, 4 * 8 * 32 * (128 + 2) * 4);
+    assert_eq!((o.batch_stride, lse_batch_stride, lse_head_stride), (8 * 32 * 128, 8 * 32, 8));
+    let last = combine.params;
+    assert_eq!((last.rows, last.batches, last.query_rows, last.split_keys), (8 * 32, 3, 8, 256));
+    assert_eq!((last.cu_seqlens_q, last.cu_seqlens_k), (0x6000, 0x7000));
+    assert_eq!((last.lse_batch_stride, last.lse_head_stride), (0, 8));
+}
+
+/// Of every row there is room for as many ranges as the longest sequence has, so that a long one among many rows
+/// would take more memory than inputs and output together.
+#[test]
+fn a_workspace_that_nobody_asked_for_is_not_huge() {
+    let lengths = [[4096, 65536], [1, 65536], [1, 65536]];
+    let free = plan_packed(&packed(&lengths));
+    assert!(free.combine.is_none_or(|combine| combine.workspace_bytes <= 1 << 30));
+    let asked = plan_packed(&packed(&lengths).with_num_splits(128));
+    assert!(asked.combine.unwrap().workspace_bytes > 1 << 30);
 }
 
 /// Numbers of rows and of sequences that no device has: products of them once left their types.

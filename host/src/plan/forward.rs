@@ -166,7 +166,8 @@ fn plan_split(
     let kernel = choose(&alone, &places, device, true, &mut reasons)?;
     let Some(split) = split::choose_split(valid, &kernel, device) else { return Ok(None) };
     let Split { ranges, keys } = split;
-    reasons.push(format!("{ranges} ranges of {keys} keys side by side: there are few query tiles"));
+    let why = if valid.is_packed() { "few query tiles, or long sequences" } else { "few query tiles" };
+    reasons.push(format!("{ranges} ranges of {keys} keys side by side: there are {why}"));
     let (parts, places) = split::parts(valid, pointers, &split);
     let mut plan = plan_kernel(&parts, &places, device, kernel, ranges, reasons)?;
     plan.combine = Some(split::combine(valid, pointers, &split, &mut plan.params, device)?);
@@ -240,14 +241,14 @@ fn plan_kernel(
 /// are; others have a block for each that there could be.
 fn count_tiles(valid: &ValidForward, rows: &TileRows, hopper: bool, ranges: u32) -> Result<u32> {
     let (heads, queries) = (valid.query_heads / rows.heads, rows.queries);
+    let what = if ranges == 1 { String::new() } else { format!(" x {ranges} ranges of keys") };
+    let what = format!("tiles of {queries} query rows{what}");
     if hopper && valid.is_packed() {
         let most = (valid.problem.q.shape[1] as u32 / queries).saturating_add(valid.batches);
-        return count_blocks(most, &format!("tiles of {queries} query rows"), heads, 1);
+        return count_blocks(most, &what, heads, ranges);
     }
-    let tiles = rows.tiles(valid.query_rows);
-    let what = if ranges == 1 { String::new() } else { format!(" x {ranges} ranges of keys") };
     let batches = valid.batches.saturating_mul(ranges);
-    count_blocks(tiles, &format!("tiles of {queries} query rows{what}"), heads, batches)
+    count_blocks(rows.tiles(valid.query_rows), &what, heads, batches)
 }
 
 /// Tensor maps.

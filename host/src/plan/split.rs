@@ -1,14 +1,15 @@
 //! Where there are few query tiles and many keys, as in decoding: ranges of keys are worked on side by side,
 //! each with an o, a reference and a sum of its own in a workspace, and a last kernel combines them.
 
-use super::forward::are_alike;
+mod cost;
+
 use super::row_heads::TileRows;
 use super::{ForwardPointers, count_blocks, view};
 use crate::driver::DeviceProperties;
 use crate::error::{Error, Result};
 use crate::problem::{ForwardProblem, Layout, ValidForward};
 use kernels_gpu::abi::{
-    COMBINE_ROWS, CombineParams, Dtype, Family, ForwardParams, KERNELS, KernelSpec, MAX_SPLITS,
+    COMBINE_WARPS, CombineParams, Dtype, Family, ForwardParams, KERNELS, KernelSpec, MAX_SPLITS,
     OUTPUT_F32_FOR_NOW, WINDOW_OPEN,
 };
 
@@ -34,38 +35,24 @@ pub struct CombinePlan {
     pub workspace_bytes: u64,
 }
 
-/// Costs are in hundredths of what a block takes for a key tile. Fitted to 23 shapes with up to 64 ranges
-/// each (H200): the number chosen takes 1.005 times as long as the best one on average, at most 1.05 times.
-/// Of 25 causal shapes of 256 to 8192 queries it is the best of 1 to 4 for 23, and takes 1.07 and 1.09 times
-/// as long for the others.
-mod cost {
-    /// One more key tile.
-    pub const KEY_TILE: u64 = 100;
-    /// What a block does once for a query tile, or a range of it.
-    pub const QUERY_TILE: u64 = 200;
-    /// The kernel that combines.
-    pub const COMBINE: u64 = 300;
-    /// A megabyte of workspace, written and read.
-    pub const MEGABYTE: u64 = 30;
-}
+/// Most bytes of workspace for packed sequences, unless ranges are asked for: it has room for as many ranges of
+/// every row as the longest sequence has.
+const MOST_BYTES: u64 = 1 << 30;
 
-/// More query tiles than this to a multiprocessor keep all of them busy.
-const MANY_TILES: u64 = 4;
-
-/// Whether keys may be split at all, whichever kernel it is: packed sequences have lengths that only the
-/// device knows, and with a window on the left side a query tile has few key tiles, so that it must be asked
-/// for.
+/// Whether keys may be split at all, whichever kernel it is: with a window on the left side a query tile has
+/// few key tiles, so that it must be asked for.
 pub(super) fn may_split(valid: &ValidForward) -> bool {
-    let rows = u128::from(valid.batches) * u128::from(valid.query_heads) * u128::from(valid.query_rows);
+    let [batches, rows, heads, _] = valid.problem.o.shape;
+    let rows = batches as u128 * rows as u128 * heads as u128;
     let is_asked_for = valid.problem.num_splits.is_some_and(|ranges| ranges > 1);
     let may_pay_off = valid.problem.num_splits.is_none() && valid.window_left == WINDOW_OPEN;
-    !valid.is_packed() && rows <= u32::MAX.into() && (is_asked_for || may_pay_off)
+    rows <= (u32::MAX - COMBINE_WARPS).into() && (is_asked_for || may_pay_off)
 }
 
 /// How the keys are split for a kernel; `None` if all are worked on at once.
 ///
 /// With `num_splits` as that says. Otherwise the number that takes the least time ([`cost`]): above all,
-/// enough ranges to keep every multiprocessor busy.
+/// enough ranges to keep every multiprocessor busy, and to share out the longest packed sequence.
 pub(super) fn choose_split(
     valid: &ValidForward,
     (kernel, rows): &(&KernelSpec, TileRows),
@@ -83,84 +70,27 @@ pub(super) fn choose_split(
     if let Some(ranges) = valid.problem.num_splits {
         return Some(split(ranges)).filter(is_one);
     }
-    let work = Work::new(valid, kernel, rows, device)?;
+    let work = cost::Work::new(valid, kernel, rows, device)?;
     let whole = work.cost(&split(1));
-    let best = (2..=MAX_SPLITS).map(split).filter(is_one).min_by_key(|split| work.cost(split))?;
+    let fits = |split: &Split| !valid.is_packed() || workspace_bytes(valid, split.ranges) <= MOST_BYTES;
+    let candidates = (2..=MAX_SPLITS).map(split).filter(is_one).filter(fits);
+    let best = candidates.min_by_key(|split| work.cost(split))?;
     (work.cost(&best) < whole).then_some(best)
 }
 
-/// What a forward pass has to do.
-struct Work<'v> {
-    valid: &'v ValidForward,
-    /// Keys of a tile.
-    tile_keys: u32,
-    /// (batch, query heads of a tile) pairs.
-    pairs: u64,
-    /// Key tiles that each query tile of a pair goes through: the first ones, the others are not seen.
-    visited: Vec<u64>,
-    /// Whether they go through nearly as many as each other.
-    are_alike: bool,
-    multiprocessors: u64,
+/// Rows of o, those of all heads: at most 2^32.
+fn rows(valid: &ValidForward) -> u64 {
+    valid.problem.o.shape[..3].iter().map(|&extent| extent as u64).product()
 }
 
-impl<'v> Work<'v> {
-    /// None where there are so many query tiles that nothing is to be gained.
-    fn new(
-        valid: &'v ValidForward,
-        kernel: &KernelSpec,
-        rows: &TileRows,
-        device: &DeviceProperties,
-    ) -> Option<Self> {
-        let keys = kernel.key_rows;
-        let pairs = u64::from(rows.pairs(valid));
-        let multiprocessors = device.multiprocessors.max(1).into();
-        if pairs * u64::from(rows.tiles(valid.query_rows)) > MANY_TILES * multiprocessors {
-            return None;
-        }
-        let visible = valid.visible();
-        let visited = |first: u32| {
-            let last = (first + rows.queries).min(valid.query_rows) - 1;
-            visible.tiles(first as i32, last as i32, keys as i32).end as u64
-        };
-        let visited = (0..valid.query_rows).step_by(rows.queries as usize).map(visited).collect();
-        let are_alike = are_alike(valid, rows);
-        Some(Work { valid, tile_keys: keys, pairs, visited, are_alike, multiprocessors })
-    }
-
-    /// What it costs with these ranges.
-    fn cost(&self, split: &Split) -> u64 {
-        let tiles = u64::from(split.keys / self.tile_keys);
-        let most = self.visited.iter().copied().max().unwrap_or(0);
-        let longest = tiles.min(most) * cost::KEY_TILE + cost::QUERY_TILE;
-        let pieces = |visited: u64| visited.div_ceil(tiles);
-        let count = self.pairs * self.visited.iter().map(|&visited| pieces(visited)).sum::<u64>();
-        let main = if self.are_alike || count <= self.multiprocessors {
-            // Nearly as long as each other, or each on its own, they are done in rounds.
-            count.div_ceil(self.multiprocessors) * longest
-        } else {
-            // The longest first: at the end a quarter of one is waited for.
-            let of_a_tile =
-                |&visited: &u64| visited * cost::KEY_TILE + pieces(visited) * cost::QUERY_TILE;
-            let of_a_pair: u64 = self.visited.iter().map(of_a_tile).sum();
-            longest.max(of_a_pair * self.pairs / self.multiprocessors + longest / 4)
-        };
-        if split.ranges == 1 {
-            return main;
-        }
-        let megabytes = workspace_bytes(self.valid, split.ranges) / 1_000_000;
-        main + cost::COMBINE + megabytes * cost::MEGABYTE
-    }
-}
-
-/// Rows of o in all ranges; at most 2^32 without them.
-fn rows(valid: &ValidForward, ranges: u32) -> u64 {
-    let rows = u64::from(valid.batches) * u64::from(valid.query_heads) * u64::from(valid.query_rows);
-    rows * u64::from(ranges)
-}
-
-/// Bytes of o, reference and sum of all ranges.
+/// Bytes of o, reference and sum of all ranges of all rows.
 fn workspace_bytes(valid: &ValidForward, ranges: u32) -> u64 {
-    rows(valid, ranges) * 4 * (u64::from(part_columns(valid.value_dim)) + 2)
+    rows(valid) * u64::from(ranges) * part_row_bytes(valid.value_dim)
+}
+
+/// Bytes of o, reference and sum of a row in a range.
+fn part_row_bytes(value_dim: u32) -> u64 {
+    4 * (u64::from(part_columns(value_dim)) + 2)
 }
 
 /// The problem whose outputs are those of all ranges, dense in a workspace that begins at address 0, with
@@ -186,6 +116,15 @@ const fn part_columns(columns: u32) -> u32 {
     columns.next_multiple_of(4)
 }
 
+/// How many rows a block of the last kernel takes: one for all of its warps together where there are so many
+/// ranges that a warp would read them one after the other, and so few rows that the ranges are what is waited
+/// for. Measured (H200, head dim 128), with the main kernel: 16 rows of 64 ranges 44.5 to 39.6 us, 512 rows of 8
+/// ranges 16.6 to 14.7, 768 rows 17.6 to 16.9, 1024 rows 13.2 to 12.9; packed, 32 of 1024 rows of 49 ranges and
+/// the others of one 167 to 163.
+fn block_rows(rows: u64, ranges: u32, device: &DeviceProperties) -> u32 {
+    if ranges > 4 && rows <= 16 * u64::from(device.multiprocessors) { 1 } else { COMBINE_WARPS }
+}
+
 /// The last kernel, for the outputs of `valid` at `pointers`, and the main kernel's parameters for `split`:
 /// its outputs are in a workspace that begins at address 0.
 ///
@@ -201,11 +140,16 @@ pub(super) fn combine(
     let problem = &valid.problem;
     let Split { ranges, keys } = *split;
     let columns = part_columns(valid.value_dim);
-    let what = format!("groups of {COMBINE_ROWS} rows of o");
-    let blocks = count_blocks(rows(valid, 1).div_ceil(COMBINE_ROWS.into()) as u32, &what, 1, 1)?;
+    let [_, query_rows, heads, _] = problem.o.shape;
+    let block_rows = block_rows(rows(valid), ranges, device);
+    let what = format!("groups of {block_rows} rows of o");
+    let blocks = count_blocks(rows(valid).div_ceil(block_rows.into()) as u32, &what, 1, 1)?;
     let kernel = KERNELS
         .iter()
-        .find(|kernel| kernel.family == Family::ForwardCombine && kernel.dtype == problem.dtype)
+        .find(|kernel| {
+            (kernel.family, kernel.dtype, kernel.query_rows)
+                == (Family::ForwardCombine, problem.dtype, block_rows)
+        })
         .ok_or_else(|| Error::KernelMissing {
             device: device.name.clone(),
             family: super::family_name(Family::ForwardCombine),
@@ -221,12 +165,16 @@ pub(super) fn combine(
         lse_batch_stride,
         lse_head_stride,
         part_o: 0,
-        part_statistics: rows(valid, ranges) * 4 * u64::from(columns),
+        part_statistics: rows(valid) * u64::from(ranges) * 4 * u64::from(columns),
+        cu_seqlens_q: params.cu_seqlens_q,
+        cu_seqlens_k: params.cu_seqlens_k,
+        rows: rows(valid) as u32,
         batches: valid.batches,
         query_heads: valid.query_heads,
-        query_rows: valid.query_rows,
+        query_rows: query_rows as u32,
         value_dim: valid.value_dim,
         splits: ranges,
+        split_keys: keys,
         scale: valid.scale,
         output_f32: u32::from(problem.output_dtype == Dtype::F32),
         is_aligned: u32::from(is_aligned),
@@ -236,6 +184,7 @@ pub(super) fn combine(
         params.output_f32 = OUTPUT_F32_FOR_NOW;
     }
     (params.o.address, params.lse) = (combine.part_o, combine.part_statistics);
+    params.lse_batch_stride = (heads * query_rows) as i64;
     let workspace_bytes = workspace_bytes(valid, ranges);
     Ok(CombinePlan { kernel, blocks, params: combine, workspace_bytes })
 }

@@ -118,14 +118,19 @@ macro_rules! for_each_forward_heads_sm90a {
     };
 }
 
-/// Calls `$callback!` with name and element type of each kernel that ends a forward whose keys were split.
+/// Calls `$callback!` with one row for each kernel that ends a forward whose keys were split.
+///
+/// Columns: name, element type, rows per block of four warps: one each, or one of all, for few rows.
 #[macro_export]
 macro_rules! for_each_forward_combine_sm80 {
     ($callback:ident) => {
         $callback! {
-            (forward_combine_bf16_sm80, Bf16)
-            (forward_combine_f16_sm80, F16)
-            (forward_combine_f32_sm80, F32)
+            (forward_combine_bf16_sm80, Bf16, 4)
+            (forward_combine_bf16_q1_sm80, Bf16, 1)
+            (forward_combine_f16_sm80, F16, 4)
+            (forward_combine_f16_q1_sm80, F16, 1)
+            (forward_combine_f32_sm80, F32, 4)
+            (forward_combine_f32_q1_sm80, F32, 1)
         }
     };
 }

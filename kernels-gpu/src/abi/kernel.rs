@@ -120,7 +120,7 @@ pub struct KernelSpec {
     /// How global memory is accessed.
     pub access: Access,
     /// Query rows per block, or per step of the inner loop of a backward; of a delta kernel, per tile, of
-    /// which a block takes one or two.
+    /// which a block takes one or two; of a combining kernel, one for each warp, or one of all.
     pub query_rows: u32,
     /// Keys per step of the inner loop.
     pub key_rows: u32,

@@ -4,6 +4,7 @@
 //! as they go. [`KernelSpec::regions`](super::KernelSpec::regions) gives the list to the host, whose emulator
 //! holds every access of every kernel to it.
 
+use super::COMBINE_WARPS;
 use super::regions::Regions;
 
 /// Bytes of a memory barrier.
@@ -262,6 +263,16 @@ pub const DELTA_COLUMNS: u32 = 128;
 /// and dO has elements of `element_bytes`: with tensor cores, as many as there is room for.
 pub const fn backward_delta_tiles(element_bytes: u32, value_dim: u32) -> u32 {
     if element_bytes == 2 && value_dim <= DELTA_COLUMNS / 2 { 2 } else { 1 }
+}
+
+/// The kernel that combines ranges of keys: where a block has one row, what each of its warps has summed up of
+/// it, 16 bytes a lane for each 128 columns.
+pub const fn forward_combine(head_dim: u32, query_rows: u32) -> Regions {
+    let mut regions = Regions::new();
+    if query_rows == 1 {
+        regions.add("sums", 1, COMBINE_WARPS * head_dim * 4);
+    }
+    regions
 }
 
 /// The delta kernel with tensor cores: tiles of o and dO.

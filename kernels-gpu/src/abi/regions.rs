@@ -123,8 +123,8 @@ impl KernelSpec {
             (Family::Backward, Arch::Sm90a, _) => {
                 layout::BackwardHopperLayout::new(head_dim, query_rows, key_rows).regions
             }
-            (Family::BackwardDelta, _, Dtype::F32)
-            | (Family::ForwardCombine | Family::BackwardConvert, ..) => Regions::new(),
+            (Family::ForwardCombine, ..) => layout::forward_combine(head_dim, query_rows),
+            (Family::BackwardDelta, _, Dtype::F32) | (Family::BackwardConvert, ..) => Regions::new(),
             (Family::BackwardDelta, ..) => layout::backward_delta(query_rows),
         }
     }
@@ -150,8 +150,9 @@ mod tests {
             }
             let uses_shared = match spec.family {
                 Family::Forward | Family::Backward => true,
+                Family::ForwardCombine => spec.query_rows == 1,
                 Family::BackwardDelta => spec.dtype != Dtype::F32,
-                Family::ForwardCombine | Family::BackwardConvert => false,
+                Family::BackwardConvert => false,
             };
             assert_eq!(!regions.as_slice().is_empty(), uses_shared, "{}", spec.name);
             let padding = if spec.arch == Arch::Sm90a && uses_shared { 512 } else { 1 };

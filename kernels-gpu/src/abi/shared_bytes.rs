@@ -37,6 +37,11 @@ pub const fn forward_fma_shared_bytes(head_dim: u32, query_rows: u32, key_rows: 
     layout::forward_fma(head_dim, query_rows, key_rows).bytes()
 }
 
+/// Shared memory of the kernel that combines ranges of keys.
+pub const fn forward_combine_shared_bytes(head_dim: u32, query_rows: u32, _key_rows: u32) -> u32 {
+    layout::forward_combine(head_dim, query_rows).bytes()
+}
+
 /// Of kernels without shared memory.
 pub const fn no_shared(_head_dim: u32, _query_rows: u32, _key_rows: u32) -> u32 {
     0

@@ -83,8 +83,11 @@ const FORWARD_HEADS_SM90A: &[KernelSpec] = {
 
 const FORWARD_COMBINE: &[KernelSpec] = {
     macro_rules! rows {
-        ($(($name:ident, $dtype:ident))*) => {
-            table!(ForwardCombine, no_shared, $(($name, $dtype, 256, Element, 4, 1, 4, 4))*)
+        ($(($name:ident, $dtype:ident, $rows:literal))*) => {
+            table!(
+                ForwardCombine, forward_combine_shared_bytes,
+                $(($name, $dtype, 256, Element, $rows, 1, 4, 8))*
+            )
         };
     }
     for_each_forward_combine_sm80!(rows)

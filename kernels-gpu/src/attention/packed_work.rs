@@ -1,8 +1,8 @@
 //! Which query block a number stands for, among those that packed sequences really have.
 //!
-//! Blocks are numbered sequence by sequence, in each the last rows of all heads first. The lengths are in
-//! device memory alone, so a warp adds them up, 32 sequences at a time, those with most keys first: long
-//! blocks started last would leave the machine idle.
+//! Blocks are numbered sequence by sequence, in each the last rows of all heads first; where keys are split,
+//! all that have the last range of keys first. The lengths are in device memory alone, so a warp adds them up,
+//! 32 sequences at a time, those with most keys first: long blocks started last would leave the machine idle.
 //!
 //! ```text
 //! lane          0     1     2   ...
@@ -11,9 +11,10 @@
 //!                                          number 17: lane 1, block 17 - 12 of sequence 0
 //! ```
 
-use super::query_block::QueryTiles;
+use super::query_block::{QueryTiles, is_split};
+use super::sequence::{length, ranges};
 use crate::abi::ForwardParams;
-use crate::arch::{global, math, thread, warp};
+use crate::arch::{math, thread, warp};
 use crate::geometry::schedule::{Work, sort_descending, within_sequence};
 
 /// A warp's place in the numbering. Numbers are asked for in ascending order.
@@ -44,8 +45,12 @@ impl PackedWork {
         // Worked out anew: registers are scarce where this is used.
         let lane = thread::thread_idx_x_here() % 32;
         let queries = length(p.cu_seqlens_q, first + lane, p.batches);
-        let blocks = tiles.count(p, queries) * p.query_heads;
-        let place = by_length(lane, length(p.cu_seqlens_k, first + lane, p.batches));
+        let keys = length(p.cu_seqlens_k, first + lane, p.batches);
+        let mut blocks = tiles.count(p, queries) * p.query_heads;
+        if is_split(p, tiles.rows) {
+            blocks *= ranges(keys, p.split_keys);
+        }
+        let place = by_length(lane, keys);
         self.sequence = first + place;
         self.blocks = warp::broadcast(blocks, place);
         let mut sum = self.blocks;
@@ -58,7 +63,8 @@ impl PackedWork {
         self.end = before + sum;
     }
 
-    /// The work with this number; none after the last.
+    /// The work with this number; none after the last. Where keys are split, its batch counts the ranges of
+    /// all sequences, `p.splits` for each.
     ///
     /// # Safety
     /// All 32 lanes call it together, with the same number, not below the one before.
@@ -72,8 +78,15 @@ impl PackedWork {
                     (warp::broadcast(self.blocks, lane), warp::broadcast(self.end, lane));
                 let number = number - (end - blocks);
                 let count = math::divide(blocks, p.query_heads);
-                let (tile, head) = within_sequence(number, count, p.query_heads, math::divide);
-                return Some(Work { tile, head, batch: warp::broadcast(self.sequence, lane) });
+                let (mut tile, head) = within_sequence(number, count, p.query_heads, math::divide);
+                let mut batch = warp::broadcast(self.sequence, lane);
+                if is_split(p, tiles.rows) {
+                    let keys = length(p.cu_seqlens_k, batch, p.batches);
+                    let tiles = math::divide(count, ranges(keys, p.split_keys));
+                    let range = math::divide(tile, tiles);
+                    (tile, batch) = (tile - range * tiles, batch * p.splits + range);
+                }
+                return Some(Work { tile, head, batch });
             }
             let next = (self.sequence | 31) + 1;
             if next >= p.batches {
@@ -83,16 +96,6 @@ impl PackedWork {
             self.count(p, tiles, next, before);
         }
     }
-}
-
-/// Rows of a packed sequence, by the offsets at `offsets`; 0 where there is none of `sequences`.
-#[inline(always)]
-unsafe fn length(offsets: u64, sequence: u32, sequences: u32) -> u32 {
-    if sequence >= sequences {
-        return 0;
-    }
-    let offset = offsets.wrapping_add(4 * sequence as u64);
-    global::load_u32(offset.wrapping_add(4)) - global::load_u32(offset)
 }
 
 /// Which lane's length stands in this lane's place when they are sorted, the longest first: the low bits of

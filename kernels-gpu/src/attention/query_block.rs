@@ -111,14 +111,14 @@ impl QueryBlock {
         QueryBlock::at(p, is_split, RowHeads::One, work, |query_rows| (work.tile * rows, query_rows))
     }
 
-    /// The query tile of a kernel for Hopper that `work` names, where keys are split or not.
+    /// The query tile of a kernel for Hopper that `work` names.
     ///
     /// # Safety
     /// `p` is as [`ForwardParams`] says.
     #[inline(always)]
-    pub unsafe fn new(p: &ForwardParams, tiles: QueryTiles, work: Work, is_split: bool) -> Self {
+    pub unsafe fn new(p: &ForwardParams, tiles: QueryTiles, work: Work) -> Self {
         let place = |queries| tiles.rows_of(p, work.tile, queries);
-        QueryBlock::at(p, is_split, tiles.row_heads(p), work, place)
+        QueryBlock::at(p, is_split(p, tiles.rows), tiles.row_heads(p), work, place)
     }
 
     /// The query block with the head and batch of `work`, and the first row and end that
@@ -144,9 +144,10 @@ impl QueryBlock {
         let mut sequence = Sequence::new(&sequences, batch);
         let mut part = sequence.batch;
         if is_split {
-            let first_key = (work.batch - batch * p.splits) * p.split_keys;
-            sequence = sequence.of_keys(first_key as i32, p.split_keys as i32);
-            part = work.batch;
+            let range = work.batch - batch * p.splits;
+            sequence = sequence.of_keys((range * p.split_keys) as i32, p.split_keys as i32);
+            part = sequence.batch * p.splits + range;
+            sequence.query_rows = if sequence.has_range(range) { sequence.query_rows } else { 0 };
         }
         let (first_row, end_row) = place(sequence.query_rows as u32);
         QueryBlock {

@@ -1,7 +1,7 @@
 //! The lengths of one sequence, read once per block.
 
 use crate::abi::TensorView;
-use crate::arch::global;
+use crate::arch::{global, math};
 use crate::geometry::visible::Visible;
 use crate::tile::global_rows::GlobalRows;
 
@@ -73,6 +73,13 @@ impl Sequence {
         self
     }
 
+    /// Whether there is range `range` of its keys, which are those of this range alone: where sequences have
+    /// different lengths, not all have as many ranges as the longest.
+    #[inline(always)]
+    pub fn has_range(&self, range: u32) -> bool {
+        range == 0 || self.visible.key_rows > 0
+    }
+
     /// Rows of q, o or their gradients, from row `first_row` of the sequence on.
     #[inline(always)]
     pub fn query_rows<const ELEMENT_BYTES: i64>(
@@ -100,4 +107,24 @@ impl Sequence {
             GlobalRows::address::<ELEMENT_BYTES>(view, self.batch, head, self.first_key + first_row);
         GlobalRows::new::<ELEMENT_BYTES>(view, start, self.visible.key_rows - first_row, columns)
     }
+}
+
+/// Rows of a packed sequence, by the offsets at `offsets`; 0 where there is none of `sequences`.
+///
+/// # Safety
+/// As [`Sequence::new`].
+#[inline(always)]
+pub unsafe fn length(offsets: u64, sequence: u32, sequences: u32) -> u32 {
+    if sequence >= sequences {
+        return 0;
+    }
+    let offset = offsets.wrapping_add(4 * sequence as u64);
+    global::load_u32(offset.wrapping_add(4)) - global::load_u32(offset)
+}
+
+/// How many ranges of `split_keys` keys a packed sequence of `keys` keys is worked on in: one, if it has none.
+#[inline(always)]
+pub fn ranges(keys: u32, split_keys: u32) -> u32 {
+    let ranges = math::divide(keys + (split_keys - 1), split_keys);
+    if ranges == 0 { 1 } else { ranges }
 }

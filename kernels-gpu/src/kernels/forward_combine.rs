@@ -8,11 +8,14 @@
 //! ```
 //!
 //! A warp takes one query of one head. Its lanes share out the ranges to find what each of them counts for,
-//! and then the columns. Ranges are summed in their order, so that results are the same in every run.
+//! and then the columns. In kernels for few rows the warps of a block take one row together: each sums up some
+//! of the ranges, and the first one what they have. The order of all additions depends on the problem alone, so
+//! that results are the same in every run.
 
-use crate::abi::{COMBINE_ROWS, CombineParams, MAX_SPLITS};
-use crate::arch::{global, math, thread, warp};
+use crate::abi::{COMBINE_WARPS, CombineParams, MAX_SPLITS};
+use crate::arch::{barrier, global, math, shared, thread, warp};
 use crate::attention::scale::Scale;
+use crate::attention::sequence;
 use crate::attention::softmax::DEAD_SUM;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
@@ -36,20 +39,33 @@ struct Row {
     query: u32,
     /// Row of range 0 among those of all parts.
     first_part: u64,
+    /// Ranges of keys that it has.
+    ranges: u32,
+}
+
+/// Which of the ranges of a row a warp sums up: [`AT_ONCE`] from `first` on, and again every `step`.
+#[derive(Clone, Copy)]
+struct Share {
+    first: u32,
+    step: u32,
 }
 
 impl Row {
-    /// The one of this warp, which is none of those that exist from batch `p.batches` on.
+    /// The one of this warp, if there is one.
     #[inline(always)]
-    fn of_this_warp(p: &CombineParams) -> Self {
-        let index = thread::block_idx_x() * COMBINE_ROWS + thread::thread_idx_x() / 32;
+    unsafe fn of_this_warp<const ROWS: u32>(p: &CombineParams, warp: u32, lane: u32) -> Option<Self> {
+        let index = thread::block_idx_x() * ROWS + if ROWS == 1 { 0 } else { warp };
+        if index >= p.rows {
+            return None;
+        }
         let pair = math::divide(index, p.query_rows);
         let query = index - pair * p.query_rows;
         let batch = math::divide(pair, p.query_heads);
         let head = pair - batch * p.query_heads;
         let first_pair = batch as u64 * p.splits as u64 * p.query_heads as u64 + head as u64;
         let first_part = first_pair * p.query_rows as u64 + query as u64;
-        Row { batch, head, query, first_part }
+        let ranges = if p.cu_seqlens_q != 0 { ranges_of_packed(p, query, lane) } else { p.splits };
+        Some(Row { batch, head, query, first_part, ranges })
     }
 
     /// The row of a range among those of all parts.
@@ -69,7 +85,7 @@ impl Row {
         let mut held = 0;
         while held < HELD {
             let range = 32 * held as u32 + lane;
-            if range < p.splits {
+            if range < self.ranges {
                 let pair = p.part_statistics.wrapping_add(8 * self.part(p, range));
                 references[held] = global::load_f32(pair);
                 weights[held] = global::load_f32(pair.wrapping_add(4));
@@ -78,7 +94,7 @@ impl Row {
                 weights[held] = 0.0;
             } else if weights[held] != 0.0 {
                 largest = math::max(largest, references[held]);
-            } else if range < p.splits {
+            } else if range < self.ranges {
                 all_are_infinite = true;
             }
             held += 1;
@@ -113,7 +129,7 @@ impl Row {
         let columns = p.value_dim.div_ceil(COLUMNS) * COLUMNS;
         let first = self.part(p, range) * columns as u64 + column as u64;
         let address = p.part_o.wrapping_add(4 * first);
-        let exists = range < p.splits;
+        let exists = range < self.ranges;
         if p.value_dim % COLUMNS == 0 {
             return global::load_u32x4_if(address, exists && column < p.value_dim).map(f32::from_bits);
         }
@@ -128,11 +144,12 @@ impl Row {
         o
     }
 
-    /// Four columns of o from `column` on.
+    /// Four columns of o from `column` on, of a share of the ranges.
     #[inline(always)]
     unsafe fn sum(
         &self,
         p: &CombineParams,
+        share: Share,
         weights: &[f32; HELD],
         column: u32,
     ) -> [f32; COLUMNS as usize] {
@@ -141,8 +158,8 @@ impl Row {
         while held < HELD {
             // Where each lane's first one stands; unknown to the compiler, which would write out all rounds.
             let first = thread::opaque(32 * held as u32);
-            let end = if first + 32 < p.splits { first + 32 } else { p.splits };
-            let mut range = first;
+            let end = if first + 32 < self.ranges { first + 32 } else { self.ranges };
+            let mut range = first + share.first;
             while range < end {
                 let mut parts = [[0.0; COLUMNS as usize]; AT_ONCE as usize];
                 let mut i = 0;
@@ -160,7 +177,7 @@ impl Row {
                     }
                     i += 1;
                 }
-                range += AT_ONCE;
+                range += share.step;
             }
             held += 1;
         }
@@ -176,26 +193,83 @@ impl Row {
     }
 }
 
-/// One row a warp.
+/// Ranges that packed row `row` has: those of the last sequence that begins at it or before.
 #[inline(always)]
-unsafe fn combine<E: Store>(p: &CombineParams) {
-    let lane = thread::thread_idx_x() % 32;
-    let row = Row::of_this_warp(p);
-    if row.batch >= p.batches {
-        return;
+unsafe fn ranges_of_packed(p: &CombineParams, row: u32, lane: u32) -> u32 {
+    // It is one of `count` from `first` on; each lane asks whether another one of them begins that early.
+    let (mut first, mut count) = (0, p.batches);
+    while count > 1 {
+        let step = count.div_ceil(32);
+        let begins_by_then = lane * step < count
+            && global::load_u32(p.cu_seqlens_q.wrapping_add(4 * (first + lane * step) as u64)) <= row;
+        // The first one begins that early in any case.
+        let skipped = ((!warp::ballot(begins_by_then)).trailing_zeros() - 1) * step;
+        first += skipped;
+        count = if count - skipped < step { count - skipped } else { step };
     }
+    sequence::ranges(sequence::length(p.cu_seqlens_k, first, p.batches), p.split_keys)
+}
+
+/// What all warps of a block have summed up, where they share out a row, in the first warp: `o` is what this
+/// lane has of four columns of 128 from `first_column` on.
+#[inline(always)]
+unsafe fn add_shares(
+    warp: u32,
+    lane: u32,
+    first_column: u32,
+    o: [f32; COLUMNS as usize],
+) -> [f32; COLUMNS as usize] {
+    // Each 128 columns have memory of their own, so that nobody overwrites what is still read.
+    let place =
+        |warp: u32| shared::dynamic_base() + 4 * COMBINE_WARPS * first_column + 16 * (32 * warp + lane);
+    if warp != 0 {
+        shared::store_u32x4(place(warp), o.map(f32::to_bits));
+    }
+    barrier::block_sync();
+    let mut sum = o;
+    let mut other = 1;
+    while other < COMBINE_WARPS && warp == 0 {
+        let share = shared::load_f32x4(place(other));
+        let mut e = 0;
+        while e < sum.len() {
+            sum[e] += share[e];
+            e += 1;
+        }
+        other += 1;
+    }
+    sum
+}
+
+/// One of `ROWS` rows a warp, or one for all warps of the block.
+#[inline(always)]
+unsafe fn combine<E: Store, const ROWS: u32>(p: &CombineParams) {
+    let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
+    let Some(row) = Row::of_this_warp::<ROWS>(p, warp, lane) else { return };
+    let shares_rows = ROWS == 1;
+    let share = if shares_rows {
+        Share { first: AT_ONCE * warp, step: AT_ONCE * COMBINE_WARPS }
+    } else {
+        Share { first: 0, step: AT_ONCE }
+    };
+    let writes = !shares_rows || warp == 0;
     let (weights, lse) = row.weights(p, lane);
-    if p.lse != 0 && lane == 0 {
+    if p.lse != 0 && lane == 0 && writes {
         let index = row.batch as i64 * p.lse_batch_stride
             + row.head as i64 * p.lse_head_stride
             + row.query as i64;
         global::store_f32(p.lse.wrapping_add((4 * index) as u64), lse);
     }
-    let mut column = COLUMNS * lane;
-    while column - COLUMNS * lane < p.value_dim {
-        let o = row.sum(p, &weights, column);
-        E::store(p, row, column, o);
-        column += COLUMNS * 32;
+    let mut first_column = 0;
+    while first_column < p.value_dim {
+        let column = first_column + COLUMNS * lane;
+        let mut o = row.sum(p, share, &weights, column);
+        if shares_rows {
+            o = add_shares(warp, lane, first_column, o);
+        }
+        if writes {
+            E::store(p, row, column, o);
+        }
+        first_column += COLUMNS * 32;
     }
 }
 
@@ -226,15 +300,15 @@ unsafe fn store_either<E: TensorCoreElement>(
 }
 
 macro_rules! entries {
-    ($(($name:ident, $dtype:ident))*) => {
+    ($(($name:ident, $dtype:ident, $rows:literal))*) => {
         $(
-            /// The combining kernel of one element type.
+            /// The combining kernel of one element type and number of rows.
             ///
             /// # Safety
             /// `p` is as [`CombineParams`] says.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: CombineParams) {
-                combine::<element::$dtype>(&p);
+                combine::<element::$dtype, $rows>(&p);
             }
         )*
     };

@@ -41,7 +41,7 @@ pub struct BenchArguments {
     /// Keys, and as many query rows.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192,16384")]
     seqlen: Vec<usize>,
-    /// Query rows, where they are fewer than keys, as in decoding.
+    /// Query rows of each sequence, where they are fewer than keys, as in decoding.
     #[arg(long)]
     queries: Option<usize>,
     /// Ranges of keys that the forward works on side by side; by default as many as pay off.
@@ -51,8 +51,11 @@ pub struct BenchArguments {
     #[arg(long)]
     pack_gqa: Option<bool>,
     /// Instead of --seqlen and --batch: 12 packed sequences of 33 to 4096 rows, 16384 together.
-    #[arg(long, conflicts_with_all = ["seqlen", "batch", "queries", "num_splits"])]
+    #[arg(long, conflicts_with_all = ["seqlen", "batch", "queries"])]
     varlen: bool,
+    /// Instead of --seqlen and --batch: packed sequences of so many keys each.
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["seqlen", "batch", "varlen"])]
+    lengths: Vec<usize>,
     /// Batches; by default as many as make 16384 rows.
     #[arg(long)]
     batch: Option<usize>,

@@ -4,7 +4,7 @@ use super::room::Room;
 use crate::abi::ForwardHopperParams;
 use crate::arch::{bulk_copy, math, mbarrier, thread, warp};
 use crate::attention::packed_work::PackedWork;
-use crate::attention::query_block::{QueryBlock, is_split};
+use crate::attention::query_block::QueryBlock;
 use crate::attention::scale::Scale;
 use crate::attention::work_order::{ReceivedOrder, WorkOrder};
 use crate::pipeline::mailbox::MessageCursor;
@@ -69,8 +69,7 @@ impl<
                 let mut queue = TileQueue::new(p.counter, schedule.count());
                 while let Some(tile) = queue.take() {
                     let work = schedule.work(tile, math::divide);
-                    let is_split = is_split(&p.forward, QUERIES);
-                    let block = QueryBlock::new(&p.forward, Self::TILES, work, is_split);
+                    let block = QueryBlock::new(&p.forward, Self::TILES, work);
                     self.bring(p, maps, &mut progress, &mut queue, &block);
                 }
                 self.orders.send(&mut progress.orders, WorkOrder::END);
@@ -88,8 +87,7 @@ impl<
             let tile = warp::broadcast(tile, 0);
             let Some(work) = sequences.find(&p.forward, Self::TILES, tile) else { break };
             if lane == 0 {
-                // Packed sequences are not split: known here, it takes a register less.
-                let block = QueryBlock::new(&p.forward, Self::TILES, work, false);
+                let block = QueryBlock::new(&p.forward, Self::TILES, work);
                 self.bring(p, maps, &mut progress, &mut queue, &block);
             }
             warp::warp_sync();

@@ -125,15 +125,15 @@ impl TensorSet {
         let problem = &task.problem;
         let valid = problem.validate()?;
         let mut memory = Memory { device, pattern, tensors: Vec::new() };
-        let offsets = memory.keep(DeviceBuffer::from_slice(device, &task.offsets())?);
+        let [in_q, in_k] = task.offsets();
         let pointers = ForwardPointers {
             q: memory.input(&problem.q)?,
             k: memory.input(&problem.k)?,
             v: memory.input(&problem.v)?,
             o: memory.output::<T>(problem.o.span())?,
             lse: memory.output::<f32>(valid.lse_elements())?,
-            cu_seqlens_q: offsets,
-            cu_seqlens_k: offsets,
+            cu_seqlens_q: memory.keep(DeviceBuffer::from_slice(device, &in_q)?),
+            cu_seqlens_k: memory.keep(DeviceBuffer::from_slice(device, &in_k)?),
         };
         let Some(plan) = plan_forward(&valid, device.properties(), &pointers)? else {
             bail!("nothing to compute");

@@ -31,8 +31,10 @@ impl Pass {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
     pub pass: Pass,
-    /// No more rows of q than of k; packed sequences are those of [`RAGGED`].
+    /// No sequence has more query rows than keys.
     pub problem: ForwardProblem,
+    /// Query rows and keys of packed sequences; none where they are not packed.
+    lengths: Vec<[usize; 2]>,
 }
 
 impl Task {
@@ -44,20 +46,20 @@ impl Task {
         }
     }
 
-    /// Offsets of packed sequences, the same for q and k; empty without them.
-    pub fn offsets(&self) -> Vec<i32> {
-        if self.is_packed() { offsets(&RAGGED) } else { Vec::new() }
+    /// Offsets of packed sequences in q and in k; empty without them.
+    pub fn offsets(&self) -> [Vec<i32>; 2] {
+        if self.is_packed() { offsets(&self.lengths) } else { Default::default() }
     }
 
     /// How many sequences: as many as batches unless they are packed.
     pub fn sequences(&self) -> usize {
-        if self.is_packed() { RAGGED.len() } else { self.problem.q.shape[0] }
+        if self.is_packed() { self.lengths.len() } else { self.problem.q.shape[0] }
     }
 
     /// Keys of the longest sequence.
     pub fn longest(&self) -> usize {
         let [_, rows, ..] = self.problem.k.shape;
-        if self.is_packed() { RAGGED.into_iter().max().unwrap_or(0) } else { rows }
+        self.lengths.iter().map(|&[_, keys]| keys).max().unwrap_or(rows)
     }
 
     fn is_packed(&self) -> bool {
@@ -70,7 +72,10 @@ impl Task {
         let [batches, rows, heads, columns] = self.problem.q.shape;
         let [batches, heads, columns] = [batches, heads, columns].map(|size| size as f64);
         let pairs: f64 = match self.is_packed() {
-            true => RAGGED.into_iter().map(|rows| pairs(self.problem.mask, rows, rows)).sum(),
+            true => {
+                let pairs = |&[rows, keys]: &[usize; 2]| pairs(self.problem.mask, rows, keys);
+                self.lengths.iter().map(pairs).sum()
+            }
             false => batches * pairs(self.problem.mask, rows, self.problem.k.shape[1]),
         };
         let factor = if self.pass == Pass::Forward { 4.0 } else { 10.0 };
@@ -92,12 +97,15 @@ fn pairs(mask: Mask, queries: usize, keys: usize) -> f64 {
     }
 }
 
-fn offsets(lengths: &[usize]) -> Vec<i32> {
-    let ends = lengths.iter().scan(0, |end, &length| {
-        *end += length as i32;
-        Some(*end)
-    });
-    [0].into_iter().chain(ends).collect()
+/// Offsets in q and in k.
+fn offsets(lengths: &[[usize; 2]]) -> [Vec<i32>; 2] {
+    [0, 1].map(|side| {
+        let ends = lengths.iter().scan(0, |end, lengths| {
+            *end += lengths[side] as i32;
+            Some(*end)
+        });
+        [0].into_iter().chain(ends).collect()
+    })
 }
 
 /// Every combination asked for.
@@ -111,10 +119,14 @@ pub fn tasks(arguments: &BenchArguments) -> Result<Vec<Task>> {
             BenchDtype::F32 => Dtype::F32,
         };
         for &head_dim in &arguments.head_dim {
-            for problem in shapes(arguments, dtype, head_dim)? {
+            for (problem, lengths) in shapes(arguments, dtype, head_dim)? {
                 for mask in masks(arguments) {
-                    let problem = problem.with_mask(mask);
-                    tasks.extend(passes.iter().map(|&pass| Task { pass, problem }));
+                    let task = |&pass| Task {
+                        pass,
+                        problem: problem.with_mask(mask),
+                        lengths: lengths.clone(),
+                    };
+                    tasks.extend(passes.iter().map(task));
                 }
             }
         }
@@ -150,8 +162,29 @@ fn masks(arguments: &BenchArguments) -> Vec<Mask> {
     }
 }
 
-/// Problems with full masks.
-fn shapes(arguments: &BenchArguments, dtype: Dtype, head_dim: usize) -> Result<Vec<ForwardProblem>> {
+/// Query rows and keys of the packed sequences that are asked for.
+fn packed_lengths(arguments: &BenchArguments) -> Result<Vec<[usize; 2]>> {
+    let lengths = if arguments.varlen { &RAGGED[..] } else { &arguments.lengths };
+    let length = |&keys: &usize| {
+        at_least_one("lengths", Some(keys))?;
+        Ok([query_rows(arguments, "lengths", keys)?, keys])
+    };
+    lengths.iter().map(length).collect()
+}
+
+/// Query rows of a sequence of `keys` keys, as `option` says.
+fn query_rows(arguments: &BenchArguments, option: &str, keys: usize) -> Result<usize> {
+    let queries = arguments.queries.unwrap_or(keys);
+    ensure!(queries <= keys, "--queries: expected at most --{option} {keys}, got {queries}");
+    Ok(queries)
+}
+
+/// Problems with full masks, with the lengths of packed sequences.
+fn shapes(
+    arguments: &BenchArguments,
+    dtype: Dtype,
+    head_dim: usize,
+) -> Result<Vec<(ForwardProblem, Vec<[usize; 2]>)>> {
     at_least_one("head-dim", Some(head_dim))?;
     at_least_one("batch", arguments.batch)?;
     at_least_one("heads", arguments.heads)?;
@@ -159,10 +192,9 @@ fn shapes(arguments: &BenchArguments, dtype: Dtype, head_dim: usize) -> Result<V
     at_least_one("queries", arguments.queries)?;
     let heads = arguments.heads.unwrap_or((2048 / head_dim).max(1));
     let key_heads = arguments.kv_heads.unwrap_or(heads);
-    let problem = |batch: usize, rows: usize| {
-        let queries = arguments.queries.unwrap_or(rows);
+    let problem = |batch: usize, queries: usize, keys: usize| {
         let q = Layout::bshd([batch, queries, heads, head_dim]);
-        let kv = Layout::bshd([batch, rows, key_heads, head_dim]);
+        let kv = Layout::bshd([batch, keys, key_heads, head_dim]);
         ForwardProblem {
             num_splits: arguments.num_splits,
             pack_gqa: arguments.pack_gqa,
@@ -170,20 +202,21 @@ fn shapes(arguments: &BenchArguments, dtype: Dtype, head_dim: usize) -> Result<V
         }
     };
     let mut shapes = Vec::new();
-    if arguments.varlen {
-        let offsets = offsets(&RAGGED);
-        let packed =
-            problem(1, RAGGED.iter().sum()).with_sequences(Sequences::from_offsets(&offsets, &offsets)?);
-        shapes.push(packed);
-    } else {
-        for &rows in &arguments.seqlen {
-            at_least_one("seqlen", Some(rows))?;
-            let queries = arguments.queries.unwrap_or(rows);
-            ensure!(queries <= rows, "--queries: expected at most --seqlen {rows}, got {queries}");
-            shapes.push(problem(arguments.batch.unwrap_or((16384 / rows).max(1)), rows));
+    let lengths = packed_lengths(arguments)?;
+    if lengths.is_empty() {
+        for &keys in &arguments.seqlen {
+            at_least_one("seqlen", Some(keys))?;
+            let queries = query_rows(arguments, "seqlen", keys)?;
+            let batch = arguments.batch.unwrap_or((16384 / keys).max(1));
+            shapes.push((problem(batch, queries, keys), Vec::new()));
         }
+    } else {
+        let [queries, keys] = [0, 1].map(|side| lengths.iter().map(|lengths| lengths[side]).sum());
+        let [in_q, in_k] = offsets(&lengths);
+        let packed = problem(1, queries, keys).with_sequences(Sequences::from_offsets(&in_q, &in_k)?);
+        shapes.push((packed, lengths));
     }
-    for problem in &shapes {
+    for (problem, _) in &shapes {
         problem.validate()?;
     }
     Ok(shapes)
@@ -202,7 +235,7 @@ mod tests {
     fn task(pass: Pass, mask: Mask) -> Task {
         let layout = Layout::bshd([2, 3, 5, 7]);
         let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout).with_mask(mask);
-        Task { pass, problem }
+        Task { pass, problem, lengths: Vec::new() }
     }
 
     #[test]
@@ -228,6 +261,6 @@ mod tests {
     fn the_ragged_lengths_are_as_documented() {
         assert_eq!(RAGGED.iter().sum::<usize>(), 16384);
         assert_eq!((RAGGED.iter().min(), RAGGED.iter().max()), (Some(&33), Some(&4096)));
-        assert_eq!(offsets(&[2, 0, 3]), [0, 2, 2, 5]);
+        assert_eq!(offsets(&[[2, 7], [0, 1], [3, 0]]), [[0, 2, 2, 5], [0, 7, 8, 8]]);
     }
 }

@@ -23,6 +23,8 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
     let placements = match kernel.access {
         Access::Vector16 if is_short(kernel) => [Placement::Spaced, Placement::Spaced, Placement::Bshd],
         Access::Vector16 => [Placement::Padded, Placement::Padded, Placement::Bshd],
+        // What comes after a kernel for Hopper.
+        Access::Element if kernel.arch == Arch::Sm90a => [Placement::Padded; 3],
         Access::Element => [Placement::Unaligned; 3],
     };
     let masks =

@@ -290,8 +290,12 @@ fn few_rows_of_many_ranges_are_combined_by_a_block_each() {
         (combine.kernel.name, combine.blocks)
     };
     assert_eq!(kernel(66, 8), ("forward_combine_bf16_q1_sm80", 66 * 32));
-    assert_eq!(kernel(67, 8), ("forward_combine_bf16_sm80", 67 * 8));
-    assert_eq!(kernel(1, 4), ("forward_combine_bf16_sm80", 8));
+    assert_eq!(kernel(67, 8), ("forward_combine_bf16_sm90a", 67 * 8));
+    assert_eq!(kernel(1, 4), ("forward_combine_bf16_sm90a", 8));
+    // A main kernel that does not let the next one start early.
+    let unaligned = ForwardPointers { q: 0x1002, ..pointers() };
+    let plan = plan(&decoding(67, 65536).with_num_splits(8), &unaligned);
+    assert_eq!(plan.combine.map(|combine| combine.kernel.name), Some("forward_combine_bf16_sm80"));
 }
 
 /// Packed sequences of these queries and keys, 32 heads to 8 of 128 columns.

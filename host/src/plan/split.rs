@@ -9,7 +9,7 @@ use crate::driver::DeviceProperties;
 use crate::error::{Error, Result};
 use crate::problem::{ForwardProblem, Layout, ValidForward};
 use kernels_gpu::abi::{
-    COMBINE_WARPS, CombineParams, Dtype, Family, ForwardParams, KERNELS, KernelSpec, MAX_SPLITS,
+    Arch, COMBINE_WARPS, CombineParams, Dtype, Family, ForwardParams, KERNELS, KernelSpec, MAX_SPLITS,
     OUTPUT_F32_FOR_NOW, WINDOW_OPEN,
 };
 
@@ -125,8 +125,8 @@ fn block_rows(rows: u64, ranges: u32, device: &DeviceProperties) -> u32 {
     if ranges > 4 && rows <= 16 * u64::from(device.multiprocessors) { 1 } else { COMBINE_WARPS }
 }
 
-/// The last kernel, for the outputs of `valid` at `pointers`, and the main kernel's parameters for `split`:
-/// its outputs are in a workspace that begins at address 0.
+/// The last kernel, for the outputs of `valid` at `pointers`, and parameters of the main kernel, which is one
+/// for `arch`, for `split`: its outputs are in a workspace that begins at address 0.
 ///
 /// # Errors
 /// [`Error::GridTooLarge`], [`Error::KernelMissing`].
@@ -134,7 +134,7 @@ pub(super) fn combine(
     valid: &ValidForward,
     pointers: &ForwardPointers,
     split: &Split,
-    params: &mut ForwardParams,
+    (arch, params): (Arch, &mut ForwardParams),
     device: &DeviceProperties,
 ) -> Result<CombinePlan> {
     let problem = &valid.problem;
@@ -144,12 +144,14 @@ pub(super) fn combine(
     let block_rows = block_rows(rows(valid), ranges, device);
     let what = format!("groups of {block_rows} rows of o");
     let blocks = count_blocks(rows(valid).div_ceil(block_rows.into()) as u32, &what, 1, 1)?;
+    // That for the target of the main kernel, if there is one of its own.
     let kernel = KERNELS
         .iter()
-        .find(|kernel| {
-            (kernel.family, kernel.dtype, kernel.query_rows)
-                == (Family::ForwardCombine, problem.dtype, block_rows)
+        .filter(|kernel| {
+            let KernelSpec { family, dtype, query_rows, .. } = **kernel;
+            (family, dtype, query_rows) == (Family::ForwardCombine, problem.dtype, block_rows)
         })
+        .max_by_key(|kernel| kernel.arch == arch)
         .ok_or_else(|| Error::KernelMissing {
             device: device.name.clone(),
             family: super::family_name(Family::ForwardCombine),

@@ -135,6 +135,18 @@ macro_rules! for_each_forward_combine_sm80 {
     };
 }
 
+/// The same for Hopper, where they start while the main kernel ends: 1 us of 12 to 46 (H200). With one row per
+/// block that gained nothing.
+#[macro_export]
+macro_rules! for_each_forward_combine_sm90a {
+    ($callback:ident) => {
+        $callback! {
+            (forward_combine_bf16_sm90a, Bf16, 4)
+            (forward_combine_f16_sm90a, F16, 4)
+        }
+    };
+}
+
 /// Calls `$callback!` with one row for each tensor-core backward main kernel for sm_80.
 ///
 /// Columns: name, element type, head dim, access, query rows per step, keys per block, warps, blocks per

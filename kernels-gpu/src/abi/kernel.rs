@@ -139,6 +139,11 @@ impl KernelSpec {
     pub const fn splits_keys(&self) -> bool {
         tiles_split_keys(self.query_rows)
     }
+
+    /// Whether it may start while the kernel before it ends, since it waits for that one itself.
+    pub const fn may_start_early(&self) -> bool {
+        matches!((self.family, self.arch), (Family::ForwardCombine, Arch::Sm90a))
+    }
 }
 
 /// Whether forward kernels with `query_rows` query rows a tile work on ranges of keys: those with three

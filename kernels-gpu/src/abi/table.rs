@@ -1,7 +1,7 @@
 //! The table of kernels: what is compiled, and with which sizes.
 
 use super::shared_bytes::*;
-use super::{Access, Arch, Dtype, Family, KernelSpec};
+use super::{Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec};
 
 /// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
 macro_rules! spec {
@@ -81,16 +81,23 @@ const FORWARD_HEADS_SM90A: &[KernelSpec] = {
     for_each_forward_heads_sm90a!(rows)
 };
 
+macro_rules! forward_combine_table {
+    ($arch:ident, $(($name:ident, $dtype:ident, $rows:literal))*) => {
+        &[$(spec!(
+            ForwardCombine, $arch, ($name, $dtype, 256, Element, $rows, 1, COMBINE_WARPS * 32, 8),
+            forward_combine_shared_bytes(256, $rows, 1), false
+        )),*]
+    };
+}
+
 const FORWARD_COMBINE: &[KernelSpec] = {
-    macro_rules! rows {
-        ($(($name:ident, $dtype:ident, $rows:literal))*) => {
-            table!(
-                ForwardCombine, forward_combine_shared_bytes,
-                $(($name, $dtype, 256, Element, $rows, 1, 4, 8))*
-            )
-        };
-    }
+    macro_rules! rows { ($($row:tt)*) => { forward_combine_table!(Sm80, $($row)*) }; }
     for_each_forward_combine_sm80!(rows)
+};
+
+const FORWARD_COMBINE_SM90A: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { forward_combine_table!(Sm90a, $($row)*) }; }
+    for_each_forward_combine_sm90a!(rows)
 };
 
 const BACKWARD_DELTA_MMA: &[KernelSpec] = {
@@ -153,6 +160,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_SM90A,
     FORWARD_HEADS_SM90A,
     FORWARD_COMBINE,
+    FORWARD_COMBINE_SM90A,
     BACKWARD_DELTA_MMA,
     BACKWARD_DELTA_FMA,
     BACKWARD_MMA,

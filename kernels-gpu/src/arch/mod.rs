@@ -15,6 +15,7 @@ pub mod barrier;
 pub mod bulk_copy;
 pub mod convert;
 pub mod global;
+pub mod grid;
 pub mod math;
 pub mod matrix;
 pub mod mbarrier;

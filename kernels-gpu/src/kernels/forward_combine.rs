@@ -13,7 +13,7 @@
 //! that results are the same in every run.
 
 use crate::abi::{COMBINE_WARPS, CombineParams, MAX_SPLITS};
-use crate::arch::{barrier, global, math, shared, thread, warp};
+use crate::arch::{barrier, global, grid, math, shared, thread, warp};
 use crate::attention::scale::Scale;
 use crate::attention::sequence;
 use crate::attention::softmax::DEAD_SUM;
@@ -240,9 +240,12 @@ unsafe fn add_shares(
     sum
 }
 
-/// One of `ROWS` rows a warp, or one for all warps of the block.
+/// One of `ROWS` rows a warp, or one for all warps of the block; `IS_EARLY`: the main kernel may not have ended.
 #[inline(always)]
-unsafe fn combine<E: Store, const ROWS: u32>(p: &CombineParams) {
+unsafe fn combine<E: Store, const ROWS: u32, const IS_EARLY: bool>(p: &CombineParams) {
+    if IS_EARLY {
+        grid::wait_for_previous();
+    }
     let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
     let Some(row) = Row::of_this_warp::<ROWS>(p, warp, lane) else { return };
     let shares_rows = ROWS == 1;
@@ -300,7 +303,7 @@ unsafe fn store_either<E: TensorCoreElement>(
 }
 
 macro_rules! entries {
-    ($(($name:ident, $dtype:ident, $rows:literal))*) => {
+    ($is_early:literal, $(($name:ident, $dtype:ident, $rows:literal))*) => {
         $(
             /// The combining kernel of one element type and number of rows.
             ///
@@ -308,12 +311,17 @@ macro_rules! entries {
             /// `p` is as [`CombineParams`] says.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: CombineParams) {
-                combine::<element::$dtype, $rows>(&p);
+                combine::<element::$dtype, $rows, $is_early>(&p);
             }
         )*
     };
 }
-crate::for_each_forward_combine_sm80!(entries);
+
+macro_rules! entries_sm80 { ($($row:tt)*) => { entries!(false, $($row)*); } }
+crate::for_each_forward_combine_sm80!(entries_sm80);
+
+macro_rules! entries_sm90a { ($($row:tt)*) => { entries!(true, $($row)*); } }
+crate::for_each_forward_combine_sm90a!(entries_sm90a);
 
 /// How four columns of o of a problem in an element type are written.
 trait Store {

@@ -36,8 +36,9 @@ mod room;
 
 use crate::abi::{
     ForwardHopperParams, forward_sm90a_key_and_value_stages, forward_sm90a_query_stages, panel_columns,
+    tiles_split_keys,
 };
-use crate::arch::{barrier, bulk_copy, thread, warp};
+use crate::arch::{barrier, bulk_copy, grid, thread, warp};
 use crate::attention::mask;
 use crate::attention::query_block::is_split;
 use crate::attention::scale::Scale;
@@ -403,7 +404,12 @@ unsafe fn forward<
         let helper =
             if WARPGROUPS == 2 { warp.become_helper::<40>() } else { warp.become_helper::<32>() };
         match helper {
-            Helper::Producer => room.produce(p, &maps),
+            Helper::Producer => {
+                room.produce(p, &maps);
+                if tiles_split_keys(QUERIES) {
+                    grid::allow_next();
+                }
+            }
             Helper::Repairer if room.may_need_repair(&p.forward) => {
                 room.repair::<E>(p, thread::thread_idx_x() % 32)
             }

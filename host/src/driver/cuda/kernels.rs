@@ -14,8 +14,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(super) struct LoadedKernels {
     context: Arc<PrimaryContext>,
     images: KernelImages,
+    /// Whether the driver knows of kernels that start while the one before them ends, in captured graphs, too.
+    can_start_early: bool,
     kernels: Mutex<HashMap<&'static str, Slot>>,
 }
+
+/// The first version of the driver's interface that captures such launches: CUDA 12.3.
+const CAPTURES_EARLY_STARTS: i32 = 12_030;
 
 /// A kernel once it is loaded. Who loads it holds the lock; launches of other kernels do not wait.
 type Slot = Arc<Mutex<Option<LoadedKernel>>>;
@@ -29,7 +34,9 @@ struct LoadedKernel {
 
 impl LoadedKernels {
     pub fn new(context: Arc<PrimaryContext>, images: KernelImages) -> Self {
-        LoadedKernels { context, images, kernels: Mutex::default() }
+        let can_start_early =
+            raw::driver_version().is_ok_and(|version| version >= CAPTURES_EARLY_STARTS);
+        LoadedKernels { context, images, can_start_early, kernels: Mutex::default() }
     }
 
     /// Queues a kernel, which is loaded first if need be. The context is current.
@@ -44,7 +51,9 @@ impl LoadedKernels {
         stream: Stream,
     ) -> Result<()> {
         let kernel = self.get(spec)?;
-        let shape = LaunchShape { blocks, threads: spec.threads, shared_bytes: spec.shared_bytes };
+        let KernelSpec { threads, shared_bytes, .. } = *spec;
+        let may_start_early = spec.may_start_early() && self.can_start_early;
+        let shape = LaunchShape { blocks, threads, shared_bytes, may_start_early };
         let stream = stream.0 as raw::StreamHandle;
         // SAFETY: the module stays loaded as long as `self`; the rest is passed on to the caller.
         unsafe { raw::launch(kernel.function as raw::Function, shape, stream, params) }.map_err(

@@ -66,6 +66,7 @@ const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: u32 = 6;
 unsafe extern "C" {
     fn cuInit(flags: u32) -> i32;
     fn cuGetErrorName(code: i32, text: *mut *const c_char) -> i32;
+    fn cuDriverGetVersion(version: *mut i32) -> i32;
     fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) -> i32;
     fn cuCtxGetCurrent(context: *mut *mut c_void) -> i32;
     fn cuCtxSetCurrent(context: *mut c_void) -> i32;
@@ -104,6 +105,12 @@ unsafe extern "C" {
         block_z: u32,
         shared_bytes: u32,
         stream: StreamHandle,
+        params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> i32;
+    fn cuLaunchKernelEx(
+        config: *const LaunchConfig,
+        function: Function,
         params: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) -> i32;
@@ -178,6 +185,13 @@ fn check(call: &'static str, code: i32) -> Result<(), Failure> {
 pub(super) fn initialise() -> Result<(), Failure> {
     // SAFETY: no preconditions.
     check("cuInit", unsafe { cuInit(0) })
+}
+
+/// The version of the driver's interface: 1000 times the major one of CUDA, and 10 times the minor one.
+pub(super) fn driver_version() -> Result<i32, Failure> {
+    let mut version = 0;
+    // SAFETY: `version` is writable.
+    check("cuDriverGetVersion", unsafe { cuDriverGetVersion(&mut version) }).map(|()| version)
 }
 
 /// One number about a device.
@@ -301,7 +315,31 @@ pub(super) struct LaunchShape {
     pub blocks: u32,
     pub threads: u32,
     pub shared_bytes: u32,
+    /// The kernel may start before the one before it ends, for which it waits itself.
+    pub may_start_early: bool,
 }
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct LaunchConfig {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: StreamHandle,
+    attributes: *const LaunchAttribute,
+    attribute_count: u32,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+struct LaunchAttribute {
+    id: u32,
+    padding: u32,
+    value: [u32; 16],
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+const START_EARLY: u32 = 6;
 
 /// Queues a kernel whose only parameter is a struct passed by value.
 ///
@@ -314,8 +352,26 @@ pub(super) unsafe fn launch(
     stream: StreamHandle,
     params: &[u8],
 ) -> Result<(), Failure> {
-    let LaunchShape { blocks, threads, shared_bytes } = shape;
+    let LaunchShape { blocks, threads, shared_bytes, may_start_early } = shape;
     let mut pointers = [params.as_ptr().cast_mut().cast::<c_void>()];
+    if may_start_early {
+        let mut value = [0; 16];
+        value[0] = 1;
+        let attribute = LaunchAttribute { id: START_EARLY, padding: 0, value };
+        let config = LaunchConfig {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes,
+            stream,
+            attributes: &raw const attribute,
+            attribute_count: 1,
+        };
+        // SAFETY: as below; the attribute lives until the call returns.
+        let code = unsafe {
+            cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), ptr::null_mut())
+        };
+        return check("cuLaunchKernelEx", code);
+    }
     // SAFETY: passed on to the caller. The driver copies the parameter before it returns and never
     // writes to it.
     let code = unsafe {

@@ -83,8 +83,8 @@ pub struct ForwardProblem {
     pub wants_lse: bool,
     /// How many ranges of keys are worked on side by side, 1 to [`MAX_SPLITS`]; as many as pay off when none
     /// is given. It may be fewer: they are as many key tiles each, but for the last. Of packed sequences the
-    /// longest is split in so many, and the others in ranges of as many keys. More than 2^32 rows of all heads
-    /// and batches are never split.
+    /// longest is split in so many, and the others in ranges of as many keys. More than 2^32 rows of all
+    /// heads and batches are never split.
     pub num_splits: Option<u32>,
     /// Whether query heads that share a key head are worked on together, as if they were queries; where that
     /// pays off when it is not given, above all with few queries. It needs a kernel for Hopper or a single

@@ -350,8 +350,8 @@ fn ranges_of_packed_sequences_stand_in_a_workspace_for_all_rows() {
     assert_eq!((last.lse_batch_stride, last.lse_head_stride), (0, 8));
 }
 
-/// Of every row there is room for as many ranges as the longest sequence has, so that a long one among many rows
-/// would take more memory than inputs and output together.
+/// Of every row there is room for as many ranges as the longest sequence has, so that a long one among many
+/// rows would take more memory than inputs and output together.
 #[test]
 fn a_workspace_that_nobody_asked_for_is_not_huge() {
     let lengths = [[4096, 65536], [1, 65536], [1, 65536]];

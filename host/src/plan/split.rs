@@ -35,8 +35,8 @@ pub struct CombinePlan {
     pub workspace_bytes: u64,
 }
 
-/// Most bytes of workspace for packed sequences, unless ranges are asked for: it has room for as many ranges of
-/// every row as the longest sequence has.
+/// Most bytes of workspace for packed sequences, unless ranges are asked for: it has room for as many ranges
+/// of every row as the longest sequence has.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// Whether keys may be split at all, whichever kernel it is: with a window on the left side a query tile has
@@ -118,9 +118,9 @@ const fn part_columns(columns: u32) -> u32 {
 
 /// How many rows a block of the last kernel takes: one for all of its warps together where there are so many
 /// ranges that a warp would read them one after the other, and so few rows that the ranges are what is waited
-/// for. Measured (H200, head dim 128), with the main kernel: 16 rows of 64 ranges 44.5 to 39.6 us, 512 rows of 8
-/// ranges 16.6 to 14.7, 768 rows 17.6 to 16.9, 1024 rows 13.2 to 12.9; packed, 32 of 1024 rows of 49 ranges and
-/// the others of one 167 to 163.
+/// for. Measured (H200, head dim 128), with the main kernel: 16 rows of 64 ranges 44.5 to 39.6 us, 512 rows
+/// of 8 ranges 16.6 to 14.7, 768 rows 17.6 to 16.9, 1024 rows 13.2 to 12.9; packed, 32 of 1024 rows of 49
+/// ranges and the others of one 167 to 163.
 fn block_rows(rows: u64, ranges: u32, device: &DeviceProperties) -> u32 {
     if ranges > 4 && rows <= 16 * u64::from(device.multiprocessors) { 1 } else { COMBINE_WARPS }
 }

@@ -135,8 +135,8 @@ macro_rules! for_each_forward_combine_sm80 {
     };
 }
 
-/// The same for Hopper, where they start while the main kernel ends: 1 us of 12 to 46 (H200). With one row per
-/// block that gained nothing.
+/// The same for Hopper, where they start while the main kernel ends: 1 us of 12 to 46 (H200). With one row
+/// per block that gained nothing.
 #[macro_export]
 macro_rules! for_each_forward_combine_sm90a {
     ($callback:ident) => {

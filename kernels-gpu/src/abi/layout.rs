@@ -265,8 +265,8 @@ pub const fn backward_delta_tiles(element_bytes: u32, value_dim: u32) -> u32 {
     if element_bytes == 2 && value_dim <= DELTA_COLUMNS / 2 { 2 } else { 1 }
 }
 
-/// The kernel that combines ranges of keys: where a block has one row, what each of its warps has summed up of
-/// it, 16 bytes a lane for each 128 columns.
+/// The kernel that combines ranges of keys: where a block has one row, what each of its warps has summed up
+/// of it, 16 bytes a lane for each 128 columns.
 pub const fn forward_combine(head_dim: u32, query_rows: u32) -> Regions {
     let mut regions = Regions::new();
     if query_rows == 1 {

@@ -1,8 +1,9 @@
 //! Which query block a number stands for, among those that packed sequences really have.
 //!
 //! Blocks are numbered sequence by sequence, in each the last rows of all heads first; where keys are split,
-//! all that have the last range of keys first. The lengths are in device memory alone, so a warp adds them up,
-//! 32 sequences at a time, those with most keys first: long blocks started last would leave the machine idle.
+//! all that have the last range of keys first. The lengths are in device memory alone, so a warp adds them
+//! up, 32 sequences at a time, those with most keys first: long blocks started last would leave the machine
+//! idle.
 //!
 //! ```text
 //! lane          0     1     2   ...

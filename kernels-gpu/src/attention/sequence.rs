@@ -122,7 +122,8 @@ pub unsafe fn length(offsets: u64, sequence: u32, sequences: u32) -> u32 {
     global::load_u32(offset.wrapping_add(4)) - global::load_u32(offset)
 }
 
-/// How many ranges of `split_keys` keys a packed sequence of `keys` keys is worked on in: one, if it has none.
+/// How many ranges of `split_keys` keys a packed sequence of `keys` keys is worked on in: one, if it has no
+/// key.
 #[inline(always)]
 pub fn ranges(keys: u32, split_keys: u32) -> u32 {
     let ranges = math::divide(keys + (split_keys - 1), split_keys);

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A warp takes one query of one head. Its lanes share out the ranges to find what each of them counts for,
-//! and then the columns. In kernels for few rows the warps of a block take one row together: each sums up some
-//! of the ranges, and the first one what they have. The order of all additions depends on the problem alone, so
-//! that results are the same in every run.
+//! and then the columns. In kernels for few rows the warps of a block take one row together: each sums up
+//! some of the ranges, and the first one what they have. The order of all additions depends on the problem
+//! alone, so that results are the same in every run.
 
 use crate::abi::{COMBINE_WARPS, CombineParams, MAX_SPLITS};
 use crate::arch::{barrier, global, grid, math, shared, thread, warp};
@@ -240,7 +240,8 @@ unsafe fn add_shares(
     sum
 }
 
-/// One of `ROWS` rows a warp, or one for all warps of the block; `IS_EARLY`: the main kernel may not have ended.
+/// One of `ROWS` rows a warp, or one for all warps of the block; `IS_EARLY`: the main kernel may not have
+/// ended.
 #[inline(always)]
 unsafe fn combine<E: Store, const ROWS: u32, const IS_EARLY: bool>(p: &CombineParams) {
     if IS_EARLY {
@@ -328,19 +329,17 @@ trait Store {
     unsafe fn store(p: &CombineParams, row: Row, column: u32, o: [f32; COLUMNS as usize]);
 }
 
-impl Store for element::Bf16 {
-    #[inline(always)]
-    unsafe fn store(p: &CombineParams, row: Row, column: u32, o: [f32; COLUMNS as usize]) {
-        store_either::<element::Bf16>(p, row, column, o);
-    }
+macro_rules! store_16_bits {
+    ($($dtype:ident)*) => {
+        $(impl Store for element::$dtype {
+            #[inline(always)]
+            unsafe fn store(p: &CombineParams, row: Row, column: u32, o: [f32; COLUMNS as usize]) {
+                store_either::<Self>(p, row, column, o);
+            }
+        })*
+    };
 }
-
-impl Store for element::F16 {
-    #[inline(always)]
-    unsafe fn store(p: &CombineParams, row: Row, column: u32, o: [f32; COLUMNS as usize]) {
-        store_either::<element::F16>(p, row, column, o);
-    }
-}
+store_16_bits!(Bf16 F16);
 
 impl Store for element::F32 {
     #[inline(always)]

@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(super) struct LoadedKernels {
     context: Arc<PrimaryContext>,
     images: KernelImages,
-    /// Whether the driver knows of kernels that start while the one before them ends, in captured graphs, too.
+    /// Whether the driver knows of kernels that start while the one before them ends, in captured graphs,
+    /// too.
     can_start_early: bool,
     kernels: Mutex<HashMap<&'static str, Slot>>,
 }

@@ -8,6 +8,7 @@ mod backward_tests;
 mod decoding_tests;
 mod dq;
 mod forward;
+mod lengths;
 mod query_tiles;
 mod row_heads;
 mod single_query;

@@ -3,6 +3,7 @@
 //! A tile takes as long with few rows as with many. Unlike [`super::single_query`], which needs nothing of a
 //! kernel, this is for any number of queries, masks and packed sequences; only kernels for Hopper know of it.
 
+use super::lengths::{Alike, likely};
 use crate::problem::ValidForward;
 use kernels_gpu::abi::{Arch, Family, KERNELS, KernelSpec};
 use kernels_gpu::geometry::row_heads::EXACT_BELOW;
@@ -61,28 +62,30 @@ impl TileRows {
 ///
 /// At other head dims the kernel may be one for more columns, which are then multiplied, too.
 pub(super) fn several(valid: &ValidForward, short_tiles: bool) -> Option<TileRows> {
-    let queries = if valid.is_packed() {
-        // The lengths are in device memory: as if all were equal.
-        (valid.problem.q.shape[1] as u64).div_ceil(valid.batches.max(1).into())
-    } else {
-        valid.query_rows.into()
-    };
-    let worked_on = |rows: TileRows| {
-        let tiles = queries.div_ceil(rows.queries.into()) * u64::from(valid.group_size / rows.heads);
-        u128::from(tiles) * u128::from(ROWS)
+    let sequences = likely(valid);
+    // Rows in tiles of `rows` rows, with `heads` heads of `queries` queries each, times the keys that they
+    // meet.
+    let worked_on = |rows: u32, TileRows { heads, queries }: TileRows| -> u128 {
+        let of_one = |&Alike { count, sequence }: &Alike| {
+            let tiles = u128::from(sequence.query_rows.div_ceil(queries)) * u128::from(count);
+            tiles * u128::from(sequence.key_rows.max(1))
+        };
+        let groups = u128::from(valid.group_size / heads);
+        sequences.iter().map(of_one).sum::<u128>() * groups * u128::from(rows)
     };
     let best = (2..=ROWS.min(valid.group_size))
         .filter(|heads| valid.group_size.is_multiple_of(*heads))
         .map(|heads| TileRows { heads, queries: ROWS / heads })
         .filter(|rows| is_exact(rows, valid.query_rows))
-        .min_by_key(|&rows| (worked_on(rows), u32::MAX - rows.heads))?;
+        .min_by_key(|&rows| (worked_on(ROWS, rows), u32::MAX - rows.heads))?;
     if let Some(pack_gqa) = valid.problem.pack_gqa {
         return pack_gqa.then_some(best);
     }
-    let (tile, percent) = if short_tiles { (u64::from(ROWS), 92) } else { (192, 75) };
-    let alone = u128::from(queries.div_ceil(tile) * tile) * u128::from(valid.group_size);
+    let (tile, percent) = if short_tiles { (ROWS, 92) } else { (192, 75) };
+    let alone = worked_on(tile, TileRows { heads: 1, queries: tile });
+    let together = worked_on(ROWS, best);
     let [columns_alone, columns_together] = [false, true].map(|gathers| columns(valid, gathers));
-    (worked_on(best) * columns_together * 100 <= alone * columns_alone * percent).then_some(best)
+    (together * columns_together * 100 <= alone * columns_alone * percent).then_some(best)
 }
 
 /// Columns of the kernels for Hopper that the problem fits, for heads alone or together.

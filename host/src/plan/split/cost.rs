@@ -3,6 +3,7 @@
 use super::{Split, part_row_bytes};
 use crate::driver::DeviceProperties;
 use crate::plan::forward::are_alike;
+use crate::plan::lengths::{Alike, likely};
 use crate::plan::row_heads::TileRows;
 use crate::problem::ValidForward;
 use kernels_gpu::abi::{Arch, KernelSpec};
@@ -25,38 +26,6 @@ const MEGABYTE: u64 = 30;
 
 /// More query tiles than this to a multiprocessor keep all of them busy.
 const MANY_TILES: u64 = 4;
-
-/// Sequences that are alike, as far as the host knows.
-struct Alike {
-    /// How many.
-    count: u64,
-    /// The problem with the lengths of one.
-    sequence: ValidForward,
-}
-
-impl Alike {
-    /// All sequences. Of packed ones the host knows how many there are, all their rows, and the longest: as
-    /// if the others were equal. Which queries those of the longest are is known where queries and keys have
-    /// the same lengths; otherwise it has as many as all have on average.
-    fn all(valid: &ValidForward) -> Vec<Alike> {
-        if !valid.is_packed() {
-            return vec![Alike { count: valid.batches.into(), sequence: *valid }];
-        }
-        let [queries, keys] = [&valid.problem.q, &valid.problem.k].map(|layout| layout.shape[1] as u32);
-        let are_the_same = queries == keys && valid.query_rows == valid.key_rows;
-        let average = queries.div_ceil(valid.batches.max(1));
-        let of_longest = if are_the_same { valid.query_rows } else { average };
-        let alike = |count: u32, query_rows: u32, key_rows: u32| Alike {
-            count: count.into(),
-            sequence: ValidForward { query_rows, key_rows, ..*valid },
-        };
-        let others = valid.batches.saturating_sub(1);
-        let share = |rows: u32| rows.div_ceil(others.max(1));
-        let longest = alike(1, of_longest, valid.key_rows);
-        let rest = alike(others, share(queries - of_longest), share(keys - valid.key_rows));
-        [longest, rest].into_iter().filter(|alike| alike.count > 0).collect()
-    }
-}
 
 /// What a forward pass has to do.
 pub(super) struct Work {
@@ -87,7 +56,7 @@ impl Work {
         let keys = kernel.key_rows;
         let heads = u64::from(valid.query_heads / rows.heads);
         let multiprocessors = device.multiprocessors.max(1).into();
-        let sequences = Alike::all(valid);
+        let sequences = likely(valid);
         let count = |alike: &Alike| {
             (alike.count * heads).saturating_mul(rows.tiles(alike.sequence.query_rows).into())
         };

@@ -3,7 +3,7 @@
 use crate::ptx::spec;
 use finite_attention::check::{Case, Gradients, Placement};
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
-use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec};
+use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec, MAX_SPLITS};
 
 /// Whether there is a kernel for Hopper that takes more query rows, and is planned unless these are few more than
 /// whole tiles, or many short of them, in rows on 32 bytes.
@@ -28,11 +28,13 @@ pub fn ragged(kernel: &str) -> Case {
         dtype: spec.dtype,
         output_dtype: spec.dtype,
         mask: Mask::Causal(CausalAlignment::BottomRight),
-        gradients: (spec.family != Family::Forward).then_some(Gradients {
-            dtype: spec.dtype,
-            has_d_lse: true,
-            mode: if spec.arch == Arch::Sm90a { Mode::Fast } else { Mode::Deterministic },
-        }),
+        gradients: (!matches!(spec.family, Family::Forward | Family::ForwardCombine)).then_some(
+            Gradients {
+                dtype: spec.dtype,
+                has_d_lse: true,
+                mode: if spec.arch == Arch::Sm90a { Mode::Fast } else { Mode::Deterministic },
+            },
+        ),
         placement: if spec.access == Access::Element { Placement::Unaligned } else { placement },
         pack_gqa: Some(spec.gathers_heads),
         ..Case::small()
@@ -124,12 +126,63 @@ fn heads_together(kernel: &str) -> Vec<Case> {
     ]
 }
 
+/// Rows of as many ranges as the kernel is for, few enough for it, with two heads. In 16 bits and in f32; with columns
+/// of a lane, of two rounds of a warp, and odd ones; where rows start anywhere; with more ranges than lanes; packed, with
+/// more sequences than lanes, of which some have no query, no key, or one range; with ranges that show nothing.
+fn combined(kernel: &str) -> Vec<Case> {
+    let KernelSpec { arch, query_rows, .. } = *spec(kernel);
+    let (ranges, tile) =
+        (if query_rows == 1 { 7 } else { 3 }, if arch == Arch::Sm80 { 64 } else { 128 });
+    let base = Case {
+        query_rows: 5,
+        key_rows: (ranges - 1) * tile + 13,
+        num_splits: Some(ranges as u32),
+        mask: Mask::Causal(CausalAlignment::BottomRight),
+        ..ragged(kernel)
+    };
+    let base = Case { head_dim: 60, value_dim: 52, placement: Placement::Padded, ..base };
+    let in_f32 = |case: &Case| Case { output_dtype: Dtype::F32, ..case.clone() };
+    let wide = Case { value_dim: 150, ..base.clone() };
+    let packed = Case { packed: true, batches: 4, query_rows: 2, seed: 3, ..base.clone() };
+    // As many as there can be but for two, so that the last lanes have none.
+    let many = Case {
+        key_rows: (MAX_SPLITS as usize - 3) * tile + 5,
+        num_splits: Some(MAX_SPLITS),
+        // Where a block has several rows these are too many for a block each.
+        query_rows: if query_rows == 1 { 5 } else { 9 },
+        ..base.clone()
+    };
+    let window = Mask::Window { left: Some(20), right: Some(3), alignment: CausalAlignment::TopLeft };
+    let mut cases = vec![
+        base.clone(),
+        in_f32(&base),
+        in_f32(&wide),
+        wide,
+        Case { value_dim: 3, ..base.clone() },
+        in_f32(&Case { value_dim: 3, ..base.clone() }),
+        Case { value_dim: 50, ..many.clone() },
+        many,
+        Case { batches: 2, query_rows: 3, ..base.clone() },
+        Case { batches: 34, query_rows: 1, query_heads: 1, ..packed.clone() },
+        packed,
+        Case { mask: window, ..base.clone() },
+    ];
+    if arch == Arch::Sm80 {
+        let anywhere = Case { placement: Placement::Unaligned, ..base };
+        cases.extend([in_f32(&anywhere), anywhere]);
+    }
+    cases
+}
+
 /// [`ragged`], and what else the kernel can be asked: a negative scale, outputs in f32, columns that fill
 /// the tile, packed sequences, a window with rows that see nothing, odd columns, hardly any columns, tiles without keys, and inputs
 /// that end where their memory ends.
 pub fn cases(kernel: &str) -> Vec<Case> {
     if spec(kernel).gathers_heads {
         return heads_together(kernel);
+    }
+    if spec(kernel).family == Family::ForwardCombine {
+        return combined(kernel);
     }
     let ragged = ragged(kernel);
     let dim = spec(kernel).head_dim as usize;

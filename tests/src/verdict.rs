@@ -2,7 +2,7 @@
 
 use crate::device::emulated;
 use crate::ptx::spec;
-use crate::recorder::{of_size, small, with_room_for, without_counters};
+use crate::recorder::{of_size, recording, small, with_room_for, without_counters};
 use crate::shapes::many_key_tiles_in_order;
 use crate::sources::{Place, goes_through};
 use finite_attention::check::{Case, GradientInputs, Inputs, Surroundings, compute_with, run_case_with};
@@ -104,12 +104,14 @@ pub fn options(schedule: Schedule) -> Options {
 /// If the case is planned for another kernel.
 pub fn judge_on(device: &Device, kernel: &str, case: &Case) -> Verdict {
     let spec = spec(kernel);
-    let is_helper = matches!(spec.family, Family::BackwardDelta | Family::BackwardConvert);
-    let device = &if is_helper { device.clone() } else { with_room_for(device, spec) };
+    let is_helper =
+        matches!(spec.family, Family::ForwardCombine | Family::BackwardDelta | Family::BackwardConvert);
+    let device = if is_helper { device.clone() } else { with_room_for(device, spec) };
+    let (device, launched) = &recording(&device);
     match run_case_with(device, case, Inputs::drawn) {
         Ok((outcome, _)) => {
-            let ran = [outcome.kernel, outcome.backward_kernel];
-            assert!(is_helper || ran.contains(&kernel), "the case is planned for {ran:?}, not {kernel}");
+            let ran = launched.names();
+            assert!(ran.contains(kernel), "the case is planned for {ran:?}, not {kernel}");
             let failure = outcome.failure.map(Verdict::Wrong);
             failure.or_else(|| case.packed.then(|| neighbours(device, case))).unwrap_or(Verdict::Clean)
         }

@@ -4,7 +4,7 @@
 use finite_attention::driver::emulated::Schedule;
 use finite_attention_tests::device::{emulated, emulated_arch, schedule_count};
 use finite_attention_tests::ptx::{Ptx, spec};
-use finite_attention_tests::shapes::{cases, ragged};
+use finite_attention_tests::shapes::cases;
 use finite_attention_tests::sources::{Place, goes_through};
 use finite_attention_tests::verdict::{Verdict, judge, judge_sharing, options, schedules};
 use finite_attention_tests::zoo::{FAMILIES, Family, Mutant, described};
@@ -58,6 +58,11 @@ fn mutants_of_the_backward_for_hopper_with_wide_heads_are_found() {
 }
 
 #[test]
+fn mutants_of_what_combines_ranges_are_found() {
+    all_are_found(FAMILIES[5], 5);
+}
+
+#[test]
 fn each_mutant_has_a_name_of_its_own() {
     let slugs: Vec<String> = FAMILIES.iter().flat_map(Family::all).map(|mutant| mutant.slug()).collect();
     assert_eq!(slugs.iter().collect::<BTreeSet<_>>().len(), slugs.len());
@@ -100,7 +105,7 @@ fn the_kernels_that_ship_are_clean_under_many_schedules() {
                 let is_clean = matches!(verdict, Verdict::Clean);
                 assert!(is_clean, "{kernel}, {schedule:?}, {case:?}: {}", described(&verdict));
             }
-            let verdict = judge_sharing(kernel, images.clone(), &ragged(kernel), schedule);
+            let verdict = judge_sharing(kernel, images.clone(), &cases(kernel)[0], schedule);
             assert!(
                 matches!(verdict, Verdict::Clean),
                 "{kernel}, {schedule:?}: {}",

@@ -45,8 +45,8 @@ impl PackedWork {
     unsafe fn count(&mut self, p: &ForwardParams, tiles: QueryTiles, first: u32, before: u32) {
         // Worked out anew: registers are scarce where this is used.
         let lane = thread::thread_idx_x_here() % 32;
-        let queries = length(p.cu_seqlens_q, first + lane, p.batches);
-        let keys = length(p.cu_seqlens_k, first + lane, p.batches);
+        let own = |offsets| if first + lane < p.batches { length(offsets, first + lane) } else { 0 };
+        let (queries, keys) = (own(p.cu_seqlens_q), own(p.cu_seqlens_k));
         let mut blocks = tiles.count(p, queries) * p.query_heads;
         if is_split(p, tiles.rows) {
             blocks *= ranges(keys, p.split_keys);
@@ -82,7 +82,7 @@ impl PackedWork {
                 let (mut tile, head) = within_sequence(number, count, p.query_heads, math::divide);
                 let mut batch = warp::broadcast(self.sequence, lane);
                 if is_split(p, tiles.rows) {
-                    let keys = length(p.cu_seqlens_k, batch, p.batches);
+                    let keys = length(p.cu_seqlens_k, batch);
                     let tiles = math::divide(count, ranges(keys, p.split_keys));
                     let range = math::divide(tile, tiles);
                     (tile, batch) = (tile - range * tiles, batch * p.splits + range);

@@ -109,15 +109,12 @@ impl Sequence {
     }
 }
 
-/// Rows of a packed sequence, by the offsets at `offsets`; 0 where there is none of `sequences`.
+/// Rows of a packed sequence that there is, by the offsets at `offsets`.
 ///
 /// # Safety
 /// As [`Sequence::new`].
 #[inline(always)]
-pub unsafe fn length(offsets: u64, sequence: u32, sequences: u32) -> u32 {
-    if sequence >= sequences {
-        return 0;
-    }
+pub unsafe fn length(offsets: u64, sequence: u32) -> u32 {
     let offset = offsets.wrapping_add(4 * sequence as u64);
     global::load_u32(offset.wrapping_add(4)) - global::load_u32(offset)
 }

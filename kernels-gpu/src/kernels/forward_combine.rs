@@ -207,7 +207,7 @@ unsafe fn ranges_of_packed(p: &CombineParams, row: u32, lane: u32) -> u32 {
         first += skipped;
         count = if count - skipped < step { count - skipped } else { step };
     }
-    sequence::ranges(sequence::length(p.cu_seqlens_k, first, p.batches), p.split_keys)
+    sequence::ranges(sequence::length(p.cu_seqlens_k, first), p.split_keys)
 }
 
 /// What all warps of a block have summed up, where they share out a row, in the first warp: `o` is what this

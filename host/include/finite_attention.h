@@ -97,7 +97,8 @@ typedef struct {
 /* Of fattn_forward. Writes attention.o, and attention.lse unless its address is 0. */
 typedef struct {
     uint32_t struct_bytes; /* sizeof(fattn_forward_args): a caller of another version is told, not misread */
-    uint32_t num_splits;   /* ranges of keys worked on side by side, 1 to 128; 0 for as many as pay off */
+    uint32_t num_splits;   /* ranges of keys worked on side by side, 1 to 128; of packed sequences those of the longest;
+                              0 for as many as pay off */
     int32_t pack_gqa;      /* fattn_pack_gqa */
     uint32_t reserved;     /* 0 */
     fattn_attention attention;

@@ -47,8 +47,8 @@ struct LaunchConfig {
     attribute_count: u32,
 }
 
-/// `CUlaunchAttribute`.
-#[repr(C)]
+/// `CUlaunchAttribute`, whose value is a union with pointers: of a number the first 32 bits.
+#[repr(C, align(8))]
 struct LaunchAttribute {
     id: u32,
     padding: u32,

@@ -350,6 +350,14 @@ fn heads_are_rows_and_keys_are_split_for_the_few_queries_beside_a_prompt() {
     assert_eq!((prompts.row_heads, prompts.splits), (1, 1));
 }
 
+/// The last tile of sequences that are taken to have no query was once looked for before the first.
+#[test]
+fn sequences_without_queries_are_no_work() {
+    for lengths in [&[[7, 300], [0, 90]][..], &[[2, 2000], [0, 0], [0, 5], [0, 3]]] {
+        assert!(plan_packed(&packed(lengths)).params.splits >= 1);
+    }
+}
+
 #[test]
 fn ranges_of_packed_sequences_stand_in_a_workspace_for_all_rows() {
     let plan = plan_packed(&packed(&[[3, 1000], [0, 20], [5, 10]]).with_num_splits(5));

@@ -56,7 +56,9 @@ impl Work {
         let keys = kernel.key_rows;
         let heads = u64::from(valid.query_heads / rows.heads);
         let multiprocessors = device.multiprocessors.max(1).into();
-        let sequences = likely(valid);
+        // Without queries there is no work.
+        let mut sequences = likely(valid);
+        sequences.retain(|alike| alike.sequence.query_rows > 0);
         let count = |alike: &Alike| {
             (alike.count * heads).saturating_mul(rows.tiles(alike.sequence.query_rows).into())
         };

@@ -350,12 +350,18 @@ fn heads_are_rows_and_keys_are_split_for_the_few_queries_beside_a_prompt() {
     assert_eq!((prompts.row_heads, prompts.splits), (1, 1));
 }
 
-/// The last tile of sequences that are taken to have no query was once looked for before the first.
+/// The last tile of sequences that are taken to have no query was once looked for before the first. Those
+/// with a query were once taken for prompts with a key each, which need no ranges.
 #[test]
 fn sequences_without_queries_are_no_work() {
-    for lengths in [&[[7, 300], [0, 90]][..], &[[2, 2000], [0, 0], [0, 5], [0, 3]]] {
-        assert!(plan_packed(&packed(lengths)).params.splits >= 1);
-    }
+    let ranges = |lengths: &[[usize; 2]]| plan_packed(&packed(lengths)).params.splits;
+    let alone = ranges(&[[1, 65536]]);
+    assert!(alone > 8, "{alone}");
+    assert_eq!(ranges(&[[1, 65536], [0, 10]]), alone);
+    // Padded to a number of sequences.
+    let mut padded = vec![[0, 0]; 32];
+    padded[..4].fill([1, 65536]);
+    assert!(ranges(&padded) >= 4);
 }
 
 #[test]

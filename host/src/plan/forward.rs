@@ -170,8 +170,7 @@ fn plan_split(
     reasons.push(format!("{ranges} ranges of {keys} keys side by side: there are {why}"));
     let (parts, places) = split::parts(valid, pointers, &split);
     let mut plan = plan_kernel(&parts, &places, device, kernel, ranges, reasons)?;
-    plan.combine =
-        Some(split::combine(valid, pointers, &split, (plan.kernel.arch, &mut plan.params), device)?);
+    plan.combine = Some(split::combine(valid, pointers, &split, &mut plan, device)?);
     Ok(Some(plan))
 }
 

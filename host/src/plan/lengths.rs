@@ -18,7 +18,8 @@ pub(super) struct Alike {
 /// Where queries and keys have the same lengths, the most queries are those of the longest sequence.
 /// Otherwise they may be anybody's, and every sequence has as many as they have on average; but where one has
 /// four times as many as the others have on average, those with so many are prompts, with as many keys as
-/// queries, and the others texts to go on with.
+/// queries, and the others texts to go on with; unless no query is left for these, as where one query each is
+/// followed by empty sequences.
 pub(super) fn likely(valid: &ValidForward) -> Vec<Alike> {
     let alike = |count: u32, query_rows: u32, key_rows: u32| Alike {
         count: count.into(),
@@ -31,9 +32,9 @@ pub(super) fn likely(valid: &ValidForward) -> Vec<Alike> {
     let [queries, keys] = [&valid.problem.q, &valid.problem.k].map(|layout| layout.shape[1] as u32);
     let are_the_same = queries == keys && most_queries == most_keys;
     let of_others = u64::from(queries.saturating_sub(most_queries));
-    let are_mixed = 4 * of_others <= u64::from(most_queries) * u64::from(batches.saturating_sub(1));
-    let is_prompt_among_others = are_mixed && !are_the_same && batches > 1 && most_queries > 0;
-    let prompts = if is_prompt_among_others { queries / most_queries } else { 0 };
+    let are_few = 4 * of_others <= u64::from(most_queries) * u64::from(batches.saturating_sub(1));
+    let are_mixed = !are_the_same && are_few && queries.checked_rem(most_queries).unwrap_or(0) > 0;
+    let prompts = if are_mixed { queries / most_queries } else { 0 };
     let of_prompt = most_queries.min(most_keys);
     let (others, queries) = (batches - prompts, queries - prompts * most_queries);
     let keys = keys.saturating_sub(prompts * of_prompt).max(most_keys);
@@ -79,6 +80,8 @@ mod tests {
         // Two prompts beside four texts to go on with.
         let mixed = [[64, 64], [1, 500], [64, 64], [1, 200], [1, 100], [1, 100]];
         assert_eq!(likely_lengths(&mixed), [[2, 64, 64], [1, 1, 500], [3, 1, 134]]);
+        // Empty ones follow.
+        assert_eq!(likely_lengths(&[[1, 90], [1, 30], [0, 0], [0, 0]]), [[1, 1, 90], [3, 1, 10]]);
         assert_eq!(likely_lengths(&[[0, 5], [0, 9]]), [[1, 0, 9], [1, 0, 5]]);
         assert_eq!(likely_lengths(&[[4, 0], [4, 0]]), [[1, 4, 0], [1, 4, 0]]);
     }

@@ -4,13 +4,13 @@
 mod cost;
 
 use super::row_heads::TileRows;
-use super::{ForwardPointers, count_blocks, view};
+use super::{ForwardPlan, ForwardPointers, count_blocks, view};
 use crate::driver::DeviceProperties;
 use crate::error::{Error, Result};
 use crate::problem::{ForwardProblem, Layout, ValidForward};
 use kernels_gpu::abi::{
-    Arch, COMBINE_WARPS, CombineParams, Dtype, Family, ForwardParams, KERNELS, KernelSpec, MAX_SPLITS,
-    OUTPUT_F32_FOR_NOW, WINDOW_OPEN,
+    COMBINE_WARPS, CombineParams, Dtype, Family, KERNELS, KernelSpec, MAX_SPLITS, OUTPUT_F32_FOR_NOW,
+    WINDOW_OPEN,
 };
 
 /// How the keys of a forward pass are split.
@@ -125,8 +125,8 @@ fn block_rows(rows: u64, ranges: u32, device: &DeviceProperties) -> u32 {
     if ranges > 4 && rows <= 16 * u64::from(device.multiprocessors) { 1 } else { COMBINE_WARPS }
 }
 
-/// The last kernel, for the outputs of `valid` at `pointers`, and parameters of the main kernel, which is one
-/// for `arch`, for `split`: its outputs are in a workspace that begins at address 0.
+/// The last kernel, for the outputs of `valid` at `pointers`, and parameters of the `main` kernel for
+/// `split`: its outputs are in a workspace that begins at address 0.
 ///
 /// # Errors
 /// [`Error::GridTooLarge`], [`Error::KernelMissing`].
@@ -134,10 +134,11 @@ pub(super) fn combine(
     valid: &ValidForward,
     pointers: &ForwardPointers,
     split: &Split,
-    (arch, params): (Arch, &mut ForwardParams),
+    main: &mut ForwardPlan,
     device: &DeviceProperties,
 ) -> Result<CombinePlan> {
     let problem = &valid.problem;
+    let params = &mut main.params;
     let Split { ranges, keys } = *split;
     let columns = part_columns(valid.value_dim);
     let [_, query_rows, heads, _] = problem.o.shape;
@@ -151,7 +152,7 @@ pub(super) fn combine(
             let KernelSpec { family, dtype, query_rows, .. } = **kernel;
             (family, dtype, query_rows) == (Family::ForwardCombine, problem.dtype, block_rows)
         })
-        .max_by_key(|kernel| kernel.arch == arch)
+        .max_by_key(|kernel| kernel.arch == main.kernel.arch)
         .ok_or_else(|| Error::KernelMissing {
             device: device.name.clone(),
             family: super::family_name(Family::ForwardCombine),

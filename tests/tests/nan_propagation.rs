@@ -55,14 +55,16 @@ impl Blemish {
             self.value;
     }
 
-    /// How an output of query head `head` depends on it. Keys that a mask hides inside a sequence still
-    /// meet the other rows of their tile, so a whole head may depend on a key or a value.
+    /// How an output of query head `head` depends on it. Rows of heads that share keys may be in one tile.
+    /// Keys that a mask hides inside a sequence still meet the other rows of their tile, so a whole head may
+    /// depend on a key or a value.
     fn reach(&self, case: &Case, batch: usize, head: usize, row: usize) -> Reach {
-        let key_head = head / (case.query_heads / case.key_heads);
+        let group = case.query_heads / case.key_heads;
+        let key_head = head / group;
         match self.tensor {
             _ if batch != self.batch => Reach::Never,
-            Tensor::Q if head != self.head => Reach::Never,
-            Tensor::Q if row != self.row => Reach::Beside,
+            Tensor::Q if key_head != self.head / group => Reach::Never,
+            Tensor::Q if (head, row) != (self.head, self.row) => Reach::Beside,
             Tensor::K | Tensor::V if key_head != self.head => Reach::Never,
             _ => Reach::May,
         }

@@ -30,6 +30,21 @@ unary!(
     reciprocal, "rcp.approx.ftz.f32"
 );
 
+/// `2^-|x|`, at most 1, as exact as [`exp2`]; NaN gives NaN. PTX: `ex2.approx.ftz.f32`; the assembler makes
+/// `abs.f32` and `neg.f32` part of it, but not the `or` that the compiler would make of `-x.abs()`.
+#[inline(always)]
+pub fn exp2_down(x: f32) -> f32 {
+    let y: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!(
+            "{{ .reg .f32 %down; abs.f32 %down, {}; neg.f32 %down, %down; ex2.approx.ftz.f32 {}, %down; }}",
+            in(reg32) x, out(reg32) y, options(pure, nomem, nostack)
+        )
+    };
+    y
+}
+
 /// The larger one; the other one when one is NaN. PTX: `max.f32`.
 #[inline(always)]
 pub fn max(a: f32, b: f32) -> f32 {

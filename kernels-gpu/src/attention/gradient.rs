@@ -95,10 +95,10 @@ pub unsafe fn subtract_lse<
 pub fn exponentiate<const N: usize, const NATURAL: bool>(scores: &mut [f32; N]) {
     let mut i = 0;
     while i < N {
-        // No probability exceeds 1; where |c s| is so large that rounding says otherwise, it must not
-        // overflow.
-        let exponent = math::min_or_nan(scores[i], 0.0);
-        scores[i] = math::exp2(if NATURAL { exponent * core::f32::consts::LOG2_E } else { exponent });
+        // No exponent exceeds 0, and p must not overflow: where |c s| is so large that rounding says
+        // otherwise, the exponent is taken to be as far below.
+        let exponent = if NATURAL { scores[i] * core::f32::consts::LOG2_E } else { scores[i] };
+        scores[i] = math::exp2_down(exponent);
         i += 1;
     }
 }

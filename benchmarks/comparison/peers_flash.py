@@ -20,7 +20,7 @@ MODULES = {"fa3": "fa3_fwd_interface", "fa4": "flash_attn.cute"}
 PACKAGES = {"fa3": "fa3-fwd", "fa4": "flash-attn-4"}
 HINTS = {
     "fa3": "give --fa3 the wheel of fa3-fwd, or the folder that it was unpacked into",
-    "fa4": "install flash-attn-4, or name its folder in PYTHONPATH",
+    "fa4": "install flash-attn-4, or name its folder and nvidia_cutlass_dsl/dsl_packages in there in PYTHONPATH",
 }
 
 

@@ -10,6 +10,7 @@ use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{run, run_with, same_bits};
 use finite_attention_tests::property::{Finding, check};
 use finite_attention_tests::rule::precision;
+use kernels_gpu::abi::KERNELS;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -31,6 +32,8 @@ struct Blemish {
     head: usize,
     column: usize,
     value: f32,
+    /// Whether rows of heads that share keys are in one tile.
+    heads_share_tiles: bool,
 }
 
 impl Blemish {
@@ -45,6 +48,7 @@ impl Blemish {
             head: random.random_range(0..heads),
             column: random.random_range(0..columns),
             value: [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random.random_range(0..3)],
+            heads_share_tiles: false,
         }
     }
 
@@ -55,20 +59,26 @@ impl Blemish {
             self.value;
     }
 
-    /// How an output of query head `head` depends on it. Rows of heads that share keys may be in one tile.
-    /// Keys that a mask hides inside a sequence still meet the other rows of their tile, so a whole head may
-    /// depend on a key or a value.
+    /// How an output of query head `head` depends on it. Keys that a mask hides inside a sequence still
+    /// meet the other rows of their tile, so a whole head may depend on a key or a value.
     fn reach(&self, case: &Case, batch: usize, head: usize, row: usize) -> Reach {
         let group = case.query_heads / case.key_heads;
         let key_head = head / group;
         match self.tensor {
             _ if batch != self.batch => Reach::Never,
             Tensor::Q if key_head != self.head / group => Reach::Never,
+            Tensor::Q if head != self.head && !self.heads_share_tiles => Reach::Never,
             Tensor::Q if (head, row) != (self.head, self.row) => Reach::Beside,
             Tensor::K | Tensor::V if key_head != self.head => Reach::Never,
             _ => Reach::May,
         }
     }
+}
+
+/// Whether `kernel` had rows of several heads in a tile: because it can, or because each head has one query.
+fn heads_share_tiles(case: &Case, kernel: &str) -> bool {
+    let gathers = KERNELS.iter().any(|spec| spec.name == kernel && spec.gathers_heads);
+    gathers || case.query_rows == 1 && !case.packed && case.pack_gqa != Some(false)
 }
 
 /// Rows, heads and columns.
@@ -119,9 +129,10 @@ fn places(case: &Case) -> [Vec<(usize, usize, usize)>; 2] {
 
 fn reaches_what_depends_on_it(tensor: Tensor) -> impl Fn(&Device, &Case) -> Finding {
     move |device, case| {
-        let blemish = Blemish::draw(case, tensor);
         let mut inputs = Inputs::drawn(case);
         let clean = run(device, case, &inputs, Surroundings::Nan)?;
+        let heads_share_tiles = heads_share_tiles(case, clean.kernel);
+        let blemish = Blemish { heads_share_tiles, ..Blemish::draw(case, tensor) };
         let blemished = match tensor {
             Tensor::Q => &mut inputs.q,
             Tensor::K => &mut inputs.k,

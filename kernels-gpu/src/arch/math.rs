@@ -30,17 +30,32 @@ unary!(
     reciprocal, "rcp.approx.ftz.f32"
 );
 
+/// The PTX of [`exp2_down`].
+macro_rules! exp2_down {
+    () => {
+        "{{ .reg .f32 %down; abs.f32 %down, {x}; neg.f32 %down, %down; ex2.approx.ftz.f32 {y}, %down; }}"
+    };
+}
+
 /// `2^-|x|`, at most 1, as exact as [`exp2`]; NaN gives NaN. PTX: `ex2.approx.ftz.f32`; the assembler makes
 /// `abs.f32` and `neg.f32` part of it, but not the `or` that the compiler would make of `-x.abs()`.
 #[inline(always)]
 pub fn exp2_down(x: f32) -> f32 {
     let y: f32;
     // SAFETY: arithmetic on registers.
+    unsafe { asm!(exp2_down!(), x = in(reg32) x, y = out(reg32) y, options(pure, nomem, nostack)) };
+    y
+}
+
+/// [`exp2_down`], at this place: not moved behind a later wait and, in branches of different `PLACE`, not
+/// behind the end of these. The comment in the PTX keeps the compiler from making one of them all.
+#[inline(always)]
+pub fn exp2_down_here<const PLACE: u32>(x: f32) -> f32 {
+    let y: f32;
+    // SAFETY: arithmetic on registers.
     unsafe {
-        asm!(
-            "{{ .reg .f32 %down; abs.f32 %down, {}; neg.f32 %down, %down; ex2.approx.ftz.f32 {}, %down; }}",
-            in(reg32) x, out(reg32) y, options(pure, nomem, nostack)
-        )
+        asm!(concat!(exp2_down!(), " // {place}"), x = in(reg32) x, y = out(reg32) y, place = const PLACE,
+            options(nomem, nostack))
     };
     y
 }

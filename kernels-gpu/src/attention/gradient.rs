@@ -81,7 +81,7 @@ pub unsafe fn subtract_lse<
     lse: u32,
     scale: f32,
 ) {
-    each_element::<F, ROWS, N>(lane, lse, |register, value| {
+    each_element::<F, ROWS, N, 0>(lane, lse, |register, value| {
         scores[register] = if NATURAL {
             scores[register] * scale + value
         } else {
@@ -103,6 +103,16 @@ pub fn exponentiate<const N: usize, const NATURAL: bool>(scores: &mut [f32; N]) 
     }
 }
 
+/// [`exponentiate`] of exponents in powers of two, at this place: see [`math::exp2_down_here`].
+#[inline(always)]
+pub fn exponentiate_here<const N: usize, const PLACE: u32>(scores: &mut [f32; N]) {
+    let mut i = 0;
+    while i < N {
+        scores[i] = math::exp2_down_here::<PLACE>(scores[i]);
+        i += 1;
+    }
+}
+
 /// Subtracts from each column its delta (at shared address `delta`).
 ///
 /// # Safety
@@ -113,7 +123,60 @@ pub unsafe fn subtract_delta<F: Fragment<ROWS, N>, const ROWS: usize, const N: u
     dp: &mut [f32; N],
     delta: u32,
 ) {
-    each_element::<F, ROWS, N>(lane, delta, |register, value| dp[register] -= value);
+    each_element::<F, ROWS, N, 0>(lane, delta, |register, value| dp[register] -= value);
+}
+
+/// The deltas of a lane's first `COLUMNS` columns, so that [`subtract_loaded_delta`] need not wait for them.
+///
+/// # Safety
+/// As [`probabilities`].
+#[inline(always)]
+pub unsafe fn load_delta<
+    F: Fragment<ROWS, N>,
+    const ROWS: usize,
+    const N: usize,
+    const COLUMNS: usize,
+>(
+    lane: u32,
+    delta: u32,
+) -> [f32; COLUMNS] {
+    const { assert!(F::PAIRED && COLUMNS.is_multiple_of(2) && COLUMNS <= F::COLUMNS) };
+    let mut loaded = [0.0; COLUMNS];
+    let mut column = 0;
+    while column < COLUMNS {
+        let address = delta + 4 * (F::first_column(lane) + F::column_offset(column));
+        [loaded[column], loaded[column + 1]] = shared::load_f32x2(address);
+        column += 2;
+    }
+    loaded
+}
+
+/// [`subtract_delta`], with the first columns' deltas `loaded` before.
+///
+/// # Safety
+/// As [`probabilities`].
+#[inline(always)]
+pub unsafe fn subtract_loaded_delta<
+    F: Fragment<ROWS, N>,
+    const ROWS: usize,
+    const N: usize,
+    const COLUMNS: usize,
+>(
+    lane: u32,
+    dp: &mut [f32; N],
+    loaded: &[f32; COLUMNS],
+    delta: u32,
+) {
+    let mut column = 0;
+    while column < COLUMNS {
+        let mut row = 0;
+        while row < ROWS {
+            dp[F::register(row, column)] -= loaded[column];
+            row += 1;
+        }
+        column += 1;
+    }
+    each_element::<F, ROWS, N, COLUMNS>(lane, delta, |register, value| dp[register] -= value);
 }
 
 /// The power of two that dS of a tile of `QUERIES` queries is multiplied by to stay below 2^15, when
@@ -187,16 +250,16 @@ pub unsafe fn block_max<const THREADS: u32>(
 /// Half of the power of two that f16 no longer holds.
 const LARGEST_DS: f32 = 32768.0;
 
-/// Calls `apply(register, value of its column)` for all registers; the values stand at shared address
-/// `values`.
+/// Calls `apply(register, value of its column)` for the registers of all columns from `FROM` on; the values
+/// stand at shared address `values`.
 #[inline(always)]
-unsafe fn each_element<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+unsafe fn each_element<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize, const FROM: usize>(
     lane: u32,
     values: u32,
     mut apply: impl FnMut(usize, f32),
 ) {
     let first = values + 4 * F::first_column(lane);
-    let mut column = 0;
+    let mut column = FROM;
     while column < F::COLUMNS {
         let address = first + 4 * F::column_offset(column);
         let pair = if F::PAIRED {

@@ -19,6 +19,11 @@ fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
 }
 
+/// A load of a pair of columns as that of the pair before.
+fn two_before(load: &str) -> String {
+    load.replace("]", "+-8]")
+}
+
 fn packed(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, Case { packed: true, batches: 4, seed: 3, ..ragged(KERNEL) })
 }
@@ -132,8 +137,9 @@ fn arrivals() -> Vec<Mutant> {
             .finding(IN_FLIGHT, &["subtract_lse"])
             .finding(UNINITIALISED, &["subtract_lse"]),
         mutant("delta is that of two queries before")
-            .edit("ld.shared.v2", &["subtract_delta"], Which::All, |line| line.replace("]", "+-8]"))
-            .finding(IN_FLIGHT, &["subtract_delta"])
+            .edit("ld.shared.v2", &["load_delta"], Which::All, two_before)
+            .edit("ld.shared.v2", &["subtract_loaded_delta"], Which::All, two_before)
+            .finding(IN_FLIGHT, &["load_delta"])
             .wrong("dq"),
         mutant("keys are one row off")
             .edit("cp.async.bulk.tensor", &["self.key.request"], Which::All, |line| {
@@ -169,13 +175,13 @@ fn layout() -> Vec<Mutant> {
 fn products() -> Vec<Mutant> {
     vec![
         mutant("scores are read before they are there")
-            .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
+            .edit("wgmma.wait_group", &["scores.wait::<0>();"], Which::All, dropped)
             .finding(REGISTER, &["subtract_lse"]),
         mutant("dp is read before it is there")
             .edit("wgmma.wait_group", &["dp.wait::<0>();"], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)
             })
-            .finding(REGISTER, &["subtract_delta"]),
+            .finding(REGISTER, &["subtract_loaded_delta"]),
         mutant("dq is read before it is there")
             .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, |line| {
                 line.replacen(" 1", " 2", 1)
@@ -183,7 +189,7 @@ fn products() -> Vec<Mutant> {
             .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("the product with p belongs to no group")
             .edit("wgmma.commit_group", &["E::start_scores::<KEYS>(values"], Which::All, dropped)
-            .finding(REGISTER, &["subtract_delta"]),
+            .finding(REGISTER, &["subtract_loaded_delta"]),
         mutant("ds is multiplied without a fence behind its making")
             .edit("wgmma.fence", &[], Which::All, dropped)
             .finding("missing wgmma fence", &["E::start_"]),

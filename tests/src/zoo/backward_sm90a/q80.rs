@@ -2,8 +2,8 @@
 //! in most cases that other kernels are run in.
 
 use super::{
-    BARRIER, DQ, FENCE, FIRST_WRITER, IN_FLIGHT, Mutant, NO_FENCE, PRODUCT_WITH_D_O, QUERIES, RACE,
-    REGISTER, SCORES, UNINITIALISED, WRITER, moved,
+    BARRIER, DEADLOCK, DQ, FENCE, FIRST_WRITER, IN_FLIGHT, Mutant, NO_FENCE, PRODUCT_WITH_D_O, QUERIES,
+    RACE, REGISTER, SCORES, STUCK, UNINITIALISED, WRITER, moved,
 };
 use crate::ptx::{Which, dropped};
 use crate::shapes::ragged;
@@ -28,8 +28,17 @@ pub(super) fn mutants() -> Vec<Mutant> {
             .finding(RACE, &[DQ])
             .finding(UNINITIALISED, &[DQ]),
         mutant("ds of 80 queries is not fenced from the product with keys")
-            .edit("fence.proxy.async", &[FENCE], Which::Number(0), dropped)
+            .edit("fence.proxy.async", &[FENCE], Which::Number(1), dropped)
             .finding(NO_FENCE, &[DQ]),
+        mutant("dq of 80 queries is handed over in the next step without a fence")
+            .edit("fence.proxy.async", &[FENCE], Which::Number(0), dropped)
+            .finding(NO_FENCE, &[FIRST_WRITER]),
+        mutant("dq of the last step of 80 queries is not fenced from its adding")
+            .edit("fence.proxy.async", &[FENCE], Which::Last, dropped)
+            .finding(NO_FENCE, &[FIRST_WRITER]),
+        mutant("dq of the last step of 80 queries is never handed over")
+            .edit("mbarrier.arrive.shared", &["stage.fill(turn);"], Which::Last, dropped)
+            .finding(DEADLOCK, &[STUCK]),
         mutant("dq of 80 queries is read before it is there")
             .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, |line| {
                 line.replacen(" 1", " 2", 1)

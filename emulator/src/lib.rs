@@ -53,6 +53,10 @@
 //! `mbarrier`, and multiplications by a warpgroup. They happen at the latest legal moment, at once, or at
 //! random ([`Schedule`]). The host makes the tensor maps that such a kernel takes ([`TensorMap`]).
 //!
+//! A kernel may start before the one before it has ended, as its dependent ([`launch_dependent`]): blocks of
+//! both run together, and their accesses to global memory are checked as if they were of one launch, until
+//! `griddepcontrol.wait`.
+//!
 //! Not modelled: time, the memory model's reorderings, caches, and what `ptxas` does to the text. Not
 //! covered yet: calls, textures, clusters of more than one block, sparse and integer `wgmma`, races of the
 //! threads of a warp in global memory. A kernel that uses an instruction which is not covered refuses to
@@ -73,7 +77,7 @@ mod tensor_map;
 mod trace;
 
 pub use error::{LaunchError, MemoryError, ParseError, ParseErrorKind};
-pub use exec::launch;
+pub use exec::{launch, launch_dependent};
 pub use memory::Space;
 pub use memory::global::{Address, Memory, MemoryStatistics};
 pub use module::{Kernel, Module, Parameter, Unsupported};

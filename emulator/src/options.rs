@@ -20,6 +20,24 @@ pub struct Launch<'a> {
     pub params: &'a [u8],
 }
 
+impl Launch<'_> {
+    /// Threads of a block.
+    pub(crate) fn threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+
+    /// Blocks of the grid.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.grid.iter().map(|&size| u64::from(size)).product()
+    }
+
+    /// The coordinates of a block by its number in the grid.
+    pub(crate) fn block_at(&self, number: u64) -> [u32; 3] {
+        let [x, y, _] = self.grid.map(u64::from);
+        [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32]
+    }
+}
+
 /// Which optional checks run. Bounds and alignment are always checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Checks {
@@ -65,8 +83,9 @@ pub enum Schedule {
     #[default]
     Latest,
     /// Warps, and blocks two by two, take turns of random length and copies land at random moments, all drawn
-    /// from this seed. With an odd one, four warps at a time stay behind the others. With one that is 3
-    /// modulo 4, some bulk loads land when nothing else can happen, however long they are waited for.
+    /// from this seed; blocks of a dependent kernel start as soon as they may, or later. With an odd one,
+    /// four warps at a time stay behind the others. With one that is 3 modulo 4, some bulk loads land when
+    /// nothing else can happen, however long they are waited for.
     Random(u64),
 }
 

@@ -29,6 +29,8 @@ impl Report {
 pub struct Statistics {
     /// Blocks started.
     pub blocks: u64,
+    /// Blocks among them that ended before the grid before theirs did ([`crate::launch_dependent`]).
+    pub early_blocks: u64,
     /// Instructions executed, counted once per warp, or per part of a diverged warp.
     pub warp_instructions: u64,
     /// Matrix multiply-accumulate instructions among them.
@@ -44,6 +46,7 @@ pub struct Statistics {
 impl Statistics {
     pub(crate) fn add(&mut self, other: &Statistics) {
         self.blocks += other.blocks;
+        self.early_blocks += other.early_blocks;
         self.warp_instructions += other.warp_instructions;
         self.matrix_instructions += other.matrix_instructions;
         self.async_copies += other.async_copies;
@@ -98,8 +101,9 @@ pub enum FindingKind {
     /// Two warps or two lanes access the same shared bytes, one writing, and nothing orders them. The block
     /// goes on.
     SharedRace,
-    /// Two warps, of one block or two, access the same global bytes, one of them writing, and nothing orders
-    /// them; or one reads by `ld.global.nc` what the kernel writes. The block goes on.
+    /// Two warps, of one block or two, be they of kernels that run together, access the same global bytes,
+    /// one of them writing, and nothing orders them; or one reads by `ld.global.nc` what the kernel writes.
+    /// The block goes on.
     GlobalRace,
     /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, or a copy writes
     /// bytes that they read, with no `fence.proxy.async` between; or a bulk copy does so in global memory.
@@ -122,6 +126,9 @@ pub enum FindingKind {
     /// Every live thread waits for something that cannot happen, or asks for it again and again. Stops the
     /// block.
     Deadlock,
+    /// No block of a grid that may start early ([`crate::launch_dependent`]) waits for the grid before, so
+    /// that nothing behind the two would. Found as the last block ends.
+    MissingGridWait,
     /// The block executed more warp instructions than the step limit. Stops the block.
     StepLimit,
     /// The kernel executed `trap`. Stops the block.
@@ -153,6 +160,7 @@ impl fmt::Display for FindingKind {
             FindingKind::BarrierDivergence => write!(f, "barrier divergence"),
             FindingKind::WarpDivergence => write!(f, "warp divergence"),
             FindingKind::Deadlock => write!(f, "deadlock"),
+            FindingKind::MissingGridWait => write!(f, "missing wait for the grid before"),
             FindingKind::StepLimit => write!(f, "step limit reached"),
             FindingKind::Trap => write!(f, "trap"),
             FindingKind::InvalidOperand => write!(f, "invalid operand"),

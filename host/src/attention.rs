@@ -11,9 +11,9 @@ pub use host::{
 };
 
 use crate::device::Device;
-use crate::driver::{DevicePointer, Driver, Stream, TensorMapDescription};
+use crate::driver::{Driver, Queued, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
-use crate::plan::{ForwardPlan, ForwardPointers, plan_forward};
+use crate::plan::{CombinePlan, ForwardPlan, ForwardPointers, plan_forward};
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
     BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams, ForwardParams, TensorMap,
@@ -71,7 +71,7 @@ pub unsafe fn forward(
 pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream) -> Result<()> {
     let Some(combine) = &plan.combine else {
         // SAFETY: passed on to the caller.
-        return unsafe { launch_kernel(device, plan, &plan.params, plan.params.o.address, stream) };
+        return unsafe { launch_kernels(device, plan, &plan.params, None, stream) };
     };
     let driver = device.driver();
     let bytes = usize::try_from(combine.workspace_bytes).unwrap_or(usize::MAX);
@@ -82,42 +82,46 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
         *address += workspace;
     }
     // SAFETY: passed on to the caller; the workspace is as large as planned, and its own.
-    let launched = unsafe {
-        launch_kernel(device, plan, &params, last.o.address, stream)
-            .and_then(|()| driver.launch(combine.kernel, combine.blocks, last.bytes(), stream))
-    };
+    let launched = unsafe { launch_kernels(device, plan, &params, Some((combine, &last)), stream) };
     // SAFETY: allocated above in the order of this stream, and nothing that is queued later knows of it.
     launched.and(unsafe { driver.free_in_order(workspace, stream) })
 }
 
-/// Launches the main kernel of a plan with these parameters, and the counters of what is in the end at
-/// `output`.
+/// Launches the kernels of a plan with these parameters: the main one, and what combines, if anything does.
 ///
 /// # Safety
 /// As for [`launch_forward`].
-unsafe fn launch_kernel(
+unsafe fn launch_kernels(
     device: &Device,
     plan: &ForwardPlan,
     forward: &ForwardParams,
-    output: DevicePointer,
+    combine: Option<(&CombinePlan, &CombineParams)>,
     stream: Stream,
 ) -> Result<()> {
     tracing::debug!(kernel = plan.kernel.name, blocks = plan.blocks, "launch");
     let driver = device.driver();
-    let Some(maps) = &plan.hopper else {
-        // SAFETY: passed on to the caller.
-        return unsafe { driver.launch(plan.kernel, plan.blocks, forward.bytes(), stream) };
+    let with_maps = match &plan.hopper {
+        None => None,
+        Some(maps) => Some(ForwardHopperParams {
+            q_map: encode(driver, maps.q)?,
+            k_map: encode(driver, maps.k)?,
+            v_map: encode(driver, maps.v)?,
+            o_map: encode(driver, maps.o)?,
+            forward: *forward,
+            // Those of what is in the end there.
+            counter: device.counter(combine.map_or(forward.o.address, |(_, last)| last.o.address)),
+        }),
     };
-    let params = ForwardHopperParams {
-        q_map: encode(driver, maps.q)?,
-        k_map: encode(driver, maps.k)?,
-        v_map: encode(driver, maps.v)?,
-        o_map: encode(driver, maps.o)?,
-        forward: *forward,
-        counter: device.counter(output),
-    };
+    let params = with_maps.as_ref().map_or(forward.bytes(), |params| params.bytes());
+    let main = Queued { kernel: plan.kernel, blocks: plan.blocks, params };
+    let combine = combine.map(|(combine, last)| Queued {
+        kernel: combine.kernel,
+        blocks: combine.blocks,
+        params: last.bytes(),
+    });
+    let queue: Vec<Queued<'_>> = std::iter::once(main).chain(combine).collect();
     // SAFETY: passed on to the caller; what the maps describe is what the plan was made with.
-    unsafe { driver.launch(plan.kernel, plan.blocks, params.bytes(), stream) }
+    unsafe { driver.launch_in_order(&queue, stream) }
 }
 
 /// A tensor map; of no tensor, one that is never used.

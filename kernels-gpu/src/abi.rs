@@ -271,8 +271,9 @@ pub struct BackwardParams {
     /// how far dQ is, see `attention::key_block::dq_note`. Where nothing was added to dQ, its
     /// accumulator holds anything. Without these, the delta kernel zeroes it.
     pub dq_notes: u64,
-    /// Workspace: u32, aligned to 4, for main kernels for Hopper, else 0: how many key tiles have been taken;
-    /// where dQ has no order, beyond the first of each block.
+    /// Workspace: u32 `[1 + B Hk]`, aligned to 4, for main kernels for Hopper, else 0: how many key tiles
+    /// have been taken, where dQ has no order, beyond the first of each block; then, for each (batch, key
+    /// head), how much of dQ is there for good, see `attention::key_block::finished_halves`.
     pub counter: u64,
     /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the
     /// same one.
@@ -376,4 +377,10 @@ pub const ROW_PADDING: u32 = 128;
 #[inline(always)]
 pub const fn workspace_row_packed(first_query: u32, batch: u32) -> u32 {
     (first_query / ROW_PADDING + batch) * ROW_PADDING
+}
+
+/// The sequence whose [`workspace_row_packed`] this is.
+#[inline(always)]
+pub const fn packed_batch(workspace_row: u32, first_query: u32) -> u32 {
+    workspace_row / ROW_PADDING - first_query / ROW_PADDING
 }

@@ -1,6 +1,8 @@
 //! A device that remembers which kernels it was asked to run, or that is less than it could be.
 
-use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
+use finite_attention::driver::{
+    DevicePointer, DeviceProperties, Driver, Queued, Stream, TensorMapDescription,
+};
 use finite_attention::{Device, Error};
 use kernels_gpu::abi::{Arch, KernelSpec, TensorMap};
 use std::collections::BTreeSet;
@@ -133,6 +135,13 @@ impl Driver for Recorder {
         self.launched.0.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel.name);
         // SAFETY: passed on to the caller.
         unsafe { self.device.driver().launch(kernel, blocks, params, stream) }
+    }
+
+    unsafe fn launch_in_order(&self, queue: &[Queued<'_>], stream: Stream) -> Result<(), Error> {
+        let names = queue.iter().map(|queued| queued.kernel.name);
+        self.launched.0.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
+        // SAFETY: passed on to the caller.
+        unsafe { self.device.driver().launch_in_order(queue, stream) }
     }
 
     fn encode_tensor_map(&self, description: &TensorMapDescription) -> Result<TensorMap, Error> {

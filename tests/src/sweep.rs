@@ -80,7 +80,7 @@ fn taken_away(site: &Site) -> Option<(Class, String)> {
     }
     let class = if is(&["bar.sync", "bar.warp.sync", "barrier.sync", "barrier.cluster"]) {
         Class::Barrier
-    } else if is(&["cp.async.wait", "cp.async.bulk.wait", "wgmma.wait"]) {
+    } else if is(&["cp.async.wait", "cp.async.bulk.wait", "wgmma.wait", "griddepcontrol.wait"]) {
         Class::Wait
     } else if is(&[
         "mbarrier.arrive",

@@ -42,7 +42,8 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             Ok(Instruction { flags, immediate, ..Instruction::new(Op::SetMaxRegisters) })
         }
         ("nanosleep", ["u32"]) | ("brkpt", []) => Ok(Instruction::new(Op::Nop)),
-        ("griddepcontrol", ["wait" | "launch_dependents"]) => Ok(Instruction::new(Op::Nop)),
+        ("griddepcontrol", ["wait"]) => Ok(Instruction::new(Op::AwaitGrid)),
+        ("griddepcontrol", ["launch_dependents"]) => Ok(Instruction::new(Op::AllowNextGrid)),
         ("pmevent", _) => Ok(Instruction::new(Op::Nop)),
         _ => Err(UNSUPPORTED),
     }

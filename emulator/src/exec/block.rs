@@ -50,7 +50,7 @@ pub struct Block<'a> {
     /// Four warps that hardly get a turn at the moment, in a random order.
     slow: Option<usize>,
     /// How many turns in a row only asked for what others have to write.
-    spins: usize,
+    pub(super) spins: usize,
     /// How often in a row all threads asked in vain, and what had been done before.
     pub(super) asks: u32,
     pub(super) deeds: u64,
@@ -121,6 +121,9 @@ impl<'a> Block<'a> {
                 self.spins = 0;
                 return Progress::Spinning;
             }
+            if std::mem::take(&mut self.context.lets_next_grid_start) {
+                return Progress::Paused;
+            }
         }
         Progress::Paused
     }
@@ -134,11 +137,15 @@ impl<'a> Block<'a> {
         self.wake();
         let choice = if random { self.choose_random() } else { self.choose_next() };
         let Some((warp, fragment)) = choice else {
-            if self.warps.iter().all(|warp| warp.live == 0) {
+            if self.has_exited() {
                 self.finish()?;
                 return Ok(false);
             }
             if self.unstick()? {
+                return Ok(true);
+            }
+            if self.context.awaits_grid {
+                self.spins = self.warps.len();
                 return Ok(true);
             }
             self.report_stuck();
@@ -185,18 +192,27 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// Lets those look again who wait at a memory barrier where something happened, or for registers.
+    /// Whether all threads have exited.
+    pub fn has_exited(&self) -> bool {
+        self.warps.iter().all(|warp| warp.live == 0)
+    }
+
+    /// Lets those look again who wait at a memory barrier where something happened, for registers, or for a
+    /// grid that has ended.
     fn wake(&mut self) {
         let woken = std::mem::take(&mut self.context.mbarriers.woken);
         let registers = std::mem::take(&mut self.context.warpgroups.woken);
-        if woken.is_empty() && !registers {
+        let grid = self.context.awaits_grid && self.context.grid_before_has_ended();
+        if woken.is_empty() && !registers && !grid {
             return;
         }
+        self.context.awaits_grid &= !grid;
         self.progress += 1;
         for fragment in self.warps.iter_mut().flat_map(|warp| &mut warp.fragments) {
             match fragment.state {
                 State::Phase(address) if woken.contains(&address) => fragment.state = State::Ready,
                 State::Registers if registers => fragment.state = State::Ready,
+                State::Grid if grid => fragment.state = State::Ready,
                 _ => {}
             }
         }

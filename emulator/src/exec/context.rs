@@ -2,6 +2,7 @@
 
 use super::barrier::Barriers;
 use super::bulk::BulkQueue;
+use super::chain::{Chain, Grid};
 use super::mbarrier::Mbarriers;
 use super::target::Families;
 use super::warpgroup::Warpgroups;
@@ -16,11 +17,10 @@ use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
 use crate::region::Regions;
 use crate::report::{Finding, FindingKind, Statistics};
-use crate::shadow::global::GlobalRace;
 use crate::shadow::race::Race;
 use crate::trace::Trace;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// The block cannot go on; why is among its findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +29,16 @@ pub struct Stop;
 /// Whether the block goes on.
 pub type Flow = Result<(), Stop>;
 
-/// What all blocks of a launch share.
+/// What all blocks of a grid share.
 pub struct Environment<'a> {
     pub kernel: &'a Kernel,
     pub launch: Launch<'a>,
     pub options: &'a Options,
-    pub global: GlobalView,
+    pub global: &'a GlobalView,
+    /// The grids that run together,
+    pub chain: &'a Chain<'a>,
+    /// and the place of this one among them.
+    pub place: usize,
     pub variables: Arc<[Address]>,
     /// Bytes of shared memory before the dynamic part.
     pub dynamic_offset: u32,
@@ -43,19 +47,20 @@ pub struct Environment<'a> {
     /// What stands where in it, if the launch says.
     pub regions: Option<Regions<'a>>,
     pub families: &'static Families,
-    /// What is known of accesses to global memory, if races are looked for.
-    pub global_race: Mutex<GlobalRace>,
-    /// Held from when a strong write to global memory is noted until it is done: see [`Context::turn`].
-    pub turn: Mutex<()>,
 }
 
-impl Environment<'_> {
+impl<'a> Environment<'a> {
+    /// How far the grid has come.
+    pub fn grid(&self) -> &'a Grid<'a> {
+        &self.chain.grids[self.place]
+    }
+
     pub fn code(&self) -> &Code {
         &self.kernel.data.code
     }
 
     pub fn threads(&self) -> u32 {
-        self.launch.block.iter().product()
+        self.launch.threads()
     }
 
     /// The coordinates of a thread by its number in the block.
@@ -64,10 +69,9 @@ impl Environment<'_> {
         [number % x, number / x % y, number / x / y]
     }
 
-    /// The coordinates of a block by its number in the grid.
-    pub fn block(&self, number: u64) -> [u32; 3] {
-        let [x, y, _] = self.launch.grid.map(u64::from);
-        [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32]
+    /// The random numbers of a block.
+    fn random(&self, number: u64) -> Random {
+        Random::new(self.options.schedule, self.grid().first_block + number)
     }
 }
 
@@ -113,6 +117,12 @@ pub struct Context<'a> {
     pub random: Random,
     /// How often it did what may end somebody's wait.
     pub deeds: u64,
+    /// Whether it has allowed the next grid to start,
+    pub allows_next_grid: bool,
+    /// and was the last to do so, just now.
+    pub lets_next_grid_start: bool,
+    /// Whether some of it waits for the end of the grid before.
+    pub awaits_grid: bool,
     pub findings: Vec<Finding>,
     /// Which kind at which instruction has which place in `findings`.
     known: HashMap<(FindingKind, u32), usize>,
@@ -130,6 +140,7 @@ fn new_race(environment: &Environment<'_>) -> Option<Race> {
         if environment.code().meets_in_parts {
             race.lanes.meet_in_parts();
         }
+        race.starts_behind(environment.chain.unknown_at_start(environment.place));
         race
     })
 }
@@ -138,7 +149,7 @@ impl<'a> Context<'a> {
     pub fn new(environment: &'a Environment<'a>, number: u64) -> Self {
         Context {
             environment,
-            block: environment.block(number),
+            block: environment.launch.block_at(number),
             number,
             shared: SharedMemory::new(
                 environment.shared_bytes as usize,
@@ -150,8 +161,11 @@ impl<'a> Context<'a> {
             warpgroups: Warpgroups::new(&environment.kernel.data, environment.threads().div_ceil(32)),
             tiles: Tiles::default(),
             race: new_race(environment),
-            random: Random::new(environment.options.schedule, number),
+            random: environment.random(number),
             deeds: 0,
+            allows_next_grid: false,
+            lets_next_grid_start: false,
+            awaits_grid: false,
             findings: Vec::new(),
             known: HashMap::new(),
             statistics: Statistics { blocks: 1, ..Statistics::default() },
@@ -168,7 +182,7 @@ impl<'a> Context<'a> {
 
     /// Makes the context that of another block. The findings must have been taken.
     pub fn reset(&mut self, number: u64) {
-        self.block = self.environment.block(number);
+        self.block = self.environment.launch.block_at(number);
         self.number = number;
         self.shared.reset();
         self.barriers = Barriers::default();
@@ -178,8 +192,12 @@ impl<'a> Context<'a> {
             Warpgroups::new(&self.environment.kernel.data, self.environment.threads().div_ceil(32));
         self.tiles.clear();
         self.race = self.race.take().map(Race::reset);
-        self.random = Random::new(self.environment.options.schedule, number);
+        if let Some(race) = &mut self.race {
+            race.starts_behind(self.environment.chain.unknown_at_start(self.environment.place));
+        }
+        self.random = self.environment.random(number);
         self.deeds = 0;
+        (self.allows_next_grid, self.lets_next_grid_start, self.awaits_grid) = (false, false, false);
         self.findings.clear();
         self.known.clear();
         self.statistics = Statistics { blocks: 1, ..Statistics::default() };

@@ -1,7 +1,8 @@
 //! Which accesses to global memory are ordered: what the instructions tell the shadow of the launch.
 
 use super::bulk::{Issuer, Transfer};
-use super::context::Context;
+use super::context::{Context, Environment};
+use super::race::place_in;
 use super::registers::LANES;
 use super::strong::Strength;
 use super::warp::Warp;
@@ -9,7 +10,7 @@ use super::window::Window;
 use crate::memory::Space;
 use crate::options::Launch;
 use crate::report::FindingKind;
-use crate::shadow::global::{Access, GlobalRace, Manner, Meeting, Order, Touch};
+use crate::shadow::global::{Access, Actors, GlobalRace, Manner, Meeting, Order, Touch};
 use crate::shadow::knowledge::Foreign;
 use crate::shadow::orders::Scope;
 use crate::shadow::race::Race;
@@ -20,12 +21,12 @@ const ACTORS: u32 = 1 + LANES as u32;
 
 /// Actors of a block.
 pub fn block_actors(launch: &Launch<'_>) -> u32 {
-    launch.block.iter().product::<u32>().div_ceil(LANES as u32) * ACTORS
+    launch.threads().div_ceil(LANES as u32) * ACTORS
 }
 
 impl<'a> Context<'a> {
     pub fn global_race(&self) -> MutexGuard<'a, GlobalRace> {
-        self.environment.global_race.lock().unwrap_or_else(PoisonError::into_inner)
+        self.environment.chain.race.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn warps(&self) -> u32 {
@@ -34,7 +35,8 @@ impl<'a> Context<'a> {
 
     /// The number of the block's first warp among the actors of the launch.
     pub fn first_actor(&self) -> u32 {
-        (self.number as u32).wrapping_mul(self.warps() * ACTORS)
+        let Actors { first, of_block } = self.environment.grid().actors;
+        first.wrapping_add((self.number as u32).wrapping_mul(of_block))
     }
 
     /// The number of the bulk stores of a thread among the actors of the launch.
@@ -152,14 +154,18 @@ impl<'a> Context<'a> {
     #[cold]
     #[inline(never)]
     fn global_report(&mut self, pc: u32, issuer: Issuer, touch: Touch, met: Meeting) {
-        let warps = self.warps();
         let Meeting { other, wrote, fenceless, read_only } = met;
         let only_fence = fenceless && !read_only;
         let kind = if only_fence { FindingKind::MissingProxyFence } else { FindingKind::GlobalRace };
         self.report(kind, pc, issuer.warp, issuer.lane, |context| {
-            let [x, y, z] = context.environment.block(u64::from(other.actor / (warps * ACTORS)));
-            let place = context.place_of(other.pc);
-            let who = match other.actor % (warps * ACTORS) {
+            let Environment { chain, place: own, .. } = context.environment;
+            let (place, grid) = chain.grid_of_actor(other.actor);
+            let (block, actor) = grid.actors.block(other.actor);
+            let warps = grid.actors.of_block / ACTORS;
+            let [x, y, z] = grid.launch.block_at(u64::from(block));
+            let of = if place == *own { String::new() } else { format!(" of {}", grid.kernel.name()) };
+            let place = place_in(grid.kernel, other.pc);
+            let who = match actor {
                 warp if warp < warps => format!("warp {warp}"),
                 store => format!("a bulk store of warp {}", (store - warps) / LANES as u32),
             };
@@ -172,7 +178,9 @@ impl<'a> Context<'a> {
             } else {
                 ("", "; nothing orders the two")
             };
-            format!("a {touched}{by} of bytes that {who} of block ({x}, {y}, {z}) {did}{place}{lacks}")
+            format!(
+                "a {touched}{by} of bytes that {who} of block ({x}, {y}, {z}){of} {did}{place}{lacks}"
+            )
         });
     }
 }

@@ -1,8 +1,8 @@
-//! A launch: checks its shape, runs its blocks, collects what they found.
+//! A launch: checks its shape, runs the blocks of its grid or grids, collects what they found.
 
 use super::block::{Block, Progress};
-use super::context::{Environment, Random};
-use super::global_race::block_actors;
+use super::chain::Chain;
+use super::context::{Context, Environment, Random};
 use super::limits;
 use super::target::families;
 use crate::error::LaunchError;
@@ -11,8 +11,7 @@ use crate::memory::global::Memory;
 use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
 use crate::region::Regions;
-use crate::report::{Findings, Report, Statistics};
-use crate::shadow::global::GlobalRace;
+use crate::report::{FindingKind, Findings, Report, Statistics};
 use crate::trace::Trace;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -32,8 +31,11 @@ const PAUSE: u64 = 1 << 22;
 /// Under a random schedule they are at most 1, 2, 4, and so on up to this power of two: short turns, between
 /// which much of what others do can fall, are as likely as long ones.
 const RANDOM_PAUSE: u64 = 12;
-/// Blocks that take turns under a random schedule, unless these wait for others.
+/// Blocks of a grid that take turns under a random schedule, unless these wait for others.
 const RANDOM_RESIDENT: usize = 2;
+/// Turns from when a block may start before the grid before its own has ended until it does, on average: 1,
+/// 2, 4, and so on up to this power of two.
+const RANDOM_DELAY: u64 = 12;
 /// Blocks that a thread keeps in the middle of their execution, unless all of them wait for others.
 const MAX_RESIDENT: usize = 64;
 /// Rounds in which all of these only ask for what others have to write, until more start.
@@ -67,39 +69,88 @@ pub fn launch(
     launch: &Launch<'_>,
     options: &Options,
 ) -> Result<Report, LaunchError> {
-    let name = || kernel.name().to_string();
-    let shared_limit = limits::shared_bytes(kernel)?;
-    if let Some(unsupported) = kernel.unsupported().first() {
-        return Err(LaunchError::Unsupported { kernel: name(), error: unsupported.to_error() });
+    let mut reports = launch_dependent(&[(kernel, *launch)], memory, options)?;
+    Ok(reports.pop().unwrap_or_default())
+}
+
+/// Runs kernels in order, each as a dependent of the one before ("programmatic dependent launch").
+///
+/// Blocks of a kernel may start as soon as all blocks of the one before have executed
+/// `griddepcontrol.launch_dependents` or ended; `griddepcontrol.wait` waits for the end of that one, and
+/// makes all that it did known. A block that does not wait is to those of the kernel before as they are to
+/// each other, and knows what the kernels further back did if they had ended when it started. Some block
+/// must wait, since what is queued behind the two waits for the later one only. Blocks start as early as
+/// they may; under a random schedule, or later. Reports are in the order of the kernels.
+///
+/// # Errors
+///
+/// As for [`launch`]; then none of the kernels has run.
+pub fn launch_dependent(
+    kernels: &[(&Kernel, Launch<'_>)],
+    memory: &Memory,
+    options: &Options,
+) -> Result<Vec<Report>, LaunchError> {
+    let rooms: Vec<Room<'_>> = kernels
+        .iter()
+        .map(|(kernel, launch)| Room::new(kernel, launch))
+        .collect::<Result<_, LaunchError>>()?;
+    let variables: Vec<_> = kernels.iter().map(|(kernel, _)| memory.variables(&kernel.module)).collect();
+    let chain = Chain::new(kernels, memory.view());
+    let parts = kernels.iter().zip(rooms).zip(variables).enumerate();
+    let environments: Vec<Environment<'_>> = parts
+        .map(|(place, ((&(kernel, launch), room), variables))| Environment {
+            kernel,
+            launch,
+            options,
+            variables,
+            global: &chain.global,
+            chain: &chain,
+            place,
+            dynamic_offset: room.dynamic_offset,
+            shared_bytes: room.shared_bytes,
+            regions: room.regions,
+            families: families(),
+        })
+        .collect();
+    Ok(run_blocks(&chain, &environments, options))
+}
+
+/// The shared memory of a launch that is possible.
+struct Room<'a> {
+    dynamic_offset: u32,
+    shared_bytes: u32,
+    regions: Option<Regions<'a>>,
+}
+
+impl<'a> Room<'a> {
+    /// That of a launch, if any GPU of the module's target can run it.
+    fn new(kernel: &Kernel, launch: &Launch<'a>) -> Result<Self, LaunchError> {
+        let name = || kernel.name().to_string();
+        let shared_limit = limits::shared_bytes(kernel)?;
+        if let Some(unsupported) = kernel.unsupported().first() {
+            return Err(LaunchError::Unsupported { kernel: name(), error: unsupported.to_error() });
+        }
+        limits::check_instructions(kernel)?;
+        check_shape(kernel, launch)?;
+        let dynamic_offset =
+            kernel.static_shared_bytes().next_multiple_of(kernel.data.dynamic_shared_align.max(16));
+        let needs_dynamic = launch.shared_bytes > 0;
+        let base = if needs_dynamic { dynamic_offset } else { kernel.static_shared_bytes() };
+        let shared = u64::from(base) + u64::from(launch.shared_bytes);
+        if shared > shared_limit {
+            let target = kernel.module.target.clone();
+            return Err(LaunchError::Shared {
+                kernel: name(),
+                bytes: shared,
+                limit: shared_limit,
+                target,
+            });
+        }
+        let bytes = [kernel.static_shared_bytes(), base, launch.shared_bytes];
+        let regions = Regions::new(kernel.name(), launch.regions, bytes)?;
+        debug_assert_eq!(SHARED_BASE % 1024, 0);
+        Ok(Room { dynamic_offset: base, shared_bytes: shared as u32, regions })
     }
-    limits::check_instructions(kernel)?;
-    check_shape(kernel, launch)?;
-    let dynamic_offset =
-        kernel.static_shared_bytes().next_multiple_of(kernel.data.dynamic_shared_align.max(16));
-    let needs_dynamic = launch.shared_bytes > 0;
-    let base = if needs_dynamic { dynamic_offset } else { kernel.static_shared_bytes() };
-    let shared = u64::from(base) + u64::from(launch.shared_bytes);
-    if shared > shared_limit {
-        let target = kernel.module.target.clone();
-        return Err(LaunchError::Shared { kernel: name(), bytes: shared, limit: shared_limit, target });
-    }
-    let bytes = [kernel.static_shared_bytes(), base, launch.shared_bytes];
-    let regions = Regions::new(kernel.name(), launch.regions, bytes)?;
-    debug_assert_eq!(SHARED_BASE % 1024, 0);
-    let environment = Environment {
-        kernel,
-        launch: *launch,
-        options,
-        variables: memory.variables(&kernel.module),
-        global: memory.view(),
-        dynamic_offset: base,
-        shared_bytes: shared as u32,
-        regions,
-        families: families(),
-        global_race: Mutex::new(GlobalRace::new(block_actors(launch))),
-        turn: Mutex::new(()),
-    };
-    Ok(run_blocks(&environment))
 }
 
 fn check_shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> {
@@ -140,12 +191,16 @@ struct Collected {
     statistics: Statistics,
 }
 
-fn run_blocks(environment: &Environment<'_>) -> Report {
-    let blocks: u64 = environment.launch.grid.iter().map(|&size| u64::from(size)).product();
-    let threads = environment.options.threads.clamp(1, blocks.min(1024) as usize);
+fn run_blocks<'a>(
+    chain: &'a Chain<'a>,
+    environments: &'a [Environment<'a>],
+    options: &'a Options,
+) -> Vec<Report> {
+    let blocks: u64 = chain.grids.iter().map(|grid| grid.blocks).sum();
+    let threads = options.threads.clamp(1, blocks.clamp(1, 1024) as usize);
     let next = AtomicU64::new(0);
-    let collected = Mutex::new(Collected::default());
-    let worker = || Worker { environment, next: &next, blocks, collected: &collected }.run();
+    let collected: Vec<_> = environments.iter().map(|_| Mutex::new(Collected::default())).collect();
+    let worker = || Worker { chain, environments, options, next: &next, collected: &collected }.run();
     if threads == 1 {
         worker();
     } else {
@@ -155,11 +210,14 @@ fn run_blocks(environment: &Environment<'_>) -> Report {
             }
         });
     }
-    let Collected { findings, traces, statistics } =
-        collected.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut trace = Trace::default();
-    traces.into_values().for_each(|later| trace.add(later));
-    Report { findings: findings.in_order(environment.options.max_findings), statistics, trace }
+    let report = |collected: Mutex<Collected>| {
+        let Collected { findings, traces, statistics } =
+            collected.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut trace = Trace::default();
+        traces.into_values().for_each(|later| trace.add(later));
+        Report { findings: findings.in_order(options.max_findings), statistics, trace }
+    };
+    collected.into_iter().map(report).collect()
 }
 
 /// Blocks that the largest GPU runs at once: those of a grid barrier may be so many.
@@ -172,15 +230,17 @@ fn most_resident(environment: &Environment<'_>) -> usize {
 
 /// One thread's share of a launch.
 struct Worker<'w, 'a> {
-    environment: &'a Environment<'a>,
+    chain: &'a Chain<'a>,
+    environments: &'a [Environment<'a>],
+    options: &'a Options,
+    /// The block that is to start next, counted through all grids.
     next: &'w AtomicU64,
-    blocks: u64,
-    collected: &'w Mutex<Collected>,
+    /// Of each grid.
+    collected: &'w [Mutex<Collected>],
 }
 
 /// A block in the middle of its execution.
 struct Resident<'a> {
-    number: u64,
     block: Block<'a>,
     /// Whether it has asked again and again for what others have to write, in this round.
     spins: bool,
@@ -219,23 +279,45 @@ impl Vain {
     }
 }
 
+impl Resident<'_> {
+    /// Whether a block of a grid that starts now takes turns with this one under a random schedule: it is of
+    /// the same grid, and does not wait for the one before.
+    fn takes_turns_with(&self, grid: Option<usize>) -> bool {
+        let Context { environment, awaits_grid, .. } = &self.block.context;
+        Some(environment.place) == grid && !awaits_grid
+    }
+}
+
+/// Whether a block that may start early waits for another turn. How often they do is drawn once: most are
+/// then early, or late, or in between.
+fn waits(random: &mut Random, delay: &mut Option<u64>) -> bool {
+    let delay = *delay.get_or_insert_with(|| 1 << random.below(RANDOM_DELAY + 1));
+    random.below(delay) != 0
+}
+
 impl<'a> Worker<'_, 'a> {
     fn run(self) {
         let mut resident: VecDeque<Resident<'a>> = VecDeque::new();
         let mut spare: Option<Block<'a>> = None;
-        let schedule = self.environment.options.schedule;
+        let schedule = self.options.schedule;
         let mut random =
             matches!(schedule, Schedule::Random(_)).then(|| Random::new(schedule, u64::MAX));
+        let mut delay = None;
         // How many of the blocks in execution did nothing but wait, one after the other. Others start if
         // all did, or if one has run for long.
         let mut waiting = 0;
         let mut vain = Vain::default();
         // How many more than these are to start, as all of them wait.
         let mut lacking = 0usize;
-        let most_resident = most_resident(self.environment);
+        let most_resident = self.environments.iter().map(most_resident).max().unwrap_or(0);
         loop {
+            let next = self.chain.grid_of_block(self.next.load(Ordering::Relaxed));
+            let early = next.is_some_and(|grid| !self.chain.has_ended_before(grid));
+            let others = || resident.iter().filter(|other| other.takes_turns_with(next)).count();
             let wanted = waiting >= resident.len()
-                || if random.is_some() { resident.len() < RANDOM_RESIDENT } else { waiting == 0 };
+                || if random.is_some() { others() < RANDOM_RESIDENT } else { waiting == 0 || early };
+            let wanted =
+                wanted && !random.as_mut().is_some_and(|random| early && waits(random, &mut delay));
             if vain.rounds >= LACK_ROUNDS {
                 lacking = if resident.len() < MANY { 1 } else { resident.len() };
             }
@@ -248,14 +330,21 @@ impl<'a> Worker<'_, 'a> {
             if fresh.is_some() {
                 (waiting, vain.rounds) = (0, 0);
                 lacking = lacking.saturating_sub(1);
-            } else if vain.rounds >= VAIN_ROUNDS && self.environment.options.threads <= 1 {
+            } else if vain.rounds >= VAIN_ROUNDS && self.options.threads <= 1 {
                 for mut stuck in resident {
                     stuck.block.report_stuck();
-                    self.collect(stuck.number, &mut stuck.block);
+                    self.collect(&mut stuck.block);
                 }
                 return;
             }
-            let Some(mut now) = fresh.or_else(|| resident.pop_front()) else { return };
+            let Some(mut now) = fresh.or_else(|| resident.pop_front()) else {
+                if next.is_none() {
+                    return;
+                }
+                // Others run the grid before.
+                std::thread::yield_now();
+                continue;
+            };
             let turn = random.as_mut().map_or(PAUSE, |random| {
                 let most = 1 << random.below(RANDOM_PAUSE + 1);
                 1 + random.below(most)
@@ -266,7 +355,7 @@ impl<'a> Worker<'_, 'a> {
             let acted = progress == Progress::Done || now.block.context.deeds != before;
             vain.note(&mut now, &mut resident, acted, progress == Progress::Spinning);
             if progress == Progress::Done {
-                self.collect(now.number, &mut now.block);
+                self.collect(&mut now.block);
                 spare = Some(now.block);
             } else {
                 resident.push_back(now);
@@ -280,22 +369,39 @@ impl<'a> Worker<'_, 'a> {
 
     /// The next block that nobody has started.
     fn start(&self, spare: &mut Option<Block<'a>>) -> Option<Resident<'a>> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        if number >= self.blocks {
-            return None;
-        }
-        let block = match spare.take() {
+        let grid_of = |next| self.chain.grid_of_block(next).filter(|&grid| self.chain.may_start(grid));
+        let following = |next| grid_of(next).map(|_| next + 1);
+        let next = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()?;
+        let grid = grid_of(next)?;
+        let number = next - self.chain.grids[grid].first_block;
+        let block = match spare.take().filter(|spare| spare.context.environment.place == grid) {
             Some(mut block) => {
                 block.restart(number);
                 block
             }
-            None => Block::new(self.environment, number),
+            None => Block::new(&self.environments[grid], number),
         };
-        Some(Resident { number, block, spins: false })
+        Some(Resident { block, spins: false })
     }
 
-    fn collect(&self, number: u64, block: &mut Block<'a>) {
-        let mut collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
+    /// A block has ended.
+    fn collect(&self, block: &mut Block<'a>) {
+        let (number, place, grid) =
+            (block.context.number, block.context.environment.place, block.context.environment.grid());
+        block.context.statistics.early_blocks = u64::from(!block.context.grid_before_has_ended());
+        if !block.has_exited() {
+            grid.note_wait();
+        }
+        block.context.allow_next_grid();
+        if grid.end_block() && place > 0 && !grid.waits() {
+            let end = block.context.environment.code().instructions.len() as u32 - 1;
+            block.context.report(FindingKind::MissingGridWait, end, 0, 0, |_| {
+                "no block of the grid has executed griddepcontrol.wait: what follows would not wait for the \
+                 grid before"
+                    .to_string()
+            });
+        }
+        let mut collected = self.collected[place].lock().unwrap_or_else(PoisonError::into_inner);
         collected.statistics.add(&block.context.statistics);
         if !block.context.findings.is_empty() {
             collected.findings.add(number, std::mem::take(&mut block.context.findings));

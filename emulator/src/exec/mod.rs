@@ -7,6 +7,7 @@ mod barrier;
 mod block;
 mod boxes;
 mod bulk;
+mod chain;
 mod context;
 mod exchange;
 mod flight;
@@ -33,4 +34,4 @@ mod watch;
 mod wgmma;
 mod window;
 
-pub use grid::launch;
+pub use grid::{launch, launch_dependent};

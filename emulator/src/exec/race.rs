@@ -7,6 +7,7 @@ use super::strong::Strength;
 use super::warp::Warp;
 use super::window::Window;
 use crate::memory::{SHARED_BASE, Space};
+use crate::module::Kernel;
 use crate::report::FindingKind;
 use crate::shadow::actor::Actor;
 use crate::shadow::cells::Sweep;
@@ -64,9 +65,7 @@ impl Context<'_> {
 
     /// Where an instruction stands, for the message of a finding elsewhere.
     pub fn place_of(&self, pc: u32) -> String {
-        let kernel = self.environment.kernel;
-        let source = kernel.location(pc).map_or(String::new(), |source| format!(", {source}"));
-        format!(" at PTX line {} `{}`{source}", kernel.line(pc), kernel.text(pc))
+        place_in(self.environment.kernel, pc)
     }
 
     /// Loads, stores and atomic operations of a warp; whether there was a conflict.
@@ -293,6 +292,12 @@ impl Context<'_> {
             race.proxy_fence(warp);
         }
     }
+}
+
+/// Where an instruction of a kernel stands, for messages.
+pub fn place_in(kernel: &Kernel, pc: u32) -> String {
+    let source = kernel.location(pc).map_or(String::new(), |source| format!(", {source}"));
+    format!(" at PTX line {} `{}`{source}", kernel.line(pc), kernel.text(pc))
 }
 
 /// What all lanes of an instruction access, so many bytes each: the first lane that met somebody, and whom.

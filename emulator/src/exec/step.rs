@@ -243,6 +243,8 @@ impl Runner<'_, '_> {
                     self.context.global_proxy_fence(self.warp.id);
                 }
             }
+            Op::AllowNextGrid => return Ok(self.allow_next_grid()),
+            Op::AwaitGrid => return Ok(self.await_grid(m)),
             Op::SetMaxRegisters => return self.set_max_registers(i, m),
             Op::MapAddress => self.map_address(i, m)?,
             Op::Barrier(op) => return self.barrier(i, m, op),
@@ -388,6 +390,7 @@ fn is_quiet(op: Op) -> bool {
         | Op::Matrix(_)
         | Op::Bulk(_)
         | Op::Wgmma(_)
+        | Op::AllowNextGrid
         | Op::SetMaxRegisters
         | Op::Barrier(_)
         | Op::Exit => false,

@@ -64,7 +64,7 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub fn turn(&self, window: &Window, how: Strength) -> Option<MutexGuard<'a, ()>> {
         let noted = how.is_strong() && window.space == Space::Global && self.race.is_some();
-        noted.then(|| self.environment.turn.lock().unwrap_or_else(PoisonError::into_inner))
+        noted.then(|| self.environment.chain.turn.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Lanes are about to write what others may learn something through.

@@ -29,6 +29,10 @@ impl Block<'_> {
         if self.asks == ASKS {
             self.unstick()?;
         }
+        if self.asks >= ASKS && self.context.awaits_grid {
+            // Perhaps they wait for those who wait for the grid before.
+            (self.asks, self.spins) = (0, self.warps.len());
+        }
         if self.asks == VAIN_ASKS {
             self.report_stuck();
             return Err(Stop);
@@ -85,6 +89,7 @@ impl Block<'_> {
                     }
                     State::Lanes(_) => (0, FindingKind::WarpDivergence, "other lanes of the warp"),
                     State::Registers => (2, FindingKind::Deadlock, "registers"),
+                    State::Grid => (2, FindingKind::Deadlock, "the end of the grid before"),
                     State::Phase(_) => (2, FindingKind::Deadlock, "the mbarrier"),
                     State::Barrier(_) => (2, FindingKind::Deadlock, "the barrier"),
                 };

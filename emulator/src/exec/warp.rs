@@ -32,6 +32,8 @@ pub enum State {
     Phase(u32),
     /// Registers, at `setmaxnreg`.
     Registers,
+    /// The end of the grid before, at `griddepcontrol.wait`.
+    Grid,
     /// Other lanes of the warp, at a warp-wide instruction that the lanes of the mask have reached.
     Lanes(u32),
 }

@@ -110,6 +110,10 @@ pub enum Op {
     Fence,
     /// `fence.mbarrier_init`.
     MbarrierFence,
+    /// `griddepcontrol.launch_dependents`.
+    AllowNextGrid,
+    /// `griddepcontrol.wait`.
+    AwaitGrid,
     /// `setmaxnreg` to `immediate` registers; an increase when the optional operand is present.
     SetMaxRegisters,
     /// `mapa`: address `a` of block `b` of the cluster; 64-bit rows when `count` is 2.

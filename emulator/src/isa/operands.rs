@@ -27,6 +27,7 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
     use Role::{Read, Write};
     match i.op {
         Op::Nop | Op::Branch | Op::Exit | Op::Trap | Op::Unsupported | Op::Predicate(_) => {}
+        Op::AllowNextGrid | Op::AwaitGrid => {}
         Op::ProxyFence | Op::Fence | Op::MbarrierFence | Op::SetMaxRegisters => {}
         Op::BranchIndexed | Op::WarpSync => f(&mut i.a, 1, Read),
         Op::Barrier(op) => barrier(i, op, f),

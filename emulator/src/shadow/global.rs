@@ -1,4 +1,4 @@
-//! Which accesses to global memory are ordered, over all blocks of a launch.
+//! Which accesses to global memory are ordered, over all blocks of a launch, or of grids that run together.
 //!
 //! Every warp of every block is an actor with a clock; those of a block know each other's by what orders
 //! them there. Blocks are ordered by nothing but what passes through strong accesses (atomic ones,
@@ -7,7 +7,8 @@
 //! them with a scope beyond the block. The bulk stores of a thread are an actor of their own:
 //! `cp.async.bulk.wait_group` makes known what they wrote, `wait_group.read` does not.
 //!
-//! Nothing orders a read by `ld.global.nc` with a write of the same launch.
+//! Nothing orders a read by `ld.global.nc` with a write of the same launch. A grid that has been waited for
+//! is another launch: all that it did comes before, for both proxies.
 //!
 //! A bulk copy must also have been shown what threads did: by `fence.proxy.async`, of one that knows of it,
 //! before the copy starts. The end of a bulk copy is such a fence.
@@ -80,6 +81,30 @@ pub enum Order {
     Unseen,
     /// One comes before the other.
     Before,
+    /// The grid of one had ended before the other.
+    Ended,
+}
+
+/// Which actors are those of a grid.
+#[derive(Clone, Copy, Debug)]
+pub struct Actors {
+    /// The first of its first block.
+    pub first: u32,
+    /// How many each of its blocks has.
+    pub of_block: u32,
+}
+
+impl Actors {
+    /// The place of an actor's grid among those that run together, in the order of their actors.
+    pub fn grid(all: &[Actors], actor: u32) -> usize {
+        all.partition_point(|grid| grid.first <= actor).saturating_sub(1)
+    }
+
+    /// The number of an actor's block in the grid, and its own in the block.
+    pub fn block(self, actor: u32) -> (u32, u32) {
+        let number = actor.wrapping_sub(self.first);
+        (number / self.of_block, number % self.of_block)
+    }
 }
 
 /// The number of an access, above a bit for each byte of the word; 0: none.
@@ -110,8 +135,8 @@ type AddressMap<T> = HashMap<u64, T, FixedState>;
 /// What a launch knows of global memory. Addresses are those of the emulator's own memory.
 #[derive(Debug)]
 pub struct GlobalRace {
-    /// Actors of a block.
-    block_actors: u32,
+    /// The actors of each grid.
+    grids: Vec<Actors>,
     pages: AddressMap<Box<[Cell; PAGE_WORDS]>>,
     accesses: Vec<Access>,
     /// How many there may be before it is time to look which are remembered.
@@ -123,10 +148,10 @@ pub struct GlobalRace {
 }
 
 impl GlobalRace {
-    /// Of a launch whose blocks have so many actors each.
-    pub fn new(block_actors: u32) -> Self {
+    /// Of grids with these actors.
+    pub fn new(grids: Vec<Actors>) -> Self {
         GlobalRace {
-            block_actors,
+            grids,
             pages: AddressMap::default(),
             accesses: vec![Access::default()],
             limit: LIMIT,
@@ -185,8 +210,8 @@ impl GlobalRace {
         if number == 0 {
             return None;
         }
-        let GlobalRace { accesses, pages, block_actors, .. } = self;
-        let step = Step { accesses, block_actors: *block_actors, number, touch, order };
+        let GlobalRace { accesses, pages, grids, .. } = self;
+        let step = Step { accesses, grids, number, touch, order };
         let mut found = None;
         // Neighbours nearly always look alike.
         let mut known = None;
@@ -236,7 +261,7 @@ type Known = Option<(Cell, u32, Cell)>;
 /// One access as it goes from word to word.
 struct Step<'a, F> {
     accesses: &'a [Access],
-    block_actors: u32,
+    grids: &'a [Actors],
     number: u32,
     touch: Touch,
     order: F,
@@ -261,12 +286,16 @@ impl<F: Fn(Access) -> Order> Step<'_, F> {
         let order = (self.order)(other);
         let fenceless = order == Order::Unseen;
         let read_only = [other, now].iter().any(|access| access.manner == Manner::ReadOnly);
-        (order != Order::Before || read_only).then_some(Meeting { other, wrote, fenceless, read_only })
+        let fine = order == Order::Ended || order == Order::Before && !read_only;
+        (!fine).then_some(Meeting { other, wrote, fenceless, read_only })
     }
 
     /// Whether both are strong, and each is for the other.
     fn may_meet(&self, a: Access, b: Access) -> bool {
-        let block = |access: Access| access.actor / self.block_actors;
+        let block = |access: Access| {
+            let grid = Actors::grid(self.grids, access.actor);
+            (grid, self.grids[grid].block(access.actor).0)
+        };
         match (a.manner, b.manner) {
             (Manner::Strong(Scope::Launch), Manner::Strong(Scope::Launch)) => true,
             (Manner::Strong(_), Manner::Strong(_)) => block(a) == block(b),
@@ -370,12 +399,16 @@ mod tests {
         Some((meeting.other.actor, meeting.wrote))
     }
 
+    fn one_grid(of_block: u32) -> GlobalRace {
+        GlobalRace::new(vec![Actors { first: 0, of_block }])
+    }
+
     const PLAIN: Manner = Manner::Plain;
     const STRONG: Manner = Manner::Strong(Scope::Launch);
 
     #[test]
     fn bytes_that_two_actors_share_are_a_race_unless_both_only_read() {
-        let mut race = GlobalRace::new(1);
+        let mut race = one_grid(1);
         assert_eq!(met(&mut race, 4096, 4, (1, PLAIN), Touch::Read), None);
         assert_eq!(met(&mut race, 4096, 4, (2, PLAIN), Touch::Read), None);
         assert_eq!(met(&mut race, 4098, 2, (3, PLAIN), Touch::Write), Some((1, false)));
@@ -389,7 +422,7 @@ mod tests {
 
     #[test]
     fn halves_of_a_word_have_writers_of_their_own() {
-        let mut race = GlobalRace::new(1);
+        let mut race = one_grid(1);
         assert_eq!(met(&mut race, 64, 2, (1, PLAIN), Touch::Write), None);
         assert_eq!(met(&mut race, 66, 2, (2, PLAIN), Touch::Write), None);
         assert_eq!(met(&mut race, 64, 2, (1, PLAIN), Touch::Read), None);
@@ -399,7 +432,7 @@ mod tests {
 
     #[test]
     fn strong_accesses_meet_each_other_and_race_with_others() {
-        let mut race = GlobalRace::new(1);
+        let mut race = one_grid(1);
         assert_eq!(met(&mut race, 64, 4, (1, STRONG), Touch::Write), None);
         assert_eq!(met(&mut race, 64, 4, (2, STRONG), Touch::Write), None);
         assert_eq!(met(&mut race, 64, 4, (3, PLAIN), Touch::Read), Some((2, true)));
@@ -408,7 +441,7 @@ mod tests {
     #[test]
     fn strong_accesses_for_a_block_meet_those_of_its_warps_alone() {
         let of_block = Manner::Strong(Scope::Block);
-        let mut race = GlobalRace::new(2);
+        let mut race = one_grid(2);
         assert_eq!(met(&mut race, 64, 4, (0, of_block), Touch::Write), None);
         assert_eq!(met(&mut race, 64, 4, (1, STRONG), Touch::Write), None);
         assert_eq!(met(&mut race, 64, 4, (2, of_block), Touch::Write), Some((1, true)));
@@ -416,12 +449,36 @@ mod tests {
 
     #[test]
     fn accesses_that_no_word_remembers_are_given_up() {
-        let mut race = GlobalRace::new(1);
+        let mut race = one_grid(1);
         assert_eq!(met(&mut race, 64, 4, (7, PLAIN), Touch::Write), None);
         for clock in 0..LIMIT as u32 {
             race.number(Access { actor: 1, clock, pc: 0, manner: PLAIN });
         }
         assert!(race.accesses.len() < 8);
         assert_eq!(met(&mut race, 64, 4, (3, PLAIN), Touch::Read), Some((7, true)));
+    }
+
+    #[test]
+    fn a_grid_that_has_ended_may_have_written_what_is_read_only() {
+        for (order, meets) in [(Order::Before, true), (Order::Unseen, true), (Order::Ended, false)] {
+            let mut race = one_grid(1);
+            assert_eq!(met(&mut race, 64, 4, (1, PLAIN), Touch::Write), None);
+            let number = race.number(Access { actor: 2, clock: 1, pc: 0, manner: Manner::ReadOnly });
+            assert_eq!(race.access(64, 4, number, Touch::Read, |_| order).is_some(), meets, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn each_grid_has_blocks_of_its_own() {
+        let grids = [Actors { first: 0, of_block: 2 }, Actors { first: 6, of_block: 3 }];
+        let block = |actor| {
+            let grid = Actors::grid(&grids, actor);
+            (grid, grids[grid].block(actor))
+        };
+        assert_eq!([0, 5, 6, 10].map(block), [(0, (0, 0)), (0, (2, 1)), (1, (0, 0)), (1, (1, 1))]);
+        let mut race = GlobalRace::new(grids.to_vec());
+        let in_block = Manner::Strong(Scope::Block);
+        assert_eq!(met(&mut race, 64, 4, (5, in_block), Touch::Write), None);
+        assert_eq!(met(&mut race, 64, 4, (6, in_block), Touch::Read), Some((5, true)));
     }
 }

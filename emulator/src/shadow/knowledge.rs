@@ -49,6 +49,8 @@ impl Knowledge {
 /// What somebody knows of a launch: for accesses of threads, and for those of the asynchronous proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Foreign {
+    /// The first actor whose grid is not known to have ended.
+    pub ended: u32,
     /// For accesses of threads.
     pub threads: Knowledge,
     /// For accesses of the asynchronous proxy.
@@ -58,7 +60,9 @@ pub struct Foreign {
 impl Foreign {
     /// Knows what another one knows; whether that is more than before.
     pub fn join(&mut self, other: &Foreign) -> bool {
-        self.threads.join(&other.threads) | self.proxy.join(&other.proxy)
+        let more = other.ended > self.ended;
+        self.ended = self.ended.max(other.ended);
+        more | self.threads.join(&other.threads) | self.proxy.join(&other.proxy)
     }
 }
 
@@ -98,5 +102,13 @@ mod tests {
         assert_eq!(mine.iter().collect::<Vec<_>>(), [(1, 7), (3, 1), (5, 4)]);
         assert_eq!((mine.get(5), mine.get(4)), (4, 0));
         assert!(!mine.join(&of(&[(3, 1)])) && !mine.join(&Knowledge::default()));
+    }
+
+    #[test]
+    fn a_join_knows_all_grids_that_either_knows_to_have_ended() {
+        let known = |ended| Foreign { ended, ..Foreign::default() };
+        let mut mine = known(3);
+        assert!(mine.join(&known(5)) && !mine.join(&known(4)));
+        assert_eq!(mine.ended, 5);
     }
 }

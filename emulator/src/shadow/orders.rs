@@ -51,7 +51,9 @@ impl Strong {
 impl Foreign {
     /// Whether an access of any block comes before a bulk copy that started when this was known.
     pub fn order_for_copy(&self, other: Access) -> Order {
-        if self.threads.get(other.actor) < other.clock {
+        if other.actor < self.ended {
+            Order::Ended
+        } else if self.threads.get(other.actor) < other.clock {
             Order::None
         } else if self.proxy.get(other.actor) < other.clock {
             Order::Unseen
@@ -72,6 +74,9 @@ impl Race {
     #[inline(always)]
     pub fn order(&self, warp: u32, first: u32, other: Access) -> Order {
         let view = &self.warps[warp as usize];
+        if other.actor < view.foreign.ended {
+            return Order::Ended;
+        }
         let own = other.actor.wrapping_sub(first) as usize;
         let known = if own < self.warps.len() {
             view.threads.get(own)
@@ -89,7 +94,8 @@ impl Race {
 
     /// What is known in a block, in numbers of the launch.
     fn for_all(&self, view: &View, first: u32) -> Foreign {
-        let mut known = Foreign { proxy: view.foreign.proxy.clone(), ..Foreign::default() };
+        let Foreign { ended, ref proxy, .. } = view.foreign;
+        let mut known = Foreign { ended, proxy: proxy.clone(), ..Foreign::default() };
         for other in 0..self.warps.len() {
             known.threads.raise(first + other as u32, view.threads.get(other));
         }
@@ -193,10 +199,21 @@ impl Race {
         view.foreign.join(&seen);
     }
 
+    /// The block starts when the grids have ended whose actors come before this one.
+    pub fn starts_behind(&mut self, actor: u32) {
+        self.warps.iter_mut().for_each(|view| view.foreign.ended = actor);
+    }
+
+    /// A warp has waited until the grids had ended whose actors come before this one.
+    pub fn grids_ended(&mut self, warp: u32, actor: u32) {
+        let ended = &mut self.warps[warp as usize].foreign.ended;
+        *ended = actor.max(*ended);
+    }
+
     /// A warp has waited until bulk stores had written, up to a clock; the end of a bulk copy is a fence
     /// between the proxies.
     pub fn bulk_written(&mut self, warp: u32, actor: u32, clock: u32) {
-        let Foreign { threads, proxy } = &mut self.warps[warp as usize].foreign;
+        let Foreign { threads, proxy, .. } = &mut self.warps[warp as usize].foreign;
         threads.raise(actor, clock);
         proxy.raise(actor, clock);
     }

@@ -3,7 +3,7 @@
 use super::{Params as _, encode};
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
-use crate::driver::{DevicePointer, Driver, Stream};
+use crate::driver::{DevicePointer, Driver, Queued, Stream};
 use crate::error::{Error, Result};
 use crate::plan::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
 use crate::problem::BackwardProblem;
@@ -74,20 +74,18 @@ pub unsafe fn launch_backward(
 ) -> Result<()> {
     let params = plan.params_with(workspace.pointer, workspace.bytes)?;
     let driver = device.driver();
-    for &KernelLaunch { kernel, blocks } in &plan.launches {
+    let with_maps = plan.hopper.as_ref().map(|maps| hopper_params(driver, maps, params)).transpose()?;
+    let queued = |&KernelLaunch { kernel, blocks }: &KernelLaunch| {
         tracing::debug!(kernel = kernel.name, blocks, "launch");
-        let launch = |bytes: &[u8]| {
-            // SAFETY: passed on to the caller; what maps describe is what the plan was made with.
-            unsafe { driver.launch(kernel, blocks, bytes, stream) }
+        let params = match &with_maps {
+            Some(with_maps) if kernel.family == Family::Backward => with_maps.bytes(),
+            _ => params.bytes(),
         };
-        match &plan.hopper {
-            Some(maps) if kernel.family == Family::Backward => {
-                launch(hopper_params(driver, maps, params)?.bytes())
-            }
-            _ => launch(params.bytes()),
-        }?;
-    }
-    Ok(())
+        Queued { kernel, blocks, params }
+    };
+    let queue: Vec<Queued<'_>> = plan.launches.iter().map(queued).collect();
+    // SAFETY: passed on to the caller; what maps describe is what the plan was made with.
+    unsafe { driver.launch_in_order(&queue, stream) }
 }
 
 fn hopper_params(

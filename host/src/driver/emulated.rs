@@ -1,14 +1,17 @@
 //! A GPU that is not there: runs the PTX that ships, in the checking emulator.
 //!
 //! Work is done when a launch returns, whatever the stream, and a launch that the emulator finds fault
-//! with is an error. The numbers that the planner sees are those of an A100 or an H200, so that it plans as
-//! it would there.
+//! with is an error. A kernel that may start early runs together with the one before it, if both are launched
+//! in one call. The numbers that the planner sees are those of an A100 or an H200, so that it plans as it
+//! would there.
 
-use super::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
+use super::{DevicePointer, DeviceProperties, Driver, Queued, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use kernels_gpu::abi::{Arch, KERNELS, KernelSpec, TensorMap};
-use ptx_emulator::{Address, Launch, Memory, Module, Region, TensorMapElement, TensorMapSwizzle};
+use ptx_emulator::{
+    Address, Launch, Memory, Module, Region, Report, TensorMapElement, TensorMapSwizzle,
+};
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -75,6 +78,45 @@ impl EmulatedDriver {
         let module = parse(kernel, self.images.get(kernel)?)?;
         modules.insert(kernel.name, module.clone());
         Ok(module)
+    }
+
+    /// Runs kernels, each of which may start before the one before it has ended.
+    fn run_together(&self, queue: &[&Queued<'_>]) -> Result<()> {
+        let modules =
+            queue.iter().map(|queued| self.module(queued.kernel)).collect::<Result<Vec<_>>>()?;
+        let regions: Vec<Vec<Region>> = queue.iter().map(|queued| regions(queued.kernel)).collect();
+        let mut launches = Vec::new();
+        for ((&&Queued { kernel: spec, blocks, params }, module), regions) in
+            queue.iter().zip(&modules).zip(&regions)
+        {
+            let Some(kernel) = module.kernel(spec.name) else {
+                let reason = format!("no .entry {} in the text", spec.name);
+                return Err(Error::KernelImageCorrupt { kernel: spec.name.to_owned(), reason });
+            };
+            let (grid, block) = ([blocks, 1, 1], [spec.threads, 1, 1]);
+            let shape = Launch { grid, block, shared_bytes: spec.shared_bytes, regions, params };
+            launches.push((kernel, shape));
+        }
+        let reports = ptx_emulator::launch_dependent(&launches, &self.memory, &self.options);
+        let reports = reports.map_err(refused)?;
+        let results = queue.iter().zip(reports).map(|(queued, report)| self.note(queued.kernel, report));
+        // Of all of them, even if the first has failed.
+        let results: Vec<Result<()>> = results.collect();
+        results.into_iter().collect()
+    }
+
+    /// Keeps the trace of a kernel that has run; its findings are an error.
+    fn note(&self, spec: &KernelSpec, report: Report) -> Result<()> {
+        tracing::debug!(kernel = spec.name, statistics = ?report.statistics, "emulated");
+        if self.options.trace {
+            let mut traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
+            traces.push((spec.name, report.trace));
+        }
+        if report.findings.is_empty() {
+            return Ok(());
+        }
+        let findings = report.findings.iter().map(ToString::to_string).collect();
+        Err(Error::Findings { kernel: spec.name.to_owned(), findings })
     }
 }
 
@@ -203,26 +245,15 @@ impl Driver for EmulatedDriver {
         if blocks == 0 {
             return Ok(());
         }
-        let module = self.module(spec)?;
-        let Some(kernel) = module.kernel(spec.name) else {
-            let reason = format!("no .entry {} in the text", spec.name);
-            return Err(Error::KernelImageCorrupt { kernel: spec.name.to_owned(), reason });
-        };
-        let (grid, block) = ([blocks, 1, 1], [spec.threads, 1, 1]);
-        let regions = regions(spec);
-        let shape = Launch { grid, block, shared_bytes: spec.shared_bytes, regions: &regions, params };
-        let report =
-            ptx_emulator::launch(kernel, &self.memory, &shape, &self.options).map_err(refused)?;
-        tracing::debug!(kernel = spec.name, statistics = ?report.statistics, "emulated");
-        if self.options.trace {
-            let mut traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
-            traces.push((spec.name, report.trace));
-        }
-        if report.findings.is_empty() {
-            return Ok(());
-        }
-        let findings = report.findings.iter().map(ToString::to_string).collect();
-        Err(Error::Findings { kernel: spec.name.to_owned(), findings })
+        self.run_together(&[&Queued { kernel: spec, blocks, params }])
+    }
+
+    unsafe fn launch_in_order(&self, queue: &[Queued<'_>], _stream: Stream) -> Result<()> {
+        // A grid without blocks is none.
+        let queue: Vec<&Queued<'_>> = queue.iter().filter(|queued| queued.blocks > 0).collect();
+        queue
+            .chunk_by(|_, next| next.kernel.may_start_early())
+            .try_for_each(|together| self.run_together(together))
     }
 
     fn encode_tensor_map(&self, description: &TensorMapDescription) -> Result<TensorMap> {
@@ -245,6 +276,7 @@ impl Driver for EmulatedDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernels_gpu::abi::Family;
 
     fn driver() -> EmulatedDriver {
         EmulatedDriver::new(Arch::Sm80, KernelImages::embedded()).expect("it needs nothing")
@@ -367,6 +399,58 @@ mod tests {
         // As much shared memory as it likes, and what it does with it is its own affair.
         let spec = KernelSpec { name: "program", shared_bytes: 64, ..known };
         assert_eq!(regions(&spec), []);
+    }
+
+    #[test]
+    fn kernels_that_may_start_early_run_together_with_the_one_before() {
+        let entry = |name: &str, wait: &str| {
+            format!(
+                ".visible .entry {name}(.param .u64 p) {{ .reg .b32 %r0; .reg .b64 %d0;
+                ld.param.u64 %d0, [p]; {wait} ld.global.u32 %r0, [%d0]; add.u32 %r0, %r0, 1;
+                st.global.u32 [%d0], %r0; ret; }}\n"
+            )
+        };
+        let head = ".version 7.8\n.target sm_90\n.address_size 64\n";
+        let late = KernelSpec { name: "late", arch: Arch::Sm90a, ..kernels_gpu::abi::KERNELS[0] };
+        let spec = KernelSpec { threads: 1, shared_bytes: 0, ..late };
+        let early = KernelSpec { name: "early", family: Family::BackwardConvert, ..spec };
+        for (wait, is_found) in [("griddepcontrol.wait;", false), ("", true)] {
+            let text = format!("{head}{}{}", entry("late", ""), entry("early", wait));
+            let images = KernelImages::with_override(&text).unwrap();
+            let driver = EmulatedDriver::new(Arch::Sm90a, images).unwrap();
+            let driver = driver.with_options(Options { trace: true, ..Options::default() });
+            let pointer = driver.allocate(4).unwrap();
+            let params = pointer.to_le_bytes();
+            let queued = |kernel, blocks| Queued { kernel, blocks, params: &params };
+            let launch = |queue: &[Queued<'_>]| {
+                driver.copy_to_device(pointer, &[0; 4]).unwrap();
+                // SAFETY: one pointer to 4 bytes is what each kernel takes.
+                let result = unsafe { driver.launch_in_order(queue, Stream::default()) };
+                let mut sum = [0; 4];
+                driver.copy_to_host(&mut sum, pointer, Stream::default()).unwrap();
+                (result, u32::from_le_bytes(sum))
+            };
+            let (result, sum) = launch(&[queued(&spec, 1), queued(&early, 1), queued(&spec, 1)]);
+            match result {
+                Err(Error::Findings { kernel, findings }) => {
+                    assert!(is_found && kernel == "early", "{kernel}: {findings:?}");
+                    assert!(
+                        findings.iter().any(|text| text.starts_with("missing wait")),
+                        "{findings:?}"
+                    );
+                    assert!(findings.iter().any(|text| text.contains(" of late wrote")), "{findings:?}");
+                }
+                result => assert_eq!((result.is_ok(), is_found, sum), (true, false, 3)),
+            }
+            let names: Vec<&str> = driver.take_traces().into_iter().map(|(name, _)| name).collect();
+            assert_eq!(
+                names,
+                if is_found { &["late", "early"][..] } else { &["late", "early", "late"] }
+            );
+            // Behind a kernel that does not run there is nothing to wait for.
+            let (result, sum) = launch(&[queued(&spec, 0), queued(&early, 1)]);
+            assert_eq!((result.is_ok(), sum), (true, 1));
+        }
     }
 
     #[test]

@@ -54,6 +54,17 @@ pub struct TensorMapDescription {
     pub l2_promotion: L2Promotion,
 }
 
+/// One kernel of several that are launched in order: see [`Driver::launch`].
+#[derive(Clone, Copy, Debug)]
+pub struct Queued<'a> {
+    /// The kernel.
+    pub kernel: &'a KernelSpec,
+    /// Blocks of its grid.
+    pub blocks: u32,
+    /// The bytes of its parameter.
+    pub params: &'a [u8],
+}
+
 /// A device that holds memory and runs kernels. Implementations: `cuda` (cust), `emulated`
 /// (ptx-emulator).
 pub trait Driver: Send + Sync {
@@ -113,6 +124,21 @@ pub trait Driver: Send + Sync {
         params: &[u8],
         stream: Stream,
     ) -> Result<(), Error>;
+
+    /// Launches kernels in order. One that [may start early](KernelSpec::may_start_early) may start while the
+    /// one before it ends, if they come to the device together.
+    ///
+    /// # Errors
+    /// That of the first that fails; those behind it are not launched, or their results mean nothing.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`], of each.
+    unsafe fn launch_in_order(&self, queue: &[Queued<'_>], stream: Stream) -> Result<(), Error> {
+        queue.iter().try_for_each(|&Queued { kernel, blocks, params }| {
+            // SAFETY: passed on to the caller.
+            unsafe { self.launch(kernel, blocks, params, stream) }
+        })
+    }
 
     /// Encodes a tensor map, for a kernel's parameters. Needs no memory of the device and no time of it.
     ///

@@ -139,14 +139,21 @@ impl BackwardPlan {
         4 * accumulators * u64::from(params.splits)
     }
 
-    /// A counter, and u32 `[Hq, workspace_rows / NOTE_ROWS]`, for a main kernel for Hopper that others run
+    /// Counters, and u32 `[Hq, workspace_rows / NOTE_ROWS]`, for a main kernel for Hopper that others run
     /// before.
     fn note_bytes(&self) -> u64 {
         let params = &self.params;
         if self.hopper.is_none() || params.workspace_rows == 0 {
             return 0;
         }
-        4 * (1 + u64::from(params.query_heads) * u64::from(params.workspace_rows / NOTE_ROWS))
+        let notes = u64::from(params.query_heads) * u64::from(params.workspace_rows / NOTE_ROWS);
+        self.counter_bytes() + 4 * notes
+    }
+
+    /// u32 `[1 + B Hk]`: see [`BackwardParams::counter`].
+    fn counter_bytes(&self) -> u64 {
+        let params = &self.params;
+        4 * (1 + u64::from(params.batches) * u64::from(params.query_heads / params.group_size))
     }
 
     /// f32 `[statistics, Hq, workspace_rows]`.
@@ -189,7 +196,7 @@ impl BackwardPlan {
         let (mut counter, mut dq_notes) = (0, 0);
         if self.note_bytes() > 0 {
             counter = dq_accumulator + self.accumulator_bytes();
-            dq_notes = counter + 4;
+            dq_notes = counter + self.counter_bytes();
         }
         Ok(BackwardParams { statistics: workspace, dq_accumulator, dq_notes, counter, ..self.params })
     }

@@ -105,10 +105,12 @@ fn on_hopper_the_workspace_holds_notes_too_and_one_accumulator_in_every_mode() {
         let plan = plan(&problem(Dtype::Bf16, 128).with_mode(mode));
         assert_eq!(plan.params.dq_order == DQ_IN_ORDER, mode == Mode::Deterministic);
         assert_eq!((plan.params.key_blocks, plan.params.splits), (2, 1));
-        assert_eq!(plan.workspace_bytes(), before_counter + 4 * (1 + 4 * rows / 32));
+        // One for the tiles, one for each of two batches of two key heads.
+        let counters = 1 + 2 * 2;
+        assert_eq!(plan.workspace_bytes(), before_counter + 4 * (counters + 4 * rows / 32));
         let params = plan.params_with(0x100, plan.workspace_bytes()).unwrap();
         assert_eq!(params.counter, 0x100 + before_counter);
-        assert_eq!(params.dq_notes, params.counter + 4);
+        assert_eq!(params.dq_notes, params.counter + 4 * counters);
     }
 }
 

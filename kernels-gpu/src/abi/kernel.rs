@@ -142,7 +142,8 @@ impl KernelSpec {
 
     /// Whether it may start while the kernel before it ends, since it waits for that one itself.
     pub const fn may_start_early(&self) -> bool {
-        matches!((self.family, self.arch), (Family::ForwardCombine, Arch::Sm90a))
+        matches!(self.arch, Arch::Sm90a)
+            && matches!(self.family, Family::ForwardCombine | Family::Backward | Family::BackwardConvert)
     }
 }
 

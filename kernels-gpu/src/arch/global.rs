@@ -154,6 +154,21 @@ pub unsafe fn load_u32x4_if(address: u64, condition: bool) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// As [`load_u32x4_if`], of what others may have written during the kernel and this thread knows to be
+/// there. PTX: `@p ld.global.v4.b32`.
+///
+/// # Safety
+/// As [`load_u32x4_if`]; nobody writes it any more.
+#[inline(always)]
+pub unsafe fn load_written_u32x4_if(address: u64, condition: bool) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {5}, 0;", "mov.b32 {0}, 0;", "mov.b32 {1}, 0;",
+        "mov.b32 {2}, 0;", "mov.b32 {3}, 0;", "@%p_in ld.global.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+        "}}", out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address,
+            in(reg32) condition as u32, options(pure, readonly, nostack));
+    [a, b, c, d]
+}
+
 /// Adds to a counter, atomically, and gives what it was. PTX: `atom.global.add.u32`.
 ///
 /// # Safety
@@ -164,6 +179,16 @@ pub unsafe fn fetch_add_u32(address: u64, value: u32) -> u32 {
     asm!("atom.global.add.u32 {}, [{}], {};", out(reg32) old, in(reg64) address, in(reg32) value,
         options(nostack));
     old
+}
+
+/// Adds to a counter after everything that this thread wrote before. PTX: `red.release.gpu.global.add.u32`.
+/// sm_70.
+///
+/// # Safety
+/// `address` is writable and aligned to 4.
+#[inline(always)]
+pub unsafe fn count_release_u32(address: u64, value: u32) {
+    asm!("red.release.gpu.global.add.u32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
 }
 
 /// What this thread wrote or counted before is seen by whoever sees what it writes or counts afterwards.

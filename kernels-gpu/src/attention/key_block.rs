@@ -1,7 +1,9 @@
 //! What a block of threads of the backward works on.
 
 use super::sequence::{Sequence, Sequences};
-use crate::abi::{BackwardParams, DQ_STAGGERED, NOTE_ROWS, TensorView, workspace_row_packed};
+use crate::abi::{
+    BackwardParams, DQ_STAGGERED, NOTE_ROWS, TensorView, packed_batch, workspace_row_packed,
+};
 use crate::arch::{math, thread};
 use crate::geometry::schedule::{Schedule, Work};
 use crate::geometry::visible::{TileRange, Visible};
@@ -117,6 +119,18 @@ impl KeyBlock {
     pub fn dq_note(&self, p: &BackwardParams, at: &Step, queries: u32, half: u32) -> u64 {
         let head = self.key_head * p.group_size + at.head;
         dq_note(p, head, self.workspace_row + at.tile as u32 * queries + half * NOTE_ROWS)
+    }
+
+    /// The counter of what has been added to dQ of the key head's queries: see [`finished_halves`].
+    #[inline(always)]
+    pub fn finished_halves(&self, p: &BackwardParams) -> u64 {
+        let sequence = &self.sequence;
+        let batch = if p.cu_seqlens_q != 0 {
+            packed_batch(self.workspace_row, sequence.first_query as u32)
+        } else {
+            sequence.batch
+        };
+        finished_halves(p, batch, self.key_head)
     }
 
     /// Whether key `row` exists.
@@ -244,6 +258,14 @@ pub const STORED: u32 = 2;
 #[inline(always)]
 pub const fn added_by(key_tile: u32) -> u32 {
     key_tile + 1
+}
+
+/// Where it is counted how many halves of dQ the key tiles of a key head have added for good: each adds two,
+/// also where it has no step. When all have, dQ of the head's queries is complete.
+#[inline(always)]
+pub fn finished_halves(p: &BackwardParams, batch: u32, key_head: u32) -> u64 {
+    let key_heads = math::divide(p.query_heads, p.group_size);
+    p.counter.wrapping_add(4 * (1 + batch * key_heads + key_head) as u64)
 }
 
 /// Rows in the dQ accumulator of the query tile of `queries` rows that begins with row `first_row` of its

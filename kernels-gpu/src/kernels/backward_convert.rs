@@ -6,7 +6,7 @@
 use super::backward_mma::dq_row_groups;
 use crate::abi::layout::{DQ_TRANSPOSED_ROWS, dq_is_transposed};
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{global, math, thread, warp};
+use crate::arch::{global, grid, math, thread, warp};
 use crate::attention::key_block::{self, UNTOUCHED};
 use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, TensorCoreElement};
@@ -32,6 +32,7 @@ pub unsafe fn add_in_lane_order(lane: u32, warp: u32, dq: &[f32], tile: u64) {
 
 /// Which query tile of which (batch, query head) a block works on.
 struct QueryTile {
+    batch: u32,
     sequence: Sequence,
     head: u32,
     first_row: i32,
@@ -42,14 +43,39 @@ impl QueryTile {
     /// From the last to the first: what was added last is still in L2.
     #[inline(always)]
     unsafe fn of_this_block(p: &BackwardParams, queries: u32) -> Self {
-        let tiles = p.query_rows.div_ceil(queries);
         let index = thread::grid_dim_x() - 1 - thread::block_idx_x();
+        QueryTile::new(p, queries, index)
+    }
+
+    /// In the order in which a main kernel for Hopper, of `keys` keys a tile, completes them; it is complete.
+    ///
+    /// The main kernel may still be at work on those of other heads, by multiprocessors that others of its
+    /// blocks have left.
+    #[inline(always)]
+    unsafe fn completed(p: &BackwardParams, queries: u32, keys: u32) -> Self {
+        let (index, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
+        let tile = QueryTile::new(p, queries, index);
+        let halves = 2 * (tile.sequence.visible.key_rows as u32).div_ceil(keys);
+        let counter = key_block::finished_halves(p, tile.batch, math::divide(tile.head, p.group_size));
+        // Without keys there was no main kernel. One block waits for its end in any case: what follows this
+        // kernel in the stream does not wait for the main one.
+        if halves == 0 || global::load_acquire_u32(counter) != halves || index == blocks - 1 {
+            grid::wait_for_previous();
+        }
+        tile
+    }
+
+    /// Tile `index`, counted head by head.
+    #[inline(always)]
+    unsafe fn new(p: &BackwardParams, queries: u32, index: u32) -> Self {
+        let tiles = p.query_rows.div_ceil(queries);
         let pair = math::divide(index, tiles);
         let first_row = (index - pair * tiles) * queries;
         let batch = math::divide(pair, p.query_heads);
         let sequence = key_block::sequence(p, batch);
         let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;
         QueryTile {
+            batch,
             sequence,
             head: pair - batch * p.query_heads,
             first_row: first_row as i32,
@@ -73,7 +99,7 @@ impl QueryTile {
     #[inline(always)]
     unsafe fn accumulator(&self, p: &BackwardParams) -> (u64, bool) {
         let tile = key_block::dq_tile(p, &self.sequence, self.head, self.workspace_row);
-        let note = global::load_u32(key_block::dq_note(p, self.head, self.workspace_row));
+        let note = global::load_acquire_u32(key_block::dq_note(p, self.head, self.workspace_row));
         (tile, note != UNTOUCHED)
     }
 
@@ -156,10 +182,10 @@ unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, co
 /// One query tile of one (batch, query head), for the lanes of [`super::backward_hopper`]: each
 /// warpgroup holds 64 x 64 elements, below each other or side by side, 16 bytes of a lane at a time.
 #[inline(always)]
-unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardParams) {
+unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32, const KEYS: u32>(p: &BackwardParams) {
     let thread = thread::thread_idx_x();
     let (lane, warpgroup) = (thread % 32, thread / 128);
-    let block = QueryTile::of_this_block(p, QUERIES);
+    let block = QueryTile::completed(p, QUERIES, KEYS);
     if block.is_empty() {
         return;
     }
@@ -169,7 +195,7 @@ unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardP
     let mut dq = [0.0; DQ_REGISTERS];
     let mut i = 0;
     while i < DQ_REGISTERS / 4 {
-        let four = global::load_u32x4_if(start.wrapping_add(16 * 128 * i as u64), is_stored);
+        let four = global::load_written_u32x4_if(start.wrapping_add(16 * 128 * i as u64), is_stored);
         let mut e = 0;
         while e < 4 {
             dq[4 * i + e] = f32::from_bits(four[e]) * p.scale;
@@ -194,10 +220,12 @@ unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardP
 /// bytes. Here a lane reads those of every other `c`, and exchanges half of them for what is missing of eight
 /// columns.
 #[inline(always)]
-unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32>(p: &BackwardParams) {
+unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32, const KEYS: u32>(
+    p: &BackwardParams,
+) {
     let thread = thread::thread_idx_x();
     let (lane, group) = (thread % 32, thread / 32);
-    let block = QueryTile::of_this_block(p, QUERIES);
+    let block = QueryTile::completed(p, QUERIES, KEYS);
     if block.is_empty() {
         return;
     }
@@ -212,7 +240,7 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32>(p:
     let mut i = 0;
     while i < 8 {
         let at = i as u32 / 4 * (rows * 64 * 4) + i as u32 % 4 * 128;
-        held[i / 4][i % 4] = global::load_u32x4_if(start.wrapping_add(at as u64), is_stored);
+        held[i / 4][i % 4] = global::load_written_u32x4_if(start.wrapping_add(at as u64), is_stored);
         i += 1;
     }
     let as_f32 = p.gradients_f32 != 0;
@@ -242,7 +270,7 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32>(p:
 }
 
 macro_rules! hopper_entries {
-    ($(($main:ident, $name:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
+    ($keys:literal, $(($main:ident, $name:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
         $(
             /// An instance of [`convert_hopper`] or [`convert_hopper_transposed`], chosen in [`crate::abi`].
             ///
@@ -251,16 +279,22 @@ macro_rules! hopper_entries {
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
                 if const { dq_is_transposed($queries) } {
-                    convert_hopper_transposed::<element::$dtype, $queries>(&p);
+                    convert_hopper_transposed::<element::$dtype, $queries, $keys>(&p);
                 } else {
-                    convert_hopper::<element::$dtype, $queries>(&p);
+                    convert_hopper::<element::$dtype, $queries, $keys>(&p);
                 }
             }
         )*
     };
 }
-crate::for_each_backward_sm90a!(hopper_entries);
-crate::for_each_backward_wide_sm90a!(hopper_entries);
+macro_rules! narrow_entries {
+    ($($row:tt)*) => { hopper_entries!(128, $($row)*); };
+}
+macro_rules! wide_entries {
+    ($($row:tt)*) => { hopper_entries!(64, $($row)*); };
+}
+crate::for_each_backward_sm90a!(narrow_entries);
+crate::for_each_backward_wide_sm90a!(wide_entries);
 
 macro_rules! entries {
     ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,

@@ -38,8 +38,8 @@ struct DeltaRows<'p> {
 }
 
 impl<'p> DeltaRows<'p> {
-    /// The rows of this warp, the last ones first: what the main kernel begins with is then in L2. The first
-    /// thread of all also zeroes the launch's counter.
+    /// The rows of this warp, the last ones first: what the main kernel begins with is then in L2. Some
+    /// threads also zero the counters of the launch.
     #[inline(always)]
     unsafe fn of_this_warp(p: &'p BackwardParams, tiles: u32) -> Self {
         let warp = thread::thread_idx_x() / 32;
@@ -51,8 +51,14 @@ impl<'p> DeltaRows<'p> {
         let sequence = key_block::sequence(p, batch);
         let workspace_row = key_block::workspace_row(p, &sequence, batch) + first_row;
         let (head, first_row) = (pair - batch * p.query_heads, first_row as i32);
-        if p.counter != 0 && thread::block_idx_x() == 0 && thread::thread_idx_x() == 0 {
-            global::store_u32(p.counter, 0);
+        if p.counter != 0 && thread::thread_idx_x() == 0 {
+            if thread::block_idx_x() == 0 {
+                global::store_u32(p.counter, 0);
+            }
+            let key_head = math::divide(head, p.group_size);
+            if first_row == 0 && head == key_head * p.group_size {
+                global::store_u32(key_block::finished_halves(p, batch, key_head), 0);
+            }
         }
         DeltaRows { p, sequence, head, first_row, workspace_row, tiles }
     }

@@ -1,5 +1,6 @@
 //! The backward for Hopper.
 
+mod overlap;
 mod q80;
 mod shares;
 
@@ -480,5 +481,5 @@ fn helpers() -> Vec<Mutant> {
 fn mutants() -> Vec<Mutant> {
     let parts =
         [arrivals(), layout(), products(), accumulator(), shares::mutants(), in_order(), helpers()];
-    parts.into_iter().flatten().chain(q80::mutants()).collect()
+    parts.into_iter().flatten().chain(overlap::mutants()).chain(q80::mutants()).collect()
 }

@@ -2,7 +2,7 @@
 
 use crate::abi::{BackwardParams, layout::BackwardHopperLayout};
 use crate::arch::barrier::block_sync;
-use crate::arch::{mbarrier, shared, thread};
+use crate::arch::{grid, mbarrier, shared, thread};
 use crate::pipeline::mailbox::Mailbox;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
@@ -130,7 +130,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         }
     }
 
-    /// Makes all barriers; all threads meet.
+    /// Makes all barriers; all threads meet. The kernel before, which makes the statistics, has ended then,
+    /// and the next one may begin: it looks which heads are complete.
     #[inline(always)]
     pub unsafe fn open(&self, p: &BackwardParams) {
         if thread::thread_idx_x() == 0 {
@@ -161,6 +162,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             mbarrier::fence_init();
         }
         block_sync();
+        grid::wait_for_previous();
+        grid::allow_next();
     }
 
     #[inline(always)]

@@ -157,6 +157,10 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             if unpublished != 0 {
                 shares.publish(unpublished);
             }
+            bulk_copy::wait_written::<0>();
+            if p.counter != 0 {
+                global::count_release_u32(block.finished_halves(p), 1);
+            }
         }
     }
 }

@@ -9,10 +9,10 @@ mod decoding_tests;
 mod dq;
 mod forward;
 mod lengths;
-mod query_tiles;
 mod row_heads;
 mod single_query;
 mod split;
+mod steps;
 mod tensor_maps;
 #[cfg(test)]
 mod tests;

@@ -10,8 +10,9 @@ mod table;
 
 pub use kernel::{Access, Arch, Dtype, Family, KernelSpec, tiles_split_keys};
 pub use layout::{
-    backward_sm90a_d_o_stages, forward_sm90a_keeps_output_apart, forward_sm90a_key_and_value_stages,
-    forward_sm90a_query_stages, panel_columns,
+    backward_sm90a_d_o_stages, backward_sm90a_query_stages, backward_sm90a_warpgroups,
+    forward_sm90a_keeps_output_apart, forward_sm90a_key_and_value_stages, forward_sm90a_query_stages,
+    panel_columns,
 };
 pub use table::KERNELS;
 

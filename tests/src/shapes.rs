@@ -15,13 +15,18 @@ pub fn is_short(spec: &KernelSpec) -> bool {
             .any(|other| other.is_alternative_to(spec) && other.query_rows > spec.query_rows)
 }
 
-/// Three key tiles and two query tiles, both ragged, D and Dv below those of the kernel, causal.
+/// Three key tiles and two query tiles, or of 192 keys and 64 queries three, both ragged, D and Dv below those of
+/// the kernel, causal.
 pub fn ragged(kernel: &str) -> Case {
     let spec = spec(kernel);
     let rows = spec.query_rows as usize;
     let placement = if is_short(spec) { Placement::Spaced } else { Placement::Padded };
     Case {
-        query_rows: if is_short(spec) { 2 * rows - 9 } else { rows + 9 },
+        query_rows: match spec.key_rows {
+            _ if is_short(spec) => 2 * rows - 9,
+            192 => 2 * rows + 23,
+            _ => rows + 9,
+        },
         key_rows: 2 * spec.key_rows as usize + 13,
         head_dim: spec.head_dim as usize - 4,
         value_dim: spec.head_dim as usize - 12,

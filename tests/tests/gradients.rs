@@ -24,14 +24,18 @@ fn right(device: &Device, case: &Case, numbers: impl Fn(&Case) -> Inputs) -> Res
 }
 
 /// The case in which dV of another library's kernel was NaN, with the head dimension of `kernel`; or, where
-/// other query tiles would be planned for its 256 rows, a shorter one.
+/// other tiles would be planned for its 256 rows, a shorter one.
 fn original_case(kernel: &KernelSpec, mode: Mode) -> Case {
     let head_dim = kernel.head_dim as usize;
-    let rows = if kernel.query_rows == 80 { 160 } else { 256 };
+    let (query_rows, key_rows) = match (kernel.query_rows, kernel.key_rows) {
+        (80, _) => (160, 160),
+        (_, 192) => (64, 256),
+        _ => (256, 256),
+    };
     Case {
         seed: u64::from(kernel.head_dim),
-        query_rows: rows,
-        key_rows: rows,
+        query_rows,
+        key_rows,
         query_heads: 1,
         key_heads: 1,
         head_dim,
@@ -185,6 +189,45 @@ fn tiles_of_80_queries_are_right_with_any_rest() {
     }
     if device.properties().compute_capability == (9, 0) {
         for name in ["backward_bf16_d128_q80_sm90a", "backward_f16_d128_q80_sm90a"] {
+            assert!(launched.names().contains(name), "{name} did not run");
+        }
+    }
+}
+
+/// Three warpgroups that take turns at dq: four warps of one were apart by three steps, one of them still
+/// multiplied what another one overwrote. Long walks, with every kind of last tile.
+#[test]
+fn warps_of_three_warpgroups_do_not_overtake_their_turns() {
+    let (device, launched) = recording(&open());
+    let window = Mask::Window { left: Some(38), right: Some(20), alignment: CausalAlignment::TopLeft };
+    for (number, (query_rows, key_rows)) in
+        [(65, 128), (64, 192), (130, 385), (47, 191)].into_iter().enumerate()
+    {
+        for (dtype, mask) in [(Dtype::F16, window), (Dtype::Bf16, Mask::Full), (Dtype::Bf16, CAUSAL)] {
+            let gradients = Gradients { dtype, has_d_lse: number % 2 == 1, mode: MODES[number / 2] };
+            let case = Case {
+                seed: number as u64,
+                batches: 3,
+                query_rows,
+                key_rows,
+                query_heads: 8,
+                key_heads: 2,
+                head_dim: 40,
+                value_dim: 40,
+                dtype,
+                output_dtype: dtype,
+                mask,
+                placement: Placement::Padded,
+                gradients: Some(gradients),
+                ..Case::small()
+            };
+            for device in [&device, &small(&device)] {
+                right(device, &case, Inputs::drawn).unwrap();
+            }
+        }
+    }
+    if device.properties().compute_capability == (9, 0) {
+        for name in ["backward_bf16_d64_k192_sm90a", "backward_f16_d64_k192_sm90a"] {
             assert!(launched.names().contains(name), "{name} did not run");
         }
     }

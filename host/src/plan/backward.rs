@@ -12,7 +12,7 @@ use super::forward::check_offsets;
 use super::workspace::{delta_rows, dq_gap, padded_rows, workspace_rows};
 use super::{
     Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, paired_wave,
-    query_tiles, tensor_maps, view,
+    steps, tensor_maps, view,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
@@ -244,12 +244,18 @@ pub fn plan_backward(
         access,
         mappable: access == Access::Vector16
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
-        short_tiles: !query_tiles::suits_80(forward),
+        short_tiles: steps::are_short(forward, head_dim, device),
         gathers_heads: false,
     };
     let main = choose_kernel(device, &choice, &mut reasons)?;
-    if main.query_rows == 80 {
-        reasons.push("80 queries a step: so many fewer steps than with 64 that it is faster".into());
+    match (main.key_rows, main.query_rows) {
+        (_, 80) => {
+            reasons.push("80 queries a step: so many fewer steps than with 64 that it is faster".into())
+        }
+        (192, _) => {
+            reasons.push("192 keys by 64 queries a step: less to do than with 128 by 128".into())
+        }
+        _ => {}
     }
     let delta = sibling(main, Family::BackwardDelta)?;
     let padded_rows = padded_rows(forward, main, delta);

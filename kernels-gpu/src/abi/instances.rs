@@ -184,12 +184,23 @@ macro_rules! for_each_backward_mma_sm80 {
 macro_rules! for_each_backward_sm90a {
     ($callback:ident) => {
         $callback! {
-            (backward_bf16_d64_sm90a, backward_convert_bf16_d64_sm90a, Bf16, 64, 128)
-            (backward_bf16_d128_sm90a, backward_convert_bf16_d128_sm90a, Bf16, 128, 64)
-            (backward_bf16_d128_q80_sm90a, backward_convert_bf16_d128_q80_sm90a, Bf16, 128, 80)
-            (backward_f16_d64_sm90a, backward_convert_f16_d64_sm90a, F16, 64, 128)
-            (backward_f16_d128_sm90a, backward_convert_f16_d128_sm90a, F16, 128, 64)
-            (backward_f16_d128_q80_sm90a, backward_convert_f16_d128_q80_sm90a, F16, 128, 80)
+            (backward_bf16_d64_sm90a, backward_convert_bf16_d64_sm90a, Bf16, 64, 128, 128)
+            (backward_bf16_d128_sm90a, backward_convert_bf16_d128_sm90a, Bf16, 128, 64, 128)
+            (backward_bf16_d128_q80_sm90a, backward_convert_bf16_d128_q80_sm90a, Bf16, 128, 80, 128)
+            (backward_f16_d64_sm90a, backward_convert_f16_d64_sm90a, F16, 64, 128, 128)
+            (backward_f16_d128_sm90a, backward_convert_f16_d128_sm90a, F16, 128, 64, 128)
+            (backward_f16_d128_q80_sm90a, backward_convert_f16_d128_q80_sm90a, F16, 128, 80, 128)
+        }
+    };
+}
+
+/// As [`for_each_backward_sm90a`], with three warpgroups that compute 64 keys each.
+#[macro_export]
+macro_rules! for_each_backward_three_sm90a {
+    ($callback:ident) => {
+        $callback! {
+            (backward_bf16_d64_k192_sm90a, backward_convert_bf16_d64_k192_sm90a, Bf16, 64, 64, 192)
+            (backward_f16_d64_k192_sm90a, backward_convert_f16_d64_k192_sm90a, F16, 64, 64, 192)
         }
     };
 }
@@ -201,10 +212,10 @@ macro_rules! for_each_backward_sm90a {
 macro_rules! for_each_backward_wide_sm90a {
     ($callback:ident) => {
         $callback! {
-            (backward_bf16_d192_sm90a, backward_convert_bf16_d192_sm90a, Bf16, 192, 64)
-            (backward_bf16_d256_sm90a, backward_convert_bf16_d256_sm90a, Bf16, 256, 64)
-            (backward_f16_d192_sm90a, backward_convert_f16_d192_sm90a, F16, 192, 64)
-            (backward_f16_d256_sm90a, backward_convert_f16_d256_sm90a, F16, 256, 64)
+            (backward_bf16_d192_sm90a, backward_convert_bf16_d192_sm90a, Bf16, 192, 64, 64)
+            (backward_bf16_d256_sm90a, backward_convert_bf16_d256_sm90a, Bf16, 256, 64, 64)
+            (backward_f16_d192_sm90a, backward_convert_f16_d192_sm90a, F16, 192, 64, 64)
+            (backward_f16_d256_sm90a, backward_convert_f16_d256_sm90a, F16, 256, 64, 64)
         }
     };
 }

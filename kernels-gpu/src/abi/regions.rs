@@ -27,7 +27,7 @@ impl fmt::Display for Region {
 }
 
 /// Most regions of a kernel.
-const CAPACITY: usize = 32;
+const CAPACITY: usize = 48;
 
 /// The regions of a kernel, one behind the other from offset 0.
 #[derive(Clone, Copy, Debug)]

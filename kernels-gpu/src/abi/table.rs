@@ -1,7 +1,7 @@
 //! The table of kernels: what is compiled, and with which sizes.
 
 use super::shared_bytes::*;
-use super::{Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec};
+use super::{Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec, backward_sm90a_warpgroups};
 
 /// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
 macro_rules! spec {
@@ -44,12 +44,18 @@ macro_rules! forward_sm90a_table {
     };
 }
 
+/// Threads of a block of the Hopper backward: those that compute, and a warpgroup of helpers.
+const fn backward_sm90a_threads(key_rows: u32) -> u32 {
+    (1 + backward_sm90a_warpgroups(key_rows)) * 128
+}
+
 macro_rules! backward_sm90a_table {
-    ($keys:literal, $shared:expr, $(($name:ident, $convert:ident, $dtype:ident, $dim:literal,
-        $queries:literal))*) => {
+    ($shared:expr, $(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal,
+        $keys:literal))*) => {
         &[$(
             spec!(
-                Backward, Sm90a, ($name, $dtype, $dim, Vector16, $queries, $keys, 3 * 128, 1),
+                Backward, Sm90a,
+                ($name, $dtype, $dim, Vector16, $queries, $keys, backward_sm90a_threads($keys), 1),
                 $shared($dim, $queries, $keys), false
             ),
             // 32 elements for each thread.
@@ -142,14 +148,21 @@ const BACKWARD_CONVERT_FMA: &[KernelSpec] = {
 
 const BACKWARD_SM90A: &[KernelSpec] = {
     macro_rules! rows {
-        ($($row:tt)*) => { backward_sm90a_table!(128, backward_sm90a_shared_bytes, $($row)*) };
+        ($($row:tt)*) => { backward_sm90a_table!(backward_sm90a_shared_bytes, $($row)*) };
     }
     for_each_backward_sm90a!(rows)
 };
 
+const BACKWARD_THREE_SM90A: &[KernelSpec] = {
+    macro_rules! rows {
+        ($($row:tt)*) => { backward_sm90a_table!(backward_sm90a_shared_bytes, $($row)*) };
+    }
+    for_each_backward_three_sm90a!(rows)
+};
+
 const BACKWARD_WIDE_SM90A: &[KernelSpec] = {
     macro_rules! rows {
-        ($($row:tt)*) => { backward_sm90a_table!(64, backward_sm90a_shared_bytes, $($row)*) };
+        ($($row:tt)*) => { backward_sm90a_table!(backward_sm90a_shared_bytes, $($row)*) };
     }
     for_each_backward_wide_sm90a!(rows)
 };
@@ -166,6 +179,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     BACKWARD_MMA,
     BACKWARD_FMA,
     BACKWARD_SM90A,
+    BACKWARD_THREE_SM90A,
     BACKWARD_WIDE_SM90A,
     BACKWARD_CONVERT_MMA,
     BACKWARD_CONVERT_FMA,

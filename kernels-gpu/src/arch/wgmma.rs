@@ -191,7 +191,7 @@ pub fn one() -> u32 {
 macro_rules! shared_by_shared_transposed {
     ($name:ident, $shape:literal $type:literal $operands:literal $columns:literal, $count:literal,
         [$($c:literal)*] $cs:tt,
-        $([$scale:literal; $a:literal; $b:literal])* | $([$next_a:literal; $next_b:literal])*) => {
+        $([$scale:literal; $a:literal; $b:literal])* $(| $([$next_a:literal; $next_b:literal])*)*) => {
         /// Starts `a b`, or its transpose; a group of its own. `A_ROWS` rows are between two panels of a.
         ///
         /// # Safety
@@ -204,7 +204,7 @@ macro_rules! shared_by_shared_transposed {
                 concat!(
                     "{{\n.reg .pred %fresh, %running; .reg .b64 %a, %b, %a_panel;\n",
                     "setp.ne.b32 %fresh, 0, 0; setp.eq.b32 %running, 0, 0;\n",
-                    "add.s64 %a_panel, {a}, {panel};\n",
+                    "mov.b64 %a_panel, {a};\n",
                     "wgmma.fence.sync.aligned;\n",
                     $(
                         "add.s64 %a, {a}, ", $a, "; add.s64 %b, {b}, ", $b, ";\n",
@@ -212,11 +212,14 @@ macro_rules! shared_by_shared_transposed {
                         ", 1, 1, ", $columns, ";\n",
                     )*
                     $(
-                        "add.s64 %a, %a_panel, ", $next_a, "; add.s64 %b, {b}, ", $next_b, ";\n",
-                        instruction!($shape $type), " {{", list!($cs), "}}, ", $operands,
-                        ", %running, 1, 1, ", $columns, ";\n",
+                        "add.s64 %a_panel, %a_panel, {panel};\n",
+                        $(
+                            "add.s64 %a, %a_panel, ", $next_a, "; add.s64 %b, {b}, ", $next_b, ";\n",
+                            instruction!($shape $type), " {{", list!($cs), "}}, ", $operands,
+                            ", %running, 1, 1, ", $columns, ";\n",
+                        )*
                     )*
-                    "wgmma.commit_group.sync.aligned;\n}}",
+                    "wgmma.commit_group.sync.aligned; // {panel}\n}}",
                 ),
                 $(out(reg32) c[$c],)*
                 a = in(reg64) a, b = in(reg64) b, panel = const A_ROWS * 8,
@@ -364,6 +367,7 @@ macro_rules! products {
         pub mod $module {
             use super::asm;
 
+            with_32!(shared_by_shared!(scores_d64_n64, "m64n64k16" $type,), []);
             with_32!(shared_by_shared!(scores_d128_n64, "m64n64k16" $type,), [1]);
             with_40!(shared_by_shared!(scores_d128_n80, "m64n80k16" $type,), [1]);
             with_32!(shared_by_shared!(scores_d192_n64, "m64n64k16" $type,), [1 2]);
@@ -392,6 +396,8 @@ macro_rules! products {
                     [72 73 74 75; 4 "%running"] [76 77 78 79; 6 "%running"]
                 ]
                 [[80 81 82 83; 0] [84 85 86 87; 2] [88 89 90 91; 4] [92 93 94 95; 6]]);
+            with_32!(accumulate!(accumulate_d64_n64, "m64n64k16" $type,), 16,
+                [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]);
             with_32!(accumulate!(accumulate_d64_n128, "m64n64k16" $type,), 32,
                 [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]
                 [48 49 50 51; 512] [52 53 54 55; 640] [56 57 58 59; 768] [60 61 62 63; 896]);
@@ -418,10 +424,13 @@ macro_rules! products {
             with_40!(shared_by_shared_transposed!(product_q80_n128, "m64n80k16" $type "%b, %a" "1, 0",),
                 ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384]
                 | [0; 512] [2; 640] [4; 768] [6; 896]);
+            with_32!(shared_by_shared_transposed!(product_d64_n192, "m64n64k16" $type "%a, %b" "0, 1",),
+                ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384]
+                | [0; 512] [2; 640] [4; 768] [6; 896] | [0; 1024] [2; 1152] [4; 1280] [6; 1408]);
             with_32!(shared_by_shared_transposed!(product_d64_n64, "m64n64k16" $type "%a, %b" "0, 1",),
-                ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384] |);
+                ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384]);
             with_64!(shared_by_shared_transposed!(product_d128_n64, "m64n128k16" $type "%a, %b" "0, 1",),
-                ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384] |);
+                ["%fresh"; 0; 0] ["%running"; 2; 128] ["%running"; 4; 256] ["%running"; 6; 384]);
             with_64!(accumulate!(accumulate_d128_n128, "m64n128k16" $type,), 32,
                 [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]
                 [80 81 82 83; 512] [84 85 86 87; 640] [88 89 90 91; 768] [92 93 94 95; 896]);

@@ -270,7 +270,7 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32, co
 }
 
 macro_rules! hopper_entries {
-    ($keys:literal, $(($main:ident, $name:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
+    ($(($main:ident, $name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal))*) => {
         $(
             /// An instance of [`convert_hopper`] or [`convert_hopper_transposed`], chosen in [`crate::abi`].
             ///
@@ -287,14 +287,9 @@ macro_rules! hopper_entries {
         )*
     };
 }
-macro_rules! narrow_entries {
-    ($($row:tt)*) => { hopper_entries!(128, $($row)*); };
-}
-macro_rules! wide_entries {
-    ($($row:tt)*) => { hopper_entries!(64, $($row)*); };
-}
-crate::for_each_backward_sm90a!(narrow_entries);
-crate::for_each_backward_wide_sm90a!(wide_entries);
+crate::for_each_backward_sm90a!(hopper_entries);
+crate::for_each_backward_three_sm90a!(hopper_entries);
+crate::for_each_backward_wide_sm90a!(hopper_entries);
 
 macro_rules! entries {
     ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,

@@ -39,10 +39,11 @@
 
 mod helpers;
 mod room;
+mod three;
 mod wide;
 mod writer;
 
-use crate::abi::{BackwardHopperParams, BackwardParams, TensorView};
+use crate::abi::{BackwardHopperParams, BackwardParams, TensorView, backward_sm90a_query_stages};
 use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
 use crate::attention::gradient::{
     TilePosition, block_max, exponentiate, exponentiate_here, load_delta, range_factor, scale_all,
@@ -59,15 +60,18 @@ use crate::tile::mma::pack;
 use crate::tile::store::{store_exchanged, store_pairs};
 use crate::tile::warpgroup::{GradientElement, QueryGradientElement, Wait, store_transposed};
 use helpers::Maps;
-use room::{Room, STAGES, WARPGROUPS};
+use room::Room;
 
 /// Bytes of a row of dS.
 const DS_ROW_BYTES: u32 = 2 * KEYS;
-/// Threads that compute.
+/// Warpgroups that compute, and their threads.
+const WARPGROUPS: u32 = 2;
 const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
 
-/// Keys of a block, up to head dim 128.
+/// Keys of a block.
 const KEYS: u32 = 128;
+/// Stages of queries, and of their dO.
+const STAGES: u32 = backward_sm90a_query_stages(KEYS);
 
 /// Columns whose delta is there before dp is.
 const EARLY_DELTAS: usize = 8;
@@ -76,7 +80,9 @@ const EARLY_DELTAS: usize = 8;
 /// of stage 1 at the next barrier.
 const MEET: u32 = 1;
 
-impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, 2> {
+impl<const QUERIES: u32, const ROW_BYTES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, STAGES, STAGES, WARPGROUPS>
+{
     /// Whether a warpgroup multiplies dq of every other step, its own stage's, rather than half of every one.
     const TAKES_TURNS: bool = QUERIES == 128;
 
@@ -295,8 +301,14 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, 2>
     }
 }
 
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
+impl<
+    const KEYS: u32,
+    const QUERIES: u32,
+    const ROW_BYTES: u32,
+    const STAGES: u32,
+    const D_O_STAGES: u32,
+    const WARPGROUPS: u32,
+> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
 {
     /// Hides the pairs of a step that are not visible. Where the tile stands is read again: registers are
     /// for what every step needs.
@@ -420,7 +432,7 @@ unsafe fn backward<
     [f32; O]: Wait,
     [f32; DQ]: Wait,
 {
-    let room = Room::<KEYS, QUERIES, ROW_BYTES, 2>::new();
+    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, STAGES, WARPGROUPS>::new();
     room.open(&p.backward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
@@ -431,7 +443,7 @@ unsafe fn backward<
 }
 
 macro_rules! entries {
-    ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
+    ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal))*) => {
         $(
             /// An instance of [`backward`], chosen in [`crate::abi`].
             ///

@@ -70,6 +70,13 @@ impl<const COUNT: u32> Cursor<COUNT> {
         Cursor { position: self.position, round: 0 }
     }
 
+    /// Where the stage is of the one of `WAYS` whose turn this is, if they have one each and take turns.
+    #[inline(always)]
+    pub fn dealt<const WAYS: u32>(&self) -> Cursor<1> {
+        const { assert!(COUNT.is_power_of_two()) };
+        Cursor { position: self.position / WAYS, round: 0 }
+    }
+
     /// The next stage.
     #[inline(always)]
     pub fn advance(&mut self) {

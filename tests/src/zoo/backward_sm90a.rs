@@ -3,6 +3,7 @@
 mod overlap;
 mod q80;
 mod shares;
+mod three;
 
 use super::{Family, Mutant, VISIBLE_END, moved, other_parity};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
@@ -298,7 +299,7 @@ fn accumulator() -> Vec<Mutant> {
         mutant("dq is added when three of four warps have written it")
             .edit(
                 "mbarrier.init",
-                &["self.dq_stage(warpgroup).init(4, 1);", "self.full(stage)"],
+                &["self.dq_stage(writer).init(4, 1);", "self.full(stage)"],
                 Which::All,
                 |line| with_operand(line, 1, "3"),
             )
@@ -376,7 +377,7 @@ fn helpers() -> Vec<Mutant> {
         Mutant::new("one reader of orders too few is waited for", KERNEL, many_key_tiles(KERNEL))
             .edit(
                 "mbarrier.init",
-                &["self.orders.init(4 * WARPGROUPS + WARPGROUPS", "self.empty(stage)"],
+                &["self.orders.init(4 * WARPGROUPS + WRITERS", "self.empty(stage)"],
                 Which::All,
                 |line| moved(line, 1, "s32", -1),
             )
@@ -481,5 +482,11 @@ fn helpers() -> Vec<Mutant> {
 fn mutants() -> Vec<Mutant> {
     let parts =
         [arrivals(), layout(), products(), accumulator(), shares::mutants(), in_order(), helpers()];
-    parts.into_iter().flatten().chain(overlap::mutants()).chain(q80::mutants()).collect()
+    parts
+        .into_iter()
+        .flatten()
+        .chain(overlap::mutants())
+        .chain(q80::mutants())
+        .chain(three::mutants())
+        .collect()
 }

@@ -1,7 +1,7 @@
 //! The first warpgroup of the Hopper backward: one thread brings tiles, two add dQ to its accumulator
 //! ([`super::writer`]), and one warp repairs tiles at the ends of packed sequences.
 
-use super::room::{Room, STAGES, WARPGROUPS, may_need_repair};
+use super::room::{Room, may_need_repair};
 use crate::abi::{BackwardHopperParams, BackwardParams, DQ_IN_ORDER, DQ_STAGGERED};
 use crate::arch::{bulk_copy, mbarrier, thread, warp};
 use crate::attention::key_block::{self, Step};
@@ -35,7 +35,7 @@ impl Maps {
 const ASK_AHEAD: u32 = 2;
 
 /// How far the producer is.
-struct Progress {
+struct Progress<const STAGES: u32> {
     orders: MessageCursor,
     stages: Cursor<STAGES>,
 }
@@ -52,8 +52,14 @@ fn repairs_queries(p: &BackwardParams, order: &KeyOrder, at: &Step, queries: u32
     p.cu_seqlens_q != 0 && (at.tile + 1) * queries as i32 > order.block.sequence.query_rows
 }
 
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
+impl<
+    const KEYS: u32,
+    const QUERIES: u32,
+    const ROW_BYTES: u32,
+    const STAGES: u32,
+    const D_O_STAGES: u32,
+    const WARPGROUPS: u32,
+> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
 {
     /// A warp of the helpers.
     #[inline(always)]
@@ -72,9 +78,9 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             Helper::Repairer if may_need_repair(&p.backward) => {
                 self.repair(&p.backward, thread::thread_idx_x() % 32)
             }
-            Helper::Writer(warpgroup) => {
+            Helper::Writer(writer) => {
                 if warp::elect() {
-                    self.write_dq(&p.backward, warpgroup);
+                    self.write_dq(&p.backward, writer);
                 }
             }
             _ => {}

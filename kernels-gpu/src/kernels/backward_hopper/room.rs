@@ -7,10 +7,8 @@ use crate::pipeline::mailbox::Mailbox;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
 
-/// Stages of query tiles.
-pub(super) const STAGES: u32 = 2;
-/// Warpgroups that compute.
-pub(super) const WARPGROUPS: u32 = 2;
+/// Threads that write dQ.
+pub(super) const WRITERS: u32 = 2;
 /// Rows of statistics: lse, delta, and for f16 the norm of dO.
 const STATISTICS: u32 = 3;
 /// Bytes of 64 x 64 elements of dQ in f32.
@@ -18,8 +16,14 @@ const DQ_PANEL_BYTES: u32 = 64 * 64 * 4;
 
 /// The block's shared memory, and the barriers in it.
 #[derive(Clone, Copy)]
-pub(super) struct Room<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
-{
+pub(super) struct Room<
+    const KEYS: u32,
+    const QUERIES: u32,
+    const ROW_BYTES: u32,
+    const STAGES: u32,
+    const D_O_STAGES: u32,
+    const WARPGROUPS: u32,
+> {
     /// The keys, once for all steps.
     pub key: SharedTile<KEYS, ROW_BYTES>,
     /// The values, once for all steps.
@@ -44,8 +48,14 @@ pub(super) struct Room<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32
     pub scratch: u32,
 }
 
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
+impl<
+    const KEYS: u32,
+    const QUERIES: u32,
+    const ROW_BYTES: u32,
+    const STAGES: u32,
+    const D_O_STAGES: u32,
+    const WARPGROUPS: u32,
+> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
 {
     pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
@@ -54,7 +64,9 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     const DS_BYTES: u32 = 2 * QUERIES * KEYS;
     /// Whether the warpgroups divide the work as [`super::wide`] says.
     pub const WIDE: bool = KEYS == 64;
-    const DS_STAGES: u32 = if Self::WIDE { 1 } else { STAGES };
+    const DS_STAGES: u32 = if Self::WIDE { 1 } else { WARPGROUPS };
+    /// Whether the writers take turns, and write a whole tile of dQ each.
+    pub const WRITERS_TAKE_TURNS: bool = WARPGROUPS != WRITERS;
     /// Bytes of a tile of dQ in f32.
     const DQ_TILE_BYTES: u32 = 2 * QUERIES * ROW_BYTES;
     /// Barriers of tiles that wait for repair.
@@ -73,24 +85,25 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         assert!(all.d_o_barriers - all.q_barriers == Stages::<STAGES>::BYTES);
         assert!(all.barriers - all.d_o_barriers == Stages::<D_O_STAGES>::BYTES);
         let raw_bytes = Self::RAW_BARRIERS * BARRIER_BYTES;
-        assert!(all.scratch - all.barriers == WARPGROUPS * Stages::<1>::BYTES + raw_bytes);
+        assert!(all.scratch - all.barriers == WRITERS * Stages::<1>::BYTES + raw_bytes);
         all
     };
 
-    /// Bytes of dQ that a warpgroup hands over at a time.
+    /// Bytes of dQ that a writer gets at a time.
     #[inline(always)]
-    pub const fn dq_bytes(warpgroup: u32) -> u32 {
-        match (Self::WIDE, warpgroup) {
-            (false, _) => Self::DQ_TILE_BYTES / WARPGROUPS,
+    pub const fn dq_bytes(writer: u32) -> u32 {
+        match (Self::WIDE, writer) {
+            (false, _) if Self::WRITERS_TAKE_TURNS => Self::DQ_TILE_BYTES,
+            (false, _) => Self::DQ_TILE_BYTES / WRITERS,
             (true, 0) => 2 * DQ_PANEL_BYTES,
             (true, _) => DQ_PANEL_BYTES,
         }
     }
 
-    /// How often a warpgroup hands over a part of a tile of dQ.
+    /// How often it gets a part of a tile of dQ.
     #[inline(always)]
-    pub const fn dq_parts(warpgroup: u32) -> u32 {
-        if Self::WIDE && warpgroup == 1 {
+    pub const fn dq_parts(writer: u32) -> u32 {
+        if Self::WIDE && writer == 1 {
             (Self::DQ_TILE_BYTES - Self::dq_bytes(0)) / Self::dq_bytes(1)
         } else {
             1
@@ -136,16 +149,16 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
     pub unsafe fn open(&self, p: &BackwardParams) {
         if thread::thread_idx_x() == 0 {
             // The writers read along, and the repairer where there is one.
-            self.orders.init(4 * WARPGROUPS + WARPGROUPS + may_need_repair(p) as u32);
+            self.orders.init(4 * WARPGROUPS + WRITERS + may_need_repair(p) as u32);
             self.keys.init(1, 4 * WARPGROUPS);
             self.values.init(1, if Self::WIDE { 4 } else { 4 * WARPGROUPS });
             self.queries.init(1, 4 * WARPGROUPS);
             self.d_os.init(1, 4 * WARPGROUPS);
-            let mut warpgroup = 0;
-            while warpgroup < WARPGROUPS {
-                self.dq_stage(warpgroup).init(4, 1);
-                shared::store_u32(self.allowed(warpgroup), 0);
-                warpgroup += 1;
+            let mut writer = 0;
+            while writer < WRITERS {
+                self.dq_stage(writer).init(4, 1);
+                shared::store_u32(self.allowed(writer), 0);
+                writer += 1;
             }
             mbarrier::init(self.raw_key(), 1);
             mbarrier::init(self.raw_value(), 1);
@@ -183,10 +196,10 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         SharedTile { address: self.first_ds + stage * Self::DS_BYTES }
     }
 
-    /// Where a warpgroup's part of a tile of dQ begins.
+    /// Where a writer's part of a tile of dQ begins.
     #[inline(always)]
-    pub fn dq(&self, warpgroup: u32) -> u32 {
-        self.dq + warpgroup * Self::dq_bytes(0)
+    pub fn dq(&self, writer: u32) -> u32 {
+        self.dq + writer * Self::dq_bytes(0)
     }
 
     #[inline(always)]
@@ -215,21 +228,21 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
         self.scratch + 4 * 4 * WARPGROUPS
     }
 
-    /// A word: for how many steps the writer of a warpgroup's part of dQ may write.
+    /// A word: for how many steps a writer may write.
     #[inline(always)]
-    pub fn allowed(&self, warpgroup: u32) -> u32 {
-        self.factor() + 4 + 4 * warpgroup
+    pub fn allowed(&self, writer: u32) -> u32 {
+        self.factor() + 4 + 4 * writer
     }
 
-    /// The turns of a warpgroup's part of dQ: its warps fill it, the writer releases it.
+    /// The turns of a writer's part of dQ: the warps of a warpgroup fill it, the writer releases it.
     #[inline(always)]
-    pub fn dq_stage(&self, warpgroup: u32) -> Stages<1> {
-        Stages::new(self.barriers + warpgroup * Stages::<1>::BYTES)
+    pub fn dq_stage(&self, writer: u32) -> Stages<1> {
+        Stages::new(self.barriers + writer * Stages::<1>::BYTES)
     }
 
     #[inline(always)]
     fn barrier(&self, index: u32) -> u32 {
-        self.barriers + WARPGROUPS * Stages::<1>::BYTES + index * BARRIER_BYTES
+        self.barriers + WRITERS * Stages::<1>::BYTES + index * BARRIER_BYTES
     }
 
     /// Tiles that arrived and wait for repair.

@@ -21,10 +21,12 @@
 //! it, through the memory of warpgroup 0's dQ, which is free until ds is there. It is overwritten with dQ
 //! after ds came, and ds after the next p came: two barriers are enough.
 
+use super::hand_over;
 use super::helpers::Maps;
-use super::room::{Room, WARPGROUPS};
-use super::{CONSUMERS, hand_over};
-use crate::abi::{BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages};
+use super::room::Room;
+use crate::abi::{
+    BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages, backward_sm90a_query_stages,
+};
 use crate::arch::{barrier, bulk_copy, shared, thread, warp};
 use crate::attention::gradient::{exponentiate, range_factor, scale_all, subtract_delta, subtract_lse};
 use crate::attention::key_order::KeyOrder;
@@ -41,6 +43,11 @@ use crate::tile::warpgroup::{
 const KEYS: u32 = 64;
 /// Queries of a step.
 const QUERIES: u32 = 64;
+/// Warpgroups that compute, and their threads.
+const WARPGROUPS: u32 = 2;
+const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
+/// Stages of queries.
+const STAGES: u32 = backward_sm90a_query_stages(KEYS);
 /// Registers of scores, and of packed probabilities.
 const S: usize = 32;
 const P: usize = 16;
@@ -53,7 +60,9 @@ const DS_READY: u32 = 2;
 /// Barrier of warpgroup 1 alone.
 const ALONE: u32 = 3;
 
-impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES> {
+impl<const ROW_BYTES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
+{
     /// A warp of warpgroup 0. `O` registers of dV.
     #[inline(always)]
     unsafe fn make_dv<E, const O: usize>(&self, p: &BackwardParams)
@@ -276,7 +285,7 @@ unsafe fn backward<E, const ROW_BYTES: u32, const D_O_STAGES: u32, const O: usiz
     [f32; O]: Wait,
     [f32; DQ]: Wait,
 {
-    let room = Room::<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>::new();
+    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>::new();
     room.open(&p.backward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
@@ -289,7 +298,7 @@ unsafe fn backward<E, const ROW_BYTES: u32, const D_O_STAGES: u32, const O: usiz
 }
 
 macro_rules! entries {
-    ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal))*) => {
+    ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal))*) => {
         $(
             /// An instance of [`backward`], chosen in [`crate::abi`].
             ///

@@ -1,5 +1,6 @@
 //! Two threads of the Hopper backward, the writers: each adds a half of every tile of dQ to its accumulator;
-//! of wide heads, what one of the two computing warpgroups hands over.
+//! of wide heads, what one of the two computing warpgroups hands over; of three computing warpgroups, every
+//! other tile.
 //!
 //! Nobody zeroes the accumulator: the first share of a half is stored, the others are added. A note for each
 //! half says how far it is ([`key_block::dq_note`]).
@@ -61,22 +62,31 @@ impl Shares {
     }
 }
 
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, D_O_STAGES>
+impl<
+    const KEYS: u32,
+    const QUERIES: u32,
+    const ROW_BYTES: u32,
+    const STAGES: u32,
+    const D_O_STAGES: u32,
+    const WARPGROUPS: u32,
+> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
 {
     /// Whether halves are claimed before their shares are there, and published only when the next one is
     /// claimed: where the memory that a share waits in is needed for p, too. Measured, causal: head dim 256
     /// 4 % faster; 128 no difference, 64 (and 128 without a mask) up to 1 % slower.
     const CLAIMS_EARLY: bool = Self::WIDE;
 
-    /// A writer: one thread, for what a warpgroup hands over.
+    /// A writer: one thread.
     #[inline(always)]
-    pub(super) unsafe fn write_dq(&self, p: &BackwardParams, warpgroup: u32) {
+    pub(super) unsafe fn write_dq(&self, p: &BackwardParams, writer: u32) {
         let in_order = p.dq_order == DQ_IN_ORDER;
-        let (dq, stage) = (self.dq(warpgroup), self.dq_stage(warpgroup));
-        let parts = Self::dq_parts(warpgroup);
+        let (dq, stage) = (self.dq(writer), self.dq_stage(writer));
+        let parts = Self::dq_parts(writer);
         // For how many steps this writer and the other one may write.
-        let (allowed, other_allowed) = (self.allowed(warpgroup), self.allowed(1 - warpgroup));
+        let (allowed, other_allowed) = (self.allowed(writer), self.allowed(1 - writer));
+        // Which half of every tile is this writer's, or whether the last tile was the other one's.
+        let half = if Self::WRITERS_TAKE_TURNS { 0 } else { writer };
+        let mut others_turn = writer == 0;
         let mut earlier_steps = 0;
         let mut turns = Cursor::start();
         let mut orders = Cursor::start();
@@ -92,7 +102,14 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
             let first = block.first_query_tile(p, &walk.tiles);
             let mut at = walk.start_with(first);
             while at.step < walk.steps {
-                let note = block.dq_note(p, &at, QUERIES, warpgroup);
+                if Self::WRITERS_TAKE_TURNS {
+                    others_turn = !others_turn;
+                    if others_turn {
+                        at = walk.next_with(&at, first);
+                        continue;
+                    }
+                }
+                let note = block.dq_note(p, &at, QUERIES, half);
                 let claims = Self::CLAIMS_EARLY
                     && !in_order
                     && shared::load_relaxed_u32(other_allowed) >= earlier_steps;
@@ -114,11 +131,11 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const D_O_STAGES
                         shared::store_relaxed_u32(allowed, earlier_steps);
                     }
                 }
-                let (mut offset, mut bytes) = (warpgroup * Self::dq_bytes(0), Self::dq_bytes(warpgroup));
+                let (mut offset, mut bytes) = (half * Self::dq_bytes(0), Self::dq_bytes(writer));
                 if const { dq_is_transposed(QUERIES) } {
                     // The last tile of a sequence has rows to its end only.
                     bytes = bytes / QUERIES * key_block::dq_rows(p, at.tile as u32 * QUERIES, QUERIES);
-                    offset = warpgroup * bytes;
+                    offset = half * bytes;
                 }
                 let mut target = block.dq_tile(p, &at, QUERIES) + offset as u64;
                 let mut part = 0;

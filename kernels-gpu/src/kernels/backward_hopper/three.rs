@@ -1,0 +1,232 @@
+//! The Hopper backward at head dim 64 with three warpgroups that compute: 192 keys, 64 queries a step.
+//!
+//! A third warpgroup keeps the tensor cores busy while two others are at their exponentials, and 192 keys
+//! share what arrives of a query and what leaves of its dq: both are a third less than with 128. A step has
+//! 64 queries, since a warpgroup of three has but 160 registers a thread.
+//!
+//! The warpgroups take turns at dq: of each step one multiplies it for all, and waits for the others' dS.
+//! These go on meanwhile:
+//!
+//! ```text
+//! start s = k q^T                  start dp = v dO^T
+//! wait for s;                      p = 2^exponents
+//! wait for dp;                     ds = p (dp - delta), to shared memory
+//! start dv += p dO
+//! not its turn: tell of ds         start dk += ds q
+//! its turn:                        start dk += ds q
+//!                                  wait for the others' ds; dq = ds^T k; dq to shared memory
+//! wait for dk
+//! ```
+//!
+//! There are as many tiles of dS as warpgroups, and two of dO. Who writes ds of a step overwrites that of the
+//! third step before. It was multiplied: dO of this step has come, so that all warps have released dO of the
+//! second step before, which they do after a product of the third.
+
+use super::hand_over;
+use super::helpers::Maps;
+use super::room::{Room, WRITERS};
+use crate::abi::{
+    BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages, backward_sm90a_query_stages,
+};
+use crate::arch::{barrier, bulk_copy, thread, warp};
+use crate::attention::gradient::{exponentiate, range_factor, scale_all, subtract_delta, subtract_lse};
+use crate::attention::key_order::KeyOrder;
+use crate::pipeline::roles::{Recruit, WARPGROUP};
+use crate::pipeline::stages::Cursor;
+use crate::tile::element;
+use crate::tile::fragment::MmaFragment;
+use crate::tile::mma::pack;
+use crate::tile::warpgroup::{
+    DQ_REGISTERS, GradientElement, QueryGradientElement, Wait, store_transposed,
+};
+
+/// Warpgroups that compute, and their threads.
+const WARPGROUPS: u32 = 3;
+const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
+/// Keys of a block.
+const KEYS: u32 = 64 * WARPGROUPS;
+/// Queries of a step.
+const QUERIES: u32 = 64;
+/// Bytes of a row of 64 columns.
+const ROW_BYTES: u32 = 128;
+/// Stages of queries.
+const STAGES: u32 = backward_sm90a_query_stages(KEYS);
+/// Stages of their dO.
+const D_O_STAGES: u32 = backward_sm90a_d_o_stages(64);
+/// Registers of scores, of packed probabilities and of a gradient.
+const S: usize = 32;
+const P: usize = 16;
+const O: usize = 32;
+
+/// Where it is told of ds: at this barrier and the next two, one for each turn.
+const DS_READY: u32 = 1;
+/// Barrier at which all meet.
+const MEET: u32 = DS_READY + WARPGROUPS;
+
+impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS> {
+    /// A warp of a computing warpgroup.
+    #[inline(always)]
+    unsafe fn compute<E>(&self, p: &BackwardParams, warpgroup: u32)
+    where
+        E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>,
+    {
+        let thread = thread::thread_idx_x() % WARPGROUP;
+        let (lane, warp) = (thread % 32, thread / 32);
+        // The warp's first key in the tile.
+        let first_row = 64 * warpgroup + 16 * warp;
+        let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+        let keys = self.key.descriptor(64 * warpgroup);
+        let values = self.value.descriptor(64 * warpgroup);
+        let mut orders = Cursor::start();
+        let mut stages = Cursor::<STAGES>::start();
+        let mut turns = Cursor::<WARPGROUPS>::start();
+        loop {
+            let letter = self.orders.wait(&orders);
+            if KeyOrder::ends(letter) {
+                break;
+            }
+            self.keys.wait(&orders.in_step());
+            self.values.wait(&orders.in_step());
+            let KeyOrder { walk, .. } = KeyOrder::read(letter, p, KEYS);
+            let steps = warp::uniform(walk.steps);
+            let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
+            if steps > 0 {
+                let mut at = walk.start();
+                let mut largest_value = 0.0;
+                if E::NARROW {
+                    let thread = warpgroup * WARPGROUP + thread;
+                    largest_value = self.largest_value::<E, MEET, CONSUMERS>(thread);
+                }
+                loop {
+                    let stage = stages.stage();
+                    self.queries.wait(&stages);
+                    let query = self.query(stage).descriptor(0);
+                    let mut scores = E::start_scores::<KEYS>(keys, query);
+                    let turn = warp::uniform(turns.stage());
+                    let d_o_turn = stages.in_step();
+                    self.d_os.wait(&d_o_turn);
+                    let d_o_stage = d_o_turn.stage();
+                    let d_o = self.d_o(d_o_stage).descriptor(0);
+                    let mut dp = E::start_scores::<KEYS>(values, d_o);
+                    // What ds is multiplied by to be in the range of E; nearly always 1.
+                    let mut factor = 1.0;
+                    if E::NARROW {
+                        let (norm, delta) = (self.norm(d_o_stage), self.delta(d_o_stage));
+                        factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
+                    }
+                    scores.wait::<1>();
+                    let lse = self.lse(stage);
+                    subtract_lse::<MmaFragment, 2, S, false>(lane, &mut scores, lse, scale_log2);
+                    if walk.hides(&at) {
+                        self.hide(p, letter, at.tile, &mut scores);
+                    }
+                    exponentiate::<S, false>(&mut scores);
+                    let probability: [u32; P] = pack::<E, S, P>(&scores);
+                    dp.wait::<0>();
+                    let delta = self.delta(d_o_stage);
+                    subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, delta);
+                    let mut i = 0;
+                    while i < S {
+                        dp[i] *= scores[i];
+                        i += 1;
+                    }
+                    if E::NARROW && factor != 1.0 {
+                        scale_all(&mut dp, factor);
+                        scale_all(&mut dk, factor);
+                    }
+                    let ds: [u32; P] = pack::<E, S, P>(&dp);
+                    store_transposed(lane, &ds, self.ds::<{ 2 * KEYS }>(turn), first_row / 16);
+                    E::start_gradient(&mut dv, &probability, d_o);
+                    bulk_copy::fence();
+                    let release_d_o = || {
+                        // What other lanes have read of the statistics, too.
+                        warp::warp_sync();
+                        if lane == 0 {
+                            self.d_os.release(&d_o_turn);
+                        }
+                    };
+                    if turn == warpgroup {
+                        E::start_gradient(&mut dk, &ds, query);
+                        dv.wait::<1>();
+                        release_d_o();
+                        barrier::sync(DS_READY + turn, CONSUMERS);
+                        let all_ds = self.ds::<{ 2 * KEYS }>(turn).descriptor(0);
+                        let mut dq = E::start_dq::<QUERIES>(all_ds, self.key.descriptor(0));
+                        dk.wait::<1>();
+                        dq.wait::<0>();
+                        if E::NARROW && factor != 1.0 {
+                            scale_all(&mut dq, 1.0 / factor);
+                        }
+                        let (writer, dq_turn) = (stage % WRITERS, stages.dealt::<WRITERS>());
+                        let dq_stage = self.dq_stage(writer);
+                        dq_stage.acquire(&dq_turn);
+                        let slot = self.dq(writer) + 16 * thread;
+                        hand_over::<DQ_REGISTERS, 0, DQ_REGISTERS>(lane, &dq, slot, dq_stage, &dq_turn);
+                    } else {
+                        barrier::arrive(DS_READY + turn, CONSUMERS);
+                        E::start_gradient(&mut dk, &ds, query);
+                        dv.wait::<1>();
+                        release_d_o();
+                    }
+                    at = walk.next(&at);
+                    dk.wait::<0>();
+                    if lane == 0 {
+                        self.queries.release(&stages);
+                    }
+                    if E::NARROW && factor != 1.0 {
+                        scale_all(&mut dk, 1.0 / factor);
+                    }
+                    stages.advance();
+                    turns.advance();
+                    if at.step == steps {
+                        break;
+                    }
+                }
+                dv.wait::<0>();
+            }
+            if lane == 0 {
+                self.keys.release(&orders.in_step());
+                self.values.release(&orders.in_step());
+            }
+            let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+            self.orders.discard(&mut orders, lane);
+            scale_all(&mut dk, p.scale);
+            self.store::<E, O>(p, &block, warpgroup, &dk, &p.dk, p.head_dim);
+            self.store::<E, O>(p, &block, warpgroup, &dv, &p.dv, p.value_dim);
+        }
+    }
+}
+
+/// One block: a warpgroup of helpers and three that compute.
+#[inline(always)]
+unsafe fn backward<E>(p: &BackwardHopperParams, maps: Maps)
+where
+    E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>,
+{
+    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>::new();
+    room.open(&p.backward);
+    let warp = Recruit::<WARPGROUPS>::new();
+    if warp.helps() {
+        room.help::<E>(p, &maps, warp);
+    } else {
+        room.compute::<E>(&p.backward, warp.become_consumer::<160>());
+    }
+}
+
+macro_rules! entries {
+    ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal))*) => {
+        $(
+            /// An instance of [`backward`], chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardHopperParams`] says, for this kernel's row of the table.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardHopperParams) {
+                const { assert!($dim * 2 == ROW_BYTES && $queries == QUERIES && $keys == KEYS) };
+                let maps = Maps::at(crate::parameter_address!($name));
+                backward::<element::$dtype>(&p, maps);
+            }
+        )*
+    };
+}
+crate::for_each_backward_three_sm90a!(entries);

@@ -102,7 +102,7 @@ struct Choice {
     access: Access,
     /// Whether tensor maps can describe the tensors, so that kernels for Hopper can be taken.
     mappable: bool,
-    /// Among kernels that differ in it alone: the one with fewer query rows.
+    /// Among kernels that differ in their tiles alone: the one with fewer query rows.
     short_tiles: bool,
     /// A kernel for rows of several heads, if there is one.
     gathers_heads: bool,

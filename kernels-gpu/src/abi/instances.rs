@@ -178,8 +178,8 @@ macro_rules! for_each_backward_mma_sm80 {
 
 /// Calls `$callback!` with one row for each backward main kernel for Hopper and the kernel that ends it.
 ///
-/// Columns: name, name of the ending kernel, element type, head dim, query rows per step; 128 keys. At head
-/// dim 128 there are two of each: the host chooses.
+/// Columns: name, name of the ending kernel, element type, head dim, query rows per step, keys per block.
+/// Where there are several for a head dim, the host chooses.
 #[macro_export]
 macro_rules! for_each_backward_sm90a {
     ($callback:ident) => {
@@ -205,7 +205,7 @@ macro_rules! for_each_backward_three_sm90a {
     };
 }
 
-/// As [`for_each_backward_sm90a`], for wide heads: 64 keys and 64 query rows per step.
+/// As [`for_each_backward_sm90a`], for wide heads.
 ///
 /// One warpgroup holds dV and the other dK, 64 x head dim each: what their registers have room for.
 #[macro_export]

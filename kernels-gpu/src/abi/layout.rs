@@ -25,7 +25,7 @@ pub const NOTE_BYTES: u32 = 32;
 /// Computing warps that it has at most.
 const MOST_FORWARD_WARPS: u32 = 12;
 /// Threads that write dQ in the backward for Hopper.
-const WRITERS: u32 = 2;
+pub const WRITERS: u32 = 2;
 
 /// Columns of a tile for kernels for Hopper: whole panels of 64. Of those beyond the head dim, which arrive
 /// as zeros, the forward multiplies none.

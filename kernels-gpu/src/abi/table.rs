@@ -50,13 +50,13 @@ const fn backward_sm90a_threads(key_rows: u32) -> u32 {
 }
 
 macro_rules! backward_sm90a_table {
-    ($shared:expr, $(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal,
+    ($(($name:ident, $convert:ident, $dtype:ident, $dim:literal, $queries:literal,
         $keys:literal))*) => {
         &[$(
             spec!(
                 Backward, Sm90a,
                 ($name, $dtype, $dim, Vector16, $queries, $keys, backward_sm90a_threads($keys), 1),
-                $shared($dim, $queries, $keys), false
+                backward_sm90a_shared_bytes($dim, $queries, $keys), false
             ),
             // 32 elements for each thread.
             spec!(
@@ -146,26 +146,11 @@ const BACKWARD_CONVERT_FMA: &[KernelSpec] = {
     for_each_backward_convert_fma_sm80!(rows)
 };
 
-const BACKWARD_SM90A: &[KernelSpec] = {
-    macro_rules! rows {
-        ($($row:tt)*) => { backward_sm90a_table!(backward_sm90a_shared_bytes, $($row)*) };
-    }
-    for_each_backward_sm90a!(rows)
-};
+const BACKWARD_SM90A: &[KernelSpec] = for_each_backward_sm90a!(backward_sm90a_table);
 
-const BACKWARD_THREE_SM90A: &[KernelSpec] = {
-    macro_rules! rows {
-        ($($row:tt)*) => { backward_sm90a_table!(backward_sm90a_shared_bytes, $($row)*) };
-    }
-    for_each_backward_three_sm90a!(rows)
-};
+const BACKWARD_THREE_SM90A: &[KernelSpec] = for_each_backward_three_sm90a!(backward_sm90a_table);
 
-const BACKWARD_WIDE_SM90A: &[KernelSpec] = {
-    macro_rules! rows {
-        ($($row:tt)*) => { backward_sm90a_table!(backward_sm90a_shared_bytes, $($row)*) };
-    }
-    for_each_backward_wide_sm90a!(rows)
-};
+const BACKWARD_WIDE_SM90A: &[KernelSpec] = for_each_backward_wide_sm90a!(backward_sm90a_table);
 
 const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_MMA,

@@ -185,9 +185,10 @@ pub fn one() -> u32 {
     value
 }
 
-/// `c = a b` with a in shared memory as one or two 128-byte panels of rows, and b as rows of output columns;
+/// `c = a b` with a in shared memory as 128-byte panels of rows, and b as rows of output columns;
 /// or its transpose, `b^T a^T`. `$operands` are those of the instruction, and which of them are columns;
-/// `[scale; a step; b step]` for each step of 16, in units of 16 bytes.
+/// `[scale; a step; b step]` for each step of 16, in units of 16 bytes; behind each bar those of the next
+/// panel.
 macro_rules! shared_by_shared_transposed {
     ($name:ident, $shape:literal $type:literal $operands:literal $columns:literal, $count:literal,
         [$($c:literal)*] $cs:tt,

@@ -209,6 +209,16 @@ pub unsafe fn range_factor<const QUERIES: u32>(
     f32::from_bits(((2 * 127 + 14) << 23) - (bound.to_bits() >> 23 << 23))
 }
 
+/// Multiplies values by others, one by one.
+#[inline(always)]
+pub fn multiply_all<const N: usize>(values: &mut [f32; N], others: &[f32; N]) {
+    let mut i = 0;
+    while i < N {
+        values[i] *= others[i];
+        i += 1;
+    }
+}
+
 /// Multiplies all values by `factor`.
 #[inline(always)]
 pub fn scale_all(values: &mut [f32], factor: f32) {

@@ -180,7 +180,7 @@ unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, co
 }
 
 /// One query tile of one (batch, query head), for the lanes of [`super::backward_hopper`]: each
-/// warpgroup holds 64 x 64 elements, below each other or side by side, 16 bytes of a lane at a time.
+/// warpgroup holds 64 x 64 elements, below each other, side by side or alone, 16 bytes of a lane at a time.
 #[inline(always)]
 unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32, const KEYS: u32>(p: &BackwardParams) {
     let thread = thread::thread_idx_x();

@@ -12,7 +12,7 @@
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
 use crate::arch::{barrier, shared, thread, warp};
-use crate::attention::gradient::{TilePosition, probabilities, subtract_delta};
+use crate::attention::gradient::{TilePosition, multiply_all, probabilities, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::pipeline::query_ring::QueryRing;
 use crate::tile::element::F32;
@@ -101,11 +101,7 @@ unsafe fn backward<
                 let mut ds: [f32; S] =
                     multiply_transposed::<_, _, _, R, S>(lane, v_tile, warp_row, ring.d_o(0));
                 subtract_delta::<FmaFragment, R, S>(lane, &mut ds, ring.delta(0));
-                let mut i = 0;
-                while i < S {
-                    ds[i] *= scores[i];
-                    i += 1;
-                }
+                multiply_all(&mut ds, &scores);
                 warp::warp_sync();
                 store_probabilities::<_, _, R, S>(lane, &ds, ds_tile, warp_row);
                 warp::warp_sync();

@@ -31,7 +31,8 @@
 //! traffic a query. As 80 is no multiple of 64, dq is then multiplied transposed, 64 columns by each
 //! warpgroup, and the last kernel turns it.
 //!
-//! From head dim 192 on the warpgroups divide the work otherwise: see [`wide`].
+//! From head dim 192 on the warpgroups divide the work otherwise: see [`wide`]. At head dim 64 there are
+//! three where that is less to do: see [`three`].
 //!
 //! What lies outside of a tensor arrives as zeros: such queries have p = 0 through their lse, and the
 //! products of such keys are not stored. In packed sequences the rows after a sequence's end are those of the
@@ -46,12 +47,12 @@ mod writer;
 use crate::abi::{BackwardHopperParams, BackwardParams, TensorView, backward_sm90a_query_stages};
 use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
 use crate::attention::gradient::{
-    TilePosition, block_max, exponentiate, exponentiate_here, load_delta, range_factor, scale_all,
-    subtract_delta, subtract_loaded_delta, subtract_lse,
+    TilePosition, block_max, exponentiate, exponentiate_here, load_delta, multiply_all, range_factor,
+    scale_all, subtract_delta, subtract_loaded_delta, subtract_lse,
 };
 use crate::attention::key_block::KeyBlock;
 use crate::attention::key_order::KeyOrder;
-use crate::pipeline::mailbox::Letter;
+use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::{Cursor, Stages};
 use crate::tile::element::{self, TensorCoreElement};
@@ -80,9 +81,7 @@ const EARLY_DELTAS: usize = 8;
 /// of stage 1 at the next barrier.
 const MEET: u32 = 1;
 
-impl<const QUERIES: u32, const ROW_BYTES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, STAGES, STAGES, WARPGROUPS>
-{
+impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, STAGES, STAGES> {
     /// Whether a warpgroup multiplies dq of every other step, its own stage's, rather than half of every one.
     const TAKES_TURNS: bool = QUERIES == 128;
 
@@ -224,11 +223,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32>
                         dp.wait::<0>();
                         subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, delta);
                     }
-                    let mut i = 0;
-                    while i < S {
-                        dp[i] *= scores[i];
-                        i += 1;
-                    }
+                    multiply_all(&mut dp, &scores);
                     if E::NARROW && factor != 1.0 {
                         scale_all(&mut dp, factor);
                         scale_all(&mut dk, factor);
@@ -288,27 +283,13 @@ impl<const QUERIES: u32, const ROW_BYTES: u32>
                     announce(lane == 0, self.dq_stage(warpgroup), &stages.previous().in_step());
                 }
             }
-            if lane == 0 {
-                self.keys.release(&orders.in_step());
-                self.values.release(&orders.in_step());
-            }
-            let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
-            self.orders.discard(&mut orders, lane);
-            scale_all(&mut dk, p.scale);
-            self.store::<E, O>(p, &block, warpgroup, &dk, &p.dk, p.head_dim);
-            self.store::<E, O>(p, &block, warpgroup, &dv, &p.dv, p.value_dim);
+            self.end_tile::<E, O>(p, letter, &mut orders, warpgroup, &mut dk, &dv);
         }
     }
 }
 
-impl<
-    const KEYS: u32,
-    const QUERIES: u32,
-    const ROW_BYTES: u32,
-    const STAGES: u32,
-    const D_O_STAGES: u32,
-    const WARPGROUPS: u32,
-> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
 {
     /// Hides the pairs of a step that are not visible. Where the tile stands is read again: registers are
     /// for what every step needs.
@@ -344,6 +325,30 @@ impl<
         let largest = block_max::<THREADS>(thread, own, self.scratch, meet);
         meet();
         largest
+    }
+
+    /// A warpgroup that holds dK and dV of 64 keys is done with the key tile of `letter`: lets go of it, and
+    /// writes them.
+    #[inline(always)]
+    unsafe fn end_tile<E: TensorCoreElement, const O: usize>(
+        &self,
+        p: &BackwardParams,
+        letter: Letter,
+        orders: &mut MessageCursor,
+        warpgroup: u32,
+        dk: &mut [f32; O],
+        dv: &[f32; O],
+    ) {
+        let lane = thread::thread_idx_x() % 32;
+        if lane == 0 {
+            self.keys.release(&orders.in_step());
+            self.values.release(&orders.in_step());
+        }
+        let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+        self.orders.discard(orders, lane);
+        scale_all(dk, p.scale);
+        self.store::<E, O>(p, &block, warpgroup, dk, &p.dk, p.head_dim);
+        self.store::<E, O>(p, &block, warpgroup, dv, &p.dv, p.value_dim);
     }
 
     /// Writes a warp's 16 rows of a gradient of 64 keys, the `part`-th of the block, to rows of `target`.
@@ -432,11 +437,11 @@ unsafe fn backward<
     [f32; O]: Wait,
     [f32; DQ]: Wait,
 {
-    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, STAGES, WARPGROUPS>::new();
+    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, STAGES>::new();
     room.open(&p.backward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
-        room.help::<E>(p, &maps, warp);
+        room.help::<E, WARPGROUPS>(p, &maps, warp);
     } else {
         room.consume::<E, S, P, O, DQ>(&p.backward, warp.become_consumer::<240>());
     }

@@ -113,7 +113,7 @@ fn arrivals() -> Vec<Mutant> {
         mutant("a stage is released by one warp too few")
             .edit(
                 "mbarrier.init",
-                &["self.queries.init(1, 4 * WARPGROUPS);", "self.empty(stage)"],
+                &["self.queries.init(1, 4 * Self::WARPGROUPS);", "self.empty(stage)"],
                 Which::All,
                 |line| with_operand(line, 1, "7"),
             )
@@ -377,7 +377,7 @@ fn helpers() -> Vec<Mutant> {
         Mutant::new("one reader of orders too few is waited for", KERNEL, many_key_tiles(KERNEL))
             .edit(
                 "mbarrier.init",
-                &["self.orders.init(4 * WARPGROUPS + WRITERS", "self.empty(stage)"],
+                &["self.orders.init(4 * Self::WARPGROUPS + WRITERS", "self.empty(stage)"],
                 Which::All,
                 |line| moved(line, 1, "s32", -1),
             )

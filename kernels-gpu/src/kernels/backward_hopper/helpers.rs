@@ -52,22 +52,16 @@ fn repairs_queries(p: &BackwardParams, order: &KeyOrder, at: &Step, queries: u32
     p.cu_seqlens_q != 0 && (at.tile + 1) * queries as i32 > order.block.sequence.query_rows
 }
 
-impl<
-    const KEYS: u32,
-    const QUERIES: u32,
-    const ROW_BYTES: u32,
-    const STAGES: u32,
-    const D_O_STAGES: u32,
-    const WARPGROUPS: u32,
-> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
 {
     /// A warp of the helpers.
     #[inline(always)]
-    pub unsafe fn help<E: TensorCoreElement>(
+    pub unsafe fn help<E: TensorCoreElement, const CONSUMERS: u32>(
         &self,
         p: &BackwardHopperParams,
         maps: &Maps,
-        warp: Recruit<WARPGROUPS>,
+        warp: Recruit<CONSUMERS>,
     ) {
         match warp.become_helper::<24>() {
             Helper::Producer => {

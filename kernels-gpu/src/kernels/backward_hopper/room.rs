@@ -1,14 +1,13 @@
 //! The shared memory of a block of the Hopper backward: tiles, row statistics, barriers.
 
-use crate::abi::{BackwardParams, layout::BackwardHopperLayout};
+use crate::abi::layout::{BackwardHopperLayout, WRITERS};
+use crate::abi::{BackwardParams, backward_sm90a_warpgroups};
 use crate::arch::barrier::block_sync;
 use crate::arch::{grid, mbarrier, shared, thread};
 use crate::pipeline::mailbox::Mailbox;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
 
-/// Threads that write dQ.
-pub(super) const WRITERS: u32 = 2;
 /// Rows of statistics: lse, delta, and for f16 the norm of dO.
 const STATISTICS: u32 = 3;
 /// Bytes of 64 x 64 elements of dQ in f32.
@@ -22,7 +21,6 @@ pub(super) struct Room<
     const ROW_BYTES: u32,
     const STAGES: u32,
     const D_O_STAGES: u32,
-    const WARPGROUPS: u32,
 > {
     /// The keys, once for all steps.
     pub key: SharedTile<KEYS, ROW_BYTES>,
@@ -48,25 +46,21 @@ pub(super) struct Room<
     pub scratch: u32,
 }
 
-impl<
-    const KEYS: u32,
-    const QUERIES: u32,
-    const ROW_BYTES: u32,
-    const STAGES: u32,
-    const D_O_STAGES: u32,
-    const WARPGROUPS: u32,
-> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
 {
     pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
     /// Bytes of one statistic of a query tile.
     pub const STATISTIC_BYTES: u32 = 4 * QUERIES;
     const DS_BYTES: u32 = 2 * QUERIES * KEYS;
+    /// Warpgroups that compute.
+    const WARPGROUPS: u32 = backward_sm90a_warpgroups(KEYS);
     /// Whether the warpgroups divide the work as [`super::wide`] says.
     pub const WIDE: bool = KEYS == 64;
-    const DS_STAGES: u32 = if Self::WIDE { 1 } else { WARPGROUPS };
+    const DS_STAGES: u32 = if Self::WIDE { 1 } else { Self::WARPGROUPS };
     /// Whether the writers take turns, and write a whole tile of dQ each.
-    pub const WRITERS_TAKE_TURNS: bool = WARPGROUPS != WRITERS;
+    pub const WRITERS_TAKE_TURNS: bool = Self::WARPGROUPS != WRITERS;
     /// Bytes of a tile of dQ in f32.
     const DQ_TILE_BYTES: u32 = 2 * QUERIES * ROW_BYTES;
     /// Barriers of tiles that wait for repair.
@@ -149,11 +143,11 @@ impl<
     pub unsafe fn open(&self, p: &BackwardParams) {
         if thread::thread_idx_x() == 0 {
             // The writers read along, and the repairer where there is one.
-            self.orders.init(4 * WARPGROUPS + WRITERS + may_need_repair(p) as u32);
-            self.keys.init(1, 4 * WARPGROUPS);
-            self.values.init(1, if Self::WIDE { 4 } else { 4 * WARPGROUPS });
-            self.queries.init(1, 4 * WARPGROUPS);
-            self.d_os.init(1, 4 * WARPGROUPS);
+            self.orders.init(4 * Self::WARPGROUPS + WRITERS + may_need_repair(p) as u32);
+            self.keys.init(1, 4 * Self::WARPGROUPS);
+            self.values.init(1, if Self::WIDE { 4 } else { 4 * Self::WARPGROUPS });
+            self.queries.init(1, 4 * Self::WARPGROUPS);
+            self.d_os.init(1, 4 * Self::WARPGROUPS);
             let mut writer = 0;
             while writer < WRITERS {
                 self.dq_stage(writer).init(4, 1);
@@ -225,7 +219,7 @@ impl<
     /// A word: what dS of the step is multiplied by.
     #[inline(always)]
     pub fn factor(&self) -> u32 {
-        self.scratch + 4 * 4 * WARPGROUPS
+        self.scratch + 4 * 4 * Self::WARPGROUPS
     }
 
     /// A word: for how many steps a writer may write.

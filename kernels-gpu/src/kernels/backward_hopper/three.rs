@@ -24,12 +24,15 @@
 
 use super::hand_over;
 use super::helpers::Maps;
-use super::room::{Room, WRITERS};
+use super::room::Room;
+use crate::abi::layout::WRITERS;
 use crate::abi::{
     BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages, backward_sm90a_query_stages,
 };
 use crate::arch::{barrier, bulk_copy, thread, warp};
-use crate::attention::gradient::{exponentiate, range_factor, scale_all, subtract_delta, subtract_lse};
+use crate::attention::gradient::{
+    exponentiate, multiply_all, range_factor, scale_all, subtract_delta, subtract_lse,
+};
 use crate::attention::key_order::KeyOrder;
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
@@ -63,7 +66,7 @@ const DS_READY: u32 = 1;
 /// Barrier at which all meet.
 const MEET: u32 = DS_READY + WARPGROUPS;
 
-impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS> {
+impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
     /// A warp of a computing warpgroup.
     #[inline(always)]
     unsafe fn compute<E>(&self, p: &BackwardParams, warpgroup: u32)
@@ -125,11 +128,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS> {
                     dp.wait::<0>();
                     let delta = self.delta(d_o_stage);
                     subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, delta);
-                    let mut i = 0;
-                    while i < S {
-                        dp[i] *= scores[i];
-                        i += 1;
-                    }
+                    multiply_all(&mut dp, &scores);
                     if E::NARROW && factor != 1.0 {
                         scale_all(&mut dp, factor);
                         scale_all(&mut dk, factor);
@@ -184,15 +183,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS> {
                 }
                 dv.wait::<0>();
             }
-            if lane == 0 {
-                self.keys.release(&orders.in_step());
-                self.values.release(&orders.in_step());
-            }
-            let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
-            self.orders.discard(&mut orders, lane);
-            scale_all(&mut dk, p.scale);
-            self.store::<E, O>(p, &block, warpgroup, &dk, &p.dk, p.head_dim);
-            self.store::<E, O>(p, &block, warpgroup, &dv, &p.dv, p.value_dim);
+            self.end_tile::<E, O>(p, letter, &mut orders, warpgroup, &mut dk, &dv);
         }
     }
 }
@@ -203,11 +194,11 @@ unsafe fn backward<E>(p: &BackwardHopperParams, maps: Maps)
 where
     E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>,
 {
-    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>::new();
+    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>::new();
     room.open(&p.backward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
-        room.help::<E>(p, &maps, warp);
+        room.help::<E, WARPGROUPS>(p, &maps, warp);
     } else {
         room.compute::<E>(&p.backward, warp.become_consumer::<160>());
     }

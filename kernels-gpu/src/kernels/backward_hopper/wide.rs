@@ -60,9 +60,7 @@ const DS_READY: u32 = 2;
 /// Barrier of warpgroup 1 alone.
 const ALONE: u32 = 3;
 
-impl<const ROW_BYTES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
-{
+impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
     /// A warp of warpgroup 0. `O` registers of dV.
     #[inline(always)]
     unsafe fn make_dv<E, const O: usize>(&self, p: &BackwardParams)
@@ -285,11 +283,11 @@ unsafe fn backward<E, const ROW_BYTES: u32, const D_O_STAGES: u32, const O: usiz
     [f32; O]: Wait,
     [f32; DQ]: Wait,
 {
-    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>::new();
+    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>::new();
     room.open(&p.backward);
     let warp = Recruit::<WARPGROUPS>::new();
     if warp.helps() {
-        room.help::<E>(p, &maps, warp);
+        room.help::<E, WARPGROUPS>(p, &maps, warp);
     } else if warp.become_consumer::<240>() == 0 {
         room.make_dv::<E, O>(&p.backward);
     } else {

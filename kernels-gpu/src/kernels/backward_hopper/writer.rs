@@ -62,14 +62,8 @@ impl Shares {
     }
 }
 
-impl<
-    const KEYS: u32,
-    const QUERIES: u32,
-    const ROW_BYTES: u32,
-    const STAGES: u32,
-    const D_O_STAGES: u32,
-    const WARPGROUPS: u32,
-> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES, WARPGROUPS>
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
 {
     /// Whether halves are claimed before their shares are there, and published only when the next one is
     /// claimed: where the memory that a share waits in is needed for p, too. Measured, causal: head dim 256

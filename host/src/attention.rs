@@ -156,7 +156,7 @@ const _: () = assert!(size_of::<ForwardHopperParams>() == 4 * 128 + size_of::<Fo
 
 // SAFETY: eight views of 32 bytes, eleven 64-bit and 22 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}
-const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 11 * 8 + 22 * 4);
+const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 12 * 8 + 26 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}

@@ -13,9 +13,11 @@ mod row_heads;
 mod single_query;
 mod split;
 mod steps;
+mod stretches;
 mod tensor_maps;
 #[cfg(test)]
 mod tests;
+mod waves;
 mod workspace;
 
 pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
@@ -164,7 +166,9 @@ fn choose_kernel(
 fn family_name(family: Family) -> &'static str {
     match family {
         Family::Forward | Family::ForwardCombine => "forward",
-        Family::BackwardDelta | Family::Backward | Family::BackwardConvert => "backward",
+        Family::BackwardDelta | Family::Backward | Family::BackwardConvert | Family::BackwardSum => {
+            "backward"
+        }
     }
 }
 

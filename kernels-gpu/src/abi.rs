@@ -272,10 +272,14 @@ pub struct BackwardParams {
     /// how far dQ is, see `attention::key_block::dq_note`. Where nothing was added to dQ, its
     /// accumulator holds anything. Without these, the delta kernel zeroes it.
     pub dq_notes: u64,
-    /// Workspace: u32 `[1 + B Hk]`, aligned to 4, for main kernels for Hopper, else 0: how many key tiles
-    /// have been taken, where dQ has no order, beyond the first of each block; then, for each (batch, key
-    /// head), how much of dQ is there for good, see `attention::key_block::finished_halves`.
+    /// Workspace: u32 `[1 + B Hk]`, aligned to 4, for main kernels for Hopper, else 0: how many key tiles, or
+    /// turns of [`crate::geometry::stretch`], have been taken, where dQ has no order, beyond the first of
+    /// each block; then, for each (batch, key head), how much of dQ is there for good, see
+    /// `attention::key_block::finished_halves`.
     pub counter: u64,
+    /// Workspace: f32 `[slots, 2, tile_keys, padded_dim]`, aligned to 16: sums of dK and dV over stretches
+    /// of key tiles, before scaling. 0 where none is divided.
+    pub stretch_sums: u64,
     /// f32 elements from one split of `dq_accumulator` to the next; 0 when all key tiles add to the
     /// same one.
     pub split_stride: u64,
@@ -328,6 +332,16 @@ pub struct BackwardParams {
     /// Rows that a sequence has less in `dq_accumulator` than in the rest of the workspace: rows of padding
     /// that nobody stores. 0 where sequences are packed, and where the delta kernel zeroes accumulators.
     pub dq_gap: u32,
+    /// As in [`crate::geometry::stretch::Division`], for main kernels for Hopper.
+    pub whole_tiles: u32,
+    /// As in [`crate::geometry::stretch::Division`]. The units of twice the key tiles of a head, and of all
+    /// tiles that are divided with what blocks ask for beyond them, are less than 2^31, and so is the
+    /// product with the most steps of a tile.
+    pub unit_bits: u32,
+    /// As in [`crate::geometry::stretch::Division`].
+    pub turn_units: u32,
+    /// Keys of a tile of the main kernel, if it is for Hopper.
+    pub tile_keys: u32,
 }
 
 /// Shares of dQ are added as they come; every key tile begins with the first query tile that sees it.

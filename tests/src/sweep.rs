@@ -202,12 +202,6 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
-        opcode: "bra",
-        through: &["orders.rs: warp::warp_sync();"],
-        why: "all lanes of the warp would note the same",
-    },
-    Explanation {
-        kernel: None,
         opcode: "fence.",
         through: &["room.rs: mbarrier::fence_init();"],
         why: "two fences stand here, and either shows new barriers to the async proxy",

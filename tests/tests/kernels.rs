@@ -36,7 +36,10 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
     let num_splits = (kernel.family == Family::ForwardCombine).then_some(ranges);
     let modes = [Mode::Deterministic, Mode::Fast, Mode::Fast];
     let several = if is_short(kernel) { 2 * kernel.query_rows - 1 } else { kernel.query_rows + 1 };
+    let adds_up = kernel.family == Family::BackwardSum;
     let rows = match num_splits {
+        // Few key tiles of many steps, which are divided.
+        _ if adds_up => [(170, 130), (257, 200), (190, 70)],
         None => [(several, kernel.key_rows - 1), (3, 2 * kernel.key_rows + 1), (70, 70)],
         Some(6) => [(5, 700), (9, 641), (3, 650)],
         Some(_) => [(5, 300), (70, 257), (130, 390)],
@@ -47,6 +50,8 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
             seed: u64::from(kernel.head_dim) + id as u64,
             query_rows: rows[id].0 as usize,
             key_rows: rows[id].1 as usize,
+            query_heads: if adds_up { 9 } else { Case::small().query_heads },
+            key_heads: if adds_up { 1 } else { Case::small().key_heads },
             head_dim: [smallest, largest - 1, largest][id],
             value_dim: [smallest, largest, largest][id],
             dtype: kernel.dtype,

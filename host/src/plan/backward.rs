@@ -1,27 +1,28 @@
-//! The plan of a backward pass: three kernels, one after the other, with a workspace between them.
+//! The plan of a backward pass: three or four kernels, one after the other, with a workspace between them.
 //!
 //! 1. delta: per query row lse and delta, and zeroed accumulators of dq or, for Hopper, notes
 //! 2. main: dk and dv, and dq added up in f32
 //! 3. convert: dq
+//! 4. sum: dk and dv of key tiles that the main kernel has divided, if there are any
 //!
 //! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with
 //! no keys dq does (delta and convert).
 
 use super::dq::{dq_order, split};
 use super::forward::check_offsets;
+use super::stretches::Stretches;
+use super::waves::choose_wave;
 use super::workspace::{delta_rows, dq_gap, padded_rows, workspace_rows};
 use super::{
-    Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, paired_wave,
-    steps, tensor_maps, view,
+    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, steps, tensor_maps, view,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
-use crate::problem::{Mode, ValidBackward, ValidForward};
+use crate::problem::{ValidBackward, ValidForward};
 use kernels_gpu::abi::{
     Access, Arch, BackwardParams, DQ_UNORDERED, Dtype, Family, KERNELS, KernelSpec, NOTE_ROWS,
     backward_statistics,
 };
-use kernels_gpu::geometry::schedule;
 use std::fmt;
 
 /// Where the tensors of a backward pass stand in device memory: the addresses of their elements (0, 0, 0, 0).
@@ -118,6 +119,8 @@ pub struct BackwardPlan {
     pub params: BackwardParams,
     /// What else a main kernel for Hopper takes.
     pub hopper: Option<HopperBackward>,
+    /// How it divides key tiles.
+    pub(super) stretches: Stretches,
     /// Why these kernels and this order, a sentence each.
     pub reasons: Vec<String>,
 }
@@ -128,7 +131,7 @@ impl BackwardPlan {
 
     /// Device memory that the kernels need between them. Its contents do not matter before or after.
     pub fn workspace_bytes(&self) -> u64 {
-        self.statistics_bytes() + self.accumulator_bytes() + self.note_bytes()
+        self.statistics_bytes() + self.accumulator_bytes() + self.slot_bytes() + self.note_bytes()
     }
 
     /// f32 `[splits, Hq, accumulator_rows, padded_dim]`.
@@ -137,6 +140,12 @@ impl BackwardPlan {
         let accumulators =
             params.query_heads as u64 * params.accumulator_rows as u64 * params.padded_dim as u64;
         4 * accumulators * u64::from(params.splits)
+    }
+
+    /// f32 `[slots, 2, tile_keys, padded_dim]`.
+    fn slot_bytes(&self) -> u64 {
+        let BackwardParams { tile_keys, padded_dim, .. } = self.params;
+        4 * u64::from(self.stretches.slots()) * 2 * u64::from(tile_keys) * u64::from(padded_dim)
     }
 
     /// Counters, and u32 `[Hq, workspace_rows / NOTE_ROWS]`, for a main kernel for Hopper that others run
@@ -193,12 +202,21 @@ impl BackwardPlan {
             return Err(Error::Misaligned { argument: "workspace", alignment, address: workspace });
         }
         let dq_accumulator = workspace + self.statistics_bytes();
+        let slots = dq_accumulator + self.accumulator_bytes();
+        let stretch_sums = if self.slot_bytes() > 0 { slots } else { 0 };
         let (mut counter, mut dq_notes) = (0, 0);
         if self.note_bytes() > 0 {
-            counter = dq_accumulator + self.accumulator_bytes();
+            counter = slots + self.slot_bytes();
             dq_notes = counter + self.counter_bytes();
         }
-        Ok(BackwardParams { statistics: workspace, dq_accumulator, dq_notes, counter, ..self.params })
+        Ok(BackwardParams {
+            statistics: workspace,
+            dq_accumulator,
+            dq_notes,
+            counter,
+            stretch_sums,
+            ..self.params
+        })
     }
 }
 
@@ -268,18 +286,23 @@ pub fn plan_backward(
         accumulator_rows: workspace_rows - forward.batches * dq_gap,
         dq_gap,
         padded_dim: main.head_dim,
+        tile_keys: main.key_rows,
         ..tensor_params(valid, pointers)
     };
     without_queries(forward, &mut params);
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
     split(mode, key_tiles, main, device, &mut params, &mut reasons);
-    let mut hopper = None;
+    let (mut hopper, mut stretches) = (None, Stretches::NONE);
     if main.arch == Arch::Sm90a {
         hopper = Some(tensors_of(main, &tensors));
-        params.dq_order = dq_order(mode, forward, main, &params, &mut reasons);
+        if !forward.is_empty() {
+            params.dq_order = dq_order(mode, forward, main, &params, &mut reasons);
+            stretches = Stretches::choose(forward, mode, main, device, &mut reasons);
+        }
+        stretches.tell(&mut params);
     }
-    let launches = launches(delta, main, device, &params)?;
-    Ok(BackwardPlan { launches, params, hopper, reasons })
+    let launches = launches(delta, main, device, &params, &stretches)?;
+    Ok(BackwardPlan { launches, params, hopper, stretches, reasons })
 }
 
 fn tensors_of(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> HopperBackward {
@@ -297,6 +320,7 @@ fn launches(
     main: &'static KernelSpec,
     device: &DeviceProperties,
     params: &BackwardParams,
+    stretches: &Stretches,
 ) -> Result<Vec<KernelLaunch>> {
     let &BackwardParams { batches, query_heads, query_rows, key_rows, .. } = params;
     let key_heads = query_heads / params.group_size;
@@ -308,28 +332,41 @@ fn launches(
     let what = format!("groups of tiles of {} keys", main.key_rows);
     let mut main_blocks = count_blocks(key_blocks, &what, key_heads, batches)?;
     if main.arch == Arch::Sm90a {
-        // Blocks stay, one on each multiprocessor, and take key tiles until there are none left.
-        main_blocks = main_blocks.min(device.multiprocessors.max(1));
+        if stretches.divided_tiles > 0 {
+            main_blocks = stretches.turns();
+        }
+        // Blocks stay, one on each multiprocessor, and take key tiles until there are none left; where there
+        // is no workspace for the counter that they take them from, each takes one.
+        if params.workspace_rows > 0 {
+            main_blocks = main_blocks.min(device.multiprocessors.max(1));
+        }
     }
     let what = format!("tiles of {} query rows", main.query_rows);
     let convert_blocks =
         count_blocks(query_rows.div_ceil(main.query_rows), &what, query_heads, batches)?;
-    let launches = [
+    let mut launches = vec![
         KernelLaunch { kernel: delta, blocks: delta_blocks },
         KernelLaunch { kernel: main, blocks: main_blocks },
         KernelLaunch { kernel: sibling(main, Family::BackwardConvert)?, blocks: convert_blocks },
     ];
-    Ok(launches.into_iter().filter(|launch| launch.blocks > 0).collect())
+    if stretches.divided_tiles > 0 {
+        let kernel = sibling(main, Family::BackwardSum)?;
+        let what = format!("groups of {} keys of divided tiles", kernel.key_rows);
+        let groups = stretches.divided_tiles * (main.key_rows / kernel.key_rows);
+        launches.push(KernelLaunch { kernel, blocks: count_blocks(groups, &what, 2, 1)? });
+    }
+    launches.retain(|launch| launch.blocks > 0);
+    Ok(launches)
 }
 
 /// The kernel before or after the main one. The first is the same for every device, head dimension and
 /// access.
 fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
     let key = |spec: &KernelSpec| {
-        let (arch, head_dim, access, query_rows) = if family == Family::BackwardConvert {
-            (spec.arch, spec.head_dim, spec.access, spec.query_rows)
-        } else {
-            (Arch::Sm80, 0, Access::Element, 0)
+        let (arch, head_dim, access, query_rows) = match family {
+            Family::BackwardConvert => (spec.arch, spec.head_dim, spec.access, spec.query_rows),
+            Family::BackwardSum => (spec.arch, 0, Access::Element, 0),
+            _ => (Arch::Sm80, 0, Access::Element, 0),
         };
         (arch, spec.dtype, head_dim, access, query_rows)
     };
@@ -366,76 +403,6 @@ fn without_queries(valid: &ValidForward, params: &mut BackwardParams) {
     };
 }
 
-/// Up to how many key tiles a head is a short one.
-const SHORT_HEAD_TILES: u32 = 8;
-
-/// How many (batch, key head) pairs are worked on together, so that the q and dO of their query heads
-/// stay in the L2 cache; on Hopper also their dq in f32. More, where key tiles differ in length and these are
-/// too few to keep the machine busy. Half as many where heads are short: then it is memory that is waited for
-/// (measured at head dims 64 and 128 up to S 1024: 0.3 to 2.4 %; from S 2048 on they would be up to 0.4 %
-/// slower).
-///
-/// Two cases on Hopper are of their own. Where all key tiles take equally long, they go pair by pair. And key
-/// tiles that add to dq in order wait for the one before them of their pair: they take turns with those of as
-/// many pairs as run at once, so that when one ends, the next one's turn has come.
-fn choose_wave(
-    valid: &ValidForward,
-    main: &KernelSpec,
-    mode: Mode,
-    device: &DeviceProperties,
-    reasons: &mut Vec<String>,
-) -> u32 {
-    let pairs = valid.batches.saturating_mul(valid.key_heads);
-    let hopper = main.arch == Arch::Sm90a;
-    let key_tiles = valid.key_rows.div_ceil(main.key_rows).max(1);
-    if hopper && mode == Mode::Deterministic {
-        let wave = (device.multiprocessors / key_tiles).max(2).min(pairs.max(1));
-        reasons.push(format!(
-            "{wave} of {pairs} (batch, key head) pairs at once: each adds to dq in order"
-        ));
-        return wave;
-    }
-    if hopper && valid.sees_all() {
-        reasons.push("one (batch, key head) pair at once: all its key tiles take equally long".into());
-        return 1;
-    }
-    let columns = u64::from(valid.head_dim) + u64::from(valid.value_dim);
-    let mut column_bytes = columns * u64::from(valid.problem.dtype.bytes());
-    if hopper {
-        column_bytes += u64::from(main.head_dim) * 4;
-    }
-    let bytes = u64::from(valid.query_rows) * column_bytes * u64::from(valid.group_size);
-    let wave = if hopper {
-        // heads_per_wave fills a half of what it is given.
-        let is_short = key_tiles <= SHORT_HEAD_TILES && main.head_dim <= 128 && !valid.is_packed();
-        let (l2_bytes, busy) = if is_short {
-            (device.l2_bytes / 3 * 2, busy_wave(key_tiles, device).div_ceil(2))
-        } else {
-            (device.l2_bytes / 3 * 4, busy_wave(key_tiles, device))
-        };
-        let most = schedule::heads_per_wave(bytes, 1, l2_bytes, pairs);
-        if valid.is_packed() {
-            // A wave is one of heads of a sequence.
-            schedule::even_wave(valid.key_heads, most.max(busy), 1)
-        } else {
-            let enough = paired_wave(pairs, key_tiles, device).unwrap_or(busy);
-            schedule::even_wave(pairs, most.max(enough), 1)
-        }
-    } else {
-        schedule::heads_per_wave(bytes, 1, device.l2_bytes, pairs)
-    };
-    let of = if hopper && valid.is_packed() {
-        format!("{} key heads of a sequence", valid.key_heads)
-    } else {
-        format!("{pairs} (batch, key head) pairs")
-    };
-    reasons.push(format!(
-        "{wave} of {of} at once: {bytes} bytes of q, dO and dq per key head, {} of L2",
-        device.l2_bytes
-    ));
-    wave
-}
-
 /// What the tensors and the problem alone say; the rest is 0.
 fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> BackwardParams {
     let (problem, forward) = (&valid.problem, &valid.forward);
@@ -460,6 +427,7 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         dq_accumulator: 0,
         dq_notes: 0,
         counter: 0,
+        stretch_sums: 0,
         split_stride: 0,
         batches: forward.batches,
         query_heads: forward.query_heads,
@@ -483,5 +451,9 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         heads_per_wave: 0,
         padded_dim: 0,
         dq_order: DQ_UNORDERED,
+        whole_tiles: 0,
+        unit_bits: 0,
+        turn_units: 1,
+        tile_keys: 0,
     }
 }

@@ -41,8 +41,9 @@ fn three_kernels_that_belong_together() {
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
         for head_dim in [1, 8, 32, 63, 64, 72, 96, 128, 200, 256] {
             let plan = plan(&problem(dtype, head_dim));
+            // And what adds up key tiles that are divided.
             assert_eq!(
-                families(&plan),
+                families(&plan)[..3],
                 [Family::BackwardDelta, Family::Backward, Family::BackwardConvert]
             );
             let [delta, main, convert] = [0, 1, 2].map(|at| plan.launches[at].kernel);
@@ -112,6 +113,28 @@ fn on_hopper_the_workspace_holds_notes_too_and_one_accumulator_in_every_mode() {
         assert_eq!(params.counter, 0x100 + before_counter);
         assert_eq!(params.dq_notes, params.counter + 4 * counters);
     }
+}
+
+#[test]
+fn divided_key_tiles_have_slots_between_accumulators_and_counters() {
+    let (q, kv) = (Layout::bshd([1, 2048, 32, 128]), Layout::bshd([1, 2048, 1, 128]));
+    let problem = BackwardProblem::new(ForwardProblem::new(Dtype::Bf16, q, kv, kv));
+    for mode in [Mode::Fast, Mode::Deterministic] {
+        let plan = plan(&problem.with_mode(mode));
+        let families = families(&plan);
+        assert_eq!(families[1..], [Family::Backward, Family::BackwardConvert, Family::BackwardSum]);
+        assert_eq!(plan.launches[1].blocks, 128);
+        // Rows in sixteens, of dk and dv, of 16 tiles.
+        assert_eq!(plan.launches[3].blocks, 16 * 2 * 128 / 16);
+        let params = plan.params_with(0x100, plan.workspace_bytes()).unwrap();
+        assert!(params.stretch_sums > params.dq_accumulator && params.stretch_sums.is_multiple_of(16));
+        let slot_bytes = u64::from(plan.stretches.slots()) * 4 * 2 * 128 * 128;
+        assert_eq!(params.counter, params.stretch_sums + slot_bytes);
+        assert_eq!(params.tile_keys, 128);
+    }
+    let whole = plan(&self::problem(Dtype::Bf16, 128));
+    let params = whole.params_with(0x100, whole.workspace_bytes()).unwrap();
+    assert_eq!((whole.stretches.slots(), params.stretch_sums), (0, 0));
 }
 
 #[test]

@@ -7,9 +7,9 @@ use kernels_gpu::abi::Dtype;
 
 /// Keys and queries of a step.
 #[derive(Clone, Copy)]
-struct Step {
-    keys: u32,
-    queries: i32,
+pub(super) struct Step {
+    pub keys: u32,
+    pub queries: i32,
 }
 
 /// The steps of the kernels for head dims up to 64.
@@ -64,15 +64,15 @@ fn suits_192(valid: &ValidForward, multiprocessors: u32) -> bool {
 }
 
 /// The steps of one head.
-struct Count {
+pub(super) struct Count {
     /// Of all key tiles.
-    all: u128,
+    pub all: u128,
     /// Of the key tile with the most.
-    most: u128,
+    pub most: u128,
 }
 
 impl Count {
-    fn of(valid: &ValidForward, step: Step) -> Self {
+    pub fn of(valid: &ValidForward, step: Step) -> Self {
         let visible = valid.visible().transposed(valid.query_rows as i32);
         let key_tiles = valid.key_rows.div_ceil(step.keys);
         let mut stride = key_tiles.div_ceil(MOST_SAMPLES).max(1);

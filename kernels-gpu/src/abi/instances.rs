@@ -242,6 +242,18 @@ macro_rules! for_each_backward_delta_fma_sm80 {
     };
 }
 
+/// Calls `$callback!` with name and element type of each kernel that adds up dK and dV of key tiles that
+/// the Hopper backward has divided.
+#[macro_export]
+macro_rules! for_each_backward_sum_sm90a {
+    ($callback:ident) => {
+        $callback! {
+            (backward_sum_bf16_sm90a, Bf16)
+            (backward_sum_f16_sm90a, F16)
+        }
+    };
+}
+
 /// Calls `$callback!` with one row for each kernel that ends a backward of
 /// [`for_each_backward_mma_sm80`]: columns as there.
 #[macro_export]

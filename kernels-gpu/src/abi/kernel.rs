@@ -99,8 +99,11 @@ pub enum Family {
     BackwardDelta,
     /// Main kernel of a backward: dk, dv and dq before conversion.
     Backward,
-    /// Last kernel of a backward: dq.
+    /// The kernel of a backward that makes dq, mostly the last one.
     BackwardConvert,
+    /// The last one of a backward for Hopper that has divided key tiles: their dk and dv. Any head dim, any
+    /// strides.
+    BackwardSum,
 }
 
 /// One compiled kernel: what it accepts and what it needs to be launched.
@@ -122,7 +125,7 @@ pub struct KernelSpec {
     /// Query rows per block, or per step of the inner loop of a backward; of a delta kernel, per tile, of
     /// which a block takes one or two; of a combining kernel, one for each warp, or one of all.
     pub query_rows: u32,
-    /// Keys per step of the inner loop.
+    /// Keys per step of the inner loop; of a kernel that adds up dk and dv, per block.
     pub key_rows: u32,
     /// Threads per block (`.maxntid`).
     pub threads: u32,
@@ -138,6 +141,11 @@ impl KernelSpec {
     /// Whether this forward kernel looks at [`super::ForwardParams::splits`].
     pub const fn splits_keys(&self) -> bool {
         tiles_split_keys(self.query_rows)
+    }
+
+    /// Whether it is the same for every head dim and every access.
+    pub const fn takes_any_strides(&self) -> bool {
+        matches!(self.family, Family::ForwardCombine | Family::BackwardDelta | Family::BackwardSum)
     }
 
     /// Whether it may start while the kernel before it ends, since it waits for that one itself.

@@ -11,8 +11,10 @@ use super::regions::Regions;
 pub const BARRIER_BYTES: u32 = 8;
 /// Messages of a mailbox.
 pub const MESSAGES: u32 = 2;
-/// Bytes of a message.
-pub const MESSAGE_BYTES: u32 = 48;
+/// Words of a message of the forward for Hopper.
+pub const FORWARD_MESSAGE_WORDS: usize = 12;
+/// Words of a message of the backward for Hopper.
+pub const BACKWARD_MESSAGE_WORDS: usize = 20;
 
 /// Dynamic shared memory that a block can have on Hopper.
 const MOST_SHARED_BYTES: u32 = 227 * 1024;
@@ -128,7 +130,7 @@ impl ForwardHopperLayout {
         }
         let k = regions.add("k", key_stages, key_rows * row_bytes);
         let v = regions.add("v", value_stages, key_rows * row_bytes);
-        let orders = add_mailbox(&mut regions);
+        let orders = add_mailbox(&mut regions, FORWARD_MESSAGE_WORDS);
         let notes = regions.add("notes", MOST_FORWARD_WARPS, NOTE_BYTES);
         let q_barriers = add_stages(&mut regions, "q barriers", query_stages);
         let k_barriers = add_stages(&mut regions, "k barriers", key_stages);
@@ -211,7 +213,7 @@ impl BackwardHopperLayout {
         let dq = regions.add_part("dq", Some(0), dq_bytes[0]);
         regions.add_part("dq", Some(1), dq_bytes[1]);
         let statistics = add_statistics(&mut regions, query_stages, query_rows);
-        let orders = add_mailbox(&mut regions);
+        let orders = add_mailbox(&mut regions, BACKWARD_MESSAGE_WORDS);
         let k_barriers = add_stages(&mut regions, "k barriers", 1);
         let v_barriers = add_stages(&mut regions, "v barriers", 1);
         let q_barriers = add_stages(&mut regions, "q barriers", query_stages);
@@ -354,9 +356,9 @@ const fn add_statistics(regions: &mut Regions, stages: u32, query_rows: u32) -> 
     first
 }
 
-/// Messages and their barriers.
-const fn add_mailbox(regions: &mut Regions) -> u32 {
-    let first = regions.add("orders", MESSAGES, MESSAGE_BYTES);
+/// Messages of so many words, and their barriers.
+const fn add_mailbox(regions: &mut Regions, words: usize) -> u32 {
+    let first = regions.add("orders", MESSAGES, 4 * words as u32);
     add_stages(regions, "order barriers", MESSAGES);
     first
 }

@@ -124,7 +124,8 @@ impl KernelSpec {
                 layout::BackwardHopperLayout::new(head_dim, query_rows, key_rows).regions
             }
             (Family::ForwardCombine, ..) => layout::forward_combine(head_dim, query_rows),
-            (Family::BackwardDelta, _, Dtype::F32) | (Family::BackwardConvert, ..) => Regions::new(),
+            (Family::BackwardDelta, _, Dtype::F32)
+            | (Family::BackwardConvert | Family::BackwardSum, ..) => Regions::new(),
             (Family::BackwardDelta, ..) => layout::backward_delta(query_rows),
         }
     }
@@ -152,7 +153,7 @@ mod tests {
                 Family::Forward | Family::Backward => true,
                 Family::ForwardCombine => spec.query_rows == 1,
                 Family::BackwardDelta => spec.dtype != Dtype::F32,
-                Family::BackwardConvert => false,
+                Family::BackwardConvert | Family::BackwardSum => false,
             };
             assert_eq!(!regions.as_slice().is_empty(), uses_shared, "{}", spec.name);
             let padding = if spec.arch == Arch::Sm90a && uses_shared { 512 } else { 1 };

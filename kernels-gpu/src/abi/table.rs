@@ -126,6 +126,15 @@ const BACKWARD_DELTA_FMA: &[KernelSpec] = {
     for_each_backward_delta_fma_sm80!(rows)
 };
 
+const BACKWARD_SUM: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident))*) => {
+            &[$(spec!(BackwardSum, Sm90a, ($name, $dtype, 256, Element, 1, 16, 128, 1), 0, false)),*]
+        };
+    }
+    for_each_backward_sum_sm90a!(rows)
+};
+
 const BACKWARD_MMA: &[KernelSpec] = {
     macro_rules! rows { ($($row:tt)*) => { table!(Backward, backward_mma_shared_bytes, $($row)*) }; }
     for_each_backward_mma_sm80!(rows)
@@ -168,6 +177,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     BACKWARD_WIDE_SM90A,
     BACKWARD_CONVERT_MMA,
     BACKWARD_CONVERT_FMA,
+    BACKWARD_SUM,
 ];
 
 const COUNT: usize = {
@@ -208,7 +218,7 @@ mod tests {
                 spec.name
             );
             assert!(spec.name.contains(spec.dtype.name()));
-            let of_any_access = matches!(spec.family, Family::ForwardCombine | Family::BackwardDelta);
+            let of_any_access = spec.takes_any_strides();
             let strided = spec.access == Access::Element && !of_any_access;
             assert_eq!(spec.name.contains("_strided"), strided);
         }

@@ -39,6 +39,19 @@ pub unsafe fn load_u32x4(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// [`load_u32x4`] of the `GROUP`-th 16 bytes from `address` on, whose own address is nothing that the
+/// compiler could keep in a register.
+///
+/// # Safety
+/// As [`load_u32x4`].
+#[inline(always)]
+pub unsafe fn load_u32x4_of<const GROUP: u32>(address: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    asm!("ld.shared.v4.b32 {{{}, {}, {}, {}}}, [{}+{offset}];", out(reg32) a, out(reg32) b, out(reg32) c,
+        out(reg32) d, in(reg32) address, offset = const GROUP * 16, options(nostack));
+    [a, b, c, d]
+}
+
 /// Reads 4 f32. PTX: `ld.shared.v4.b32`.
 ///
 /// # Safety

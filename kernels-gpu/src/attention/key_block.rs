@@ -6,6 +6,7 @@ use crate::abi::{
 };
 use crate::arch::{math, thread};
 use crate::geometry::schedule::{Schedule, Work};
+use crate::geometry::stretch::Stretch;
 use crate::geometry::visible::{TileRange, Visible};
 use crate::pipeline::query_ring::QuerySource;
 use crate::tile::global_rows::GlobalRows;
@@ -61,21 +62,7 @@ impl KeyBlock {
         let ragged = end > self.sequence.visible.key_rows;
         let last = if ragged { self.sequence.visible.key_rows } else { end } - 1;
         let tiles = self.visible.tiles(first_key, last, queries as i32);
-        Walk { tiles, ragged, steps: (tiles.end - tiles.begin) as u32 * p.group_size }
-    }
-
-    /// The query tile that this block begins each head with. If they are staggered, key tiles that start
-    /// together come to different ones first: each stores the first shares of some.
-    ///
-    /// # Safety
-    /// `p` is as [`BackwardParams`] says.
-    #[inline(always)]
-    pub unsafe fn first_query_tile(&self, p: &BackwardParams, tiles: &TileRange) -> i32 {
-        if p.dq_order != DQ_STAGGERED {
-            return tiles.begin;
-        }
-        tiles.begin
-            + math::divide(self.first_tile * (tiles.end - tiles.begin) as u32, p.key_blocks) as i32
+        Walk::all(p, tiles, ragged)
     }
 
     /// Where the tiles of a step come from, with `queries` rows of q and dO; `with_norms` if dO's norms are
@@ -158,8 +145,14 @@ pub struct Walk {
     pub tiles: TileRange,
     /// Whether the key tile reaches past the last key.
     pub ragged: bool,
-    /// Tiles times heads.
+    /// Tiles times heads, or as many of these steps as are this block's.
     pub steps: u32,
+    /// Query head, in the group, of the first step.
+    pub first_head: u32,
+    /// The query tile of the first step.
+    pub first_tile: i32,
+    /// The query tile that each head begins with.
+    pub head_begins_with: i32,
 }
 
 /// One step of a [`Walk`].
@@ -174,10 +167,17 @@ pub struct Step {
 }
 
 impl Walk {
+    /// Over all of these tiles.
+    #[inline(always)]
+    pub fn all(p: &BackwardParams, tiles: TileRange, ragged: bool) -> Self {
+        let (begin, steps) = (tiles.begin, (tiles.end - tiles.begin) as u32 * p.group_size);
+        Walk { tiles, ragged, steps, first_head: 0, first_tile: begin, head_begins_with: begin }
+    }
+
     /// The first step.
     #[inline(always)]
     pub fn start(&self) -> Step {
-        Step { step: 0, head: 0, tile: self.tiles.begin }
+        Step { step: 0, head: self.first_head, tile: self.first_tile }
     }
 
     /// This walk, where every query sees every key: then it does not matter to those who compute which
@@ -189,21 +189,38 @@ impl Walk {
         Walk { tiles: TileRange { begin, full_begin: begin, full_end: end, end }, ..self }
     }
 
-    /// The first step, where each head begins with query tile `first`.
+    /// A stretch of this walk, whose heads begin with query tile `head_begins_with` each.
+    ///
+    /// # Safety
+    /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
-    pub fn start_with(&self, first: i32) -> Step {
-        Step { tile: first, ..self.start() }
+    pub unsafe fn part(self, p: &BackwardParams, stretch: &Stretch, head_begins_with: i32) -> Walk {
+        let (first, end) = (self.unit_begins(p, stretch.begin), self.unit_begins(p, stretch.end));
+        let tiles = (self.tiles.end - self.tiles.begin) as u32;
+        let first_head = math::divide(first, if tiles > 0 { tiles } else { 1 });
+        let mut first_tile = head_begins_with + (first - first_head * tiles) as i32;
+        if first_tile >= self.tiles.end {
+            first_tile -= tiles as i32;
+        }
+        Walk { steps: end - first, first_head, first_tile, head_begins_with, ..self }
     }
 
-    /// The step after `at`, where each head begins with query tile `first`. Those who compute have no
-    /// register for that, and do with [`Walk::next`].
+    /// The step that unit `unit` of the tile begins with.
     #[inline(always)]
-    pub fn next_with(&self, at: &Step, first: i32) -> Step {
+    fn unit_begins(&self, p: &BackwardParams, unit: u32) -> u32 {
+        (self.steps * unit) >> p.unit_bits
+    }
+
+    /// The step after `at`. Those who compute have no register for the head, nor for the tile that it begins
+    /// with, and do with [`Walk::next`].
+    #[inline(always)]
+    pub fn next_of_head(&self, at: &Step) -> Step {
         let tile = if at.tile + 1 < self.tiles.end { at.tile + 1 } else { self.tiles.begin };
-        Step { step: at.step + 1, head: at.head + (tile == first) as u32, tile }
+        let begins = tile == self.head_begins_with;
+        Step { step: at.step + 1, head: at.head + begins as u32, tile }
     }
 
-    /// The step after `at`.
+    /// The step after `at`, of heads that begin with the first query tile.
     #[inline(always)]
     pub fn next(&self, at: &Step) -> Step {
         let same_head = at.tile + 1 < self.tiles.end;
@@ -225,6 +242,20 @@ impl Walk {
     pub fn hides(&self, at: &Step) -> bool {
         at.tile < self.tiles.full_begin || at.tile >= self.tiles.full_end
     }
+}
+
+/// The query tile that key tile `key_tile` begins each head with, of those of `tiles`. If they are
+/// staggered, key tiles that start together come to different ones first: each stores the first shares of
+/// some.
+///
+/// # Safety
+/// `p` is as [`BackwardParams`] says.
+#[inline(always)]
+pub unsafe fn first_query_tile(p: &BackwardParams, key_tile: u32, tiles: &TileRange) -> i32 {
+    if p.dq_order != DQ_STAGGERED {
+        return tiles.begin;
+    }
+    tiles.begin + math::divide(key_tile * (tiles.end - tiles.begin) as u32, p.key_blocks) as i32
 }
 
 /// In what order a launch works on its key tiles.
@@ -260,8 +291,9 @@ pub const fn added_by(key_tile: u32) -> u32 {
     key_tile + 1
 }
 
-/// Where it is counted how many halves of dQ the key tiles of a key head have added for good: each adds two,
-/// also where it has no step. When all have, dQ of the head's queries is complete.
+/// Where it is counted how much of dQ the key tiles of a key head have added for good, in
+/// `Division::tile_units` of halves: each adds two, also where it has no step. When all have, dQ of the
+/// head's queries is complete.
 #[inline(always)]
 pub fn finished_halves(p: &BackwardParams, batch: u32, key_head: u32) -> u64 {
     let key_heads = math::divide(p.query_heads, p.group_size);

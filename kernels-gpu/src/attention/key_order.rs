@@ -1,18 +1,22 @@
 //! What the producer of a Hopper block tells the others about the next tile of keys, so that they divide
 //! nothing and read no lengths.
 
-use super::key_block::{KeyBlock, Walk};
+use super::key_block::{self, KeyBlock, Walk};
 use super::sequence::Sequence;
-use crate::abi::BackwardParams;
+use crate::abi::layout::BACKWARD_MESSAGE_WORDS as WORDS;
+use crate::abi::{BackwardParams, DQ_STAGGERED};
+use crate::geometry::stretch::Stretch;
 use crate::geometry::visible::{TileRange, Visible};
-use crate::pipeline::mailbox::{Letter, WORDS};
+use crate::pipeline::mailbox::{Letter, Mailbox};
 
-/// A tile of keys and the query tiles that see it. Written as words:
+/// A tile of keys and the query tiles that see it, as far as they are this block's. Written as words:
 ///
 /// ```text
 /// 0   key tile (or STOP), query rows, key rows, first query      the lengths
 /// 4   key head, batch, first key, first row in the workspace     the place
 /// 8   query tiles: begin, full begin, full end, end              the tiles
+/// 12  steps, first head, first tile, first tile of other heads   the steps
+/// 16  begin, end, turn, number of the key tile                   the stretch
 /// ```
 #[derive(Clone, Copy)]
 pub struct KeyOrder {
@@ -20,34 +24,88 @@ pub struct KeyOrder {
     pub block: KeyBlock,
     /// The query tiles.
     pub walk: Walk,
+    /// Which part of the tile's steps these are.
+    pub stretch: Stretch,
 }
+
+/// Where orders are sent through.
+pub type KeyOrders = Mailbox<WORDS>;
 
 /// The first word of the message that says that there is no more work. There are not as many tiles.
 const STOP: u32 = u32::MAX;
 
 impl KeyOrder {
-    /// The message that ends all work.
-    pub const END: [u32; WORDS] = [STOP, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-
-    /// The order as a message.
+    /// Writes that there is no more work.
+    ///
+    /// # Safety
+    /// As [`Letter::write`].
     #[inline(always)]
-    pub fn message(&self) -> [u32; WORDS] {
-        let KeyOrder { block, walk } = self;
+    pub unsafe fn write_end(letter: Letter) {
+        letter.write::<0>([STOP, 0, 0, 0]);
+    }
+
+    /// Writes the lengths and the place.
+    ///
+    /// # Safety
+    /// As [`Letter::write`].
+    #[inline(always)]
+    pub unsafe fn write_block(letter: Letter, block: &KeyBlock) {
         let sequence = &block.sequence;
-        [
-            block.first_tile,
-            sequence.query_rows as u32,
-            sequence.visible.key_rows as u32,
-            sequence.first_query as u32,
-            block.key_head,
-            sequence.batch,
-            sequence.first_key as u32,
-            block.workspace_row,
-            walk.tiles.begin as u32,
-            walk.tiles.full_begin as u32,
-            walk.tiles.full_end as u32,
-            walk.tiles.end as u32,
-        ]
+        let (query_rows, key_rows) = (sequence.query_rows as u32, sequence.visible.key_rows as u32);
+        letter.write::<0>([block.first_tile, query_rows, key_rows, sequence.first_query as u32]);
+        let first_key = sequence.first_key as u32;
+        letter.write::<1>([block.key_head, sequence.batch, first_key, block.workspace_row]);
+    }
+
+    /// Writes the tiles of `queries` queries, for a block of `keys` keys.
+    ///
+    /// # Safety
+    /// As [`Letter::write`]; the lengths are written.
+    #[inline(always)]
+    pub unsafe fn write_tiles(letter: Letter, p: &BackwardParams, keys: u32, queries: u32) {
+        let block = KeyOrder::block(letter, p);
+        let mut walk = block.walk(p, (block.first_tile * keys) as i32, keys, queries);
+        if p.dq_order == DQ_STAGGERED {
+            walk = walk.hiding_nothing();
+        }
+        letter.write::<2>(walk.tiles.words());
+    }
+
+    /// Writes the steps, which the rest of the message says.
+    ///
+    /// # Safety
+    /// As [`Letter::write`]; the rest is written. `p` is as [`BackwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn write_steps(letter: Letter, p: &BackwardParams) {
+        let [key_tile, ..] = letter.group::<0>();
+        let tiles = TileRange::from_words(letter.group::<2>());
+        let head_begins_with = key_block::first_query_tile(p, key_tile, &tiles);
+        let walk = Walk::all(p, tiles, false).part(p, &KeyOrder::stretch(letter), head_begins_with);
+        letter.write::<3>([
+            walk.steps,
+            walk.first_head,
+            walk.first_tile as u32,
+            head_begins_with as u32,
+        ]);
+    }
+
+    /// Writes the stretch.
+    ///
+    /// # Safety
+    /// As [`Letter::write`].
+    #[inline(always)]
+    pub unsafe fn write_stretch(letter: Letter, stretch: &Stretch) {
+        letter.write::<4>([stretch.begin, stretch.end, stretch.turn, stretch.tile]);
+    }
+
+    /// The stretch alone.
+    ///
+    /// # Safety
+    /// The letter can still be read.
+    #[inline(always)]
+    pub unsafe fn stretch(letter: Letter) -> Stretch {
+        let [begin, end, turn, tile] = letter.group::<4>();
+        Stretch { begin, end, turn, tile }
     }
 
     /// Whether a message ends all work.
@@ -56,19 +114,18 @@ impl KeyOrder {
     /// The letter can still be read.
     #[inline(always)]
     pub unsafe fn ends(letter: Letter) -> bool {
-        let [first_tile, ..] = letter.group(0);
+        let [first_tile, ..] = letter.group::<0>();
         first_tile == STOP
     }
 
-    /// The order in a message that is not [`Self::END`], for tiles of `keys` keys.
+    /// The lengths and the place.
     ///
     /// # Safety
-    /// The letter can still be read.
+    /// As [`KeyOrder::stretch`].
     #[inline(always)]
-    pub unsafe fn read(letter: Letter, p: &BackwardParams, keys: u32) -> Self {
-        let [first_tile, query_rows, key_rows, first_query] = letter.group(0);
-        let [key_head, batch, first_key, workspace_row] = letter.group(1);
-        let [begin, full_begin, full_end, end] = letter.group(2).map(|word| word as i32);
+    unsafe fn block(letter: Letter, p: &BackwardParams) -> KeyBlock {
+        let [first_tile, query_rows, key_rows, first_query] = letter.group::<0>();
+        let [key_head, batch, first_key, workspace_row] = letter.group::<1>();
         let (query_rows, key_rows) = (query_rows as i32, key_rows as i32);
         let diagonal = if p.bottom_right != 0 { key_rows - query_rows } else { 0 };
         let visible = Visible { key_rows, diagonal, left: p.window_left, right: p.window_right };
@@ -79,16 +136,22 @@ impl KeyOrder {
             query_rows,
             visible,
         };
-        let block = KeyBlock {
-            sequence,
-            workspace_row,
-            key_head,
-            first_tile,
-            visible: visible.transposed(query_rows),
-        };
-        let tiles = TileRange { begin, full_begin, full_end, end };
-        let ragged = ((first_tile + 1) * keys) as i32 > key_rows;
-        let walk = Walk { tiles, ragged, steps: (end - begin) as u32 * p.group_size };
-        KeyOrder { block, walk }
+        let visible = visible.transposed(query_rows);
+        KeyBlock { sequence, workspace_row, key_head, first_tile, visible }
+    }
+
+    /// The order in a message that is not [the end](KeyOrder::write_end), for tiles of `keys` keys.
+    ///
+    /// # Safety
+    /// The letter can still be read.
+    #[inline(always)]
+    pub unsafe fn read(letter: Letter, p: &BackwardParams, keys: u32) -> Self {
+        let block = KeyOrder::block(letter, p);
+        let tiles = TileRange::from_words(letter.group::<2>());
+        let [steps, first_head, first_tile, head_begins_with] = letter.group::<3>();
+        let ragged = ((block.first_tile + 1) * keys) as i32 > block.sequence.visible.key_rows;
+        let (first_tile, head_begins_with) = (first_tile as i32, head_begins_with as i32);
+        let walk = Walk { tiles, ragged, steps, first_head, first_tile, head_begins_with };
+        KeyOrder { block, walk, stretch: KeyOrder::stretch(letter) }
     }
 }

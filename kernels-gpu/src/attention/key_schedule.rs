@@ -27,9 +27,7 @@ impl KeySchedule {
     pub unsafe fn new(p: &BackwardParams, keys: u32) -> Self {
         let mut all = KeySchedule { tiles: schedule(p), sequence: 0, before: 0 };
         if p.cu_seqlens_k != 0 {
-            let heads = all.tiles.heads;
-            let heads_per_wave = if p.heads_per_wave < heads { p.heads_per_wave } else { heads };
-            all.tiles = Schedule { batches: 1, heads_per_wave, ..all.tiles };
+            all.tiles.batches = 1;
             all.count(p, keys);
         }
         all
@@ -40,7 +38,7 @@ impl KeySchedule {
     unsafe fn count(&mut self, p: &BackwardParams, keys: u32) {
         let offsets = p.cu_seqlens_k.wrapping_add(4 * self.sequence as u64);
         let rows = global::load_u32(offsets.wrapping_add(4)) - global::load_u32(offsets);
-        self.tiles.tiles = rows.div_ceil(keys);
+        self.tiles.tiles = math::divide(rows + keys - 1, keys);
     }
 
     /// The tile with this number; none after the last. The first keys come first: with a causal mask their
@@ -65,6 +63,8 @@ impl KeySchedule {
                 }
                 self.count(p, keys);
             }
+        } else if number >= self.tiles.count() {
+            return None;
         }
         let work = self.tiles.work(number - self.before, math::divide);
         let tile = if descending { work.tile } else { self.tiles.tiles - 1 - work.tile };

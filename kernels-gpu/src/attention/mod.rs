@@ -4,6 +4,7 @@ pub mod gradient;
 pub mod key_block;
 pub mod key_order;
 pub mod key_schedule;
+pub mod key_stretch;
 pub mod mask;
 pub mod packed_work;
 pub mod query_block;

@@ -4,8 +4,9 @@
 use super::query_block::{QueryBlock, QueryTiles};
 use super::sequence::Sequence;
 use crate::abi::ForwardParams;
+use crate::abi::layout::FORWARD_MESSAGE_WORDS as WORDS;
 use crate::geometry::visible::{TileRange, Visible};
-use crate::pipeline::mailbox::{Letter, WORDS};
+use crate::pipeline::mailbox::{Letter, Mailbox};
 
 /// One query block and what to do with it. Written as words:
 ///
@@ -48,6 +49,9 @@ const STOP: u32 = u32::MAX;
 /// No stage.
 const NONE: u32 = u16::MAX as u32;
 
+/// Where orders are sent through.
+pub type WorkOrders = Mailbox<WORDS>;
+
 impl WorkOrder {
     /// The message that ends all work.
     pub const END: [u32; WORDS] = [STOP, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -87,7 +91,7 @@ impl ReceivedOrder {
     /// The letter can still be read.
     #[inline(always)]
     pub unsafe fn is_end(self) -> bool {
-        self.0.group(0)[0] == STOP
+        self.0.group::<0>()[0] == STOP
     }
 
     /// The key tiles to visit.
@@ -96,7 +100,7 @@ impl ReceivedOrder {
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
     pub unsafe fn tiles(self) -> TileRange {
-        TileRange::from_words(self.0.group(2))
+        TileRange::from_words(self.0.group::<2>())
     }
 
     /// Whether the block's row `row` exists.
@@ -105,7 +109,7 @@ impl ReceivedOrder {
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
     pub unsafe fn has_row(self, row: u32) -> bool {
-        let [first_row, end_row, ..] = self.0.group(0).map(|word| word as i32);
+        let [first_row, end_row, ..] = self.0.group::<0>().map(|word| word as i32);
         first_row + (row as i32) < end_row
     }
 
@@ -138,8 +142,8 @@ impl ReceivedOrder {
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
     pub unsafe fn block(self, p: &ForwardParams, tiles: QueryTiles) -> QueryBlock {
-        let [first_row, end_row, key_rows, first_query] = self.0.group(0).map(|word| word as i32);
-        let [head, part, diagonal, _] = self.0.group(1);
+        let [first_row, end_row, key_rows, first_query] = self.0.group::<0>().map(|word| word as i32);
+        let [head, part, diagonal, _] = self.0.group::<1>();
         let diagonal = diagonal as i32;
         let visible = Visible { key_rows, diagonal, left: p.window_left, right: p.window_right };
         let sequence = Sequence { batch: part, first_query, first_key: 0, query_rows: 0, visible };
@@ -153,7 +157,7 @@ impl ReceivedOrder {
     /// As [`ReceivedOrder::is_end`].
     #[inline(always)]
     pub unsafe fn repairs(self) -> Repairs {
-        let [_, _, _, stages] = self.0.group(1);
+        let [_, _, _, stages] = self.0.group::<1>();
         let stage = |half| if half == NONE { None } else { Some(half) };
         Repairs { query_stage: stage(stages >> 16), value_stage: stage(stages & 0xffff) }
     }

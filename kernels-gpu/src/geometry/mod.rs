@@ -4,5 +4,6 @@ pub mod descriptor;
 pub mod fragment;
 pub mod row_heads;
 pub mod schedule;
+pub mod stretch;
 pub mod swizzle;
 pub mod visible;

@@ -8,6 +8,7 @@ use crate::abi::layout::{DQ_TRANSPOSED_ROWS, dq_is_transposed};
 use crate::abi::{Access, BackwardParams};
 use crate::arch::{global, grid, math, thread, warp};
 use crate::attention::key_block::{self, UNTOUCHED};
+use crate::attention::key_stretch;
 use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fma::outer;
@@ -55,7 +56,8 @@ impl QueryTile {
     unsafe fn completed(p: &BackwardParams, queries: u32, keys: u32) -> Self {
         let (index, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
         let tile = QueryTile::new(p, queries, index);
-        let halves = 2 * (tile.sequence.visible.key_rows as u32).div_ceil(keys);
+        let key_tiles = (tile.sequence.visible.key_rows as u32).div_ceil(keys);
+        let halves = 2 * key_stretch::division(p).tile_units() * key_tiles;
         let counter = key_block::finished_halves(p, tile.batch, math::divide(tile.head, p.group_size));
         // Without keys there was no main kernel. One block waits for its end in any case: what follows this
         // kernel in the stream does not wait for the main one.

@@ -1,10 +1,10 @@
 //! The backward for Hopper: dV, dK and a share of dQ (SEMANTICS section 1), at the rate of its tensor cores.
 //!
-//! A block stays on its multiprocessor and takes key tiles until there are none left: 128 keys of one key
-//! head. It walks over the query tiles that see them, of every query head of the group. Each of two
-//! warpgroups computes 64 keys. Score tiles are transposed (rows are keys): then p and ds feed the products
-//! with dO and q from registers. For dq, ds goes through shared memory, since it sums over the keys of both
-//! warpgroups:
+//! A block stays on its multiprocessor and takes key tiles, or stretches of some
+//! ([`crate::attention::key_stretch`]), until there are none left: 128 keys of one key head. It walks over
+//! the query tiles that see them, of every query head of the group. Each of two warpgroups computes 64
+//! keys. Score tiles are transposed (rows are keys): then p and ds feed the products with dO and q from
+//! registers. For dq, ds goes through shared memory, since it sums over the keys of both warpgroups:
 //!
 //! ```text
 //! for each query tile:
@@ -44,14 +44,14 @@ mod three;
 mod wide;
 mod writer;
 
-use crate::abi::{BackwardHopperParams, BackwardParams, TensorView, backward_sm90a_query_stages};
+use crate::abi::{BackwardHopperParams, BackwardParams, backward_sm90a_query_stages};
 use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
 use crate::attention::gradient::{
     TilePosition, block_max, exponentiate, exponentiate_here, load_delta, multiply_all, range_factor,
     scale_all, subtract_delta, subtract_loaded_delta, subtract_lse,
 };
-use crate::attention::key_block::KeyBlock;
 use crate::attention::key_order::KeyOrder;
+use crate::attention::key_stretch::{KeyGradient, division, final_scale};
 use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::{Cursor, Stages};
@@ -202,11 +202,11 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         let lse = self.lse(stage);
                         subtract_lse::<MmaFragment, 2, S, false>(lane, &mut scores, lse, scale_log2);
                         if walk.hides(&at) {
-                            self.hide(p, letter, at.tile, &mut scores);
+                            self.hide(p, self.orders.letter_here(&orders), at.tile, &mut scores);
                         }
                         exponentiate::<S, false>(&mut scores);
                     } else if walk.hides(&at) {
-                        self.hide(p, letter, at.tile, &mut scores);
+                        self.hide(p, self.orders.letter_here(&orders), at.tile, &mut scores);
                         exponentiate_here::<S, 1>(&mut scores);
                     } else {
                         exponentiate_here::<S, 0>(&mut scores);
@@ -283,7 +283,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                     announce(lane == 0, self.dq_stage(warpgroup), &stages.previous().in_step());
                 }
             }
-            self.end_tile::<E, O>(p, letter, &mut orders, warpgroup, &mut dk, &dv);
+            self.end_tile::<E, O>(p, &mut orders, warpgroup, &mut dk, &dv);
         }
     }
 }
@@ -327,13 +327,12 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         largest
     }
 
-    /// A warpgroup that holds dK and dV of 64 keys is done with the key tile of `letter`: lets go of it, and
+    /// A warpgroup that holds dK and dV of 64 keys is done with the key tile of its order: lets go of it, and
     /// writes them.
     #[inline(always)]
     unsafe fn end_tile<E: TensorCoreElement, const O: usize>(
         &self,
         p: &BackwardParams,
-        letter: Letter,
         orders: &mut MessageCursor,
         warpgroup: u32,
         dk: &mut [f32; O],
@@ -344,34 +343,42 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             self.keys.release(&orders.in_step());
             self.values.release(&orders.in_step());
         }
-        let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+        let order = KeyOrder::read(self.orders.letter_here(orders), p, KEYS);
         self.orders.discard(orders, lane);
-        scale_all(dk, p.scale);
-        self.store::<E, O>(p, &block, warpgroup, dk, &p.dk, p.head_dim);
-        self.store::<E, O>(p, &block, warpgroup, dv, &p.dv, p.value_dim);
+        scale_all(dk, final_scale(p, &order.stretch));
+        self.store::<E, O>(p, &order, warpgroup, dk, KeyGradient::Dk);
+        self.store::<E, O>(p, &order, warpgroup, dv, KeyGradient::Dv);
     }
 
-    /// Writes a warp's 16 rows of a gradient of 64 keys, the `part`-th of the block, to rows of `target`.
+    /// Writes a warp's 16 rows of a gradient of 64 keys, the `part`-th of the block: where they belong, or,
+    /// of a stretch of a tile, to its slot.
     #[inline(always)]
     unsafe fn store<E: TensorCoreElement, const O: usize>(
         &self,
         p: &BackwardParams,
-        block: &KeyBlock,
+        order: &KeyOrder,
         part: u32,
-        gradient: &[f32; O],
-        target: &TensorView,
-        columns: u32,
+        values: &[f32; O],
+        gradient: KeyGradient,
     ) {
+        let KeyOrder { block, stretch, .. } = order;
         let row = (block.first_tile * KEYS) as i32;
         let (lane, first_row) = place(part);
+        let (target, columns) = gradient.of(p);
+        let is_whole = division(p).is_whole(stretch);
+        if p.gradients_f32 != 0 || !is_whole {
+            let mut rows = block.key_rows::<4>(target, row, columns);
+            if !is_whole {
+                rows = gradient.slot_rows(p, stretch, &rows);
+            }
+            store_pairs::<E, O, true>(lane, values, first_row, 0, &rows, true);
+            return;
+        }
         let rows = block.key_rows::<2>(target, row, columns);
-        if p.gradients_f32 != 0 {
-            let rows = block.key_rows::<4>(target, row, columns);
-            store_pairs::<E, O, true>(lane, gradient, first_row, 0, &rows, true);
-        } else if columns % 8 != 0 {
-            store_pairs::<E, O, true>(lane, gradient, first_row, 0, &rows, false);
+        if columns % 8 != 0 {
+            store_pairs::<E, O, true>(lane, values, first_row, 0, &rows, false);
         } else {
-            store_exchanged::<E, O>(lane, gradient, first_row, &rows);
+            store_exchanged::<E, O>(lane, values, first_row, &rows);
         }
     }
 }

@@ -5,6 +5,7 @@ pub mod backward_delta;
 pub mod backward_fma;
 pub mod backward_hopper;
 pub mod backward_mma;
+pub mod backward_sum;
 pub mod forward_combine;
 pub mod forward_fma;
 pub mod forward_hopper;

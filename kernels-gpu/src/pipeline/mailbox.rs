@@ -1,17 +1,14 @@
 //! Short messages from one thread to all warps that work for it, through shared memory, two at a time.
 
 use super::stages::{Cursor, Stages};
-use crate::arch::{shared, warp};
-
-/// Words of a message.
-pub const WORDS: usize = MESSAGE_BYTES as usize / 4;
+use crate::arch::{shared, thread, warp};
 
 const MESSAGES: u32 = crate::abi::layout::MESSAGES;
-const MESSAGE_BYTES: u32 = crate::abi::layout::MESSAGE_BYTES;
 
-/// Two messages and their barriers, at a shared address that is a multiple of 16.
+/// Two messages of `WORDS` words (groups of four) and their barriers, at a shared address that is a
+/// multiple of 16.
 #[derive(Clone, Copy)]
-pub struct Mailbox {
+pub struct Mailbox<const WORDS: usize> {
     stages: Stages<MESSAGES>,
     address: u32,
 }
@@ -19,14 +16,15 @@ pub struct Mailbox {
 /// Where its owner stands in the sequence of messages.
 pub type MessageCursor = Cursor<MESSAGES>;
 
-impl Mailbox {
+impl<const WORDS: usize> Mailbox<WORDS> {
+    const MESSAGE_BYTES: u32 = 4 * WORDS as u32;
     /// Shared memory of the messages and their barriers.
-    pub const BYTES: u32 = MESSAGES * MESSAGE_BYTES + Stages::<MESSAGES>::BYTES;
+    pub const BYTES: u32 = MESSAGES * Self::MESSAGE_BYTES + Stages::<MESSAGES>::BYTES;
 
     /// The mailbox at shared address `address`.
     #[inline(always)]
     pub fn new(address: u32) -> Self {
-        Mailbox { stages: Stages::new(address + MESSAGES * MESSAGE_BYTES), address }
+        Mailbox { stages: Stages::new(address + MESSAGES * Self::MESSAGE_BYTES), address }
     }
 
     /// Makes the barriers, for `readers` warps that get every message.
@@ -44,14 +42,33 @@ impl Mailbox {
     /// One thread sends all of them.
     #[inline(always)]
     pub unsafe fn send(&self, cursor: &mut MessageCursor, message: [u32; WORDS]) {
-        self.stages.acquire(cursor);
-        let address = self.address + cursor.stage() * MESSAGE_BYTES;
+        let Letter { address } = self.begin(cursor);
         let mut i = 0;
         while i < WORDS {
             let four = [message[i], message[i + 1], message[i + 2], message[i + 3]];
             shared::store_u32x4(address + 4 * i as u32, four);
             i += 4;
         }
+        self.end(cursor);
+    }
+
+    /// Begins a message, which who has no registers for all of it writes by and by; waits until there is
+    /// room.
+    ///
+    /// # Safety
+    /// As [`Mailbox::send`].
+    #[inline(always)]
+    pub unsafe fn begin(&self, cursor: &MessageCursor) -> Letter {
+        self.stages.acquire(cursor);
+        self.letter(cursor)
+    }
+
+    /// Sends a message that was begun.
+    ///
+    /// # Safety
+    /// As [`Mailbox::send`]; it is written.
+    #[inline(always)]
+    pub unsafe fn end(&self, cursor: &mut MessageCursor) {
         self.stages.fill(cursor);
         cursor.advance();
     }
@@ -70,7 +87,13 @@ impl Mailbox {
     /// The message that [`Mailbox::wait`] gave.
     #[inline(always)]
     pub fn letter(&self, cursor: &MessageCursor) -> Letter {
-        Letter { address: self.address + cursor.stage() * MESSAGE_BYTES }
+        Letter { address: self.address + cursor.stage() * Self::MESSAGE_BYTES }
+    }
+
+    /// [`Mailbox::letter`], worked out at this place: registers are for what every step needs.
+    #[inline(always)]
+    pub fn letter_here(&self, cursor: &MessageCursor) -> Letter {
+        Letter { address: self.address + thread::opaque(cursor.stage()) * Self::MESSAGE_BYTES }
     }
 
     /// The message will not be read again.
@@ -104,12 +127,21 @@ pub struct Letter {
 }
 
 impl Letter {
-    /// Words `4 group..4 group + 4`.
+    /// Words `4 GROUP..4 GROUP + 4`.
     ///
     /// # Safety
     /// Before the message is discarded.
     #[inline(always)]
-    pub unsafe fn group(self, group: u32) -> [u32; 4] {
-        shared::load_u32x4(self.address + 16 * group)
+    pub unsafe fn group<const GROUP: u32>(self) -> [u32; 4] {
+        shared::load_u32x4_of::<GROUP>(self.address)
+    }
+
+    /// Writes words `4 GROUP..4 GROUP + 4`.
+    ///
+    /// # Safety
+    /// Between [`Mailbox::begin`] and [`Mailbox::end`].
+    #[inline(always)]
+    pub unsafe fn write<const GROUP: u32>(self, words: [u32; 4]) {
+        shared::store_u32x4(self.address + 16 * GROUP, words);
     }
 }

@@ -6,8 +6,10 @@
 use crate::arch::{global, thread};
 use crate::geometry::schedule::dealt;
 
-/// No tile.
+/// The next tile is not known yet.
 const UNASKED: u32 = u32::MAX;
+/// There are not as many tiles.
+const NO_SUCH: u32 = i32::MAX as u32;
 
 /// The tiles of one block.
 pub struct TileQueue {
@@ -28,12 +30,13 @@ impl TileQueue {
         TileQueue { counter, tiles, next, in_order: false }
     }
 
-    /// As [`TileQueue::new`], where a tile waits for those before it: what has been taken from the counter is
-    /// worked on as soon as the block's tile before is done, and who is free first gets what is waited for
-    /// first.
+    /// As [`TileQueue::new`], where somebody else knows how many tiles there are; without a counter, a tile
+    /// for each block. `in_order`, with a counter, where a tile waits for those before it: what has been
+    /// taken from the counter is worked on as soon as the block's tile before is done, and who is free
+    /// first gets what is waited for first.
     #[inline(always)]
-    pub fn in_order(counter: u64, tiles: u32) -> Self {
-        TileQueue { counter, tiles, next: 0, in_order: true }
+    pub fn endless(counter: u64, in_order: bool) -> Self {
+        TileQueue { counter, tiles: NO_SUCH, next: thread::block_idx_x(), in_order }
     }
 
     /// The next tile, if there is one left.
@@ -42,17 +45,27 @@ impl TileQueue {
     /// One thread of the block calls it.
     #[inline(always)]
     pub unsafe fn take(&mut self) -> Option<u32> {
-        let (block, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
         let tile = if self.counter == 0 {
             self.next += 1;
-            dealt(self.next - 1, block, blocks)
-        } else if self.in_order {
-            global::fetch_add_u32(self.counter, 1)
+            dealt(self.next - 1, thread::block_idx_x(), thread::grid_dim_x())
         } else {
-            self.ask();
-            core::mem::replace(&mut self.next, UNASKED)
+            self.take_any()
         };
         (tile < self.tiles).then_some(tile)
+    }
+
+    /// The next tile of an [endless](TileQueue::endless) queue; whether there is such a tile is for the
+    /// caller to say.
+    ///
+    /// # Safety
+    /// As [`TileQueue::take`].
+    #[inline(always)]
+    pub unsafe fn take_any(&mut self) -> u32 {
+        if self.in_order {
+            return global::fetch_add_u32(self.counter, 1);
+        }
+        self.ask();
+        core::mem::replace(&mut self.next, UNASKED)
     }
 
     /// Asks for the next tile, unless that was done, so that it is there when it is to be taken. The later,
@@ -63,9 +76,13 @@ impl TileQueue {
     /// As [`TileQueue::take`].
     #[inline(always)]
     pub unsafe fn ask(&mut self) {
-        // It never is without a counter, nor in order.
+        // It never is in order.
         if self.next == UNASKED {
-            self.next = thread::grid_dim_x() + global::fetch_add_u32(self.counter, 1);
+            self.next = if self.counter == 0 {
+                NO_SUCH
+            } else {
+                thread::grid_dim_x() + global::fetch_add_u32(self.counter, 1)
+            };
         }
     }
 

@@ -3,6 +3,7 @@
 mod overlap;
 mod q80;
 mod shares;
+mod stretches;
 mod three;
 
 use super::{Family, Mutant, VISIBLE_END, moved, other_parity};
@@ -350,7 +351,7 @@ fn in_order() -> Vec<Mutant> {
             .blocks(2)
             .edit(
                 "atom.global.add",
-                &["tile_queue.rs: self.next = thread::grid_dim_x()"],
+                &["tile_queue.rs: thread::grid_dim_x() + global"],
                 Which::All,
                 |line| with_operand(line, 2, "2"),
             )
@@ -373,7 +374,7 @@ fn helpers() -> Vec<Mutant> {
                 no_wait,
             )
             .finding(RACE, &["mailbox.rs: "])
-            .finding(MISUSE, &["self.orders.send"]),
+            .finding(MISUSE, &["self.orders.begin(&progress"]),
         Mutant::new("one reader of orders too few is waited for", KERNEL, many_key_tiles(KERNEL))
             .edit(
                 "mbarrier.init",
@@ -404,9 +405,14 @@ fn helpers() -> Vec<Mutant> {
                 Which::All,
                 dropped,
             )
-            .finding(DEADLOCK, &["self.orders.send"]),
+            .finding(DEADLOCK, &["self.orders.begin(&progress"]),
         mutant("nobody says that there is no more work")
-            .edit("mbarrier.arrive.shared", &["KeyOrder::END"], Which::All, dropped)
+            .edit(
+                "mbarrier.arrive.shared",
+                &["helpers.rs: self.orders.end(&mut progress.orders);"],
+                Which::Number(1),
+                dropped,
+            )
             .finding(DEADLOCK, &["self.orders.wait(&orders)"]),
         mutant("every lane of the producer brings tiles")
             .edit("elect.sync", &["helpers.rs: if warp::elect() {"], Which::Number(0), |line| {
@@ -487,6 +493,7 @@ fn mutants() -> Vec<Mutant> {
         .flatten()
         .chain(overlap::mutants())
         .chain(q80::mutants())
+        .chain(stretches::mutants())
         .chain(three::mutants())
         .collect()
 }

@@ -44,7 +44,7 @@ fn mutants() -> Vec<Mutant> {
             .finding(IN_FLIGHT, &[WRITE_P]),
         mutant("the second part of dq is written over the first")
             .edit("mbarrier.try_wait", &[TURN], Which::Last, no_wait)
-            .finding("deadlock", &["self.orders.send"])
+            .finding("deadlock", &["self.orders.begin(&progress"])
             .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("dO is let go while dv is added to")
             .edit("wgmma.wait_group", &["dv.wait::<1>();"], Which::All, dropped)

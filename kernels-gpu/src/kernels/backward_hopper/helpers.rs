@@ -2,12 +2,13 @@
 //! ([`super::writer`]), and one warp repairs tiles at the ends of packed sequences.
 
 use super::room::{Room, may_need_repair};
-use crate::abi::{BackwardHopperParams, BackwardParams, DQ_IN_ORDER, DQ_STAGGERED};
+use crate::abi::{BackwardHopperParams, BackwardParams, DQ_IN_ORDER};
 use crate::arch::{bulk_copy, mbarrier, thread, warp};
-use crate::attention::key_block::{self, Step};
+use crate::attention::key_block::Step;
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_schedule::KeySchedule;
-use crate::pipeline::mailbox::MessageCursor;
+use crate::attention::key_stretch::division;
+use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::{Helper, Recruit};
 use crate::pipeline::stages::Cursor;
 use crate::pipeline::tile_queue::TileQueue;
@@ -88,22 +89,35 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         let p = &p.backward;
         let in_order = p.dq_order == DQ_IN_ORDER;
         let mut schedule = KeySchedule::new(p, KEYS);
-        // As many as there can be.
-        let (counter, tiles) = (p.counter, key_block::schedule(p).count());
-        let mut queue =
-            if in_order { TileQueue::in_order(counter, tiles) } else { TileQueue::new(counter, tiles) };
-        while let Some(number) = queue.take() {
-            let Some(block) = schedule.block(p, KEYS, number, in_order) else { break };
-            let mut walk = block.walk(p, (block.first_tile * KEYS) as i32, KEYS, QUERIES);
-            if p.dq_order == DQ_STAGGERED {
-                walk = walk.hiding_nothing();
+        // The schedule says when there are none left.
+        let mut queue = TileQueue::endless(p.counter, in_order);
+        loop {
+            let turn = queue.take_any();
+            let mut next = division(p).stretch(turn, division(p).first_tile(turn));
+            loop {
+                let letter = self.orders.begin(&progress.orders);
+                KeyOrder::write_stretch(letter, &next);
+                let Some(block) = schedule.block(p, KEYS, next.tile, in_order) else {
+                    KeyOrder::write_end(letter);
+                    self.orders.end(&mut progress.orders);
+                    return;
+                };
+                KeyOrder::write_block(letter, &block);
+                // Between the fences the compiler has all registers for one part of the message.
+                bulk_copy::fence();
+                KeyOrder::write_tiles(letter, p, KEYS, QUERIES);
+                bulk_copy::fence();
+                KeyOrder::write_steps(letter, p);
+                let turn = progress.orders.in_step();
+                self.orders.end(&mut progress.orders);
+                self.bring::<E>(p, maps, &turn, &mut progress.stages, letter, &mut queue);
+                let done = KeyOrder::stretch(letter);
+                if !division(p).goes_on(&done) {
+                    break;
+                }
+                next = division(p).stretch(done.turn, done.tile + 1);
             }
-            let order = KeyOrder { block, walk };
-            let turn = progress.orders.in_step();
-            self.orders.send(&mut progress.orders, order.message());
-            self.bring::<E>(p, maps, &turn, &mut progress.stages, &order, &mut queue);
         }
-        self.orders.send(&mut progress.orders, KeyOrder::END);
     }
 
     /// Requests what the steps of a key tile need, in the order in which they need it. Keys and values come
@@ -115,19 +129,19 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         maps: &Maps,
         turn: &Cursor<1>,
         stages: &mut Cursor<STAGES>,
-        order: &KeyOrder,
+        letter: Letter,
         queue: &mut TileQueue,
     ) {
-        let KeyOrder { block, walk } = order;
-        let sequence = &block.sequence;
+        let order = &KeyOrder::read(letter, p, KEYS);
+        let block = &order.block;
         let raw = repairs_keys(p, order);
         let (key_full, value_full) = if raw {
             (self.raw_key(), self.raw_value())
         } else {
             (self.keys.full(0), self.values.full(0))
         };
-        let row = sequence.first_key + (block.first_tile * KEYS) as i32;
-        let place = Place::of_rows(row, block.key_head, sequence.batch);
+        let row = block.sequence.first_key + (block.first_tile * KEYS) as i32;
+        let place = Place::of_rows(row, block.key_head, block.sequence.batch);
         self.keys.acquire(turn);
         mbarrier::arrive_expect(key_full, Self::KEY_BYTES);
         self.key.request(maps.k, &place, key_full);
@@ -135,15 +149,23 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         mbarrier::arrive_expect(value_full, Self::KEY_BYTES);
         self.value.request(maps.v, &place, value_full);
 
-        let first = block.first_query_tile(p, &walk.tiles);
-        let mut at = walk.start_with(first);
-        while at.step < walk.steps {
-            if at.step + ASK_AHEAD >= walk.steps {
+        // Read again: there are no registers to keep it in meanwhile.
+        let mut order = KeyOrder::read(letter, p, KEYS);
+        let walk = order.walk;
+        let mut at = walk.start();
+        // Heads are counted from the first of all.
+        at.head += order.block.key_head * p.group_size;
+        order.block.key_head = 0;
+        let (block, order) = (&order.block, &order);
+        let mut left = walk.steps;
+        while left > 0 {
+            if left <= ASK_AHEAD {
                 queue.ask();
             }
+            left -= 1;
             let source = block.source::<2>(p, &at, QUERIES, E::NARROW);
-            let row = sequence.first_query + at.tile * QUERIES as i32;
-            let place = Place::of_rows(row, block.key_head * p.group_size + at.head, sequence.batch);
+            let row = block.sequence.first_query + at.tile * QUERIES as i32;
+            let place = Place::of_rows(row, at.head, block.sequence.batch);
             let raw = repairs_queries(p, order, &at, QUERIES);
             let stage = stages.stage();
             self.queries.acquire(stages);
@@ -164,7 +186,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                 bulk_copy::load_bytes(self.norm(stage), source.norm, Self::STATISTIC_BYTES, barrier);
             }
             stages.advance();
-            at = walk.next_with(&at, first);
+            at = walk.next_of_head(&at);
         }
     }
 
@@ -188,7 +210,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             }
             let order = KeyOrder::read(letter, p, KEYS);
             self.orders.discard(&mut orders, lane);
-            let KeyOrder { block, walk } = order;
+            let KeyOrder { block, walk, .. } = order;
             let mut at = walk.start();
             while at.step < walk.steps {
                 let stage = stages.stage();

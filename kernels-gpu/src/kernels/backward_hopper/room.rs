@@ -4,7 +4,7 @@ use crate::abi::layout::{BackwardHopperLayout, WRITERS};
 use crate::abi::{BackwardParams, backward_sm90a_warpgroups};
 use crate::arch::barrier::block_sync;
 use crate::arch::{grid, mbarrier, shared, thread};
-use crate::pipeline::mailbox::Mailbox;
+use crate::attention::key_order::KeyOrders;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
 
@@ -32,7 +32,7 @@ pub(super) struct Room<
     dq: u32,
     statistics: u32,
     /// Which key tile comes next.
-    pub orders: Mailbox,
+    pub orders: KeyOrders,
     /// The key tile.
     pub keys: Stages<1>,
     /// The value tile; of wide heads, for warpgroup 1 alone.
@@ -74,7 +74,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         assert!(all.dq - all.ds == Self::DS_STAGES * Self::DS_BYTES);
         assert!(all.statistics - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
         assert!(all.orders - all.statistics == STAGES * STATISTICS * Self::STATISTIC_BYTES);
-        assert!(all.k_barriers - all.orders == Mailbox::BYTES);
+        assert!(all.k_barriers - all.orders == KeyOrders::BYTES);
         assert!(all.q_barriers - all.v_barriers == Stages::<1>::BYTES);
         assert!(all.d_o_barriers - all.q_barriers == Stages::<STAGES>::BYTES);
         assert!(all.barriers - all.d_o_barriers == Stages::<D_O_STAGES>::BYTES);
@@ -127,7 +127,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             first_ds: ds,
             dq,
             statistics,
-            orders: Mailbox::new(orders),
+            orders: KeyOrders::new(orders),
             keys: Stages::new(keys),
             values: Stages::new(values),
             queries: Stages::new(queries),

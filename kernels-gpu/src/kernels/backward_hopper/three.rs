@@ -183,7 +183,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                 }
                 dv.wait::<0>();
             }
-            self.end_tile::<E, O>(p, letter, &mut orders, warpgroup, &mut dk, &dv);
+            self.end_tile::<E, O>(p, &mut orders, warpgroup, &mut dk, &dv);
         }
     }
 }

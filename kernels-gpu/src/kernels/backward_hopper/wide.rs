@@ -30,6 +30,7 @@ use crate::abi::{
 use crate::arch::{barrier, bulk_copy, shared, thread, warp};
 use crate::attention::gradient::{exponentiate, range_factor, scale_all, subtract_delta, subtract_lse};
 use crate::attention::key_order::KeyOrder;
+use crate::attention::key_stretch::{KeyGradient, final_scale};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
 use crate::tile::element;
@@ -146,9 +147,9 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
             if lane == 0 {
                 self.keys.release(&orders.in_step());
             }
-            let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+            let order = KeyOrder::read(letter, p, KEYS);
             self.orders.discard(&mut orders, lane);
-            self.store::<E, O>(p, &block, 0, &dv, &p.dv, p.value_dim);
+            self.store::<E, O>(p, &order, 0, &dv, KeyGradient::Dv);
         }
     }
 
@@ -265,10 +266,10 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                 self.keys.release(&orders.in_step());
                 self.values.release(&orders.in_step());
             }
-            let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+            let order = KeyOrder::read(letter, p, KEYS);
             self.orders.discard(&mut orders, lane);
-            scale_all(&mut dk, p.scale);
-            self.store::<E, O>(p, &block, 0, &dk, &p.dk, p.head_dim);
+            scale_all(&mut dk, final_scale(p, &order.stretch));
+            self.store::<E, O>(p, &order, 0, &dk, KeyGradient::Dk);
         }
     }
 }

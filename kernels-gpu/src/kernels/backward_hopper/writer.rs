@@ -89,17 +89,16 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             if KeyOrder::ends(letter) {
                 break;
             }
-            let KeyOrder { block, walk } = KeyOrder::read(letter, p, KEYS);
+            let KeyOrder { block, walk, stretch } = KeyOrder::read(letter, p, KEYS);
             self.orders.discard_alone(&mut orders);
             let shares = Shares::of(p, &block, KEYS, QUERIES);
             let mut unpublished = 0;
-            let first = block.first_query_tile(p, &walk.tiles);
-            let mut at = walk.start_with(first);
+            let mut at = walk.start();
             while at.step < walk.steps {
                 if Self::WRITERS_TAKE_TURNS {
                     others_turn = !others_turn;
                     if others_turn {
-                        at = walk.next_with(&at, first);
+                        at = walk.next_of_head(&at);
                         continue;
                     }
                 }
@@ -163,14 +162,14 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                 } else if stores || in_order {
                     shares.publish(note);
                 }
-                at = walk.next_with(&at, first);
+                at = walk.next_of_head(&at);
             }
             if unpublished != 0 {
                 shares.publish(unpublished);
             }
             bulk_copy::wait_written::<0>();
             if p.counter != 0 {
-                global::count_release_u32(block.finished_halves(p), 1);
+                global::count_release_u32(block.finished_halves(p), stretch.end - stretch.begin);
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::abi::{
 use crate::arch::barrier::block_sync;
 use crate::arch::{mbarrier, shared, thread};
 use crate::attention::query_block::QueryTiles;
-use crate::pipeline::mailbox::Mailbox;
+use crate::attention::work_order::WorkOrders;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
 
@@ -33,7 +33,7 @@ pub(super) struct Room<
     /// Stages of tiles that arrived and wait for repair.
     raw_queries: u32,
     raw_values: u32,
-    pub orders: Mailbox,
+    pub orders: WorkOrders,
     first_note: u32,
 }
 
@@ -94,7 +94,7 @@ impl<
         assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.k);
         assert!(all.v - all.k == KEY_STAGES * Self::KEY_BYTES);
         assert!(all.orders - all.v == VALUE_STAGES * Self::KEY_BYTES);
-        assert!(all.notes - all.orders == Mailbox::BYTES && Mailbox::BYTES % 16 == 0);
+        assert!(all.notes - all.orders == WorkOrders::BYTES && WorkOrders::BYTES % 16 == 0);
         assert!(all.q_barriers - all.notes >= 4 * WARPGROUPS * NOTE_BYTES);
         assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
         assert!(all.v_barriers - all.k_barriers == Stages::<KEY_STAGES>::BYTES);
@@ -115,7 +115,7 @@ impl<
             values: Stages::new(base + const { Self::LAYOUT.v_barriers }),
             raw_queries: base + const { Self::LAYOUT.raw_q },
             raw_values: base + const { Self::LAYOUT.raw_v },
-            orders: Mailbox::new(base + const { Self::LAYOUT.orders }),
+            orders: WorkOrders::new(base + const { Self::LAYOUT.orders }),
             first_note: base + const { Self::LAYOUT.notes },
         }
     }

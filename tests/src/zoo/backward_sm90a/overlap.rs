@@ -24,7 +24,7 @@ pub(super) fn mutants() -> Vec<Mutant> {
         mutant("the end is counted with no release", KERNEL)
             .edit(
                 "red.release",
-                &["global::count_release_u32(block.finished_halves(p), 1);"],
+                &["global::count_release_u32(block.finished_halves(p), stretch.end"],
                 Which::All,
                 relaxed("release"),
             )

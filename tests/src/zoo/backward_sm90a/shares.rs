@@ -21,7 +21,8 @@ pub(super) fn mutants() -> Vec<Mutant> {
             .edit("ld.acquire", &["global::load_acquire_u32(note)"], Which::All, |line| {
                 line.replacen("acquire", "relaxed", 1)
             })
-            .finding(GLOBAL_RACE, &[WRITER]),
+            .finding(GLOBAL_RACE, &[WRITER])
+            .blocks(5),
         mutant("everybody's share is the first")
             .edit("atom.acquire", &["global::claim_u32(note"], Which::All, |line| {
                 format!("mov.b32 {}, 0;", operand(line, 0))

@@ -7,6 +7,7 @@ pub mod layout;
 pub mod regions;
 mod shared_bytes;
 mod table;
+mod variant;
 
 pub use kernel::{Access, Arch, Dtype, Family, KernelSpec, tiles_split_keys};
 pub use layout::{
@@ -15,6 +16,7 @@ pub use layout::{
     panel_columns,
 };
 pub use table::KERNELS;
+pub use variant::{KernelVariant, Switch, Switches};
 
 /// A four-dimensional tensor `[batch, row, head, column]` in device memory; columns are contiguous.
 #[repr(C)]
@@ -123,6 +125,10 @@ pub struct ForwardParams {
     pub tile_queries: u32,
     /// Query tiles of `row_heads` heads: `query_rows` divided by `tile_queries` and rounded up.
     pub query_tiles: u32,
+    /// Cap of scores, `s = softcap tanh(s / softcap)`; looked at where [`Switch::Softcap`] is on.
+    pub softcap: f32,
+    /// `scale / softcap`: what a product q . k is multiplied by for the argument of `tanh`. Likewise.
+    pub softcap_factor: f32,
 }
 
 /// Parameters of the kernels that combine the parts of a split forward, passed by value as the only kernel
@@ -342,6 +348,15 @@ pub struct BackwardParams {
     pub turn_units: u32,
     /// Keys of a tile of the main kernel, if it is for Hopper.
     pub tile_keys: u32,
+    /// As in [`ForwardParams`].
+    pub softcap: f32,
+    /// As in [`ForwardParams`].
+    pub softcap_factor: f32,
+    /// What ds is multiplied by before it is summed up to dq and dk: 1, or all of the scale, where sums
+    /// without it could be too large for f32 though the gradients are not.
+    pub ds_scale: f32,
+    /// What the sums are multiplied by at the end: `scale / ds_scale`.
+    pub gradient_scale: f32,
 }
 
 /// Shares of dQ are added as they come; every key tile begins with the first query tile that sees it.

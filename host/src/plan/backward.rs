@@ -455,5 +455,9 @@ fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> Backward
         unit_bits: 0,
         turn_units: 1,
         tile_keys: 0,
+        softcap: 0.0,
+        softcap_factor: 0.0,
+        ds_scale: 1.0,
+        gradient_scale: forward.scale,
     }
 }

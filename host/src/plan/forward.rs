@@ -483,5 +483,7 @@ fn forward_params(
         row_heads_reciprocal: reciprocal(rows.heads),
         tile_queries: rows.queries,
         query_tiles: rows.tiles(valid.query_rows),
+        softcap: 0.0,
+        softcap_factor: 0.0,
     }
 }

@@ -1,5 +1,7 @@
 //! What a compiled kernel is.
 
+use super::Switches;
+
 /// Element type of a tensor in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
@@ -135,6 +137,8 @@ pub struct KernelSpec {
     pub shared_bytes: u32,
     /// Whether this forward kernel is for rows of several heads: [`super::ForwardParams::row_heads`].
     pub gathers_heads: bool,
+    /// The switches that are in its text.
+    pub switches: Switches,
 }
 
 impl KernelSpec {

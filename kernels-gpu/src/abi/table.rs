@@ -1,7 +1,9 @@
 //! The table of kernels: what is compiled, and with which sizes.
 
 use super::shared_bytes::*;
-use super::{Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec, backward_sm90a_warpgroups};
+use super::{
+    Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec, Switches, backward_sm90a_warpgroups,
+};
 
 /// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
 macro_rules! spec {
@@ -20,6 +22,7 @@ macro_rules! spec {
             min_blocks: $blocks,
             shared_bytes: $shared_bytes,
             gathers_heads: $gathers_heads,
+            switches: Switches::of_family(Family::$family),
         }
     };
 }

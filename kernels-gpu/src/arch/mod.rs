@@ -21,6 +21,7 @@ pub mod matrix;
 pub mod mbarrier;
 pub mod registers;
 pub mod shared;
+pub mod specialize;
 pub mod thread;
 pub mod warp;
 pub mod wgmma;

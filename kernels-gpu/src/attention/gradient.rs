@@ -5,38 +5,8 @@
 //! negative, which saves the instruction that would negate it.
 
 use crate::arch::{math, shared, warp};
-use crate::attention::mask;
-use crate::geometry::row_heads::RowHeads;
-use crate::geometry::visible::Visible;
+use crate::attention::score::ScoreTile;
 use crate::tile::fragment::Fragment;
-
-/// Where a tile stands, for its mask.
-#[derive(Clone, Copy)]
-pub struct TilePosition {
-    /// First key.
-    pub key: i32,
-    /// First query.
-    pub query: i32,
-    /// Keys of the sequence.
-    pub key_rows: i32,
-    /// Which queries see a key.
-    pub visible: Visible,
-    /// Whether some pair of the tile is not visible.
-    pub masked: bool,
-}
-
-impl TilePosition {
-    /// Hides the pairs that are not visible.
-    #[inline(always)]
-    pub fn hide<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
-        &self,
-        lane: u32,
-        scores: &mut [f32; N],
-    ) {
-        let rows = self.key_rows;
-        mask::hide::<F, ROWS, N>(lane, scores, &self.visible, RowHeads::One, self.key, self.query, rows);
-    }
-}
 
 /// Turns scores into probabilities. `lse` is the shared address of the columns' `-lse`; `-inf` (a dead or
 /// padding row) makes a column 0. lse and `scale` are in powers of two, or, with `NATURAL`, not: two
@@ -56,11 +26,12 @@ pub unsafe fn probabilities<
     scores: &mut [f32; N],
     lse: u32,
     scale: f32,
-    position: &TilePosition,
+    is_masked: bool,
+    tile: impl FnOnce() -> ScoreTile,
 ) {
     subtract_lse::<F, ROWS, N, NATURAL>(lane, scores, lse, scale);
-    if position.masked {
-        position.hide::<F, ROWS, N>(lane, scores);
+    if is_masked {
+        tile().apply_mask::<F, ROWS, N>(lane, scores);
     }
     exponentiate::<N, NATURAL>(scores);
 }

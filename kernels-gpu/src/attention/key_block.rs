@@ -1,10 +1,12 @@
 //! What a block of threads of the backward works on.
 
+use super::score::ScoreTile;
 use super::sequence::{Sequence, Sequences};
 use crate::abi::{
     BackwardParams, DQ_STAGGERED, NOTE_ROWS, TensorView, packed_batch, workspace_row_packed,
 };
 use crate::arch::{math, thread};
+use crate::geometry::row_heads::RowHeads;
 use crate::geometry::schedule::{Schedule, Work};
 use crate::geometry::stretch::Stretch;
 use crate::geometry::visible::{TileRange, Visible};
@@ -63,6 +65,19 @@ impl KeyBlock {
         let last = if ragged { self.sequence.visible.key_rows } else { end } - 1;
         let tiles = self.visible.tiles(first_key, last, queries as i32);
         Walk::all(p, tiles, ragged)
+    }
+
+    /// Where a tile of scores stands whose rows are keys from `first_key` on, and columns queries from
+    /// `first_query` on.
+    #[inline(always)]
+    pub fn score_tile(&self, first_key: i32, first_query: i32) -> ScoreTile {
+        ScoreTile {
+            first_row: first_key,
+            first_column: first_query,
+            end_row: self.sequence.visible.key_rows,
+            visible: self.visible,
+            row_heads: RowHeads::One,
+        }
     }
 
     /// Where the tiles of a step come from, with `queries` rows of q and dO; `with_norms` if dO's norms are

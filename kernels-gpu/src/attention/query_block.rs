@@ -1,5 +1,6 @@
 //! What a block of threads of the forward works on.
 
+use super::score::ScoreTile;
 use super::sequence::{Sequence, Sequences};
 use crate::abi::{ForwardParams, TensorView, tiles_split_keys};
 use crate::arch::{global, math, thread};
@@ -178,6 +179,19 @@ impl QueryBlock {
     pub fn is_dead(&self, row: u32) -> bool {
         let query = self.row_heads.query(self.first_row + row as i32);
         self.sequence.visible.begin(query) >= self.sequence.visible.end(query)
+    }
+
+    /// Where a tile of scores stands whose rows are the block's from `row` on, and columns keys from
+    /// `first_key` on.
+    #[inline(always)]
+    pub fn score_tile(&self, row: u32, first_key: i32) -> ScoreTile {
+        ScoreTile {
+            first_row: self.first_row + row as i32,
+            first_column: first_key,
+            end_row: self.end_row,
+            visible: self.sequence.visible,
+            row_heads: self.row_heads,
+        }
     }
 
     /// The tiles of `keys` keys that its (at most `rows`) rows visit.

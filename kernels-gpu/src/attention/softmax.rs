@@ -11,7 +11,7 @@
 //!
 //! Rows that have seen no key have `r = -inf` and `sum = 0`; what `-inf - (-inf)` gives for them is not used.
 
-use super::scale::Scale;
+use super::score::Scale;
 use crate::arch::{math, warp};
 use crate::tile::element::{Element, TensorCoreElement};
 use crate::tile::fragment::Fragment;

@@ -12,7 +12,7 @@
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
 use crate::arch::{barrier, shared, thread, warp};
-use crate::attention::gradient::{TilePosition, multiply_all, probabilities, subtract_delta};
+use crate::attention::gradient::{multiply_all, probabilities, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::pipeline::query_ring::QueryRing;
 use crate::tile::element::F32;
@@ -79,13 +79,8 @@ unsafe fn backward<
             let next = walk.next(&at);
             ring.wait();
             if has_keys {
-                let position = TilePosition {
-                    key: first_key + warp_row as i32,
-                    query: at.tile * QUERIES as i32,
-                    key_rows: block.sequence.visible.key_rows,
-                    visible: block.visible,
-                    masked: walk.is_masked(&at),
-                };
+                let tile =
+                    || block.score_tile(first_key + warp_row as i32, at.tile * QUERIES as i32);
                 let mut scores: [f32; S] =
                     multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
                 probabilities::<FmaFragment, R, S, true>(
@@ -93,7 +88,8 @@ unsafe fn backward<
                     &mut scores,
                     ring.lse(0),
                     p.scale,
-                    &position,
+                    walk.is_masked(&at),
+                    tile,
                 );
                 store_probabilities::<_, _, R, S>(lane, &scores, ds_tile, warp_row);
                 warp::warp_sync();

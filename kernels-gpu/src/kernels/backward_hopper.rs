@@ -47,7 +47,7 @@ mod writer;
 use crate::abi::{BackwardHopperParams, BackwardParams, backward_sm90a_query_stages};
 use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
 use crate::attention::gradient::{
-    TilePosition, block_max, exponentiate, exponentiate_here, load_delta, multiply_all, range_factor,
+    block_max, exponentiate, exponentiate_here, load_delta, multiply_all, range_factor,
     scale_all, subtract_delta, subtract_loaded_delta, subtract_lse,
 };
 use crate::attention::key_order::KeyOrder;
@@ -303,14 +303,9 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     ) {
         let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
         let (lane, first_row) = place(thread::thread_idx_x_here() / WARPGROUP - 1);
-        let position = TilePosition {
-            key: (block.first_tile * KEYS + first_row) as i32,
-            query: query_tile * QUERIES as i32,
-            key_rows: block.sequence.visible.key_rows,
-            visible: block.visible,
-            masked: true,
-        };
-        position.hide::<MmaFragment, 2, S>(lane, scores);
+        let first_row = (block.first_tile * KEYS + first_row) as i32;
+        let tile = block.score_tile(first_row, query_tile * QUERIES as i32);
+        tile.apply_mask::<MmaFragment, 2, S>(lane, scores);
     }
 
     /// The largest value of the tile, for `THREADS` threads that meet at barrier `BARRIER`, of whom the

@@ -16,9 +16,7 @@
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
 use crate::arch::{barrier, shared, thread, warp};
-use crate::attention::gradient::{
-    TilePosition, block_max, probabilities, range_factor, scale_all, subtract_delta,
-};
+use crate::attention::gradient::{block_max, probabilities, range_factor, scale_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::pipeline::query_ring::QueryRing;
 use crate::pipeline::warp_pair::WarpPair;
@@ -152,19 +150,17 @@ unsafe fn backward<
             } else {
                 let mut m = 0;
                 while m < M {
-                    let position = TilePosition {
-                        key: first_key + (pair_row + 16 * m as u32) as i32,
-                        query: at.tile * QUERIES as i32,
-                        key_rows: block.sequence.visible.key_rows,
-                        visible: block.visible,
-                        masked: walk.is_masked(&at),
+                    let tile = || {
+                        let first_row = first_key + (pair_row + 16 * m as u32) as i32;
+                        block.score_tile(first_row, at.tile * QUERIES as i32)
                     };
                     probabilities::<MmaFragment, 2, S, false>(
                         lane,
                         &mut scores[m],
                         ring.lse(at.step),
                         scale_log2,
-                        &position,
+                        walk.is_masked(&at),
+                        tile,
                     );
                     m += 1;
                 }

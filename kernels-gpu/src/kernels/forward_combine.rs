@@ -14,7 +14,7 @@
 
 use crate::abi::{COMBINE_WARPS, CombineParams, MAX_SPLITS};
 use crate::arch::{barrier, global, grid, math, shared, thread, warp};
-use crate::attention::scale::Scale;
+use crate::attention::score::Scale;
 use crate::attention::sequence;
 use crate::attention::softmax::DEAD_SUM;
 use crate::tile::element::{self, TensorCoreElement};
@@ -78,7 +78,7 @@ impl Row {
     /// not; and lse. All are 0 and lse `-inf` if no range has a key; NaN, if all scores are `-inf`.
     #[inline(always)]
     unsafe fn weights(&self, p: &CombineParams, lane: u32) -> ([f32; HELD], f32) {
-        let scale = Scale::new(p.scale);
+        let scale = Scale::of(p.scale);
         let (mut references, mut weights) = ([0.0; HELD], [0.0; HELD]);
         let mut largest = f32::NEG_INFINITY;
         let mut all_are_infinite = false;

@@ -6,9 +6,8 @@
 
 use crate::abi::{Access, ForwardParams};
 use crate::arch::{shared, thread, warp};
-use crate::attention::mask;
 use crate::attention::query_block::{QueryBlock, is_split};
-use crate::attention::scale::Scale;
+use crate::attention::score::{self, Scale};
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::key_value_turns::KeyValueTurns;
 use crate::tile::element::F32;
@@ -42,7 +41,7 @@ unsafe fn forward<
         return;
     }
     let tiles = block.key_tiles(QUERIES, KEYS);
-    let scale = Scale::new(p.scale);
+    let scale = Scale::new(p);
 
     let q_tile = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
     let p_tile = SharedTile::<QUERIES, P_ROW_BYTES> { address: q_tile.address + QUERIES * ROW_BYTES };
@@ -73,18 +72,10 @@ unsafe fn forward<
         if has_rows {
             let mut scores: [f32; S] =
                 multiply_transposed::<_, _, _, LANE_ROWS, S>(lane, q_tile, warp_row, key_value.key);
-            if tile < tiles.full_begin || tile >= tiles.full_end {
-                let first_row = block.first_row + warp_row as i32;
-                mask::hide::<FmaFragment, LANE_ROWS, S>(
-                    lane,
-                    &mut scores,
-                    &block.sequence.visible,
-                    block.row_heads,
-                    first_row,
-                    tile * KEYS as i32,
-                    block.end_row,
-                );
-            }
+            let is_masked = tile < tiles.full_begin || tile >= tiles.full_end;
+            score::apply::<FmaFragment, LANE_ROWS, S>(&mut scores, &scale, is_masked, || {
+                (lane, block.score_tile(warp_row, tile * KEYS as i32))
+            });
             softmax.update::<FmaFragment, F32, S, O>(&mut scores, &mut output, scale.log2);
             store_probabilities::<_, _, LANE_ROWS, S>(lane, &scores, p_tile, warp_row);
         }

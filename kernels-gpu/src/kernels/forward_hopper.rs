@@ -39,9 +39,8 @@ use crate::abi::{
     tiles_split_keys,
 };
 use crate::arch::{barrier, bulk_copy, grid, thread, warp};
-use crate::attention::mask;
 use crate::attention::query_block::is_split;
-use crate::attention::scale::Scale;
+use crate::attention::score::{self, Scale};
 use crate::attention::softmax::OnlineSoftmax;
 use crate::attention::work_order::ReceivedOrder;
 use crate::geometry::visible::TileRange;
@@ -86,7 +85,7 @@ impl<
             let thread = thread::thread_idx_x_here();
             (thread % 32, (thread / 32 - 4) * 16)
         };
-        let scale = Scale::new(p.scale);
+        let scale = Scale::new(p);
         let mut orders = Cursor::start();
         let mut queries: Cursor<QUERY_STAGES> = Cursor::start();
         let (mut keys, mut values) = (Cursor::<KEY_STAGES>::start(), Cursor::<VALUE_STAGES>::start());
@@ -145,25 +144,18 @@ impl<
             loop {
                 let order = ReceivedOrder(self.orders.letter(&orders));
                 let tiles = Self::part(order, note);
-                let hide = |scores: &mut [f32; S], tile: i32, tiles: &TileRange| {
-                    if tile < tiles.full_begin || tile >= tiles.full_end {
-                        let block = order.block(p, Self::TILES);
+                let apply = |scores: &mut [f32; S], tile: i32, tiles: &TileRange| {
+                    let is_masked = tile < tiles.full_begin || tile >= tiles.full_end;
+                    score::apply::<MmaFragment, 2, S>(scores, &scale, is_masked, || {
                         let (lane, row) = place();
-                        mask::hide::<MmaFragment, 2, S>(
-                            lane,
-                            scores,
-                            &block.sequence.visible,
-                            block.row_heads,
-                            block.first_row + row as i32,
-                            tile * KEYS as i32,
-                            block.end_row,
-                        );
-                    }
+                        let block = order.block(p, Self::TILES);
+                        (lane, block.score_tile(row, tile * KEYS as i32))
+                    });
                 };
                 output.restart();
                 let mut softmax = OnlineSoftmax::<2>::new(p.is_exact());
                 let mut tile = tiles.end - 1;
-                hide(&mut scores, tile, &tiles);
+                apply(&mut scores, tile, &tiles);
                 let (mut probabilities, _) = if Self::GUESSES_MAXIMUM {
                     softmax.first_probabilities::<MmaFragment, E, S, P>(&scores, scale.log2)
                 } else {
@@ -196,7 +188,7 @@ impl<
                         self.keys.release(&keys);
                     }
                     keys.advance();
-                    hide(&mut scores, tile, &tiles);
+                    apply(&mut scores, tile, &tiles);
 
                     output.values.wait::<0>();
                     if lane == 0 {

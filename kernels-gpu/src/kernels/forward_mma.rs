@@ -13,9 +13,8 @@
 
 use crate::abi::{Access, ForwardParams};
 use crate::arch::{shared, thread, warp};
-use crate::attention::mask;
 use crate::attention::query_block::{QueryBlock, is_split};
-use crate::attention::scale::Scale;
+use crate::attention::score::{self, Scale};
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::key_value_ring::KeyValueRing;
 use crate::tile::element::{self, TensorCoreElement};
@@ -48,7 +47,7 @@ unsafe fn forward<
         return;
     }
     let tiles = block.key_tiles(QUERIES, KEYS);
-    let scale = Scale::new(p.scale);
+    let scale = Scale::new(p);
 
     let q_tile = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
     let ring = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(
@@ -87,21 +86,13 @@ unsafe fn forward<
         }
         let mut scores: [[f32; S]; M] =
             multiply_transposed::<E, _, _, _, M, S>(lane, q_tile, warp_row, ring.key(tile));
-        if tile < tiles.full_begin || tile >= tiles.full_end {
-            let mut m = 0;
-            while m < M {
-                let first_row = block.first_row + warp_row as i32 + 16 * m as i32;
-                mask::hide::<MmaFragment, 2, S>(
-                    lane,
-                    &mut scores[m],
-                    &block.sequence.visible,
-                    block.row_heads,
-                    first_row,
-                    tile * KEYS as i32,
-                    block.end_row,
-                );
-                m += 1;
-            }
+        let is_masked = tile < tiles.full_begin || tile >= tiles.full_end;
+        let mut m = 0;
+        while m < M {
+            score::apply::<MmaFragment, 2, S>(&mut scores[m], &scale, is_masked, || {
+                (lane, block.score_tile(warp_row + 16 * m as u32, tile * KEYS as i32))
+            });
+            m += 1;
         }
         let mut m = 0;
         while m < M {

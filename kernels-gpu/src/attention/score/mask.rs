@@ -1,30 +1,23 @@
-//! Hiding keys: the score of an invisible key is minus infinity.
+//! The mask: the score of a key that a query does not see is minus infinity.
 
-use crate::geometry::row_heads::RowHeads;
-use crate::geometry::visible::Visible;
+use super::ScoreTile;
 use crate::tile::fragment::Fragment;
 
-/// Sets scores to `-inf` where the column is not visible to the row, for a tile whose first element is
-/// (`first_row`, `first_column`); and everywhere in rows from `rows` on.
-///
-/// Rows are queries as `row_heads` says and columns keys, or, with [`Visible::transposed`], the other way
-/// round.
+/// Sets scores to `-inf` where the column is not visible to the row, and everywhere in rows that are not the
+/// tile's own.
 #[inline(always)]
-pub fn hide<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+pub fn apply_mask<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     lane: u32,
     scores: &mut [f32; N],
-    visible: &Visible,
-    row_heads: RowHeads,
-    first_row: i32,
-    first_column: i32,
-    rows: i32,
+    tile: &ScoreTile,
 ) {
     const { assert!(F::COLUMNS <= u32::BITS as usize) };
+    let &ScoreTile { first_row, first_column, end_row, visible, row_heads } = tile;
     let first_column = first_column + F::first_column(lane) as i32;
     let mut row = 0;
     while row < ROWS {
         let this_row = first_row + F::row(lane, row) as i32;
-        let row_is_there = this_row < rows;
+        let row_is_there = this_row < end_row;
         let query = row_heads.query(this_row);
         let last = if row_is_there { visible.end(query) } else { 0 };
         // A bit for each column that is visible: the assembler makes predicates of seven of them at once, a

@@ -1,0 +1,134 @@
+//! A kernel and its switches: what a text is loaded as.
+
+use super::{Family, KernelSpec};
+use core::fmt;
+
+/// A feature that a kernel has in its text, and that the host turns on there (`arch::specialize`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Switch {
+    /// Scores are capped, `s = cap tanh(s / cap)`: [`ForwardParams::softcap`](super::ForwardParams::softcap).
+    Softcap,
+}
+
+impl Switch {
+    /// Every switch.
+    pub const ALL: [Switch; 1] = [Switch::Softcap];
+
+    /// The name in the marker of the PTX text, in the names of variants and in errors: `softcap`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Switch::Softcap => "softcap",
+        }
+    }
+
+    const fn bit(self) -> u32 {
+        1 << self as u32
+    }
+}
+
+/// A set of switches.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Switches(u32);
+
+impl Switches {
+    /// None of them: a kernel as it is compiled.
+    pub const NONE: Switches = Switches(0);
+
+    /// These and `switch`.
+    #[must_use]
+    pub const fn with(self, switch: Switch) -> Self {
+        Switches(self.0 | switch.bit())
+    }
+
+    /// Whether `switch` is one of them.
+    pub const fn contains(self, switch: Switch) -> bool {
+        self.0 & switch.bit() != 0
+    }
+
+    /// Whether all of `others` are among them.
+    pub const fn contains_all(self, others: Switches) -> bool {
+        others.0 & !self.0 == 0
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Each of them once, in the order of [`Switch::ALL`].
+    pub fn iter(self) -> impl Iterator<Item = Switch> {
+        Switch::ALL.into_iter().filter(move |&switch| self.contains(switch))
+    }
+
+    /// Those that kernels of a family have in their text.
+    pub(super) const fn of_family(family: Family) -> Self {
+        match family {
+            Family::Forward | Family::Backward => Switches::NONE.with(Switch::Softcap),
+            Family::ForwardCombine
+            | Family::BackwardDelta
+            | Family::BackwardConvert
+            | Family::BackwardSum => Switches::NONE,
+        }
+    }
+}
+
+impl fmt::Debug for Switches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+/// A kernel with some of its switches on: what is loaded, launched, pinned and reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelVariant {
+    /// The kernel.
+    pub kernel: &'static KernelSpec,
+    /// Those of its [switches](KernelSpec::switches) that are on.
+    pub switches: Switches,
+}
+
+/// As in pins, plans and reports: `forward_bf16_d128_sm90a`, `forward_bf16_d128_sm90a+softcap`.
+impl fmt::Display for KernelVariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kernel.name)?;
+        self.switches.iter().try_for_each(|switch| write!(f, "+{}", switch.name()))
+    }
+}
+
+impl From<&'static KernelSpec> for KernelVariant {
+    fn from(kernel: &'static KernelSpec) -> Self {
+        KernelVariant { kernel, switches: Switches::NONE }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::KERNELS;
+    extern crate std;
+    use std::string::ToString as _;
+
+    #[test]
+    fn a_set_has_what_was_put_in() {
+        let softcap = Switches::NONE.with(Switch::Softcap);
+        assert!(softcap.contains(Switch::Softcap) && !Switches::NONE.contains(Switch::Softcap));
+        assert!(softcap.contains_all(Switches::NONE) && !Switches::NONE.contains_all(softcap));
+        assert!(Switches::NONE.is_empty() && softcap.iter().eq([Switch::Softcap]));
+    }
+
+    #[test]
+    fn variants_are_named_after_kernel_and_switches() {
+        let kernel = KernelVariant::from(&KERNELS[0]);
+        assert_eq!(kernel.to_string(), KERNELS[0].name);
+        let softcap = KernelVariant { switches: Switches::NONE.with(Switch::Softcap), ..kernel };
+        assert_eq!(softcap.to_string(), std::format!("{}+softcap", KERNELS[0].name));
+    }
+
+    #[test]
+    fn kernels_that_make_scores_can_cap_them() {
+        for kernel in KERNELS {
+            let makes_scores = matches!(kernel.family, Family::Forward | Family::Backward);
+            assert_eq!(kernel.switches.contains(Switch::Softcap), makes_scores, "{}", kernel.name);
+        }
+    }
+}

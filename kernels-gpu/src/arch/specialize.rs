@@ -1,0 +1,40 @@
+//! Switches of a kernel that the host sets in its PTX text before the driver assembles it.
+//!
+//! ```text
+//! mov.b32 %r1, 0; // specialize softcap          as compiled: off
+//! mov.b32 %r1, 1; // specialize softcap          as edited: on
+//! ```
+//!
+//! rustc and LLVM do not know the value, and keep the code of both cases. The assembler of the driver does:
+//! with 0, what a switch guards is gone, registers included. So one PTX text serves every combination of
+//! features, and a feature that is off costs nothing. Which switches a kernel has is
+//! [`KernelSpec::switches`](crate::abi::KernelSpec::switches), and the build checks that its text has the
+//! markers of exactly these.
+//!
+//! A switch guards arithmetic on registers, loads and branches around them, and never a matrix product: the
+//! assembler waits for each product that is behind a branch.
+
+use core::arch::asm;
+
+macro_rules! switches {
+    ($($(#[$doc:meta])* $name:ident, $marker:literal;)*) => {
+        $(
+            $(#[$doc])*
+            #[inline(always)]
+            pub fn $name() -> bool {
+                let on: u32;
+                // SAFETY: sets a register.
+                unsafe {
+                    asm!(concat!("mov.b32 {}, 0; // specialize ", $marker), out(reg32) on,
+                        options(pure, nomem, nostack))
+                };
+                on != 0
+            }
+        )*
+    };
+}
+
+switches! {
+    /// Whether scores are capped: [`Switch::Softcap`](crate::abi::Switch::Softcap).
+    softcap, "softcap";
+}

@@ -141,9 +141,9 @@ unsafe trait Params: Copy {
     }
 }
 
-// SAFETY: four views of 32 bytes, five 64-bit and 22 32-bit fields: no padding.
+// SAFETY: four views of 32 bytes, five 64-bit and 24 32-bit fields: no padding.
 unsafe impl Params for ForwardParams {}
-const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 22 * 4);
+const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 24 * 4);
 
 // SAFETY: a view of 32 bytes, seven 64-bit and ten 32-bit fields: no padding.
 unsafe impl Params for CombineParams {}

@@ -19,8 +19,8 @@ use crate::error::{Error, Result};
 use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, WINDOW_OPEN};
 use kernels_gpu::geometry::visible::Visible;
 
-/// The largest softmax scale in size, about 2.36e38: what kernels multiply by `log2(e)` stays finite.
-pub const MAX_SCALE: f32 = f32::MAX / std::f32::consts::LOG2_E;
+/// The largest softmax scale in size, about 1.18e38: what kernels multiply by `2 log2(e)` stays finite.
+pub const MAX_SCALE: f32 = f32::MAX / (2.0 * std::f32::consts::LOG2_E);
 
 /// One forward pass: `o = softmax(scale * q k^T + mask) v` and `lse`, the logarithm of each row's
 /// softmax denominator.

@@ -129,6 +129,11 @@ pub struct ForwardParams {
     pub softcap: f32,
     /// `scale / softcap`: what a product q . k is multiplied by for the argument of `tanh`. Likewise.
     pub softcap_factor: f32,
+    /// The unit of probabilities before they are normalised, a power of two: [`probability_unit_log2`] of the
+    /// most keys that a query has.
+    pub unit: f32,
+    /// Its exponent.
+    pub unit_log2: f32,
 }
 
 /// Parameters of the kernels that combine the parts of a split forward, passed by value as the only kernel
@@ -173,6 +178,16 @@ pub struct CombineParams {
     pub output_f32: u32,
     /// 1: rows of o start on 16 bytes.
     pub is_aligned: u32,
+}
+
+/// How far, in powers of two, an unnormalised probability may exceed 1: see `attention::softmax`.
+pub const RESCALE_THRESHOLD_LOG2: u32 = 13;
+
+/// The exponent of the largest unit of probabilities in which those of `keys` keys, multiplied by finite
+/// values and added up, stay below the largest f32: each is at most 2^[`RESCALE_THRESHOLD_LOG2`], but for the
+/// rounding of 16 bits. That of a single key is 1.
+pub const fn probability_unit_log2(keys: u32) -> i32 {
+    if keys <= 1 { 0 } else { -((RESCALE_THRESHOLD_LOG2 + 1 + (keys - 1).ilog2() + 1) as i32) }
 }
 
 /// Warps of a block of the combining kernels.

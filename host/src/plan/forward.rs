@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::problem::ValidForward;
 use kernels_gpu::abi::{
     Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, OUTPUT_BOX_ROWS, WINDOW_OPEN,
+    probability_unit_log2,
 };
 use kernels_gpu::geometry::row_heads::reciprocal;
 use kernels_gpu::geometry::schedule;
@@ -453,6 +454,7 @@ fn forward_params(
 ) -> ForwardParams {
     let problem = &valid.problem;
     let [lse_batch_stride, lse_head_stride] = valid.lse_strides();
+    let unit_log2 = probability_unit_log2(valid.key_rows);
     ForwardParams {
         q: view(pointers.q, &problem.q),
         k: view(pointers.k, &problem.k),
@@ -485,5 +487,7 @@ fn forward_params(
         query_tiles: rows.tiles(valid.query_rows),
         softcap: 0.0,
         softcap_factor: 0.0,
+        unit: (unit_log2 as f32).exp2(),
+        unit_log2: unit_log2 as f32,
     }
 }

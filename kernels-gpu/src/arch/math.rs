@@ -82,6 +82,18 @@ pub fn min_or_nan(a: f32, b: f32) -> f32 {
     y
 }
 
+/// `x`, at most `limit` in size; NaN stays NaN. PTX: `min.NaN.f32`, `max.NaN.f32`. sm_80.
+#[inline(always)]
+pub fn clamp_or_nan(x: f32, limit: f32) -> f32 {
+    let y: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("max.NaN.f32 {}, {}, {};", out(reg32) y, in(reg32) x, in(reg32) -limit,
+            options(pure, nomem, nostack))
+    };
+    min_or_nan(y, limit)
+}
+
 /// `a * b + c` rounded once. PTX: `fma.rn.f32`.
 #[inline(always)]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {

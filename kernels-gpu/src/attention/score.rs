@@ -17,7 +17,7 @@ pub mod mask;
 pub mod scale;
 pub mod softcap;
 
-pub use scale::Scale;
+pub use scale::{Scale, split_sign};
 
 use crate::arch::specialize;
 use crate::geometry::row_heads::RowHeads;

@@ -1,28 +1,32 @@
 //! Online softmax (Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1), in powers of two.
 //!
-//! For each row a reference value `r` is kept, near the largest score so far, and everything is relative
-//! to it: `sum = sum_j 2^(c (s_j - r))`, `o = sum_j 2^(c (s_j - r)) v_j`, with `c = scale * log2(e)`.
-//! `r` follows the maximum only when that has grown by more than [`SLACK`], which is a factor of
-//! probabilities: the result is the same, since o and the sum share r, and the multiplication of o by the
-//! correction is skipped for nearly every tile.
+//! For each row a value `m` is kept, the row max or somewhat less, and everything is relative to it:
+//! `sum = sum_j 2^(c (s_j - m))`, `o = sum_j 2^(c (s_j - m)) v_j`, with `c = scale * log2(e)`. `m` is moved up
+//! to the row max only when that has grown by more than [`RESCALE_THRESHOLD`], a factor of probabilities: the
+//! result is the same, since o and the sum share m, and o is rescaled for hardly any tile (FlashAttention-4
+//! does so, too).
 //!
-//! Probabilities, their sums and o are in units of a power of two ([`Element::UNIT_LOG2`]), which changes no
-//! bit of any of them, but that finite values never add up to infinity.
+//! Probabilities, their sums and o are in units of a power of two, [`ForwardParams::unit`], which changes no
+//! bit of any of them, but that as many finite values as there are keys never add up to infinity. It is no
+//! smaller than that needs, since what is below 2^-126 units is lost.
 //!
-//! Rows that have seen no key have `r = -inf` and `sum = 0`; what `-inf - (-inf)` gives for them is not used.
+//! Rows that have seen no key have `m = -inf` and `sum = 0`; what `-inf - (-inf)` gives for them is not used.
+//!
+//! [`ForwardParams::unit`]: crate::abi::ForwardParams::unit
 
 use super::score::Scale;
 use crate::arch::{math, warp};
-use crate::tile::element::{Element, TensorCoreElement};
+use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::Fragment;
 use core::f32::consts::LN_2;
 
-/// How far scores may exceed the reference before it follows, as a factor of probabilities. 2^13 is below
-/// the largest f16, 65504, and a sum of 2^30 keys stays far below the largest f32.
-const SLACK: f32 = 8192.0;
+/// How far scores may exceed m before it is moved, as a factor of probabilities. 2^13 is below the largest
+/// f16, 65504.
+const RESCALE_THRESHOLD: f32 = 8192.0;
 
 /// The same in powers of two.
-const SLACK_LOG2: f32 = 13.0;
+const RESCALE_THRESHOLD_LOG2: f32 = crate::abi::RESCALE_THRESHOLD_LOG2 as f32;
+const _: () = assert!(RESCALE_THRESHOLD == (1 << crate::abi::RESCALE_THRESHOLD_LOG2) as f32);
 
 /// How exponents are made of scores: in one step, see [`FUSED_LIMIT`]; by subtracting first; or so, and
 /// probabilities are brought to their unit at the end, which costs an instruction, and no bits of f32.
@@ -30,13 +34,15 @@ const FUSED: u32 = 0;
 const SUBTRACTED: u32 = 1;
 const EXACT: u32 = 2;
 
-/// `2^exponent`, of a normal number.
-const fn power_of_two(exponent: i32) -> f32 {
-    f32::from_bits(((127 + exponent) as u32) << 23)
+/// How much the score of a key exceeds m, halved: the difference of scores that f32 holds may be too large
+/// for it, half of it is not. Not more operations than the difference, and as exact.
+#[inline(always)]
+pub fn half_difference(score: f32, row_max: f32) -> f32 {
+    math::fma(score, 0.5, -0.5 * row_max)
 }
 
-/// Scores are made relative in one fused step, `c s - (c r)` with `c r` rounded: what they are relative to
-/// is then the rounded product, here, in the correction and in lse alike. The largest probability is off
+/// Scores are made relative in one fused step, `c s - (c m)` with `c m` rounded: what they are relative to
+/// is then the rounded product, here, in the factors of rescaling and in lse alike. The largest probability is off
 /// from 1 by that rounding, which must stay far below that of probabilities to 16 bits (and from 2^24 on
 /// could overflow): above this limit, subtract first and scale then.
 const FUSED_LIMIT: f32 = 256.0;
@@ -44,13 +50,13 @@ const FUSED_LIMIT: f32 = 256.0;
 /// The running softmax of a lane's `ROWS` rows.
 #[derive(Clone, Copy)]
 pub struct OnlineSoftmax<const ROWS: usize> {
-    reference: [f32; ROWS],
-    sum: [f32; ROWS],
-    /// Up to which sum of a lane's probabilities none has outgrown the reference; -1 where there is none.
+    row_max: [f32; ROWS],
+    row_sum: [f32; ROWS],
+    /// Up to which sum of a lane's probabilities none has outgrown m; -1 where there is none.
     limit: [f32; ROWS],
-    /// Scores are so large that they must be subtracted before they are scaled.
-    steep: bool,
-    /// They are subtracted first in any case: the largest one then has a probability of exactly one unit.
+    /// Scores are so large that m must be subtracted before they are scaled.
+    subtract_first: bool,
+    /// It is subtracted first in any case: the largest score then has a probability of exactly one unit.
     exact: bool,
 }
 
@@ -59,49 +65,48 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     #[inline(always)]
     pub fn new(exact: bool) -> Self {
         OnlineSoftmax {
-            reference: [f32::NEG_INFINITY; ROWS],
-            sum: [0.0; ROWS],
+            row_max: [f32::NEG_INFINITY; ROWS],
+            row_sum: [0.0; ROWS],
             limit: [-1.0; ROWS],
-            steep: exact,
+            subtract_first: exact,
             exact,
         }
     }
 
-    /// What exponentials of each row are relative to, an unscaled score: see [`OnlineSoftmax::close`].
+    /// What exponentials of each row are relative to, an unscaled score: see [`OnlineSoftmax::finalize`].
     #[inline(always)]
-    pub const fn reference(&self) -> [f32; ROWS] {
-        self.reference
+    pub const fn row_max(&self) -> [f32; ROWS] {
+        self.row_max
     }
 
-    /// Turns a tile of scores into unnormalised probabilities, and corrects `output` if the reference
+    /// Turns a tile of scores into unnormalised probabilities, and rescales `output` if m
     /// moved.
     ///
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn update<F, E, const N: usize, const O: usize>(
+    pub unsafe fn update<F, const N: usize, const O: usize>(
         &mut self,
         scores: &mut [f32; N],
         output: &mut [f32; O],
-        scale_log2: f32,
+        scale: &Scale,
     ) where
         F: Fragment<ROWS, N> + Fragment<ROWS, O>,
-        E: Element,
     {
-        self.follow::<F, E, N>(scores, scale_log2).apply::<F, O>(output);
-        let sums = if self.steep {
-            self.exponentiate::<F, E, N, EXACT>(scores, scale_log2)
+        self.follow_row_max::<F, N>(scores, scale).apply::<F, O>(output);
+        let sums = if self.subtract_first {
+            self.exponentiate::<F, N, EXACT>(scores, scale)
         } else {
-            self.exponentiate::<F, E, N, FUSED>(scores, scale_log2)
+            self.exponentiate::<F, N, FUSED>(scores, scale)
         };
         self.add(&sums);
     }
 
     /// Unnormalised probabilities of a tile of scores, rounded and packed by pairs of registers (`P = N /
-    /// 2`), and what the output must be corrected by.
+    /// 2`), and what the output must be rescaled by.
     ///
-    /// Scores are compared with nothing: if some have outgrown the reference, the sum of what a lane makes
-    /// of its own shows it. Then all is done anew with a reference that has followed.
+    /// Scores are compared with nothing: if some have outgrown m, the sum of what a lane makes of its own
+    /// shows it. Then all is done anew with an m that is the row max.
     ///
     /// # Safety
     /// All 32 lanes call it together.
@@ -109,13 +114,13 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     pub unsafe fn probabilities<F, E, const N: usize, const P: usize>(
         &mut self,
         scores: &[f32; N],
-        scale_log2: f32,
-    ) -> ([u32; P], Correction<ROWS>)
+        scale: &Scale,
+    ) -> ([u32; P], Rescale<ROWS>)
     where
         F: Fragment<ROWS, N>,
         E: TensorCoreElement,
     {
-        let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale_log2);
+        let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale);
         let mut outgrown = false;
         let mut row = 0;
         while row < ROWS {
@@ -124,13 +129,13 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             row += 1;
         }
         if warp::any(outgrown) {
-            return self.probabilities_anew::<F, E, N, P>(scores, scale_log2);
+            return self.probabilities_of_new_max::<F, E, N, P>(scores, scale);
         }
         self.add(&sums);
-        (packed, Correction { factors: [1.0; ROWS], needed: false })
+        (packed, Rescale { factors: [1.0; ROWS], needed: false })
     }
 
-    /// As [`OnlineSoftmax::probabilities`] for the first tile: the reference is the largest score in the
+    /// As [`OnlineSoftmax::probabilities`] for the first tile: m is the largest score in the
     /// first quarter of each lane's columns, where every row has one that is not minus infinity there.
     ///
     /// # Safety
@@ -139,8 +144,8 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     pub unsafe fn first_probabilities<F, E, const N: usize, const P: usize>(
         &mut self,
         scores: &[f32; N],
-        scale_log2: f32,
-    ) -> ([u32; P], Correction<ROWS>)
+        scale: &Scale,
+    ) -> ([u32; P], Rescale<ROWS>)
     where
         F: Fragment<ROWS, N>,
         E: TensorCoreElement,
@@ -153,43 +158,43 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             row += 1;
         }
         if warp::any(none) {
-            return self.probabilities_anew::<F, E, N, P>(scores, scale_log2);
+            return self.probabilities_of_new_max::<F, E, N, P>(scores, scale);
         }
-        self.move_reference::<E>(&maximum, scale_log2);
-        self.probabilities::<F, E, N, P>(scores, scale_log2)
+        self.move_row_max(&maximum, scale);
+        self.probabilities::<F, E, N, P>(scores, scale)
     }
 
-    /// As [`OnlineSoftmax::probabilities`], with a reference that has followed: for the first tile, too.
+    /// As [`OnlineSoftmax::probabilities`], with an m that is the row max: for the first tile, too.
     ///
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn probabilities_anew<F, E, const N: usize, const P: usize>(
+    pub unsafe fn probabilities_of_new_max<F, E, const N: usize, const P: usize>(
         &mut self,
         scores: &[f32; N],
-        scale_log2: f32,
-    ) -> ([u32; P], Correction<ROWS>)
+        scale: &Scale,
+    ) -> ([u32; P], Rescale<ROWS>)
     where
         F: Fragment<ROWS, N>,
         E: TensorCoreElement,
     {
         let maximum = row_maxima::<F, ROWS, N>(scores, F::COLUMNS);
-        let factors = self.move_reference::<E>(&maximum, scale_log2);
-        let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale_log2);
+        let factors = self.move_row_max(&maximum, scale);
+        let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale);
         self.add(&sums);
-        (packed, Correction { factors, needed: true })
+        (packed, Rescale { factors, needed: true })
     }
 
     #[inline(always)]
     fn add(&mut self, sums: &[f32; ROWS]) {
         let mut row = 0;
         while row < ROWS {
-            self.sum[row] += sums[row];
+            self.row_sum[row] += sums[row];
             row += 1;
         }
     }
 
-    /// Probabilities relative to the reference as it is, packed, and their sums.
+    /// Probabilities relative to m as it is, packed, and their sums.
     ///
     /// Packing stands in each of the two branches, between exponentials: these take four times as long as
     /// anything else, and what follows a branch would have to wait for all of them.
@@ -197,104 +202,106 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     fn exponentials<F: Fragment<ROWS, N>, E: TensorCoreElement, const N: usize, const P: usize>(
         &self,
         scores: &[f32; N],
-        scale_log2: f32,
+        scale: &Scale,
     ) -> ([u32; P], [f32; ROWS]) {
         let mut values = *scores;
-        if self.steep {
-            let sums = self.exponentiate::<F, E, N, SUBTRACTED>(&mut values, scale_log2);
+        if self.subtract_first {
+            let sums = self.exponentiate::<F, N, SUBTRACTED>(&mut values, scale);
             (pack::<E, N, P>(&values), sums)
         } else {
-            let sums = self.exponentiate::<F, E, N, FUSED>(&mut values, scale_log2);
+            let sums = self.exponentiate::<F, N, FUSED>(&mut values, scale);
             (pack::<E, N, P>(&values), sums)
         }
     }
 
-    /// Moves the reference up to the largest scores where they have grown by more than the slack, and scales
-    /// the sum. The output is the caller's to correct.
+    /// Moves m up to the row max where that has grown by more than the threshold, and rescales the sum. The
+    /// output is the caller's to rescale.
     ///
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn follow<F: Fragment<ROWS, N>, E: Element, const N: usize>(
+    pub unsafe fn follow_row_max<F: Fragment<ROWS, N>, const N: usize>(
         &mut self,
         scores: &[f32; N],
-        scale_log2: f32,
-    ) -> Correction<ROWS> {
+        scale: &Scale,
+    ) -> Rescale<ROWS> {
         let maximum = row_maxima::<F, ROWS, N>(scores, F::COLUMNS);
         let mut grown = false;
         let mut row = 0;
         while row < ROWS {
             // NaN (both minus infinity) compares false.
-            grown |= (maximum[row] - self.reference[row]) * scale_log2 > SLACK_LOG2;
+            grown |= (maximum[row] - self.row_max[row]) * scale.log2 > RESCALE_THRESHOLD_LOG2;
             row += 1;
         }
-        let mut correction = Correction { factors: [1.0; ROWS], needed: warp::any(grown) };
-        if correction.needed {
-            correction.factors = self.move_reference::<E>(&maximum, scale_log2);
+        let mut rescale = Rescale { factors: [1.0; ROWS], needed: warp::any(grown) };
+        if rescale.needed {
+            rescale.factors = self.move_row_max(&maximum, scale);
         }
-        correction
+        rescale
     }
 
-    /// Moves the reference up to `maximum`, scales the sum, and gives the factors.
+    /// Moves m up to `maximum`, rescales the sum, and gives the factors.
     #[inline(always)]
-    unsafe fn move_reference<E: Element>(
-        &mut self,
-        maximum: &[f32; ROWS],
-        scale_log2: f32,
-    ) -> [f32; ROWS] {
+    unsafe fn move_row_max(&mut self, maximum: &[f32; ROWS], scale: &Scale) -> [f32; ROWS] {
         let mut new = [0.0; ROWS];
-        let mut steep = false;
+        let mut subtract_first = false;
         let mut row = 0;
         while row < ROWS {
-            new[row] = math::max(self.reference[row], maximum[row]);
-            steep |= new[row] > f32::NEG_INFINITY && !(new[row].abs() * scale_log2 < FUSED_LIMIT);
+            new[row] = math::max(self.row_max[row], maximum[row]);
+            subtract_first |=
+                new[row] > f32::NEG_INFINITY && !(new[row].abs() * scale.log2 < FUSED_LIMIT);
             row += 1;
         }
-        self.steep = self.exact || warp::any(steep);
+        self.subtract_first = self.exact || warp::any(subtract_first);
         let mut factors = [1.0; ROWS];
         let mut row = 0;
         while row < ROWS {
-            let (old, new) = (self.reference[row], new[row]);
-            let exponent =
-                if self.steep { (old - new) * scale_log2 } else { old * scale_log2 - new * scale_log2 };
-            // 1 where the reference stays (also at minus infinity), 0 where the first key appears now.
+            let (old, new) = (self.row_max[row], new[row]);
+            let exponent = if self.subtract_first {
+                half_difference(old, new) * (2.0 * scale.log2)
+            } else {
+                old * scale.log2 - new * scale.log2
+            };
+            // 1 where m stays (also at minus infinity), 0 where the first key appears now.
             factors[row] = if new == old { 1.0 } else { math::exp2(exponent) };
-            self.reference[row] = new;
-            self.sum[row] *= factors[row];
-            let slack = const { SLACK * power_of_two(E::UNIT_LOG2) };
-            self.limit[row] = if new > f32::NEG_INFINITY { slack } else { -1.0 };
+            self.row_max[row] = new;
+            self.row_sum[row] *= factors[row];
+            let limit = RESCALE_THRESHOLD * scale.unit;
+            self.limit[row] = if new > f32::NEG_INFINITY { limit } else { -1.0 };
             row += 1;
         }
         factors
     }
 
-    /// `scores = 2^(scale_log2 (scores - reference))` in their unit, and their sums per row. `HOW` is one of
+    /// `scores = 2^(c (scores - m))` in their unit, and their sums per row. `HOW` is one of
     /// [`FUSED`], [`SUBTRACTED`], [`EXACT`].
     #[inline(always)]
-    fn exponentiate<F: Fragment<ROWS, N>, E: Element, const N: usize, const HOW: u32>(
+    fn exponentiate<F: Fragment<ROWS, N>, const N: usize, const HOW: u32>(
         &self,
         scores: &mut [f32; N],
-        scale_log2: f32,
+        scale: &Scale,
     ) -> [f32; ROWS] {
         let mut sums = [0.0; ROWS];
         let mut row = 0;
         while row < ROWS {
-            let seen = self.reference[row] > f32::NEG_INFINITY;
+            let seen = self.row_max[row] > f32::NEG_INFINITY;
             // A row that has seen no key has scores of minus infinity (or NaN) only: 2^(-inf - 0) = 0.
-            let reference = if seen { self.reference[row] } else { 0.0 };
-            let unit = const { E::UNIT_LOG2 as f32 };
-            let shift = math::fma(-reference, scale_log2, unit);
+            let row_max = if seen { self.row_max[row] } else { 0.0 };
+            let shift = math::fma(-row_max, scale.log2, scale.unit_log2);
             let (mut even, mut odd) = (0.0, 0.0);
             let mut column = 0;
             while column < F::COLUMNS {
                 let register = F::register(row, column);
                 let score = scores[register];
                 let p = match HOW {
-                    FUSED => math::exp2(math::fma(score, scale_log2, shift)),
-                    SUBTRACTED => math::exp2(math::fma(score - reference, scale_log2, unit)),
+                    FUSED => math::exp2(math::fma(score, scale.log2, shift)),
+                    SUBTRACTED => {
+                        let half = half_difference(score, row_max);
+                        math::exp2(math::fma(half, 2.0 * scale.log2, scale.unit_log2))
+                    }
                     _ => {
-                        let p = math::exp2((score - reference) * scale_log2);
-                        p * const { power_of_two(E::UNIT_LOG2) }
+                        let half = half_difference(score, row_max);
+                        math::exp2(half * (2.0 * scale.log2)) * scale.unit
                     }
                 };
                 scores[register] = p;
@@ -312,7 +319,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     }
 
     /// Ends the softmax: normalises `output` and gives lse (natural logarithm) of each row, or `of_range`,
-    /// where keys are a range of those that there are, the sum that [`OnlineSoftmax::reference`] belongs to.
+    /// where keys are a range of those that there are, the sum that [`OnlineSoftmax::row_max`] belongs to.
     /// lse, rounded, would not say how many keys with large scores there are.
     ///
     /// A row that sees no key (`is_dead`) gives output 0 and lse `-inf`, or a sum of [`DEAD_SUM`]. One whose
@@ -321,14 +328,14 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn finish<F: Fragment<ROWS, O>, E: Element, const O: usize>(
+    pub unsafe fn finalize<F: Fragment<ROWS, O>, const O: usize>(
         &self,
         output: &mut [f32; O],
         scale: &Scale,
         of_range: bool,
         is_dead: impl Fn(usize) -> bool,
     ) -> [f32; ROWS] {
-        let (normalisation, lse) = self.close::<F, E, O>(scale, of_range, is_dead);
+        let (normalisation, lse) = self.finalize_early::<F, O>(scale, of_range, is_dead);
         normalisation.apply::<F, O>(output);
         lse
     }
@@ -338,29 +345,30 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn close<F: Fragment<ROWS, O>, E: Element, const O: usize>(
+    pub unsafe fn finalize_early<F: Fragment<ROWS, O>, const O: usize>(
         &self,
         scale: &Scale,
         of_range: bool,
         is_dead: impl Fn(usize) -> bool,
-    ) -> (Correction<ROWS>, [f32; ROWS]) {
+    ) -> (Rescale<ROWS>, [f32; ROWS]) {
         let mut lse = [if of_range { DEAD_SUM } else { f32::NEG_INFINITY }; ROWS];
         let most = if of_range { f32::MAX } else { f32::INFINITY };
-        let mut normalisation = Correction { factors: [0.0; ROWS], needed: true };
+        let mut normalisation = Rescale { factors: [0.0; ROWS], needed: true };
         let mut row = 0;
         while row < ROWS {
-            let sum = F::row_sum(self.sum[row]);
+            let sum = F::row_sum(self.row_sum[row]);
             if !is_dead(row) {
-                let reference =
-                    if self.reference[row] > f32::NEG_INFINITY { self.reference[row] } else { 0.0 };
+                let row_max =
+                    if self.row_max[row] > f32::NEG_INFINITY { self.row_max[row] } else { 0.0 };
                 normalisation.factors[row] = math::min_or_nan(math::reciprocal(sum), most);
-                let sum = sum * const { power_of_two(-E::UNIT_LOG2) };
+                // Exact: powers of two.
+                let sum = sum * math::reciprocal(scale.unit);
                 lse[row] = if of_range {
                     sum
-                } else if self.steep {
-                    math::fma(reference, scale.natural, math::log2(sum) * LN_2)
+                } else if self.subtract_first {
+                    math::fma(row_max, scale.natural, math::log2(sum) * LN_2)
                 } else {
-                    (reference * scale.log2 + math::log2(sum)) * LN_2
+                    (row_max * scale.log2 + math::log2(sum)) * LN_2
                 };
             }
             row += 1;
@@ -372,16 +380,16 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
 /// The sum of a row that sees no key.
 pub const DEAD_SUM: f32 = -1.0;
 
-/// What an output must be multiplied by, row by row: because the reference moved, or at the end.
+/// What an output must be multiplied by, row by row: because m moved, or at the end.
 #[derive(Clone, Copy)]
-pub struct Correction<const ROWS: usize> {
+pub struct Rescale<const ROWS: usize> {
     factors: [f32; ROWS],
     /// The same in all lanes of the warp.
     needed: bool,
 }
 
-impl<const ROWS: usize> Correction<ROWS> {
-    /// Corrects an output that was summed before the reference moved.
+impl<const ROWS: usize> Rescale<ROWS> {
+    /// Rescales an output that was summed before m moved.
     #[inline(always)]
     pub fn apply<F: Fragment<ROWS, O>, const O: usize>(&self, output: &mut [f32; O]) {
         if !self.needed {

@@ -79,8 +79,7 @@ unsafe fn backward<
             let next = walk.next(&at);
             ring.wait();
             if has_keys {
-                let tile =
-                    || block.score_tile(first_key + warp_row as i32, at.tile * QUERIES as i32);
+                let tile = || block.score_tile(first_key + warp_row as i32, at.tile * QUERIES as i32);
                 let mut scores: [f32; S] =
                     multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
                 probabilities::<FmaFragment, R, S, true>(

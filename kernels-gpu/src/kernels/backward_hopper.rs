@@ -47,8 +47,8 @@ mod writer;
 use crate::abi::{BackwardHopperParams, BackwardParams, backward_sm90a_query_stages};
 use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
 use crate::attention::gradient::{
-    block_max, exponentiate, exponentiate_here, load_delta, multiply_all, range_factor,
-    scale_all, subtract_delta, subtract_loaded_delta, subtract_lse,
+    block_max, exponentiate, exponentiate_here, load_delta, multiply_all, range_factor, scale_all,
+    subtract_delta, subtract_loaded_delta, subtract_lse,
 };
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_stretch::{KeyGradient, division, final_scale};

@@ -14,9 +14,9 @@
 
 use crate::abi::{COMBINE_WARPS, CombineParams, MAX_SPLITS};
 use crate::arch::{barrier, global, grid, math, shared, thread, warp};
-use crate::attention::score::Scale;
+use crate::attention::score::split_sign;
 use crate::attention::sequence;
-use crate::attention::softmax::DEAD_SUM;
+use crate::attention::softmax::{DEAD_SUM, half_difference};
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
 use crate::tile::store::{store_four, store_four_f32};
@@ -78,7 +78,8 @@ impl Row {
     /// not; and lse. All are 0 and lse `-inf` if no range has a key; NaN, if all scores are `-inf`.
     #[inline(always)]
     unsafe fn weights(&self, p: &CombineParams, lane: u32) -> ([f32; HELD], f32) {
-        let scale = Scale::of(p.scale);
+        let (scale, _) = split_sign(p.scale);
+        let scale_log2 = scale * core::f32::consts::LOG2_E;
         let (mut references, mut weights) = ([0.0; HELD], [0.0; HELD]);
         let mut largest = f32::NEG_INFINITY;
         let mut all_are_infinite = false;
@@ -104,7 +105,8 @@ impl Row {
         let mut held = 0;
         while held < HELD {
             if weights[held] != 0.0 {
-                weights[held] *= math::exp2((references[held] - largest) * scale.log2);
+                weights[held] *=
+                    math::exp2(half_difference(references[held], largest) * (2.0 * scale_log2));
             }
             sum += weights[held];
             held += 1;
@@ -120,7 +122,7 @@ impl Row {
             weights[held] *= factor;
             held += 1;
         }
-        (weights, math::fma(largest, scale.natural, math::log2(sum) * LN_2))
+        (weights, math::fma(largest, scale, math::log2(sum) * LN_2))
     }
 
     /// Four columns of o of a range from `column` on, as far as they exist; zeros if the range does not.

@@ -7,7 +7,7 @@
 use crate::abi::{Access, ForwardParams};
 use crate::arch::{shared, thread, warp};
 use crate::attention::query_block::{QueryBlock, is_split};
-use crate::attention::score::{self, Scale};
+use crate::attention::score::{self, Scale, split_sign};
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::key_value_turns::KeyValueTurns;
 use crate::tile::element::F32;
@@ -41,7 +41,8 @@ unsafe fn forward<
         return;
     }
     let tiles = block.key_tiles(QUERIES, KEYS);
-    let scale = Scale::new(p);
+    let scale = Scale::new::<F32>(p);
+    let (_, q_factor) = split_sign(p.scale);
 
     let q_tile = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
     let p_tile = SharedTile::<QUERIES, P_ROW_BYTES> { address: q_tile.address + QUERIES * ROW_BYTES };
@@ -57,9 +58,9 @@ unsafe fn forward<
     if tiles.begin < tiles.end {
         q_tile.load::<F32, THREADS, VECTOR>(thread, &block.q::<4>(p));
         key_value.request_key::<F32>(tiles.begin);
-        if scale.q_factor != 1.0 {
+        if q_factor != 1.0 {
             key_value.wait();
-            q_tile.scale_rows::<F32, 16>(lane, warp_row, scale.q_factor);
+            q_tile.scale_rows::<F32, 16>(lane, warp_row, q_factor);
             warp::warp_sync();
         }
     }
@@ -76,7 +77,7 @@ unsafe fn forward<
             score::apply::<FmaFragment, LANE_ROWS, S>(&mut scores, &scale, is_masked, || {
                 (lane, block.score_tile(warp_row, tile * KEYS as i32))
             });
-            softmax.update::<FmaFragment, F32, S, O>(&mut scores, &mut output, scale.log2);
+            softmax.update::<FmaFragment, S, O>(&mut scores, &mut output, &scale);
             store_probabilities::<_, _, LANE_ROWS, S>(lane, &scores, p_tile, warp_row);
         }
         key_value.wait();
@@ -97,7 +98,7 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    let lse = softmax.finish::<FmaFragment, F32, O>(&mut output, &scale, is_split(p, QUERIES), |row| {
+    let lse = softmax.finalize::<FmaFragment, O>(&mut output, &scale, is_split(p, QUERIES), |row| {
         block.is_dead(warp_row + <FmaFragment as Fragment<LANE_ROWS, O>>::row(lane, row))
     });
     let mut row = 0;
@@ -105,7 +106,7 @@ unsafe fn forward<
         if lane % FMA_LANE_COLUMNS == 0 {
             let at = warp_row + <FmaFragment as Fragment<LANE_ROWS, O>>::row(lane, row);
             if is_split(p, QUERIES) {
-                block.store_range(p, at, softmax.reference()[row], lse[row]);
+                block.store_range(p, at, softmax.row_max()[row], lse[row]);
             } else {
                 block.store_lse(p, at, lse[row]);
             }

@@ -12,7 +12,7 @@
 //!     p = softmax(s)
 //!     for the other key tiles, last to first:
 //!         start s = q k^T             start o += p v(the tile before)
-//!         wait for s;  wait for o;    p = softmax(s), and correct o if the reference moved
+//!         wait for s;  wait for o;    p = softmax(s), and rescale o if the row max moved
 //!     start s = q' k'(last)^T of the next query tile, and o += p v(first)
 //!     wait for both;  o = o / sum,  lse = ln(sum) + r
 //! ```
@@ -85,7 +85,7 @@ impl<
             let thread = thread::thread_idx_x_here();
             (thread % 32, (thread / 32 - 4) * 16)
         };
-        let scale = Scale::new(p);
+        let scale = Scale::new::<E>(p);
         let mut orders = Cursor::start();
         let mut queries: Cursor<QUERY_STAGES> = Cursor::start();
         let (mut keys, mut values) = (Cursor::<KEY_STAGES>::start(), Cursor::<VALUE_STAGES>::start());
@@ -157,9 +157,9 @@ impl<
                 let mut tile = tiles.end - 1;
                 apply(&mut scores, tile, &tiles);
                 let (mut probabilities, _) = if Self::GUESSES_MAXIMUM {
-                    softmax.first_probabilities::<MmaFragment, E, S, P>(&scores, scale.log2)
+                    softmax.first_probabilities::<MmaFragment, E, S, P>(&scores, &scale)
                 } else {
-                    softmax.probabilities_anew::<MmaFragment, E, S, P>(&scores, scale.log2)
+                    softmax.probabilities_of_new_max::<MmaFragment, E, S, P>(&scores, &scale)
                 };
 
                 if Self::sends_output(O) && Self::KEEPS_QUERIES {
@@ -195,10 +195,10 @@ impl<
                         self.values.release(&values);
                     }
                     values.advance();
-                    let correction;
-                    (probabilities, correction) =
-                        softmax.probabilities::<MmaFragment, E, S, P>(&scores, scale.log2);
-                    correction.apply::<MmaFragment, O>(&mut output.values);
+                    let rescale;
+                    (probabilities, rescale) =
+                        softmax.probabilities::<MmaFragment, E, S, P>(&scores, &scale);
+                    rescale.apply::<MmaFragment, O>(&mut output.values);
                 }
                 if !Self::KEEPS_QUERIES {
                     self.release_shared_queries::<A>(&queries, lane == 0);
@@ -259,7 +259,7 @@ impl<
                 }
                 let (lane, row) = place();
                 let (normalisation, lse) =
-                    softmax.close::<MmaFragment, E, O>(&scale, is_split(p, QUERIES), |half| {
+                    softmax.finalize_early::<MmaFragment, O>(&scale, is_split(p, QUERIES), |half| {
                         block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half))
                     });
                 // Of the four lanes that share two rows, each of the first two writes one.
@@ -268,7 +268,7 @@ impl<
                     let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
                     let own = |of_rows: [f32; 2]| if half == 0 { of_rows[0] } else { of_rows[1] };
                     if is_split(p, QUERIES) {
-                        block.store_range(p, row, own(softmax.reference()), own(lse));
+                        block.store_range(p, row, own(softmax.row_max()), own(lse));
                     } else {
                         block.store_lse(p, row, own(lse));
                     }

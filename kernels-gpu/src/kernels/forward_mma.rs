@@ -5,16 +5,16 @@
 //!
 //! ```text
 //! for each key tile:   s = q k^T      (tensor cores, q and k from shared memory)
-//!                      hide           (edge tiles only)
-//!                      p = 2^(c s - r), o corrected if r moved
+//!                      softcap, mask  (attention/score)
+//!                      p = 2^(c (s - m)), o rescaled if m moved
 //!                      o += p v       (tensor cores, p from registers)
-//! o = o / sum,  lse = ln(sum) + r
+//! o = o / sum,  lse = ln(sum) + m
 //! ```
 
 use crate::abi::{Access, ForwardParams};
 use crate::arch::{shared, thread, warp};
 use crate::attention::query_block::{QueryBlock, is_split};
-use crate::attention::score::{self, Scale};
+use crate::attention::score::{self, Scale, split_sign};
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::key_value_ring::KeyValueRing;
 use crate::tile::element::{self, TensorCoreElement};
@@ -47,7 +47,8 @@ unsafe fn forward<
         return;
     }
     let tiles = block.key_tiles(QUERIES, KEYS);
-    let scale = Scale::new(p);
+    let scale = Scale::new::<E>(p);
+    let (_, q_factor) = split_sign(p.scale);
 
     let q_tile = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
     let ring = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(
@@ -62,11 +63,11 @@ unsafe fn forward<
     if tiles.begin < tiles.end {
         q_tile.load::<E, THREADS, VECTOR>(thread::thread_idx_x(), &block.q::<2>(p));
         ring.request::<E>(tiles.begin);
-        if scale.q_factor != 1.0 {
+        if q_factor != 1.0 {
             ring.wait();
             let mut m = 0;
             while m < M {
-                q_tile.scale_rows::<E, 16>(lane, warp_row + 16 * m as u32, scale.q_factor);
+                q_tile.scale_rows::<E, 16>(lane, warp_row + 16 * m as u32, q_factor);
                 m += 1;
             }
             warp::warp_sync();
@@ -96,7 +97,7 @@ unsafe fn forward<
         }
         let mut m = 0;
         while m < M {
-            softmax[m].update::<MmaFragment, E, S, O>(&mut scores[m], &mut output[m], scale.log2);
+            softmax[m].update::<MmaFragment, S, O>(&mut scores[m], &mut output[m], &scale);
             m += 1;
         }
         let probabilities: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
@@ -115,7 +116,7 @@ unsafe fn forward<
     let mut m = 0;
     while m < M {
         let row = warp_row + 16 * m as u32;
-        let lse = softmax[m].finish::<MmaFragment, E, O>(
+        let lse = softmax[m].finalize::<MmaFragment, O>(
             &mut output[m],
             &scale,
             is_split(p, QUERIES),
@@ -126,7 +127,7 @@ unsafe fn forward<
             if lane % 4 == 0 {
                 let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
                 if is_split(p, QUERIES) {
-                    block.store_range(p, row, softmax[m].reference()[half], lse[half]);
+                    block.store_range(p, row, softmax[m].row_max()[half], lse[half]);
                 } else {
                     block.store_lse(p, row, lse[half]);
                 }

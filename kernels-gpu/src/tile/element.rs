@@ -13,9 +13,9 @@ pub struct F32;
 pub trait Element {
     /// Bytes per element.
     const BYTES: u32;
-    /// The unit of unnormalised probabilities, as a power of two: so small that sums of values times at most
-    /// 2^30 probabilities, none above 2^13 units, stay below the largest f32.
-    const UNIT_LOG2: i32;
+    /// Whether values are so large that their products with unnormalised probabilities may add up to more
+    /// than f32 holds: see [`ForwardParams::unit`](crate::abi::ForwardParams::unit).
+    const NEEDS_UNIT: bool;
 
     /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors
     /// -1, 0 and 1.
@@ -41,10 +41,10 @@ pub trait TensorCoreElement: Element {
 }
 
 macro_rules! tensor_core_element {
-    ($type:ident, $narrow:literal, $unit_log2:expr, $pack:path, $unpack:path, $mma:path) => {
+    ($type:ident, $narrow:literal, $needs_unit:literal, $pack:path, $unpack:path, $mma:path) => {
         impl Element for $type {
             const BYTES: u32 = 2;
-            const UNIT_LOG2: i32 = $unit_log2;
+            const NEEDS_UNIT: bool = $needs_unit;
 
             #[inline(always)]
             fn scale_word(word: u32, factor: f32) -> u32 {
@@ -74,23 +74,13 @@ macro_rules! tensor_core_element {
     };
 }
 
-/// For values up to the largest f32. Those below 2^-82 lose bits by it.
-const SMALL_UNIT_LOG2: i32 = -44;
-
-tensor_core_element!(
-    Bf16,
-    false,
-    SMALL_UNIT_LOG2,
-    convert::pack_bf16,
-    convert::unpack_bf16,
-    matrix::mma_bf16
-);
-// Values end at 2^16, and 2^13 is near the largest probability that f16 holds.
-tensor_core_element!(F16, true, 0, convert::pack_f16, convert::unpack_f16, matrix::mma_f16);
+tensor_core_element!(Bf16, false, true, convert::pack_bf16, convert::unpack_bf16, matrix::mma_bf16);
+// Values end at 2^16, and probabilities at 2^13: with 2^30 keys the sum is below 2^60.
+tensor_core_element!(F16, true, false, convert::pack_f16, convert::unpack_f16, matrix::mma_f16);
 
 impl Element for F32 {
     const BYTES: u32 = 4;
-    const UNIT_LOG2: i32 = SMALL_UNIT_LOG2;
+    const NEEDS_UNIT: bool = true;
 
     #[inline(always)]
     fn scale_word(word: u32, factor: f32) -> u32 {

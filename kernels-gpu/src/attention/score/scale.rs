@@ -1,9 +1,10 @@
-//! The softmax scale, ready for use.
+//! The softmax scale and the unit of probabilities, ready for use.
 
 use crate::abi::ForwardParams;
 use crate::arch::specialize;
+use crate::tile::element::Element;
 
-/// What scores are multiplied by, as the forward uses it: a positive factor, and a factor -1, 0 or 1 for q.
+/// What scores are multiplied by, as the forward uses it, and what probabilities are counted in.
 ///
 /// The online maximum is taken of scores without the scale, which is right for positive scales only. Of capped
 /// scores, which are in units of the cap, the cap is the scale.
@@ -13,36 +14,39 @@ pub struct Scale {
     pub natural: f32,
     /// The same times `log2(e)`.
     pub log2: f32,
-    /// What q is multiplied by, exactly.
-    pub q_factor: f32,
     /// What a product is multiplied by for the argument of tanh: see [`ForwardParams::softcap_factor`].
     pub softcap_factor: f32,
+    /// The unit of probabilities: see [`ForwardParams::unit`].
+    pub unit: f32,
+    /// Its exponent.
+    pub unit_log2: f32,
 }
 
 impl Scale {
-    /// The scale of a launch.
+    /// The scale of a launch, for elements of type `E`.
     #[inline(always)]
-    pub fn new(p: &ForwardParams) -> Self {
-        let Scale { mut natural, mut log2, q_factor, .. } = Scale::of(p.scale);
-        if specialize::softcap() {
-            natural = p.softcap;
-            log2 = p.softcap * core::f32::consts::LOG2_E;
+    pub fn new<E: Element>(p: &ForwardParams) -> Self {
+        let (natural, _) = split_sign(p.scale);
+        let natural = if specialize::softcap() { p.softcap } else { natural };
+        Scale {
+            natural,
+            log2: natural * core::f32::consts::LOG2_E,
+            // The sign of the scale is in q.
+            softcap_factor: p.softcap_factor.abs(),
+            unit: if E::NEEDS_UNIT { p.unit } else { 1.0 },
+            unit_log2: if E::NEEDS_UNIT { p.unit_log2 } else { 0.0 },
         }
-        // The sign of the scale is in q.
-        Scale { natural, log2, q_factor, softcap_factor: p.softcap_factor.abs() }
     }
+}
 
-    /// Splits `scale`, which is finite, of scores that are not capped.
-    #[inline(always)]
-    pub fn of(scale: f32) -> Self {
-        let (natural, q_factor) = if scale > 0.0 {
-            (scale, 1.0)
-        } else if scale < 0.0 {
-            (-scale, -1.0)
-        } else {
-            (1.0, 0.0)
-        };
-        let log2 = natural * core::f32::consts::LOG2_E;
-        Scale { natural, log2, q_factor, softcap_factor: 0.0 }
+/// `scale`, which is finite, as a positive factor of scores and a factor -1, 0 or 1 of q, which is exact.
+#[inline(always)]
+pub fn split_sign(scale: f32) -> (f32, f32) {
+    if scale > 0.0 {
+        (scale, 1.0)
+    } else if scale < 0.0 {
+        (-scale, -1.0)
+    } else {
+        (1.0, 0.0)
     }
 }

@@ -1,23 +1,30 @@
 //! Softcap: `s = cap tanh(s / cap)` (Gemma 2; docs/semantics.md, section 1).
 //!
 //! The hardware's `tanh.approx` is off by 2^-11, which lse and probabilities show. Two forms are as exact as
-//! f32 needs, to 2e-7 of the value:
+//! f32 needs, with x = s / cap and u = x^2:
 //!
 //! ```text
-//! |x| < 5/8     x (1 + u (c1 + u (c2 + u (c3 + u c4)))), u = x^2     seven operations on the FMA units
-//! any x         1 - 2 / (1 + e^(2 |x|)), with the sign of x          two on the special function unit, too
+//! |x| < 5/8     x (1 + u (c1 + u (c2 + u (c3 + u c4))))     seven operations, off by 1.9e-7 of the value
+//! any x         x P(u) / Q(u), |x| at most 8                thirteen and a reciprocal, off by 4.8e-7
 //! ```
 //!
-//! Logits are mostly far below the cap: a warp whose tile has only such takes the first form alone. The
-//! coefficients are those of the smallest largest relative error, 1.2e-7.
+//! Logits are mostly far below the cap: a warp whose tile has only such takes the first form alone. Both are
+//! fitted to the smallest largest relative error (the second one by Lawson's weights); powers of e instead
+//! of the second form took two operations of the special function unit, which exponentials keep busy, and
+//! spilled registers.
 
 use crate::arch::{math, warp};
 
 /// Where the polynomial ends.
 const NEAR: f32 = 0.625;
+/// Its coefficients from the highest on, of x^9, x^7, x^5, x^3.
+const COEFFICIENTS: [f32; 4] = [0.015_195_239, -0.051_947_818, 0.133_081_73, -0.333_323_42];
 
-/// Its coefficients, of x^3, x^5, x^7, x^9.
-const COEFFICIENTS: [f32; 4] = [-0.333_323_42, 0.133_081_73, -0.051_947_818, 0.015_195_239];
+/// From here on tanh is 1 in f32, but for 4e-7.
+const FAR: f32 = 8.0;
+/// P and Q from the highest power of u on.
+const P: [f32; 5] = [-6.142_329_8e-9, 7.162_518_6e-6, 2.696_411_9e-3, 0.127_123_13, 0.999_999_76];
+const Q: [f32; 4] = [1.967_455e-4, 2.285_031e-2, 0.460_454_73, 1.0];
 
 /// Scores in units of the cap: `tanh(factor product)` of each product q . k. NaN stays NaN.
 ///
@@ -61,16 +68,25 @@ pub fn derivative(score: f32) -> f32 {
 #[inline(always)]
 fn tanh_near(x: f32) -> f32 {
     let u = x * x;
-    let [c1, c2, c3, c4] = COEFFICIENTS;
-    let polynomial = math::fma(u, math::fma(u, math::fma(u, c4, c3), c2), c1);
-    math::fma(x * u, polynomial, x)
+    math::fma(x * u, horner(&COEFFICIENTS, u), x)
 }
 
 /// tanh of any x.
 #[inline(always)]
 fn tanh(x: f32) -> f32 {
-    // e^(2 |x|) is infinite from |x| = 44.4 on: then 2 / infinity = 0.
-    let power = math::exp2(x.abs() * (2.0 * core::f32::consts::LOG2_E));
-    let far = math::fma(-2.0, math::reciprocal(1.0 + power), 1.0);
-    if x.abs() < NEAR { tanh_near(x) } else { far.copysign(x) }
+    let x = math::clamp_or_nan(x, FAR);
+    let u = x * x;
+    x * horner(&P, u) * math::reciprocal(horner(&Q, u))
+}
+
+/// A polynomial of u, coefficients from the highest power on.
+#[inline(always)]
+fn horner<const N: usize>(coefficients: &[f32; N], u: f32) -> f32 {
+    let mut sum = coefficients[0];
+    let mut i = 1;
+    while i < N {
+        sum = math::fma(sum, u, coefficients[i]);
+        i += 1;
+    }
+    sum
 }

@@ -5,7 +5,7 @@ use crate::abi::ForwardHopperParams;
 use crate::arch::{bulk_copy, math, mbarrier, thread, warp};
 use crate::attention::packed_work::PackedWork;
 use crate::attention::query_block::QueryBlock;
-use crate::attention::score::Scale;
+use crate::attention::score::split_sign;
 use crate::attention::work_order::{ReceivedOrder, WorkOrder};
 use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::stages::Cursor;
@@ -179,7 +179,7 @@ impl<
     /// The repairer: one warp.
     #[inline(always)]
     pub unsafe fn repair<E: TensorCoreElement>(&self, p: &ForwardHopperParams, lane: u32) {
-        let factor = Scale::of(p.forward.scale).q_factor;
+        let (_, factor) = split_sign(p.forward.scale);
         let mut orders = Cursor::start();
         let (mut query_parities, mut value_parities) = (0, 0);
         loop {

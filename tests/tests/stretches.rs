@@ -3,7 +3,8 @@
 
 use finite_attention::check::{Case, Gradients, Inputs, Placement, Surroundings};
 use finite_attention::driver::emulated::{Options, Schedule};
-use finite_attention::{CausalAlignment, Device, KernelImages, Mask, Mode};
+use finite_attention::plan::plan_backward;
+use finite_attention::{BackwardPointers, CausalAlignment, Device, KernelImages, Mask, Mode};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{finite, has_repeatable_dq, identical, run};
 use finite_attention_tests::device::emulated;
@@ -40,6 +41,12 @@ fn of_one_key_head(kernel: &KernelSpec, mask: Mask, mode: Mode) -> Case {
     }
 }
 
+/// Aligned addresses that nothing is read from.
+fn anywhere() -> BackwardPointers {
+    let [q, k, v, o, d_o, dq, dk, dv, lse, d_lse] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(|n| n << 12);
+    BackwardPointers { q, k, v, o, d_o, dq, dk, dv, lse, d_lse, ..BackwardPointers::default() }
+}
+
 fn main_kernels() -> impl Iterator<Item = &'static KernelSpec> {
     KERNELS.iter().filter(|kernel| kernel.family == Family::Backward && kernel.arch == Arch::Sm90a)
 }
@@ -60,7 +67,7 @@ fn divided(device: &Device, case: &Case) -> Result<Vec<&'static str>, String> {
     Ok(names)
 }
 
-/// Every main kernel: with a full mask stretches end anywhere, otherwise tiles have equally many.
+/// Every main kernel, in equal parts of each tile.
 #[test]
 fn gradients_of_divided_key_tiles_are_right_in_every_kernel() {
     let mut ran = Vec::new();
@@ -85,6 +92,22 @@ fn the_last_wave_alone_is_divided() {
         let gradients = Gradients { dtype: Dtype::F32, has_d_lse: false, mode: Mode::Fast };
         let case = Case { batches: 2, gradients: Some(gradients), ..case };
         let device = of_size(&with_room_for(&under(Schedule::Latest), kernel), 3);
+        divided(&device, &case).unwrap_or_else(|wrong| panic!("{case:?}: {wrong}"));
+    }
+}
+
+/// Three key tiles and five multiprocessors: a turn has the end of a tile and the beginning of the next one.
+#[test]
+fn turns_may_have_parts_of_two_tiles() {
+    for kernel in main_kernels().filter(|kernel| kernel.dtype == Dtype::Bf16) {
+        let case = of_one_key_head(kernel, Mask::Full, Mode::Fast);
+        let (key_rows, query_heads) = (2 * kernel.key_rows as usize + 60, 2 * case.query_heads);
+        let case = Case { key_rows, query_heads, ..case };
+        let device = of_size(&with_room_for(&under(Schedule::Latest), kernel), 5);
+        let valid = case.backward_problem().unwrap().validate().unwrap();
+        let plan = plan_backward(&valid, device.properties(), &anywhere()).unwrap();
+        let division = (plan.params.whole_tiles, plan.params.unit_bits, plan.params.turn_units);
+        assert_eq!(division, (0, 10, 615), "{}", kernel.name);
         divided(&device, &case).unwrap_or_else(|wrong| panic!("{case:?}: {wrong}"));
     }
 }

@@ -91,8 +91,10 @@ struct Tiles {
     of_head: u64,
     /// Steps of all.
     steps: u64,
-    /// Steps of the longest one.
+    /// Steps of the longest one; of packed sequences of the likely ones.
     longest: u64,
+    /// More steps than this no tile can have.
+    most_steps: u64,
 }
 
 impl Tiles {
@@ -115,7 +117,9 @@ impl Tiles {
         } else {
             count
         };
-        Tiles { count, most: most.min(u64::from(u32::MAX)) as u32, of_head, steps, longest }
+        let most_steps = group * u64::from(valid.query_rows.div_ceil(main.query_rows));
+        let most = most.min(u64::from(u32::MAX)) as u32;
+        Tiles { count, most, of_head, steps, longest, most_steps }
     }
 
     /// Where all tiles take equally long: those of the last wave in turns of as many steps each, or, where
@@ -177,7 +181,7 @@ impl Tiles {
     /// Whether the kernels can count so far: see [`BackwardParams::unit_bits`].
     fn can_be_counted(&self, chosen: &Stretches, multiprocessors: u64) -> bool {
         let tiles = u64::from(chosen.divided_tiles) + 2 * multiprocessors;
-        let most = (2 * self.of_head).max(tiles).max(self.longest);
+        let most = (2 * self.of_head).max(tiles).max(self.most_steps);
         most << chosen.division.unit_bits < 1 << 31
     }
 }
@@ -185,20 +189,11 @@ impl Tiles {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::tests::device;
     use crate::problem::{CausalAlignment, ForwardProblem, Layout, Mask, Sequences};
     use kernels_gpu::abi::{Dtype, KERNELS};
 
     const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
-
-    fn device() -> DeviceProperties {
-        DeviceProperties {
-            name: "test device".into(),
-            compute_capability: (9, 0),
-            multiprocessors: 132,
-            shared_bytes_per_block: 227 << 10,
-            l2_bytes: 50 << 20,
-        }
-    }
 
     fn chosen(problem: ForwardProblem, mode: Mode) -> Stretches {
         let main = KERNELS.iter().find(|kernel| kernel.name == "backward_bf16_d128_sm90a").unwrap();

@@ -1,4 +1,4 @@
-//! The backward pass, in its three kernels: what is between them stands in the workspace, as on a GPU.
+//! The backward pass, in the three kernels that are not for Hopper alone: what is between them stands in the workspace, as on a GPU.
 
 use super::memory::{Lengths, Memory, Sequence, lse_view};
 use super::{Fault, params};

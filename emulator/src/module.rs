@@ -4,7 +4,7 @@ use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::Code;
 use crate::parse::cursor::quote;
 use crate::parse::location::Locations;
-use crate::report::SourceLocation;
+use crate::report::source::SourceLocation;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 

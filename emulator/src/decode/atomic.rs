@@ -8,7 +8,7 @@ use crate::isa::{
     AtomicOp, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_RELEASE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op,
     ROW_SINK,
 };
-use crate::memory::Space;
+use crate::space::Space;
 
 /// Types of an atomic operation, in the `count` of its instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

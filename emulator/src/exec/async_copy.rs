@@ -9,10 +9,11 @@ use super::context::{Access, Context, Flow, Stop};
 use super::registers::{LANES, lanes};
 use super::warp::Warp;
 use super::window::{Addresses, Want, Window, resolve};
+use crate::memory::Refusal;
 use crate::memory::view::GlobalView;
-use crate::memory::{Refusal, Space};
 use crate::report::FindingKind;
 use crate::shadow::State;
+use crate::space::Space;
 
 /// One copy instruction of a warp.
 #[derive(Clone, Debug)]

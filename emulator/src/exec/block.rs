@@ -10,9 +10,9 @@ use super::step::{Event, run};
 use super::warp::{State, Warp};
 use super::wgmma;
 use crate::isa::{BarrierOp, Fill, Op, PREDICATE_TRUE, Special};
-use crate::memory::SHARED_BASE;
 use crate::options::Schedule;
 use crate::report::FindingKind;
+use crate::space::SHARED_BASE;
 
 /// Instructions of a fragment's turn, so that lanes which spin let others go on.
 const TURN: u64 = 1 << 13;

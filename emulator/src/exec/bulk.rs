@@ -9,12 +9,12 @@ use super::context::{Access, Context, Flow, Stop};
 use super::reduce::{add, operation};
 use super::trace::{Encoding, Found};
 use crate::isa::ReduceOp;
-use crate::memory::{SHARED_BASE, Space};
 use crate::report::FindingKind;
+use crate::report::trace::OriginKind;
 use crate::shadow::State;
 use crate::shadow::knowledge::Foreign;
+use crate::space::{SHARED_BASE, Space};
 use crate::tensor_map::TensorMapSwizzle;
-use crate::trace::OriginKind;
 use std::collections::BTreeMap;
 
 /// Bytes of the pieces that a swizzle exchanges.

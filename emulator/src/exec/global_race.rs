@@ -7,13 +7,13 @@ use super::registers::LANES;
 use super::strong::Strength;
 use super::warp::Warp;
 use super::window::Window;
-use crate::memory::Space;
 use crate::options::Launch;
 use crate::report::FindingKind;
 use crate::shadow::global::{Access, Actors, GlobalRace, Manner, Meeting, Order, Touch};
 use crate::shadow::knowledge::Foreign;
 use crate::shadow::orders::Scope;
 use crate::shadow::race::Race;
+use crate::space::Space;
 use std::sync::{MutexGuard, PoisonError};
 
 /// Actors of a warp: its threads, and the bulk stores of each lane.

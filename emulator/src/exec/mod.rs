@@ -21,6 +21,7 @@ mod poison;
 mod race;
 mod reduce;
 mod region;
+mod regions;
 mod registers;
 mod step;
 mod step_async;

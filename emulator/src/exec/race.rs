@@ -6,7 +6,6 @@ use super::mbarrier::MBARRIER_BYTES;
 use super::strong::Strength;
 use super::warp::Warp;
 use super::window::Window;
-use crate::memory::{SHARED_BASE, Space};
 use crate::module::Kernel;
 use crate::report::FindingKind;
 use crate::shadow::actor::Actor;
@@ -14,6 +13,7 @@ use crate::shadow::cells::Sweep;
 use crate::shadow::global::Touch;
 use crate::shadow::lanes::{LaneConflict, Words};
 use crate::shadow::race::{Conflict, Race, WORD};
+use crate::space::{SHARED_BASE, Space};
 
 /// Where an access happens, for reports.
 #[derive(Clone, Copy)]

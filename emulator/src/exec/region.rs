@@ -5,9 +5,9 @@ use super::context::Context;
 use super::registers::{FULL, LANES, lanes};
 use super::warp::Warp;
 use super::window::Window;
-use crate::memory::{SHARED_BASE, Space};
-use crate::region::Regions;
+use crate::exec::regions::Regions;
 use crate::report::FindingKind;
+use crate::space::{SHARED_BASE, Space};
 
 impl<'a> Context<'a> {
     /// The regions, if there are any and accesses are held to them.

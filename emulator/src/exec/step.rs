@@ -11,8 +11,8 @@ use crate::isa::{
     BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_GUARD,
     FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, Op, ROW_SINK,
 };
-use crate::memory::Space;
 use crate::report::FindingKind;
+use crate::space::Space;
 
 /// Why a fragment stopped running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

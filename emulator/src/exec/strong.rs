@@ -5,9 +5,9 @@ use super::registers::lanes;
 use super::warp::Warp;
 use super::window::Window;
 use crate::isa::{FLAG_ACQUIRE, FLAG_BLOCK, FLAG_READ_ONLY, FLAG_RELEASE, FLAG_STRONG, Instruction};
-use crate::memory::Space;
 use crate::shadow::global::Manner;
 use crate::shadow::orders::Scope;
+use crate::space::Space;
 use std::sync::{MutexGuard, PoisonError};
 
 /// How an access or a fence meets others.

@@ -12,7 +12,7 @@ use super::warp::Warp;
 use super::wgmma::{self, Pending};
 use super::window::Window;
 use crate::isa::{CompareType, FloatOp, Instruction, IntegerOp, MatrixOp, Op};
-use crate::memory::Space;
+use crate::space::Space;
 
 /// The instruction families and checks of which a faster version exists.
 pub struct Families {

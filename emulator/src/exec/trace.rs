@@ -1,12 +1,12 @@
 //! Looks at the results of floating-point instructions for those that are the first not to be finite. The
-//! rule stands in [`crate::trace`].
+//! rule stands in [`crate::report::trace`].
 
 use super::context::{Context, Stop};
 use super::ops::half::{Bfloat, Half};
 use super::registers::{LANES, Registers, lanes};
 use super::step::{Next, Runner};
 use crate::isa::{ConvertType, FLAG_FTZ, FloatOp, Instruction, MatrixOp, Op};
-use crate::trace::{Number, Operand, Origin, OriginKind};
+use crate::report::trace::{Number, Operand, Origin, OriginKind};
 
 /// How a register holds a value.
 #[derive(Clone, Copy, Debug)]

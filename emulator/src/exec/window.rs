@@ -8,10 +8,11 @@ use super::context::{Access, Context, Flow};
 use super::registers::{FULL, LANES, lanes};
 use super::warp::Warp;
 use crate::isa::{FLAG_WIDE_ADDRESS, Instruction};
+use crate::memory::Refusal;
 use crate::memory::view::{GlobalView, View};
-use crate::memory::{LOCAL_BASE, PARAM_WINDOW, Refusal, SHARED_BASE, Space, WINDOW_SHIFT};
 use crate::report::FindingKind;
 use crate::shadow::{Shadow, State};
+use crate::space::{LOCAL_BASE, PARAM_WINDOW, SHARED_BASE, Space, WINDOW_SHIFT};
 
 /// Addresses of all lanes.
 pub type Addresses = [u64; LANES];

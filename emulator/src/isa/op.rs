@@ -1,7 +1,7 @@
 //! Operations, by family.
 
 use super::{BulkOp, CarryOp, CompareType, FloatOp, IntegerOp, MbarrierOp, WgmmaOp};
-use crate::memory::Space;
+use crate::space::Space;
 
 /// What an instruction does: a family, and the operation in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

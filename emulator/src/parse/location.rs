@@ -9,7 +9,7 @@
 use super::cursor::Cursor;
 use super::lex::Kind;
 use crate::error::ParseError;
-use crate::report::SourceLocation;
+use crate::report::source::SourceLocation;
 use std::collections::HashMap;
 
 /// File number, line, column.

@@ -10,9 +10,9 @@ use crate::exec::trace::{Encoding, Found};
 use crate::exec::warp::Warp;
 use crate::exec::window::{Want, Window, addresses, resolve};
 use crate::isa::{AtomicOp, Instruction};
-use crate::memory::Space;
+use crate::report::trace::OriginKind;
 use crate::shadow::global::Touch;
-use crate::trace::OriginKind;
+use crate::space::Space;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 

@@ -8,9 +8,9 @@ use crate::exec::registers::lanes;
 use crate::exec::warp::Warp;
 use crate::exec::window::addresses;
 use crate::isa::{BulkOp, FLAG_OPTIONAL, Instruction, ReduceOp, bulk_list};
-use crate::memory::Space;
 use crate::options::Schedule;
 use crate::report::FindingKind;
+use crate::space::Space;
 use crate::tensor_map::{MAP_BYTES, MAX_RANK, TensorMap};
 use std::rc::Rc;
 

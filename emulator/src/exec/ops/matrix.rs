@@ -13,8 +13,8 @@ use crate::exec::strong::Strength;
 use crate::exec::warp::Warp;
 use crate::exec::window::{Want, Window, addresses, resolve};
 use crate::isa::{FLAG_TRANSPOSE, Instruction, MatrixOp};
-use crate::memory::Space;
 use crate::shadow::global::Touch;
+use crate::space::Space;
 
 /// Every matrix instruction.
 #[inline(always)]

@@ -7,8 +7,8 @@ use crate::exec::registers::{LANES, lanes};
 use crate::exec::warp::Warp;
 use crate::exec::window::addresses;
 use crate::isa::{FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, Instruction, MbarrierOp};
-use crate::memory::Space;
 use crate::report::FindingKind;
+use crate::space::Space;
 
 /// The shared address of each lane's barrier.
 fn barriers(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32) -> Result<[u32; LANES], Stop> {

@@ -6,8 +6,8 @@ use crate::exec::strong::Strength;
 use crate::exec::warp::Warp;
 use crate::exec::window::{Addresses, Want, Window, addresses, resolve};
 use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction};
-use crate::memory::{PARAM_WINDOW, Space};
 use crate::shadow::global::Touch;
+use crate::space::{PARAM_WINDOW, Space};
 
 /// `ld`.
 #[inline(always)]

@@ -3,8 +3,8 @@
 use super::descriptor::{Descriptor, PIECE, PIECE_BYTES};
 use crate::exec::ops::half::{Bfloat, Format, Half};
 use crate::isa::{WGMMA_K, WgmmaType};
-use crate::memory::SHARED_BASE;
 use crate::memory::shared::{PAGE_BYTES, SharedMemory};
+use crate::space::SHARED_BASE;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;

@@ -7,7 +7,7 @@ use crate::exec::registers::LANES;
 use crate::exec::trace::Found;
 use crate::exec::warp::Warp;
 use crate::isa::{WGMMA_K, WgmmaShape};
-use crate::trace::OriginKind;
+use crate::report::trace::OriginKind;
 
 /// Lets a multiplication happen, and notes accumulators that become not finite from finite operands.
 pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {

@@ -1,6 +1,6 @@
 //! Where a value that is not finite comes from.
 
-use crate::report::SourceLocation;
+use super::source::SourceLocation;
 use serde::{Serialize, Serializer};
 use std::fmt;
 

@@ -62,6 +62,8 @@
 //! threads of a warp in global memory. A kernel that uses an instruction which is not covered refuses to
 //! launch and says so.
 
+#[cfg(test)]
+mod allocate_tests;
 mod decode;
 mod error;
 mod exec;

@@ -3,7 +3,7 @@
 //! Every modifier of an opcode is looked at. One that a family does not know makes the instruction
 //! unsupported; none is passed over.
 
-pub mod atomic;
+mod atomic;
 pub mod builder;
 mod bulk;
 mod control;

@@ -174,7 +174,8 @@ pub enum MoveOp {
 /// Read-modify-write operations.
 ///
 /// Operands: old value to `d` (the sink for `red`), address `a` + `immediate`, operand `b`, second
-/// operand of `cas` in `c`; the space and the type are in `e` and `count` ([`crate::decode::atomic`]).
+/// operand of `cas` in `c`; the space ([`super::ATOMIC_SPACES`]) and the type ([`super::AtomicType`]) are in
+/// `e` and `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum AtomicOp {

@@ -1,4 +1,4 @@
-//! Compaction changes the rows of a program and nothing else.
+//! Compaction ([`crate::isa::allocate`]) changes the rows of a program and nothing else.
 
 use crate::isa::Op;
 use crate::{FindingKind, Launch, Memory, Module, Options, launch, parse};

@@ -1,7 +1,8 @@
 //! Compaction ([`crate::isa::allocate`]) changes the rows of a program and nothing else.
 
+use crate::assemble::module::parse;
 use crate::isa::Op;
-use crate::{FindingKind, Launch, Memory, Module, Options, launch, parse};
+use crate::{FindingKind, Launch, Memory, Module, Options, launch};
 
 fn module(body: &str) -> String {
     format!(
@@ -220,8 +221,8 @@ fn run(module: &Module) -> (Vec<u8>, String) {
 fn random_programs_compute_the_same_with_and_without_it() {
     for seed in 0..400 {
         let text = module(&program(seed, 60));
-        let small = parse::module::parse(&text, true).unwrap_or_else(|error| panic!("{error}"));
-        let large = parse::module::parse(&text, false).unwrap();
+        let small = parse(&text, true).unwrap_or_else(|error| panic!("{error}"));
+        let large = parse(&text, false).unwrap();
         assert_eq!(small.kernels[0].unsupported(), []);
         assert!(small.kernels[0].data.code.rows < large.kernels[0].data.code.rows);
         assert!(run(&small) == run(&large), "seed {seed}:\n{text}");

@@ -44,10 +44,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Rooms: `parse` (text to statements), `decode` (statements to instructions), `isa` (the decoded
-//! form and its control-flow graph), `memory` (the state spaces), `shadow` (what is known about each
-//! byte), `exec` (warps, divergence, schedule, blocks, grid; one file per instruction family in
-//! `exec::ops`).
+//! Layers: `isa` (the decoded form and its control-flow graph), `module` (what a parsed module consists of),
+//! `parse` (text to statements), `decode` (statements to instructions), `assemble` (a module from its text),
+//! `shadow` (what is known about each byte), `memory` (the state spaces), `exec` (warps, divergence,
+//! schedule, blocks, grid; one file per instruction family in `exec::ops`).
 //!
 //! Kernels of compute capability 9.0 have a few actors more: bulk and tensor copies that report to an
 //! `mbarrier`, and multiplications by a warpgroup. They happen at the latest legal moment, at once, or at
@@ -64,6 +64,7 @@
 
 #[cfg(test)]
 mod allocate_tests;
+mod assemble;
 mod decode;
 mod error;
 mod exec;

@@ -1,21 +1,20 @@
 //! The body of a kernel: scopes, declarations, labels and instructions.
 
-use super::cursor::Cursor;
-use super::lex::{Kind, Token};
-use super::location::Locations;
-use super::operand::{self, Operand, Scalar};
-use super::scope::{Class, Symbol};
-use super::variable;
+use crate::decode;
 use crate::decode::builder::{Builder, Place};
-use crate::decode::{self, Statement};
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::allocate;
 use crate::isa::control_flow::{self, Graph};
 use crate::isa::{Code, Fill, Op, Touches, Watch, WgmmaOp};
 use crate::module::KernelData;
-
-/// An instruction has fewer operands in PTX.
-const MAX_OPERANDS: usize = 16;
+use crate::module::locations::Locations;
+use crate::module::quote::quote;
+use crate::parse::cursor::Cursor;
+use crate::parse::lex::Kind;
+use crate::parse::operand::{self, Operand, Scalar};
+use crate::parse::scope::{Class, Symbol};
+use crate::parse::statement::Statement;
+use crate::parse::variable;
 
 /// Reads a body from its `{` to its `}` into a kernel.
 pub fn read<'a>(
@@ -94,7 +93,7 @@ fn word<'a>(
         ".param" => {
             let first = cursor.behind();
             let one = variable::read(cursor)?;
-            let text = super::cursor::quote(cursor.source(), first.start, cursor.behind().end);
+            let text = quote(cursor.source(), first.start, cursor.behind().end);
             builder.declare_argument(one.name, text, first.line);
             cursor.expect(b';', ";")?;
         }
@@ -184,47 +183,15 @@ fn instruction<'a>(
     };
     let opcode = cursor.word("an instruction")?;
     let mut statement = Statement::new(opcode, guard);
-    let end = read_operands(cursor, builder, &mut statement)?;
+    let end = statement.read_operands(cursor, &builder.scopes)?;
     let place = Place { line: first.line, text: (first.start, end.end), location };
     match decode::decode(&statement, builder) {
         Ok(instruction) => builder.push(instruction, &statement, place),
         Err(ParseErrorKind::UnsupportedInstruction) => {
-            let text = super::cursor::quote(cursor.source(), first.start, end.end);
+            let text = quote(cursor.source(), first.start, end.end);
             builder.push_unsupported(text, place);
         }
         Err(kind) => return Err(cursor.error(first.line, first.start, end.end, kind)),
     }
     Ok(())
-}
-
-/// Reads operands up to the `;`; the last token before it.
-fn read_operands<'a>(
-    cursor: &mut Cursor<'a>,
-    builder: &Builder<'a, '_>,
-    statement: &mut Statement<'a>,
-) -> Result<Token, ParseError> {
-    // Calls have a syntax of their own: `call (result), f, (arguments);`
-    if statement.name() == "call" {
-        let mut last = cursor.peek();
-        while !matches!(cursor.peek().kind, Kind::Mark(b';' | b'}') | Kind::End) {
-            last = cursor.next();
-        }
-        cursor.expect(b';', ";")?;
-        return Ok(last);
-    }
-    let mut last = cursor.behind();
-    if cursor.accept(b';') {
-        return Ok(last);
-    }
-    loop {
-        if statement.operands.len() == MAX_OPERANDS {
-            return Err(cursor.error_here(ParseErrorKind::Limit("the number of operands")));
-        }
-        statement.operands.push(operand::read(cursor, &builder.scopes)?);
-        last = cursor.behind();
-        if !cursor.accept(b',') {
-            cursor.expect(b';', "; or ,")?;
-            return Ok(last);
-        }
-    }
 }

@@ -1,35 +1,17 @@
 //! Directives of a module.
 
 use super::body;
-use super::cursor::Cursor;
-use super::lex::Kind;
-use super::location::Locations;
-use super::scope::Symbol;
-use super::variable::{self, Declaration, Value};
 use crate::decode::builder::Builder;
 use crate::error::{ParseError, ParseErrorKind};
+use crate::module::locations::Locations;
 use crate::module::{Kernel, KernelData, Module, ModuleData, Parameter, Variable};
+use crate::parse::cursor::Cursor;
+use crate::parse::globals::{Globals, SharedVariable};
+use crate::parse::lex::Kind;
+use crate::parse::scope::Symbol;
+use crate::parse::variable::{self, Declaration, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// A `.shared` variable of the module. Each kernel that names it has its own.
-#[derive(Clone, Copy, Debug)]
-pub struct SharedVariable {
-    /// Bytes; 0 for the start of dynamic shared memory.
-    pub bytes: u32,
-    /// Alignment in bytes.
-    pub align: u32,
-}
-
-/// What the bodies of a module can refer to.
-pub struct Globals<'a> {
-    /// `.shared` variables.
-    pub shared: HashMap<&'a str, SharedVariable>,
-    /// `.global` and `.const` variables, by index.
-    pub variables: HashMap<&'a str, u32>,
-    /// Whether to make register files small.
-    pub compact: bool,
-}
 
 struct ModuleParser<'a> {
     cursor: Cursor<'a>,
@@ -40,6 +22,20 @@ struct ModuleParser<'a> {
     /// Initial values that are addresses: variable, offset, name, addend.
     addresses: Vec<(usize, u32, &'a str, i64)>,
     kernels: Vec<KernelData>,
+}
+
+impl Module {
+    /// Parses PTX text.
+    ///
+    /// A kernel that holds an instruction which the emulator does not know still parses
+    /// ([`Kernel::unsupported`]) and refuses to launch.
+    ///
+    /// # Errors
+    ///
+    /// Text that does not follow the grammar, with its line.
+    pub fn parse(source: &str) -> Result<Module, ParseError> {
+        parse(source, true)
+    }
 }
 
 /// Parses a module. `compact`: registers that are never alive together share rows.

@@ -1,10 +1,13 @@
 //! What a parsed module consists of.
 
+pub mod locations;
+pub mod quote;
+
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::Code;
-use crate::parse::cursor::quote;
-use crate::parse::location::Locations;
 use crate::report::source::SourceLocation;
+use locations::Locations;
+use quote::quote;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -45,18 +48,6 @@ pub(crate) struct Variable {
 }
 
 impl Module {
-    /// Parses PTX text.
-    ///
-    /// A kernel that holds an instruction which the emulator does not know still parses
-    /// ([`Kernel::unsupported`]) and refuses to launch.
-    ///
-    /// # Errors
-    ///
-    /// Text that does not follow the grammar, with its line.
-    pub fn parse(source: &str) -> Result<Module, ParseError> {
-        crate::parse::module::parse(source, true)
-    }
-
     /// The kernel of a name.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|kernel| kernel.name() == name)

@@ -6,9 +6,9 @@
 
 use super::bulk::Issuer;
 use super::context::{Access, Context, Flow, Stop};
-use super::registers::{LANES, lanes};
 use super::warp::Warp;
 use super::window::{Addresses, Want, Window, resolve};
+use crate::exec::values::registers::{LANES, lanes};
 use crate::memory::Refusal;
 use crate::memory::view::GlobalView;
 use crate::report::FindingKind;

@@ -6,9 +6,9 @@
 
 use super::context::Stop;
 use super::ops;
-use super::registers::{LANES, lanes};
 use super::step::{Event, Next, Runner};
 use super::warp::{Fragment, State};
+use crate::exec::values::registers::{LANES, lanes};
 use crate::isa::{Instruction, Op};
 use crate::report::FindingKind;
 

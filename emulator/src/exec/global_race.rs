@@ -3,10 +3,10 @@
 use super::bulk::{Issuer, Transfer};
 use super::context::{Context, Environment};
 use super::race::place_in;
-use super::registers::LANES;
 use super::strong::Strength;
 use super::warp::Warp;
 use super::window::Window;
+use crate::exec::values::registers::LANES;
 use crate::options::Launch;
 use crate::report::FindingKind;
 use crate::shadow::global::{Access, Actors, GlobalRace, Manner, Meeting, Order, Touch};

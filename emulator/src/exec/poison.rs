@@ -5,8 +5,8 @@
 //! followed through the registers of their warp, lane by lane. Most kernels never make one.
 
 use super::context::Context;
-use super::registers::{LANES, lanes};
 use super::warp::Warp;
+use crate::exec::values::registers::{LANES, lanes};
 use crate::isa::operands::{Role, visit, visit_predicates};
 use crate::isa::{Code, FLAG_NEGATE_SOURCE, Instruction, Op};
 use crate::report::FindingKind;

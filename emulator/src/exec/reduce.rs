@@ -1,7 +1,7 @@
 //! Additions that a bulk copy makes in global memory, element after element.
 
-use super::ops::float::add_flushed;
-use super::ops::half::{Bfloat, Format, Half};
+use crate::exec::values::float::add_flushed;
+use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::isa::ReduceOp;
 use crate::tensor_map::TensorMapElement;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};

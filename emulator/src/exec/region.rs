@@ -2,10 +2,10 @@
 
 use super::bulk::Transfer;
 use super::context::Context;
-use super::registers::{FULL, LANES, lanes};
 use super::warp::Warp;
 use super::window::Window;
 use crate::exec::regions::Regions;
+use crate::exec::values::registers::{FULL, LANES, lanes};
 use crate::report::FindingKind;
 use crate::space::{SHARED_BASE, Space};
 

@@ -4,9 +4,9 @@ use super::async_copy;
 use super::barrier::{Arrival, BARRIERS, waits, weight};
 use super::context::{Context, Stop};
 use super::ops;
-use super::registers::lanes;
 use super::strong::Strength;
 use super::warp::{ASK, Fragment, SPIN, State, Warp};
+use crate::exec::values::registers::lanes;
 use crate::isa::{
     BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_GUARD,
     FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, Op, ROW_SINK,

@@ -2,11 +2,11 @@
 
 use super::context::{Context, Stop};
 use super::ops;
-use super::registers::lanes;
 use super::step::{Event, Next, Runner};
 use super::warp::{State, Warp};
 use super::warpgroup::Step;
 use super::wgmma;
+use crate::exec::values::registers::lanes;
 use crate::isa::{FLAG_OPTIONAL, Instruction, MbarrierOp, WgmmaOp};
 use crate::options::Schedule;
 use crate::report::FindingKind;

@@ -1,9 +1,9 @@
 //! Strong accesses and fences: what they make known to others, and see of them.
 
 use super::context::Context;
-use super::registers::lanes;
 use super::warp::Warp;
 use super::window::Window;
+use crate::exec::values::registers::lanes;
 use crate::isa::{FLAG_ACQUIRE, FLAG_BLOCK, FLAG_READ_ONLY, FLAG_RELEASE, FLAG_STRONG, Instruction};
 use crate::shadow::global::Manner;
 use crate::shadow::orders::Scope;

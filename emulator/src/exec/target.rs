@@ -7,10 +7,10 @@
 use super::context::{Context, Flow};
 use super::ops;
 use super::race;
-use super::registers::Registers;
 use super::warp::Warp;
 use super::wgmma::{self, Pending};
 use super::window::Window;
+use crate::exec::values::registers::Registers;
 use crate::isa::{CompareType, FloatOp, Instruction, IntegerOp, MatrixOp, Op};
 use crate::space::Space;
 

@@ -2,9 +2,9 @@
 //! rule stands in [`crate::report::trace`].
 
 use super::context::{Context, Stop};
-use super::ops::half::{Bfloat, Half};
-use super::registers::{LANES, Registers, lanes};
 use super::step::{Next, Runner};
+use crate::exec::values::half::{Bfloat, Half};
+use crate::exec::values::registers::{LANES, Registers, lanes};
 use crate::isa::{ConvertType, FLAG_FTZ, FloatOp, Instruction, MatrixOp, Op};
 use crate::report::trace::{Number, Operand, Origin, OriginKind};
 

@@ -13,8 +13,8 @@
 use super::async_copy::CopyQueue;
 use super::flight::Flight;
 use super::poison::Poison;
-use super::registers::Registers;
 use super::wgmma::WgmmaQueue;
+use crate::exec::values::registers::Registers;
 use crate::isa::NO_RECONVERGENCE;
 use crate::memory::local::LocalMemory;
 

@@ -5,8 +5,8 @@
 //! that access different allocations or spaces are taken one window after the other.
 
 use super::context::{Access, Context, Flow};
-use super::registers::{FULL, LANES, lanes};
 use super::warp::Warp;
+use crate::exec::values::registers::{FULL, LANES, lanes};
 use crate::isa::{FLAG_WIDE_ADDRESS, Instruction};
 use crate::memory::Refusal;
 use crate::memory::view::{GlobalView, View};

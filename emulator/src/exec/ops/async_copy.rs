@@ -2,7 +2,7 @@
 
 use crate::exec::async_copy::{Copy, complete, land, start};
 use crate::exec::context::{Context, Flow, Stop};
-use crate::exec::registers::{LANES, lanes};
+use crate::exec::values::registers::{LANES, lanes};
 use crate::exec::warp::Warp;
 use crate::exec::window::addresses;
 use crate::isa::{AsyncCopyOp, FLAG_OPTIONAL, Instruction};

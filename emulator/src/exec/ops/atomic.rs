@@ -1,11 +1,11 @@
 //! Atomic read-modify-write operations, lane after lane.
 
-use super::float::add_flushed;
-use super::half::{Bfloat, Format, Half};
 use crate::exec::context::{Context, Flow};
-use crate::exec::registers::{LANES, lanes};
 use crate::exec::strong::Strength;
 use crate::exec::trace::{Encoding, Found};
+use crate::exec::values::float::add_flushed;
+use crate::exec::values::half::{Bfloat, Format, Half};
+use crate::exec::values::registers::{LANES, lanes};
 use crate::exec::warp::Warp;
 use crate::exec::window::{Want, Window, addresses, resolve};
 use crate::isa::{ATOMIC_SPACES, AtomicOp, AtomicType, Instruction};

@@ -4,7 +4,7 @@ use crate::exec::boxes::Bytes;
 use crate::exec::bulk::{self, Course, Issuer, Load, Store, Transfer};
 use crate::exec::context::{Access, Context, Flow, Stop};
 use crate::exec::mbarrier::MBARRIER_BYTES;
-use crate::exec::registers::lanes;
+use crate::exec::values::registers::lanes;
 use crate::exec::warp::Warp;
 use crate::exec::window::addresses;
 use crate::isa::{BulkOp, FLAG_OPTIONAL, Instruction, ReduceOp, bulk_list};

@@ -6,10 +6,10 @@
 //! once. The hardware adds several products at a time in an order of its own; results agree within the
 //! usual error of an f32 sum.
 
-use super::half::{Bfloat, Format, Half};
 use crate::exec::context::{Context, Flow};
-use crate::exec::registers::{LANES, Registers, Row};
 use crate::exec::strong::Strength;
+use crate::exec::values::half::{Bfloat, Format, Half};
+use crate::exec::values::registers::{LANES, Registers, Row};
 use crate::exec::warp::Warp;
 use crate::exec::window::{Want, Window, addresses, resolve};
 use crate::isa::{FLAG_TRANSPOSE, Instruction, MatrixOp};

@@ -3,7 +3,7 @@
 use crate::exec::bulk;
 use crate::exec::context::{Access, Context, Stop};
 use crate::exec::mbarrier::{MBARRIER_BYTES, Misuse};
-use crate::exec::registers::{LANES, lanes};
+use crate::exec::values::registers::{LANES, lanes};
 use crate::exec::warp::Warp;
 use crate::exec::window::addresses;
 use crate::isa::{FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, Instruction, MbarrierOp};

@@ -1,8 +1,8 @@
 //! Loads and stores.
 
 use crate::exec::context::{Context, Flow};
-use crate::exec::registers::{FULL, LANES, Registers, lanes};
 use crate::exec::strong::Strength;
+use crate::exec::values::registers::{FULL, LANES, Registers, lanes};
 use crate::exec::warp::Warp;
 use crate::exec::window::{Addresses, Want, Window, addresses, resolve};
 use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction};

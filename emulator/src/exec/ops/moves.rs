@@ -1,7 +1,7 @@
 //! Moves, packing, selections, predicates and changes of address space.
 
-use crate::exec::lanes::{map1, map2};
-use crate::exec::registers::{LANES, Registers, blend, lanes};
+use crate::exec::values::map::{map1, map2};
+use crate::exec::values::registers::{LANES, Registers, blend, lanes};
 use crate::isa::{FLAG_NEGATE_SOURCE, Instruction, MoveOp, PREDICATE_TRUE, PredicateOp};
 use crate::space::WINDOW_SHIFT;
 

@@ -9,10 +9,10 @@ pub mod tiles;
 mod trace;
 
 use super::context::{Context, Flow, Stop};
-use super::ops::half::{Bfloat, Half};
-use super::registers::LANES;
 use super::warp::Warp;
 use super::warpgroup::Step;
+use crate::exec::values::half::{Bfloat, Half};
+use crate::exec::values::registers::LANES;
 use crate::isa::{FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, WGMMA_K, WgmmaShape, WgmmaType};
 use crate::options::Schedule;
 use crate::report::FindingKind;

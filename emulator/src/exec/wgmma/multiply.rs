@@ -5,8 +5,8 @@
 //! value four times, B with each four columns twice, for vectors of eight. Products are added in the
 //! order of k, each with one fused f32 operation.
 
-use crate::exec::ops::half::Format;
-use crate::exec::registers::{LANES, Registers};
+use crate::exec::values::half::Format;
+use crate::exec::values::registers::{LANES, Registers};
 use crate::isa::WGMMA_K;
 
 /// Values of A: by half, by k, by lane.

@@ -1,7 +1,7 @@
 //! Operands of multiplications in shared memory, widened to f32 and kept while their bytes stay.
 
 use super::descriptor::{Descriptor, PIECE, PIECE_BYTES};
-use crate::exec::ops::half::{Bfloat, Format, Half};
+use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::isa::{WGMMA_K, WgmmaType};
 use crate::memory::shared::{PAGE_BYTES, SharedMemory};
 use crate::space::SHARED_BASE;

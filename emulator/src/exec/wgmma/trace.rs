@@ -3,8 +3,8 @@
 use super::multiply::{Left, VECTOR, WARP_ROWS};
 use super::{Pending, left_of, right_of};
 use crate::exec::context::Context;
-use crate::exec::registers::LANES;
 use crate::exec::trace::Found;
+use crate::exec::values::registers::LANES;
 use crate::exec::warp::Warp;
 use crate::isa::{WGMMA_K, WgmmaShape};
 use crate::report::trace::OriginKind;

@@ -1,13 +1,14 @@
 //! Atomic read-modify-write operations, lane after lane.
 
-use crate::exec::context::{Context, Flow};
-use crate::exec::strong::Strength;
-use crate::exec::trace::{Encoding, Found};
+use crate::exec::check::strong::Strength;
+use crate::exec::check::trace::{Encoding, Found};
+use crate::exec::check::window::{Want, addresses, resolve};
+use crate::exec::state::context::{Context, Flow};
+use crate::exec::state::warp::Warp;
+use crate::exec::state::window::Window;
 use crate::exec::values::float::add_flushed;
 use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::exec::values::registers::{LANES, lanes};
-use crate::exec::warp::Warp;
-use crate::exec::window::{Want, Window, addresses, resolve};
 use crate::isa::{ATOMIC_SPACES, AtomicOp, AtomicType, Instruction};
 use crate::report::trace::OriginKind;
 use crate::shadow::global::Touch;

@@ -1,11 +1,11 @@
 //! `mbarrier`, lane after lane.
 
-use crate::exec::bulk;
-use crate::exec::context::{Access, Context, Stop};
-use crate::exec::mbarrier::{MBARRIER_BYTES, Misuse};
+use crate::exec::actors::bulk;
+use crate::exec::check::window::addresses;
+use crate::exec::state::context::{Access, Context, Stop};
+use crate::exec::state::mbarrier::{MBARRIER_BYTES, Misuse};
+use crate::exec::state::warp::Warp;
 use crate::exec::values::registers::{LANES, lanes};
-use crate::exec::warp::Warp;
-use crate::exec::window::addresses;
 use crate::isa::{FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, Instruction, MbarrierOp};
 use crate::report::FindingKind;
 use crate::space::Space;

@@ -1,10 +1,11 @@
 //! Loads and stores.
 
-use crate::exec::context::{Context, Flow};
-use crate::exec::strong::Strength;
+use crate::exec::check::strong::Strength;
+use crate::exec::check::window::{Want, addresses, resolve};
+use crate::exec::state::context::{Context, Flow};
+use crate::exec::state::warp::Warp;
+use crate::exec::state::window::{Addresses, Window};
 use crate::exec::values::registers::{FULL, LANES, Registers, lanes};
-use crate::exec::warp::Warp;
-use crate::exec::window::{Addresses, Want, Window, addresses, resolve};
 use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction};
 use crate::shadow::global::Touch;
 use crate::space::{PARAM_WINDOW, Space};

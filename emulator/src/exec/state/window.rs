@@ -7,8 +7,8 @@ use crate::space::Space;
 /// Addresses of all lanes.
 pub type Addresses = [u64; LANES];
 
-/// Memory in which the lanes of a mask may access so many bytes each. It is filled in place: it is too large to
-/// be handed around.
+/// Memory in which the lanes of a mask may access so many bytes each. It is filled in place: it is too large
+/// to be handed around.
 pub struct Window {
     /// Base of the offsets.
     pub data: *mut u8,

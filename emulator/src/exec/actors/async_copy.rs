@@ -1,4 +1,4 @@
-//! Asynchronous copies on their way: `cp.async`.
+//! When asynchronous copies land and complete: `cp.async`.
 //!
 //! A copy has two moments. Its bytes land, as the schedule has it, anywhere between its issue and the
 //! wait that requires it. And it completes, for the thread that issued it, at that wait: until then its

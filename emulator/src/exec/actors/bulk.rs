@@ -1,4 +1,4 @@
-//! Bulk copies on their way: `cp.async.bulk` and its tensor and reducing forms.
+//! When bulk copies happen, and how: `cp.async.bulk` and its tensor and reducing forms.
 //!
 //! A load moves its bytes, as the schedule has it, between its issue and the completion of its
 //! barrier's phase. A store reads shared memory between its issue and the first wait for its group, be it

@@ -1,4 +1,4 @@
-//! Looks at the results of floating-point instructions for those that are the first not to be finite. The
+//! Values that are the first not to be finite: what they are told by, and how they are counted and kept. The
 //! rule stands in [`crate::report::trace`].
 
 use crate::exec::state::context::Context;

@@ -1,6 +1,6 @@
-//! One table of instruction families, and of the checks that cost most, per kind of CPU.
+//! The tables of instruction families, and of the checks that cost most: one per kind of CPU.
 //!
-//! They are plain Rust loops. They are compiled twice: portably, and with AVX2 and FMA, where a
+//! The families are plain Rust loops, compiled twice: portably, and with AVX2 and FMA, where a
 //! fused multiply-add is one instruction instead of a library call. The table is chosen once per
 //! launch.
 

@@ -1,4 +1,4 @@
-//! Multiplications by a warpgroup: what has been issued and not happened, and how it happens.
+//! Multiplications by a warpgroup: how they are issued, and how they happen.
 //!
 //! Each warp computes its 16 of the 64 rows by itself, from its own queue. The schedule decides when,
 //! between the issue and the wait for the group.

@@ -1,7 +1,7 @@
 //! Errors of parsing, of launching and of the host's own memory operations.
 
-use crate::memory::global::Address;
 use crate::region::Region;
+use crate::space::Address;
 use thiserror::Error;
 
 /// PTX text that is not understood.

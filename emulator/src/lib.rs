@@ -44,10 +44,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Rooms: `parse` (text to statements), `decode` (statements to instructions), `isa` (the decoded
-//! form and its control-flow graph), `memory` (the state spaces), `shadow` (what is known about each
-//! byte), `exec` (warps, divergence, schedule, blocks, grid; one file per instruction family in
-//! `exec::ops`).
+//! Layers: `isa` (the decoded form and its control-flow graph), `module` (what a parsed module consists of),
+//! `parse` (text to statements), `decode` (statements to instructions), `assemble` (a module from its text),
+//! `shadow` (what is known about each byte), `memory` (the state spaces), `exec` (warps, divergence,
+//! schedule, blocks, grid; one file per instruction family in `exec::ops`).
 //!
 //! Kernels of compute capability 9.0 have a few actors more: bulk and tensor copies that report to an
 //! `mbarrier`, and multiplications by a warpgroup. They happen at the latest legal moment, at once, or at
@@ -62,6 +62,9 @@
 //! threads of a warp in global memory. A kernel that uses an instruction which is not covered refuses to
 //! launch and says so.
 
+#[cfg(test)]
+mod allocate_tests;
+mod assemble;
 mod decode;
 mod error;
 mod exec;
@@ -73,16 +76,17 @@ mod parse;
 mod region;
 mod report;
 mod shadow;
+mod space;
 mod tensor_map;
-mod trace;
 
 pub use error::{LaunchError, MemoryError, ParseError, ParseErrorKind};
 pub use exec::{launch, launch_dependent};
-pub use memory::Space;
-pub use memory::global::{Address, Memory, MemoryStatistics};
+pub use memory::global::{Memory, MemoryStatistics};
 pub use module::{Kernel, Module, Parameter, Unsupported};
 pub use options::{Checks, Launch, Options, Schedule};
 pub use region::Region;
-pub use report::{Finding, FindingKind, Report, SourceLocation, Statistics};
+pub use report::source::SourceLocation;
+pub use report::trace::{Number, Operand, Origin, OriginKind, Trace};
+pub use report::{Finding, FindingKind, Report, Statistics};
+pub use space::{Address, Space};
 pub use tensor_map::{TensorMap, TensorMapElement, TensorMapError, TensorMapSwizzle};
-pub use trace::{Number, Operand, Origin, OriginKind, Trace};

@@ -5,52 +5,10 @@ use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    AtomicOp, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_RELEASE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op,
-    ROW_SINK,
+    ATOMIC_SPACES, AtomicOp, AtomicType, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_RELEASE, FLAG_STRONG,
+    FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK,
 };
-use crate::memory::Space;
-
-/// Types of an atomic operation, in the `count` of its instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-#[allow(missing_docs)]
-pub enum AtomicType {
-    B16,
-    B32,
-    U32,
-    S32,
-    B64,
-    U64,
-    S64,
-    F16,
-    Bf16,
-    F16x2,
-    Bf16x2,
-    F32,
-    F64,
-}
-
-impl AtomicType {
-    /// Every type, in the order of their discriminants.
-    pub const ALL: [AtomicType; 13] = [
-        AtomicType::B16,
-        AtomicType::B32,
-        AtomicType::U32,
-        AtomicType::S32,
-        AtomicType::B64,
-        AtomicType::U64,
-        AtomicType::S64,
-        AtomicType::F16,
-        AtomicType::Bf16,
-        AtomicType::F16x2,
-        AtomicType::Bf16x2,
-        AtomicType::F32,
-        AtomicType::F64,
-    ];
-}
-
-/// Spaces of an atomic operation, in the `e` of its instruction.
-pub const SPACES: [Space; 3] = [Space::Generic, Space::Global, Space::Shared];
+use crate::space::Space;
 
 fn atomic_type(name: &str) -> Result<AtomicType> {
     Ok(match name {
@@ -133,7 +91,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     let (address, offset, wide) = b.address(s, first)?;
     let operand = b.source(s, first + 1, bits)?;
     let second = if sources == 2 { b.source(s, first + 2, bits)? } else { operand };
-    let number = SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32;
+    let number = ATOMIC_SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32;
     let instruction = with_rows(Op::Atomic(op), d, &[address, operand, second, number]);
     let flags = order | if wide { FLAG_WIDE_ADDRESS } else { 0 };
     Ok(Instruction { flags, count: ty as u8, immediate: offset, ..instruction })

@@ -1,12 +1,12 @@
 //! Collects the code of one kernel while its statements are read.
 
-use super::Statement;
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::{Code, FLAG_NEGATE_GUARD, Fill, Instruction, Op, ROW_SINK};
-use crate::memory::{LOCAL_BASE, SHARED_BASE, Space};
 use crate::module::{KernelData, Unsupported};
-use crate::parse::module::Globals;
+use crate::parse::globals::Globals;
 use crate::parse::scope::{Class, Register, Scopes, Symbol};
+use crate::parse::statement::Statement;
+use crate::space::{LOCAL_BASE, SHARED_BASE, Space};
 use std::collections::HashMap;
 
 /// Where an instruction stands.

@@ -7,7 +7,7 @@ use crate::isa::{
     AsyncCopyOp, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_OPTIONAL, FLAG_READ_ONLY, FLAG_RELEASE, FLAG_SATURATE,
     FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op,
 };
-use crate::memory::Space;
+use crate::space::Space;
 
 /// The state space of a modifier.
 pub fn space(name: &str) -> Option<Space> {

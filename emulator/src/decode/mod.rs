@@ -3,7 +3,7 @@
 //! Every modifier of an opcode is looked at. One that a family does not know makes the instruction
 //! unsupported; none is passed over.
 
-pub mod atomic;
+mod atomic;
 pub mod builder;
 mod bulk;
 mod control;
@@ -21,7 +21,7 @@ mod wgmma;
 
 use crate::error::ParseErrorKind;
 use crate::isa::{Instruction, Op};
-use crate::parse::operand::Operand;
+use crate::parse::statement::Statement;
 use builder::Builder;
 
 /// The result of decoding.
@@ -29,53 +29,6 @@ pub type Result<T> = std::result::Result<T, ParseErrorKind>;
 
 /// The instruction is not known.
 pub const UNSUPPORTED: ParseErrorKind = ParseErrorKind::UnsupportedInstruction;
-
-/// An instruction as it stands in the text.
-#[derive(Debug)]
-pub struct Statement<'a> {
-    /// The opcode, split at its dots.
-    parts: Vec<&'a str>,
-    /// Operands in order.
-    pub operands: Vec<Operand<'a>>,
-    /// Number of the guard predicate, and whether it is negated.
-    pub guard: Option<(u32, bool)>,
-}
-
-impl<'a> Statement<'a> {
-    /// A statement without operands.
-    pub fn new(opcode: &'a str, guard: Option<(u32, bool)>) -> Self {
-        Statement { parts: opcode.split('.').collect(), operands: Vec::with_capacity(4), guard }
-    }
-
-    /// The opcode without its modifiers.
-    pub fn name(&self) -> &'a str {
-        self.parts[0]
-    }
-
-    /// Everything behind the first dot.
-    pub fn modifiers(&self) -> &[&'a str] {
-        &self.parts[1..]
-    }
-
-    /// The last modifier: in most families, the type.
-    pub fn last(&self) -> &'a str {
-        self.parts[self.parts.len() - 1]
-    }
-
-    /// The modifiers between the opcode and the type.
-    pub fn middle(&self) -> &[&'a str] {
-        &self.parts[1..self.parts.len().max(2) - 1]
-    }
-
-    /// Checks the number of operands.
-    pub fn expect_operands(&self, least: usize, most: usize) -> Result<()> {
-        if (least..=most).contains(&self.operands.len()) {
-            Ok(())
-        } else {
-            Err(ParseErrorKind::Operand("wrong number of operands"))
-        }
-    }
-}
 
 /// Decodes a statement.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {

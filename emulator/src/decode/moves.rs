@@ -4,8 +4,8 @@ use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, select, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{Instruction, MoveOp, Op};
-use crate::memory::Space;
 use crate::parse::operand::{Operand, Scalar};
+use crate::space::Space;
 
 /// Decodes the family.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
@@ -132,7 +132,7 @@ fn is_space<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructio
     let (first, _) = b.destination_pair(s, 0)?;
     let d = b.predicate_destination(first)?;
     let a = b.source(s, 1, 64)?;
-    let number = (space.window() >> crate::memory::WINDOW_SHIFT) as i32;
+    let number = (space.window() >> crate::space::WINDOW_SHIFT) as i32;
     if space == Space::Const {
         return Err(UNSUPPORTED);
     }

@@ -2,36 +2,12 @@
 
 #![allow(clippy::needless_range_loop, reason = "a lane or row number indexes several arrays at once")]
 
-mod async_copy;
-mod barrier;
-mod block;
-mod boxes;
-mod bulk;
-mod chain;
-mod context;
-mod exchange;
-mod flight;
-mod global_race;
-mod grid;
-mod lanes;
-mod limits;
-mod mbarrier;
+mod actors;
+mod check;
+mod launch;
 mod ops;
-mod poison;
-mod race;
-mod reduce;
-mod region;
-mod registers;
+mod state;
 mod step;
-mod step_async;
-mod strong;
-mod stuck;
-mod target;
-mod trace;
-mod warp;
-mod warpgroup;
-mod watch;
-mod wgmma;
-mod window;
+mod values;
 
-pub use grid::{launch, launch_dependent};
+pub use launch::grid::{launch, launch_dependent};

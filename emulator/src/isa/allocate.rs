@@ -278,7 +278,3 @@ fn take(new: &mut [BinaryHeap<Reverse<u32>>; 3], size: usize, end: &mut u32) -> 
     new[size].push(Reverse(row + (1 << size)));
     row
 }
-
-#[cfg(test)]
-#[path = "allocate_tests.rs"]
-mod tests;

@@ -17,7 +17,7 @@ pub use op::{
     AsyncCopyOp, AtomicOp, BarrierOp, MatrixOp, MoveOp, Op, PredicateOp, ReduxOp, ShuffleOp, VoteOp,
 };
 pub use touches::Touches;
-pub use types::{CompareType, ConvertType, Relation, Rounding};
+pub use types::{ATOMIC_SPACES, AtomicType, CompareType, ConvertType, Relation, Rounding};
 
 /// Predicate that is always true, also the guard of an unguarded instruction.
 pub const PREDICATE_TRUE: u32 = 0;

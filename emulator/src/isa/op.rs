@@ -1,7 +1,7 @@
 //! Operations, by family.
 
 use super::{BulkOp, CarryOp, CompareType, FloatOp, IntegerOp, MbarrierOp, WgmmaOp};
-use crate::memory::Space;
+use crate::space::Space;
 
 /// What an instruction does: a family, and the operation in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +174,8 @@ pub enum MoveOp {
 /// Read-modify-write operations.
 ///
 /// Operands: old value to `d` (the sink for `red`), address `a` + `immediate`, operand `b`, second
-/// operand of `cas` in `c`; the space and the type are in `e` and `count` ([`crate::decode::atomic`]).
+/// operand of `cas` in `c`; the space ([`super::ATOMIC_SPACES`]) and the type ([`super::AtomicType`]) are in
+/// `e` and `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum AtomicOp {

@@ -3,11 +3,10 @@
 //! This is the one place that knows it; it has to agree with what `exec::ops` does.
 
 use super::{
-    AsyncCopyOp, BarrierOp, BulkOp, CarryOp, CompareType, FLAG_OPTIONAL, FLAG_SATURATE,
+    AsyncCopyOp, AtomicType, BarrierOp, BulkOp, CarryOp, CompareType, FLAG_OPTIONAL, FLAG_SATURATE,
     FLAG_WIDE_ADDRESS, FloatOp, Instruction, IntegerOp, MatrixOp, MbarrierOp, MoveOp, Op, VoteOp,
     WGMMA_K, WgmmaOp, WgmmaShape, bulk_list,
 };
-use crate::decode::atomic::AtomicType;
 
 /// How an instruction uses a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! Types, relations and roundings that instructions name.
 
+use crate::space::Space;
+
 /// Types of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -145,3 +147,45 @@ impl Rounding {
         Rounding::IntegerUp,
     ];
 }
+
+/// Types of an atomic operation, in the `count` of its instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum AtomicType {
+    B16,
+    B32,
+    U32,
+    S32,
+    B64,
+    U64,
+    S64,
+    F16,
+    Bf16,
+    F16x2,
+    Bf16x2,
+    F32,
+    F64,
+}
+
+impl AtomicType {
+    /// Every type, in the order of their discriminants.
+    pub const ALL: [AtomicType; 13] = [
+        AtomicType::B16,
+        AtomicType::B32,
+        AtomicType::U32,
+        AtomicType::S32,
+        AtomicType::B64,
+        AtomicType::U64,
+        AtomicType::S64,
+        AtomicType::F16,
+        AtomicType::Bf16,
+        AtomicType::F16x2,
+        AtomicType::Bf16x2,
+        AtomicType::F32,
+        AtomicType::F64,
+    ];
+}
+
+/// Spaces of an atomic operation, in the `e` of its instruction.
+pub const ATOMIC_SPACES: [Space; 3] = [Space::Generic, Space::Global, Space::Shared];

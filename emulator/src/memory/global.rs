@@ -1,10 +1,10 @@
 //! Global memory of the emulated device.
 
-use super::SHARED_WINDOW;
 use super::view::GlobalView;
 use crate::error::MemoryError;
 use crate::module::ModuleData;
 use crate::shadow::{Shadow, State};
+use crate::space::{Address, SHARED_WINDOW};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -24,34 +24,6 @@ const QUARANTINE: usize = 4096;
 const SCAN_BYTES: usize = 4096;
 /// Unwritten bytes: NaN in every floating-point type, and no plausible integer.
 const POISON: u8 = 0xff;
-
-/// An address in emulated global memory, as a kernel parameter carries it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Address(pub u64);
-
-impl Address {
-    /// The address so many bytes further on.
-    pub const fn offset(self, bytes: u64) -> Address {
-        Address(self.0.wrapping_add(bytes))
-    }
-
-    /// The bytes of a kernel parameter with this value.
-    pub const fn to_le_bytes(self) -> [u8; 8] {
-        self.0.to_le_bytes()
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.0)
-    }
-}
-
-impl From<Address> for u64 {
-    fn from(address: Address) -> u64 {
-        address.0
-    }
-}
 
 /// What a memory holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,11 +1,11 @@
-//! Text to statements: tokens, directives, scopes, operands.
+//! Text to statements: tokens, scopes, operands, declarations.
 
-pub mod body;
 pub mod cursor;
+pub mod globals;
 pub mod lex;
 pub mod location;
-pub mod module;
 pub mod number;
 pub mod operand;
 pub mod scope;
+pub mod statement;
 pub mod variable;

@@ -1,7 +1,7 @@
 //! The race shadow alone: who must wait for whom.
 
-use super::super::lanes::Words;
 use super::*;
+use crate::shadow::lanes::Words;
 
 fn two_warps() -> Race {
     Race::new(1024, 2)

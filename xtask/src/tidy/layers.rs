@@ -1,6 +1,6 @@
 //! Who may use whom.
 
-use super::File;
+use super::{File, imports};
 
 /// The layers of `kernels-gpu/src` and their ranks: a layer uses those of lower rank, and itself.
 const LAYERS: &[(&str, u32)] = &[
@@ -28,12 +28,12 @@ pub fn layers(files: &[File]) -> Vec<String> {
             continue;
         };
         let is_top = path.ends_with("/mod.rs") || !path.contains('/');
-        for (line, used) in paths(&file.code, "crate::") {
+        for (line, used) in names(&file.code, "crate") {
             if self::rank(&used).is_some_and(|used| used > rank) {
                 broken.push(file.at(line, &format!("`{own}` uses `{used}`, which is above it")));
             }
         }
-        for (line, used) in paths(&file.code, "super::") {
+        for (line, used) in names(&file.code, "super") {
             // From a layer's top, and two levels up from below it, `super` is the crate.
             if used == "super" || (is_top && self::rank(&used).is_some_and(|used| used > rank)) {
                 broken.push(file.at(line, &format!("`super::{used}`: write the path from `crate`")));
@@ -45,6 +45,88 @@ pub fn layers(files: &[File]) -> Vec<String> {
 
 fn rank(layer: &str) -> Option<u32> {
     LAYERS.iter().find(|(name, _)| *name == layer).map(|(_, rank)| *rank)
+}
+
+/// The layers of `emulator/src`, each with those right below it: a layer uses these, what they may use, and
+/// itself. What reads a module (`parse` to `assemble`) and what runs it (`memory`, `exec`) use nothing of
+/// each other.
+const EMULATOR: &[Layer] = &[
+    ("space", &[]),
+    ("region", &[]),
+    ("tensor_map", &[]),
+    ("shadow", &[]),
+    ("isa", &["space"]),
+    ("options", &["region"]),
+    ("report", &["space"]),
+    ("error", &["space", "region"]),
+    ("module", &["isa", "report", "error"]),
+    ("parse", &["module"]),
+    ("decode", &["parse"]),
+    ("assemble", &["decode"]),
+    ("memory", &["module", "shadow"]),
+    ("exec", &["memory", "options", "tensor_map"]),
+];
+
+/// The same, of `emulator/src/exec`.
+const EXEC: &[Layer] = &[
+    ("values", &[]),
+    ("state", &["values"]),
+    ("check", &["state"]),
+    ("actors", &["check"]),
+    ("ops", &["actors"]),
+    ("step", &["ops"]),
+    ("launch", &["step"]),
+];
+
+/// A layer, and those right below it, which stand before it in their list.
+type Layer = (&'static str, &'static [&'static str]);
+
+/// In the emulator imports go down only: from one layer to those below it, and in `exec` likewise.
+pub fn emulator_layers(files: &[File]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for file in files.iter().filter(|file| file.is_rust()) {
+        let Some(path) = file.path.strip_prefix("emulator/src/") else { continue };
+        let path = path.trim_end_matches(".rs");
+        let module: Vec<&str> = path.trim_end_matches("/mod").split('/').collect();
+        match module[..] {
+            // The crate's root, and tests that run all of it, are above the layers.
+            [own] if own == "lib" || own.ends_with("_tests") => continue,
+            ["exec", _, ..] => broken.extend(goes_down(file, &module, "exec", EXEC)),
+            _ => {}
+        }
+        broken.extend(goes_down(file, &module, "", EMULATOR));
+    }
+    broken
+}
+
+/// What a file of a module uses that is not below its layer. The layers are the modules in `parent`; "" is
+/// the root of the crate.
+fn goes_down(file: &File, module: &[&str], parent: &str, layers: &[Layer]) -> Vec<String> {
+    let depth = usize::from(!parent.is_empty());
+    let own = module[depth];
+    if layers.iter().all(|(name, _)| *name != own) {
+        return vec![file.at(0, "stands in no layer")];
+    }
+    let mut broken = Vec::new();
+    for path in imports::reached(&file.code, module) {
+        if depth == 1 && path.segments.first().is_none_or(|first| first != parent) {
+            continue;
+        }
+        let used = path.segments.get(depth).map_or("", String::as_str);
+        if layers.iter().all(|(name, _)| *name != used) {
+            let text = format!("`{}` is in no layer: write the path from one", path.segments.join("::"));
+            broken.push(file.at(path.line, &text));
+        } else if !is_at_or_below(layers, used, own) {
+            broken.push(file.at(path.line, &format!("`{own}` uses `{used}`, which is not below it")));
+        }
+    }
+    broken
+}
+
+/// Whether `used` is a layer that `own` may use.
+fn is_at_or_below(layers: &[Layer], used: &str, own: &str) -> bool {
+    let below = layers.iter().find(|(name, _)| *name == own).map_or(&[][..], |(_, below)| below);
+    used == own || below.iter().any(|below| is_at_or_below(layers, used, below))
 }
 
 /// `ptx-emulator` uses none of our crates; the host uses of `kernels_gpu` what is plain integer Rust.
@@ -64,7 +146,7 @@ pub fn crates(files: &[File]) -> Vec<String> {
             }
         }
         if file.path.starts_with("host/") && file.is_rust() {
-            for (line, used) in paths(&file.code, "kernels_gpu::") {
+            for (line, used) in names(&file.code, "kernels_gpu") {
                 if used != "abi" && used != "geometry" && !used.starts_with("for_each_") {
                     broken.push(
                         file.at(
@@ -88,7 +170,7 @@ pub fn oracle(files: &[File]) -> Vec<String> {
                 broken.push(file.at(line, &format!("the reference uses `{name}`")));
             }
         }
-        for (line, used) in paths(&file.code, "crate::") {
+        for (line, used) in names(&file.code, "crate") {
             if !["reference", "problem", "error"].contains(&used.as_str()) {
                 broken.push(file.at(line, &format!("the reference uses `crate::{used}`")));
             }
@@ -116,49 +198,11 @@ pub fn asm(files: &[File]) -> Vec<String> {
     broken
 }
 
-/// The names that follow `prefix` in the code, with the index of the line: `use crate::{tile, arch::x}`
+/// The names that follow `first::` in the code, with the index of the line: `use crate::{tile, arch::x}`
 /// names two.
-fn paths(code: &str, prefix: &str) -> Vec<(usize, String)> {
-    let mut found = Vec::new();
-    for (start, _) in code.match_indices(prefix) {
-        let is_inside_a_name = code[..start].ends_with(|c: char| c.is_alphanumeric() || c == '_');
-        if is_inside_a_name {
-            continue;
-        }
-        let line = code[..start].matches('\n').count();
-        let rest = &code[start + prefix.len()..];
-        match rest.strip_prefix('{') {
-            None => found.push((line, name(rest))),
-            Some(group) => found.extend(group_names(group).into_iter().map(|name| (line, name))),
-        }
-    }
-    found
-}
-
-/// The identifier that text starts with.
-fn name(text: &str) -> String {
-    text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
-}
-
-/// First segments of the members of a `{...}` group whose opening brace is already gone.
-fn group_names(group: &str) -> Vec<String> {
-    let (mut depth, mut start, mut names) = (1, 0, Vec::new());
-    for (at, c) in group.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            _ => {}
-        }
-        if (c == ',' && depth == 1) || depth == 0 {
-            names.push(name(&group[start..at]));
-            start = at + 1;
-        }
-        if depth == 0 {
-            break;
-        }
-    }
-    names.retain(|name| !name.is_empty());
-    names
+fn names(code: &str, first: &str) -> Vec<(usize, String)> {
+    let found = imports::paths(code, first).into_iter();
+    found.filter_map(|path| Some((path.line, path.segments.into_iter().nth(1)?))).collect()
 }
 
 #[cfg(test)]
@@ -194,6 +238,77 @@ mod tests {
                 "{path}: {text}"
             );
         }
+    }
+
+    #[test]
+    fn layers_of_the_emulator_stand_above_what_they_use() {
+        for layers in [EMULATOR, EXEC] {
+            for (place, (name, below)) in layers.iter().enumerate() {
+                let stands = |wanted: &str| layers[..place].iter().any(|(name, _)| *name == wanted);
+                assert!(!stands(name), "{name} stands twice");
+                assert!(below.iter().all(|below| stands(below)), "{name}: {below:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn imports_downwards_in_the_emulator_are_fine() {
+        let fine = [
+            (
+                "exec/step/mod.rs",
+                "use crate::exec::{ops, state::warp::{State, Warp}};\nuse crate::isa::Op;",
+            ),
+            ("exec/step/trace.rs", "use super::{Next, Runner};\nmod tests { use super::*; }"),
+            (
+                "exec/actors/wgmma/trace.rs",
+                "use super::multiply::Left;\nuse super::super::super::check::x;",
+            ),
+            ("exec/mod.rs", "pub use launch::grid::launch;\n// use crate::decode;"),
+            ("assemble/body.rs", "use crate::isa::{self, allocate};\nuse crate::decode;"),
+            ("region.rs", "mod tests { use super::Region; }"),
+            ("lib.rs", "pub use exec::launch;"),
+            ("allocate_tests.rs", "use crate::{Launch, launch, assemble::module::parse};"),
+        ];
+        for (path, text) in fine {
+            assert_eq!(
+                emulator_layers(&file(&format!("emulator/src/{path}"), text)),
+                Vec::<String>::new(),
+                "{path}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn imports_upwards_in_the_emulator_are_found() {
+        let broken = [
+            ("isa/operands.rs", "use crate::decode::atomic::AtomicType;"),
+            ("memory/global.rs", "use super::super::exec;"),
+            // Neither below the other.
+            ("exec/ops/atomic.rs", "use crate::decode::atomic::AtomicType;"),
+            ("isa/op.rs", "use crate::shadow::State;"),
+            ("exec/state/warp.rs", "use crate::exec::check::{race, window};"),
+            ("exec/check/trace.rs", "use crate::exec::{state::context::Stop, step::Runner};"),
+            ("exec/ops/mod.rs", "use super::launch;"),
+            ("exec/actors/wgmma/mod.rs", "fn f() { super::super::ops::half::run() }"),
+            // Through the re-exports of the root, or as a whole.
+            ("isa/op.rs", "use crate::Space;"),
+            ("exec/state/chain.rs", "use crate::exec::launch_dependent;"),
+            ("exec/values/half.rs", "use crate::exec;"),
+            ("helpers.rs", ""),
+            ("exec/helpers.rs", ""),
+        ];
+        for (path, text) in broken {
+            let found = emulator_layers(&file(&format!("emulator/src/{path}"), text));
+            assert!(!found.is_empty(), "{path}: {text}");
+        }
+        let two =
+            emulator_layers(&file("emulator/src/isa/op.rs", "\nuse crate::{exec, space, parse::lex};"));
+        assert_eq!(
+            two,
+            ["exec", "parse"].map(|used| {
+                format!("emulator/src/isa/op.rs:2: `isa` uses `{used}`, which is not below it")
+            })
+        );
     }
 
     #[test]

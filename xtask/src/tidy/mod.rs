@@ -2,6 +2,7 @@
 //! stands there.
 
 mod code;
+mod imports;
 mod invariants;
 mod layers;
 mod text;
@@ -45,6 +46,7 @@ type Rule = (&'static str, fn(&[File]) -> Vec<String>);
 /// All rules. Each name must stand in `ARCHITECTURE.md`.
 const RULES: &[Rule] = &[
     ("layers", layers::layers),
+    ("emulator-layers", layers::emulator_layers),
     ("crates", layers::crates),
     ("oracle", layers::oracle),
     ("asm", layers::asm),

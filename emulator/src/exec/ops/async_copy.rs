@@ -1,10 +1,11 @@
 //! `cp.async` and its groups.
 
-use crate::exec::async_copy::{Copy, complete, land, start};
-use crate::exec::context::{Context, Flow, Stop};
-use crate::exec::registers::{LANES, lanes};
-use crate::exec::warp::Warp;
-use crate::exec::window::addresses;
+use crate::exec::actors::async_copy::{complete, land, start};
+use crate::exec::check::window::addresses;
+use crate::exec::state::context::{Context, Flow, Stop};
+use crate::exec::state::copies::Copy;
+use crate::exec::state::warp::Warp;
+use crate::exec::values::registers::{LANES, lanes};
 use crate::isa::{AsyncCopyOp, FLAG_OPTIONAL, Instruction};
 use crate::options::Schedule;
 use crate::report::FindingKind;

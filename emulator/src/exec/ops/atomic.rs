@@ -1,18 +1,18 @@
 //! Atomic read-modify-write operations, lane after lane.
 
-use super::float::add_flushed;
-use super::half::{Bfloat, Format, Half};
-use crate::decode::atomic::{AtomicType, SPACES};
-use crate::exec::context::{Context, Flow};
-use crate::exec::registers::{LANES, lanes};
-use crate::exec::strong::Strength;
-use crate::exec::trace::{Encoding, Found};
-use crate::exec::warp::Warp;
-use crate::exec::window::{Want, Window, addresses, resolve};
-use crate::isa::{AtomicOp, Instruction};
-use crate::memory::Space;
+use crate::exec::check::strong::Strength;
+use crate::exec::check::trace::{Encoding, Found};
+use crate::exec::check::window::{Want, addresses, resolve};
+use crate::exec::state::context::{Context, Flow};
+use crate::exec::state::warp::Warp;
+use crate::exec::state::window::Window;
+use crate::exec::values::float::add_flushed;
+use crate::exec::values::half::{Bfloat, Format, Half};
+use crate::exec::values::registers::{LANES, lanes};
+use crate::isa::{ATOMIC_SPACES, AtomicOp, AtomicType, Instruction};
+use crate::report::trace::OriginKind;
 use crate::shadow::global::Touch;
-use crate::trace::OriginKind;
+use crate::space::Space;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: AtomicOp) -> Flow {
     let ty = AtomicType::ALL[usize::from(i.count)];
     let (bytes, how) = (bytes_of(ty), Strength::of(i));
-    let want = Want { space: SPACES[i.e as usize], bytes, store: true };
+    let want = Want { space: ATOMIC_SPACES[i.e as usize], bytes, store: true };
     let addresses = addresses(w, i);
     let mut old = [0u64; LANES];
     // Of a 16-bit value, the upper half of its lane is anything.

@@ -1,16 +1,17 @@
 //! `cp.async.bulk`, `cp.reduce.async.bulk` and their groups, lane after lane.
 
-use crate::exec::boxes::Bytes;
-use crate::exec::bulk::{self, Course, Issuer, Load, Store, Transfer};
-use crate::exec::context::{Access, Context, Flow, Stop};
-use crate::exec::mbarrier::MBARRIER_BYTES;
-use crate::exec::registers::lanes;
-use crate::exec::warp::Warp;
-use crate::exec::window::addresses;
+use crate::exec::actors::bulk;
+use crate::exec::check::window::addresses;
+use crate::exec::state::boxes::Bytes;
+use crate::exec::state::bulk::{Course, Issuer, Load, Store, Transfer};
+use crate::exec::state::context::{Access, Context, Flow, Stop};
+use crate::exec::state::mbarrier::MBARRIER_BYTES;
+use crate::exec::state::warp::Warp;
+use crate::exec::values::registers::lanes;
 use crate::isa::{BulkOp, FLAG_OPTIONAL, Instruction, ReduceOp, bulk_list};
-use crate::memory::Space;
 use crate::options::Schedule;
 use crate::report::FindingKind;
+use crate::space::Space;
 use crate::tensor_map::{MAP_BYTES, MAX_RANK, TensorMap};
 use std::rc::Rc;
 

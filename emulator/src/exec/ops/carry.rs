@@ -1,6 +1,6 @@
 //! Integer arithmetic that passes a carry on: `add.cc`, `addc` and the like.
 
-use crate::exec::registers::{LANES, Registers, lanes};
+use crate::exec::values::registers::{LANES, Registers, lanes};
 use crate::isa::{CarryOp, FLAG_OPTIONAL, FLAG_SATURATE, Instruction};
 
 /// A sum of 64 bits and what is carried.

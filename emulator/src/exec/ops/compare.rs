@@ -1,8 +1,9 @@
 //! Comparisons.
 
-use super::half::{Bfloat, Half};
-use crate::exec::lanes::{Element, test2};
-use crate::exec::registers::Registers;
+use crate::exec::values::float::flush;
+use crate::exec::values::half::{Bfloat, Half};
+use crate::exec::values::map::{Element, test2};
+use crate::exec::values::registers::Registers;
 use crate::isa::types::combine;
 use crate::isa::{CompareType, FLAG_FTZ, FLAG_NEGATE_SOURCE, Instruction, Relation};
 
@@ -17,7 +18,7 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, ty: CompareType) {
         CompareType::S32 => total::<i32>(r, i, relation),
         CompareType::U64 => total::<u64>(r, i, relation),
         CompareType::S64 => total::<i64>(r, i, relation),
-        CompareType::F32 if i.has(FLAG_FTZ) => partial(r, i, relation, super::float::flush),
+        CompareType::F32 if i.has(FLAG_FTZ) => partial(r, i, relation, flush),
         CompareType::F32 => partial(r, i, relation, |value: f32| value),
         CompareType::F64 => partial(r, i, relation, |value: f64| value),
         CompareType::F16 => partial(r, i, relation, |value: Half| value.to_f32()),

@@ -3,10 +3,11 @@
 //! The frequent pairs of types have loops of their own; the rest goes through exact wide values, one
 //! lane at a time.
 
-use super::float::{canonical, flush};
-use super::half::{Bfloat, Format, Half};
-use crate::exec::lanes::{map1, map2};
-use crate::exec::registers::{LANES, Registers};
+use crate::exec::values::float::{canonical, flush};
+use crate::exec::values::half::{Bfloat, Format, Half};
+use crate::exec::values::map::{map1, map2};
+use crate::exec::values::registers::{LANES, Registers};
+use crate::exec::values::rounding::{direct32, direct64};
 use crate::isa::{ConvertType, FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, Instruction, Op, Rounding};
 
 /// Every conversion.
@@ -273,31 +274,6 @@ fn odd_f64(value: i128) -> f64 {
     let bits = nearest.to_bits();
     f64::from_bits(if back.abs() > value.abs() { bits - 1 } else { bits } | 1)
 }
-
-macro_rules! direct {
-    ($name:ident, $type:ty) => {
-        /// Moves the nearest value to the one on the required side; `order` compares it with the
-        /// exact one.
-        pub fn $name(
-            nearest: $type,
-            order: std::cmp::Ordering,
-            negative: bool,
-            rounding: Rounding,
-        ) -> $type {
-            let (above, below) = (order.is_gt(), order.is_lt());
-            match rounding {
-                Rounding::Down if above => nearest.next_down(),
-                Rounding::Up if below => nearest.next_up(),
-                Rounding::Zero if above && !negative => nearest.next_down(),
-                Rounding::Zero if below && negative => nearest.next_up(),
-                _ => nearest,
-            }
-        }
-    };
-}
-
-direct!(direct32, f32);
-direct!(direct64, f64);
 
 /// To a 16-bit format with any rounding.
 fn narrow<T: Format>(value: f64, rounding: Rounding) -> T {

@@ -2,36 +2,14 @@
 //!
 //! Results that are NaN have one bit pattern, as on the hardware.
 
-use super::convert::direct32;
-use super::half::sum_to_odd;
-use super::math;
-use crate::exec::lanes::{map1, map2, map3};
-use crate::exec::registers::Registers;
+use crate::exec::values::float::{canonical, extreme, flush, maximum, minimum, nan_or};
+use crate::exec::values::map::{map1, map2, map3};
+use crate::exec::values::math;
+use crate::exec::values::registers::Registers;
+use crate::exec::values::rounding::{direct32, sum_to_odd};
 use crate::isa::{FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FLAG_XOR_SIGN, FloatOp, Instruction, Rounding};
 
-/// The f32 NaN that arithmetic produces.
-const NAN32: u32 = 0x7fff_ffff;
 const NAN64: u64 = 0x7fff_ffff_ffff_ffff;
-
-/// A subnormal number becomes a zero of its sign.
-#[inline(always)]
-pub fn flush(value: f32) -> f32 {
-    let bits = value.to_bits();
-    f32::from_bits(if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits })
-}
-
-/// A sum in global memory, of bits: subnormal numbers are flushed.
-#[inline(always)]
-pub fn add_flushed(a: u32, b: u32) -> u32 {
-    flush(flush(f32::from_bits(a)) + flush(f32::from_bits(b))).to_bits()
-}
-
-/// The bits of a result. Compared as integers: in float arithmetic the compiler takes one NaN for another.
-#[inline(always)]
-pub fn canonical(value: f32) -> u32 {
-    let bits = value.to_bits();
-    if bits & 0x7fff_ffff > 0x7f80_0000 { NAN32 } else { bits }
-}
 
 #[inline(always)]
 fn canonical64(value: f64) -> u64 {
@@ -48,36 +26,6 @@ fn saturate(value: f32) -> f32 {
         value
     } else {
         0.0
-    }
-}
-
-/// The smaller one; the other one if one is NaN; -0 is smaller than +0.
-#[inline(always)]
-pub fn minimum(a: f32, b: f32) -> f32 {
-    let smaller = if a < b { a } else { b };
-    let equal = f32::from_bits(a.to_bits() | b.to_bits());
-    let ordered = if a == b { equal } else { smaller };
-    if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else {
-        ordered
-    }
-}
-
-/// The larger one; the other one if one is NaN; +0 is larger than -0.
-#[inline(always)]
-pub fn maximum(a: f32, b: f32) -> f32 {
-    let larger = if a > b { a } else { b };
-    let equal = f32::from_bits(a.to_bits() & b.to_bits());
-    let ordered = if a == b { equal } else { larger };
-    if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else {
-        ordered
     }
 }
 
@@ -149,20 +97,6 @@ fn directed(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
     }
 }
 
-/// A minimum or maximum of magnitudes, negative if the signs differ.
-#[inline(always)]
-fn of_magnitudes(a: f32, b: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let sign = (a.to_bits() ^ b.to_bits()) & 1 << 31;
-    f32::from_bits(f(a.abs(), b.abs()).to_bits() & !(1 << 31) | sign)
-}
-
-/// Minimum or maximum, with what their flags say.
-#[inline(always)]
-pub fn extreme(flags: u8, a: f32, b: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let f = |a: f32, b: f32| if flags & FLAG_VARIANT != 0 { nan_or(a, b, f(a, b)) } else { f(a, b) };
-    if flags & FLAG_XOR_SIGN != 0 { of_magnitudes(a, b, f) } else { f(a, b) }
-}
-
 /// f32.
 #[inline(always)]
 pub fn run32(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
@@ -195,11 +129,6 @@ pub fn run32(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
             map2(r, i, m, |a: u32, b: u32| b & 0x7fff_ffff | a & 0x8000_0000);
         }
     }
-}
-
-#[inline(always)]
-fn nan_or(a: f32, b: f32, value: f32) -> f32 {
-    if a.is_nan() | b.is_nan() { f32::NAN } else { value }
 }
 
 /// f64.

@@ -1,7 +1,7 @@
 //! Integer arithmetic, logic, shifts and bit fields.
 
-use crate::exec::lanes::{map1, map2, map3, map4};
-use crate::exec::registers::Registers;
+use crate::exec::values::map::{map1, map2, map3, map4};
+use crate::exec::values::registers::Registers;
 use crate::isa::{Instruction, IntegerOp};
 
 /// Operations that exist for every width.

@@ -6,15 +6,16 @@
 //! once. The hardware adds several products at a time in an order of its own; results agree within the
 //! usual error of an f32 sum.
 
-use super::half::{Bfloat, Format, Half};
-use crate::exec::context::{Context, Flow};
-use crate::exec::registers::{LANES, Registers, Row};
-use crate::exec::strong::Strength;
-use crate::exec::warp::Warp;
-use crate::exec::window::{Want, Window, addresses, resolve};
+use crate::exec::check::strong::Strength;
+use crate::exec::check::window::{Want, addresses, resolve};
+use crate::exec::state::context::{Context, Flow};
+use crate::exec::state::warp::Warp;
+use crate::exec::state::window::Window;
+use crate::exec::values::half::{Bfloat, Format, Half};
+use crate::exec::values::registers::{LANES, Registers, Row};
 use crate::isa::{FLAG_TRANSPOSE, Instruction, MatrixOp};
-use crate::memory::Space;
 use crate::shadow::global::Touch;
+use crate::space::Space;
 
 /// Every matrix instruction.
 #[inline(always)]

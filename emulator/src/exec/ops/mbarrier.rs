@@ -1,14 +1,14 @@
 //! `mbarrier`, lane after lane.
 
-use crate::exec::bulk;
-use crate::exec::context::{Access, Context, Stop};
-use crate::exec::mbarrier::{MBARRIER_BYTES, Misuse};
-use crate::exec::registers::{LANES, lanes};
-use crate::exec::warp::Warp;
-use crate::exec::window::addresses;
+use crate::exec::actors::bulk;
+use crate::exec::check::window::addresses;
+use crate::exec::state::context::{Access, Context, Stop};
+use crate::exec::state::mbarrier::{MBARRIER_BYTES, Misuse};
+use crate::exec::state::warp::Warp;
+use crate::exec::values::registers::{LANES, lanes};
 use crate::isa::{FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, Instruction, MbarrierOp};
-use crate::memory::Space;
 use crate::report::FindingKind;
+use crate::space::Space;
 
 /// The shared address of each lane's barrier.
 fn barriers(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32) -> Result<[u32; LANES], Stop> {

@@ -1,13 +1,14 @@
 //! Loads and stores.
 
-use crate::exec::context::{Context, Flow};
-use crate::exec::registers::{FULL, LANES, Registers, lanes};
-use crate::exec::strong::Strength;
-use crate::exec::warp::Warp;
-use crate::exec::window::{Addresses, Want, Window, addresses, resolve};
+use crate::exec::check::strong::Strength;
+use crate::exec::check::window::{Want, addresses, resolve};
+use crate::exec::state::context::{Context, Flow};
+use crate::exec::state::warp::Warp;
+use crate::exec::state::window::{Addresses, Window};
+use crate::exec::values::registers::{FULL, LANES, Registers, lanes};
 use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction};
-use crate::memory::{PARAM_WINDOW, Space};
 use crate::shadow::global::Touch;
+use crate::space::{PARAM_WINDOW, Space};
 
 /// `ld`.
 #[inline(always)]

@@ -9,7 +9,6 @@ pub mod convert;
 pub mod float;
 pub mod half;
 pub mod integer;
-pub mod math;
 pub mod matrix;
 pub mod mbarrier;
 pub mod memory;

@@ -1,9 +1,9 @@
 //! Moves, packing, selections, predicates and changes of address space.
 
-use crate::exec::lanes::{map1, map2};
-use crate::exec::registers::{LANES, Registers, blend, lanes};
+use crate::exec::values::map::{map1, map2};
+use crate::exec::values::registers::{LANES, Registers, blend, lanes};
 use crate::isa::{FLAG_NEGATE_SOURCE, Instruction, MoveOp, PREDICATE_TRUE, PredicateOp};
-use crate::memory::WINDOW_SHIFT;
+use crate::space::WINDOW_SHIFT;
 
 /// `mov`, `cvta` and `isspacep`. `lists` are the kernel's operand lists.
 pub fn run(r: &mut Registers, i: &Instruction, m: u32, op: MoveOp, lists: &[u32]) {

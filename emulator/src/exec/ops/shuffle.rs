@@ -1,6 +1,6 @@
 //! Exchanges between the lanes of a warp. All required lanes have arrived when these run.
 
-use crate::exec::registers::{LANES, Registers, lanes};
+use crate::exec::values::registers::{LANES, Registers, lanes};
 use crate::isa::{FLAG_NEGATE_SOURCE, Instruction, ReduxOp, ShuffleOp, VoteOp};
 
 /// `shfl.sync`: each lane reads the value of another one of its segment. From which lane each took it.

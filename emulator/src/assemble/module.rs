@@ -1,0 +1,257 @@
+//! Directives of a module.
+
+use super::body;
+use crate::decode::builder::Builder;
+use crate::error::{ParseError, ParseErrorKind};
+use crate::module::locations::Locations;
+use crate::module::{Kernel, KernelData, Module, ModuleData, Parameter, Variable};
+use crate::parse::cursor::Cursor;
+use crate::parse::globals::{Globals, SharedVariable};
+use crate::parse::lex::Kind;
+use crate::parse::scope::Symbol;
+use crate::parse::variable::{self, Declaration, Value};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+struct ModuleParser<'a> {
+    cursor: Cursor<'a>,
+    globals: Globals<'a>,
+    locations: Locations,
+    target: String,
+    variables: Vec<Variable>,
+    /// Initial values that are addresses: variable, offset, name, addend.
+    addresses: Vec<(usize, u32, &'a str, i64)>,
+    kernels: Vec<KernelData>,
+}
+
+impl Module {
+    /// Parses PTX text.
+    ///
+    /// A kernel that holds an instruction which the emulator does not know still parses
+    /// ([`Kernel::unsupported`]) and refuses to launch.
+    ///
+    /// # Errors
+    ///
+    /// Text that does not follow the grammar, with its line.
+    pub fn parse(source: &str) -> Result<Module, ParseError> {
+        parse(source, true)
+    }
+}
+
+/// Parses a module. `compact`: registers that are never alive together share rows.
+pub fn parse(source: &str, compact: bool) -> Result<Module, ParseError> {
+    let globals = Globals { shared: HashMap::new(), variables: HashMap::new(), compact };
+    let mut parser = ModuleParser {
+        cursor: Cursor::new(source),
+        globals,
+        locations: Locations::new(),
+        target: String::new(),
+        variables: Vec::new(),
+        addresses: Vec::new(),
+        kernels: Vec::new(),
+    };
+    while parser.cursor.peek().kind != Kind::End {
+        parser.directive()?;
+    }
+    parser.finish(source)
+}
+
+impl<'a> ModuleParser<'a> {
+    fn directive(&mut self) -> Result<(), ParseError> {
+        if self.cursor.accept(b';') {
+            return Ok(());
+        }
+        if self.cursor.peek().kind == Kind::LocationComment {
+            self.cursor.next();
+            return Ok(());
+        }
+        match self.cursor.word("a directive")? {
+            ".version" | ".address_size" => self.cursor.skip_line(),
+            ".target" => self.target()?,
+            ".visible" | ".extern" | ".weak" | ".common" => {}
+            ".file" => self.locations.read_file(&mut self.cursor)?,
+            ".loc" => {
+                self.locations.read_location(&mut self.cursor)?;
+            }
+            ".pragma" | ".alias" => self.cursor.skip_statement(),
+            ".section" => self.section()?,
+            ".shared" => self.shared()?,
+            ".global" => self.variable(false)?,
+            ".const" => self.variable(true)?,
+            ".entry" => self.entry()?,
+            ".func" => self.function()?,
+            _ => return Err(self.cursor.error_behind(ParseErrorKind::UnsupportedDirective)),
+        }
+        Ok(())
+    }
+
+    fn target(&mut self) -> Result<(), ParseError> {
+        self.target = self.cursor.word("a target")?.to_string();
+        while self.cursor.accept(b',') {
+            self.cursor.word("a target")?;
+        }
+        Ok(())
+    }
+
+    fn section(&mut self) -> Result<(), ParseError> {
+        self.cursor.word("a section name")?;
+        if self.cursor.is_mark(b'{') { self.cursor.skip_group(b'{', b'}') } else { Ok(()) }
+    }
+
+    /// Reads a declaration up to its `;`.
+    fn declaration(&mut self) -> Result<Declaration<'a>, ParseError> {
+        let declaration = variable::read(&mut self.cursor)?;
+        self.cursor.expect(b';', ";")?;
+        Ok(declaration)
+    }
+
+    fn shared(&mut self) -> Result<(), ParseError> {
+        let one = self.declaration()?;
+        let variable = SharedVariable { bytes: one.bytes(), align: one.align };
+        self.globals.shared.insert(one.name, variable);
+        Ok(())
+    }
+
+    fn variable(&mut self, read_only: bool) -> Result<(), ParseError> {
+        let one = self.declaration()?;
+        let index = self.variables.len();
+        let element = one.element as usize;
+        let mut bytes = vec![0; one.bytes() as usize];
+        for (at, value) in one.values.iter().enumerate() {
+            let offset = at * element;
+            let Some(place) = bytes.get_mut(offset..offset + element) else {
+                return Err(self.cursor.expected("fewer initial values"));
+            };
+            match *value {
+                Value::Bits(bits) if element <= 8 => {
+                    place.copy_from_slice(&bits.to_le_bytes()[..element]);
+                }
+                Value::Address(name, addend) if element == 8 => {
+                    self.addresses.push((index, offset as u32, name, addend));
+                }
+                _ => return Err(self.cursor.expected("a value of the variable's type")),
+            }
+        }
+        self.globals.variables.insert(one.name, index as u32);
+        self.variables.push(Variable { bytes, read_only, addresses: Vec::new() });
+        Ok(())
+    }
+
+    /// Device functions are not called by the kernels that the emulator runs; calls are unsupported.
+    fn function(&mut self) -> Result<(), ParseError> {
+        loop {
+            match self.cursor.peek().kind {
+                Kind::Mark(b'(') => self.cursor.skip_group(b'(', b')')?,
+                Kind::Mark(b'{') => return self.cursor.skip_group(b'{', b'}'),
+                Kind::Mark(b';') => {
+                    self.cursor.next();
+                    return Ok(());
+                }
+                Kind::End => return Err(self.cursor.expected("a function body")),
+                _ => {
+                    self.cursor.next();
+                }
+            }
+        }
+    }
+
+    fn entry(&mut self) -> Result<(), ParseError> {
+        let name = self.cursor.word("a kernel name")?;
+        let mut kernel = KernelData { name: name.to_string(), ..KernelData::default() };
+        let mut symbols = Vec::new();
+        if self.cursor.accept(b'(') {
+            while !self.cursor.accept(b')') {
+                if !symbols.is_empty() {
+                    self.cursor.expect(b',', ", or )")?;
+                }
+                symbols.push(self.parameter(&mut kernel)?);
+            }
+        }
+        self.attributes(&mut kernel)?;
+        let mut builder = Builder::new(&self.globals);
+        for (name, offset) in symbols {
+            builder.scopes.declare_symbol(name, Symbol::Param(offset));
+        }
+        body::read(&mut self.cursor, &mut builder, &mut kernel, &mut self.locations)?;
+        self.kernels.push(kernel);
+        Ok(())
+    }
+
+    fn parameter(&mut self, kernel: &mut KernelData) -> Result<(&'a str, u32), ParseError> {
+        if self.cursor.word("a parameter")? != ".param" {
+            return Err(self.cursor.expected(".param"));
+        }
+        let one = variable::read(&mut self.cursor)?;
+        let offset = kernel.parameter_bytes.next_multiple_of(one.align as usize);
+        let bytes = one.bytes() as usize;
+        if offset + bytes > 1 << 16 {
+            return Err(self.cursor.error_here(ParseErrorKind::Limit("the size of the parameters")));
+        }
+        kernel.parameter_bytes = offset + bytes;
+        let name = one.name.to_string();
+        kernel.parameters.push(Parameter { name, offset, bytes, align: one.align as usize });
+        Ok((one.name, offset as u32))
+    }
+
+    fn attributes(&mut self, kernel: &mut KernelData) -> Result<(), ParseError> {
+        while self.cursor.peek().kind == Kind::Word {
+            match self.cursor.word("an attribute")? {
+                ".maxntid" => kernel.max_threads = Some(self.triple()?),
+                ".reqntid" => {
+                    let threads = self.triple()?;
+                    kernel.max_threads = Some(threads);
+                    kernel.required_threads = Some(threads);
+                }
+                ".reqnctapercluster" => {
+                    if self.triple()? != [1; 3] {
+                        let kind = ParseErrorKind::Limit("the size of a cluster");
+                        return Err(self.cursor.error_here(kind));
+                    }
+                }
+                ".maxnreg" => kernel.max_registers = Some(self.number()?),
+                ".minnctapersm" | ".maxnctapersm" => kernel.min_blocks = Some(self.number()?),
+                ".maxclusterrank" => {
+                    self.number()?;
+                }
+                ".noreturn" | ".explicitcluster" => {}
+                ".pragma" => self.cursor.skip_statement(),
+                _ => return Err(self.cursor.error_behind(ParseErrorKind::UnsupportedDirective)),
+            }
+        }
+        Ok(())
+    }
+
+    fn number(&mut self) -> Result<u32, ParseError> {
+        Ok(self.cursor.unsigned("a number")?.min(u64::from(u32::MAX)) as u32)
+    }
+
+    fn triple(&mut self) -> Result<[u32; 3], ParseError> {
+        let mut sizes = [1; 3];
+        for (index, size) in sizes.iter_mut().enumerate() {
+            if index == 0 || self.cursor.accept(b',') {
+                *size = self.cursor.unsigned("a number of threads")?.min(u64::from(u32::MAX)) as u32;
+            }
+        }
+        Ok(sizes)
+    }
+
+    fn finish(mut self, source: &str) -> Result<Module, ParseError> {
+        for (variable, offset, name, addend) in self.addresses {
+            let Some(&target) = self.globals.variables.get(name) else {
+                let kind = ParseErrorKind::UnknownName(name.to_string());
+                return Err(ParseError { line: 0, text: name.to_string(), kind });
+            };
+            self.variables[variable].addresses.push((offset, target, addend));
+        }
+        let shared = Arc::new(ModuleData {
+            id: ModuleData::fresh_id(),
+            source: source.to_string(),
+            target: self.target,
+            locations: self.locations,
+            variables: self.variables,
+        });
+        let kernels =
+            self.kernels.into_iter().map(|data| Kernel { data, module: Arc::clone(&shared) }).collect();
+        Ok(Module { shared, kernels })
+    }
+}

@@ -1,0 +1,205 @@
+//! When asynchronous copies land and complete: `cp.async`.
+//!
+//! A copy has two moments. Its bytes land, as the schedule has it, anywhere between its issue and the
+//! wait that requires it. And it completes, for the thread that issued it, at that wait: until then its
+//! target counts as in flight, whether or not the bytes have landed.
+
+use crate::exec::check::window::{Want, resolve};
+use crate::exec::state::bulk::Issuer;
+use crate::exec::state::context::{Access, Context, Flow, Stop};
+use crate::exec::state::copies::Copy;
+use crate::exec::state::warp::Warp;
+use crate::exec::state::window::Window;
+use crate::exec::values::registers::lanes;
+use crate::memory::Refusal;
+use crate::memory::view::GlobalView;
+use crate::report::FindingKind;
+use crate::shadow::State;
+use crate::space::Space;
+
+/// Completes the copies of some lanes, except those of the `left` latest groups. `None`: all copies,
+/// committed or not.
+pub fn complete(context: &mut Context<'_>, warp: &mut Warp, mask: u32, left: Option<u32>) -> Flow {
+    if warp.copies.is_empty() {
+        return Ok(());
+    }
+    let mut copies = std::mem::take(&mut warp.copies.copies);
+    let mut flow = Ok(());
+    for copy in &mut copies {
+        let due = warp.copies.due(copy, mask, left);
+        if due != 0 && flow.is_ok() {
+            flow = land(context, warp, copy, due).and_then(|()| settle(context, warp, copy, due));
+        }
+    }
+    copies.retain(|copy| copy.open != 0);
+    warp.copies.copies = copies;
+    flow
+}
+
+/// Lets one random copy land.
+pub fn land_some(context: &mut Context<'_>, warp: &mut Warp) -> Flow {
+    let count = warp.copies.copies.len() as u64;
+    if count == 0 {
+        return Ok(());
+    }
+    let index = context.random.below(count) as usize;
+    let mut copy = warp.copies.copies[index].clone();
+    let mask = copy.open;
+    land(context, warp, &mut copy, mask)?;
+    warp.copies.copies[index].landed = copy.landed;
+    Ok(())
+}
+
+/// Where a copy writes.
+fn target(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u32) -> Result<Window, Stop> {
+    let want = Want { space: Space::Shared, bytes: copy.bytes, store: true };
+    let mut window = Window::new();
+    resolve(context, warp, want, &copy.target, mask, &mut window)?;
+    Ok(window)
+}
+
+/// Checks the addresses of a new copy and marks its target as in flight.
+pub fn start(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy) -> Flow {
+    let reads = |&lane: &usize| copy.source_bytes[lane] != 0;
+    let mut rest = lanes(copy.open).filter(reads).fold(0u32, |mask, lane| mask | 1 << lane);
+    while rest != 0 {
+        // Sources that are read in part need not exist beyond that part.
+        let bytes = copy.source_bytes[rest.trailing_zeros() as usize];
+        let same = lanes(rest).filter(|&l| copy.source_bytes[l] == bytes).fold(0u32, |m, l| m | 1 << l);
+        check_source(context, warp, copy, same, bytes)?;
+        rest &= !same;
+    }
+    let window = target(context, warp, copy, copy.open)?;
+    context.region_access(warp, &window, copy.bytes, "asynchronous copy");
+    context.race_copy_begins(warp, &window, copy.bytes);
+    if context.checks_uninitialised() {
+        for lane in lanes(copy.open) {
+            // SAFETY: the window was checked for the copy's bytes.
+            unsafe { window.shadow.set_in_flight(window.offsets[lane] as usize, copy.bytes as usize) };
+        }
+    }
+    Ok(())
+}
+
+/// Checks that lanes may read so many bytes, from addresses aligned to the whole copy.
+fn check_source(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u32, bytes: u32) -> Flow {
+    // Bytes that lanes one after the other read are looked at as one range: its first lane, place, length.
+    let mut run = (0, 0, 0);
+    for lane in lanes(mask) {
+        let view = context.environment.global.get(copy.source[lane]);
+        let offset = GlobalView::offset(copy.source[lane]);
+        let refusal = match view {
+            Err(refusal) => refusal,
+            Ok(view) if offset + u64::from(bytes) > view.bytes => Refusal::OutOfBounds(view.bytes),
+            Ok(_) if !offset.is_multiple_of(u64::from(copy.bytes)) => Refusal::Misaligned,
+            Ok(view) => {
+                let place = view.data as u64 + offset;
+                if place == run.1 + u64::from(run.2) {
+                    run.2 += bytes;
+                } else {
+                    read_source(context, warp, copy, run);
+                    run = (lane, place, bytes);
+                }
+                continue;
+            }
+        };
+        let at = Access {
+            space: Space::Global,
+            address: copy.source[lane],
+            bytes,
+            store: false,
+            pc: copy.pc,
+            warp: warp.id,
+            lane: lane as u32,
+        };
+        return context.refuse(at, refusal);
+    }
+    read_source(context, warp, copy, run);
+    Ok(())
+}
+
+/// Tells of a range of bytes that lanes from the first one on will read.
+fn read_source(
+    context: &mut Context<'_>,
+    warp: &Warp,
+    copy: &Copy,
+    (lane, place, bytes): (usize, u64, u32),
+) {
+    if bytes != 0 {
+        let issuer = Issuer { warp: warp.id, lane: lane as u32 };
+        context.global_copy_reads(copy.pc, issuer, place, bytes);
+    }
+}
+
+/// Writes the bytes of some lanes, unless they have landed already.
+pub fn land(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u32) -> Flow {
+    let mask = mask & !copy.landed;
+    if mask == 0 {
+        return Ok(());
+    }
+    let window = target(context, warp, copy, mask)?;
+    for lane in lanes(mask) {
+        let bytes = copy.source_bytes[lane] as usize;
+        let mut value = [0u8; 16];
+        if bytes != 0 {
+            let Ok(&view) = context.environment.global.get(copy.source[lane]) else { return Err(Stop) };
+            let offset = GlobalView::offset(copy.source[lane]) as usize;
+            // SAFETY: `start` checked that these bytes exist; the allocation outlives the launch.
+            let written = unsafe {
+                copy_few(view.data.add(offset), value.as_mut_ptr(), bytes);
+                view.all_written || view.shadow.is_written(offset, bytes)
+            };
+            if !written && context.checks_uninitialised() {
+                unwritten_source(context, warp, copy, lane);
+            }
+        }
+        // SAFETY: the window was checked for the copy's bytes, of which there are at most 16.
+        unsafe {
+            let at = window.data.add(window.offsets[lane] as usize);
+            copy_few(value.as_ptr(), at, copy.bytes as usize);
+        }
+    }
+    copy.landed |= mask;
+    Ok(())
+}
+
+/// Copies bytes that do not overlap, nearly always 16.
+///
+/// # Safety
+///
+/// So many bytes may be read and written.
+#[inline(always)]
+unsafe fn copy_few(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match bytes {
+            16 => from.copy_to_nonoverlapping(to, 16),
+            bytes => from.copy_to_nonoverlapping(to, bytes),
+        }
+    }
+}
+
+#[cold]
+fn unwritten_source(context: &mut Context<'_>, warp: &Warp, copy: &Copy, lane: usize) {
+    let kind = FindingKind::UninitialisedRead { space: Space::Global };
+    let (bytes, source) = (copy.source_bytes[lane], copy.source[lane]);
+    context.report(kind, copy.pc, warp.id, lane as u32, |_| {
+        format!("asynchronous copy of {bytes} bytes from {source:#x}, not all of which were written")
+    });
+}
+
+/// Ends the copies of some lanes: their bytes can be read.
+fn settle(context: &mut Context<'_>, warp: &mut Warp, copy: &mut Copy, mask: u32) -> Flow {
+    if context.checks_uninitialised() || context.race.is_some() {
+        let window = target(context, warp, copy, mask)?;
+        context.race_copy_ends(warp, &window, copy.bytes, copy.pc);
+        for lane in lanes(mask) {
+            // SAFETY: the window was checked for the copy's bytes.
+            unsafe {
+                window.shadow.set(window.offsets[lane] as usize, copy.bytes as usize, State::Written)
+            };
+        }
+    }
+    copy.open &= !mask;
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! Asynchronous actors: copies and multiplications, from their issue until they happen.
+
+pub mod async_copy;
+pub mod bulk;
+mod reduce;
+pub mod wgmma;

@@ -1,0 +1,12 @@
+//! What is looked at when an instruction touches memory or registers, and what is reported then.
+
+mod flight;
+mod global_race;
+mod poison;
+pub mod race;
+mod region;
+pub mod strong;
+pub mod trace;
+mod warpgroup;
+mod watch;
+pub mod window;

@@ -1,0 +1,376 @@
+//! Which accesses to shared memory are ordered: what the instructions tell the race shadow.
+
+use super::strong::Strength;
+use crate::exec::state::bulk::{Issuer, Transfer};
+use crate::exec::state::context::Context;
+use crate::exec::state::mbarrier::MBARRIER_BYTES;
+use crate::exec::state::warp::Warp;
+use crate::exec::state::window::Window;
+use crate::module::Kernel;
+use crate::report::FindingKind;
+use crate::shadow::actor::Actor;
+use crate::shadow::cells::Sweep;
+use crate::shadow::global::Touch;
+use crate::shadow::lanes::{LaneConflict, Words};
+use crate::shadow::race::{Conflict, Race, WORD};
+use crate::space::{SHARED_BASE, Space};
+
+/// Where an access happens, for reports.
+#[derive(Clone, Copy)]
+struct At {
+    pc: u32,
+    warp: u32,
+    lane: u32,
+}
+
+impl Context<'_> {
+    /// Reports what an access met.
+    #[inline(always)]
+    fn race_report(&mut self, at: At, conflict: Option<Conflict>) {
+        if let Some(conflict) = conflict {
+            self.race_report_slowly(at, conflict);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn race_report_slowly(&mut self, at: At, conflict: Conflict) {
+        let Conflict { other, wrote, offset, .. } = conflict;
+        let kind = match (other, conflict.own) {
+            (Actor::Mbarrier(_), _) if conflict.fenceless => FindingKind::MbarrierMisuse,
+            _ if conflict.fenceless => FindingKind::MissingProxyFence,
+            (Actor::Warp(_), Actor::Warp(_) | Actor::Copy(_)) => FindingKind::SharedRace,
+            _ => FindingKind::AsyncCopyInFlight,
+        };
+        self.report(kind, at.pc, at.warp, at.lane, |context| {
+            let own = conflict.own;
+            let address = context.shared_place(SHARED_BASE + offset);
+            let did = if wrote { "wrote" } else { "read" };
+            let place = conflict.other_pc.map_or(String::new(), |pc| context.place_of(pc));
+            match kind {
+                FindingKind::MbarrierMisuse => {
+                    format!("bytes at shared address {address} belong to {other}")
+                }
+                FindingKind::MissingProxyFence => format!(
+                    "{own} accesses shared address {address}, which {other} {did}{place} with no \
+                     fence.proxy.async behind it"
+                ),
+                _ => format!(
+                    "{own} accesses shared address {address}, which {other} {did}{place}; nothing \
+                     orders the two"
+                ),
+            }
+        });
+    }
+
+    /// Where an instruction stands, for the message of a finding elsewhere.
+    pub fn place_of(&self, pc: u32) -> String {
+        place_in(self.environment.kernel, pc)
+    }
+
+    /// Loads, stores and atomic operations of a warp; whether there was a conflict.
+    #[inline(always)]
+    pub fn race_access(
+        &mut self,
+        w: &Warp,
+        window: &Window,
+        bytes: u32,
+        touch: Touch,
+        how: Strength,
+    ) -> bool {
+        if window.space != Space::Shared || self.race.is_none() {
+            return false;
+        }
+        if how.is_strong() {
+            return self.race_strong(w, window, bytes, touch == Touch::Write);
+        }
+        (self.environment.families.race_lanes)(self, w, window, bytes, touch == Touch::Write)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn race_report_lanes(&mut self, pc: u32, warp: u32, conflict: LaneConflict) {
+        let LaneConflict { lane, other, wrote, offset } = conflict;
+        self.report(FindingKind::SharedRace, pc, warp, lane, |context| {
+            let address = context.shared_place(SHARED_BASE + offset);
+            let other = other.map_or("other lanes".to_owned(), |other| format!("lane {other}"));
+            let did = if wrote { "wrote" } else { "read" };
+            format!(
+                "lane {lane} of warp {warp} accesses shared address {address}, which {other} of it {did}; no \
+                 bar.warp.sync orders the two"
+            )
+        });
+    }
+
+    /// A bulk copy meets what other lanes of the warp did that starts it.
+    fn race_bulk_lanes(&mut self, transfer: &Transfer, write: bool) {
+        let Some(race) = &self.race else { return };
+        let Issuer { warp, lane } = transfer.issuer;
+        let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
+        if let Some(conflict) = race.lanes.copy(warp, lane, offset, bytes, write) {
+            self.race_report_lanes(transfer.pc, warp, conflict);
+        }
+    }
+
+    /// Lanes of a warp have waited for a memory barrier, which comes after so many arrivals of the warp.
+    pub fn race_lanes_wait(&mut self, warp: u32, lanes: u32, arrivals: u32) {
+        if let Some(race) = &mut self.race {
+            race.lanes_wait(warp, lanes, arrivals);
+        }
+    }
+
+    /// Lanes of a warp meet.
+    pub fn race_lanes_meet(&mut self, warp: u32, lanes: u32) {
+        if let Some(race) = &mut self.race {
+            race.lanes_meet(warp, lanes);
+        }
+    }
+
+    /// Lanes begin a `cp.async`.
+    pub fn race_copy_begins(&mut self, w: &Warp, window: &Window, bytes: u32) {
+        (self.environment.families.race_copies)(self, w, window, bytes);
+    }
+
+    /// Lanes have waited for a `cp.async` of an instruction: it is as if they wrote now.
+    pub fn race_copy_ends(&mut self, w: &Warp, window: &Window, bytes: u32, pc: u32) {
+        (self.environment.families.race_copies_end)(self, w, window, bytes, pc);
+    }
+
+    /// A warp uses a memory barrier, which must have begun to live before.
+    pub fn race_mbarrier_used(&mut self, w: &Warp, lane: u32, address: u32) {
+        if self.race.as_ref().is_none_or(|race| race.mbarrier_is_known(w.id, address)) {
+            return;
+        }
+        self.report(FindingKind::MbarrierMisuse, w.pc, w.id, lane, |_| {
+            format!("another warp initialised the mbarrier at {address:#x}, and nothing orders the two")
+        });
+    }
+
+    /// Strong accesses of a warp; whether there was a conflict.
+    #[inline(never)]
+    fn race_strong(&mut self, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
+        let Some(race) = &mut self.race else { return false };
+        race.pc = w.pc;
+        let sweep = race.accesses(w.id, bytes, store, true);
+        let found = sweep_all(race, sweep, window, bytes);
+        // What its lanes did is one by one in nobody's way, but is not known to the others either.
+        let lanes = Words { offsets: &window.offsets, lanes: window.mask, count: 0, contiguous: false };
+        race.lanes.access(w.id, lanes, store);
+        if let Some((lane, conflict)) = found {
+            self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+        }
+        found.is_some()
+    }
+
+    /// Lanes of a warp arrive at a memory barrier.
+    pub fn race_release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32, relaxed: bool) {
+        let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
+        match &mut self.race {
+            Some(race) if relaxed => race.relaxed_to_mbarrier(warp, address, phase),
+            Some(race) => race.release_to_mbarrier(warp, lanes, address, phase),
+            None => {}
+        }
+    }
+
+    /// A warp has seen a phase complete. How many arrivals of its own that comes after.
+    pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32, relaxed: bool) -> u32 {
+        let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
+        match &mut self.race {
+            Some(race) => race.acquire_from_mbarrier(warp, address, phase, relaxed),
+            None => 0,
+        }
+    }
+
+    /// `fence.mbarrier_init`.
+    pub fn race_mbarrier_fence(&mut self, warp: u32) {
+        if let Some(race) = &mut self.race {
+            race.mbarrier_fence(warp);
+        }
+    }
+
+    /// A bulk copy is to complete at a memory barrier, which the asynchronous proxy must see.
+    pub fn race_mbarrier_copied_to(&mut self, w: &Warp, lane: u32, address: u32) {
+        self.race_mbarrier_used(w, lane, address);
+        if self.race.as_ref().is_none_or(|race| race.mbarrier_is_shown(w.id, address)) {
+            return;
+        }
+        self.report(FindingKind::MissingProxyFence, w.pc, w.id, lane, |_| {
+            format!(
+                "a bulk copy completes at the mbarrier at {address:#x}, which was initialised with no \
+                 fence.mbarrier_init or fence.proxy.async behind it"
+            )
+        });
+    }
+
+    /// A warp arrives at a named barrier.
+    pub fn race_release_to_barrier(&mut self, warp: u32, id: u32) {
+        if let Some(race) = &mut self.race {
+            race.release_to_barrier(warp, id);
+        }
+    }
+
+    /// A named barrier completes for warps that waited.
+    pub fn race_acquire_from_barrier(&mut self, warps: &[u32], id: u32) {
+        if let Some(race) = &mut self.race {
+            race.acquire_from_barrier(warps, id);
+        }
+    }
+
+    /// A memory barrier begins to live.
+    pub fn race_mbarrier_begins(&mut self, w: &Warp, lane: u32, address: u32) {
+        let Some(race) = &mut self.race else { return };
+        race.pc = w.pc;
+        let offset = address - SHARED_BASE;
+        let conflict = race.access(w.id, offset, MBARRIER_BYTES, true);
+        race.mbarrier_begins(w.id, address, offset, MBARRIER_BYTES);
+        self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
+    }
+
+    /// A memory barrier ends.
+    pub fn race_mbarrier_ends(&mut self, w: &Warp, lane: u32, address: u32) {
+        let Some(race) = &mut self.race else { return };
+        race.pc = w.pc;
+        let offset = address - SHARED_BASE;
+        race.mbarrier_ends(offset, MBARRIER_BYTES);
+        let conflict = race.access(w.id, offset, MBARRIER_BYTES, true);
+        self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
+    }
+
+    /// A bulk load will write shared memory in the current phase of a barrier.
+    pub fn race_bulk_load(&mut self, transfer: &Transfer, barrier: u32) {
+        let phase = self.mbarriers.get(barrier).map_or(0, |barrier| barrier.phase);
+        let Some(race) = &mut self.race else { return };
+        race.pc = transfer.pc;
+        let Issuer { warp, lane } = transfer.issuer;
+        let actor = Actor::Load(barrier);
+        let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
+        let conflict = race.asynchronous(warp, actor, phase + 1, offset, bytes, true);
+        self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
+        self.race_bulk_lanes(transfer, true);
+    }
+
+    /// A bulk store will read shared memory.
+    pub fn race_bulk_store(&mut self, transfer: &Transfer, group: u32) {
+        let Some(race) = &mut self.race else { return };
+        race.pc = transfer.pc;
+        let Issuer { warp, lane } = transfer.issuer;
+        let actor = Actor::Store(warp, lane);
+        let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
+        let conflict = race.asynchronous(warp, actor, group + 1, offset, bytes, false);
+        self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
+        self.race_bulk_lanes(transfer, false);
+    }
+
+    /// A thread has waited until its bulk stores, except those of the `left` latest groups, had read, and
+    /// maybe written.
+    pub fn race_bulk_complete(&mut self, issuer: Issuer, left: u32, written: bool) {
+        let committed = self.bulk.groups.get(&issuer).map_or(0, |groups| groups.committed);
+        if let Some(race) = &mut self.race {
+            let actor = Actor::Store(issuer.warp, issuer.lane);
+            race.complete(issuer.warp, actor, committed.saturating_sub(left));
+        }
+        if written {
+            self.global_bulk_written(issuer, committed.saturating_sub(left));
+        }
+    }
+
+    /// A multiplication will read an operand, by its place among the tiles.
+    pub fn race_operand(&mut self, w: &Warp, place: usize, group: u32) {
+        (self.environment.families.race_operand)(self, w, place, group);
+    }
+
+    /// A warp has waited for its multiplications up to a group.
+    pub fn race_wgmma_done(&mut self, w: &Warp, group: u32) {
+        if let Some(race) = &mut self.race {
+            race.complete(w.id, Actor::Wgmma(w.id), group);
+        }
+    }
+
+    /// `fence.proxy.async`.
+    pub fn race_proxy_fence(&mut self, warp: u32) {
+        if let Some(race) = &mut self.race {
+            race.proxy_fence(warp);
+        }
+    }
+}
+
+/// Where an instruction of a kernel stands, for messages.
+pub fn place_in(kernel: &Kernel, pc: u32) -> String {
+    let source = kernel.location(pc).map_or(String::new(), |source| format!(", {source}"));
+    format!(" at PTX line {} `{}`{source}", kernel.line(pc), kernel.text(pc))
+}
+
+/// What all lanes of an instruction access, so many bytes each: the first lane that met somebody, and whom.
+#[inline(always)]
+fn sweep_all(
+    race: &mut Race,
+    mut sweep: Sweep,
+    window: &Window,
+    bytes: u32,
+) -> Option<(usize, Conflict)> {
+    let mut found = None;
+    for (lane, offset, bytes) in window.runs(bytes) {
+        let conflict = race.sweep(&mut sweep, offset as u32, bytes);
+        found = found.or(conflict.map(|conflict| (lane, conflict)));
+    }
+    found
+}
+
+/// The words that the lanes access.
+#[inline(always)]
+fn words(window: &Window, bytes: u32) -> Words<'_> {
+    Words {
+        offsets: &window.offsets,
+        lanes: window.mask,
+        count: bytes / WORD,
+        contiguous: window.is_contiguous(bytes),
+    }
+}
+
+/// Lanes access so many bytes each; whether there was a conflict.
+#[inline(always)]
+pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
+    let Some(race) = &mut c.race else { return false };
+    race.pc = w.pc;
+    let sweep = race.accesses(w.id, bytes, store, false);
+    let found = sweep_all(race, sweep, window, bytes);
+    let between_lanes = race.lanes.access(w.id, words(window, bytes), store);
+    if let Some((lane, conflict)) = found {
+        c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+    } else if let Some(conflict) = between_lanes {
+        c.race_report_lanes(w.pc, w.id, conflict);
+    }
+    found.is_some() || between_lanes.is_some()
+}
+
+/// Lanes begin a `cp.async` of so many bytes each.
+#[inline(always)]
+pub fn copies_begin(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) {
+    let Some(race) = &mut c.race else { return };
+    race.pc = w.pc;
+    let sweep = race.copies(w.id);
+    if let Some((lane, conflict)) = sweep_all(race, sweep, window, bytes) {
+        c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+    }
+}
+
+/// Lanes have waited for a `cp.async` of so many bytes each.
+#[inline(always)]
+pub fn copies_end(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, pc: u32) {
+    let Some(race) = &mut c.race else { return };
+    for (_, offset, bytes) in window.runs(bytes) {
+        race.copy_ends(w.id, offset as u32, bytes);
+    }
+    if let Some(conflict) = race.lanes.access(w.id, words(window, bytes), true) {
+        c.race_report_lanes(pc, w.id, conflict);
+    }
+}
+
+/// A multiplication will read an operand.
+#[inline(always)]
+pub fn operand_is_read(c: &mut Context<'_>, w: &Warp, place: usize, group: u32) {
+    let Some(race) = &mut c.race else { return };
+    race.pc = w.pc;
+    let conflict = race.operand(w.id, group, &c.tiles.get(place).ranges);
+    c.race_report(At { pc: w.pc, warp: w.id, lane: 0 }, conflict);
+}

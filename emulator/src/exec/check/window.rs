@@ -1,0 +1,295 @@
+//! From the addresses of a warp to memory that may be touched.
+//!
+//! The lanes of a warp nearly always access one allocation, so bounds and alignment are checked for all
+//! of them in one vectorised pass, and what follows works on one base pointer and 32 offsets. Lanes
+//! that access different allocations or spaces are taken one window after the other.
+
+use crate::exec::state::context::{Access, Context, Flow};
+use crate::exec::state::warp::Warp;
+use crate::exec::state::window::{Addresses, Window};
+use crate::exec::values::registers::{FULL, LANES, lanes};
+use crate::isa::{FLAG_WIDE_ADDRESS, Instruction};
+use crate::memory::Refusal;
+use crate::memory::view::{GlobalView, View};
+use crate::report::FindingKind;
+use crate::shadow::{Shadow, State};
+use crate::space::{LOCAL_BASE, PARAM_WINDOW, SHARED_BASE, Space, WINDOW_SHIFT};
+
+/// A kind of access.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    /// The space that the instruction names.
+    pub space: Space,
+    /// Bytes of each lane; a power of two.
+    pub bytes: u32,
+    /// Whether memory is written.
+    pub store: bool,
+}
+
+/// The addresses of a memory instruction.
+#[inline(always)]
+pub fn addresses(warp: &Warp, i: &Instruction) -> Addresses {
+    let mut out = [0; LANES];
+    if i.has(FLAG_WIDE_ADDRESS) {
+        let base = warp.registers.row64(i.a);
+        let offset = i64::from(i.immediate) as u64;
+        for lane in 0..LANES {
+            out[lane] = base[lane].wrapping_add(offset);
+        }
+    } else {
+        let base = warp.registers.row32(i.a);
+        for lane in 0..LANES {
+            out[lane] = u64::from(base[lane].wrapping_add(i.immediate as u32));
+        }
+    }
+    out
+}
+
+/// Memory of one space before the lanes' offsets are checked.
+struct Extent {
+    data: *mut u8,
+    shadow: Shadow,
+    bytes: u64,
+    /// What to take off an address.
+    origin: u64,
+    tracked: bool,
+}
+
+/// Finds the window of the first lanes of a mask, as many as can be taken together.
+#[inline(always)]
+pub fn resolve(
+    context: &mut Context<'_>,
+    warp: &mut Warp,
+    want: Want,
+    addresses: &Addresses,
+    mask: u32,
+    window: &mut Window,
+) -> Flow {
+    let first = addresses[mask.trailing_zeros() as usize & 31];
+    let (space, base) = match want.space {
+        Space::Generic => {
+            let space = Space::of_address(first).unwrap_or(Space::Generic);
+            (space, space.window())
+        }
+        space => (space, 0),
+    };
+    let found = match space {
+        Space::Global | Space::Const => global(context, want, first),
+        Space::Shared => Ok(shared(context, base)),
+        Space::Local => Ok(local(warp, base)),
+        Space::Param => parameters(context, want),
+        Space::Generic => Err(Refusal::NoSpace),
+    };
+    window.space = space;
+    match found {
+        Ok(extent) => check(context, warp, want, &extent, addresses, mask, window),
+        Err(refusal) => refuse(context, warp, want, space, addresses, mask.trailing_zeros(), refusal),
+    }
+}
+
+#[inline(always)]
+fn global(context: &Context<'_>, want: Want, first: u64) -> Result<Extent, Refusal> {
+    let view: &View = context.environment.global.get(first)?;
+    if want.store && view.read_only {
+        return Err(Refusal::ReadOnly);
+    }
+    let origin = first - GlobalView::offset(first);
+    let tracked = !view.all_written;
+    Ok(Extent { data: view.data, shadow: view.shadow, bytes: view.bytes, origin, tracked })
+}
+
+#[inline(always)]
+fn shared(context: &mut Context<'_>, window: u64) -> Extent {
+    Extent {
+        bytes: context.shared.bytes() as u64,
+        origin: window + u64::from(SHARED_BASE),
+        tracked: context.checks_uninitialised(),
+        data: context.shared.data(),
+        shadow: context.shared.shadow(),
+    }
+}
+
+fn local(warp: &mut Warp, window: u64) -> Extent {
+    Extent {
+        bytes: warp.local.bytes() as u64,
+        origin: window + u64::from(LOCAL_BASE),
+        tracked: true,
+        data: warp.local.data(),
+        shadow: warp.local.shadow(),
+    }
+}
+
+fn parameters(context: &Context<'_>, want: Want) -> Result<Extent, Refusal> {
+    if want.store {
+        return Err(Refusal::ReadOnly);
+    }
+    let bytes = context.environment.launch.params;
+    // Never written through: stores are refused above, and the shadow is not looked at.
+    let data = bytes.as_ptr().cast_mut();
+    let shadow = Shadow::new(std::ptr::null_mut());
+    Ok(Extent { data, shadow, bytes: bytes.len() as u64, origin: PARAM_WINDOW, tracked: false })
+}
+
+#[inline(always)]
+fn check(
+    context: &mut Context<'_>,
+    warp: &Warp,
+    want: Want,
+    extent: &Extent,
+    addresses: &Addresses,
+    mask: u32,
+    window: &mut Window,
+) -> Flow {
+    let Extent { data, shadow, bytes, origin, tracked } = *extent;
+    (window.data, window.shadow, window.tracked, window.mask) = (data, shadow, tracked, mask);
+    let offsets = &mut window.offsets;
+    for lane in 0..LANES {
+        offsets[lane] = addresses[lane].wrapping_sub(origin);
+    }
+    // An offset is good if neither it nor its distance to the last good one is negative, and if its low
+    // bits are zero: an `or` over the lanes tells whether all are good.
+    let last = bytes.wrapping_sub(u64::from(want.bytes));
+    let (mut high, mut low) = (last, 0);
+    if mask == FULL {
+        for lane in 0..LANES {
+            high |= offsets[lane] | last.wrapping_sub(offsets[lane]);
+            low |= offsets[lane];
+        }
+    } else {
+        for lane in lanes(mask) {
+            high |= offsets[lane] | last.wrapping_sub(offsets[lane]);
+            low |= offsets[lane];
+        }
+    }
+    if high >> 63 != 0 || low & (u64::from(want.bytes) - 1) != 0 {
+        narrow(context, warp, want, extent, addresses, window)?;
+    }
+    if window.space == Space::Shared && want.store && context.shared.is_versioned() {
+        for lane in lanes(window.mask) {
+            context.shared.touch(window.offsets[lane] as u32, want.bytes);
+        }
+    }
+    if window.space == Space::Local {
+        for (lane, offset) in window.offsets.iter_mut().enumerate() {
+            *offset = offset.wrapping_add(lane as u64 * bytes);
+        }
+    }
+    Ok(())
+}
+
+/// Not all lanes are good: leaves for later those that belong elsewhere, and refuses if one of the
+/// others
+/// is bad.
+#[cold]
+#[inline(never)]
+fn narrow(
+    context: &mut Context<'_>,
+    warp: &Warp,
+    want: Want,
+    extent: &Extent,
+    addresses: &Addresses,
+    window: &mut Window,
+) -> Flow {
+    let space = window.space;
+    let key = |lane: usize| match (space, want.space) {
+        (Space::Global | Space::Const, _) => GlobalView::index(addresses[lane]),
+        (_, Space::Generic) => addresses[lane] >> WINDOW_SHIFT,
+        _ => 0,
+    };
+    let first = key(window.mask.trailing_zeros() as usize & 31);
+    let together = lanes(window.mask).filter(|&lane| key(lane) == first);
+    window.mask = together.fold(0, |mask, lane| mask | 1 << lane);
+    for lane in lanes(window.mask) {
+        let offset = window.offsets[lane];
+        let inside = offset.checked_add(u64::from(want.bytes)).is_some_and(|end| end <= extent.bytes);
+        let aligned = offset.is_multiple_of(u64::from(want.bytes));
+        let refusal = match (inside, space) {
+            (true, _) if aligned => continue,
+            (true, _) => Refusal::Misaligned,
+            (false, Space::Global | Space::Const) => Refusal::OutOfBounds(extent.bytes),
+            (false, _) => Refusal::OutOfBounds(extent.origin + extent.bytes),
+        };
+        return refuse(context, warp, want, space, addresses, lane as u32, refusal);
+    }
+    Ok(())
+}
+
+#[cold]
+#[inline(never)]
+fn refuse(
+    context: &mut Context<'_>,
+    warp: &Warp,
+    want: Want,
+    space: Space,
+    addresses: &Addresses,
+    lane: u32,
+    refusal: Refusal,
+) -> Flow {
+    let Want { bytes, store, .. } = want;
+    let address = addresses[lane as usize & 31];
+    let at = Access { space, address, bytes, store, pc: warp.pc, warp: warp.id, lane };
+    context.refuse(at, refusal)
+}
+
+impl Window {
+    /// Reports the first lane that reads bytes which nothing wrote, or which a copy is yet to write.
+    #[inline(always)]
+    pub fn check_written(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32, contiguous: bool) {
+        if !self.tracked || !context.checks_uninitialised() {
+            return;
+        }
+        let size = bytes as usize;
+        // SAFETY: the window's offsets have been checked for this size.
+        let written = unsafe {
+            if contiguous {
+                self.shadow.is_written(self.offsets[0] as usize, LANES * size)
+            } else if self.mask == FULL {
+                let mut all = true;
+                for lane in 0..LANES {
+                    all &= self.shadow.is_written(self.offsets[lane] as usize, size);
+                }
+                all
+            } else {
+                lanes(self.mask).all(|lane| self.shadow.is_written(self.offsets[lane] as usize, size))
+            }
+        };
+        if !written {
+            self.report_unwritten(context, warp, bytes);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn report_unwritten(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32) {
+        let space = self.space;
+        for lane in lanes(self.mask) {
+            let offset = self.offsets[lane] as usize;
+            // SAFETY: the window's offsets have been checked for this size.
+            let Some((byte, state)) = (unsafe { self.shadow.first_unwritten(offset, bytes as usize) })
+            else {
+                continue;
+            };
+            let kind = match state {
+                State::InFlightOverWritten => FindingKind::AsyncCopyInFlight,
+                _ => FindingKind::UninitialisedRead { space },
+            };
+            let offset = match space {
+                Space::Shared => offset + SHARED_BASE as usize,
+                Space::Local => offset - lane * warp.local.bytes() + LOCAL_BASE as usize,
+                _ => offset,
+            };
+            context.report(kind, warp.pc, warp.id, lane as u32, |context| {
+                let offset = match space {
+                    Space::Shared => context.shared_place(offset as u32),
+                    _ => format!("{offset:#x}"),
+                };
+                let why = match state {
+                    State::InFlight => "an asynchronous copy into it has not been waited for",
+                    State::InFlightOverWritten => "an asynchronous copy over it has not been waited for",
+                    _ => "nothing wrote it",
+                };
+                format!("byte {byte} of {bytes} bytes read at {space} offset {offset}: {why}")
+            });
+        }
+    }
+}

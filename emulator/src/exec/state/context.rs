@@ -1,0 +1,383 @@
+//! What the instructions of a block share: shared memory, findings, and the launch around them.
+
+use super::barrier::Barriers;
+use super::bulk::BulkQueue;
+use super::chain::{Chain, Grid};
+use super::families::Families;
+use super::mbarrier::Mbarriers;
+use super::regions::Regions;
+use super::tiles::Tiles;
+use super::warpgroup::Warpgroups;
+use crate::isa::Code;
+use crate::memory::Refusal;
+use crate::memory::shared::SharedMemory;
+use crate::memory::view::{GlobalView, View};
+use crate::module::Kernel;
+use crate::options::{Launch, Options, Schedule};
+use crate::report::trace::Trace;
+use crate::report::{Finding, FindingKind, Statistics};
+use crate::shadow::race::Race;
+use crate::space::{Address, PARAM_WINDOW, SHARED_BASE, Space};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The block cannot go on; why is among its findings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop;
+
+/// Whether the block goes on.
+pub type Flow = Result<(), Stop>;
+
+/// What all blocks of a grid share.
+pub struct Environment<'a> {
+    pub kernel: &'a Kernel,
+    pub launch: Launch<'a>,
+    pub options: &'a Options,
+    pub global: &'a GlobalView,
+    /// The grids that run together,
+    pub chain: &'a Chain<'a>,
+    /// and the place of this one among them.
+    pub place: usize,
+    pub variables: Arc<[Address]>,
+    /// Bytes of shared memory before the dynamic part.
+    pub dynamic_offset: u32,
+    /// Static and dynamic bytes.
+    pub shared_bytes: u32,
+    /// What stands where in it, if the launch says.
+    pub regions: Option<Regions<'a>>,
+    pub families: &'static Families,
+}
+
+impl<'a> Environment<'a> {
+    /// How far the grid has come.
+    pub fn grid(&self) -> &'a Grid<'a> {
+        &self.chain.grids[self.place]
+    }
+
+    pub fn code(&self) -> &Code {
+        &self.kernel.data.code
+    }
+
+    pub fn threads(&self) -> u32 {
+        self.launch.threads()
+    }
+
+    /// The coordinates of a thread by its number in the block.
+    pub fn thread(&self, number: u32) -> [u32; 3] {
+        let [x, y, _] = self.launch.block;
+        [number % x, number / x % y, number / x / y]
+    }
+
+    /// The random numbers of a block.
+    fn random(&self, number: u64) -> Random {
+        Random::new(self.options.schedule, self.grid().first_block + number)
+    }
+}
+
+/// A small generator of random numbers (xorshift*), so that a seed means the same everywhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(schedule: Schedule, block: u64) -> Self {
+        let seed = if let Schedule::Random(seed) = schedule { seed } else { 0 };
+        let mixed =
+            (seed ^ block.wrapping_mul(0xd134_2543_de82_ef95)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        Random((mixed ^ mixed >> 27) | 1)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % bound
+    }
+}
+
+/// One in so many loads is late, where some are.
+const LATE_ODDS: u64 = 8;
+
+/// A block's state apart from its warps.
+pub struct Context<'a> {
+    pub environment: &'a Environment<'a>,
+    pub block: [u32; 3],
+    /// Its number in the grid.
+    pub number: u64,
+    pub shared: SharedMemory,
+    pub barriers: Barriers,
+    pub mbarriers: Mbarriers,
+    pub bulk: BulkQueue,
+    pub warpgroups: Warpgroups,
+    pub tiles: Tiles,
+    /// Where races are looked for.
+    pub race: Option<Race>,
+    pub random: Random,
+    /// How often it did what may end somebody's wait.
+    pub deeds: u64,
+    /// Whether it has allowed the next grid to start,
+    pub allows_next_grid: bool,
+    /// and was the last to do so, just now.
+    pub lets_next_grid_start: bool,
+    /// Whether some of it waits for the end of the grid before.
+    pub awaits_grid: bool,
+    pub findings: Vec<Finding>,
+    /// Which kind at which instruction has which place in `findings`.
+    known: HashMap<(FindingKind, u32), usize>,
+    pub statistics: Statistics,
+    /// Where values that are not finite come from, if that is looked for.
+    pub trace: Option<Box<Trace>>,
+}
+
+/// The race shadow, if races are looked for.
+fn new_race(environment: &Environment<'_>) -> Option<Race> {
+    let wanted = environment.options.checks.races;
+    let (bytes, warps) = (environment.shared_bytes as usize, environment.threads().div_ceil(32));
+    wanted.then(|| {
+        let mut race = Race::new(bytes, warps);
+        if environment.code().meets_in_parts {
+            race.lanes.meet_in_parts();
+        }
+        race.starts_behind(environment.chain.unknown_at_start(environment.place));
+        race
+    })
+}
+
+impl<'a> Context<'a> {
+    pub fn new(environment: &'a Environment<'a>, number: u64) -> Self {
+        Context {
+            environment,
+            block: environment.launch.block_at(number),
+            number,
+            shared: SharedMemory::new(
+                environment.shared_bytes as usize,
+                environment.code().asynchronous,
+            ),
+            barriers: Barriers::default(),
+            mbarriers: Mbarriers::default(),
+            bulk: BulkQueue::default(),
+            warpgroups: Warpgroups::new(&environment.kernel.data, environment.threads().div_ceil(32)),
+            tiles: Tiles::default(),
+            race: new_race(environment),
+            random: environment.random(number),
+            deeds: 0,
+            allows_next_grid: false,
+            lets_next_grid_start: false,
+            awaits_grid: false,
+            findings: Vec::new(),
+            known: HashMap::new(),
+            statistics: Statistics { blocks: 1, ..Statistics::default() },
+            trace: environment.options.trace.then(Box::default),
+        }
+    }
+
+    /// Whether a load that is issued now will be late.
+    pub fn draws_late(&mut self) -> bool {
+        let some_are =
+            matches!(self.environment.options.schedule, Schedule::Random(seed) if seed % 4 == 3);
+        some_are && self.random.below(LATE_ODDS) == 0
+    }
+
+    /// Makes the context that of another block. The findings must have been taken.
+    pub fn reset(&mut self, number: u64) {
+        self.block = self.environment.launch.block_at(number);
+        self.number = number;
+        self.shared.reset();
+        self.barriers = Barriers::default();
+        self.mbarriers = Mbarriers::default();
+        self.bulk = BulkQueue::default();
+        self.warpgroups =
+            Warpgroups::new(&self.environment.kernel.data, self.environment.threads().div_ceil(32));
+        self.tiles.clear();
+        self.race = self.race.take().map(Race::reset);
+        if let Some(race) = &mut self.race {
+            race.starts_behind(self.environment.chain.unknown_at_start(self.environment.place));
+        }
+        self.random = self.environment.random(number);
+        self.deeds = 0;
+        (self.allows_next_grid, self.lets_next_grid_start, self.awaits_grid) = (false, false, false);
+        self.findings.clear();
+        self.known.clear();
+        self.statistics = Statistics { blocks: 1, ..Statistics::default() };
+        self.trace = self.environment.options.trace.then(Box::default);
+    }
+
+    /// Whether the grid before has ended, if there is one.
+    pub fn grid_before_has_ended(&self) -> bool {
+        self.environment.chain.has_ended_before(self.environment.place)
+    }
+
+    /// The block allows the next grid to start; whether all blocks have now.
+    pub fn allow_next_grid(&mut self) -> bool {
+        !std::mem::replace(&mut self.allows_next_grid, true) && self.environment.grid().allow_next()
+    }
+
+    /// Whether reads of unwritten bytes are looked for.
+    #[inline(always)]
+    pub fn checks_uninitialised(&self) -> bool {
+        self.environment.options.checks.uninitialised
+    }
+
+    /// Records a fault. The message is only made the first time this kind is met at this instruction.
+    #[cold]
+    #[inline(never)]
+    pub fn report(
+        &mut self,
+        kind: FindingKind,
+        pc: u32,
+        warp: u32,
+        lane: u32,
+        message: impl FnOnce(&Self) -> String,
+    ) {
+        self.statistics.faults += 1;
+        if let Some(&place) = self.known.get(&(kind, pc)) {
+            self.findings[place].occurrences += 1;
+            return;
+        }
+        if self.findings.len() >= self.environment.options.max_findings {
+            return;
+        }
+        let kernel = self.environment.kernel;
+        let finding = Finding {
+            kind,
+            kernel: kernel.name().to_string(),
+            block: self.block,
+            thread: self.environment.thread(warp * 32 + lane),
+            ptx_line: kernel.line(pc),
+            ptx: kernel.text(pc),
+            source: kernel.location(pc),
+            message: message(self),
+            occurrences: 1,
+        };
+        self.known.insert((kind, pc), self.findings.len());
+        self.findings.push(finding);
+    }
+
+    /// Records a refused access and stops the block.
+    #[cold]
+    #[inline(never)]
+    pub fn refuse(&mut self, at: Access, refusal: Refusal) -> Flow {
+        let Access { space, address, bytes, pc, warp, lane, .. } = at;
+        let kind = match refusal {
+            Refusal::OutOfBounds(_) | Refusal::NoSpace => FindingKind::OutOfBounds { space },
+            Refusal::Misaligned | Refusal::MisalignedTo(_) => FindingKind::Misaligned { space },
+            Refusal::Null => FindingKind::NullPointer,
+            Refusal::Freed => FindingKind::UseAfterFree,
+            Refusal::ReadOnly => FindingKind::WriteToReadOnly { space },
+        };
+        self.report(kind, pc, warp, lane, |_| {
+            let verb = at.verb();
+            let place = format!("{verb} of {bytes} bytes at {space} address {address:#x}");
+            let underrun = GlobalView::underrun(address).filter(|_| space == Space::Global);
+            match (refusal, underrun) {
+                (Refusal::OutOfBounds(_) | Refusal::NoSpace, Some(bytes)) => {
+                    format!("{place}: {bytes} bytes before the start of an allocation")
+                }
+                (refusal, _) => explain(refusal, place, at),
+            }
+        });
+        Err(Stop)
+    }
+}
+
+fn explain(refusal: Refusal, place: String, at: Access) -> String {
+    let Access { space, address, bytes, .. } = at;
+    match refusal {
+        Refusal::OutOfBounds(end) if space == Space::Global => {
+            let offset = GlobalView::offset(address);
+            format!("{place}: offset {offset} in an allocation of {end} bytes")
+        }
+        Refusal::OutOfBounds(end) => format!("{place}, which ends at {end:#x}"),
+        Refusal::Misaligned => format!("{place}, which is no multiple of {bytes}"),
+        Refusal::MisalignedTo(align) => format!("{place}, which is no multiple of {align}"),
+        Refusal::NoSpace => format!("{place}, which belongs to nothing"),
+        Refusal::Null => format!("{place}, in the first page"),
+        Refusal::Freed => format!("{place}, in an allocation that was freed"),
+        Refusal::ReadOnly => place,
+    }
+}
+
+/// An access of one lane, for reports.
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    pub space: Space,
+    pub address: u64,
+    pub bytes: u32,
+    pub store: bool,
+    pub pc: u32,
+    pub warp: u32,
+    pub lane: u32,
+}
+
+impl Access {
+    pub fn verb(&self) -> &'static str {
+        if self.store { "store" } else { "load" }
+    }
+}
+
+impl Context<'_> {
+    /// The address of a range of shared memory, which must be aligned.
+    pub fn shared_address(&mut self, at: Access, align: u32) -> Result<u32, Stop> {
+        let generic = at.space == Space::Generic;
+        let at = Access { space: Space::Shared, ..at };
+        let address = if generic { at.address.wrapping_sub(Space::Shared.window()) } else { at.address };
+        let end = u64::from(SHARED_BASE) + self.shared.bytes() as u64;
+        let inside = address >= u64::from(SHARED_BASE)
+            && address.checked_add(u64::from(at.bytes)).is_some_and(|last| last <= end);
+        let refusal = match inside {
+            false => Refusal::OutOfBounds(end),
+            true if !address.is_multiple_of(u64::from(align)) => Refusal::MisalignedTo(align),
+            true => return Ok(address as u32),
+        };
+        self.refuse(at, refusal)?;
+        Err(Stop)
+    }
+
+    /// A range of global memory: its allocation and the offset in it.
+    pub fn global_range(&mut self, at: Access, align: u32) -> Result<(View, usize), Stop> {
+        let offset = GlobalView::offset(at.address);
+        let refusal = match self.environment.global.get(at.address) {
+            Err(refusal) => refusal,
+            Ok(view) if at.store && view.read_only => Refusal::ReadOnly,
+            Ok(view) if offset + u64::from(at.bytes) > view.bytes => Refusal::OutOfBounds(view.bytes),
+            Ok(_) if !offset.is_multiple_of(u64::from(align)) => Refusal::MisalignedTo(align),
+            Ok(&view) => return Ok((view, offset as usize)),
+        };
+        self.refuse(at, refusal)?;
+        Err(Stop)
+    }
+
+    /// The words of a tensor map in global or parameter space.
+    pub fn read_map(&mut self, at: Access, align: u32) -> Result<[u64; 16], Stop> {
+        let mut bytes = [0u8; 128];
+        if at.space == Space::Param {
+            let params = self.environment.launch.params;
+            let offset = (at.address - PARAM_WINDOW) as usize;
+            let refusal = match params.get(offset..).and_then(|rest| rest.get(..bytes.len())) {
+                None => Refusal::OutOfBounds(PARAM_WINDOW + params.len() as u64),
+                Some(_) if !offset.is_multiple_of(align as usize) => Refusal::MisalignedTo(align),
+                Some(found) => {
+                    bytes.copy_from_slice(found);
+                    return Ok(words(&bytes));
+                }
+            };
+            self.refuse(at, refusal)?;
+            return Err(Stop);
+        }
+        if at.space != Space::Global {
+            self.refuse(at, Refusal::NoSpace)?;
+            return Err(Stop);
+        }
+        let (view, offset) = self.global_range(at, align)?;
+        // SAFETY: `global_range` checked that 128 bytes exist.
+        unsafe { view.data.add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(words(&bytes))
+    }
+}
+
+fn words(bytes: &[u8; 128]) -> [u64; 16] {
+    std::array::from_fn(|word| {
+        u64::from_le_bytes(bytes[word * 8..word * 8 + 8].try_into().expect("8 bytes"))
+    })
+}

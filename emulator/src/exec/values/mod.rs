@@ -1,0 +1,9 @@
+//! What registers hold: the register file of a warp, number formats, and arithmetic on one value or on all
+//! lanes.
+
+pub mod float;
+pub mod half;
+pub mod map;
+pub mod math;
+pub mod registers;
+pub mod rounding;

@@ -1,52 +1,10 @@
 //! The command line: what it refuses, with which text and exit code, and a run from file to file.
 
+mod command;
+
+use command::{File, fattn, refused, wrong};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use std::path::PathBuf;
-use std::process::{Command, Output};
-
-/// A file of its own for each test, removed when dropped.
-struct File(PathBuf);
-
-impl File {
-    fn new(name: &str) -> Self {
-        File(std::env::temp_dir().join(format!("fattn-{}-{name}.safetensors", std::process::id())))
-    }
-
-    /// Tensors of zeros.
-    fn with(name: &str, tensors: &[(&str, Dtype, &[usize])]) -> Self {
-        let file = File::new(name);
-        let bytes: Vec<Vec<u8>> = tensors
-            .iter()
-            .map(|(_, dtype, shape)| vec![0; shape.iter().product::<usize>() * dtype.bitsize() / 8])
-            .collect();
-        let views = tensors.iter().zip(&bytes).map(|((name, dtype, shape), bytes)| {
-            (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap())
-        });
-        std::fs::write(&file.0, safetensors::serialize(views, None).unwrap()).unwrap();
-        file
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-fn fattn(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_fattn")).args(arguments).output().unwrap()
-}
-
-/// What `fattn run` says of this input before it opens a device.
-fn refused(name: &str, tensors: &[(&str, Dtype, &[usize])], options: &[&str]) -> String {
-    let (input, output) = (File::with(name, tensors), File::new(&format!("{name}-out")));
-    let paths = ["run", "--input", input.0.to_str().unwrap(), "--output", output.0.to_str().unwrap()];
-    let answer = fattn(&[&paths, options].concat());
-    assert_eq!(answer.status.code(), Some(2));
-    assert!(!output.0.exists());
-    String::from_utf8(answer.stderr).unwrap()
-}
 
 const SHAPE: &[usize] = &[1, 3, 2, 8];
 
@@ -115,14 +73,6 @@ fn an_unknown_device_is_refused_by_name() {
         "{text}"
     );
     assert_eq!(answer.status.code(), Some(2));
-}
-
-/// What is wrong with the arguments, said before anything runs.
-fn wrong(arguments: &[&str]) -> String {
-    let answer = fattn(arguments);
-    assert_eq!(answer.status.code(), Some(2), "{arguments:?}");
-    assert!(answer.stdout.is_empty(), "{arguments:?}");
-    String::from_utf8(answer.stderr).unwrap()
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::check::{Swept, json_case, sweep_all};
 use crate::device::DeviceArguments;
 use crate::plot::{Curve, Plot};
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use finite_attention::Dtype;
 use finite_attention::check::{Outcome, equivalence_cases};
 use serde_json::json;
@@ -22,9 +22,10 @@ pub struct EquivalenceArguments {
     dtype: GridDtype,
     /// Query rows, and as many keys; at most 1048576, as the reference has to get through them.
     #[arg(long, value_delimiter = ',', default_value = "1,16,63,64,100,128,129,256")]
+    #[arg(action = ArgAction::Set)]
     seqlen: Vec<usize>,
     /// Head dimensions.
-    #[arg(long, value_delimiter = ',', default_value = "64,128")]
+    #[arg(long, value_delimiter = ',', default_value = "64,128", action = ArgAction::Set)]
     head_dim: Vec<usize>,
     /// Write all numbers to this file.
     #[arg(long, value_name = "FILE")]

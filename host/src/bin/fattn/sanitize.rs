@@ -55,9 +55,10 @@ pub struct SanitizeArguments {
     /// and random.
     #[arg(long, value_name = "N")]
     schedules: Option<u64>,
-    /// Seed of the first random schedule.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// Seed of the first random schedule, 0 by default; not with eager or latest, which are the same every
+    /// time.
+    #[arg(long)]
+    seed: Option<u64>,
     /// Results may differ between schedules: sums in any order.
     #[arg(long)]
     any_order: bool,
@@ -150,7 +151,10 @@ fn schedules(arguments: &SanitizeArguments) -> Result<impl Iterator<Item = Sched
     if count == 0 {
         return Err(expected("--schedules", "at least 1", count));
     }
-    let seed = arguments.seed;
+    if let (true, Some(seed)) = (is_fixed, arguments.seed) {
+        return Err(expected("--seed", "none with a schedule that is the same every time", seed));
+    }
+    let seed = arguments.seed.unwrap_or(0);
     let random = (0..=u64::MAX).map(move |index| Schedule::Random(seed.wrapping_add(index)));
     let fixed: &'static [Schedule] = match arguments.schedule {
         ScheduleChoice::All => &[Schedule::Eager, Schedule::Latest],

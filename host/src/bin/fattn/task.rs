@@ -3,7 +3,7 @@
 use crate::device::DeviceArguments;
 use anyhow::{Context, Result, bail, ensure};
 use bytemuck::allocation::pod_collect_to_vec;
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use finite_attention::problem::common_dtype;
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
@@ -30,7 +30,7 @@ pub struct TaskArguments {
     top_left: bool,
     /// A query sees this many keys before and after its own position; -1 is all.
     #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"], allow_negative_numbers = true)]
-    #[arg(conflicts_with = "causal", value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
+    #[arg(conflicts_with = "causal", action = ArgAction::Set, value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
     /// Softmax scale; 1/sqrt(D) if not given.
     #[arg(long, allow_hyphen_values = true)]

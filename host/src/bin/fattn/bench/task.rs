@@ -111,6 +111,9 @@ fn offsets(lengths: &[[usize; 2]]) -> [Vec<i32>; 2] {
 /// Every combination asked for.
 pub fn tasks(arguments: &BenchArguments) -> Result<Vec<Task>> {
     let passes = passes(arguments)?;
+    at_least_one("iterations", arguments.iterations)?;
+    let sustain_ms = arguments.sustain_ms;
+    ensure!(sustain_ms >= 0.0, "--sustain-ms: expected a number of at least 0, got {sustain_ms}");
     let mut tasks = Vec::new();
     for dtype in &arguments.dtype {
         let dtype = match dtype {
@@ -135,12 +138,19 @@ pub fn tasks(arguments: &BenchArguments) -> Result<Vec<Task>> {
 }
 
 fn passes(arguments: &BenchArguments) -> Result<Vec<Pass>> {
-    let BenchArguments { pass, deterministic, .. } = *arguments;
+    let BenchArguments { pass, deterministic, num_splits, pack_gqa, .. } = *arguments;
     let mode = if deterministic { Mode::Deterministic } else { Mode::Fast };
     ensure!(
         !deterministic || pass != PassChoice::Forward,
         "--deterministic: the forward pass always is; use --pass backward or both"
     );
+    let of_the_forward = [("num-splits", num_splits.is_some()), ("pack-gqa", pack_gqa.is_some())];
+    if let Some((option, _)) = of_the_forward.into_iter().find(|&(_, given)| given) {
+        ensure!(
+            pass != PassChoice::Backward,
+            "--{option}: the backward pass has none; use --pass forward or both"
+        );
+    }
     Ok(match pass {
         PassChoice::Forward => vec![Pass::Forward],
         PassChoice::Backward => vec![Pass::Backward(mode)],

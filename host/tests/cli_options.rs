@@ -1,0 +1,127 @@
+//! Options of `fattn` that stand twice, contradict each other, or hold numbers that cannot be.
+
+mod command;
+
+use command::wrong;
+
+/// Options of every subcommand, with a value where they take one. That only `--arg`, `--buffer` and `--region` of
+/// `sanitize` may stand several times is a unit test of the command.
+const OPTIONS: [(&str, &[&[&str]]); 7] = [
+    (
+        "check",
+        &[&["--device", "emulated"], &["--cases", "3"], &["--seed", "1"], &["--only", "0"], &["--json"]],
+    ),
+    (
+        "bench",
+        &[
+            &["--device", "emulated"],
+            &["--kernels", "k.ptx"],
+            &["--pass", "both"],
+            &["--deterministic"],
+            &["--dtype", "bf16"],
+            &["--head-dim", "64"],
+            &["--seqlen", "64,128"],
+            &["--queries", "1"],
+            &["--num-splits", "2"],
+            &["--pack-gqa", "true"],
+            &["--varlen"],
+            &["--lengths", "5,6"],
+            &["--batch", "1"],
+            &["--heads", "1"],
+            &["--kv-heads", "1"],
+            &["--causal", "no"],
+            &["--window", "1", "1"],
+            &["--iterations", "1"],
+            &["--sustain-ms", "0"],
+            &["--json"],
+            &["--explain"],
+        ],
+    ),
+    ("equivalence", &[&["--dtype", "f16"], &["--seqlen", "1"], &["--head-dim", "8"], &["--svg", "a"]]),
+    ("gradcheck", &[&["--device", "emulated"], &["--kernels", "k.ptx"]]),
+    (
+        "run",
+        &[
+            &["--input", "in"],
+            &["--output", "out"],
+            &["--causal"],
+            &["--top-left"],
+            &["--window", "1", "-1"],
+            &["--scale", "-1"],
+            &["--out-dtype", "f32"],
+            &["--deterministic"],
+            &["--explain"],
+        ],
+    ),
+    ("trace-nonfinite", &[&["--input", "in"], &["--window", "0", "0"], &["--scale", "1"], &["--json"]]),
+    (
+        "sanitize",
+        &[
+            &["--ptx", "k.ptx"],
+            &["--entry", "k"],
+            &["--grid", "1"],
+            &["--block", "1"],
+            &["--shared", "1"],
+            &["--schedule", "all"],
+            &["--schedules", "1"],
+            &["--seed", "1"],
+            &["--any-order"],
+            &["--max-findings", "1"],
+            &["--step-limit", "1"],
+            &["--threads", "1"],
+            &["--json"],
+        ],
+    ),
+];
+
+#[test]
+fn an_option_that_stands_twice_is_refused() {
+    for (subcommand, options) in OPTIONS {
+        for &option in options {
+            let text = wrong(&[&[subcommand], option, option].concat());
+            let start = format!("error: the argument '{}", option[0]);
+            assert!(
+                text.starts_with(&start) && text.contains("' cannot be used multiple times\n"),
+                "{subcommand} {option:?}: {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn options_of_bench_that_contradict_each_other_are_refused() {
+    let bench = |options: &[&str]| wrong(&[&["bench"], options].concat());
+    for (option, value) in [("--num-splits", "2"), ("--pack-gqa", "false")] {
+        assert_eq!(
+            bench(&["--pass", "backward", option, value]),
+            format!("fattn: {option}: the backward pass has none; use --pass forward or both\n")
+        );
+    }
+    assert_eq!(
+        bench(&["--deterministic"]),
+        "fattn: --deterministic: the forward pass always is; use --pass backward or both\n"
+    );
+    assert_eq!(bench(&["--iterations", "0"]), "fattn: --iterations: expected at least 1, got 0\n");
+    for milliseconds in ["-1", "NaN"] {
+        assert_eq!(
+            bench(&["--sustain-ms", milliseconds]),
+            format!("fattn: --sustain-ms: expected a number of at least 0, got {milliseconds}\n")
+        );
+    }
+    let exclusive = [&["--lengths", "5"][..], &["--varlen"], &["--seqlen", "5"], &["--batch", "5"]];
+    for other in &exclusive[1..] {
+        assert!(bench(&[exclusive[0], other].concat()).contains("cannot be used with"), "{other:?}");
+    }
+}
+
+#[test]
+fn a_seed_is_refused_where_no_schedule_is_random() {
+    let dv_broken = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/sanitize/dv_broken.ptx");
+    for schedule in ["eager", "latest"] {
+        let options = ["--ptx", dv_broken, "--block", "64", "--schedule", schedule, "--seed", "5"];
+        assert_eq!(
+            wrong(&[&["sanitize"], &options[..]].concat()),
+            "fattn: --seed: expected none with a schedule that is the same every time, got `5`\n"
+        );
+    }
+}

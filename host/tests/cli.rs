@@ -137,6 +137,7 @@ fn plans_are_explained_where_there_is_no_gpu() {
         text.contains("\n    the device is Hopper, and tensor maps can describe the tensors\n"),
         "{text}"
     );
+    assert!(text.contains("\n  mask: full: every query sees every key of its sequence\n"), "{text}");
     assert!(text.contains("\n  backward_bf16_d128") && text.contains(" bytes of workspace\n"), "{text}");
     let answer = fattn(&[&bench[..], &shape, &["--explain", "--json"]].concat());
     let report: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
@@ -262,7 +263,8 @@ fn run_computes_gradients_of_packed_sequences_in_a_window() {
     ]);
     assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
     let text = String::from_utf8(answer.stdout).unwrap();
-    assert!(text.starts_with("forward_f32_") && text.contains("\nbackward_f32_"), "{text}");
+    assert!(text.starts_with("mask: a window, aligned bottom right: "), "{text}");
+    assert!(text.contains("\nforward_f32_") && text.contains("\nbackward_f32_"), "{text}");
     let bytes = std::fs::read(&output.0).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     for name in ["o", "dq", "dk", "dv"] {

@@ -2,7 +2,9 @@
 
 mod command;
 
-use command::wrong;
+use command::{File, fattn, wrong};
+use safetensors::SafeTensors;
+use serde_json::Value;
 
 /// Options of every subcommand, with a value where they take one. That only `--arg`, `--buffer` and `--region` of
 /// `sanitize` may stand several times is a unit test of the command.
@@ -124,4 +126,53 @@ fn a_seed_is_refused_where_no_schedule_is_random() {
             "fattn: --seed: expected none with a schedule that is the same every time, got `5`\n"
         );
     }
+}
+
+/// lse of `fattn run` on zeros, three queries and three keys, is the logarithm of how many keys a query sees.
+fn visible_keys(name: &str, options: &[&str]) -> (Vec<f32>, String) {
+    let (input, output) = (File::qkv(name), File::new(&format!("{name}-out")));
+    let paths = ["run", "--device", "emulated", "--input", input.text(), "--output", output.text()];
+    let answer = fattn(&[&paths, options].concat());
+    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    let bytes = std::fs::read(&output.0).unwrap();
+    let lse = SafeTensors::deserialize(&bytes).unwrap().tensor("lse").unwrap().data().to_vec();
+    let lse: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(&lse);
+    (lse[..3].iter().map(|lse| lse.exp().round()).collect(), String::from_utf8(answer.stdout).unwrap())
+}
+
+#[test]
+fn a_causal_mask_and_a_window_hold_together() {
+    let (keys, _) = visible_keys("window", &["--window", "1", "1"]);
+    assert_eq!(keys, [2.0, 3.0, 2.0]);
+    for (name, alignment, diagonal, options) in [
+        ("both", "bottom right", "i + Sk - Sq", &["--window", "1", "1", "--causal"][..]),
+        ("both-top-left", "top left", "i", &["--causal", "--window", "1", "1", "--top-left"]),
+    ] {
+        let (keys, text) = visible_keys(name, &[options, &["--explain"]].concat());
+        assert_eq!(keys, [1.0, 2.0, 2.0], "{options:?}");
+        let mask = format!(
+            "mask: causal and a window, aligned {alignment}: query i sees the keys j with \
+             {diagonal} - 1 <= j <= {diagonal}\nforward_f32_"
+        );
+        assert!(text.starts_with(&mask), "{text}");
+    }
+}
+
+#[test]
+fn bench_plans_windows_with_and_without_a_causal_mask() {
+    let masks = |options: &[&str]| -> Vec<String> {
+        let shape = ["bench", "--device", "emulated:sm_90a", "--explain", "--head-dim", "64"];
+        let answer = fattn(&[&shape[..], &["--seqlen", "512", "--json"], options].concat());
+        let report: Value = serde_json::from_slice(&answer.stdout).unwrap();
+        let rows = report["rows"].as_array().unwrap();
+        rows.iter().map(|row| row["mask"].as_str().unwrap().to_owned()).collect()
+    };
+    let window = ["--window", "100", "5"];
+    let with = |causal| masks(&[&window[..], &["--causal", causal]].concat());
+    assert_eq!(masks(&[]), ["full", "causal"]);
+    assert_eq!(masks(&window), ["window(100,5)"]);
+    assert_eq!(with("no"), ["window(100,5)"]);
+    assert_eq!(with("yes"), ["window(100,0)"]);
+    assert_eq!(with("both"), ["window(100,5)", "window(100,0)"]);
+    assert_eq!(masks(&["--window", "100", "0", "--causal", "both"]), ["window(100,0)"]);
 }

@@ -69,12 +69,13 @@ pub struct BenchArguments {
     /// Key heads; by default as many as query heads.
     #[arg(long)]
     kv_heads: Option<usize>,
-    /// Which masks.
-    #[arg(long, default_value = "both")]
-    causal: Causal,
-    /// Instead of --causal: a query sees this many keys before and after its own position; -1 is all.
+    /// Which masks: without and with a causal one; by default both, with --window no.
+    #[arg(long)]
+    causal: Option<Causal>,
+    /// A query sees this many keys before and after its own position; -1 is all. With a causal mask none
+    /// after it.
     #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"], allow_negative_numbers = true)]
-    #[arg(conflicts_with = "causal", action = ArgAction::Set)]
+    #[arg(action = ArgAction::Set)]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
     /// Time this many launches instead of 150 ms of them, at least 1.
@@ -86,8 +87,8 @@ pub struct BenchArguments {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
-    /// Print the plan of every shape, with its reasons. On an emulated device nothing else: no GPU is
-    /// needed, and nothing is timed.
+    /// Print the mask of every shape in words, and its plan with its reasons. On an emulated device nothing
+    /// else: no GPU is needed, and nothing is timed.
     #[arg(long)]
     explain: bool,
 }
@@ -194,7 +195,7 @@ fn report(
         if !arguments.json {
             println!("{}", line(&row));
             if arguments.explain {
-                println!("  {}", row.plan.replace('\n', "\n  "));
+                println!("  {}\n  {}", plans::mask(&task.problem), row.plan.replace('\n', "\n  "));
             }
         }
         rows.push(row);

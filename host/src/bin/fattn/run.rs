@@ -19,7 +19,7 @@ pub struct RunArguments {
     /// File to write o, lse (f32), and dq, dk and dv if do is given, to.
     #[arg(long)]
     output: PathBuf,
-    /// Print the plan of each pass first, with its reasons.
+    /// Print the mask in words and the plan of each pass first, with its reasons.
     #[arg(long)]
     explain: bool,
 }
@@ -31,6 +31,7 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
     let (name, device) = arguments.task.device.open()?;
     let problem = &task.problem;
     if arguments.explain {
+        println!("{}", plans::mask(problem));
         println!("{}", plans::forward(problem, device.properties())?.text);
         if let Some(backward) = task.backward_problem()? {
             println!("{}", plans::backward(&backward, device.properties())?.text);

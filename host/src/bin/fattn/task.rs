@@ -22,15 +22,16 @@ pub struct TaskArguments {
     /// Hk, D], v [Tk, Hk, Dv], dlse [Hq, Tq].
     #[arg(long)]
     input: PathBuf,
-    /// A query sees the keys up to its own position, counted from the end.
+    /// A query sees the keys up to its own position, counted from the end; with --window, of those the ones that the
+    /// window shows.
     #[arg(long)]
     causal: bool,
-    /// Positions are counted from the start; causal unless there is a window.
+    /// Positions are counted from the start, for --causal and --window alike; causal unless there is a window.
     #[arg(long)]
     top_left: bool,
-    /// A query sees this many keys before and after its own position; -1 is all.
+    /// A query sees this many keys before and after its own position; -1 is all. With --causal none after it.
     #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"], allow_negative_numbers = true)]
-    #[arg(conflicts_with = "causal", action = ArgAction::Set, value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
+    #[arg(action = ArgAction::Set, value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
     /// Softmax scale; 1/sqrt(D) if not given.
     #[arg(long, allow_hyphen_values = true)]
@@ -71,14 +72,16 @@ fn mode(arguments: &TaskArguments) -> Mode {
 fn mask(arguments: &TaskArguments) -> Mask {
     let alignment =
         if arguments.top_left { CausalAlignment::TopLeft } else { CausalAlignment::BottomRight };
-    match (arguments.window.as_slice(), arguments.causal || arguments.top_left) {
-        // -1 is the only number of the range that is no u32.
-        (&[left, right], _) => {
-            Mask::Window { left: u32::try_from(left).ok(), right: u32::try_from(right).ok(), alignment }
-        }
-        (_, true) => Mask::Causal(alignment),
-        (_, false) => Mask::Full,
+    if let Some(window) = window(&arguments.window, alignment) {
+        return if arguments.causal { window.and_causal() } else { window };
     }
+    if arguments.causal || arguments.top_left { Mask::Causal(alignment) } else { Mask::Full }
+}
+
+/// The two numbers of `--window` as a mask, if they are given. -1 is the only number of its range that is no u32.
+pub fn window(sides: &[i64], alignment: CausalAlignment) -> Option<Mask> {
+    let &[left, right] = sides else { return None };
+    Some(Mask::Window { left: u32::try_from(left).ok(), right: u32::try_from(right).ok(), alignment })
 }
 
 /// A tensor of the input file.

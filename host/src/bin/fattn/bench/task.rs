@@ -1,6 +1,7 @@
 //! What is timed: the problems asked for, and how much work each is.
 
 use super::{BenchArguments, BenchDtype, Causal, PassChoice};
+use crate::task::window;
 use anyhow::{Result, ensure};
 use finite_attention::{
     BackwardProblem, CausalAlignment, Dtype, ForwardProblem, Layout, Mask, Mode, Sequences,
@@ -159,16 +160,14 @@ fn passes(arguments: &BenchArguments) -> Result<Vec<Pass>> {
 }
 
 fn masks(arguments: &BenchArguments) -> Vec<Mask> {
-    let alignment = CausalAlignment::BottomRight;
-    if let &[left, right] = arguments.window.as_slice() {
-        // -1 is the only number of the range that is no u32.
-        let (left, right) = (u32::try_from(left).ok(), u32::try_from(right).ok());
-        return vec![Mask::Window { left, right, alignment }];
-    }
-    match arguments.causal {
-        Causal::No => vec![Mask::Full],
-        Causal::Yes => vec![Mask::Causal(alignment)],
-        Causal::Both => vec![Mask::Full, Mask::Causal(alignment)],
+    let window = window(&arguments.window, CausalAlignment::BottomRight);
+    let by_default = if window.is_some() { Causal::No } else { Causal::Both };
+    let mask = window.unwrap_or(Mask::Full);
+    match arguments.causal.unwrap_or(by_default) {
+        Causal::No => vec![mask],
+        Causal::Yes => vec![mask.and_causal()],
+        Causal::Both if mask == mask.and_causal() => vec![mask],
+        Causal::Both => vec![mask, mask.and_causal()],
     }
 }
 

@@ -6,6 +6,7 @@ mod device;
 mod devices;
 mod equivalence;
 mod gradcheck;
+mod output;
 mod plans;
 mod plot;
 mod run;

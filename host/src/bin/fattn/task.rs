@@ -11,7 +11,7 @@ use finite_attention::{
 };
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype as FileDtype, SafeTensors};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to compute, from what, and where.
 #[derive(Args)]
@@ -50,6 +50,11 @@ impl TaskArguments {
     /// The bytes of the input file.
     pub fn read(&self) -> Result<Vec<u8>> {
         std::fs::read(&self.input).with_context(|| self.text())
+    }
+
+    /// The files that are read, with the options that name them.
+    pub fn inputs(&self) -> Vec<(&'static str, &Path)> {
+        [("--input", self.input.as_path())].into_iter().chain(self.device.inputs()).collect()
     }
 
     fn text(&self) -> String {

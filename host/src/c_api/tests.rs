@@ -134,6 +134,10 @@ fn wrong_arguments_are_named() {
     refused(|args| args.attention.max_query_rows = 7, &format!("max_query_rows: {without}, got 7"));
     refused(|args| args.attention.max_key_rows = -1, &format!("max_key_rows: {without}, got -1"));
     refused(|args| args.attention.k.shape[3] = 32, "k: expected head_dim 64 like q, got 32");
+    refused(
+        |args| args.attention.scale = f32::INFINITY,
+        "scale: expected a number from -2.3586574e38 to 2.3586574e38, got inf",
+    );
     let backward = CBackwardArgs { deterministic: 2, ..empty_backward() };
     assert_eq!(backward_of(&backward), INVALID);
     assert_eq!(last_error(), "deterministic: expected 0 or 1, got 2");

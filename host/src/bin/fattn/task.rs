@@ -4,7 +4,7 @@ use crate::device::DeviceArguments;
 use anyhow::{Context, Result, bail, ensure};
 use bytemuck::allocation::pod_collect_to_vec;
 use clap::{ArgAction, Args, ValueEnum};
-use finite_attention::problem::common_dtype;
+use finite_attention::problem::{MAX_SCALE, common_dtype};
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
     ForwardOutput, ForwardProblem, Layout, Mask, Mode, Sequences, backward_host, forward_packed_host,
@@ -22,19 +22,20 @@ pub struct TaskArguments {
     /// Hk, D], v [Tk, Hk, Dv], dlse [Hq, Tq].
     #[arg(long)]
     input: PathBuf,
-    /// A query sees the keys up to its own position, counted from the end; with --window, of those the ones that the
-    /// window shows.
+    /// A query sees the keys up to its own position, counted from the end; with --window, of those the ones
+    /// that the window shows.
     #[arg(long)]
     causal: bool,
-    /// Positions are counted from the start, for --causal and --window alike; causal unless there is a window.
+    /// Positions are counted from the start, for --causal and --window alike; causal unless there is a
+    /// window.
     #[arg(long)]
     top_left: bool,
     /// A query sees this many keys before and after its own position; -1 is all. With --causal none after it.
     #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"], allow_negative_numbers = true)]
     #[arg(action = ArgAction::Set, value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
-    /// Softmax scale; 1/sqrt(D) if not given.
-    #[arg(long, allow_hyphen_values = true)]
+    /// Softmax scale, at most 2.358e38 in size; 1/sqrt(D) if not given.
+    #[arg(long, allow_hyphen_values = true, value_parser = scale)]
     scale: Option<f32>,
     /// Element type of o, dq, dk and dv; that of q if not given.
     #[arg(long)]
@@ -62,6 +63,19 @@ impl TaskArguments {
     }
 }
 
+/// A softmax scale that f32 holds: no NaN, nothing that kernels cannot multiply by `log2(e)`, and 0 only if
+/// it is meant.
+fn scale(text: &str) -> Result<f32, String> {
+    let (most, number) = (MAX_SCALE, text.parse::<f32>());
+    let is_zero =
+        |text: &str| !text.split(['e', 'E']).next().unwrap_or("").contains(|c| matches!(c, '1'..='9'));
+    match number {
+        Ok(scale) if scale.abs() <= most && (scale != 0.0 || is_zero(text)) => Ok(scale),
+        Ok(0.0) => Err(format!("expected a number that f32 does not round to 0, or 0, got {text}")),
+        _ => Err(format!("expected a number from -{most:e} to {most:e}, got {text}")),
+    }
+}
+
 /// Element types that the outputs can have.
 #[derive(Clone, Copy, ValueEnum)]
 enum OutputDtype {
@@ -83,7 +97,8 @@ fn mask(arguments: &TaskArguments) -> Mask {
     if arguments.causal || arguments.top_left { Mask::Causal(alignment) } else { Mask::Full }
 }
 
-/// The two numbers of `--window` as a mask, if they are given. -1 is the only number of its range that is no u32.
+/// The two numbers of `--window` as a mask, if they are given. -1 is the only number of its range that is no
+/// u32.
 pub fn window(sides: &[i64], alignment: CausalAlignment) -> Option<Mask> {
     let &[left, right] = sides else { return None };
     Some(Mask::Window { left: u32::try_from(left).ok(), right: u32::try_from(right).ok(), alignment })

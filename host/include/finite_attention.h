@@ -33,9 +33,10 @@ enum fattn_dtype { FATTN_BF16 = 0, FATTN_F16 = 1, FATTN_F32 = 2 };
 
 /* Which keys a query sees, of those of its sequence. */
 enum fattn_mask {
-    FATTN_FULL = 0,   /* all */
-    FATTN_CAUSAL = 1, /* those up to the diagonal */
-    FATTN_WINDOW = 2  /* those from window_left before the diagonal to window_right after it */
+    FATTN_FULL = 0,         /* all */
+    FATTN_CAUSAL = 1,       /* those up to the diagonal */
+    FATTN_WINDOW = 2,       /* those from window_left before the diagonal to window_right after it */
+    FATTN_CAUSAL_WINDOW = 3 /* those of FATTN_WINDOW that are also those of FATTN_CAUSAL */
 };
 
 /* Where the diagonal of a mask is: which key query i stands at, of Sq queries and Sk keys. */
@@ -78,8 +79,8 @@ typedef struct {
     int32_t output_dtype; /* fattn_dtype of o: that of q, or FATTN_F32 */
     int32_t mask;         /* fattn_mask */
     int32_t alignment;    /* fattn_alignment */
-    int64_t window_left;  /* keys seen before the diagonal, -1 for all; FATTN_WINDOW only */
-    int64_t window_right; /* keys seen after the diagonal, -1 for all; FATTN_WINDOW only */
+    int64_t window_left;  /* keys seen before the diagonal, -1 for all; 0 or -1 without a window */
+    int64_t window_right; /* keys seen after the diagonal, -1 for all; 0 or -1 without a window */
     float scale;          /* of the scores, at most 2.358e38 in size; NaN for D ^ -0.5 */
     uint32_t reserved;    /* 0 */
     fattn_tensor q;       /* [B, Sq, Hq, D] */

@@ -114,12 +114,20 @@ impl ForwardProblem {
         }
     }
 
-    /// Causal with bottom-right alignment.
+    /// Causal, beside what the mask hides already ([`Mask::and_causal`]): with bottom-right alignment, or
+    /// that of the mask.
     pub fn causal(self) -> Self {
-        self.with_mask(Mask::Causal(CausalAlignment::BottomRight))
+        self.with_mask(self.mask.and_causal())
     }
 
-    /// Sets the mask.
+    /// A window of `left` keys before the diagonal and `right` keys after it, beside what the mask hides
+    /// already ([`Mask::and_window`]): with bottom-right alignment, or that of the mask. All keys of a side
+    /// if `None`.
+    pub fn with_window(self, left: Option<u32>, right: Option<u32>) -> Self {
+        self.with_mask(self.mask.and_window(left, right))
+    }
+
+    /// Sets the mask, whatever it was.
     pub fn with_mask(self, mask: Mask) -> Self {
         ForwardProblem { mask, ..self }
     }

@@ -90,6 +90,47 @@ fn each_kernel_of_a_mutant_is_there_as_it_ships() {
     }
 }
 
+/// The rows of a page's tables by the first word of their section's heading: kernel and first cell, of sections that
+/// are named after a kernel; of the section of those not covered, the first two cells.
+fn rows(page: &str) -> [Vec<(String, String)>; 2] {
+    let [mut measured, mut uncovered] = [Vec::new(), Vec::new()];
+    let mut section = "";
+    for line in page.lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            section = heading.split(' ').next().unwrap_or_default();
+        }
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        match (section, &cells[..]) {
+            (_, ["", "mutant" | "as it ships" | "kernel" | "--", ..]) => {}
+            ("Not", ["", kernel, name, ""]) => uncovered.push((kernel.to_string(), name.to_string())),
+            (kernel, ["", name, _, ..]) if kernel.contains("_sm") => {
+                measured.push((kernel.to_owned(), name.to_string()));
+            }
+            _ => {}
+        }
+    }
+    [measured, uncovered]
+}
+
+/// The page has a row for each mutant that was measured, and names all others.
+#[test]
+fn the_page_of_compute_sanitizer_says_which_mutants_it_covers() {
+    let page = include_str!("../../docs/compute-sanitizer.md");
+    let [measured, uncovered] = rows(page);
+    let mutants = FAMILIES.iter().flat_map(|family| (family.mutants)());
+    let zoo: BTreeSet<_> =
+        mutants.map(|mutant| (mutant.kernel.to_owned(), mutant.name.to_owned())).collect();
+    let page_has: BTreeSet<_> = measured.iter().chain(&uncovered).cloned().collect();
+    let missing: Vec<_> = zoo.difference(&page_has).collect();
+    assert!(missing.is_empty(), "neither measured nor among those not covered: {missing:#?}");
+    let gone: Vec<_> = page_has.difference(&zoo).collect();
+    assert!(gone.is_empty(), "no longer in the zoo: {gone:#?}");
+    assert_eq!(measured.len() + uncovered.len(), zoo.len(), "a mutant stands on the page twice");
+    let counts = format!("{} of the {} mutants of the zoo", measured.len(), zoo.len());
+    assert!(page.contains(&counts), "expected `{counts}`");
+    assert!(page.contains(&format!("The other {}, ", uncovered.len())), "{} others", uncovered.len());
+}
+
 /// What ships is clean in all cases, under as many schedules as `FATTN_SCHEDULES` says.
 #[test]
 fn the_kernels_that_ship_are_clean_under_many_schedules() {

@@ -43,9 +43,11 @@ const TESTED: [&str; 2] = ["finite-attention", TESTS];
 const TESTS: &str = "finite-attention-tests";
 
 /// Tests that look for the command, or the source, where cargo built it.
-const LEFT_OUT: [&str; 5] = [
+const LEFT_OUT: [&str; 7] = [
     "host-test-c_header",
     "host-test-cli",
+    "host-test-cli_options",
+    "host-test-cli_output",
     "host-test-sanitize",
     "host-test-sanitize_options",
     "host-test-trace",

@@ -108,16 +108,24 @@ fn mask(args: &CAttention) -> Result<Mask, Failure> {
         1 => CausalAlignment::TopLeft,
         other => return Err(invalid(format!("alignment: expected 0 or 1, got {other}"))),
     };
-    match args.mask {
-        0 => Ok(Mask::Full),
-        1 => Ok(Mask::Causal(alignment)),
-        2 => Ok(Mask::Window {
-            left: side("window_left", args.window_left)?,
-            right: side("window_right", args.window_right)?,
-            alignment,
-        }),
-        other => Err(invalid(format!("mask: expected 0, 1 or 2, got {other}"))),
+    let [is_causal, is_window] = match args.mask {
+        0..=3 => [1, 2].map(|bit| args.mask & bit != 0),
+        other => return Err(invalid(format!("mask: expected 0, 1, 2 or 3, got {other}"))),
+    };
+    let sides = [("window_left", args.window_left), ("window_right", args.window_right)];
+    if !is_window {
+        let given = sides.into_iter().find(|&(_, keys)| ![0, -1].contains(&keys));
+        return match given {
+            None if is_causal => Ok(Mask::Causal(alignment)),
+            None => Ok(Mask::Full),
+            Some((argument, got)) => Err(invalid(format!(
+                "{argument}: expected 0 or -1 with a mask that has no window, got {got}"
+            ))),
+        };
     }
+    let [left, right] = sides.map(|(argument, keys)| side(argument, keys));
+    let window = Mask::Window { left: left?, right: right?, alignment };
+    Ok(if is_causal { window.and_causal() } else { window })
 }
 
 /// One side of a window; -1 is open.

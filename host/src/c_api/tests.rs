@@ -111,12 +111,19 @@ fn a_struct_of_another_version_is_refused() {
 fn wrong_arguments_are_named() {
     refused(|args| args.pack_gqa = 3, "pack_gqa: expected 0, 1 or 2, got 3");
     refused(|args| args.num_splits = 129, "num_splits: expected 1 to 128 ranges of keys, got 129");
-    refused(|args| args.attention.mask = 3, "mask: expected 0, 1 or 2, got 3");
+    refused(|args| args.attention.mask = 4, "mask: expected 0, 1, 2 or 3, got 4");
+    refused(|args| args.attention.mask = -1, "mask: expected 0, 1, 2 or 3, got -1");
     refused(|args| args.attention.alignment = 2, "alignment: expected 0 or 1, got 2");
     refused(|args| args.attention.dtype = -1, "dtype: expected 0, 1 or 2, got -1");
     refused(
         |args| (args.attention.mask, args.attention.window_left) = (2, -2),
         "window_left: expected -1 to 4294967295, got -2",
+    );
+    let no_window = "expected 0 or -1 with a mask that has no window";
+    refused(|args| args.attention.window_left = 128, &format!("window_left: {no_window}, got 128"));
+    refused(
+        |args| (args.attention.mask, args.attention.window_right) = (1, 5),
+        &format!("window_right: {no_window}, got 5"),
     );
     refused(
         |args| (args.attention.cu_seqlens_k, args.attention.sequences) = (256, -1),
@@ -127,18 +134,26 @@ fn wrong_arguments_are_named() {
     refused(|args| args.attention.max_query_rows = 7, &format!("max_query_rows: {without}, got 7"));
     refused(|args| args.attention.max_key_rows = -1, &format!("max_key_rows: {without}, got -1"));
     refused(|args| args.attention.k.shape[3] = 32, "k: expected head_dim 64 like q, got 32");
+    refused(
+        |args| args.attention.scale = f32::INFINITY,
+        "scale: expected a number from -2.3586574e38 to 2.3586574e38, got inf",
+    );
     let backward = CBackwardArgs { deterministic: 2, ..empty_backward() };
     assert_eq!(backward_of(&backward), INVALID);
     assert_eq!(last_error(), "deterministic: expected 0 or 1, got 2");
 }
 
 #[test]
-fn a_window_is_a_mask_with_its_sides() {
-    let window =
-        CAttention { mask: 2, alignment: 1, window_left: -1, window_right: 5, ..empty().attention };
-    let args = CForwardArgs { attention: window, ..empty() };
-    let mask = convert::forward_problem(&args).unwrap().mask;
-    assert_eq!(mask.to_string(), "window-top-left(open,5)");
+fn masks_are_numbers_with_the_sides_of_a_window() {
+    let mask = |mask, alignment, window_left, window_right| {
+        let attention = CAttention { mask, alignment, window_left, window_right, ..empty().attention };
+        convert::forward_problem(&CForwardArgs { attention, ..empty() }).unwrap().mask.to_string()
+    };
+    assert_eq!(mask(0, 0, 0, -1), "full");
+    assert_eq!(mask(1, 1, -1, -1), "causal-top-left");
+    assert_eq!(mask(2, 1, -1, 5), "window-top-left(open,5)");
+    assert_eq!(mask(3, 0, 7, 5), "window(7,0)");
+    assert_eq!(mask(3, 1, 7, -1), "window-top-left(7,0)");
 }
 
 /// Two packed sequences of one and two rows whose keys are all the same: each o is v, and the

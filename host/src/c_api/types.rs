@@ -36,13 +36,13 @@ pub struct CAttention {
     pub dtype: i32,
     /// Of o.
     pub output_dtype: i32,
-    /// 0 full, 1 causal, 2 window.
+    /// 0 full, 1 causal, 2 window, 3 causal and a window.
     pub mask: i32,
     /// 0 bottom right, 1 top left.
     pub alignment: i32,
-    /// Keys that a window shows before the diagonal; -1 is all.
+    /// Keys that a window shows before the diagonal; -1 is all. 0 or -1 without a window.
     pub window_left: i64,
-    /// Keys that a window shows after the diagonal; -1 is all.
+    /// Keys that a window shows after the diagonal; -1 is all. 0 or -1 without a window.
     pub window_right: i64,
     /// Softmax scale; NaN for the default.
     pub scale: f32,

@@ -31,6 +31,9 @@ pub fn extended_case(seed: u64, id: usize) -> Case {
     let mut random = StdRng::seed_from_u64(case.seed.rotate_left(32));
     if random.random_bool(0.25) {
         case.mask = pick_window(&mut random);
+        if is_causal_too(case.seed) {
+            case.mask = case.mask.and_causal();
+        }
     }
     if random.random_bool(0.3) && case.batches > 0 {
         case.packed = true;
@@ -51,6 +54,12 @@ fn pick_window(random: &mut StdRng) -> Mask {
     let (left, right) = (side(), side());
     let alignment = [CausalAlignment::BottomRight, CausalAlignment::TopLeft][random.random_range(0..2)];
     Mask::Window { left, right, alignment }
+}
+
+/// Whether a window is causal as well. A number of its own: what else is drawn for a seed does not depend on
+/// it.
+fn is_causal_too(case_seed: u64) -> bool {
+    StdRng::seed_from_u64(case_seed.rotate_left(8)).random_bool(0.25)
 }
 
 /// Case `id` of the plain sweep with this seed: forward only, full or causal, all sequences of the same
@@ -176,6 +185,9 @@ mod tests {
         assert_eq!(kinds.len(), 3 * Placement::ALL.len());
         let masks: HashSet<_> = cases.iter().map(|case| case.mask.name()).collect();
         assert_eq!(masks.len(), 5);
+        let both =
+            |case: &&Case| matches!(case.mask, Mask::Window { left: Some(_), right: Some(0), .. });
+        assert!(cases.iter().filter(both).count() > 5);
         assert!(
             cases.iter().any(|case| case.packed && case.lengths().iter().any(|l| l[0] == 0 && l[1] > 0))
         );

@@ -23,7 +23,7 @@ pub enum Mask {
     /// Those up to the diagonal.
     Causal(CausalAlignment),
     /// Those near the diagonal: from `left` keys before it to `right` keys after it, both included.
-    /// `right: Some(0)` is causal.
+    /// `right: Some(0)` is causal as well: [`Mask::and_causal`].
     Window {
         /// Keys seen before the diagonal; all if `None`.
         left: Option<u32>,
@@ -43,9 +43,61 @@ pub(super) struct Sides {
 }
 
 impl Mask {
-    /// The name used in tables and JSON: `full`, `causal`, `causal-top-left`, `window`,
-    /// `window-top-left`. What
-    /// `Display` writes has the sides of a window too.
+    /// This mask and a causal one: a key must be visible under both. A window keeps its alignment, and its
+    /// right side becomes 0; a full mask becomes causal, aligned at the bottom right.
+    ///
+    /// ```
+    /// use finite_attention::{CausalAlignment, Mask};
+    /// let alignment = CausalAlignment::TopLeft;
+    /// let window = Mask::Window { left: Some(128), right: None, alignment };
+    /// assert_eq!(window.and_causal(), Mask::Window { left: Some(128), right: Some(0), alignment });
+    /// ```
+    #[must_use]
+    pub const fn and_causal(self) -> Mask {
+        match self {
+            Mask::Full => Mask::Causal(CausalAlignment::BottomRight),
+            Mask::Causal(_) => self,
+            Mask::Window { left, alignment, .. } => Mask::Window { left, right: Some(0), alignment },
+        }
+    }
+
+    /// This mask and a window of `left` keys before the diagonal and `right` keys after it, either side open
+    /// if `None`: a key must be visible under both. The window has the alignment of this mask; that of a full
+    /// mask is the bottom right.
+    #[must_use]
+    pub fn and_window(self, left: Option<u32>, right: Option<u32>) -> Mask {
+        let smaller = |own: Option<u32>, other: Option<u32>| own.into_iter().chain(other).min();
+        let (own_left, own_right) = self.sides();
+        let alignment = if self == Mask::Full { CausalAlignment::BottomRight } else { self.alignment() };
+        Mask::Window { left: smaller(own_left, left), right: smaller(own_right, right), alignment }
+    }
+
+    /// In words, with the inequality that holds for key j of query i.
+    pub fn describe(self) -> String {
+        let (kind, (left, right)) = match self {
+            Mask::Full => ("full", (None, None)),
+            Mask::Causal(_) => ("causal", self.sides()),
+            Mask::Window { right: Some(0), .. } => ("causal and a window", self.sides()),
+            Mask::Window { .. } => ("a window", self.sides()),
+        };
+        if (left, right) == (None, None) {
+            return format!("{kind}: every query sees every key of its sequence");
+        }
+        let (alignment, diagonal) = match self.alignment() {
+            CausalAlignment::BottomRight => ("bottom right", "i + Sk - Sq"),
+            CausalAlignment::TopLeft => ("top left", "i"),
+        };
+        let moved = |sign: &str, keys: u32| match keys {
+            0 => diagonal.to_owned(),
+            _ => format!("{diagonal} {sign} {keys}"),
+        };
+        let first = left.map_or(String::new(), |keys| format!("{} <= ", moved("-", keys)));
+        let last = right.map_or(String::new(), |keys| format!(" <= {}", moved("+", keys)));
+        format!("{kind}, aligned {alignment}: query i sees the keys j with {first}j{last}")
+    }
+
+    /// The name used in tables and JSON: `full`, `causal`, `causal-top-left`, `window`, `window-top-left`.
+    /// What `Display` writes has the sides of a window too.
     pub const fn name(self) -> &'static str {
         match (self, self.alignment()) {
             (Mask::Full, _) => "full",

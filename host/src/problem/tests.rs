@@ -48,6 +48,55 @@ fn sides_of_a_window_are_clamped_to_what_kernels_can_add() {
     assert_eq!(Mask::Causal(bottom_right).to_string(), "causal");
 }
 
+/// Whatever the order in which they are asked for, kernels get the smaller side of each, and one alignment.
+#[test]
+fn causal_and_a_window_hold_together() {
+    let layout = Layout::bshd([1, 9, 1, 8]);
+    let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout);
+    let sides = |problem: ForwardProblem| {
+        let valid = problem.validate().unwrap();
+        (valid.bottom_right, valid.window_left, valid.window_right)
+    };
+    assert_eq!(sides(problem.causal().with_window(Some(3), Some(5))), (true, 3, 0));
+    assert_eq!(sides(problem.with_window(Some(3), Some(5)).causal()), (true, 3, 0));
+    assert_eq!(sides(problem.with_window(Some(3), None).causal()), (true, 3, 0));
+    assert_eq!(sides(problem.with_window(None, Some(5)).causal()), (true, WINDOW_OPEN, 0));
+    assert_eq!(sides(problem.with_window(Some(3), Some(5)).with_window(Some(4), Some(2))), (true, 3, 2));
+    let top_left = problem.with_mask(Mask::Causal(CausalAlignment::TopLeft));
+    assert_eq!(sides(top_left.with_window(Some(3), Some(5))), (false, 3, 0));
+    assert_eq!(sides(top_left.causal()), (false, WINDOW_OPEN, 0));
+    assert_eq!(sides(problem.causal()), (true, WINDOW_OPEN, 0));
+}
+
+#[test]
+fn masks_are_described_by_the_keys_that_a_query_sees() {
+    let window = |left, right, alignment| Mask::Window { left, right, alignment }.describe();
+    let (bottom_right, top_left) = (CausalAlignment::BottomRight, CausalAlignment::TopLeft);
+    assert_eq!(Mask::Full.describe(), "full: every query sees every key of its sequence");
+    assert_eq!(
+        Mask::Causal(bottom_right).describe(),
+        "causal, aligned bottom right: query i sees the keys j with j <= i + Sk - Sq"
+    );
+    assert_eq!(
+        Mask::Causal(top_left).describe(),
+        "causal, aligned top left: query i sees the keys j with j <= i"
+    );
+    assert_eq!(
+        window(Some(3), Some(5), top_left),
+        "a window, aligned top left: query i sees the keys j with i - 3 <= j <= i + 5"
+    );
+    assert_eq!(
+        window(Some(3), Some(0), bottom_right),
+        "causal and a window, aligned bottom right: query i sees the keys j with \
+         i + Sk - Sq - 3 <= j <= i + Sk - Sq"
+    );
+    assert_eq!(
+        window(Some(0), None, bottom_right),
+        "a window, aligned bottom right: query i sees the keys j with i + Sk - Sq <= j"
+    );
+    assert_eq!(window(None, None, top_left), "a window: every query sees every key of its sequence");
+}
+
 #[test]
 fn packed_sequences_are_as_long_as_the_longest_and_lse_as_all() {
     let (q, k) = (Layout::packed([7, 4, 8]), Layout::packed([0, 2, 8]));

@@ -1,4 +1,4 @@
-//! Attention in f64, by the text of SEMANTICS section 1.
+//! Attention in f64, by the text of `docs/semantics.md`, section 1.
 
 use super::Sizes;
 use rayon::prelude::*;

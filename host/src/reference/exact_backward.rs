@@ -1,4 +1,4 @@
-//! The gradients of attention in f64, by the text of SEMANTICS section 1.
+//! The gradients of attention in f64, by the text of `docs/semantics.md`, section 1.
 
 use super::Sizes;
 use rayon::prelude::*;

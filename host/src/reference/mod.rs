@@ -57,7 +57,7 @@ impl Sizes {
         self.visible_keys(row).len()
     }
 
-    /// Which keys query `row` sees: SEMANTICS section 1.
+    /// Which keys query `row` sees: `docs/semantics.md`, section 1.
     pub fn visible_keys(&self, row: usize) -> Range<usize> {
         let diagonal = match self.mask.alignment() {
             CausalAlignment::BottomRight => row as i64 + self.key_rows as i64 - self.query_rows as i64,

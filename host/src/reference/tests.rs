@@ -53,6 +53,34 @@ fn windowed_rows_see_what_is_near_the_diagonal() {
     assert_eq!((0..5).map(|row| beyond.visible(row)).collect::<Vec<_>>(), [2, 2, 1, 0, 0]);
 }
 
+/// Counted key by key: one is visible under both masks if and only if it is under each.
+#[test]
+fn rows_under_a_causal_mask_and_a_window_see_what_both_show() {
+    for (query_rows, key_rows) in [(7, 7), (7, 4), (4, 7), (1, 9), (9, 1)] {
+        for alignment in [CausalAlignment::BottomRight, CausalAlignment::TopLeft] {
+            for (left, right) in
+                [(Some(2), Some(3)), (None, Some(1)), (Some(0), None), (Some(1), Some(0))]
+            {
+                let window = Mask::Window { left, right, alignment };
+                let keys = |mask| {
+                    let sizes = sizes(query_rows, key_rows, mask);
+                    move |row, key| sizes.visible_keys(row).contains(&key)
+                };
+                let (causal, both) = (keys(Mask::Causal(alignment)), keys(window.and_causal()));
+                let (window, reversed) =
+                    (keys(window), keys(Mask::Causal(alignment).and_window(left, right)));
+                for (row, key) in
+                    (0..query_rows).flat_map(|row| (0..key_rows).map(move |key| (row, key)))
+                {
+                    let expected = causal(row, key) && window(row, key);
+                    assert_eq!(both(row, key), expected, "query {row} of {query_rows}, key {key}");
+                    assert_eq!(reversed(row, key), expected, "query {row} of {query_rows}, key {key}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn gradients_worked_by_hand() {
     // Probabilities 1/4 and 3/4, o = 5, dO v = (8, 4) dO: ds = p (dO v - dO o) = (3/4, -3/4) dO.

@@ -1,4 +1,4 @@
-//! When a result is close enough: SEMANTICS section 3. No element is exempt, and no quantile is taken.
+//! When a result is close enough: `docs/semantics.md`, section 3. No element is exempt, no quantile is taken.
 
 use super::Precision;
 

@@ -12,7 +12,7 @@ mod task;
 use crate::device::DeviceArguments;
 use crate::plans::{self, Explained};
 use anyhow::{Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use finite_attention::device::DeviceName;
 use finite_attention::driver::DeviceProperties;
 use gpu::{Bench, median};
@@ -33,21 +33,24 @@ pub struct BenchArguments {
     #[arg(long)]
     deterministic: bool,
     /// Element types of all tensors.
-    #[arg(long, value_delimiter = ',', default_value = "bf16")]
+    #[arg(long, value_delimiter = ',', default_value = "bf16", action = ArgAction::Set)]
     dtype: Vec<BenchDtype>,
     /// Head dimensions.
-    #[arg(long, value_delimiter = ',', default_value = "64,128,256")]
+    #[arg(long, value_delimiter = ',', default_value = "64,128,256", action = ArgAction::Set)]
     head_dim: Vec<usize>,
     /// Keys, and as many query rows.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192,16384")]
+    #[arg(action = ArgAction::Set)]
     seqlen: Vec<usize>,
     /// Query rows of each sequence, where they are fewer than keys, as in decoding.
     #[arg(long)]
     queries: Option<usize>,
-    /// Ranges of keys that the forward works on side by side; by default as many as pay off.
+    /// Ranges of keys that the forward works on side by side; by default as many as pay off. Not with --pass
+    /// backward.
     #[arg(long)]
     num_splits: Option<u32>,
-    /// Whether query heads that share a key head are worked on together; by default where it pays off.
+    /// Whether the forward works on query heads that share a key head together; by default where it pays off.
+    /// Not with --pass backward.
     #[arg(long)]
     pack_gqa: Option<bool>,
     /// Instead of --seqlen and --batch: 12 packed sequences of 33 to 4096 rows, 16384 together.
@@ -55,6 +58,7 @@ pub struct BenchArguments {
     varlen: bool,
     /// Instead of --seqlen and --batch: packed sequences of so many keys each.
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["seqlen", "batch", "varlen"])]
+    #[arg(action = ArgAction::Set)]
     lengths: Vec<usize>,
     /// Batches; by default as many as make 16384 rows.
     #[arg(long)]
@@ -65,25 +69,26 @@ pub struct BenchArguments {
     /// Key heads; by default as many as query heads.
     #[arg(long)]
     kv_heads: Option<usize>,
-    /// Which masks.
-    #[arg(long, default_value = "both")]
-    causal: Causal,
-    /// Instead of --causal: a query sees this many keys before and after its own position; -1 is all.
+    /// Which masks: without and with a causal one; by default both, with --window no.
+    #[arg(long)]
+    causal: Option<Causal>,
+    /// A query sees this many keys before and after its own position; -1 is all. With a causal mask none
+    /// after it.
     #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"], allow_negative_numbers = true)]
-    #[arg(conflicts_with = "causal")]
+    #[arg(action = ArgAction::Set)]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
-    /// Time this many launches instead of 150 ms of them.
+    /// Time this many launches instead of 150 ms of them, at least 1.
     #[arg(long)]
     iterations: Option<usize>,
     /// Milliseconds under load before the sustained time; 0 leaves it out.
-    #[arg(long, default_value_t = 1000.0)]
+    #[arg(long, default_value_t = 1000.0, allow_negative_numbers = true)]
     sustain_ms: f32,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
-    /// Print the plan of every shape, with its reasons. On an emulated device nothing else: no GPU is
-    /// needed, and nothing is timed.
+    /// Print the mask of every shape in words, and its plan with its reasons. On an emulated device nothing
+    /// else: no GPU is needed, and nothing is timed.
     #[arg(long)]
     explain: bool,
 }
@@ -190,7 +195,7 @@ fn report(
         if !arguments.json {
             println!("{}", line(&row));
             if arguments.explain {
-                println!("  {}", row.plan.replace('\n', "\n  "));
+                println!("  {}\n  {}", plans::mask(&task.problem), row.plan.replace('\n', "\n  "));
             }
         }
         rows.push(row);
@@ -222,7 +227,7 @@ fn timed(bench: &Bench, task: &Task, arguments: &BenchArguments) -> Result<Row> 
     let sets = bench.sets(task)?;
     let pilot = median(bench.time(&sets, 5)?);
     let count = |milliseconds: f32| (milliseconds / pilot).ceil().clamp(5.0, 20_000.0) as usize;
-    let launches = arguments.iterations.unwrap_or(count(MEASURE_MS)).max(1);
+    let launches = arguments.iterations.unwrap_or(count(MEASURE_MS));
     std::thread::sleep(REST);
     bench.load(&sets, count(WARM_UP_MS))?;
     let burst_ms = median(bench.time(&sets, launches)?);

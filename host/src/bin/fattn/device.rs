@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use finite_attention::device::DeviceName;
 use finite_attention::{Device, KernelImages};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where to run.
 #[derive(Args)]
@@ -25,6 +25,11 @@ impl DeviceArguments {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("--kernels {}", path.display()))?;
         KernelImages::replacing(&text).with_context(|| format!("--kernels {}", path.display()))
+    }
+
+    /// The file that is read, if any, with the option that names it.
+    pub fn inputs(&self) -> Option<(&'static str, &Path)> {
+        Some(("--kernels", self.kernels.as_deref()?))
     }
 
     /// The device, and which one it became.

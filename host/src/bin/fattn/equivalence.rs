@@ -3,9 +3,10 @@
 
 use crate::check::{Swept, json_case, sweep_all};
 use crate::device::DeviceArguments;
+use crate::output::{OutputFile, all_different};
 use crate::plot::{Curve, Plot};
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use finite_attention::Dtype;
 use finite_attention::check::{Outcome, equivalence_cases};
 use serde_json::json;
@@ -22,14 +23,15 @@ pub struct EquivalenceArguments {
     dtype: GridDtype,
     /// Query rows, and as many keys; at most 1048576, as the reference has to get through them.
     #[arg(long, value_delimiter = ',', default_value = "1,16,63,64,100,128,129,256")]
+    #[arg(action = ArgAction::Set)]
     seqlen: Vec<usize>,
     /// Head dimensions.
-    #[arg(long, value_delimiter = ',', default_value = "64,128")]
+    #[arg(long, value_delimiter = ',', default_value = "64,128", action = ArgAction::Set)]
     head_dim: Vec<usize>,
-    /// Write all numbers to this file.
+    /// Write all numbers to this file; one that is there is replaced.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a plot of errors against length to this file.
+    /// Write a plot of errors against length to this file; one that is there is replaced.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -59,21 +61,31 @@ pub fn run(arguments: &EquivalenceArguments) -> Result<ExitCode> {
         ensure!(rows <= MAX_SEQLEN, "--seqlen: expected 0..={MAX_SEQLEN}, got {rows}");
         case.problem().validate().with_context(|| format!("--head-dim {head_dim}"))?;
     }
+    let [mut json, mut svg] = outputs(arguments)?;
     let swept = sweep_all(&arguments.device, cases.len(), |index| cases[index].clone())?;
     print(&swept, dtype);
-    if let Some(path) = &arguments.json {
+    if let Some(file) = &mut json {
         let cases: Vec<_> = swept.outcomes.iter().map(json_case).collect();
         let report = json!({ "device": swept.device_text, "dtype": dtype.name(), "cases": cases });
-        std::fs::write(path, format!("{report:#}\n"))
-            .with_context(|| format!("--json {}", path.display()))?;
+        file.write(format!("{report:#}\n").as_bytes())?;
     }
-    if let Some(path) = &arguments.svg {
-        std::fs::write(path, plot(&swept, dtype).svg())
-            .with_context(|| format!("--svg {}", path.display()))?;
+    if let Some(file) = &mut svg {
+        file.write(plot(&swept, dtype).svg().as_bytes())?;
     }
     let failed = swept.outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
     println!("{} passed, {failed} failed", swept.outcomes.len() - failed);
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// The files of --json and --svg, if they are asked for.
+fn outputs(arguments: &EquivalenceArguments) -> Result<[Option<OutputFile>; 2]> {
+    let inputs: Vec<_> = arguments.device.inputs().into_iter().collect();
+    let open = |option, path: &Option<PathBuf>| {
+        path.as_deref().map(|path| OutputFile::new(option, path, &inputs)).transpose()
+    };
+    let files = [open("--json", &arguments.json)?, open("--svg", &arguments.svg)?];
+    all_different(&files.iter().flatten().collect::<Vec<_>>())?;
+    Ok(files)
 }
 
 /// A line per case and output.

@@ -6,6 +6,7 @@ mod device;
 mod devices;
 mod equivalence;
 mod gradcheck;
+mod output;
 mod plans;
 mod plot;
 mod run;
@@ -62,4 +63,29 @@ fn main() -> ExitCode {
         eprintln!("fattn: {error:#}");
         ExitCode::from(2)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Arguments;
+    use clap::{ArgAction, CommandFactory};
+
+    /// Options that name one of several things each. All others count once: of two, one would win silently.
+    const REPEATED: [(&str, &str); 3] =
+        [("sanitize", "arg"), ("sanitize", "buffer"), ("sanitize", "region")];
+
+    #[test]
+    fn options_are_given_once_unless_they_name_one_of_several_things() {
+        let command = Arguments::command();
+        let mut repeated = Vec::new();
+        for subcommand in command.get_subcommands() {
+            for argument in subcommand.get_arguments() {
+                if matches!(argument.get_action(), ArgAction::Append | ArgAction::Count) {
+                    repeated.push((subcommand.get_name(), argument.get_long().unwrap_or_default()));
+                }
+            }
+        }
+        repeated.sort_unstable();
+        assert_eq!(repeated, REPEATED);
+    }
 }

@@ -31,6 +31,11 @@ const fn address(tensor: u64) -> u64 {
     tensor << 44
 }
 
+/// The mask in words.
+pub fn mask(problem: &ForwardProblem) -> String {
+    format!("mask: {}", problem.mask.describe())
+}
+
 /// The plan of a forward pass.
 pub fn forward(problem: &ForwardProblem, device: &DeviceProperties) -> Result<Explained> {
     let pointers = ForwardPointers {

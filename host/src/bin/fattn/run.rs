@@ -1,8 +1,9 @@
 //! `fattn run`: attention on tensors from a safetensors file.
 
+use crate::output::OutputFile;
 use crate::plans;
 use crate::task::{Results, Task, TaskArguments};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bytemuck::cast_slice;
 use clap::Args;
 use finite_attention::{BackwardOutput, Device, Dtype, Element, ForwardOutput, ForwardProblem, Layout};
@@ -16,10 +17,11 @@ use std::path::PathBuf;
 pub struct RunArguments {
     #[command(flatten)]
     task: TaskArguments,
-    /// File to write o, lse (f32), and dq, dk and dv if do is given, to.
+    /// File to write o, lse (f32), and dq, dk and dv if do is given, to; another one than the input. One that
+    /// is there is replaced when the new one is complete.
     #[arg(long)]
     output: PathBuf,
-    /// Print the plan of each pass first, with its reasons.
+    /// Print the mask in words and the plan of each pass first, with its reasons.
     #[arg(long)]
     explain: bool,
 }
@@ -28,9 +30,11 @@ pub struct RunArguments {
 pub fn run(arguments: &RunArguments) -> Result<()> {
     let bytes = arguments.task.read()?;
     let task = Task::new(&arguments.task, &bytes)?;
+    let mut output = OutputFile::new("--output", &arguments.output, &arguments.task.inputs())?;
     let (name, device) = arguments.task.device.open()?;
     let problem = &task.problem;
     if arguments.explain {
+        println!("{}", plans::mask(problem));
         println!("{}", plans::forward(problem, device.properties())?.text);
         if let Some(backward) = task.backward_problem()? {
             println!("{}", plans::backward(&backward, device.properties())?.text);
@@ -43,8 +47,8 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
         (Dtype::F16, _) => file::<f16, f16>(&task, &device)?,
         (Dtype::F32, _) => file::<f32, f32>(&task, &device)?,
     };
-    let path = arguments.output.display();
-    std::fs::write(&arguments.output, written).with_context(|| format!("--output {path}"))?;
+    output.write(&written)?;
+    let path = output.path().display();
     let gradients = if task.inputs.d_o.is_some() { ", dq, dk, dv" } else { "" };
     let dtype = problem.output_dtype.name();
     println!("o {:?} {dtype}, lse f32{gradients}, on {name}: {path}", task.shape(&problem.o));

@@ -7,6 +7,8 @@ mod error;
 mod launch;
 mod report;
 
+use crate::output::{OutputFile, all_different};
+use buffer::Buffer;
 use clap::{Args, ValueEnum};
 use error::{Result, SanitizeError, expected};
 use launch::Setup;
@@ -55,9 +57,10 @@ pub struct SanitizeArguments {
     /// and random.
     #[arg(long, value_name = "N")]
     schedules: Option<u64>,
-    /// Seed of the first random schedule.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// Seed of the first random schedule, 0 by default; not with eager or latest, which are the same every
+    /// time.
+    #[arg(long)]
+    seed: Option<u64>,
     /// Results may differ between schedules: sums in any order.
     #[arg(long)]
     any_order: bool,
@@ -111,6 +114,7 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         regions: arguments.regions.iter().map(|text| region(text)).collect::<Result<_>>()?,
         ..Setup::new(kernel, &arguments.arguments, &arguments.buffers)?
     };
+    let mut outputs = outputs(arguments, &setup)?;
     let mut summary =
         Summary::new(&setup, module.target(), !arguments.any_order, arguments.max_findings);
     for schedule in schedules {
@@ -124,11 +128,9 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         };
         summary.add(schedule, setup.run(&options)?);
     }
-    for (buffer, bytes) in summary.bytes() {
-        if let Some(path) = &buffer.out {
-            let option = format!("out= of {}", buffer.name);
-            let path = path.clone();
-            std::fs::write(&path, bytes).map_err(|error| SanitizeError::File { option, path, error })?;
+    for (output, (_, bytes)) in outputs.iter_mut().zip(summary.bytes()) {
+        if let Some(file) = output {
+            file.write(bytes)?;
         }
     }
     if arguments.json {
@@ -137,6 +139,22 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         print!("{}", summary.text());
     }
     Ok(ExitCode::from(u8::from(summary.count() > 0)))
+}
+
+/// The file of each buffer that has an `out=`.
+fn outputs(arguments: &SanitizeArguments, setup: &Setup) -> anyhow::Result<Vec<Option<OutputFile>>> {
+    let of_buffer =
+        |buffer: &Buffer| Some((format!("file: of {}", buffer.name), buffer.source.clone()?));
+    let sources: Vec<_> = setup.buffers.iter().filter_map(of_buffer).collect();
+    let mut inputs = vec![("--ptx", arguments.ptx.as_path())];
+    inputs.extend(sources.iter().map(|(option, path)| (option.as_str(), path.as_path())));
+    let open = |buffer: &Buffer| {
+        let option = format!("out= of {}", buffer.name);
+        buffer.out.as_deref().map(|path| OutputFile::new(&option, path, &inputs)).transpose()
+    };
+    let files: Vec<_> = setup.buffers.iter().map(open).collect::<Result<_, _>>()?;
+    all_different(&files.iter().flatten().collect::<Vec<_>>())?;
+    Ok(files)
 }
 
 /// The schedules to run, made as they are asked for: there may be as many as there are seeds.
@@ -150,7 +168,10 @@ fn schedules(arguments: &SanitizeArguments) -> Result<impl Iterator<Item = Sched
     if count == 0 {
         return Err(expected("--schedules", "at least 1", count));
     }
-    let seed = arguments.seed;
+    if let (true, Some(seed)) = (is_fixed, arguments.seed) {
+        return Err(expected("--seed", "none with a schedule that is the same every time", seed));
+    }
+    let seed = arguments.seed.unwrap_or(0);
     let random = (0..=u64::MAX).map(move |index| Schedule::Random(seed.wrapping_add(index)));
     let fixed: &'static [Schedule] = match arguments.schedule {
         ScheduleChoice::All => &[Schedule::Eager, Schedule::Latest],

@@ -3,15 +3,15 @@
 use crate::device::DeviceArguments;
 use anyhow::{Context, Result, bail, ensure};
 use bytemuck::allocation::pod_collect_to_vec;
-use clap::{Args, ValueEnum};
-use finite_attention::problem::common_dtype;
+use clap::{ArgAction, Args, ValueEnum};
+use finite_attention::problem::{MAX_SCALE, common_dtype};
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
     ForwardOutput, ForwardProblem, Layout, Mask, Mode, Sequences, backward_host, forward_packed_host,
 };
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype as FileDtype, SafeTensors};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to compute, from what, and where.
 #[derive(Args)]
@@ -22,18 +22,20 @@ pub struct TaskArguments {
     /// Hk, D], v [Tk, Hk, Dv], dlse [Hq, Tq].
     #[arg(long)]
     input: PathBuf,
-    /// A query sees the keys up to its own position, counted from the end.
+    /// A query sees the keys up to its own position, counted from the end; with --window, of those the ones
+    /// that the window shows.
     #[arg(long)]
     causal: bool,
-    /// Positions are counted from the start; causal unless there is a window.
+    /// Positions are counted from the start, for --causal and --window alike; causal unless there is a
+    /// window.
     #[arg(long)]
     top_left: bool,
-    /// A query sees this many keys before and after its own position; -1 is all.
+    /// A query sees this many keys before and after its own position; -1 is all. With --causal none after it.
     #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"], allow_negative_numbers = true)]
-    #[arg(conflicts_with = "causal", value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
+    #[arg(action = ArgAction::Set, value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
-    /// Softmax scale; 1/sqrt(D) if not given.
-    #[arg(long, allow_hyphen_values = true)]
+    /// Softmax scale, at most 2.358e38 in size; 1/sqrt(D) if not given.
+    #[arg(long, allow_hyphen_values = true, value_parser = scale)]
     scale: Option<f32>,
     /// Element type of o, dq, dk and dv; that of q if not given.
     #[arg(long)]
@@ -51,8 +53,26 @@ impl TaskArguments {
         std::fs::read(&self.input).with_context(|| self.text())
     }
 
+    /// The files that are read, with the options that name them.
+    pub fn inputs(&self) -> Vec<(&'static str, &Path)> {
+        [("--input", self.input.as_path())].into_iter().chain(self.device.inputs()).collect()
+    }
+
     fn text(&self) -> String {
         format!("--input {}", self.input.display())
+    }
+}
+
+/// A softmax scale that f32 holds: no NaN, nothing that kernels cannot multiply by `log2(e)`, and 0 only if
+/// it is meant.
+fn scale(text: &str) -> Result<f32, String> {
+    let (most, number) = (MAX_SCALE, text.parse::<f32>());
+    let is_zero =
+        |text: &str| !text.split(['e', 'E']).next().unwrap_or("").contains(|c| matches!(c, '1'..='9'));
+    match number {
+        Ok(scale) if scale.abs() <= most && (scale != 0.0 || is_zero(text)) => Ok(scale),
+        Ok(0.0) => Err(format!("expected a number that f32 does not round to 0, or 0, got {text}")),
+        _ => Err(format!("expected a number from -{most:e} to {most:e}, got {text}")),
     }
 }
 
@@ -71,14 +91,17 @@ fn mode(arguments: &TaskArguments) -> Mode {
 fn mask(arguments: &TaskArguments) -> Mask {
     let alignment =
         if arguments.top_left { CausalAlignment::TopLeft } else { CausalAlignment::BottomRight };
-    match (arguments.window.as_slice(), arguments.causal || arguments.top_left) {
-        // -1 is the only number of the range that is no u32.
-        (&[left, right], _) => {
-            Mask::Window { left: u32::try_from(left).ok(), right: u32::try_from(right).ok(), alignment }
-        }
-        (_, true) => Mask::Causal(alignment),
-        (_, false) => Mask::Full,
+    if let Some(window) = window(&arguments.window, alignment) {
+        return if arguments.causal { window.and_causal() } else { window };
     }
+    if arguments.causal || arguments.top_left { Mask::Causal(alignment) } else { Mask::Full }
+}
+
+/// The two numbers of `--window` as a mask, if they are given. -1 is the only number of its range that is no
+/// u32.
+pub fn window(sides: &[i64], alignment: CausalAlignment) -> Option<Mask> {
+    let &[left, right] = sides else { return None };
+    Some(Mask::Window { left: u32::try_from(left).ok(), right: u32::try_from(right).ok(), alignment })
 }
 
 /// A tensor of the input file.

@@ -1,6 +1,7 @@
 //! What is timed: the problems asked for, and how much work each is.
 
 use super::{BenchArguments, BenchDtype, Causal, PassChoice};
+use crate::task::window;
 use anyhow::{Result, ensure};
 use finite_attention::{
     BackwardProblem, CausalAlignment, Dtype, ForwardProblem, Layout, Mask, Mode, Sequences,
@@ -111,6 +112,9 @@ fn offsets(lengths: &[[usize; 2]]) -> [Vec<i32>; 2] {
 /// Every combination asked for.
 pub fn tasks(arguments: &BenchArguments) -> Result<Vec<Task>> {
     let passes = passes(arguments)?;
+    at_least_one("iterations", arguments.iterations)?;
+    let sustain_ms = arguments.sustain_ms;
+    ensure!(sustain_ms >= 0.0, "--sustain-ms: expected a number of at least 0, got {sustain_ms}");
     let mut tasks = Vec::new();
     for dtype in &arguments.dtype {
         let dtype = match dtype {
@@ -135,12 +139,19 @@ pub fn tasks(arguments: &BenchArguments) -> Result<Vec<Task>> {
 }
 
 fn passes(arguments: &BenchArguments) -> Result<Vec<Pass>> {
-    let BenchArguments { pass, deterministic, .. } = *arguments;
+    let BenchArguments { pass, deterministic, num_splits, pack_gqa, .. } = *arguments;
     let mode = if deterministic { Mode::Deterministic } else { Mode::Fast };
     ensure!(
         !deterministic || pass != PassChoice::Forward,
         "--deterministic: the forward pass always is; use --pass backward or both"
     );
+    let of_the_forward = [("num-splits", num_splits.is_some()), ("pack-gqa", pack_gqa.is_some())];
+    if let Some((option, _)) = of_the_forward.into_iter().find(|&(_, given)| given) {
+        ensure!(
+            pass != PassChoice::Backward,
+            "--{option}: the backward pass has none; use --pass forward or both"
+        );
+    }
     Ok(match pass {
         PassChoice::Forward => vec![Pass::Forward],
         PassChoice::Backward => vec![Pass::Backward(mode)],
@@ -149,16 +160,14 @@ fn passes(arguments: &BenchArguments) -> Result<Vec<Pass>> {
 }
 
 fn masks(arguments: &BenchArguments) -> Vec<Mask> {
-    let alignment = CausalAlignment::BottomRight;
-    if let &[left, right] = arguments.window.as_slice() {
-        // -1 is the only number of the range that is no u32.
-        let (left, right) = (u32::try_from(left).ok(), u32::try_from(right).ok());
-        return vec![Mask::Window { left, right, alignment }];
-    }
-    match arguments.causal {
-        Causal::No => vec![Mask::Full],
-        Causal::Yes => vec![Mask::Causal(alignment)],
-        Causal::Both => vec![Mask::Full, Mask::Causal(alignment)],
+    let window = window(&arguments.window, CausalAlignment::BottomRight);
+    let by_default = if window.is_some() { Causal::No } else { Causal::Both };
+    let mask = window.unwrap_or(Mask::Full);
+    match arguments.causal.unwrap_or(by_default) {
+        Causal::No => vec![mask],
+        Causal::Yes => vec![mask.and_causal()],
+        Causal::Both if mask == mask.and_causal() => vec![mask],
+        Causal::Both => vec![mask, mask.and_causal()],
     }
 }
 

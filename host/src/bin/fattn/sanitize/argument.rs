@@ -24,7 +24,7 @@ Contents: zeros, uninit, nan, iota (0, 1, 2, ...), random:SEED (floats of -1 to 
   fill:NUMBER, file:PATH
 Options of a buffer:
   name=NAME     what ref, map and the report call it; by default as the parameter
-  out=PATH      write its bytes to a file after the last schedule
+  out=PATH      write its bytes to a file after the last schedule; not to one that is read
   dtype=TYPE    how to read the bytes of file:PATH; u8 by default
   finite        an element that ends as NaN or infinity is a finding
   written       an element that ends with bytes that nothing wrote is a finding

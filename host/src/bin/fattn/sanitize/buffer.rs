@@ -21,6 +21,8 @@ pub struct Buffer {
     pub bytes: usize,
     /// What is in it; nothing if it starts uninitialised.
     pub contents: Option<Vec<u8>>,
+    /// The file that its contents come from.
+    pub source: Option<PathBuf>,
     /// Where to write it afterwards.
     pub out: Option<PathBuf>,
     /// Whether an element that is not finite is a finding.
@@ -75,8 +77,8 @@ fn is_name(name: &str) -> bool {
 }
 
 fn new(element: Element, bytes: usize, contents: Option<Vec<u8>>) -> Buffer {
-    let (name, out) = (String::new(), None);
-    Buffer { name, element, bytes, contents, out, finite: false, written: false }
+    let (name, source, out) = (String::new(), None, None);
+    Buffer { name, element, bytes, contents, source, out, finite: false, written: false }
 }
 
 /// `f32:1024:zeros`.
@@ -91,12 +93,13 @@ fn filled(option: &str, text: &str) -> Result<Buffer> {
     let Some(bytes) = bytes.filter(|bytes| (1..=MOST_BYTES).contains(bytes)) else {
         return Err(expected(option, format!("1 to {MOST_BYTES} bytes"), count));
     };
+    let source = contents.strip_prefix("file:").map(PathBuf::from);
     let contents = contents_of(option, element, bytes / element.bytes(), contents)?;
     match &contents {
         Some(given) if given.len() != bytes => {
             Err(expected(option, format!("a file of {bytes} bytes"), given.len()))
         }
-        _ => Ok(new(element, bytes, contents)),
+        _ => Ok(Buffer { source, ..new(element, bytes, contents) }),
     }
 }
 
@@ -150,7 +153,8 @@ fn from_file(option: &str, text: &str) -> Result<(Buffer, bool)> {
         if contents.is_empty() {
             return Err(expected(option, "a file that is not empty", text));
         }
-        return Ok((new(Element::U8, contents.len(), Some(contents)), false));
+        let buffer = new(Element::U8, contents.len(), Some(contents));
+        return Ok((Buffer { source: Some(text.into()), ..buffer }, false));
     };
     let path = Path::new(path);
     let file = read(option, path)?;
@@ -184,7 +188,8 @@ fn from_file(option: &str, text: &str) -> Result<(Buffer, bool)> {
     if bytes == 0 {
         return Err(expected(option, "a tensor that is not empty", name));
     }
-    Ok((new(element, bytes, Some(tensor.data().to_vec())), true))
+    let buffer = new(element, bytes, Some(tensor.data().to_vec()));
+    Ok((Buffer { source: Some(path.to_owned()), ..buffer }, true))
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ pub trait Element {
     /// The unit of unnormalised probabilities, as a power of two: so small that sums of values times at most
     /// 2^30 probabilities, none above 2^13 units, stay below the largest f32.
     const UNIT_LOG2: i32;
+    /// Whether the exponents of the backward are natural, not powers of two: see
+    /// `attention::score::BackwardScale`.
+    const NATURAL_EXPONENTS: bool;
 
     /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors
     /// -1, 0 and 1.
@@ -45,6 +48,7 @@ macro_rules! tensor_core_element {
         impl Element for $type {
             const BYTES: u32 = 2;
             const UNIT_LOG2: i32 = $unit_log2;
+            const NATURAL_EXPONENTS: bool = false;
 
             #[inline(always)]
             fn scale_word(word: u32, factor: f32) -> u32 {
@@ -91,6 +95,7 @@ tensor_core_element!(F16, true, 0, convert::pack_f16, convert::unpack_f16, matri
 impl Element for F32 {
     const BYTES: u32 = 4;
     const UNIT_LOG2: i32 = SMALL_UNIT_LOG2;
+    const NATURAL_EXPONENTS: bool = true;
 
     #[inline(always)]
     fn scale_word(word: u32, factor: f32) -> u32 {

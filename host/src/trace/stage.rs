@@ -100,9 +100,9 @@ fn backward_mma(frame: &Frame, thread: u32) -> Option<Stage> {
     let of_warps = |value, key| if thread < FIRST_KEY_THREAD { value } else { key };
     Some(match frame.function {
         "multiply_transposed" => of_warps(Stage::Scores, Stage::Dp),
-        "probabilities" => Stage::Probabilities,
+        "exponents" | "exponentiate" | "probabilities" => Stage::Probabilities,
         "subtract_delta" | "range_factor" => Stage::Ds,
-        "pack_all" => of_warps(Stage::Probabilities, Stage::Ds),
+        "pack" | "pack_all" => of_warps(Stage::Probabilities, Stage::Ds),
         "multiply_accumulate" | "store_pairs" => of_warps(Stage::Dv, Stage::Dk),
         "multiply_left_transposed" | "add_in_lane_order" => Stage::Dq,
         _ if frame.text.starts_with("scores[m]") => Stage::Ds,
@@ -113,7 +113,7 @@ fn backward_mma(frame: &Frame, thread: u32) -> Option<Stage> {
 fn backward_fma(frame: &Frame, _thread: u32) -> Option<Stage> {
     let says = |text: &str| frame.text.contains(text);
     Some(match frame.function {
-        "probabilities" => Stage::Probabilities,
+        "exponents" | "exponentiate" | "probabilities" => Stage::Probabilities,
         "subtract_delta" => Stage::Ds,
         "multiply_left_transposed" | "add_in_lane_order" => Stage::Dq,
         "backward" if says("multiply_transposed") && says("k_tile") => Stage::Scores,

@@ -100,6 +100,18 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     core::intrinsics::fmaf32(a, b, c)
 }
 
+/// `a * b + c` rounded once and held to 0..=1; NaN gives 0. PTX: `fma.rn.sat.f32`.
+#[inline(always)]
+pub fn fma_saturated(a: f32, b: f32, c: f32) -> f32 {
+    let y: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("fma.rn.sat.f32 {}, {}, {}, {};", out(reg32) y, in(reg32) a, in(reg32) b, in(reg32) c,
+            options(pure, nomem, nostack))
+    };
+    y
+}
+
 /// `a / b` without the panic for `b = 0`, which a kernel must not contain.
 #[inline(always)]
 pub fn divide(a: u32, b: u32) -> u32 {

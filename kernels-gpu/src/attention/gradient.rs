@@ -1,93 +1,17 @@
 //! The backward mathematics on transposed tiles: rows are keys, columns are queries.
 //!
-//! `p = 2^(c s - lse)`, `dp = v dO^T`, `ds = p (dp - delta)` (SEMANTICS section 1; FlashAttention-2,
-//! algorithm 2). lse and delta belong to columns, and stand in shared memory as two rows of f32: lse as its
-//! negative, which saves the instruction that would negate it.
+//! `p = e^(s - lse)`, `dp = v dO^T`, `ds = p' (dp - delta)` (SEMANTICS section 1; FlashAttention-2,
+//! algorithm 2), with p and p' as [`super::score::backward`] makes them. lse and delta belong to columns, and
+//! stand in shared memory as two rows of f32.
 
 use crate::arch::{math, shared, warp};
-use crate::attention::score::ScoreTile;
+use crate::attention::score::backward::each_element;
 use crate::tile::fragment::Fragment;
-
-/// Turns scores into probabilities. `lse` is the shared address of the columns' `-lse`; `-inf` (a dead or
-/// padding row) makes a column 0. lse and `scale` are in powers of two, or, with `NATURAL`, not: two
-/// instructions more per score. The scaled score is then rounded as lse was: where a query sees one key
-/// they are the same, and p is 1 exactly, however large they are.
-///
-/// # Safety
-/// The lse of all columns are written and visible.
-#[inline(always)]
-pub unsafe fn probabilities<
-    F: Fragment<ROWS, N>,
-    const ROWS: usize,
-    const N: usize,
-    const NATURAL: bool,
->(
-    lane: u32,
-    scores: &mut [f32; N],
-    lse: u32,
-    scale: f32,
-    is_masked: bool,
-    tile: impl FnOnce() -> ScoreTile,
-) {
-    subtract_lse::<F, ROWS, N, NATURAL>(lane, scores, lse, scale);
-    if is_masked {
-        tile().apply_mask::<F, ROWS, N>(lane, scores);
-    }
-    exponentiate::<N, NATURAL>(scores);
-}
-
-/// The first step of [`probabilities`]: exponents, of a tile with no mask.
-///
-/// # Safety
-/// As [`probabilities`].
-#[inline(always)]
-pub unsafe fn subtract_lse<
-    F: Fragment<ROWS, N>,
-    const ROWS: usize,
-    const N: usize,
-    const NATURAL: bool,
->(
-    lane: u32,
-    scores: &mut [f32; N],
-    lse: u32,
-    scale: f32,
-) {
-    each_element::<F, ROWS, N, 0>(lane, lse, |register, value| {
-        scores[register] = if NATURAL {
-            scores[register] * scale + value
-        } else {
-            math::fma(scores[register], scale, value)
-        };
-    });
-}
-
-/// The last step of [`probabilities`]: from exponents.
-#[inline(always)]
-pub fn exponentiate<const N: usize, const NATURAL: bool>(scores: &mut [f32; N]) {
-    let mut i = 0;
-    while i < N {
-        // No exponent exceeds 0, and p must not overflow: where |c s| is so large that rounding says
-        // otherwise, the exponent is taken to be as far below.
-        let exponent = if NATURAL { scores[i] * core::f32::consts::LOG2_E } else { scores[i] };
-        scores[i] = math::exp2_down(exponent);
-        i += 1;
-    }
-}
-
-/// [`exponentiate`] of exponents in powers of two, at this place: see [`math::exp2_down_here`].
-#[inline(always)]
-pub fn exponentiate_here<const N: usize, const PLACE: u32>(scores: &mut [f32; N]) {
-    let mut i = 0;
-    while i < N {
-        scores[i] = math::exp2_down_here::<PLACE>(scores[i]);
-        i += 1;
-    }
-}
 
 /// Subtracts from each column its delta (at shared address `delta`).
 ///
 /// # Safety
-/// As [`probabilities`].
+/// The deltas of all columns are written and visible.
 #[inline(always)]
 pub unsafe fn subtract_delta<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     lane: u32,
@@ -100,7 +24,7 @@ pub unsafe fn subtract_delta<F: Fragment<ROWS, N>, const ROWS: usize, const N: u
 /// The deltas of a lane's first `COLUMNS` columns, so that [`subtract_loaded_delta`] need not wait for them.
 ///
 /// # Safety
-/// As [`probabilities`].
+/// As [`subtract_delta`].
 #[inline(always)]
 pub unsafe fn load_delta<
     F: Fragment<ROWS, N>,
@@ -125,7 +49,7 @@ pub unsafe fn load_delta<
 /// [`subtract_delta`], with the first columns' deltas `loaded` before.
 ///
 /// # Safety
-/// As [`probabilities`].
+/// As [`subtract_delta`].
 #[inline(always)]
 pub unsafe fn subtract_loaded_delta<
     F: Fragment<ROWS, N>,
@@ -156,7 +80,7 @@ pub unsafe fn subtract_loaded_delta<
 /// shared addresses of the queries' `sum|dO|` and delta. All lanes get the same.
 ///
 /// # Safety
-/// As [`probabilities`]; all 32 lanes call it together.
+/// As [`subtract_delta`], for `norm` too; all 32 lanes call it together.
 #[inline(always)]
 pub unsafe fn range_factor<const QUERIES: u32>(
     lane: u32,
@@ -230,32 +154,3 @@ pub unsafe fn block_max<const THREADS: u32>(
 
 /// Half of the power of two that f16 no longer holds.
 const LARGEST_DS: f32 = 32768.0;
-
-/// Calls `apply(register, value of its column)` for the registers of all columns from `FROM` on; the values
-/// stand at shared address `values`.
-#[inline(always)]
-unsafe fn each_element<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize, const FROM: usize>(
-    lane: u32,
-    values: u32,
-    mut apply: impl FnMut(usize, f32),
-) {
-    let first = values + 4 * F::first_column(lane);
-    let mut column = FROM;
-    while column < F::COLUMNS {
-        let address = first + 4 * F::column_offset(column);
-        let pair = if F::PAIRED {
-            shared::load_f32x2(address)
-        } else {
-            [f32::from_bits(shared::load_u32(address)), 0.0]
-        };
-        let mut row = 0;
-        while row < ROWS {
-            apply(F::register(row, column), pair[0]);
-            if F::PAIRED {
-                apply(F::register(row, column + 1), pair[1]);
-            }
-            row += 1;
-        }
-        column += if F::PAIRED { 2 } else { 1 };
-    }
-}

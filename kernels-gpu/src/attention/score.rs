@@ -13,10 +13,12 @@
 //! The scale is not multiplied into scores: it is a part of the exponent (see [`Scale`]). With a softcap,
 //! scores are in units of the cap instead, and the cap takes the place of the scale.
 
+pub mod backward;
 pub mod mask;
 pub mod scale;
 pub mod softcap;
 
+pub use backward::BackwardScale;
 pub use scale::{Scale, split_sign};
 
 use crate::arch::specialize;

@@ -15,6 +15,7 @@ use crate::abi::layout::backward_delta_tiles;
 use crate::abi::{BackwardParams, NOTE_ROWS, ROW_PADDING, TensorView};
 use crate::arch::{global, math, thread, warp};
 use crate::attention::key_block::{self, UNTOUCHED};
+use crate::attention::score::BackwardScale;
 use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, Element, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
@@ -107,18 +108,16 @@ impl<'p> DeltaRows<'p> {
         Given { lse: if is_valid { lse } else { f32::NEG_INFINITY }, d_lse: f32::from_bits(d_lse) }
     }
 
-    /// Writes the statistics of the row of lane `lane`, whose `sum(dO o)` is `sum`: lse as it is given, or,
-    /// unless `NATURAL`, in powers of two. Also the norm of dO, if there is one.
+    /// Writes the statistics of the row of lane `lane`, whose `sum(dO o)` is `sum`. Also the norm of dO, if
+    /// there is one.
     #[inline(always)]
-    unsafe fn store<const NATURAL: bool>(&self, lane: u32, given: Given, sum: f32, norm: Option<f32>) {
+    unsafe fn store<E: Element>(&self, lane: u32, given: Given, sum: f32, norm: Option<f32>) {
         if !self.has_row(lane) {
             return;
         }
-        // Probabilities of dead rows: exp(s - inf) = 0. A NaN stays one.
-        let factor = if NATURAL { 1.0 } else { core::f32::consts::LOG2_E };
-        let lse = if given.lse == f32::NEG_INFINITY { f32::INFINITY } else { given.lse * factor };
         let row = self.workspace_row + Self::row_of(lane);
-        global::store_f32(key_block::statistics(self.p, 0, self.head, row), -lse);
+        let lse = BackwardScale::statistic::<E>(given.lse);
+        global::store_f32(key_block::statistics(self.p, 0, self.head, row), lse);
         global::store_f32(key_block::statistics(self.p, 1, self.head, row), sum - given.d_lse);
         if let Some(norm) = norm {
             global::store_f32(key_block::statistics(self.p, 2, self.head, row), norm);
@@ -199,7 +198,7 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
         }
     }
     let norm = if E::NARROW { Some(sums.norm) } else { None };
-    rows.store::<false>(lane, given, sums.product, norm);
+    rows.store::<E>(lane, given, sums.product, norm);
 }
 
 /// o and dO of two columns of a row, and what rounding an o in f32 to 16 bits leaves over of their
@@ -268,7 +267,7 @@ unsafe fn delta_fma(p: &BackwardParams) {
         }
         row += 1;
     }
-    rows.store::<true>(lane, given, lane_sum, None);
+    rows.store::<element::F32>(lane, given, lane_sum, None);
     rows.zero(lane);
 }
 

@@ -11,9 +11,10 @@
 
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{barrier, shared, thread, warp};
-use crate::attention::gradient::{multiply_all, probabilities, subtract_delta};
+use crate::arch::{barrier, math, shared, thread, warp};
+use crate::attention::gradient::{multiply_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
+use crate::attention::score::backward::{BackwardScale, exponentiate, exponents, probabilities};
 use crate::pipeline::query_ring::QueryRing;
 use crate::tile::element::F32;
 use crate::tile::fma::{
@@ -57,6 +58,7 @@ unsafe fn backward<
         thread,
     );
 
+    let scale = BackwardScale::new::<F32>(p);
     let mut key_tile = block.first_tile;
     while block.has_key(key_tile * KEYS) {
         let first_key = (key_tile * KEYS) as i32;
@@ -79,18 +81,17 @@ unsafe fn backward<
             let next = walk.next(&at);
             ring.wait();
             if has_keys {
-                let tile = || block.score_tile(first_key + warp_row as i32, at.tile * QUERIES as i32);
                 let mut scores: [f32; S] =
                     multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
-                probabilities::<FmaFragment, R, S, true>(
-                    lane,
-                    &mut scores,
-                    ring.lse(0),
-                    p.scale,
-                    walk.is_masked(&at),
-                    tile,
-                );
-                store_probabilities::<_, _, R, S>(lane, &scores, ds_tile, warp_row);
+                exponents::<F32, FmaFragment, R, S>(lane, &mut scores, ring.lse(0), &scale);
+                if walk.is_masked(&at) {
+                    let first_row = first_key + warp_row as i32;
+                    let tile = block.score_tile(first_row, at.tile * QUERIES as i32);
+                    tile.apply_mask::<FmaFragment, R, S>(lane, &mut scores);
+                }
+                exponentiate::<F32, S>(&mut scores, math::exp2_down);
+                let p = probabilities::<F32, FmaFragment, R, S>(lane, &mut scores, ring.lse(0), &scale);
+                store_probabilities::<_, _, R, S>(lane, &p, ds_tile, warp_row);
                 warp::warp_sync();
                 multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dv, ds_tile, warp_row, ring.d_o(0));
                 let mut ds: [f32; S] =

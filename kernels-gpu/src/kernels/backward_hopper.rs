@@ -45,13 +45,13 @@ mod wide;
 mod writer;
 
 use crate::abi::{BackwardHopperParams, BackwardParams, backward_sm90a_query_stages};
-use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
+use crate::arch::{barrier, bulk_copy, math, shared, thread, warp, wgmma};
 use crate::attention::gradient::{
-    block_max, exponentiate, exponentiate_here, load_delta, multiply_all, range_factor, scale_all,
-    subtract_delta, subtract_loaded_delta, subtract_lse,
+    block_max, load_delta, multiply_all, range_factor, scale_all, subtract_delta, subtract_loaded_delta,
 };
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_stretch::{KeyGradient, division, final_scale};
+use crate::attention::score::backward::{BackwardScale, exponentiate, exponents, probabilities};
 use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::{Cursor, Stages};
@@ -151,7 +151,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
         let (lane, warp) = (thread % 32, thread / 32);
         // The warp's first key in the tile.
         let first_row = 64 * warpgroup + 16 * warp;
-        let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+        let scale = BackwardScale::new::<E>(p);
         let keys = self.key.descriptor(64 * warpgroup);
         let values = self.value.descriptor(64 * warpgroup);
         let mut orders = Cursor::start();
@@ -186,8 +186,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                     }
                     if Self::exponents_first::<E>() {
                         scores.wait::<0>();
-                        let lse = self.lse(stage);
-                        subtract_lse::<MmaFragment, 2, S, false>(lane, &mut scores, lse, scale_log2);
+                        exponents::<E, MmaFragment, 2, S>(lane, &mut scores, self.lse(stage), &scale);
                     }
                     self.d_os.wait(&stages);
                     let mut dp = E::start_scores::<KEYS>(values, self.d_o(stage).descriptor(0));
@@ -197,21 +196,23 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         let (norm, delta) = (self.norm(stage), self.delta(stage));
                         factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
                     }
+                    let lse = self.lse(stage);
                     if !Self::exponents_first::<E>() {
                         scores.wait::<1>();
-                        let lse = self.lse(stage);
-                        subtract_lse::<MmaFragment, 2, S, false>(lane, &mut scores, lse, scale_log2);
+                        exponents::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
                         if walk.hides(&at) {
                             self.hide(p, self.orders.letter_here(&orders), at.tile, &mut scores);
                         }
-                        exponentiate::<S, false>(&mut scores);
+                        exponentiate::<E, S>(&mut scores, math::exp2_down);
                     } else if walk.hides(&at) {
                         self.hide(p, self.orders.letter_here(&orders), at.tile, &mut scores);
-                        exponentiate_here::<S, 1>(&mut scores);
+                        exponentiate::<E, S>(&mut scores, math::exp2_down_here::<1>);
                     } else {
-                        exponentiate_here::<S, 0>(&mut scores);
+                        exponentiate::<E, S>(&mut scores, math::exp2_down_here::<0>);
                     }
-                    let probability: [u32; P] = pack::<E, S, P>(&scores);
+                    let probability =
+                        probabilities::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
+                    let probability: [u32; P] = pack::<E, S, P>(&probability);
                     let delta = self.delta(stage);
                     if Self::exponents_first::<E>() {
                         let early = load_delta::<MmaFragment, 2, S, EARLY_DELTAS>(lane, delta);

@@ -15,15 +15,16 @@
 
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{barrier, shared, thread, warp};
-use crate::attention::gradient::{block_max, probabilities, range_factor, scale_all, subtract_delta};
+use crate::arch::{barrier, math, shared, thread, warp};
+use crate::attention::gradient::{block_max, range_factor, scale_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
+use crate::attention::score::backward::{BackwardScale, exponentiate, exponents, probabilities};
 use crate::pipeline::query_ring::QueryRing;
 use crate::pipeline::warp_pair::WarpPair;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::{
-    multiply_accumulate, multiply_left_transposed, multiply_transposed, pack_all, store_packed,
+    multiply_accumulate, multiply_left_transposed, multiply_transposed, pack, pack_all, store_packed,
 };
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::store::store_pairs;
@@ -68,7 +69,7 @@ unsafe fn backward<
         thread,
     );
     let exchange = WarpPair::new(pair, ds_tile.address + pair_row * QUERY_BYTES, lane);
-    let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+    let scale = BackwardScale::new::<E>(p);
 
     let mut key_tile = block.first_tile;
     while block.has_key(key_tile * KEYS) {
@@ -148,24 +149,22 @@ unsafe fn backward<
                 }
                 packed
             } else {
+                let (lse, is_masked) = (ring.lse(at.step), walk.is_masked(&at));
+                let mut packed = [[0; P]; M];
                 let mut m = 0;
                 while m < M {
-                    let tile = || {
+                    exponents::<E, MmaFragment, 2, S>(lane, &mut scores[m], lse, &scale);
+                    if is_masked {
                         let first_row = first_key + (pair_row + 16 * m as u32) as i32;
-                        block.score_tile(first_row, at.tile * QUERIES as i32)
-                    };
-                    probabilities::<MmaFragment, 2, S, false>(
-                        lane,
-                        &mut scores[m],
-                        ring.lse(at.step),
-                        scale_log2,
-                        walk.is_masked(&at),
-                        tile,
-                    );
+                        let tile = block.score_tile(first_row, at.tile * QUERIES as i32);
+                        tile.apply_mask::<MmaFragment, 2, S>(lane, &mut scores[m]);
+                    }
+                    exponentiate::<E, S>(&mut scores[m], math::exp2_down);
+                    let p = probabilities::<E, MmaFragment, 2, S>(lane, &mut scores[m], lse, &scale);
+                    packed[m] = pack::<E, S, P>(&p);
                     m += 1;
                 }
-                let packed = pack_all::<E, M, S, P>(&scores);
-                exchange.give(&packed);
+                exchange.give(&pack_all::<E, M, S, P>(&scores));
                 packed
             };
             multiply_accumulate::<E, QUERIES, ROW_BYTES, M, P, O>(lane, &mut gradient, &packed, second);

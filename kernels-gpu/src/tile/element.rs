@@ -16,6 +16,9 @@ pub trait Element {
     /// Whether values are so large that their products with unnormalised probabilities may add up to more
     /// than f32 holds: see [`ForwardParams::unit`](crate::abi::ForwardParams::unit).
     const NEEDS_UNIT: bool;
+    /// Whether the exponents of the backward are natural, not powers of two: see
+    /// `attention::score::BackwardScale`.
+    const NATURAL_EXPONENTS: bool;
 
     /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors
     /// -1, 0 and 1.
@@ -45,6 +48,7 @@ macro_rules! tensor_core_element {
         impl Element for $type {
             const BYTES: u32 = 2;
             const NEEDS_UNIT: bool = $needs_unit;
+            const NATURAL_EXPONENTS: bool = false;
 
             #[inline(always)]
             fn scale_word(word: u32, factor: f32) -> u32 {
@@ -81,6 +85,7 @@ tensor_core_element!(F16, true, false, convert::pack_f16, convert::unpack_f16, m
 impl Element for F32 {
     const BYTES: u32 = 4;
     const NEEDS_UNIT: bool = true;
+    const NATURAL_EXPONENTS: bool = true;
 
     #[inline(always)]
     fn scale_word(word: u32, factor: f32) -> u32 {

@@ -57,11 +57,11 @@ pub unsafe fn apply<const N: usize>(products: &mut [f32; N], factor: f32) {
     }
 }
 
-/// `1 - tanh^2` of a score in units of the cap: by how much less than a product the score changes. Rounding
-/// never makes it negative.
+/// `1 - tanh^2` of a score in units of the cap: by how much less than a product the score changes. 0 of a score
+/// that is hidden, minus infinity, and of NaN, of which the probability that it is multiplied by is NaN.
 #[inline(always)]
 pub fn derivative(score: f32) -> f32 {
-    math::fma(-score, score, 1.0)
+    math::fma_saturated(-score, score, 1.0)
 }
 
 /// tanh of `|x| < NEAR`.

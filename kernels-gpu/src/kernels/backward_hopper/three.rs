@@ -29,11 +29,10 @@ use crate::abi::layout::WRITERS;
 use crate::abi::{
     BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages, backward_sm90a_query_stages,
 };
-use crate::arch::{barrier, bulk_copy, thread, warp};
-use crate::attention::gradient::{
-    exponentiate, multiply_all, range_factor, scale_all, subtract_delta, subtract_lse,
-};
+use crate::arch::{barrier, bulk_copy, math, thread, warp};
+use crate::attention::gradient::{multiply_all, range_factor, scale_all, subtract_delta};
 use crate::attention::key_order::KeyOrder;
+use crate::attention::score::backward::{BackwardScale, exponentiate, exponents, probabilities};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
 use crate::tile::element;
@@ -77,7 +76,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
         let (lane, warp) = (thread % 32, thread / 32);
         // The warp's first key in the tile.
         let first_row = 64 * warpgroup + 16 * warp;
-        let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+        let scale = BackwardScale::new::<E>(p);
         let keys = self.key.descriptor(64 * warpgroup);
         let values = self.value.descriptor(64 * warpgroup);
         let mut orders = Cursor::start();
@@ -119,12 +118,14 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                     }
                     scores.wait::<1>();
                     let lse = self.lse(stage);
-                    subtract_lse::<MmaFragment, 2, S, false>(lane, &mut scores, lse, scale_log2);
+                    exponents::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
                     if walk.hides(&at) {
                         self.hide(p, letter, at.tile, &mut scores);
                     }
-                    exponentiate::<S, false>(&mut scores);
-                    let probability: [u32; P] = pack::<E, S, P>(&scores);
+                    exponentiate::<E, S>(&mut scores, math::exp2_down);
+                    let probability =
+                        probabilities::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
+                    let probability: [u32; P] = pack::<E, S, P>(&probability);
                     dp.wait::<0>();
                     let delta = self.delta(d_o_stage);
                     subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, delta);

@@ -27,10 +27,13 @@ use super::room::Room;
 use crate::abi::{
     BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages, backward_sm90a_query_stages,
 };
-use crate::arch::{barrier, bulk_copy, shared, thread, warp};
-use crate::attention::gradient::{exponentiate, range_factor, scale_all, subtract_delta, subtract_lse};
+use crate::arch::{barrier, bulk_copy, math, shared, thread, warp};
+use crate::attention::gradient::{range_factor, scale_all, subtract_delta};
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_stretch::{KeyGradient, final_scale};
+use crate::attention::score::backward::{
+    BackwardScale, exponentiate, exponents, probabilities, reads_lse_again,
+};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
 use crate::tile::element;
@@ -71,7 +74,7 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
     {
         let thread = thread::thread_idx_x() % WARPGROUP;
         let lane = thread % 32;
-        let scale_log2 = p.scale * core::f32::consts::LOG2_E;
+        let scale = BackwardScale::new::<E>(p);
         let keys = self.key.descriptor(0);
         let ds = self.ds::<{ 2 * KEYS }>(0).descriptor(0);
         let slot = self.dq(0) + 16 * thread;
@@ -94,20 +97,26 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                     self.queries.wait(&stages);
                     let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
                     scores.wait::<0>();
-                    subtract_lse::<MmaFragment, 2, S, false>(
-                        lane,
-                        &mut scores,
-                        self.lse(stage),
-                        scale_log2,
-                    );
-                    warp::warp_sync();
-                    if lane == 0 {
-                        self.queries.release(&stages);
+                    let lse = self.lse(stage);
+                    exponents::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
+                    let release_query = || {
+                        warp::warp_sync();
+                        if lane == 0 {
+                            self.queries.release(&stages);
+                        }
+                    };
+                    if !reads_lse_again() {
+                        release_query();
                     }
                     if walk.hides(&at) {
                         self.hide(p, letter, at.tile, &mut scores);
                     }
-                    exponentiate::<S, false>(&mut scores);
+                    exponentiate::<E, S>(&mut scores, math::exp2_down);
+                    let probability =
+                        probabilities::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
+                    if reads_lse_again() {
+                        release_query();
+                    }
                     let dq_turn = stages.in_step();
                     dq_stage.acquire(&dq_turn);
                     let mut i = 0;
@@ -117,7 +126,7 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                         i += 1;
                     }
                     barrier::arrive_constant::<P_READY, CONSUMERS>();
-                    let probability: [u32; P] = pack::<E, S, P>(&scores);
+                    let probability: [u32; P] = pack::<E, S, P>(&probability);
                     let d_o_turn = stages.in_step::<D_O_STAGES>();
                     self.d_os.wait(&d_o_turn);
                     let d_o = self.d_o(d_o_turn.stage()).descriptor(0);

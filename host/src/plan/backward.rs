@@ -20,8 +20,8 @@ use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::problem::{ValidBackward, ValidForward};
 use kernels_gpu::abi::{
-    Access, Arch, BackwardParams, DQ_UNORDERED, Dtype, Family, KERNELS, KernelSpec, NOTE_ROWS,
-    backward_statistics,
+    Access, Arch, BackwardParams, DQ_UNORDERED, Dtype, Family, KERNELS, KernelSpec, KernelVariant,
+    NOTE_ROWS, Switches, backward_statistics,
 };
 use std::fmt;
 
@@ -88,8 +88,8 @@ impl BackwardPointers {
 /// One kernel and its grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelLaunch {
-    /// The kernel.
-    pub kernel: &'static KernelSpec,
+    /// The kernel and its switches.
+    pub variant: KernelVariant,
     /// Blocks of the one-dimensional grid; not 0.
     pub blocks: u32,
 }
@@ -168,16 +168,16 @@ impl BackwardPlan {
     /// f32 `[statistics, Hq, workspace_rows]`.
     fn statistics_bytes(&self) -> u64 {
         let statistics =
-            self.launches.first().map_or(0, |launch| backward_statistics(launch.kernel.dtype));
+            self.launches.first().map_or(0, |launch| backward_statistics(launch.variant.kernel.dtype));
         4 * u64::from(statistics)
             * u64::from(self.params.query_heads)
             * u64::from(self.params.workspace_rows)
     }
 
     /// The main kernel, unless there is nothing for it to do.
-    pub fn main_kernel(&self) -> Option<&'static KernelSpec> {
-        let kernels = self.launches.iter().map(|launch| launch.kernel);
-        kernels.into_iter().find(|kernel| kernel.family == Family::Backward)
+    pub fn main_kernel(&self) -> Option<KernelVariant> {
+        let mut variants = self.launches.iter().map(|launch| launch.variant);
+        variants.find(|variant| variant.kernel.family == Family::Backward)
     }
 
     /// The parameter of the kernels, with a workspace of this many bytes at this address.
@@ -222,12 +222,12 @@ impl BackwardPlan {
 
 impl fmt::Display for BackwardPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, KernelLaunch { kernel, blocks }) in self.launches.iter().enumerate() {
-            let KernelSpec { name, threads, shared_bytes, .. } = kernel;
+        for (index, KernelLaunch { variant, blocks }) in self.launches.iter().enumerate() {
+            let KernelSpec { threads, shared_bytes, .. } = variant.kernel;
             let line = if index == 0 { "" } else { "\n" };
             write!(
                 f,
-                "{line}{name}: {blocks} blocks of {threads} threads, {shared_bytes} shared bytes"
+                "{line}{variant}: {blocks} blocks of {threads} threads, {shared_bytes} shared bytes"
             )?;
         }
         if f.alternate() {
@@ -264,8 +264,10 @@ pub fn plan_backward(
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: steps::are_short(forward, head_dim, device),
         gathers_heads: false,
+        switches: Switches::NONE,
     };
-    let main = choose_kernel(device, &choice, &mut reasons)?;
+    let variant = choose_kernel(device, &choice, &mut reasons)?;
+    let main = variant.kernel;
     match (main.key_rows, main.query_rows) {
         (_, 80) => {
             reasons.push("80 queries a step: so many fewer steps than with 64 that it is faster".into())
@@ -301,7 +303,7 @@ pub fn plan_backward(
         }
         stretches.tell(&mut params);
     }
-    let launches = launches(delta, main, device, &params, &stretches)?;
+    let launches = launches(delta, variant, device, &params, &stretches)?;
     Ok(BackwardPlan { launches, params, hopper, stretches, reasons })
 }
 
@@ -317,11 +319,12 @@ fn tensors_of(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> Hopper
 /// The kernels with something to do.
 fn launches(
     delta: &'static KernelSpec,
-    main: &'static KernelSpec,
+    variant: KernelVariant,
     device: &DeviceProperties,
     params: &BackwardParams,
     stretches: &Stretches,
 ) -> Result<Vec<KernelLaunch>> {
+    let main = variant.kernel;
     let &BackwardParams { batches, query_heads, query_rows, key_rows, .. } = params;
     let key_heads = query_heads / params.group_size;
     let key_blocks = if key_rows == 0 { 0 } else { params.key_blocks };
@@ -345,15 +348,16 @@ fn launches(
     let convert_blocks =
         count_blocks(query_rows.div_ceil(main.query_rows), &what, query_heads, batches)?;
     let mut launches = vec![
-        KernelLaunch { kernel: delta, blocks: delta_blocks },
-        KernelLaunch { kernel: main, blocks: main_blocks },
-        KernelLaunch { kernel: sibling(main, Family::BackwardConvert)?, blocks: convert_blocks },
+        KernelLaunch { variant: delta.into(), blocks: delta_blocks },
+        KernelLaunch { variant, blocks: main_blocks },
+        KernelLaunch { variant: sibling(main, Family::BackwardConvert)?.into(), blocks: convert_blocks },
     ];
     if stretches.divided_tiles > 0 {
         let kernel = sibling(main, Family::BackwardSum)?;
         let what = format!("groups of {} keys of divided tiles", kernel.key_rows);
         let groups = stretches.divided_tiles * (main.key_rows / kernel.key_rows);
-        launches.push(KernelLaunch { kernel, blocks: count_blocks(groups, &what, 2, 1)? });
+        let blocks = count_blocks(groups, &what, 2, 1)?;
+        launches.push(KernelLaunch { variant: kernel.into(), blocks });
     }
     launches.retain(|launch| launch.blocks > 0);
     Ok(launches)

@@ -9,8 +9,8 @@ use crate::driver::DeviceProperties;
 use crate::error::{Error, Result};
 use crate::problem::{ForwardProblem, Layout, ValidForward};
 use kernels_gpu::abi::{
-    COMBINE_WARPS, CombineParams, Dtype, Family, KERNELS, KernelSpec, MAX_SPLITS, OUTPUT_F32_FOR_NOW,
-    WINDOW_OPEN,
+    COMBINE_WARPS, CombineParams, Dtype, Family, KERNELS, KernelSpec, KernelVariant, MAX_SPLITS,
+    OUTPUT_F32_FOR_NOW, WINDOW_OPEN,
 };
 
 /// How the keys of a forward pass are split.
@@ -26,7 +26,7 @@ pub(super) struct Split {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CombinePlan {
     /// The kernel.
-    pub kernel: &'static KernelSpec,
+    pub variant: KernelVariant,
     /// Blocks of the one-dimensional grid.
     pub blocks: u32,
     /// The kernel's parameter; `part_o` and `part_statistics` count from the beginning of the workspace.
@@ -55,9 +55,10 @@ pub(super) fn may_split(valid: &ValidForward) -> bool {
 /// enough ranges to keep every multiprocessor busy, and to share out the longest packed sequence.
 pub(super) fn choose_split(
     valid: &ValidForward,
-    (kernel, rows): &(&KernelSpec, TileRows),
+    (variant, rows): &(KernelVariant, TileRows),
     device: &DeviceProperties,
 ) -> Option<Split> {
+    let kernel = variant.kernel;
     if !kernel.splits_keys() {
         return None;
     }
@@ -152,7 +153,7 @@ pub(super) fn combine(
             let KernelSpec { family, dtype, query_rows, .. } = **kernel;
             (family, dtype, query_rows) == (Family::ForwardCombine, problem.dtype, block_rows)
         })
-        .max_by_key(|kernel| kernel.arch == main.kernel.arch)
+        .max_by_key(|kernel| kernel.arch == main.variant.kernel.arch)
         .ok_or_else(|| Error::KernelMissing {
             device: device.name.clone(),
             family: super::family_name(Family::ForwardCombine),
@@ -189,5 +190,5 @@ pub(super) fn combine(
     (params.o.address, params.lse) = (combine.part_o, combine.part_statistics);
     params.lse_batch_stride = (heads * query_rows) as i64;
     let workspace_bytes = workspace_bytes(valid, ranges);
-    Ok(CombinePlan { kernel, blocks, params: combine, workspace_bytes })
+    Ok(CombinePlan { variant: kernel.into(), blocks, params: combine, workspace_bytes })
 }

@@ -8,20 +8,22 @@
 //! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with
 //! no keys dq does (delta and convert).
 
+mod params;
+
 use super::dq::{dq_order, split};
 use super::forward::check_offsets;
 use super::stretches::Stretches;
 use super::waves::choose_wave;
 use super::workspace::{delta_rows, dq_gap, padded_rows, workspace_rows};
 use super::{
-    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, steps, tensor_maps, view,
+    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, steps, tensor_maps,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
-use crate::problem::{ValidBackward, ValidForward};
+use crate::problem::ValidBackward;
 use kernels_gpu::abi::{
-    Access, Arch, BackwardParams, DQ_UNORDERED, Dtype, Family, KERNELS, KernelSpec, KernelVariant,
-    NOTE_ROWS, Switches, backward_statistics,
+    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, KernelVariant, NOTE_ROWS,
+    Switches, backward_statistics,
 };
 use std::fmt;
 
@@ -209,14 +211,13 @@ impl BackwardPlan {
             counter = slots + self.slot_bytes();
             dq_notes = counter + self.counter_bytes();
         }
-        Ok(BackwardParams {
-            statistics: workspace,
-            dq_accumulator,
-            dq_notes,
-            counter,
-            stretch_sums,
-            ..self.params
-        })
+        let mut params = self.params;
+        params.statistics = workspace;
+        params.dq_accumulator = dq_accumulator;
+        params.dq_notes = dq_notes;
+        params.counter = counter;
+        params.stretch_sums = stretch_sums;
+        Ok(params)
     }
 }
 
@@ -281,17 +282,17 @@ pub fn plan_backward(
     let padded_rows = padded_rows(forward, main, delta);
     let workspace_rows = workspace_rows(forward, padded_rows)?;
     let dq_gap = dq_gap(forward, main, padded_rows);
-    let mut params = BackwardParams {
-        heads_per_wave: choose_wave(forward, main, mode, device, &mut reasons),
-        padded_rows: padded_rows as u32,
-        workspace_rows,
-        accumulator_rows: workspace_rows - forward.batches * dq_gap,
-        dq_gap,
-        padded_dim: main.head_dim,
-        tile_keys: main.key_rows,
-        ..tensor_params(valid, pointers)
-    };
-    without_queries(forward, &mut params);
+    let mut params = params::of_tensors(valid, pointers);
+    params.heads_per_wave = choose_wave(forward, main, mode, device, &mut reasons);
+    if forward.is_empty() {
+        let pairs = params.batches.saturating_mul(params.query_heads);
+        params.heads_per_wave = params.heads_per_wave.min(pairs).max(1);
+    } else {
+        params.padded_rows = padded_rows as u32;
+    }
+    (params.workspace_rows, params.dq_gap) = (workspace_rows, dq_gap);
+    params.accumulator_rows = workspace_rows - forward.batches * dq_gap;
+    (params.padded_dim, params.tile_keys) = (main.head_dim, main.key_rows);
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
     split(mode, key_tiles, main, device, &mut params, &mut reasons);
     let (mut hopper, mut stretches) = (None, Stretches::NONE);
@@ -382,86 +383,4 @@ fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
         head_dim: main.head_dim,
         reason: format!("nothing goes with {}", main.name),
     })
-}
-
-/// With no queries at all, dk and dv are still to be zeroed, whatever the heads of q and however
-/// sequences are packed: as strided tensors with one query head per key head and no rows.
-fn without_queries(valid: &ValidForward, params: &mut BackwardParams) {
-    if !valid.is_empty() {
-        return;
-    }
-    let [batches, key_rows, key_heads, _] = valid.problem.k.shape.map(|size| size as u32);
-    *params = BackwardParams {
-        batches,
-        query_heads: key_heads,
-        group_size: 1,
-        query_rows: 0,
-        key_rows,
-        cu_seqlens_q: 0,
-        cu_seqlens_k: 0,
-        padded_rows: 0,
-        workspace_rows: 0,
-        accumulator_rows: 0,
-        heads_per_wave: params.heads_per_wave.min(batches.saturating_mul(key_heads)).max(1),
-        ..*params
-    };
-}
-
-/// What the tensors and the problem alone say; the rest is 0.
-fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> BackwardParams {
-    let (problem, forward) = (&valid.problem, &valid.forward);
-    let layouts = &problem.forward;
-    let [lse_batch_stride, lse_head_stride] = forward.lse_strides();
-    BackwardParams {
-        q: view(pointers.q, &layouts.q),
-        k: view(pointers.k, &layouts.k),
-        v: view(pointers.v, &layouts.v),
-        o: view(pointers.o, &layouts.o),
-        d_o: view(pointers.d_o, &problem.d_o),
-        dq: view(pointers.dq, &problem.dq),
-        dk: view(pointers.dk, &problem.dk),
-        dv: view(pointers.dv, &problem.dv),
-        lse: pointers.lse,
-        d_lse: if problem.has_d_lse { pointers.d_lse } else { 0 },
-        lse_batch_stride,
-        lse_head_stride,
-        cu_seqlens_q: if forward.is_packed() { pointers.cu_seqlens_q } else { 0 },
-        cu_seqlens_k: if forward.is_packed() { pointers.cu_seqlens_k } else { 0 },
-        statistics: 0,
-        dq_accumulator: 0,
-        dq_notes: 0,
-        counter: 0,
-        stretch_sums: 0,
-        split_stride: 0,
-        batches: forward.batches,
-        query_heads: forward.query_heads,
-        group_size: forward.group_size,
-        query_rows: forward.query_rows,
-        key_rows: forward.key_rows,
-        head_dim: forward.head_dim,
-        value_dim: forward.value_dim,
-        padded_rows: 0,
-        workspace_rows: 0,
-        accumulator_rows: 0,
-        dq_gap: 0,
-        bottom_right: u32::from(forward.bottom_right),
-        window_left: forward.window_left,
-        window_right: forward.window_right,
-        scale: forward.scale,
-        output_f32: u32::from(layouts.output_dtype == Dtype::F32),
-        gradients_f32: u32::from(problem.gradient_dtype == Dtype::F32),
-        key_blocks: 0,
-        splits: 0,
-        heads_per_wave: 0,
-        padded_dim: 0,
-        dq_order: DQ_UNORDERED,
-        whole_tiles: 0,
-        unit_bits: 0,
-        turn_units: 1,
-        tile_keys: 0,
-        softcap: 0.0,
-        softcap_factor: 0.0,
-        ds_scale: 1.0,
-        gradient_scale: forward.scale,
-    }
 }

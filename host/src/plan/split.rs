@@ -108,8 +108,77 @@ pub(super) fn parts(
         shape: [batches * split.ranges as usize, rows, heads, columns],
         strides: [head_stride * heads as i64, row_stride, head_stride, 1],
     };
-    let problem = ForwardProblem { o, output_dtype: Dtype::F32, wants_lse: true, ..valid.problem };
-    (ValidForward { problem, ..*valid }, ForwardPointers { o: 0, lse: 0, ..*pointers })
+    let &ForwardPointers { q, k, v, o: _, lse: _, cu_seqlens_q, cu_seqlens_k } = pointers;
+    let pointers = ForwardPointers { q, k, v, o: 0, lse: 0, cu_seqlens_q, cu_seqlens_k };
+    (with_problem(valid, parts_of(&valid.problem, o)), pointers)
+}
+
+/// The same sizes, of another problem that has them.
+fn with_problem(valid: &ValidForward, problem: ForwardProblem) -> ValidForward {
+    // Every field has a name here: of one that is new it must be said what it becomes.
+    let &ValidForward {
+        problem: _,
+        batches,
+        query_rows,
+        key_rows,
+        query_heads,
+        key_heads,
+        group_size,
+        head_dim,
+        value_dim,
+        bottom_right,
+        window_left,
+        window_right,
+        scale,
+    } = valid;
+    ValidForward {
+        problem,
+        batches,
+        query_rows,
+        key_rows,
+        query_heads,
+        key_heads,
+        group_size,
+        head_dim,
+        value_dim,
+        bottom_right,
+        window_left,
+        window_right,
+        scale,
+    }
+}
+
+/// The problem with all outputs in f32, o as it stands in the workspace.
+fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
+    // Every field has a name here: of one that is new it must be said what it becomes.
+    let &ForwardProblem {
+        q,
+        k,
+        v,
+        o: _,
+        dtype,
+        output_dtype: _,
+        scale,
+        mask,
+        sequences,
+        wants_lse: _,
+        num_splits,
+        pack_gqa,
+    } = problem;
+    ForwardProblem {
+        q,
+        k,
+        v,
+        o,
+        dtype,
+        output_dtype: Dtype::F32,
+        scale,
+        mask,
+        sequences,
+        wants_lse: true,
+        num_splits,
+        pack_gqa,
+    }
 }
 
 /// Columns of a row of o in the workspace: whole reads of 16 bytes.

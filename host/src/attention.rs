@@ -98,7 +98,7 @@ unsafe fn launch_kernels(
     combine: Option<(&CombinePlan, &CombineParams)>,
     stream: Stream,
 ) -> Result<()> {
-    tracing::debug!(kernel = plan.kernel.name, blocks = plan.blocks, "launch");
+    tracing::debug!(kernel = %plan.variant, blocks = plan.blocks, "launch");
     let driver = device.driver();
     let with_maps = match &plan.hopper {
         None => None,
@@ -113,9 +113,9 @@ unsafe fn launch_kernels(
         }),
     };
     let params = with_maps.as_ref().map_or(forward.bytes(), |params| params.bytes());
-    let main = Queued { kernel: plan.kernel, blocks: plan.blocks, params };
+    let main = Queued { variant: plan.variant, blocks: plan.blocks, params };
     let combine = combine.map(|(combine, last)| Queued {
-        kernel: combine.kernel,
+        variant: combine.variant,
         blocks: combine.blocks,
         params: last.bytes(),
     });

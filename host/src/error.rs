@@ -318,6 +318,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A switch is to be on that the text of the kernel does not have.
+    #[error("kernel {kernel}: expected a marker `// specialize {switch}` in the PTX, got none")]
+    SwitchMissing {
+        /// Name of the kernel.
+        kernel: String,
+        /// Name of the switch, e.g. `softcap`.
+        switch: &'static str,
+    },
     /// A call to the CUDA driver failed.
     #[error("CUDA: {call} failed: {name} ({code}){}", detail_text(.detail))]
     Cuda {

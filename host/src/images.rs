@@ -1,8 +1,10 @@
 //! The compiled kernels: PTX text, built into the library compressed, or given by the caller instead.
 
+mod specialize;
+
 use crate::error::{Error, Result};
 use flate2::read::GzDecoder;
-use kernels_gpu::abi::{KERNELS, KernelSpec};
+use kernels_gpu::abi::{KERNELS, KernelVariant, VariantKey};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io::Read as _;
@@ -11,11 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Kernel name and gzip-compressed PTX, sorted by name; written by the build script.
 static EMBEDDED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images_table.rs"));
 
-/// Where a driver gets the PTX of a kernel from. Clones share what was decompressed.
+/// Where a driver gets the PTX of a kernel from. Clones share what was decompressed, and what was edited for
+/// the switches of a variant.
 #[derive(Clone)]
 pub struct KernelImages {
     replacement: Option<Arc<Replacement>>,
-    texts: Arc<Mutex<HashMap<&'static str, Arc<str>>>>,
+    texts: Arc<Mutex<HashMap<VariantKey, Arc<str>>>>,
 }
 
 /// A PTX text that replaces the embedded kernels of the same names.
@@ -58,24 +61,24 @@ impl KernelImages {
         Err(Error::NoKernelReplaced { entries: entry_names(ptx).map(str::to_owned).collect() })
     }
 
-    /// The PTX text that holds `kernel`: the same `Arc` at every call.
+    /// The PTX text that holds the kernel, with its switches set: the same `Arc` at every call.
     ///
     /// # Errors
     /// [`Error::KernelImageMissing`] if it was not built in, [`Error::KernelImageCorrupt`] if it cannot
-    /// be read.
-    pub fn get(&self, kernel: &KernelSpec) -> Result<Arc<str>> {
-        if let Some(replacement) = &self.replacement
-            && replacement.entries.contains(kernel.name)
-        {
-            return Ok(replacement.text.clone());
-        }
+    /// be read, [`Error::SwitchMissing`] if it has no marker of a switch that is on.
+    pub fn get(&self, variant: KernelVariant) -> Result<Arc<str>> {
         // The map stays whole even if a thread panicked while it held the lock: entries are only added.
         let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(text) = texts.get(kernel.name) {
+        if let Some(text) = texts.get(&variant.key()) {
             return Ok(text.clone());
         }
-        let text: Arc<str> = decompress(EMBEDDED, kernel.name)?.into();
-        texts.insert(kernel.name, text.clone());
+        let kernel = variant.kernel.name;
+        let text = match &self.replacement {
+            Some(replacement) if replacement.entries.contains(kernel) => replacement.text.clone(),
+            _ => decompress(EMBEDDED, kernel)?.into(),
+        };
+        let text = specialize::specialized(&text, variant)?.map_or(text, Arc::from);
+        texts.insert(variant.key(), text.clone());
         Ok(text)
     }
 
@@ -125,18 +128,25 @@ fn decompress(table: &[(&str, &[u8])], kernel: &str) -> Result<String> {
 
 /// The names after `.entry` in a PTX text.
 fn entry_names(ptx: &str) -> impl Iterator<Item = &str> {
-    ptx.lines().filter(|line| !line.trim_start().starts_with("//")).filter_map(|line| {
-        let rest = line.split_once(".entry ")?.1.trim_start();
-        let end =
-            rest.find(|c: char| !(c.is_ascii_alphanumeric() || "_$%".contains(c))).unwrap_or(rest.len());
-        (end > 0).then(|| &rest[..end])
-    })
+    ptx.lines().filter_map(entry_name)
+}
+
+/// The name after `.entry` in a line of PTX.
+fn entry_name(line: &str) -> Option<&str> {
+    if line.trim_start().starts_with("//") {
+        return None;
+    }
+    let rest = line.split_once(".entry ")?.1.trim_start();
+    let end =
+        rest.find(|c: char| !(c.is_ascii_alphanumeric() || "_$%".contains(c))).unwrap_or(rest.len());
+    (end > 0).then(|| &rest[..end])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use flate2::{Compression, write::GzEncoder};
+    use kernels_gpu::abi::{Family, Switch, Switches};
     use std::io::Write as _;
 
     const PTX: &str =
@@ -167,12 +177,15 @@ mod tests {
         assert_eq!(text("other"), "kernel other: the PTX cannot be read: no .entry other in the text");
     }
 
+    fn kernel(name: &str) -> KernelVariant {
+        KERNELS.iter().find(|spec| spec.name == name).unwrap().into()
+    }
+
     #[test]
     fn an_override_replaces_the_kernels_it_holds_and_no_others() {
         let images = KernelImages::with_override(PTX).unwrap();
-        let held = KERNELS.iter().find(|spec| spec.name == "forward_bf16_d64_sm80").unwrap();
-        assert_eq!(&*images.get(held).unwrap(), PTX);
-        let other = KERNELS.iter().find(|spec| spec.name == "forward_f16_d64_sm80").unwrap();
+        assert_eq!(&*images.get(kernel("forward_bf16_d64_sm80")).unwrap(), PTX);
+        let other = kernel("forward_f16_d64_sm80");
         assert!(images.get(other).map_or(true, |text| &*text != PTX));
         assert!(images.names().contains(&"second".to_owned()));
         assert!(KernelImages::replacing(PTX).is_ok());
@@ -184,5 +197,34 @@ mod tests {
             KernelImages::with_override("").unwrap_err().to_string(),
             "kernel override: the PTX cannot be read: no .entry in the text"
         );
+    }
+
+    #[test]
+    fn an_override_goes_through_the_same_edit() {
+        let name = "forward_bf16_d64_sm80";
+        let off = kernel(name);
+        let on = KernelVariant { switches: Switches::NONE.with(Switch::Softcap), ..off };
+        let text = format!(".entry {name}(\n\tmov.b32 %r1, 0; // specialize softcap\n");
+        let images = KernelImages::with_override(&text).unwrap();
+        assert_eq!(*images.get(on).unwrap(), *text.replace(" 0;", " 1;"));
+        assert_eq!(*images.get(off).unwrap(), *text);
+        assert!(Arc::ptr_eq(&images.get(on).unwrap(), &images.clone().get(on).unwrap()));
+        // Without a marker it has the text of neither.
+        let images = KernelImages::with_override(PTX).unwrap();
+        let missing = Error::SwitchMissing { kernel: name.to_owned(), switch: "softcap" };
+        assert_eq!(images.get(on), Err(missing));
+        assert!(images.get(off).is_ok());
+    }
+
+    /// Kernels whose text lacks a marker that their row has would fail at their first use with it.
+    #[test]
+    fn every_forward_kernel_that_is_built_in_has_its_switches() {
+        let images = KernelImages::embedded();
+        let forward = KERNELS.iter().filter(|kernel| kernel.family == Family::Forward);
+        for kernel in forward.filter(|kernel| images.names().iter().any(|name| name == kernel.name)) {
+            let all = KernelVariant { kernel, switches: kernel.switches };
+            let (off, on) = (images.get(kernel.into()).unwrap(), images.get(all).unwrap());
+            assert!(*off != *on && off.len() == on.len(), "{}", kernel.name);
+        }
     }
 }

@@ -27,7 +27,9 @@ pub use split::CombinePlan;
 use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::{Error, Result};
 use crate::problem::Layout;
-use kernels_gpu::abi::{Access, Arch, Dtype, Family, KERNELS, KernelSpec, TensorView};
+use kernels_gpu::abi::{
+    Access, Arch, Dtype, Family, KERNELS, KernelSpec, KernelVariant, Switches, TensorView,
+};
 
 /// The largest one-dimensional grid of CUDA.
 pub const MAX_BLOCKS: u32 = i32::MAX as u32;
@@ -108,17 +110,20 @@ struct Choice {
     short_tiles: bool,
     /// A kernel for rows of several heads, if there is one.
     gathers_heads: bool,
+    /// What is to be switched on.
+    switches: Switches,
 }
 
 /// The kernel with the smallest head dimension that is large enough, among those that run on the device:
 /// one for Hopper if there is one, and with `Access::Vector16`, element access only where nothing else
-/// fits.
+/// fits. What is asked for is switched on.
 fn choose_kernel(
     device: &DeviceProperties,
     choice: &Choice,
     reasons: &mut Vec<String>,
-) -> Result<&'static KernelSpec> {
-    let &Choice { family, dtype, head_dim, access, mappable, short_tiles, gathers_heads } = choice;
+) -> Result<KernelVariant> {
+    let &Choice { family, dtype, head_dim, access, mappable, short_tiles, gathers_heads, switches } =
+        choice;
     let (major, minor) = device.compute_capability;
     let accepts = |spec: &&KernelSpec| {
         spec.family == family
@@ -127,6 +132,7 @@ fn choose_kernel(
             && (spec.access == access || spec.access == Access::Element)
             && (spec.arch != Arch::Sm90a || mappable)
             && (gathers_heads || !spec.gathers_heads)
+            && spec.switches.contains_all(switches)
     };
     let runs = |spec: &&KernelSpec| {
         spec.arch.runs_on(major, minor) && spec.shared_bytes <= device.shared_bytes_per_block
@@ -145,10 +151,13 @@ fn choose_kernel(
         if kernel.access != access {
             reasons.push("element access: no kernel with 16-byte access runs on the device".into());
         }
-        return Ok(kernel);
+        reasons.extend(switches.iter().map(|switch| format!("{} is switched on", switch.name())));
+        return Ok(KernelVariant { kernel, switches });
     }
     let reason = match KERNELS.iter().filter(accepts).min_by_key(|spec| spec.shared_bytes) {
-        None => "there is none".to_owned(),
+        None => switches
+            .iter()
+            .fold("there is none".to_owned(), |text, switch| format!("{text} with {}", switch.name())),
         Some(spec) => format!(
             "{} needs {} and {} bytes of shared memory per block, the device has compute capability \
              {major}.{minor} and {} bytes",

@@ -4,6 +4,7 @@
 mod instances;
 mod kernel;
 pub mod layout;
+mod marker;
 pub mod regions;
 mod shared_bytes;
 mod table;
@@ -15,8 +16,9 @@ pub use layout::{
     forward_sm90a_keeps_output_apart, forward_sm90a_key_and_value_stages, forward_sm90a_query_stages,
     panel_columns,
 };
+pub use marker::{BadMarker, Marker};
 pub use table::KERNELS;
-pub use variant::{KernelVariant, Switch, Switches};
+pub use variant::{KernelVariant, Switch, Switches, VariantKey};
 
 /// A four-dimensional tensor `[batch, row, head, column]` in device memory; columns are contiguous.
 #[repr(C)]

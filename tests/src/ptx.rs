@@ -2,7 +2,7 @@
 
 use crate::sources::{Place, chain, goes_through};
 use finite_attention::KernelImages;
-use kernels_gpu::abi::{KERNELS, KernelSpec};
+use kernels_gpu::abi::{KERNELS, KernelSpec, Marker};
 
 /// The PTX of one kernel, in lines.
 #[derive(Clone, Debug)]
@@ -55,7 +55,8 @@ impl Ptx {
     /// # Panics
     /// If there is no such kernel, or no PTX of it.
     pub fn shipped(kernel: &str) -> Self {
-        let text = KernelImages::embedded().get(spec(kernel)).unwrap_or_else(|error| panic!("{error}"));
+        let text =
+            KernelImages::embedded().get(spec(kernel).into()).unwrap_or_else(|error| panic!("{error}"));
         Ptx::new(&text)
     }
 
@@ -195,8 +196,16 @@ pub fn spec(kernel: &str) -> &'static KernelSpec {
     KERNELS.iter().find(|spec| spec.name == kernel).unwrap_or_else(|| panic!("no kernel {kernel}"))
 }
 
-/// A line with two instructions as two lines, without comments behind them.
+/// The kernel of a variant, by its name: without what is switched on.
+pub fn kernel_of(variant: &str) -> &str {
+    variant.split_once('+').map_or(variant, |(kernel, _)| kernel)
+}
+
+/// A line with two instructions as two lines, without comments behind them; a marker as it is.
 fn single(line: &str) -> Vec<String> {
+    if matches!(Marker::of_line(line), Ok(Some(_))) {
+        return vec![line.to_owned()];
+    }
     let code = if line.trim_start().starts_with(['.', '/']) {
         line
     } else {
@@ -296,6 +305,13 @@ mod tests {
         assert_eq!(sites[1].places.len(), 2);
         let edited = ptx.with_lines(&[(sites[0].line, String::new())]);
         assert_eq!(edited.sites().len(), 2);
+    }
+
+    #[test]
+    fn markers_stay_what_they_are() {
+        let marker = "mov.b32 %r1, 0; // specialize softcap";
+        assert_eq!(Ptx::new(&format!("\tmov.b32 %r2, 0; // 0\n{marker}\n")).lines[1], marker);
+        assert_eq!(kernel_of("forward+softcap+more"), "forward");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use finite_attention::driver::{
     DevicePointer, DeviceProperties, Driver, Queued, Stream, TensorMapDescription,
 };
 use finite_attention::{Device, Error};
-use kernels_gpu::abi::{Arch, KernelSpec, TensorMap};
+use kernels_gpu::abi::{Arch, KernelSpec, KernelVariant, TensorMap};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -127,18 +127,18 @@ impl Driver for Recorder {
 
     unsafe fn launch(
         &self,
-        kernel: &KernelSpec,
+        variant: KernelVariant,
         blocks: u32,
         params: &[u8],
         stream: Stream,
     ) -> Result<(), Error> {
-        self.launched.0.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel.name);
+        self.launched.0.lock().unwrap_or_else(PoisonError::into_inner).insert(variant.kernel.name);
         // SAFETY: passed on to the caller.
-        unsafe { self.device.driver().launch(kernel, blocks, params, stream) }
+        unsafe { self.device.driver().launch(variant, blocks, params, stream) }
     }
 
     unsafe fn launch_in_order(&self, queue: &[Queued<'_>], stream: Stream) -> Result<(), Error> {
-        let names = queue.iter().map(|queued| queued.kernel.name);
+        let names = queue.iter().map(|queued| queued.variant.kernel.name);
         self.launched.0.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
         // SAFETY: passed on to the caller.
         unsafe { self.device.driver().launch_in_order(queue, stream) }

@@ -55,7 +55,7 @@ fn counted(problem: &BackwardProblem, [cu_q, cu_k]: [&[i32]; 2]) -> (Vec<u32>, &
     let pairs = (params.batches * params.query_heads / params.group_size) as usize;
     let words = memory.to_vec(stream).unwrap();
     let counts = words[first..first + pairs].iter().map(|&count| count as u32).collect();
-    (counts, plan.main_kernel().unwrap())
+    (counts, plan.main_kernel().unwrap().kernel)
 }
 
 #[test]

@@ -260,7 +260,7 @@ fn repeats_give_the_same_bits(device: &Device, case: &Case, repeats: usize) -> F
     let first = run(device, case, &inputs, Surroundings::Nan)?;
     for _ in 1..repeats {
         let again = run(device, case, &inputs, Surroundings::Nan)?;
-        identical(first.kernel, has_repeatable_dq(case), &first, &again)?;
+        identical(&first.kernel, has_repeatable_dq(case), &first, &again)?;
     }
     Ok(())
 }

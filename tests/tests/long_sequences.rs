@@ -42,7 +42,7 @@ fn first_rows(device: &Device, change: impl Fn(&mut ForwardPlan)) -> Option<Vec<
     let mut plan =
         plan_forward(&problem.validate().unwrap(), device.properties(), &pointers).unwrap().unwrap();
     plan.hopper?;
-    assert_eq!(plan.kernel.query_rows as usize, ROWS, "{plan}");
+    assert_eq!(plan.variant.kernel.query_rows as usize, ROWS, "{plan}");
     change(&mut plan);
     // SAFETY: the tensors are there; rows beyond them are outside of the maps, by which alone o is written.
     unsafe { launch_forward(device, &plan, Stream::default()) }.unwrap();

@@ -9,6 +9,7 @@ use finite_attention::{Device, Mode};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{run, run_with, same_bits};
 use finite_attention_tests::property::{Finding, check};
+use finite_attention_tests::ptx::kernel_of;
 use finite_attention_tests::rule::precision;
 use kernels_gpu::abi::KERNELS;
 use rand::rngs::StdRng;
@@ -75,9 +76,9 @@ impl Blemish {
     }
 }
 
-/// Whether `kernel` had rows of several heads in a tile: because it can, or because each head has one query.
-fn heads_share_tiles(case: &Case, kernel: &str) -> bool {
-    let gathers = KERNELS.iter().any(|spec| spec.name == kernel && spec.gathers_heads);
+/// Whether the kernel of a variant had rows of several heads in a tile: because it can, or because each head has one query.
+fn heads_share_tiles(case: &Case, variant: &str) -> bool {
+    let gathers = KERNELS.iter().any(|spec| spec.name == kernel_of(variant) && spec.gathers_heads);
     gathers || case.query_rows == 1 && !case.packed && case.pack_gqa != Some(false)
 }
 
@@ -131,7 +132,7 @@ fn reaches_what_depends_on_it(tensor: Tensor) -> impl Fn(&Device, &Case) -> Find
     move |device, case| {
         let mut inputs = Inputs::drawn(case);
         let clean = run(device, case, &inputs, Surroundings::Nan)?;
-        let heads_share_tiles = heads_share_tiles(case, clean.kernel);
+        let heads_share_tiles = heads_share_tiles(case, &clean.kernel);
         let blemish = Blemish { heads_share_tiles, ..Blemish::draw(case, tensor) };
         let blemished = match tensor {
             Tensor::Q => &mut inputs.q,

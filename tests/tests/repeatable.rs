@@ -51,7 +51,7 @@ fn runs_give_the_same_bits() {
         let first = run(device, case, &inputs, Surroundings::Nan)?;
         for _ in 0..3 {
             identical(
-                first.kernel,
+                &first.kernel,
                 has_repeatable_dq(case),
                 &first,
                 &run(device, case, &inputs, Surroundings::Nan)?,
@@ -73,7 +73,7 @@ fn threads_give_the_same_bits() {
                 [(); 3].map(|()| scope.spawn(|| run(device, case, &inputs, Surroundings::Nan)));
             threads.into_iter().try_for_each(|thread| {
                 let other = thread.join().map_err(|_| "a thread panicked")??;
-                identical(first.kernel, has_repeatable_dq(case), &first, &other)
+                identical(&first.kernel, has_repeatable_dq(case), &first, &other)
             })
         })
     });
@@ -113,6 +113,6 @@ fn checks_change_no_bits() {
         let checked = run(device, case, &inputs, Surroundings::Nan)?;
         let options = Options { checks: Checks::none(), ..Options::default() };
         let plain = emulated(arch, KernelImages::embedded(), options);
-        identical(checked.kernel, true, &checked, &run(&plain, case, &inputs, Surroundings::Nan)?)
+        identical(&checked.kernel, true, &checked, &run(&plain, case, &inputs, Surroundings::Nan)?)
     });
 }

@@ -168,7 +168,7 @@ fn the_ranges_of_a_row_are_those_of_its_sequence_among_many() {
 fn kernels_that_start_early_wait_before_they_touch_memory() {
     let images = KernelImages::embedded();
     for kernel in KERNELS {
-        let ptx = images.get(kernel).unwrap();
+        let ptx = images.get(kernel.into()).unwrap();
         let code = ptx.rsplit(".entry").next().unwrap();
         let before: Vec<&str> =
             code.lines().take_while(|line| !line.contains("griddepcontrol.wait")).collect();

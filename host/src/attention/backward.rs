@@ -75,13 +75,13 @@ pub unsafe fn launch_backward(
     let params = plan.params_with(workspace.pointer, workspace.bytes)?;
     let driver = device.driver();
     let with_maps = plan.hopper.as_ref().map(|maps| hopper_params(driver, maps, params)).transpose()?;
-    let queued = |&KernelLaunch { kernel, blocks }: &KernelLaunch| {
-        tracing::debug!(kernel = kernel.name, blocks, "launch");
+    let queued = |&KernelLaunch { variant, blocks }: &KernelLaunch| {
+        tracing::debug!(kernel = %variant, blocks, "launch");
         let params = match &with_maps {
-            Some(with_maps) if kernel.family == Family::Backward => with_maps.bytes(),
+            Some(with_maps) if variant.kernel.family == Family::Backward => with_maps.bytes(),
             _ => params.bytes(),
         };
-        Queued { kernel, blocks, params }
+        Queued { variant, blocks, params }
     };
     let queue: Vec<Queued<'_>> = plan.launches.iter().map(queued).collect();
     // SAFETY: passed on to the caller; what maps describe is what the plan was made with.

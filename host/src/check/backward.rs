@@ -14,8 +14,8 @@ use kernels_gpu::abi::Dtype;
 /// What a device made of the backward pass of a case, in logical order.
 #[derive(Clone, Debug)]
 pub struct ComputedGradients {
-    /// The main kernel that ran; `none` when it had nothing to compute.
-    pub kernel: &'static str,
+    /// The main kernel that ran, with its switches; `none` when it had nothing to compute.
+    pub kernel: String,
     /// dO and dLSE as the kernel saw them.
     pub inputs: GradientInputs,
     /// `[B, Sq, Hq, D]`.
@@ -98,7 +98,7 @@ fn compute_typed<T: Element, O: Element, G: Element>(
         ("dv", dv_spilled),
         ("workspace", workspace_spilled),
     ]);
-    let kernel = plan.main_kernel().map_or("none", |kernel| kernel.name);
+    let kernel = plan.main_kernel().map_or("none".to_owned(), |variant| variant.to_string());
     let inputs = GradientInputs { d_o: widened(d_o.written()), d_lse: d_lse.written() };
     let [dq, dk, dv] = [dq, dk, dv].map(widened);
     Ok(Some(ComputedGradients { kernel, inputs, dq, dk, dv, spilled }))

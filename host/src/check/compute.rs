@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// What a device made of a case, in logical order.
 #[derive(Clone, Debug)]
 pub struct Computed {
-    /// The forward kernel that ran; `none` when there was nothing to compute.
-    pub kernel: &'static str,
+    /// The forward kernel that ran, with its switches; `none` when there was nothing to compute.
+    pub kernel: String,
     /// The inputs as the kernel saw them: rounded, and with one value where elements share an address.
     pub inputs: Inputs,
     /// `[B, Sq, Hq, Dv]`.
@@ -114,7 +114,7 @@ fn compute_typed<T: Element, O: Element>(
     let elapsed = start.elapsed();
     let spilled = spill([("o", o_spilled), ("lse", lse_spilled)]);
     let spilled = spilled.or_else(|| gradients.as_ref().and_then(|gradients| gradients.spilled.clone()));
-    let kernel = plan.map_or("none", |plan| plan.kernel.name);
+    let kernel = plan.map_or("none".to_owned(), |plan| plan.variant.to_string());
     let [q, k, v] = [&memory.q, &memory.k, &memory.v].map(|tensor| widened(tensor.written()));
     let inputs = Inputs { q, k, v };
     Ok(Computed { kernel, inputs, o: widened(o), lse, gradients, spilled, elapsed })

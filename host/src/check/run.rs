@@ -13,10 +13,10 @@ use std::time::Duration;
 pub struct Outcome {
     /// The case.
     pub case: Case,
-    /// The forward kernel that ran; `none` when there was nothing to compute or no plan.
-    pub kernel: &'static str,
-    /// The main kernel of the backward that ran; `none` when there was none.
-    pub backward_kernel: &'static str,
+    /// The forward kernel that ran, with its switches; `none` when there was nothing to compute or no plan.
+    pub kernel: String,
+    /// The main kernel of the backward that ran, with its switches; `none` when there was none.
+    pub backward_kernel: String,
     /// How o and lse, and dq, dk and dv where they were asked for, compare with the reference; none
     /// when there is no result.
     pub tensors: Vec<TensorVerdict>,
@@ -44,8 +44,8 @@ pub fn run_case(device: &Device, case: &Case) -> Outcome {
         Ok((outcome, _)) => outcome,
         Err(error) => Outcome {
             case: case.clone(),
-            kernel: "none",
-            backward_kernel: "none",
+            kernel: "none".to_owned(),
+            backward_kernel: "none".to_owned(),
             tensors: Vec::new(),
             judged: 1,
             failure: Some(error.to_string()),
@@ -85,8 +85,8 @@ pub fn run_case_with(
     let gradients = computed.gradients.as_ref();
     let outcome = Outcome {
         case: case.clone(),
-        kernel: computed.kernel,
-        backward_kernel: gradients.map_or("none", |gradients| gradients.kernel),
+        kernel: computed.kernel.clone(),
+        backward_kernel: gradients.map_or("none".to_owned(), |gradients| gradients.kernel.clone()),
         failure: computed.spilled.clone().or_else(|| results.failure(&tensors)),
         tensors,
         judged,

@@ -4,7 +4,7 @@ pub mod cuda;
 pub mod emulated;
 
 use crate::error::Error;
-use kernels_gpu::abi::{KernelSpec, TensorMap};
+use kernels_gpu::abi::{KernelVariant, TensorMap};
 
 /// An address in device memory (of the GPU, or of the emulator's memory).
 pub type DevicePointer = u64;
@@ -57,8 +57,8 @@ pub struct TensorMapDescription {
 /// One kernel of several that are launched in order: see [`Driver::launch`].
 #[derive(Clone, Copy, Debug)]
 pub struct Queued<'a> {
-    /// The kernel.
-    pub kernel: &'a KernelSpec,
+    /// The kernel and its switches.
+    pub variant: KernelVariant,
     /// Blocks of its grid.
     pub blocks: u32,
     /// The bytes of its parameter.
@@ -119,13 +119,14 @@ pub trait Driver: Send + Sync {
     /// Every pointer inside `params` is valid for what the kernel does with it.
     unsafe fn launch(
         &self,
-        kernel: &KernelSpec,
+        variant: KernelVariant,
         blocks: u32,
         params: &[u8],
         stream: Stream,
     ) -> Result<(), Error>;
 
-    /// Launches kernels in order. One that [may start early](KernelSpec::may_start_early) may start while the
+    /// Launches kernels in order. One that
+    /// [may start early](kernels_gpu::abi::KernelSpec::may_start_early) may start while the
     /// one before it ends, if they come to the device together.
     ///
     /// # Errors
@@ -134,9 +135,9 @@ pub trait Driver: Send + Sync {
     /// # Safety
     /// As for [`Driver::launch`], of each.
     unsafe fn launch_in_order(&self, queue: &[Queued<'_>], stream: Stream) -> Result<(), Error> {
-        queue.iter().try_for_each(|&Queued { kernel, blocks, params }| {
+        queue.iter().try_for_each(|&Queued { variant, blocks, params }| {
             // SAFETY: passed on to the caller.
-            unsafe { self.launch(kernel, blocks, params, stream) }
+            unsafe { self.launch(variant, blocks, params, stream) }
         })
     }
 

@@ -8,20 +8,22 @@
 //! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with
 //! no keys dq does (delta and convert).
 
+mod params;
+
 use super::dq::{dq_order, split};
 use super::forward::check_offsets;
 use super::stretches::Stretches;
 use super::waves::choose_wave;
 use super::workspace::{delta_rows, dq_gap, padded_rows, workspace_rows};
 use super::{
-    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, steps, tensor_maps, view,
+    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, steps, tensor_maps,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
-use crate::problem::{ValidBackward, ValidForward};
+use crate::problem::ValidBackward;
 use kernels_gpu::abi::{
-    Access, Arch, BackwardParams, DQ_UNORDERED, Dtype, Family, KERNELS, KernelSpec, NOTE_ROWS,
-    backward_statistics,
+    Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, KernelVariant, NOTE_ROWS,
+    Switches, backward_statistics,
 };
 use std::fmt;
 
@@ -88,8 +90,8 @@ impl BackwardPointers {
 /// One kernel and its grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelLaunch {
-    /// The kernel.
-    pub kernel: &'static KernelSpec,
+    /// The kernel and its switches.
+    pub variant: KernelVariant,
     /// Blocks of the one-dimensional grid; not 0.
     pub blocks: u32,
 }
@@ -168,16 +170,16 @@ impl BackwardPlan {
     /// f32 `[statistics, Hq, workspace_rows]`.
     fn statistics_bytes(&self) -> u64 {
         let statistics =
-            self.launches.first().map_or(0, |launch| backward_statistics(launch.kernel.dtype));
+            self.launches.first().map_or(0, |launch| backward_statistics(launch.variant.kernel.dtype));
         4 * u64::from(statistics)
             * u64::from(self.params.query_heads)
             * u64::from(self.params.workspace_rows)
     }
 
     /// The main kernel, unless there is nothing for it to do.
-    pub fn main_kernel(&self) -> Option<&'static KernelSpec> {
-        let kernels = self.launches.iter().map(|launch| launch.kernel);
-        kernels.into_iter().find(|kernel| kernel.family == Family::Backward)
+    pub fn main_kernel(&self) -> Option<KernelVariant> {
+        let mut variants = self.launches.iter().map(|launch| launch.variant);
+        variants.find(|variant| variant.kernel.family == Family::Backward)
     }
 
     /// The parameter of the kernels, with a workspace of this many bytes at this address.
@@ -209,25 +211,24 @@ impl BackwardPlan {
             counter = slots + self.slot_bytes();
             dq_notes = counter + self.counter_bytes();
         }
-        Ok(BackwardParams {
-            statistics: workspace,
-            dq_accumulator,
-            dq_notes,
-            counter,
-            stretch_sums,
-            ..self.params
-        })
+        let mut params = self.params;
+        params.statistics = workspace;
+        params.dq_accumulator = dq_accumulator;
+        params.dq_notes = dq_notes;
+        params.counter = counter;
+        params.stretch_sums = stretch_sums;
+        Ok(params)
     }
 }
 
 impl fmt::Display for BackwardPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, KernelLaunch { kernel, blocks }) in self.launches.iter().enumerate() {
-            let KernelSpec { name, threads, shared_bytes, .. } = kernel;
+        for (index, KernelLaunch { variant, blocks }) in self.launches.iter().enumerate() {
+            let KernelSpec { threads, shared_bytes, .. } = variant.kernel;
             let line = if index == 0 { "" } else { "\n" };
             write!(
                 f,
-                "{line}{name}: {blocks} blocks of {threads} threads, {shared_bytes} shared bytes"
+                "{line}{variant}: {blocks} blocks of {threads} threads, {shared_bytes} shared bytes"
             )?;
         }
         if f.alternate() {
@@ -264,8 +265,10 @@ pub fn plan_backward(
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: steps::are_short(forward, head_dim, device),
         gathers_heads: false,
+        switches: Switches::NONE,
     };
-    let main = choose_kernel(device, &choice, &mut reasons)?;
+    let variant = choose_kernel(device, &choice, &mut reasons)?;
+    let main = variant.kernel;
     match (main.key_rows, main.query_rows) {
         (_, 80) => {
             reasons.push("80 queries a step: so many fewer steps than with 64 that it is faster".into())
@@ -279,17 +282,17 @@ pub fn plan_backward(
     let padded_rows = padded_rows(forward, main, delta);
     let workspace_rows = workspace_rows(forward, padded_rows)?;
     let dq_gap = dq_gap(forward, main, padded_rows);
-    let mut params = BackwardParams {
-        heads_per_wave: choose_wave(forward, main, mode, device, &mut reasons),
-        padded_rows: padded_rows as u32,
-        workspace_rows,
-        accumulator_rows: workspace_rows - forward.batches * dq_gap,
-        dq_gap,
-        padded_dim: main.head_dim,
-        tile_keys: main.key_rows,
-        ..tensor_params(valid, pointers)
-    };
-    without_queries(forward, &mut params);
+    let mut params = params::of_tensors(valid, pointers);
+    params.heads_per_wave = choose_wave(forward, main, mode, device, &mut reasons);
+    if forward.is_empty() {
+        let pairs = params.batches.saturating_mul(params.query_heads);
+        params.heads_per_wave = params.heads_per_wave.min(pairs).max(1);
+    } else {
+        params.padded_rows = padded_rows as u32;
+    }
+    (params.workspace_rows, params.dq_gap) = (workspace_rows, dq_gap);
+    params.accumulator_rows = workspace_rows - forward.batches * dq_gap;
+    (params.padded_dim, params.tile_keys) = (main.head_dim, main.key_rows);
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
     split(mode, key_tiles, main, device, &mut params, &mut reasons);
     let (mut hopper, mut stretches) = (None, Stretches::NONE);
@@ -301,7 +304,7 @@ pub fn plan_backward(
         }
         stretches.tell(&mut params);
     }
-    let launches = launches(delta, main, device, &params, &stretches)?;
+    let launches = launches(delta, variant, device, &params, &stretches)?;
     Ok(BackwardPlan { launches, params, hopper, stretches, reasons })
 }
 
@@ -317,11 +320,12 @@ fn tensors_of(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> Hopper
 /// The kernels with something to do.
 fn launches(
     delta: &'static KernelSpec,
-    main: &'static KernelSpec,
+    variant: KernelVariant,
     device: &DeviceProperties,
     params: &BackwardParams,
     stretches: &Stretches,
 ) -> Result<Vec<KernelLaunch>> {
+    let main = variant.kernel;
     let &BackwardParams { batches, query_heads, query_rows, key_rows, .. } = params;
     let key_heads = query_heads / params.group_size;
     let key_blocks = if key_rows == 0 { 0 } else { params.key_blocks };
@@ -345,15 +349,16 @@ fn launches(
     let convert_blocks =
         count_blocks(query_rows.div_ceil(main.query_rows), &what, query_heads, batches)?;
     let mut launches = vec![
-        KernelLaunch { kernel: delta, blocks: delta_blocks },
-        KernelLaunch { kernel: main, blocks: main_blocks },
-        KernelLaunch { kernel: sibling(main, Family::BackwardConvert)?, blocks: convert_blocks },
+        KernelLaunch { variant: delta.into(), blocks: delta_blocks },
+        KernelLaunch { variant, blocks: main_blocks },
+        KernelLaunch { variant: sibling(main, Family::BackwardConvert)?.into(), blocks: convert_blocks },
     ];
     if stretches.divided_tiles > 0 {
         let kernel = sibling(main, Family::BackwardSum)?;
         let what = format!("groups of {} keys of divided tiles", kernel.key_rows);
         let groups = stretches.divided_tiles * (main.key_rows / kernel.key_rows);
-        launches.push(KernelLaunch { kernel, blocks: count_blocks(groups, &what, 2, 1)? });
+        let blocks = count_blocks(groups, &what, 2, 1)?;
+        launches.push(KernelLaunch { variant: kernel.into(), blocks });
     }
     launches.retain(|launch| launch.blocks > 0);
     Ok(launches)
@@ -378,86 +383,4 @@ fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
         head_dim: main.head_dim,
         reason: format!("nothing goes with {}", main.name),
     })
-}
-
-/// With no queries at all, dk and dv are still to be zeroed, whatever the heads of q and however
-/// sequences are packed: as strided tensors with one query head per key head and no rows.
-fn without_queries(valid: &ValidForward, params: &mut BackwardParams) {
-    if !valid.is_empty() {
-        return;
-    }
-    let [batches, key_rows, key_heads, _] = valid.problem.k.shape.map(|size| size as u32);
-    *params = BackwardParams {
-        batches,
-        query_heads: key_heads,
-        group_size: 1,
-        query_rows: 0,
-        key_rows,
-        cu_seqlens_q: 0,
-        cu_seqlens_k: 0,
-        padded_rows: 0,
-        workspace_rows: 0,
-        accumulator_rows: 0,
-        heads_per_wave: params.heads_per_wave.min(batches.saturating_mul(key_heads)).max(1),
-        ..*params
-    };
-}
-
-/// What the tensors and the problem alone say; the rest is 0.
-fn tensor_params(valid: &ValidBackward, pointers: &BackwardPointers) -> BackwardParams {
-    let (problem, forward) = (&valid.problem, &valid.forward);
-    let layouts = &problem.forward;
-    let [lse_batch_stride, lse_head_stride] = forward.lse_strides();
-    BackwardParams {
-        q: view(pointers.q, &layouts.q),
-        k: view(pointers.k, &layouts.k),
-        v: view(pointers.v, &layouts.v),
-        o: view(pointers.o, &layouts.o),
-        d_o: view(pointers.d_o, &problem.d_o),
-        dq: view(pointers.dq, &problem.dq),
-        dk: view(pointers.dk, &problem.dk),
-        dv: view(pointers.dv, &problem.dv),
-        lse: pointers.lse,
-        d_lse: if problem.has_d_lse { pointers.d_lse } else { 0 },
-        lse_batch_stride,
-        lse_head_stride,
-        cu_seqlens_q: if forward.is_packed() { pointers.cu_seqlens_q } else { 0 },
-        cu_seqlens_k: if forward.is_packed() { pointers.cu_seqlens_k } else { 0 },
-        statistics: 0,
-        dq_accumulator: 0,
-        dq_notes: 0,
-        counter: 0,
-        stretch_sums: 0,
-        split_stride: 0,
-        batches: forward.batches,
-        query_heads: forward.query_heads,
-        group_size: forward.group_size,
-        query_rows: forward.query_rows,
-        key_rows: forward.key_rows,
-        head_dim: forward.head_dim,
-        value_dim: forward.value_dim,
-        padded_rows: 0,
-        workspace_rows: 0,
-        accumulator_rows: 0,
-        dq_gap: 0,
-        bottom_right: u32::from(forward.bottom_right),
-        window_left: forward.window_left,
-        window_right: forward.window_right,
-        scale: forward.scale,
-        output_f32: u32::from(layouts.output_dtype == Dtype::F32),
-        gradients_f32: u32::from(problem.gradient_dtype == Dtype::F32),
-        key_blocks: 0,
-        splits: 0,
-        heads_per_wave: 0,
-        padded_dim: 0,
-        dq_order: DQ_UNORDERED,
-        whole_tiles: 0,
-        unit_bits: 0,
-        turn_units: 1,
-        tile_keys: 0,
-        softcap: 0.0,
-        softcap_factor: 0.0,
-        ds_scale: 1.0,
-        gradient_scale: forward.scale,
-    }
 }

@@ -24,7 +24,7 @@ fn plan(problem: &BackwardProblem) -> BackwardPlan {
 }
 
 fn families(plan: &BackwardPlan) -> Vec<Family> {
-    plan.launches.iter().map(|launch| launch.kernel.family).collect()
+    plan.launches.iter().map(|launch| launch.variant.kernel.family).collect()
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn kernels_that_belong_together() {
                 expected.push(Family::BackwardSum);
             }
             assert_eq!(families(&plan), expected);
-            let [delta, main, convert] = [0, 1, 2].map(|at| plan.launches[at].kernel);
+            let [delta, main, convert] = [0, 1, 2].map(|at| plan.launches[at].variant.kernel);
             assert!(delta.dtype == dtype && main.dtype == dtype && convert.dtype == dtype);
             assert!(main.head_dim as usize >= head_dim && main.head_dim == plan.params.padded_dim);
             assert_eq!((convert.head_dim, convert.access), (main.head_dim, main.access));
@@ -50,7 +50,7 @@ fn kernels_that_belong_together() {
 fn grids_cover_padded_rows_keys_and_query_tiles() {
     let plan = plan(&problem(Dtype::Bf16, 128));
     let blocks: Vec<u32> = plan.launches.iter().map(|launch| launch.blocks).collect();
-    assert_eq!(plan.main_kernel().unwrap().name, "backward_bf16_d128_q80_sm90a");
+    assert_eq!(plan.main_kernel().unwrap().kernel.name, "backward_bf16_d128_q80_sm90a");
     assert_eq!(blocks, [320 / 64 * 4 * 2, 200u32.div_ceil(128) * 2 * 2, 300u32.div_ceil(80) * 4 * 2]);
     assert_eq!((plan.params.key_blocks, plan.params.splits, plan.params.split_stride), (2, 1, 0));
 }
@@ -63,7 +63,7 @@ fn workspaces_have_room_for_whole_query_tiles_and_blocks_of_delta() {
             let forward = ForwardProblem::new(Dtype::Bf16, layout(128), layout(128), layout(value_dim));
             let plan = plan(&BackwardProblem::new(forward));
             let (main, padded) = (plan.main_kernel().unwrap(), plan.params.padded_rows);
-            let tiles = (rows as u32).next_multiple_of(main.query_rows);
+            let tiles = (rows as u32).next_multiple_of(main.kernel.query_rows);
             assert!(padded >= tiles && padded - tiles < delta_rows, "{rows} rows: {padded}");
             assert!(padded.is_multiple_of(delta_rows), "{rows} rows: {padded}");
             assert_eq!(plan.params.workspace_rows, 2 * padded);
@@ -283,7 +283,7 @@ fn every_tensor_of_the_main_kernel_counts_for_the_access_and_o_does_not() {
         let mut pointers = pointers();
         change(&mut pointers);
         let valid = problem(Dtype::Bf16, 64).validate().unwrap();
-        plan_backward(&valid, &device(), &pointers).unwrap().main_kernel().unwrap().access
+        plan_backward(&valid, &device(), &pointers).unwrap().main_kernel().unwrap().kernel.access
     };
     assert_eq!(access(&|p| p.o += 2), Access::Vector16);
     assert_eq!(access(&|p| p.d_o += 2), Access::Element);

@@ -233,7 +233,7 @@ fn ranges_are_whole_key_tiles_and_hold_every_key_once() {
             None => assert!(splits == 1 && keys <= 128),
             Some(combine) => {
                 assert!(splits > 1 && combine.params.splits == splits, "{keys} {asked}");
-                assert_eq!(split_keys % plan.kernel.key_rows, 0);
+                assert_eq!(split_keys % plan.variant.kernel.key_rows, 0);
                 assert!((splits - 1) * split_keys < keys as u32 && splits * split_keys >= keys as u32);
                 // 32 rows of 128 columns, reference and sum for each range.
                 assert_eq!(combine.workspace_bytes, u64::from(splits) * 32 * (128 + 2) * 4);
@@ -287,7 +287,7 @@ fn few_rows_of_many_ranges_are_combined_by_a_block_each() {
     let kernel = |batch, ranges| {
         let plan = plan(&decoding(batch, 65536).with_num_splits(ranges), &pointers());
         let combine = plan.combine.expect("ranges were asked for");
-        (combine.kernel.name, combine.blocks)
+        (combine.variant.kernel.name, combine.blocks)
     };
     assert_eq!(kernel(66, 8), ("forward_combine_bf16_q1_sm80", 66 * 32));
     assert_eq!(kernel(67, 8), ("forward_combine_bf16_sm90a", 67 * 8));
@@ -295,7 +295,10 @@ fn few_rows_of_many_ranges_are_combined_by_a_block_each() {
     // A main kernel that does not let the next one start early.
     let unaligned = ForwardPointers { q: 0x1002, ..pointers() };
     let plan = plan(&decoding(67, 65536).with_num_splits(8), &unaligned);
-    assert_eq!(plan.combine.map(|combine| combine.kernel.name), Some("forward_combine_bf16_sm80"));
+    assert_eq!(
+        plan.combine.map(|combine| combine.variant.kernel.name),
+        Some("forward_combine_bf16_sm80")
+    );
 }
 
 /// Packed sequences of these queries and keys, 32 heads to 8 of 128 columns.

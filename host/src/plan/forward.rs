@@ -10,8 +10,8 @@ use crate::driver::{DevicePointer, DeviceProperties, L2Promotion, TensorMapDescr
 use crate::error::Result;
 use crate::problem::ValidForward;
 use kernels_gpu::abi::{
-    Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, OUTPUT_BOX_ROWS, WINDOW_OPEN,
-    probability_unit_log2,
+    Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, KernelVariant, OUTPUT_BOX_ROWS,
+    Switches, WINDOW_OPEN, probability_unit_log2,
 };
 use kernels_gpu::geometry::row_heads::reciprocal;
 use kernels_gpu::geometry::schedule;
@@ -71,8 +71,8 @@ pub(super) fn check_offsets(
 /// Everything that launching a forward pass takes. Printable: `{}` is a line, with the reasons `{:#}`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForwardPlan {
-    /// The kernel.
-    pub kernel: &'static KernelSpec,
+    /// The kernel and its switches.
+    pub variant: KernelVariant,
     /// Blocks of the one-dimensional grid.
     pub blocks: u32,
     /// The kernel's parameter; of a kernel for Hopper, a part of it. Where keys are split, o and lse are
@@ -102,14 +102,15 @@ pub struct HopperPlan {
 
 impl fmt::Display for ForwardPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let KernelSpec { name, threads, shared_bytes, .. } = self.kernel;
+        let ForwardPlan { variant, blocks, .. } = self;
+        let KernelSpec { threads, shared_bytes, .. } = variant.kernel;
         let wave = self.params.heads_per_wave;
-        write!(f, "{name}: {} blocks of {threads} threads, {shared_bytes} shared bytes", self.blocks)?;
+        write!(f, "{variant}: {blocks} blocks of {threads} threads, {shared_bytes} shared bytes")?;
         write!(f, ", {wave} heads per wave")?;
-        if let Some(CombinePlan { kernel, blocks, workspace_bytes, .. }) = &self.combine {
+        if let Some(CombinePlan { variant, blocks, workspace_bytes, .. }) = &self.combine {
             let ranges = self.params.splits;
             write!(f, ", {ranges} ranges of keys in {workspace_bytes} bytes of workspace")?;
-            write!(f, "; {}: {blocks} blocks of {} threads", kernel.name, kernel.threads)?;
+            write!(f, "; {variant}: {blocks} blocks of {} threads", variant.kernel.threads)?;
         }
         if f.alternate() {
             self.reasons.iter().try_for_each(|reason| write!(f, "\n  {reason}"))?;
@@ -182,7 +183,7 @@ fn choose(
     device: &DeviceProperties,
     short_tiles: bool,
     reasons: &mut Vec<String>,
-) -> Result<(&'static KernelSpec, TileRows)> {
+) -> Result<(KernelVariant, TileRows)> {
     let tensors = pointers.tensors(valid);
     let several = row_heads::several(valid, short_tiles);
     let access = choose_access(&tensors, reasons);
@@ -195,9 +196,10 @@ fn choose(
             && tensor_maps::can_describe(&tensors[..3], device, reasons),
         short_tiles,
         gathers_heads: several.is_some(),
+        switches: Switches::NONE,
     };
-    let kernel = choose_kernel(device, &choice, reasons)?;
-    Ok((kernel, TileRows::new(kernel, several)))
+    let variant = choose_kernel(device, &choice, reasons)?;
+    Ok((variant, TileRows::new(variant.kernel, several)))
 }
 
 /// Plans a kernel that was chosen, and what the rows of its query tiles are, for so many ranges of keys.
@@ -205,11 +207,11 @@ fn plan_kernel(
     valid: &ValidForward,
     pointers: &ForwardPointers,
     device: &DeviceProperties,
-    (kernel, rows): (&'static KernelSpec, TileRows),
+    (variant, rows): (KernelVariant, TileRows),
     ranges: u32,
     mut reasons: Vec<String>,
 ) -> Result<ForwardPlan> {
-    let tensors = pointers.tensors(valid);
+    let (tensors, kernel) = (pointers.tensors(valid), variant.kernel);
     if rows.heads > 1 {
         let TileRows { heads, queries } = rows;
         reasons.push(format!("tiles of {queries} queries of {heads} heads, which share keys"));
@@ -235,7 +237,7 @@ fn plan_kernel(
     let hopper = hopper.then(|| hopper_plan(valid, &tensors, kernel, &rows, &mut reasons));
     let mut params = forward_params(valid, pointers, &rows, heads_per_wave);
     params.o_is_mapped = u32::from(hopper.is_some_and(|maps| maps.o.is_some()));
-    Ok(ForwardPlan { kernel, blocks, params, hopper, combine: None, reasons })
+    Ok(ForwardPlan { variant, blocks, params, hopper, combine: None, reasons })
 }
 
 /// Tiles of query rows. Blocks of Hopper's kernels, which stay, count those of packed sequences that there

@@ -15,7 +15,7 @@ pub(super) fn heads_as_rows(
     valid: &ValidForward,
     pointers: &ForwardPointers,
 ) -> Option<(ValidForward, ForwardPointers)> {
-    let &ValidForward { group_size, key_heads, .. } = valid;
+    let &ValidForward { group_size, .. } = valid;
     let is_unwanted = valid.problem.pack_gqa == Some(false);
     if is_unwanted
         || valid.is_packed()
@@ -26,14 +26,44 @@ pub(super) fn heads_as_rows(
         return None;
     }
     let keys = visible_keys(valid);
-    let problem = &valid.problem;
+    Some((gathered(valid, &keys), places(valid, pointers, &keys)))
+}
+
+/// The problem, with the heads of a key head as queries, all of which see these keys and no others.
+fn gathered(valid: &ValidForward, keys: &Range<u32>) -> ValidForward {
+    // Every field has a name here: of one that is new it must be said what it becomes.
+    let &ValidForward {
+        problem:
+            ForwardProblem {
+                q,
+                k,
+                v,
+                o,
+                dtype,
+                output_dtype,
+                scale: asked_scale,
+                mask: _,
+                sequences,
+                wants_lse,
+                num_splits,
+                pack_gqa,
+            },
+        batches,
+        query_rows: _,
+        key_rows: _,
+        query_heads: _,
+        key_heads,
+        group_size,
+        head_dim,
+        value_dim,
+        bottom_right: _,
+        window_left: _,
+        window_right: _,
+        scale,
+    } = valid;
     let of_keys = |layout: Layout| {
         let [batches, _, heads, columns] = layout.shape;
-        Layout { shape: [batches, keys.len(), heads, columns], ..layout }
-    };
-    let first_key = |address: u64, layout: &Layout| {
-        let stride = layout.strides[1].wrapping_mul(i64::from(problem.dtype.bytes()));
-        address.wrapping_add_signed(stride.wrapping_mul(i64::from(keys.start)))
+        Layout { shape: [batches, keys.len(), heads, columns], strides: layout.strides }
     };
     let rows = |layout: Layout| {
         let [batches, _, _, columns] = layout.shape;
@@ -43,31 +73,46 @@ pub(super) fn heads_as_rows(
             strides: [batch, head, head.wrapping_mul(i64::from(group_size)), column],
         }
     };
-    let gathered = ForwardProblem {
-        q: rows(problem.q),
-        k: of_keys(problem.k),
-        v: of_keys(problem.v),
-        o: rows(problem.o),
-        mask: Mask::Full,
-        ..*problem
-    };
-    let gathered = ValidForward {
-        problem: gathered,
+    ValidForward {
+        problem: ForwardProblem {
+            q: rows(q),
+            k: of_keys(k),
+            v: of_keys(v),
+            o: rows(o),
+            dtype,
+            output_dtype,
+            scale: asked_scale,
+            mask: Mask::Full,
+            sequences,
+            wants_lse,
+            num_splits,
+            pack_gqa,
+        },
+        batches,
         query_rows: group_size,
         key_rows: keys.len() as u32,
         query_heads: key_heads,
+        key_heads,
         group_size: 1,
+        head_dim,
+        value_dim,
         bottom_right: false,
         window_left: WINDOW_OPEN,
         window_right: WINDOW_OPEN,
-        ..*valid
+        scale,
+    }
+}
+
+/// Where its tensors stand: keys and values begin with the first of these keys.
+fn places(valid: &ValidForward, pointers: &ForwardPointers, keys: &Range<u32>) -> ForwardPointers {
+    let &ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k } = pointers;
+    let problem = &valid.problem;
+    let first_key = |address: u64, layout: &Layout| {
+        let stride = layout.strides[1].wrapping_mul(i64::from(problem.dtype.bytes()));
+        address.wrapping_add_signed(stride.wrapping_mul(i64::from(keys.start)))
     };
-    let pointers = ForwardPointers {
-        k: first_key(pointers.k, &problem.k),
-        v: first_key(pointers.v, &problem.v),
-        ..*pointers
-    };
-    Some((gathered, pointers))
+    let (k, v) = (first_key(k, &problem.k), first_key(v, &problem.v));
+    ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k }
 }
 
 /// The keys that the first query sees.

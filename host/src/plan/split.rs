@@ -9,8 +9,8 @@ use crate::driver::DeviceProperties;
 use crate::error::{Error, Result};
 use crate::problem::{ForwardProblem, Layout, ValidForward};
 use kernels_gpu::abi::{
-    COMBINE_WARPS, CombineParams, Dtype, Family, KERNELS, KernelSpec, MAX_SPLITS, OUTPUT_F32_FOR_NOW,
-    WINDOW_OPEN,
+    COMBINE_WARPS, CombineParams, Dtype, Family, KERNELS, KernelSpec, KernelVariant, MAX_SPLITS,
+    OUTPUT_F32_FOR_NOW, WINDOW_OPEN,
 };
 
 /// How the keys of a forward pass are split.
@@ -26,7 +26,7 @@ pub(super) struct Split {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CombinePlan {
     /// The kernel.
-    pub kernel: &'static KernelSpec,
+    pub variant: KernelVariant,
     /// Blocks of the one-dimensional grid.
     pub blocks: u32,
     /// The kernel's parameter; `part_o` and `part_statistics` count from the beginning of the workspace.
@@ -55,9 +55,10 @@ pub(super) fn may_split(valid: &ValidForward) -> bool {
 /// enough ranges to keep every multiprocessor busy, and to share out the longest packed sequence.
 pub(super) fn choose_split(
     valid: &ValidForward,
-    (kernel, rows): &(&KernelSpec, TileRows),
+    (variant, rows): &(KernelVariant, TileRows),
     device: &DeviceProperties,
 ) -> Option<Split> {
+    let kernel = variant.kernel;
     if !kernel.splits_keys() {
         return None;
     }
@@ -107,8 +108,77 @@ pub(super) fn parts(
         shape: [batches * split.ranges as usize, rows, heads, columns],
         strides: [head_stride * heads as i64, row_stride, head_stride, 1],
     };
-    let problem = ForwardProblem { o, output_dtype: Dtype::F32, wants_lse: true, ..valid.problem };
-    (ValidForward { problem, ..*valid }, ForwardPointers { o: 0, lse: 0, ..*pointers })
+    let &ForwardPointers { q, k, v, o: _, lse: _, cu_seqlens_q, cu_seqlens_k } = pointers;
+    let pointers = ForwardPointers { q, k, v, o: 0, lse: 0, cu_seqlens_q, cu_seqlens_k };
+    (with_problem(valid, parts_of(&valid.problem, o)), pointers)
+}
+
+/// The same sizes, of another problem that has them.
+fn with_problem(valid: &ValidForward, problem: ForwardProblem) -> ValidForward {
+    // Every field has a name here: of one that is new it must be said what it becomes.
+    let &ValidForward {
+        problem: _,
+        batches,
+        query_rows,
+        key_rows,
+        query_heads,
+        key_heads,
+        group_size,
+        head_dim,
+        value_dim,
+        bottom_right,
+        window_left,
+        window_right,
+        scale,
+    } = valid;
+    ValidForward {
+        problem,
+        batches,
+        query_rows,
+        key_rows,
+        query_heads,
+        key_heads,
+        group_size,
+        head_dim,
+        value_dim,
+        bottom_right,
+        window_left,
+        window_right,
+        scale,
+    }
+}
+
+/// The problem with all outputs in f32, o as it stands in the workspace.
+fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
+    // Every field has a name here: of one that is new it must be said what it becomes.
+    let &ForwardProblem {
+        q,
+        k,
+        v,
+        o: _,
+        dtype,
+        output_dtype: _,
+        scale,
+        mask,
+        sequences,
+        wants_lse: _,
+        num_splits,
+        pack_gqa,
+    } = problem;
+    ForwardProblem {
+        q,
+        k,
+        v,
+        o,
+        dtype,
+        output_dtype: Dtype::F32,
+        scale,
+        mask,
+        sequences,
+        wants_lse: true,
+        num_splits,
+        pack_gqa,
+    }
 }
 
 /// Columns of a row of o in the workspace: whole reads of 16 bytes.
@@ -152,7 +222,7 @@ pub(super) fn combine(
             let KernelSpec { family, dtype, query_rows, .. } = **kernel;
             (family, dtype, query_rows) == (Family::ForwardCombine, problem.dtype, block_rows)
         })
-        .max_by_key(|kernel| kernel.arch == main.kernel.arch)
+        .max_by_key(|kernel| kernel.arch == main.variant.kernel.arch)
         .ok_or_else(|| Error::KernelMissing {
             device: device.name.clone(),
             family: super::family_name(Family::ForwardCombine),
@@ -189,5 +259,5 @@ pub(super) fn combine(
     (params.o.address, params.lse) = (combine.part_o, combine.part_statistics);
     params.lse_batch_stride = (heads * query_rows) as i64;
     let workspace_bytes = workspace_bytes(valid, ranges);
-    Ok(CombinePlan { kernel, blocks, params: combine, workspace_bytes })
+    Ok(CombinePlan { variant: kernel.into(), blocks, params: combine, workspace_bytes })
 }

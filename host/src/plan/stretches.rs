@@ -77,7 +77,8 @@ impl Stretches {
     /// Says it to the kernels.
     pub fn tell(&self, params: &mut BackwardParams) {
         let Division { whole_tiles, unit_bits, turn_units } = self.division;
-        *params = BackwardParams { whole_tiles, unit_bits, turn_units, ..*params };
+        (params.whole_tiles, params.unit_bits) = (whole_tiles, unit_bits);
+        params.turn_units = turn_units;
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::problem::{CausalAlignment, ForwardProblem, Mask, Sequences};
+use kernels_gpu::abi::Switch;
 
 pub(super) fn device() -> DeviceProperties {
     DeviceProperties {
@@ -31,7 +32,7 @@ pub(super) fn plan(problem: &ForwardProblem, pointers: &ForwardPointers) -> Forw
 fn the_smallest_kernel_that_is_large_enough_is_taken() {
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
         for head_dim in [1, 8, 32, 40, 64, 72, 96, 128, 200, 256] {
-            let kernel = plan(&problem(dtype, head_dim), &pointers()).kernel;
+            let kernel = plan(&problem(dtype, head_dim), &pointers()).variant.kernel;
             assert!(kernel.dtype == dtype && kernel.head_dim as usize >= head_dim);
             let smaller = KERNELS.iter().filter(|spec| {
                 (spec.dtype, spec.access, spec.arch) == (dtype, kernel.access, kernel.arch)
@@ -47,13 +48,14 @@ fn the_smallest_kernel_that_is_large_enough_is_taken() {
 fn the_larger_of_the_two_head_dimensions_decides() {
     let (q, k) = (Layout::bshd([1, 9, 1, 64]), Layout::bshd([1, 9, 1, 64]));
     let wide = ForwardProblem::new(Dtype::Bf16, q, k, Layout::bshd([1, 9, 1, 120]));
-    assert!(plan(&wide, &pointers()).kernel.head_dim >= 120);
+    assert!(plan(&wide, &pointers()).variant.kernel.head_dim >= 120);
 }
 
 #[test]
 fn sixteen_byte_access_needs_every_row_on_sixteen_bytes() {
-    let access =
-        |problem: &ForwardProblem, pointers: &ForwardPointers| plan(problem, pointers).kernel.access;
+    let access = |problem: &ForwardProblem, pointers: &ForwardPointers| {
+        plan(problem, pointers).variant.kernel.access
+    };
     let aligned = problem(Dtype::Bf16, 64);
     assert_eq!(access(&aligned, &pointers()), Access::Vector16);
     assert_eq!(access(&problem(Dtype::Bf16, 63), &pointers()), Access::Element);
@@ -81,7 +83,7 @@ fn strides_of_single_rows_do_not_count() {
     layout.strides = [3, i64::MIN, 5, 1];
     let problem = ForwardProblem::new(Dtype::F16, layout, layout, layout).with_output(layout);
     let plan = plan(&problem, &pointers());
-    assert_eq!(plan.kernel.access, Access::Vector16);
+    assert_eq!(plan.variant.kernel.access, Access::Vector16);
     assert_eq!(
         plan.params.q,
         TensorView { address: 0x1000, batch_stride: 0, row_stride: 0, head_stride: 0 }
@@ -91,7 +93,7 @@ fn strides_of_single_rows_do_not_count() {
 #[test]
 fn one_block_per_batch_head_and_tile() {
     let plan = plan(&problem(Dtype::Bf16, 128), &pointers());
-    assert_eq!(plan.blocks, 300u32.div_ceil(plan.kernel.query_rows) * 4 * 2);
+    assert_eq!(plan.blocks, 300u32.div_ceil(plan.variant.kernel.query_rows) * 4 * 2);
 }
 
 #[test]
@@ -129,7 +131,9 @@ fn an_element_kernel_stands_in_where_shared_memory_is_small() {
     for spec in KERNELS.iter().filter(|spec| spec.shared_bytes > small.shared_bytes_per_block) {
         let valid = problem(spec.dtype, spec.head_dim as usize).validate().unwrap();
         match plan_forward(&valid, &small, &pointers()) {
-            Ok(plan) => assert!(plan.unwrap().kernel.shared_bytes <= small.shared_bytes_per_block),
+            Ok(plan) => {
+                assert!(plan.unwrap().variant.kernel.shared_bytes <= small.shared_bytes_per_block)
+            }
             Err(error) => assert!(matches!(error, Error::KernelMissing { .. }), "{error}"),
         }
     }
@@ -158,7 +162,7 @@ fn a_plan_prints_its_kernel_and_its_reasons() {
 
 #[test]
 fn hopper_takes_what_tensor_maps_can_describe_and_says_why_not() {
-    let arch = |problem: &ForwardProblem| plan(problem, &pointers()).kernel.arch;
+    let arch = |problem: &ForwardProblem| plan(problem, &pointers()).variant.kernel.arch;
     for (dtype, expected) in
         [(Dtype::Bf16, Arch::Sm90a), (Dtype::F16, Arch::Sm90a), (Dtype::F32, Arch::Sm80)]
     {
@@ -167,13 +171,13 @@ fn hopper_takes_what_tensor_maps_can_describe_and_says_why_not() {
     let mut broadcast = problem(Dtype::Bf16, 64);
     broadcast.k.strides[2] = 0;
     let plan = plan(&broadcast, &pointers());
-    assert_eq!((plan.kernel.arch, plan.hopper), (Arch::Sm80, None));
+    assert_eq!((plan.variant.kernel.arch, plan.hopper), (Arch::Sm80, None));
     let text = format!("{plan:#}");
     assert!(text.contains("\n  no kernel for Hopper: the head stride of k is 0 bytes\n"), "{text}");
     let blackwell = DeviceProperties { compute_capability: (10, 0), ..device() };
     let valid = problem(Dtype::Bf16, 64).validate().unwrap();
     let plan = plan_forward(&valid, &blackwell, &pointers()).unwrap().unwrap();
-    assert_eq!(plan.kernel.arch, Arch::Sm80);
+    assert_eq!(plan.variant.kernel.arch, Arch::Sm80);
 }
 
 #[test]
@@ -199,7 +203,7 @@ fn blocks_for_hopper_stay_and_their_waves_are_of_equal_size() {
     assert_eq!((wave(1, 4096, 20, 20, 256), wave(1, 16384, 14, 14, 128)), (10, 5));
     let maps = causal.hopper.unwrap();
     assert_eq!(maps.q.unwrap().dims, [128, 4096, 32, 2]);
-    assert_eq!(maps.k.unwrap().box_dims, [64, causal.kernel.key_rows, 1, 1]);
+    assert_eq!(maps.k.unwrap().box_dims, [64, causal.variant.kernel.key_rows, 1, 1]);
 }
 
 #[test]
@@ -207,7 +211,7 @@ fn tiles_are_tall_where_they_waste_little() {
     let rows = |rows: usize, mask: Mask| {
         let layout = Layout::bshd([1, rows, 1, 64]);
         let problem = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).with_mask(mask);
-        plan(&problem.with_num_splits(1), &pointers()).kernel.query_rows
+        plan(&problem.with_num_splits(1), &pointers()).variant.kernel.query_rows
     };
     let causal = |count| rows(count, Mask::Causal(CausalAlignment::BottomRight));
     assert_eq!([193, 247, 256].map(causal), [128; 3]);
@@ -244,7 +248,7 @@ fn tall_tiles_are_planned_where_they_are_faster() {
     let rows = |head_dim: usize, rows: usize, mask: Mask| {
         let layout = Layout::bshd([2, rows, 4, head_dim]);
         let problem = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).with_mask(mask);
-        plan(&problem.with_num_splits(1), &pointers()).kernel.query_rows
+        plan(&problem.with_num_splits(1), &pointers()).variant.kernel.query_rows
     };
     let causal = Mask::Causal(CausalAlignment::BottomRight);
     let window_of = |left| Mask::Window {
@@ -300,4 +304,32 @@ fn packed_sequences_are_too_many_only_where_their_tiles_are() {
     assert_eq!(of(100_000, 131_072).unwrap().unwrap().blocks, 132);
     let error = of(70_000_000, 131_072).unwrap_err().to_string();
     assert!(error.contains("tiles of 192 query rows x 32 heads"), "{error}");
+}
+
+/// A kernel of the table is taken only if its text has what is to be switched on.
+#[test]
+fn what_is_switched_on_decides_which_kernels_are_candidates() {
+    let softcap = Switches::NONE.with(Switch::Softcap);
+    let choice = |family, switches| {
+        let choice = Choice {
+            family,
+            dtype: Dtype::Bf16,
+            head_dim: 64,
+            access: Access::Vector16,
+            mappable: true,
+            short_tiles: true,
+            gathers_heads: false,
+            switches,
+        };
+        let mut reasons = Vec::new();
+        choose_kernel(&device(), &choice, &mut reasons).map(|variant| (variant, reasons))
+    };
+    let (off, silent) = choice(Family::Forward, Switches::NONE).unwrap();
+    let (on, reasons) = choice(Family::Forward, softcap).unwrap();
+    assert_eq!((on.kernel, on.to_string()), (off.kernel, format!("{off}+softcap")));
+    assert_eq!(reasons, [&silent[..], &["softcap is switched on".to_owned()]].concat());
+    // Of a family without the switch there is none.
+    let missing = choice(Family::BackwardConvert, softcap).unwrap_err().to_string();
+    assert!(choice(Family::BackwardConvert, Switches::NONE).is_ok());
+    assert!(missing.ends_with("there is none with softcap"), "{missing}");
 }

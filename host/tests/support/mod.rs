@@ -9,7 +9,7 @@ mod memory;
 
 use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
 use finite_attention::{Device, Error};
-use kernels_gpu::abi::{Family, KernelSpec, TensorMap};
+use kernels_gpu::abi::{Family, KernelVariant, TensorMap};
 use memory::Memory;
 use std::sync::{Arc, Mutex};
 
@@ -109,12 +109,19 @@ impl Driver for MockDriver {
         Ok(())
     }
 
-    unsafe fn launch(&self, kernel: &KernelSpec, _: u32, params: &[u8], _: Stream) -> Result<(), Error> {
+    unsafe fn launch(
+        &self,
+        variant: KernelVariant,
+        _: u32,
+        params: &[u8],
+        _: Stream,
+    ) -> Result<(), Error> {
         if self.fault == Fault::Launch {
             let findings = vec!["first".to_owned(), "second".to_owned()];
-            return Err(Error::Findings { kernel: kernel.name.into(), findings });
+            return Err(Error::Findings { kernel: variant.to_string(), findings });
         }
         let memory = &mut *self.memory.lock().unwrap();
+        let kernel = variant.kernel;
         match kernel.family {
             Family::Forward => forward::run(kernel, params, memory, self.fault),
             Family::ForwardCombine => forward::combine(kernel, params, memory),

@@ -87,6 +87,16 @@ pub struct KernelVariant {
     pub switches: Switches,
 }
 
+/// What loaded kernels are kept by: the name of the kernel, and the switches.
+pub type VariantKey = (&'static str, Switches);
+
+impl KernelVariant {
+    /// The key of a map of loaded kernels.
+    pub const fn key(self) -> VariantKey {
+        (self.kernel.name, self.switches)
+    }
+}
+
 /// As in pins, plans and reports: `forward_bf16_d128_sm90a`, `forward_bf16_d128_sm90a+softcap`.
 impl fmt::Display for KernelVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -121,6 +131,7 @@ mod tests {
         let kernel = KernelVariant::from(&KERNELS[0]);
         assert_eq!(kernel.to_string(), KERNELS[0].name);
         let softcap = KernelVariant { switches: Switches::NONE.with(Switch::Softcap), ..kernel };
+        assert_ne!(softcap.key(), kernel.key());
         assert_eq!(softcap.to_string(), std::format!("{}+softcap", KERNELS[0].name));
     }
 

@@ -118,16 +118,17 @@ impl Program {
         let mut params: Vec<u8> = map.iter().flat_map(|word| word.to_ne_bytes()).collect();
         params.extend(data.to_le_bytes());
         params.resize(192, 0);
-        let kernel = KernelSpec {
+        // Named for as long as the process lives, as the kernels of the table are.
+        let kernel: &KernelSpec = Box::leak(Box::new(KernelSpec {
             name: "program",
             arch: self.arch,
             threads: self.threads,
             shared_bytes: 32768,
             ..*spec("forward_bf16_d64_sm80")
-        };
+        }));
         let stream = Stream::default();
         // SAFETY: the only pointer is that of the memory above, which lives until it is freed below.
-        unsafe { driver.launch(&kernel, self.blocks, &params, stream) }
+        unsafe { driver.launch(kernel.into(), self.blocks, &params, stream) }
             .unwrap_or_else(|error| check("launch", error));
         let mut output = vec![0; INPUT_BYTES];
         driver

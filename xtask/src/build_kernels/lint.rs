@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kernels_gpu::abi::{Access, KernelSpec};
+use kernels_gpu::abi::{Access, KernelSpec, Marker};
 
 use super::ptx::opcodes;
 
@@ -62,6 +62,33 @@ pub fn faults(ptx: &str, spec: &KernelSpec) -> Vec<String> {
             fault("a trap remains: unreachable code or a panic".into());
         }
     }
+    switch_faults(ptx, spec).into_iter().for_each(fault);
+    faults
+}
+
+/// The text has markers of exactly the switches of its row, all of them off.
+fn switch_faults(ptx: &str, spec: &KernelSpec) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut found: Vec<&str> = Vec::new();
+    for line in ptx.lines() {
+        match Marker::of_line(line) {
+            Ok(None) => {}
+            Ok(Some(marker)) => {
+                if marker.is_on {
+                    faults.push(format!("the switch {} is on as compiled", marker.switch));
+                }
+                found.push(marker.switch);
+            }
+            Err(bad) => faults.push(format!("a switch that cannot be set: {bad}")),
+        }
+    }
+    let is_in_row = |name: &str| spec.switches.iter().any(|switch| switch.name() == name);
+    let missing = spec.switches.iter().filter(|switch| !found.contains(&switch.name()));
+    faults.extend(missing.map(|switch| format!("no marker of its switch {}", switch.name())));
+    found.sort();
+    found.dedup();
+    let unknown = found.into_iter().filter(|name| !is_in_row(name));
+    faults.extend(unknown.map(|name| format!("a marker of {name}, which is no switch in its row")));
     faults
 }
 
@@ -83,14 +110,14 @@ pub fn convergent(ptx: &str) -> Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels_gpu::abi::KERNELS;
+    use kernels_gpu::abi::{KERNELS, Switch, Switches};
 
     fn entry(body: &str) -> String {
         format!(".visible .entry k(\n)\n{{\n{body}\n}}\n")
     }
 
     fn fast() -> KernelSpec {
-        KernelSpec { access: Access::Vector16, ..KERNELS[0] }
+        KernelSpec { access: Access::Vector16, switches: Switches::NONE, ..KERNELS[0] }
     }
 
     #[test]
@@ -115,8 +142,28 @@ mod tests {
 
     #[test]
     fn strided_kernels_may_use_local_memory() {
-        let spec = KernelSpec { access: Access::Element, ..KERNELS[0] };
+        let spec = KernelSpec { access: Access::Element, ..fast() };
         assert!(faults(&entry("\t.local .align 16 .b8 \t__local_depot0[64];"), &spec).is_empty());
+    }
+
+    #[test]
+    fn markers_are_those_of_the_switches_in_the_row() {
+        let spec = KernelSpec { switches: Switches::NONE.with(Switch::Softcap), ..fast() };
+        let marker = "\tmov.b32 %r1, 0; // specialize softcap\n";
+        let twice = entry(&marker.repeat(2));
+        assert_eq!(faults(&twice, &spec), Vec::<String>::new());
+        let fault_of = |ptx: &str, spec: &KernelSpec| {
+            let [fault] = &faults(ptx, spec)[..] else { panic!("{:?}", faults(ptx, spec)) };
+            fault.strip_prefix(spec.name).unwrap().trim_start_matches(": ").to_owned()
+        };
+        assert_eq!(fault_of(&entry("\tret;"), &spec), "no marker of its switch softcap");
+        assert_eq!(fault_of(&twice, &fast()), "a marker of softcap, which is no switch in its row");
+        let on = twice.replacen(" 0;", " 1;", 1);
+        assert_eq!(fault_of(&on, &spec), "the switch softcap is on as compiled");
+        let bad = twice.replacen(" 0;", " %r0;", 1);
+        assert!(fault_of(&bad, &spec).starts_with("a switch that cannot be set: expected `mov.b32"));
+        let other = twice + "// specialize elsewhere";
+        assert_eq!(faults(&other, &spec).len(), 1);
     }
 
     #[test]

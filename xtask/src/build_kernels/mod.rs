@@ -12,6 +12,7 @@ mod ptxas;
 mod rustc;
 #[cfg(test)]
 mod tests;
+mod variants;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use kernels_gpu::abi::{Arch, KERNELS, KernelSpec};
+use kernels_gpu::abi::{Arch, KERNELS, KernelSpec, KernelVariant};
 use rayon::prelude::*;
 
 use crate::workspace::{root, target_dir};
@@ -66,7 +67,8 @@ pub struct Args {
 pub struct Built {
     spec: &'static KernelSpec,
     ptx: String,
-    assembled: BTreeMap<String, Resources>,
+    /// Figures by device: of the kernel as it is compiled, and of its variants that are pinned.
+    assembled: Vec<(KernelVariant, BTreeMap<String, Resources>)>,
 }
 
 /// Runs the stages.
@@ -133,8 +135,8 @@ fn finish(args: &Args, compiler: &Compiler, ptxas: Option<&Ptxas>, built: &[Buil
         built.iter().map(|one| (one.spec.name.to_owned(), lint::convergent(&one.ptx))).collect();
     let mut faults = pins::convergent(&counts, args.bless, partial)?;
     if let Some(ptxas) = ptxas {
-        let kernels =
-            built.iter().map(|one| (one.spec.name.to_owned(), one.assembled.clone())).collect();
+        let all = built.iter().flat_map(|one| &one.assembled);
+        let kernels = all.map(|(variant, figures)| (variant.to_string(), figures.clone())).collect();
         let found = pins::Assembled { ptxas: ptxas.version.clone(), kernels };
         faults.extend(pins::assembled(&found, args.bless, partial)?);
     }
@@ -226,33 +228,58 @@ fn compile(
     let ptx = post::finish(&raw, spec)?;
     let path = emit.join(format!("{}.ptx", spec.name));
     fs::write(&path, &ptx)?;
-    let mut assembled = BTreeMap::new();
+    let mut assembled = Vec::new();
     if let Some(ptxas) = ptxas.filter(|_| lint::faults(&ptx, spec).is_empty()) {
-        for &device in devices(spec.arch) {
-            assembled.insert(device.to_owned(), ptxas.assemble(&path, device)?);
+        for variant in variants::assembled(spec) {
+            assembled.push((variant, assemble(ptxas, variant, &ptx, emit)?));
         }
     }
     Ok(Built { spec, ptx, assembled })
+}
+
+/// Stage 6 for one variant of a kernel, by device.
+fn assemble(
+    ptxas: &Ptxas,
+    variant: KernelVariant,
+    ptx: &str,
+    emit: &Path,
+) -> Result<BTreeMap<String, Resources>> {
+    let path = emit.join(format!("{variant}.ptx"));
+    if !variant.switches.is_empty() {
+        fs::write(&path, variants::switched(ptx, variant.switches))?;
+    }
+    let devices = devices(variant.kernel.arch)
+        .iter()
+        .map(|&device| Ok((device.to_owned(), ptxas.assemble(&path, variant.kernel.name, device)?)));
+    devices.collect()
 }
 
 /// What a person wants to see of a build.
 fn table(built: &[Built]) -> String {
     let width = built.iter().map(|one| one.spec.name.len()).max().unwrap_or(0);
     let mut lines = vec![format!(
-        "{:width$} {:>7} {:>5} {:>5}  registers / spilled bytes",
+        "{:width$} {:>7} {:>5} {:>5}  registers / spilled bytes / machine instructions",
         "kernel", "instr", "mma", "bar"
     )];
+    let figures = |of: &BTreeMap<String, Resources>| -> String {
+        let figure = |(device, r): (&String, &Resources)| {
+            format!("  {device}: {} / {} / {}", r.registers, r.spill_bytes, r.instructions)
+        };
+        of.iter().map(figure).collect()
+    };
     for one in built {
         let counts = lint::convergent(&one.ptx);
         let count = |name: &str| counts.get(name).copied().unwrap_or(0);
-        let figures = one
-            .assembled
-            .iter()
-            .map(|(device, r)| format!("  {device}: {} / {}", r.registers, r.spill_bytes));
         let instructions = ptx::opcodes(&one.ptx).len();
         let (mma, bar) = (count("mma.sync") + count("wgmma"), count("bar.sync"));
-        let figures: String = figures.collect();
-        lines.push(format!("{:width$} {instructions:>7} {mma:>5} {bar:>5}{figures}", one.spec.name));
+        let off: String = one.assembled.first().map_or(String::new(), |(_, of)| figures(of));
+        lines.push(format!("{:width$} {instructions:>7} {mma:>5} {bar:>5}{off}", one.spec.name));
+        let variants = one.assembled.iter().skip(1);
+        lines.extend(variants.map(|(variant, of)| {
+            let switches: String =
+                variant.switches.iter().map(|on| format!(" +{}", on.name())).collect();
+            format!("{switches:<w$}{}", figures(of), w = width + 20)
+        }));
     }
     lines.join("\n")
 }

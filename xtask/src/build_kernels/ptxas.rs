@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
+use object::{Object as _, ObjectSection as _};
 use serde::{Deserialize, Serialize};
 
 use crate::workspace::{on_path, output, run_shown, target_dir};
@@ -13,7 +14,10 @@ use crate::workspace::{on_path, output, run_shown, target_dir};
 /// The wheel that `--install` installs. Register counts are pinned for this version.
 const WHEEL: &str = "nvidia-cuda-nvcc==13.0.88";
 
-/// What `ptxas -v` says about one kernel on one device.
+/// Bytes of a machine instruction, of compute capability 7.0 and newer.
+const INSTRUCTION_BYTES: u64 = 16;
+
+/// What `ptxas -v` says about one kernel on one device, and how large the kernel is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     /// Registers per thread.
@@ -26,17 +30,20 @@ pub struct Resources {
     pub barriers: u32,
     /// Warnings, by number: "wgmma serialized" is one.
     pub warnings: u32,
+    /// Machine instructions, those that fill its end up to whole cache lines included.
+    pub instructions: u32,
 }
 
 impl Resources {
     /// The figures by name, each better when smaller.
-    pub fn figures(&self) -> [(&'static str, u32); 5] {
+    pub fn figures(&self) -> [(&'static str, u32); 6] {
         [
             ("registers", self.registers),
             ("spill_bytes", self.spill_bytes),
             ("stack_bytes", self.stack_bytes),
             ("barriers", self.barriers),
             ("warnings", self.warnings),
+            ("instructions", self.instructions),
         ]
     }
 }
@@ -115,24 +122,40 @@ fn folders(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl Ptxas {
-    /// Assembles a PTX file for a device and reads the figures.
+    /// Assembles a PTX file, which holds this kernel alone, for a device and reads the figures.
     ///
     /// # Errors
-    /// When ptxas refuses the file, or its answer cannot be read.
-    pub fn assemble(&self, ptx: &Path, device: &str) -> Result<Resources> {
+    /// When ptxas refuses the file, or its answer or what it wrote cannot be read.
+    pub fn assemble(&self, ptx: &Path, kernel: &str, device: &str) -> Result<Resources> {
         let mut command = Command::new(&self.path);
         command.arg("-v").arg(format!("-arch={device}")).arg(ptx);
-        command.arg("-o").arg(ptx.with_extension(format!("{device}.cubin")));
+        let cubin = ptx.with_extension(format!("{device}.cubin"));
+        command.arg("-o").arg(&cubin);
         let (stdout, stderr) = output(&mut command)?;
         let text = stdout + &stderr;
-        let resources = read(&text);
+        let instructions = fs::read(&cubin)
+            .map_err(anyhow::Error::from)
+            .and_then(|bytes| instructions(&bytes, kernel))
+            .with_context(|| format!("cannot read {}", cubin.display()))?;
+        let resources = read(&text, instructions);
         resources
             .with_context(|| format!("cannot read what ptxas says about {}:\n{text}", ptx.display()))
     }
 }
 
-/// Reads the answer of `ptxas -v` about one kernel.
-fn read(text: &str) -> Option<Resources> {
+/// The machine instructions of a kernel in an assembled file: those of its section of code.
+///
+/// # Errors
+/// When it is no object file, or has no code of the kernel.
+fn instructions(cubin: &[u8], kernel: &str) -> Result<u32> {
+    let file = object::File::parse(cubin)?;
+    let name = format!(".text.{kernel}");
+    let section = file.section_by_name(&name).ok_or_else(|| anyhow!("no section {name}"))?;
+    Ok(u32::try_from(section.size() / INSTRUCTION_BYTES)?)
+}
+
+/// Reads the answer of `ptxas -v` about one kernel of so many instructions.
+fn read(text: &str, instructions: u32) -> Option<Resources> {
     let before = |unit: &str| {
         let (head, _) = text.split_once(unit)?;
         head.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse::<u32>().ok()
@@ -144,6 +167,7 @@ fn read(text: &str) -> Option<Resources> {
         stack_bytes: before(" bytes stack frame")?,
         barriers: before(" barriers").unwrap_or(0),
         warnings: u32::try_from(warnings.count()).ok()?,
+        instructions,
     })
 }
 
@@ -161,16 +185,51 @@ ptxas info    : Function properties for k
 ptxas info    : Used 128 registers, used 1 barriers, 16 bytes cumulative stack size, 368 bytes cmem[0]
 ptxas info    : Compile time = 9.695 ms
 ";
-        let want =
-            Resources { registers: 128, spill_bytes: 12, stack_bytes: 16, barriers: 1, warnings: 0 };
-        assert_eq!(read(text), Some(want));
+        let want = Resources {
+            registers: 128,
+            spill_bytes: 12,
+            stack_bytes: 16,
+            barriers: 1,
+            warnings: 0,
+            instructions: 40,
+        };
+        assert_eq!(read(text, 40), Some(want));
+    }
+
+    /// A little-endian object file of 64 bits with a section of code, of so many bytes, and one of names.
+    fn object_file(code: &str, bytes: u64) -> Vec<u8> {
+        let names = format!("\0{code}\0.shstrtab\0");
+        let (at_names, at_code) = (64, 64 + names.len() as u64);
+        let at_sections = at_code + bytes;
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+        let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xbe\0\x01\0\0\0".to_vec();
+        file.extend(words(&[0, 0, at_sections]));
+        // No flags; headers of 64 bytes, no segments; three sections of 64, the last of which has the names.
+        file.extend([0u16, 0, 64, 0, 0, 64, 3, 2].iter().flat_map(|half| half.to_le_bytes()));
+        file.extend(names.bytes());
+        file.resize(at_sections as usize, 0);
+        let mut section = |name: u64, kind: u64, at: u64, size: u64| {
+            file.extend(words(&[kind << 32 | name, 0, 0, at, size, 0, 1, 0]));
+        };
+        section(0, 0, 0, 0);
+        section(1, 1, at_code, bytes);
+        section(2 + code.len() as u64, 3, at_names, names.len() as u64);
+        file
+    }
+
+    #[test]
+    fn the_instructions_are_those_of_the_kernels_section() {
+        let file = object_file(".text.kernel", 640);
+        assert_eq!(instructions(&file, "kernel").unwrap(), 40);
+        assert_eq!(instructions(&file, "other").unwrap_err().to_string(), "no section .text.other");
+        assert!(instructions(&file[..100], "kernel").is_err() && instructions(b"", "kernel").is_err());
     }
 
     #[test]
     fn warnings_are_counted_and_nonsense_is_refused() {
         let text = "ptxas warning : x\nptxas info : (C7510) Potential Performance Loss: wgmma serialized\n\
                     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nUsed 8 registers\n";
-        assert_eq!(read(text).unwrap().warnings, 2);
-        assert_eq!(read("hello"), None);
+        assert_eq!(read(text, 0).unwrap().warnings, 2);
+        assert_eq!(read("hello", 0), None);
     }
 }

@@ -135,7 +135,7 @@ struct Row {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
-    kernel: &'static str,
+    kernel: String,
     workspace_bytes: u64,
     /// None where plans alone are asked for.
     #[serde(flatten)]

@@ -7,8 +7,8 @@ use finite_attention::{BackwardPointers, BackwardProblem, ForwardPointers, Forwa
 
 /// What was decided for one problem.
 pub struct Explained {
-    /// Name of the kernel that does most of the work.
-    pub kernel: &'static str,
+    /// Name of the kernel that does most of the work, with its switches.
+    pub kernel: String,
     pub workspace_bytes: u64,
     /// The plan with its reasons.
     pub text: String,
@@ -17,11 +17,11 @@ pub struct Explained {
 impl Explained {
     pub fn forward(plan: &ForwardPlan) -> Self {
         let workspace_bytes = plan.combine.map_or(0, |combine| combine.workspace_bytes);
-        Explained { kernel: plan.kernel.name, workspace_bytes, text: format!("{plan:#}") }
+        Explained { kernel: plan.variant.to_string(), workspace_bytes, text: format!("{plan:#}") }
     }
 
     pub fn backward(plan: &BackwardPlan) -> Self {
-        let kernel = plan.main_kernel().map_or("none", |kernel| kernel.name);
+        let kernel = plan.main_kernel().map_or("none".to_owned(), |variant| variant.to_string());
         Explained { kernel, workspace_bytes: plan.workspace_bytes(), text: format!("{plan:#}") }
     }
 }
@@ -48,7 +48,8 @@ pub fn forward(problem: &ForwardProblem, device: &DeviceProperties) -> Result<Ex
         cu_seqlens_k: address(7),
     };
     let plan = plan_forward(&problem.validate()?, device, &pointers)?;
-    let nothing = || Explained { kernel: "none", workspace_bytes: 0, text: "nothing to compute".into() };
+    let nothing =
+        || Explained { kernel: "none".into(), workspace_bytes: 0, text: "nothing to compute".into() };
     Ok(plan.as_ref().map_or_else(nothing, Explained::forward))
 }
 

@@ -10,7 +10,7 @@ use finite_attention::driver::emulated::{EmulatedDriver, Options, Origin, Trace}
 use finite_attention::trace::{NonFinite, Stage, coordinates, stage};
 use finite_attention::{Device, Dtype, Element, Error, KernelImages};
 use half::{bf16, f16};
-use kernels_gpu::abi::Arch;
+use kernels_gpu::abi::{Arch, KernelVariant};
 use part::{Part, Sizes};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -48,7 +48,7 @@ enum Cause {
     /// It was in an input.
     Input,
     /// An instruction made it, or, if the kind is a suspect, may have.
-    Instruction { part: Part, kernel: &'static str, stage: Stage, trace: Box<Trace> },
+    Instruction { part: Part, kernel: KernelVariant, stage: Stage, trace: Box<Trace> },
     /// The emulator finds fault with the kernel.
     Findings { part: Part, error: Error },
     /// The emulator computes finite numbers for the parts that were tried.
@@ -126,7 +126,7 @@ fn is_not_finite(name: &str, values: Vec<f32>) -> bool {
 }
 
 /// The first origin of some launches, or, if there is none, the first suspect.
-fn first_origin(traces: Vec<(&'static str, Trace)>) -> Option<(&'static str, Trace, Origin)> {
+fn first_origin(traces: Vec<(KernelVariant, Trace)>) -> Option<(KernelVariant, Trace, Origin)> {
     let pick = |of: fn(&Trace) -> Option<&Origin>| {
         traces.iter().find_map(|(kernel, trace)| Some((*kernel, trace.clone(), of(trace)?.clone())))
     };
@@ -259,7 +259,7 @@ fn report(device: DeviceName, tensors: &[Scanned], cause: &Cause) -> Value {
         Cause::Instruction { part, kernel, stage, trace } => json!({
             "kind": if trace.first.is_some() { "origin" } else { "suspect" },
             "part": part,
-            "kernel": kernel,
+            "kernel": kernel.to_string(),
             "stage": stage,
             "trace": trace,
         }),

@@ -5,7 +5,7 @@ use super::raw::{self, LaunchShape};
 use crate::driver::Stream;
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
-use kernels_gpu::abi::KernelSpec;
+use kernels_gpu::abi::{KernelSpec, KernelVariant, VariantKey};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ pub(super) struct LoadedKernels {
     /// Whether the driver knows of kernels that start while the one before them ends, in captured graphs,
     /// too.
     can_start_early: bool,
-    kernels: Mutex<HashMap<&'static str, Slot>>,
+    kernels: Mutex<HashMap<VariantKey, Slot>>,
 }
 
 /// The first version of the driver's interface that captures such launches: CUDA 12.3.
@@ -46,38 +46,38 @@ impl LoadedKernels {
     /// As for [`crate::driver::Driver::launch`].
     pub unsafe fn launch(
         &self,
-        spec: &KernelSpec,
+        variant: KernelVariant,
         blocks: u32,
         params: &[u8],
         stream: Stream,
     ) -> Result<()> {
-        let kernel = self.get(spec)?;
-        let KernelSpec { threads, shared_bytes, .. } = *spec;
-        let may_start_early = spec.may_start_early() && self.can_start_early;
+        let kernel = self.get(variant)?;
+        let KernelSpec { threads, shared_bytes, .. } = *variant.kernel;
+        let may_start_early = variant.kernel.may_start_early() && self.can_start_early;
         let shape = LaunchShape { blocks, threads, shared_bytes, may_start_early };
         let stream = stream.0 as raw::StreamHandle;
         // SAFETY: the module stays loaded as long as `self`; the rest is passed on to the caller.
         unsafe { raw::launch(kernel.function as raw::Function, shape, stream, params) }.map_err(
             |failure| {
                 failure.with_detail(format!(
-                    "kernel {}, {blocks} blocks of {} threads, {} bytes of shared memory",
-                    spec.name, spec.threads, spec.shared_bytes
+                    "kernel {variant}, {blocks} blocks of {threads} threads, {shared_bytes} bytes of shared \
+                     memory"
                 ))
             },
         )
     }
 
     /// The kernel, loaded by the first caller while others that want it wait.
-    fn get(&self, spec: &KernelSpec) -> Result<LoadedKernel> {
+    fn get(&self, variant: KernelVariant) -> Result<LoadedKernel> {
         // A slot stays whole even if a thread panicked while it held the lock: kernels are only added.
         let slot = {
             let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-            kernels.entry(spec.name).or_default().clone()
+            kernels.entry(variant.key()).or_default().clone()
         };
         let mut kernel = slot.lock().unwrap_or_else(PoisonError::into_inner);
         match *kernel {
             Some(kernel) => Ok(kernel),
-            None => Ok(*kernel.insert(load(spec, &self.images)?)),
+            None => Ok(*kernel.insert(load(variant, &self.images)?)),
         }
     }
 }
@@ -94,19 +94,20 @@ impl Drop for LoadedKernels {
     }
 }
 
-/// Compiles the PTX of one kernel for the device of the current context.
-fn load(spec: &KernelSpec, images: &KernelImages) -> Result<LoadedKernel> {
+/// Compiles the PTX of one kernel, with its switches set, for the device of the current context.
+fn load(variant: KernelVariant, images: &KernelImages) -> Result<LoadedKernel> {
     let corrupt =
-        |reason: &str| Error::KernelImageCorrupt { kernel: spec.name.into(), reason: reason.into() };
-    let ptx = CString::new(&*images.get(spec)?).map_err(|_| corrupt("it holds a NUL byte"))?;
-    let name = CString::new(spec.name).map_err(|_| corrupt("the name holds a NUL byte"))?;
+        |reason: &str| Error::KernelImageCorrupt { kernel: variant.to_string(), reason: reason.into() };
+    let ptx = CString::new(&*images.get(variant)?).map_err(|_| corrupt("it holds a NUL byte"))?;
+    let name = CString::new(variant.kernel.name).map_err(|_| corrupt("the name holds a NUL byte"))?;
     let module = raw::load_module(&ptx)
-        .map_err(|(failure, log)| failure.with_detail(format!("kernel {}\n{log}", spec.name)))?;
-    let named = |failure: raw::Failure| failure.with_detail(format!("kernel {}", spec.name));
+        .map_err(|(failure, log)| failure.with_detail(format!("kernel {variant}\n{log}")))?;
+    let named = |failure: raw::Failure| failure.with_detail(format!("kernel {variant}"));
     // SAFETY: the module was loaded just now.
     let function = unsafe { raw::module_function(module, &name) }.and_then(|function| {
         // SAFETY: likewise.
-        unsafe { raw::set_max_dynamic_shared_bytes(function, spec.shared_bytes) }.map(|()| function)
+        unsafe { raw::set_max_dynamic_shared_bytes(function, variant.kernel.shared_bytes) }
+            .map(|()| function)
     });
     match function {
         Ok(function) => Ok(LoadedKernel { module: module as usize, function: function as usize }),

@@ -22,7 +22,7 @@ use context::PrimaryContext;
 use cust::device::Device;
 use cust::memory::{DevicePointer as CustPointer, cuda_free, cuda_malloc};
 use kernels::LoadedKernels;
-use kernels_gpu::abi::{Arch, KernelSpec, TensorMap};
+use kernels_gpu::abi::{Arch, KernelVariant, TensorMap};
 use pool::MemoryPool;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,7 +33,7 @@ pub struct CudaDriver {
     properties: DeviceProperties,
     kernels: LoadedKernels,
     /// For errors that the device reports later than it makes them.
-    last_launch: Mutex<Option<&'static str>>,
+    last_launch: Mutex<Option<KernelVariant>>,
     pool: MemoryPool,
     context: Arc<PrimaryContext>,
 }
@@ -218,7 +218,7 @@ impl Driver for CudaDriver {
 
     unsafe fn launch(
         &self,
-        kernel: &KernelSpec,
+        variant: KernelVariant,
         blocks: u32,
         params: &[u8],
         stream: Stream,
@@ -227,9 +227,9 @@ impl Driver for CudaDriver {
             return Ok(());
         }
         let _entered = self.context.enter()?;
-        *self.last_launch.lock().unwrap_or_else(PoisonError::into_inner) = Some(kernel.name);
+        *self.last_launch.lock().unwrap_or_else(PoisonError::into_inner) = Some(variant);
         // SAFETY: passed on to the caller.
-        unsafe { self.kernels.launch(kernel, blocks, params, stream) }
+        unsafe { self.kernels.launch(variant, blocks, params, stream) }
     }
 
     fn encode_tensor_map(&self, description: &TensorMapDescription) -> Result<TensorMap> {

@@ -137,6 +137,43 @@ impl Part {
         self.queries.len() == 1 && self.query_heads.len() == 1
     }
 
+    /// The part as a problem of its own.
+    fn problem(&self, whole: &ForwardProblem) -> ForwardProblem {
+        // Every field has a name here: of one that is new it must be said what it becomes.
+        let &ForwardProblem {
+            q,
+            k: _,
+            v,
+            o: _,
+            dtype,
+            output_dtype,
+            scale,
+            mask,
+            sequences: _,
+            wants_lse,
+            num_splits: _,
+            pack_gqa,
+        } = whole;
+        let ([_, _, _, columns], [_, _, _, value_columns]) = (q.shape, v.shape);
+        let (queries, heads, keys) = (self.queries.len(), self.query_heads.len(), self.keys.len());
+        let layout = |rows, heads, columns| Layout::bshd([1, rows, heads, columns]);
+        ForwardProblem {
+            q: layout(queries, heads, columns),
+            k: layout(keys, 1, columns),
+            v: layout(keys, 1, value_columns),
+            o: layout(queries, heads, value_columns),
+            dtype,
+            output_dtype,
+            scale,
+            mask: if self.is_row() { Mask::Full } else { mask },
+            sequences: Sequences::Strided,
+            wants_lse,
+            // One kernel, whose stages are known.
+            num_splits: Some(1),
+            pack_gqa,
+        }
+    }
+
     /// Computes the part, gradients only if they are asked for.
     pub fn compute<T: Element, O: Element>(
         &self,
@@ -153,21 +190,7 @@ impl Part {
         let q = cut::<T>(&inputs.q, rows.clone(), self.query_heads.clone());
         let k = cut::<T>(&inputs.k, keys.clone(), key_heads.clone());
         let v = cut::<T>(&inputs.v, keys, key_heads);
-        let [_, _, _, columns] = task.problem.q.shape;
-        let [_, _, _, value_columns] = task.problem.v.shape;
-        let (queries, heads, keys) = (self.queries.len(), self.query_heads.len(), self.keys.len());
-        let layout = |rows, heads, columns| Layout::bshd([1, rows, heads, columns]);
-        let problem = ForwardProblem {
-            q: layout(queries, heads, columns),
-            k: layout(keys, 1, columns),
-            v: layout(keys, 1, value_columns),
-            o: layout(queries, heads, value_columns),
-            mask: if self.is_row() { Mask::Full } else { task.problem.mask },
-            sequences: Sequences::Strided,
-            // One kernel, whose stages are known.
-            num_splits: Some(1),
-            ..task.problem
-        };
+        let problem = self.problem(&task.problem);
         let forward = forward_host::<T, O>(device, &problem, &q, &k, &v)?;
         let (Some(whole), Some(d_o), true) = (task.backward_problem()?, &inputs.d_o, gradients) else {
             return Ok(Results { forward, gradients: None });

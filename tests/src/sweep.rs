@@ -173,7 +173,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "bar.warp.sync",
-        through: &["forward_mma.rs: warp::warp_sync();"],
+        through: &["query_rows.rs: warp::warp_sync();"],
         why: "the barrier of the block that shows the first keys stands between scaled queries and their use",
     },
     Explanation {

@@ -86,11 +86,12 @@ pub fn stage(origin: &Origin) -> Stage {
 fn forward(frame: &Frame, _thread: u32) -> Option<Stage> {
     Some(match (frame.file, frame.function) {
         (_, "multiply_transposed" | "start_scores" | "scale_rows") => Stage::Scores,
+        (file, _) if file.starts_with("attention/score") => Stage::Scores,
         (_, "multiply_accumulate" | "start_output") | ("tile/store.rs", _) => Stage::Output,
         ("attention/softmax.rs", "apply") => Stage::Output,
-        ("attention/softmax.rs", "close") => Stage::Lse,
+        ("attention/softmax.rs", "finalize_early") => Stage::Lse,
         // These two are done in halves, each with a name of its own.
-        ("attention/softmax.rs", "update" | "finish") => return None,
+        ("attention/softmax.rs", "update" | "finalize") => return None,
         ("attention/softmax.rs", _) | (_, "pack_all" | "store_probabilities") => Stage::Probabilities,
         _ => return None,
     })

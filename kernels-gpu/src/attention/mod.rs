@@ -7,6 +7,7 @@ pub mod key_schedule;
 pub mod key_stretch;
 pub mod packed_work;
 pub mod query_block;
+pub mod query_rows;
 pub mod score;
 pub mod sequence;
 pub mod softmax;

@@ -248,25 +248,25 @@ impl QueryBlock {
         sequence.query_rows::<ELEMENT_BYTES>(view, self.head, self.first_row, columns)
     }
 
-    /// Writes lse of the block's row `row`, if that row exists and lse is wanted.
+    /// Writes what is kept of the softmax of the block's row `row`, if that row exists and lse is wanted: lse
+    /// or, where keys are split, the row max of a range of keys and its sum.
     ///
     /// # Safety
     /// `p.lse` is 0 or as [`ForwardParams::lse`] says.
     #[inline(always)]
-    pub unsafe fn store_lse(&self, p: &ForwardParams, row: u32, lse: f32) {
-        if let Some(index) = self.lse_index(p, row) {
-            global::store_f32(p.lse.wrapping_add((4 * index) as u64), lse);
-        }
-    }
-
-    /// Writes what takes the place of lse where keys are a range of those that there are.
-    ///
-    /// # Safety
-    /// As [`QueryBlock::store_lse`].
-    #[inline(always)]
-    pub unsafe fn store_range(&self, p: &ForwardParams, row: u32, reference: f32, sum: f32) {
-        if let Some(index) = self.lse_index(p, row) {
-            global::store_f32x2(p.lse.wrapping_add((8 * index) as u64), [reference, sum]);
+    pub unsafe fn store_statistics(
+        &self,
+        p: &ForwardParams,
+        is_split: bool,
+        row: u32,
+        row_max: f32,
+        lse_or_sum: f32,
+    ) {
+        let Some(index) = self.lse_index(p, row) else { return };
+        if is_split {
+            global::store_f32x2(p.lse.wrapping_add((8 * index) as u64), [row_max, lse_or_sum]);
+        } else {
+            global::store_f32(p.lse.wrapping_add((4 * index) as u64), lse_or_sum);
         }
     }
 

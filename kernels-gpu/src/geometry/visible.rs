@@ -34,6 +34,12 @@ pub struct TileRange {
 }
 
 impl TileRange {
+    /// Whether some pair of one of its tiles may be hidden, so that the mask must be applied.
+    #[inline(always)]
+    pub const fn is_masked(&self, tile: i32) -> bool {
+        tile < self.full_begin || tile >= self.full_end
+    }
+
     /// As words of a message.
     #[inline(always)]
     pub const fn words(&self) -> [u32; 4] {

@@ -1,18 +1,17 @@
 //! The true-f32 forward for sm_80 and newer: as [`super::forward_mma`], with fused multiply-adds instead
-//! of tensor cores.
+//! of tensor cores, and one key tile and one value tile on their way in turns.
 //!
 //! No tf32 anywhere: the error stays at the level of f32. Each warp has 16 query rows; probabilities
 //! pass from the lanes that made them to the lanes that need them through shared memory of the warp.
 
 use crate::abi::{Access, ForwardParams};
-use crate::arch::{shared, thread, warp};
-use crate::attention::query_block::{QueryBlock, is_split};
-use crate::attention::score::{self, Scale, split_sign};
-use crate::attention::softmax::OnlineSoftmax;
+use crate::arch::{shared, thread};
+use crate::attention::query_block::QueryBlock;
+use crate::attention::query_rows::QueryRows;
 use crate::pipeline::key_value_turns::KeyValueTurns;
 use crate::tile::element::F32;
 use crate::tile::fma::{multiply_accumulate, multiply_transposed, store_probabilities};
-use crate::tile::fragment::{FMA_LANE_COLUMNS, FmaFragment, Fragment};
+use crate::tile::fragment::FmaFragment;
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::store;
 
@@ -34,63 +33,54 @@ unsafe fn forward<
 >(
     p: &ForwardParams,
 ) {
-    let thread = thread::thread_idx_x();
-    let (lane, warp_row) = (thread % 32, thread / 32 * 16);
+    const {
+        assert!(QUERIES == THREADS / 32 * QueryRows::<1, LANE_ROWS, O>::WARP_ROWS);
+        assert!(2 * S == KEYS as usize && 8 * O == ROW_BYTES as usize && P_ROW_BYTES == 4 * KEYS);
+    }
     let block = QueryBlock::of_this_block(p, QUERIES);
     if block.is_empty() {
         return;
     }
-    let tiles = block.key_tiles(QUERIES, KEYS);
-    let scale = Scale::new::<F32>(p);
-    let (_, q_factor) = split_sign(p.scale);
+    let mut rows = QueryRows::<1, LANE_ROWS, O>::of_this_warp::<F32>(p, block, QUERIES, KEYS, true);
+    let thread = thread::thread_idx_x();
+    let q = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
+    let p_tile = SharedTile::<QUERIES, P_ROW_BYTES> { address: q.address + QUERIES * ROW_BYTES };
+    let (k, v) = (block.k::<4>(p), block.v::<4>(p));
+    let after_p = p_tile.address + QUERIES * P_ROW_BYTES;
+    let key_value = KeyValueTurns::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_p, thread, k, v);
 
-    let q_tile = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
-    let p_tile = SharedTile::<QUERIES, P_ROW_BYTES> { address: q_tile.address + QUERIES * ROW_BYTES };
-    let key_value = KeyValueTurns::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(
-        p_tile.address + QUERIES * P_ROW_BYTES,
-        thread,
-        block.k::<4>(p),
-        block.v::<4>(p),
-    );
-    let mut output = [0.0; O];
-    let mut softmax = OnlineSoftmax::<LANE_ROWS>::new(true);
-
-    if tiles.begin < tiles.end {
-        q_tile.load::<F32, THREADS, VECTOR>(thread, &block.q::<4>(p));
-        key_value.request_key::<F32>(tiles.begin);
-        if q_factor != 1.0 {
+    let mut tile = rows.tiles.begin;
+    if tile < rows.tiles.end {
+        q.load::<F32, THREADS, VECTOR>(thread, &block.q::<4>(p));
+        key_value.request_key::<F32>(tile);
+        if rows.need_sign() {
             key_value.wait();
-            q_tile.scale_rows::<F32, 16>(lane, warp_row, q_factor);
-            warp::warp_sync();
+            rows.apply_sign::<F32, _, _>(q);
         }
     }
-    // Past the last query a warp only helps to load.
-    let has_rows = block.has_row(warp_row);
-    let mut tile = tiles.begin;
-    while tile < tiles.end {
+    let has_rows = rows.exist();
+    while tile < rows.tiles.end {
         key_value.wait();
         key_value.request_value::<F32>(tile);
         if has_rows {
-            let mut scores: [f32; S] =
-                multiply_transposed::<_, _, _, LANE_ROWS, S>(lane, q_tile, warp_row, key_value.key);
-            let is_masked = tile < tiles.full_begin || tile >= tiles.full_end;
-            score::apply::<FmaFragment, LANE_ROWS, S>(&mut scores, &scale, is_masked, || {
-                (lane, block.score_tile(warp_row, tile * KEYS as i32))
-            });
-            softmax.update::<FmaFragment, S, O>(&mut scores, &mut output, &scale);
-            store_probabilities::<_, _, LANE_ROWS, S>(lane, &scores, p_tile, warp_row);
+            let k = key_value.key;
+            let scores = multiply_transposed::<_, _, _, LANE_ROWS, S>(rows.lane, q, rows.first_row, k);
+            let mut scores = [scores];
+            rows.probabilities::<FmaFragment, S>(&mut scores, tile, KEYS);
+            store_probabilities::<_, _, LANE_ROWS, S>(rows.lane, &scores[0], p_tile, rows.first_row);
         }
         key_value.wait();
-        if tile + 1 < tiles.end {
+        if tile + 1 < rows.tiles.end {
             key_value.request_key::<F32>(tile + 1);
         }
         if has_rows {
+            let (output, v) = (&mut rows.output[0], key_value.value);
             multiply_accumulate::<_, _, _, _, LANE_ROWS, O>(
-                lane,
-                &mut output,
+                rows.lane,
+                output,
                 p_tile,
-                warp_row,
-                key_value.value,
+                rows.first_row,
+                v,
             );
         }
         tile += 1;
@@ -98,22 +88,9 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    let lse = softmax.finalize::<FmaFragment, O>(&mut output, &scale, is_split(p, QUERIES), |row| {
-        block.is_dead(warp_row + <FmaFragment as Fragment<LANE_ROWS, O>>::row(lane, row))
-    });
-    let mut row = 0;
-    while row < LANE_ROWS {
-        if lane % FMA_LANE_COLUMNS == 0 {
-            let at = warp_row + <FmaFragment as Fragment<LANE_ROWS, O>>::row(lane, row);
-            if is_split(p, QUERIES) {
-                block.store_range(p, at, softmax.row_max()[row], lse[row]);
-            } else {
-                block.store_lse(p, at, lse[row]);
-            }
-        }
-        row += 1;
-    }
-    store::store_fma_f32::<LANE_ROWS, O, VECTOR>(lane, &output, warp_row, &block.o::<4>(p));
+    rows.finalize::<FmaFragment>(0);
+    let target = block.o::<4>(p);
+    store::store_fma_f32::<LANE_ROWS, O, VECTOR>(rows.lane, &rows.output[0], rows.first_row, &target);
 }
 
 macro_rules! entries {

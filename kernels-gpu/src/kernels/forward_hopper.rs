@@ -267,11 +267,8 @@ impl<
                 if half < 2 {
                     let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
                     let own = |of_rows: [f32; 2]| if half == 0 { of_rows[0] } else { of_rows[1] };
-                    if is_split(p, QUERIES) {
-                        block.store_range(p, row, own(softmax.row_max()), own(lse));
-                    } else {
-                        block.store_lse(p, row, own(lse));
-                    }
+                    let (row_max, lse) = (own(softmax.row_max()), own(lse));
+                    block.store_statistics(p, is_split(p, QUERIES), row, row_max, lse);
                 }
                 let target = block.o_of_heads::<2>(p).now();
                 // Scores that are still on their way use one of the two tiles.

@@ -10,15 +10,16 @@
 //!                      o += p v       (tensor cores, p from registers)
 //! o = o / sum,  lse = ln(sum) + m
 //! ```
+//!
+//! All but the products is [`QueryRows`].
 
 use crate::abi::{Access, ForwardParams};
-use crate::arch::{shared, thread, warp};
-use crate::attention::query_block::{QueryBlock, is_split};
-use crate::attention::score::{self, Scale, split_sign};
-use crate::attention::softmax::OnlineSoftmax;
+use crate::arch::{shared, thread};
+use crate::attention::query_block::QueryBlock;
+use crate::attention::query_rows::QueryRows;
 use crate::pipeline::key_value_ring::KeyValueRing;
 use crate::tile::element::{self, TensorCoreElement};
-use crate::tile::fragment::{Fragment, MmaFragment};
+use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::{multiply_accumulate, multiply_transposed, pack_all};
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::store;
@@ -40,73 +41,43 @@ unsafe fn forward<
 >(
     p: &ForwardParams,
 ) {
-    let lane = thread::thread_idx_x() % 32;
-    let warp_row = thread::thread_idx_x() / 32 * 16 * M as u32;
+    const {
+        assert!(QUERIES == THREADS / 32 * QueryRows::<M, 2, O>::WARP_ROWS);
+        assert!(2 * S == KEYS as usize && 2 * P == S && 4 * O == ROW_BYTES as usize);
+    }
     let block = QueryBlock::of_this_block(p, QUERIES);
     if block.is_empty() {
         return;
     }
-    let tiles = block.key_tiles(QUERIES, KEYS);
-    let scale = Scale::new::<E>(p);
-    let (_, q_factor) = split_sign(p.scale);
+    let mut rows = QueryRows::<M, 2, O>::of_this_warp::<E>(p, block, QUERIES, KEYS, p.is_exact());
+    let thread = thread::thread_idx_x();
+    let q = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
+    let (k, v) = (block.k::<2>(p), block.v::<2>(p));
+    let after_q = q.address + SharedTile::<QUERIES, ROW_BYTES>::BYTES;
+    let ring = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_q, thread, k, v);
 
-    let q_tile = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
-    let ring = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(
-        q_tile.address + SharedTile::<QUERIES, ROW_BYTES>::BYTES,
-        thread::thread_idx_x(),
-        block.k::<2>(p),
-        block.v::<2>(p),
-    );
-    let mut output = [[0.0; O]; M];
-    let mut softmax = [OnlineSoftmax::<2>::new(p.is_exact()); M];
-
-    if tiles.begin < tiles.end {
-        q_tile.load::<E, THREADS, VECTOR>(thread::thread_idx_x(), &block.q::<2>(p));
-        ring.request::<E>(tiles.begin);
-        if q_factor != 1.0 {
+    let mut tile = rows.tiles.begin;
+    if tile < rows.tiles.end {
+        q.load::<E, THREADS, VECTOR>(thread, &block.q::<2>(p));
+        ring.request::<E>(tile);
+        if rows.need_sign() {
             ring.wait();
-            let mut m = 0;
-            while m < M {
-                q_tile.scale_rows::<E, 16>(lane, warp_row + 16 * m as u32, q_factor);
-                m += 1;
-            }
-            warp::warp_sync();
+            rows.apply_sign::<E, _, _>(q);
         }
     }
-    let has_rows = block.has_row(warp_row);
-    let mut tile = tiles.begin;
-    while tile < tiles.end {
+    let has_rows = rows.exist();
+    while tile < rows.tiles.end {
         ring.wait();
-        if tile + 1 < tiles.end {
+        if tile + 1 < rows.tiles.end {
             ring.request::<E>(tile + 1);
         }
-        if !has_rows {
-            // Past the last query: such a warp only helps to load.
-            tile += 1;
-            continue;
+        if has_rows {
+            let mut scores: [[f32; S]; M] =
+                multiply_transposed::<E, _, _, _, M, S>(rows.lane, q, rows.first_row, ring.key(tile));
+            rows.probabilities::<MmaFragment, S>(&mut scores, tile, KEYS);
+            let p: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
+            multiply_accumulate::<E, _, _, M, P, O>(rows.lane, &mut rows.output, &p, ring.value(tile));
         }
-        let mut scores: [[f32; S]; M] =
-            multiply_transposed::<E, _, _, _, M, S>(lane, q_tile, warp_row, ring.key(tile));
-        let is_masked = tile < tiles.full_begin || tile >= tiles.full_end;
-        let mut m = 0;
-        while m < M {
-            score::apply::<MmaFragment, 2, S>(&mut scores[m], &scale, is_masked, || {
-                (lane, block.score_tile(warp_row + 16 * m as u32, tile * KEYS as i32))
-            });
-            m += 1;
-        }
-        let mut m = 0;
-        while m < M {
-            softmax[m].update::<MmaFragment, S, O>(&mut scores[m], &mut output[m], &scale);
-            m += 1;
-        }
-        let probabilities: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
-        multiply_accumulate::<E, KEYS, ROW_BYTES, M, P, O>(
-            lane,
-            &mut output,
-            &probabilities,
-            ring.value(tile),
-        );
         tile += 1;
     }
     if !has_rows {
@@ -115,29 +86,12 @@ unsafe fn forward<
     let target = if p.output_f32 != 0 { block.o::<4>(p) } else { block.o::<2>(p) };
     let mut m = 0;
     while m < M {
-        let row = warp_row + 16 * m as u32;
-        let lse = softmax[m].finalize::<MmaFragment, O>(
-            &mut output[m],
-            &scale,
-            is_split(p, QUERIES),
-            |half| block.is_dead(row + <MmaFragment as Fragment<2, O>>::row(lane, half)),
-        );
-        let mut half = 0;
-        while half < 2 {
-            if lane % 4 == 0 {
-                let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
-                if is_split(p, QUERIES) {
-                    block.store_range(p, row, softmax[m].row_max()[half], lse[half]);
-                } else {
-                    block.store_lse(p, row, lse[half]);
-                }
-            }
-            half += 1;
-        }
+        rows.finalize::<MmaFragment>(m);
+        let (output, row) = (&rows.output[m], rows.row(m));
         if VECTOR && p.output_f32 == 0 {
-            store::store_staged::<E, QUERIES, ROW_BYTES, O>(lane, &output[m], q_tile, row, &target);
+            store::store_staged::<E, QUERIES, ROW_BYTES, O>(rows.lane, output, q, row, &target);
         } else {
-            store::store_pairs::<E, O, VECTOR>(lane, &output[m], row, 0, &target, p.output_f32 != 0);
+            store::store_pairs::<E, O, VECTOR>(rows.lane, output, row, 0, &target, p.output_f32 != 0);
         }
         m += 1;
     }

@@ -30,6 +30,9 @@ pub trait Fragment<const ROWS: usize, const REGISTERS: usize> {
     /// Whether a lane's columns come in neighbouring pairs, the first of them even.
     const PAIRED: bool;
 
+    /// Lanes that share a row.
+    const LANES_PER_ROW: u32;
+
     /// The maximum over the lanes that share a row, given to all of them.
     ///
     /// # Safety
@@ -49,6 +52,7 @@ pub struct MmaFragment;
 impl<const REGISTERS: usize> Fragment<2, REGISTERS> for MmaFragment {
     const COLUMNS: usize = REGISTERS / 2;
     const PAIRED: bool = true;
+    const LANES_PER_ROW: u32 = 4;
 
     #[inline(always)]
     fn register(row: usize, column: usize) -> usize {
@@ -97,6 +101,7 @@ pub const FMA_LANE_COLUMNS: u32 = 8;
 impl<const ROWS: usize, const REGISTERS: usize> Fragment<ROWS, REGISTERS> for FmaFragment {
     const COLUMNS: usize = REGISTERS / ROWS;
     const PAIRED: bool = false;
+    const LANES_PER_ROW: u32 = FMA_LANE_COLUMNS;
 
     #[inline(always)]
     fn register(row: usize, column: usize) -> usize {

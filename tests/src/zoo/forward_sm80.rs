@@ -83,7 +83,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("ldmatrix.sync.aligned.m8n8.x4.trans", &[], Which::All, |line| line.replace(".trans", ""))
             .wrong("o"),
         mutant("the swizzle of stores is not that of loads")
-            .edit("xor.b32", &["shared_tile.rs: ", "q_tile.load"], Which::All, |line| line.replacen("xor.b32", "or.b32", 1))
+            .edit("xor.b32", &["shared_tile.rs: ", "q.load::<E"], Which::All, |line| line.replacen("xor.b32", "or.b32", 1))
             .finding("uninitialised shared read", &["multiply_transposed"]),
         mutant("a product is left out of the output")
             .edit("mma.sync", &["forward_mma.rs: multiply_accumulate::"], Which::Number(0), dropped)

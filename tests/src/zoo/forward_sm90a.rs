@@ -294,13 +294,10 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("lse of rows past the end is stored")
             .on(several_tiles(KERNEL))
-            .edit(
-                "or.pred",
-                &["query_block.rs: ", "block.store_lse(p, row, own(lse))"],
-                Which::All,
-                |line| with_operand(line, 2, operand(line, 1)),
-            )
-            .finding("out-of-bounds global access", &["block.store_lse(p, row, own(lse))"]),
+            .edit("or.pred", &["query_block.rs: ", "block.store_statistics(p, "], Which::All, |line| {
+                with_operand(line, 2, operand(line, 1))
+            })
+            .finding("out-of-bounds global access", &["block.store_statistics(p, "]),
         mutant("rows that see no key are not written")
             .on(Case { query_rows: 411, key_rows: 5, ..ragged(KERNEL) })
             .edit("st.global", &["store.rs: ", "self.write_dead"], Which::All, dropped)

@@ -174,11 +174,9 @@ impl<
         let target = if as_f32 { block.o_of_heads::<4>(p) } else { block.o_of_heads::<2>(p) };
         store::store_pairs::<E, O, true>(lane, &[0.0; O], row, 0, &target, as_f32);
         if lane < 16 {
-            if is_split(p, QUERIES) {
-                block.store_range(p, row + lane, 0.0, DEAD_SUM);
-            } else {
-                block.store_lse(p, row + lane, f32::NEG_INFINITY);
-            }
+            let is_split = is_split(p, QUERIES);
+            let lse = if is_split { DEAD_SUM } else { f32::NEG_INFINITY };
+            block.store_statistics(p, is_split, row + lane, 0.0, lse);
         }
     }
 }

@@ -1,0 +1,163 @@
+//! The query rows of a warp, where softmax never crosses warps: the state of the loop over key tiles, and what
+//! kernels with `mma.sync` and with fused multiply-adds do with it alike.
+//!
+//! ```text
+//! rows = QueryRows::of_this_warp(block)
+//! for each key tile:   s = q k^T                 the kernel's
+//!                      p = rows.probabilities(s) softcap and mask (attention/score), softmax, o rescaled
+//!                      rows.output += p v        the kernel's
+//! rows.finalize(m)     o = o / sum,  lse = ln(sum) + m
+//! ```
+
+use super::query_block::{QueryBlock, is_split};
+use super::score::{self, Scale, split_sign};
+use super::softmax::OnlineSoftmax;
+use crate::abi::ForwardParams;
+use crate::arch::{thread, warp};
+use crate::geometry::visible::TileRange;
+use crate::tile::element::Element;
+use crate::tile::fragment::Fragment;
+use crate::tile::shared_tile::SharedTile;
+
+/// Rows of a fragment of a warp.
+pub const FRAGMENT_ROWS: u32 = 16;
+
+/// `M` fragments of 16 query rows, one below the other. A lane holds `ROWS` rows of each, and `O` registers of
+/// its output.
+pub struct QueryRows<'a, const M: usize, const ROWS: usize, const O: usize> {
+    /// The query block that the rows are of.
+    pub block: QueryBlock,
+    /// The key tiles that the block visits.
+    pub tiles: TileRange,
+    /// This lane of the warp.
+    pub lane: u32,
+    /// First row of the warp in the block.
+    pub first_row: u32,
+    /// The output, not normalised before [`QueryRows::finalize`].
+    pub output: [[f32; O]; M],
+    softmax: [OnlineSoftmax<ROWS>; M],
+    scale: Scale,
+    /// Query rows of the block.
+    queries: u32,
+    p: &'a ForwardParams,
+}
+
+impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROWS, O> {
+    /// Rows of a warp.
+    pub const WARP_ROWS: u32 = FRAGMENT_ROWS * M as u32;
+
+    /// The rows of this warp in `block`, of `queries` query rows, which visits tiles of `keys` keys. `is_exact`:
+    /// the largest score of a row has a probability of exactly one unit, for results in f32.
+    ///
+    /// # Safety
+    /// `p` is as [`ForwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn of_this_warp<E: Element>(
+        p: &'a ForwardParams,
+        block: QueryBlock,
+        queries: u32,
+        keys: u32,
+        is_exact: bool,
+    ) -> Self {
+        QueryRows {
+            block,
+            tiles: block.key_tiles(queries, keys),
+            lane: thread::thread_idx_x() % 32,
+            first_row: thread::thread_idx_x() / 32 * Self::WARP_ROWS,
+            output: [[0.0; O]; M],
+            softmax: [OnlineSoftmax::new(is_exact); M],
+            scale: Scale::new::<E>(p),
+            queries,
+            p,
+        }
+    }
+
+    /// Whether there is such a row as the warp's first. Past the last query a warp only helps to load.
+    #[inline(always)]
+    pub fn exist(&self) -> bool {
+        self.block.has_row(self.first_row)
+    }
+
+    /// Whether q must be multiplied by the sign of the scale, see [`QueryRows::apply_sign`].
+    #[inline(always)]
+    pub fn need_sign(&self) -> bool {
+        let (_, sign) = split_sign(self.p.scale);
+        sign != 1.0
+    }
+
+    /// Multiplies the warp's rows of q by the sign of the scale.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together; the tile is written and visible.
+    #[inline(always)]
+    pub unsafe fn apply_sign<E: Element, const QUERIES: u32, const ROW_BYTES: u32>(
+        &self,
+        q: SharedTile<QUERIES, ROW_BYTES>,
+    ) {
+        let (_, sign) = split_sign(self.p.scale);
+        let mut m = 0;
+        while m < M {
+            q.scale_rows::<E, FRAGMENT_ROWS>(self.lane, self.row(m), sign);
+            m += 1;
+        }
+        warp::warp_sync();
+    }
+
+    /// Turns the products of q with key tile `tile`, of `keys` keys, into unnormalised probabilities, and
+    /// rescales the output if a row max moved.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn probabilities<F, const S: usize>(
+        &mut self,
+        scores: &mut [[f32; S]; M],
+        tile: i32,
+        keys: u32,
+    ) where
+        F: Fragment<ROWS, S> + Fragment<ROWS, O>,
+    {
+        let is_masked = self.tiles.is_masked(tile);
+        let mut m = 0;
+        while m < M {
+            score::apply::<F, ROWS, S>(&mut scores[m], &self.scale, is_masked, || {
+                (self.lane, self.block.score_tile(self.row(m), tile * keys as i32))
+            });
+            m += 1;
+        }
+        let mut m = 0;
+        while m < M {
+            self.softmax[m].update::<F, S, O>(&mut scores[m], &mut self.output[m], &self.scale);
+            m += 1;
+        }
+    }
+
+    /// Normalises the output of fragment `m` and writes lse of its rows (or their row max and sum, of a range
+    /// of keys). The output is then the caller's to store.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together; `p.lse` is as [`ForwardParams::lse`] says.
+    #[inline(always)]
+    pub unsafe fn finalize<F: Fragment<ROWS, O>>(&mut self, m: usize) {
+        let (lane, first_row, is_split) = (self.lane, self.row(m), is_split(self.p, self.queries));
+        let softmax = &self.softmax[m];
+        let lse = softmax.finalize::<F, O>(&mut self.output[m], &self.scale, is_split, |row| {
+            self.block.is_dead(first_row + F::row(lane, row))
+        });
+        let mut row = 0;
+        while row < ROWS {
+            // One of the lanes that share the row.
+            if lane % F::LANES_PER_ROW == 0 {
+                let (at, row_max) = (first_row + F::row(lane, row), softmax.row_max()[row]);
+                self.block.store_statistics(self.p, is_split, at, row_max, lse[row]);
+            }
+            row += 1;
+        }
+    }
+
+    /// First row of fragment `m` in the block.
+    #[inline(always)]
+    pub fn row(&self, m: usize) -> u32 {
+        self.first_row + FRAGMENT_ROWS * m as u32
+    }
+}

@@ -92,6 +92,8 @@ fn run_refuses_what_is_missing_or_does_not_fit() {
         assert!(text.starts_with("fattn: scale: expected a number from -2.3586574e38 to "), "{text}");
         assert!(text.ends_with(&format!(", got {scale}\n")), "{text}");
     }
+    let text = refused("softcap", &[q, k, v], &["--softcap", "-30"]);
+    assert!(text.starts_with("fattn: softcap: expected a number above 0 and of at most "), "{text}");
 }
 
 #[test]

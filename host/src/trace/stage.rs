@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum Stage {
-    /// `s = scale q k^T`.
+    /// `s = scale q k^T`, capped where there is a softcap.
     #[serde(rename = "scores")]
     Scores,
     /// `p = exp(s - lse)`, or relative to a running maximum; their sum.
@@ -86,6 +86,7 @@ pub fn stage(origin: &Origin) -> Stage {
 fn forward(frame: &Frame, _thread: u32) -> Option<Stage> {
     Some(match (frame.file, frame.function) {
         (_, "multiply_transposed" | "start_scores" | "scale_rows") => Stage::Scores,
+        ("attention/score/softcap.rs", _) => Stage::Scores,
         (_, "multiply_accumulate" | "start_output") | ("tile/store.rs", _) => Stage::Output,
         ("attention/softmax.rs", "apply") => Stage::Output,
         ("attention/softmax.rs", "close") => Stage::Lse,

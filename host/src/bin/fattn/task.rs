@@ -35,6 +35,9 @@ pub struct TaskArguments {
     /// Softmax scale; 1/sqrt(D) if not given.
     #[arg(long, allow_hyphen_values = true)]
     scale: Option<f32>,
+    /// Cap of scores, above 0: each becomes C tanh(score / C); not capped if not given.
+    #[arg(long, allow_hyphen_values = true, value_name = "C")]
+    softcap: Option<f32>,
     /// Element type of o, dq, dk and dv; that of q if not given.
     #[arg(long)]
     out_dtype: Option<OutputDtype>,
@@ -177,6 +180,7 @@ impl<'f> Inputs<'f> {
         let mut problem =
             ForwardProblem::new(dtype, layout(&self.q)?, layout(&self.k)?, layout(&self.v)?);
         problem.scale = arguments.scale;
+        problem.softcap = arguments.softcap;
         problem.mask = mask(arguments);
         problem.output_dtype = match arguments.out_dtype {
             None => dtype,

@@ -67,7 +67,8 @@ typedef struct {
 } fattn_tensor;
 
 /* What forward and backward share: o = softmax(scale * q k^T + mask) v, and lse, the logarithm of the sum of
- * exponentials of each row.
+ * exponentials of each row. With a softcap, softcap * tanh(scale * q k^T / softcap) takes the place of
+ * scale * q k^T.
  *
  * Of B batches, Sq queries of Hq heads and Sk keys of Hk heads; Hq is a multiple of Hk, and query head h uses
  * key head h / (Hq / Hk). A query that sees no key has o = 0 and lse = -infinity.
@@ -81,8 +82,8 @@ typedef struct {
     int32_t alignment;    /* fattn_alignment */
     int64_t window_left;  /* keys seen before the diagonal, -1 for all; 0 or -1 without a window */
     int64_t window_right; /* keys seen after the diagonal, -1 for all; 0 or -1 without a window */
-    float scale;          /* of the scores, at most 2.358e38 in size; NaN for D ^ -0.5 */
-    uint32_t reserved;    /* 0 */
+    float scale;          /* of the scores, at most 1.179e38 in size; NaN for D ^ -0.5 */
+    float softcap;        /* cap of the scores, above 0, at most 1.179e38; 0 for none */
     fattn_tensor q;       /* [B, Sq, Hq, D] */
     fattn_tensor k;       /* [B, Sk, Hk, D] */
     fattn_tensor v;       /* [B, Sk, Hk, Dv] */

@@ -65,9 +65,9 @@ unsafe fn inputs<'a, A: Versioned>(
     }
     // SAFETY: not null, and of the size just checked.
     let args = unsafe { &*args };
-    match args.reserved().into_iter().find(|&number| number != 0) {
-        None => Ok((device, args)),
-        Some(got) => Err(invalid(format!("{function}: expected 0 in reserved, got {got}"))),
+    match args.reserved() {
+        0 => Ok((device, args)),
+        got => Err(invalid(format!("{function}: expected 0 in reserved, got {got}"))),
     }
 }
 

@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of this crate. The texts are part of the interface and are tested.
 ///
 /// `argument` is always the name of a tensor or parameter: `q`, `k`, `v`, `o`, `lse`, `dq`, `dk`, `dv`,
-/// `cu_seqlens_q`, `cu_seqlens_k`, `scale`. The gradients of o and lse are `do` and `dlse`, as in files; in
+/// `cu_seqlens_q`, `cu_seqlens_k`, `scale`, `softcap`. The gradients of o and lse are `do` and `dlse`, as in files; in
 /// Rust, which keeps `do` for itself, the fields are `d_o` and `d_lse`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -236,6 +236,25 @@ pub enum Error {
     #[error("scale: expected a number from -{max:e} to {max:e}, got {got:e}", max = MAX_SCALE)]
     Scale {
         /// The scale.
+        got: f32,
+    },
+    /// The cap of scores is not above 0, or NaN, or so large that kernels could not multiply it by `log2(e)`.
+    #[error("softcap: expected a number above 0 and of at most {max:e}, got {got:e}", max = MAX_SCALE)]
+    Softcap {
+        /// The cap.
+        got: f32,
+    },
+    /// f32 does not hold `scale / softcap`, by which kernels multiply products.
+    #[error(
+        "softcap: expected a number that the scale {scale:e} is from {min:e} to {max:e} times in size, got \
+         {got:e}",
+        min = f32::MIN_POSITIVE,
+        max = f32::MAX
+    )]
+    SoftcapFactor {
+        /// The softmax scale.
+        scale: f32,
+        /// The cap.
         got: f32,
     },
     /// There can be no such number of ranges of keys.

@@ -4,6 +4,7 @@ mod backward;
 mod layout;
 mod mask;
 mod sequences;
+mod softcap;
 #[cfg(test)]
 mod tests;
 
@@ -11,19 +12,21 @@ pub use backward::{BackwardProblem, Mode, ValidBackward};
 pub use layout::{DIMENSIONS, Layout};
 pub use mask::{CausalAlignment, Mask};
 pub use sequences::Sequences;
+pub use softcap::Softcap;
 
 /// The most ranges of keys that are worked on side by side.
 pub use kernels_gpu::abi::MAX_SPLITS;
 
 use crate::error::{Error, Result};
-use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, WINDOW_OPEN};
+use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, Switch, Switches, WINDOW_OPEN};
 use kernels_gpu::geometry::visible::Visible;
 
 /// The largest softmax scale in size, about 1.18e38: what kernels multiply by `2 log2(e)` stays finite.
 pub const MAX_SCALE: f32 = f32::MAX / (2.0 * std::f32::consts::LOG2_E);
 
 /// One forward pass: `o = softmax(scale * q k^T + mask) v` and `lse`, the logarithm of each row's
-/// softmax denominator.
+/// softmax denominator. With a softcap, `cap * tanh(scale * q k^T / cap)` takes the place of
+/// `scale * q k^T`.
 ///
 /// Logical shapes: q `[B, Sq, Hq, D]`, k `[B, Sk, Hk, D]`, v `[B, Sk, Hk, Dv]`, o `[B, Sq, Hq, Dv]`,
 /// lse `[B, Hq, Sq]` (f32, dense). Hq is a multiple of Hk; query head h uses key head `h / (Hq / Hk)`.
@@ -75,6 +78,10 @@ pub struct ForwardProblem {
     pub output_dtype: Dtype,
     /// Softmax scale, of at most [`MAX_SCALE`] in size; `D^-0.5` when none is given.
     pub scale: Option<f32>,
+    /// Cap of scores (Gemma 2): each score s, once it is scaled, becomes `cap * tanh(s / cap)`, of at most
+    /// the cap in size. Above 0, at most [`MAX_SCALE`], and such that f32 holds `scale / cap` as a normal
+    /// number (or the scale is 0). Scores stay as they are when none is given.
+    pub softcap: Option<f32>,
     /// Which keys a query sees.
     pub mask: Mask,
     /// One sequence per batch, or packed ones.
@@ -106,6 +113,7 @@ impl ForwardProblem {
             dtype,
             output_dtype: dtype,
             scale,
+            softcap: None,
             mask,
             sequences,
             wants_lse: true,
@@ -140,6 +148,11 @@ impl ForwardProblem {
     /// Sets the softmax scale.
     pub fn with_scale(self, scale: f32) -> Self {
         ForwardProblem { scale: Some(scale), ..self }
+    }
+
+    /// Sets the cap of scores.
+    pub fn with_softcap(self, softcap: f32) -> Self {
+        ForwardProblem { softcap: Some(softcap), ..self }
     }
 
     /// Sets the layout of o.
@@ -193,10 +206,11 @@ impl ForwardProblem {
         if scale.is_nan() || scale.abs() > MAX_SCALE {
             return Err(Error::Scale { got: scale });
         }
+        let softcap = self.softcap.map(|cap| Softcap::new(cap, scale)).transpose()?;
         if let Some(got) = self.num_splits.filter(|splits| !(1..=MAX_SPLITS).contains(splits)) {
             return Err(Error::NumSplits { max: MAX_SPLITS, got });
         }
-        Ok(self.derive(scale))
+        Ok(self.derive(scale, softcap))
     }
 
     /// The shapes fit together.
@@ -240,7 +254,7 @@ impl ForwardProblem {
     }
 
     /// The derived sizes of a problem whose layouts have all been checked, so that every cast fits.
-    fn derive(&self, scale: f32) -> ValidForward {
+    fn derive(&self, scale: f32, softcap: Option<Softcap>) -> ValidForward {
         let [batches, query_rows, query_heads, head_dim] = self.q.shape.map(|size| size as u32);
         let [_, key_rows, key_heads, value_dim] = self.v.shape.map(|size| size as u32);
         let (batches, query_rows, key_rows) = match self.sequences {
@@ -265,6 +279,7 @@ impl ForwardProblem {
             window_left: sides.left,
             window_right: sides.right,
             scale,
+            softcap,
         }
     }
 }
@@ -300,6 +315,8 @@ pub struct ValidForward {
     pub window_right: i32,
     /// Softmax scale, of at most [`MAX_SCALE`] in size.
     pub scale: f32,
+    /// Cap of scores, if there is one.
+    pub softcap: Option<Softcap>,
 }
 
 impl ValidForward {
@@ -318,6 +335,14 @@ impl ValidForward {
         let (query_rows, key_rows) = (self.query_rows as i32, self.key_rows as i32);
         let diagonal = if self.bottom_right { key_rows - query_rows } else { 0 };
         Visible { key_rows, diagonal, left: self.window_left, right: self.window_right }
+    }
+
+    /// What of the problem is switched on in the kernels that make scores.
+    pub fn switches(&self) -> Switches {
+        match self.softcap {
+            None => Switches::NONE,
+            Some(_) => Switches::NONE.with(Switch::Softcap),
+        }
     }
 
     /// Whether sequences are packed.

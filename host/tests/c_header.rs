@@ -33,7 +33,7 @@ fn program() -> String {
     text += &same_layout!("fattn_tensor", CTensor, address shape strides);
     text += &same_layout!(
         "fattn_attention", CAttention,
-        dtype output_dtype mask alignment window_left window_right scale reserved q k v o lse
+        dtype output_dtype mask alignment window_left window_right scale softcap q k v o lse
         cu_seqlens_q cu_seqlens_k sequences max_query_rows max_key_rows
     );
     text += &same_layout!(

@@ -36,6 +36,8 @@ fn every_fault_is_seen() {
         Fault::UnscaledGradient,
         Fault::DirtyWorkspace,
         Fault::WritesPastTheWorkspace,
+        Fault::Uncapped,
+        Fault::WithoutSlope,
     ];
     let cases = small_cases();
     for fault in faults {

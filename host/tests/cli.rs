@@ -45,6 +45,8 @@ fn run_refuses_what_is_missing_or_does_not_fit() {
         refused("deterministic", &[q, k, v], &["--deterministic"]),
         "fattn: --deterministic: expected a tensor do in the input, got none: the forward pass always is\n"
     );
+    let text = refused("softcap", &[q, k, v], &["--softcap", "-30"]);
+    assert!(text.starts_with("fattn: softcap: expected a number above 0 and of at most "), "{text}");
 }
 
 #[test]

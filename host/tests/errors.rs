@@ -148,8 +148,43 @@ fn strides() {
 }
 
 #[test]
+fn softcaps() {
+    let range = "softcap: expected a number above 0 and of at most 1.1793287e38";
+    for (cap, got) in [
+        (f32::NAN, "NaN"),
+        (0.0, "0e0"),
+        (-0.0, "-0e0"),
+        (-30.0, "-3e1"),
+        (f32::INFINITY, "inf"),
+        (2.4e38, "2.4e38"),
+    ] {
+        assert_eq!(refused(|p| p.softcap = Some(cap)), format!("{range}, got {got}"));
+    }
+    // What products are multiplied by would be infinite, or lose bits that the scale has.
+    let times = "softcap: expected a number that the scale";
+    let sizes = "is from 1.1754944e-38 to 3.4028235e38 times in size";
+    for (scale, cap, texts) in [
+        (2.0, 1e-39, ["2e0", "1e-39"]),
+        (-1e-9, 1e30, ["-1e-9", "1e30"]),
+        (1e-40, 1.0, ["1e-40", "1e0"]),
+    ] {
+        let [scale_text, got] = texts;
+        assert_eq!(
+            refused(|p| (p.scale, p.softcap) = (Some(scale), Some(cap))),
+            format!("{times} {scale_text} {sizes}, got {got}")
+        );
+    }
+    for (scale, cap) in [(0.0, 1e-44), (0.0, MAX_SCALE), (-1.0, 30.0), (1.0, 1e37), (MAX_SCALE, 1.0)] {
+        let valid = problem().with_scale(scale).with_softcap(cap).validate().unwrap();
+        let softcap = valid.softcap.unwrap();
+        assert_eq!((softcap.cap, softcap.factor), (cap, (f64::from(scale) / f64::from(cap)) as f32));
+    }
+    assert_eq!(problem().validate().unwrap().softcap, None);
+}
+
+#[test]
 fn scales() {
-    let range = "scale: expected a number from -2.3586574e38 to 2.3586574e38";
+    let range = "scale: expected a number from -1.1793287e38 to 1.1793287e38";
     // Kernels multiply by log2(e): of the last two nothing finite would come.
     for (scale, got) in [
         (f32::NAN, "NaN"),

@@ -151,6 +151,7 @@ fn size(case: &Case) -> usize {
         case.placement != Placement::Bshd,
         case.output_dtype != case.dtype,
         case.scale.is_some(),
+        case.softcap.is_some(),
         case.amplitude != 1.0,
         case.logit_shift != 0.0,
         case.tight,
@@ -186,6 +187,7 @@ fn simpler(case: &Case) -> Vec<Case> {
     push(&|next| next.placement = Placement::Bshd);
     push(&|next| next.output_dtype = next.dtype);
     push(&|next| next.scale = None);
+    push(&|next| next.softcap = None);
     push(&|next| next.amplitude = 1.0);
     push(&|next| next.logit_shift = 0.0);
     push(&|next| next.tight = false);
@@ -290,7 +292,12 @@ mod tests {
         });
         assert_eq!(shape(&case), [0, 0, 65, 0, 0, 33, 1]);
         assert!(case.mask != Mask::Full && case.placement == Placement::Bshd);
-        assert!(case.output_dtype == case.dtype && case.scale.is_none() && case.amplitude == 1.0);
+        assert!(
+            case.output_dtype == case.dtype
+                && case.scale.is_none()
+                && case.softcap.is_none()
+                && case.amplitude == 1.0
+        );
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub fn nothing_to_repair(kernel: &str) -> Case {
 
 /// Rows of a tile are those of three heads, 42 queries, which leaves two rows of 128 to nobody, or of four heads, 32
 /// queries; of two batches and two key heads, in two tiles or more, the last one not full. Causal, in ranges of keys,
-/// packed, with a negative scale, in f32, with odd columns, and with queries that see nothing.
+/// packed, with a negative scale and capped scores, in f32, with odd columns, and with queries that see nothing.
 fn heads_together(kernel: &str) -> Vec<Case> {
     let dim = spec(kernel).head_dim as usize;
     let heads = |count: usize| Case {
@@ -109,7 +109,7 @@ fn heads_together(kernel: &str) -> Vec<Case> {
         full.clone(),
         Case { num_splits: Some(3), ..three.clone() },
         Case { num_splits: Some(3), ..packed.clone() },
-        Case { scale: Some(-0.2), ..packed.clone() },
+        Case { scale: Some(-0.2), softcap: Some(2.0), ..packed.clone() },
         Case { mask: Mask::Full, seed: 4, query_heads: 8, ..packed.clone() },
         in_f32(&three),
         in_f32(&odd),
@@ -167,7 +167,7 @@ fn combined(kernel: &str) -> Vec<Case> {
         in_f32(&Case { value_dim: 3, ..base.clone() }),
         Case { value_dim: 50, ..many.clone() },
         many,
-        Case { batches: 2, query_rows: 3, ..base.clone() },
+        Case { batches: 2, query_rows: 3, softcap: Some(0.5), scale: Some(-0.2), ..base.clone() },
         Case { batches: 34, query_rows: 1, query_heads: 1, ..packed.clone() },
         packed,
         Case { mask: window, ..base.clone() },
@@ -179,7 +179,7 @@ fn combined(kernel: &str) -> Vec<Case> {
     cases
 }
 
-/// [`ragged`], and what else the kernel can be asked: a negative scale, outputs in f32, columns that fill
+/// [`ragged`], and what else the kernel can be asked: a negative scale, capped scores, outputs in f32, columns that fill
 /// the tile, packed sequences, a window with rows that see nothing, odd columns, hardly any columns, tiles without keys, and inputs
 /// that end where their memory ends.
 pub fn cases(kernel: &str) -> Vec<Case> {
@@ -215,6 +215,7 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         window,
         in_f32(odd.clone()),
         odd,
+        Case { softcap: Some(2.0), scale: Some(-0.2), ..ragged.clone() },
         in_f32(Case { value_dim: 3, ..ragged.clone() }),
         in_f32(Case { head_dim: 3, ..ragged.clone() }),
         Case { value_dim: 3, ..ragged.clone() },

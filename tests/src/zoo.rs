@@ -55,7 +55,7 @@ pub const FAMILIES: [Family; 6] = [
 ];
 
 /// Where masks work out up to which column a row sees: a `sub.s32`.
-pub const VISIBLE_END: &str = "attention/mask.rs: let bits = F::columns_before(last - first_column)";
+pub const VISIBLE_END: &str = "score/mask.rs: let bits = F::columns_before(last - first_column)";
 
 type Edit = Box<dyn Fn(&Ptx) -> Ptx>;
 
@@ -183,6 +183,31 @@ pub fn described(verdict: &Verdict) -> String {
     };
     findings.iter().take(3).map(describe).collect()
 }
+
+/// A comparison of an operand with itself, which is never true.
+fn never(line: &str) -> String {
+    with_operand(&line.replacen(".geu.", ".gt.", 1), 2, operand(line, 1))
+}
+
+/// A choice between two values as the other one.
+fn other_choice(line: &str) -> String {
+    let [first, second] = [1, 2].map(|index| operand(line, index));
+    with_operand(&with_operand(line, 1, second), 2, first)
+}
+
+/// The result of an instruction on f32 as one of its operands, or a number.
+fn result_is(line: &str, value: &str) -> String {
+    format!("mov.b32 {}, {value};", operand(line, 0))
+}
+
+/// 1.0.
+const ONE: &str = "0f3F800000";
+/// Where it is found out that all scores of a fragment are near 0, compared with the cap: a `setp.geu.f32`.
+const ARE_NEAR: &str = "softcap.rs: let is_near = ";
+/// Where the last term of the polynomial for such scores is added: a `fma.rn.f32`.
+const NEAR: &str = "softcap.rs: math::fma(x * u, polynomial, x)";
+/// What dp - delta is multiplied by because scores are capped: a `fma.rn.sat.f32`.
+const SLOPE: &str = "softcap.rs: math::fma_saturated(-score, score, 1.0)";
 
 /// A wait for the other parity.
 fn other_parity(line: &str) -> String {

@@ -107,6 +107,6 @@ fn what_the_formula_gets_right_is_right() {
             output("dk", gradient_dtype, &got.dk, &exact.dk, &naive.dk, &in_f32.dk),
             output("dv", gradient_dtype, &got.dv, &exact.dv, &naive.dv, &in_f32.dv),
         ];
-        outputs.iter().try_for_each(|output| output.judge(computed.kernel))
+        outputs.iter().try_for_each(|output| output.judge(&computed.kernel))
     });
 }

@@ -49,6 +49,7 @@ fn attention(args: &CAttention) -> Result<ForwardProblem, Failure> {
     .with_mask(mask(args)?)
     .with_sequences(sequences(args)?);
     problem.scale = (!args.scale.is_nan()).then_some(args.scale);
+    problem.softcap = (args.softcap != 0.0).then_some(args.softcap);
     problem.wants_lse = args.lse != 0;
     Ok(problem)
 }

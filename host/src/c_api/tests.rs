@@ -104,7 +104,6 @@ fn a_struct_of_another_version_is_refused() {
     assert_eq!(backward_of(&CBackwardArgs { struct_bytes: 8, ..empty_backward() }), INVALID);
     assert!(last_error().starts_with("fattn_backward: expected struct_bytes "), "{}", last_error());
     refused(|args| args.reserved = 1, "fattn_forward: expected 0 in reserved, got 1");
-    refused(|args| args.attention.reserved = 2, "fattn_forward: expected 0 in reserved, got 2");
 }
 
 #[test]
@@ -136,11 +135,29 @@ fn wrong_arguments_are_named() {
     refused(|args| args.attention.k.shape[3] = 32, "k: expected head_dim 64 like q, got 32");
     refused(
         |args| args.attention.scale = f32::INFINITY,
-        "scale: expected a number from -2.3586574e38 to 2.3586574e38, got inf",
+        "scale: expected a number from -1.1793287e38 to 1.1793287e38, got inf",
     );
     let backward = CBackwardArgs { deterministic: 2, ..empty_backward() };
     assert_eq!(backward_of(&backward), INVALID);
     assert_eq!(last_error(), "deterministic: expected 0 or 1, got 2");
+}
+
+/// Where the cap is now, callers wrote 0 before there was one: structs of the same size, and no cap.
+#[test]
+fn what_was_reserved_is_the_cap_and_0_is_none() {
+    let softcap = |softcap| {
+        let attention = CAttention { softcap, ..empty().attention };
+        convert::forward_problem(&CForwardArgs { attention, ..empty() }).unwrap().softcap
+    };
+    assert_eq!((softcap(f32::from_bits(0)), softcap(30.0)), (None, Some(30.0)));
+    assert_eq!(std::mem::offset_of!(CAttention, softcap), 36);
+    assert_eq!((size_of::<CForwardArgs>(), size_of::<CBackwardArgs>()), (392, 704));
+    let range = "softcap: expected a number above 0 and of at most 1.1793287e38";
+    refused(|args| args.attention.softcap = -1.0, &format!("{range}, got -1e0"));
+    refused(|args| args.attention.softcap = f32::NAN, &format!("{range}, got NaN"));
+    let attention = CAttention { softcap: f32::INFINITY, ..empty().attention };
+    assert_eq!(backward_of(&CBackwardArgs { attention, ..empty_backward() }), INVALID);
+    assert_eq!(last_error(), format!("{range}, got inf"));
 }
 
 #[test]

@@ -46,8 +46,8 @@ pub struct CAttention {
     pub window_right: i64,
     /// Softmax scale; NaN for the default.
     pub scale: f32,
-    /// 0.
-    pub reserved: u32,
+    /// Cap of scores; 0 for none. It stands where 0 was asked for before there were caps.
+    pub softcap: f32,
     /// `[B, Sq, Hq, D]`.
     pub q: CTensor,
     /// `[B, Sk, Hk, D]`.
@@ -122,20 +122,20 @@ pub struct CBackwardArgs {
 /// `repr(C)`, the first field is `struct_bytes: u32`, and any bytes are a value.
 pub(super) unsafe trait Versioned: Copy {
     /// What must be 0.
-    fn reserved(&self) -> [u32; 2];
+    fn reserved(&self) -> u32;
 }
 
 // SAFETY: as the struct says.
 unsafe impl Versioned for CForwardArgs {
-    fn reserved(&self) -> [u32; 2] {
-        [self.reserved, self.attention.reserved]
+    fn reserved(&self) -> u32 {
+        self.reserved
     }
 }
 
 // SAFETY: as the struct says.
 unsafe impl Versioned for CBackwardArgs {
-    fn reserved(&self) -> [u32; 2] {
-        [self.reserved, self.attention.reserved]
+    fn reserved(&self) -> u32 {
+        self.reserved
     }
 }
 

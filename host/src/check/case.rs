@@ -57,6 +57,8 @@ pub struct Case {
     pub mask: Mask,
     /// Softmax scale; `D^-0.5` when none is given.
     pub scale: Option<f32>,
+    /// Cap of scores, if they are capped.
+    pub softcap: Option<f32>,
     /// Standard deviation of the numbers in q and k (v has 1).
     pub amplitude: f32,
     /// Added to every logit (with the default scale): beyond 88 in size, where `exp` leaves the range of
@@ -95,6 +97,7 @@ impl Case {
             output_dtype: Dtype::Bf16,
             mask: Mask::Full,
             scale: None,
+            softcap: None,
             amplitude: 1.0,
             logit_shift: 0.0,
             placement: Placement::Bshd,
@@ -162,6 +165,7 @@ impl Case {
         };
         ForwardProblem {
             scale: self.scale,
+            softcap: self.softcap,
             mask: self.mask,
             sequences: if self.packed { packed } else { Sequences::Strided },
             output_dtype: self.output_dtype,
@@ -220,6 +224,7 @@ impl Case {
             head_dim: self.head_dim,
             value_dim: self.value_dim,
             scale: self.scale.unwrap_or((self.head_dim as f32).sqrt().recip()),
+            softcap: self.softcap,
             mask: self.mask,
         }
     }

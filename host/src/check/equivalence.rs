@@ -6,8 +6,13 @@ use kernels_gpu::abi::Dtype;
 
 /// Every length with every head dimension and mask (full, causal, and a window of 32 keys on the left
 /// and 8 on the right), two query heads to one key head, forward and backward, gradients of the inputs'
-/// dtype.
-pub fn equivalence_cases(dtype: Dtype, lengths: &[usize], head_dims: &[usize]) -> Vec<Case> {
+/// dtype. Scores are capped in all of them if there is a `softcap`.
+pub fn equivalence_cases(
+    dtype: Dtype,
+    lengths: &[usize],
+    head_dims: &[usize],
+    softcap: Option<f32>,
+) -> Vec<Case> {
     let alignment = CausalAlignment::BottomRight;
     let window = Mask::Window { left: Some(32), right: Some(8), alignment };
     let mut cases = Vec::new();
@@ -24,6 +29,7 @@ pub fn equivalence_cases(dtype: Dtype, lengths: &[usize], head_dims: &[usize]) -
                     dtype,
                     output_dtype: dtype,
                     mask,
+                    softcap,
                     gradients: Some(Gradients { dtype, has_d_lse: false, mode: Mode::Deterministic }),
                     ..Case::small()
                 });

@@ -84,6 +84,7 @@ pub fn case(seed: u64, id: usize) -> Case {
         output_dtype: if random.random_bool(0.25) { Dtype::F32 } else { dtype },
         mask: pick_mask(&mut random),
         scale: pick_scale(&mut random),
+        softcap: pick_softcap(case_seed),
         amplitude: if random.random_bool(0.1) { 2.0 } else { 1.0 },
         logit_shift: [0.0, 200.0, -200.0][random.random_range(0..24usize).saturating_sub(21)],
         placement: Placement::ALL[id / 3 % Placement::ALL.len()],
@@ -135,6 +136,13 @@ fn pick_scale(random: &mut StdRng) -> Option<f32> {
 fn pick_splits(case_seed: u64) -> Option<u32> {
     let mut random = StdRng::seed_from_u64(case_seed.rotate_left(16));
     random.random_bool(0.25).then(|| random.random_range(1..=6))
+}
+
+/// From caps that most scores reach, where tanh is flat, to such that none comes near; as [`pick_splits`].
+fn pick_softcap(case_seed: u64) -> Option<f32> {
+    let mut random = StdRng::seed_from_u64(case_seed.rotate_left(48));
+    let caps = [0.25, 1.0, 5.0, 30.0, 50.0, 1e3, 1e6];
+    random.random_bool(0.25).then(|| caps[random.random_range(0..caps.len())])
 }
 
 /// As often as not what pays off, else either way; as [`pick_splits`].
@@ -197,6 +205,8 @@ mod tests {
         let backward = cases.iter().filter_map(|case| Some((case.dtype, case.gradients?)));
         // Three dtypes, two modes, with and without dLSE, and dtypes of gradients: two, one for f32.
         assert_eq!(backward.collect::<HashSet<_>>().len(), 2 * 2 * (2 + 2 + 1));
+        let caps: HashSet<_> = cases.iter().filter_map(|case| case.softcap.map(f32::to_bits)).collect();
+        assert_eq!(caps.len(), 7);
         let split = |case: &&Case| case.num_splits > Some(1) && !case.packed && case.key_rows > 128;
         assert!(cases.iter().filter(split).count() > 5);
         assert!(cases.iter().any(|case| case.batches == 0));

@@ -31,7 +31,8 @@ impl GradcheckRow {
     }
 }
 
-/// A few small cases, with every kind of mask, heads in groups, packed sequences, dead rows, and a dLSE.
+/// A few small cases, with every kind of mask, heads in groups, packed sequences, dead rows, a dLSE, and caps
+/// that scores come near or not.
 pub fn gradcheck_cases() -> Vec<Case> {
     let gradients = Gradients { dtype: Dtype::F32, has_d_lse: true, mode: Mode::Deterministic };
     let base = Case {
@@ -56,7 +57,9 @@ pub fn gradcheck_cases() -> Vec<Case> {
         Case { mask: window(Some(2), Some(1), bottom_right), ..base.clone() },
         Case { mask: window(Some(1), None, top_left), query_rows: 9, key_rows: 5, ..base.clone() },
         Case { packed: true, batches: 4, mask: window(None, Some(2), bottom_right), ..grouped },
-        Case { packed: true, batches: 3, mask: Mask::Causal(top_left), ..base },
+        Case { packed: true, batches: 3, mask: Mask::Causal(top_left), ..base.clone() },
+        Case { softcap: Some(0.7), ..base.clone() },
+        Case { softcap: Some(4.0), scale: Some(-1.0), mask: Mask::Causal(bottom_right), ..base },
     ];
     cases.into_iter().enumerate().map(|(id, case)| Case { id, seed: 1 + id as u64, ..case }).collect()
 }

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::problem::ValidBackward;
 use kernels_gpu::abi::{
     Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, KernelVariant, NOTE_ROWS,
-    Switches, backward_statistics,
+    backward_statistics,
 };
 use std::fmt;
 
@@ -265,7 +265,7 @@ pub fn plan_backward(
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: steps::are_short(forward, head_dim, device),
         gathers_heads: false,
-        switches: Switches::NONE,
+        switches: forward.switches(),
     };
     let variant = choose_kernel(device, &choice, &mut reasons)?;
     let main = variant.kernel;

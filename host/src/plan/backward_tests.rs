@@ -4,7 +4,7 @@ use super::dq::choose_splits;
 use super::tests::device;
 use super::*;
 use crate::problem::{BackwardProblem, ForwardProblem, Mode, Sequences};
-use kernels_gpu::abi::{DQ_IN_ORDER, DQ_STAGGERED, ROW_PADDING};
+use kernels_gpu::abi::{DQ_IN_ORDER, DQ_STAGGERED, ROW_PADDING, Switch};
 use proptest::prelude::*;
 
 fn pointers() -> BackwardPointers {
@@ -44,6 +44,25 @@ fn kernels_that_belong_together() {
             assert_eq!((convert.query_rows, convert.arch), (main.query_rows, main.arch));
         }
     }
+}
+
+#[test]
+fn capped_scores_are_capped_by_the_main_kernel() {
+    let of = |softcap| {
+        let mut problem = problem(Dtype::Bf16, 128);
+        (problem.forward.softcap, problem.forward.scale) = (softcap, Some(0.5));
+        plan(&problem)
+    };
+    let (off, on) = (of(None), of(Some(20.0)));
+    let switched: Vec<bool> =
+        on.launches.iter().map(|launch| launch.variant.switches.contains(Switch::Softcap)).collect();
+    assert_eq!(
+        switched,
+        families(&on).iter().map(|&family| family == Family::Backward).collect::<Vec<_>>()
+    );
+    assert!(off.launches.iter().all(|launch| launch.variant.switches.is_empty()));
+    assert_eq!((on.params.softcap, on.params.softcap_factor), (20.0, 0.025));
+    assert_eq!((off.params.softcap, off.params.softcap_factor), (0.0, 0.0));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::tests::{device, plan, pointers};
 use super::*;
 use crate::driver::L2Promotion;
 use crate::problem::{CausalAlignment, ForwardProblem, Mask, Sequences};
-use kernels_gpu::abi::{ForwardParams, WINDOW_OPEN};
+use kernels_gpu::abi::{ForwardParams, Switch, WINDOW_OPEN};
 
 #[test]
 fn heads_that_share_keys_are_rows_where_there_is_one_query() {
@@ -279,6 +279,27 @@ fn a_split_says_what_comes_after_it() {
         "few query tiles",
     ] {
         assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// However a problem is rewritten, its kernels cap scores, and what combines them knows their unit.
+#[test]
+fn capped_scores_are_capped_in_every_kind_of_plan() {
+    let alone = decoding(1, 3000).with_pack_gqa(false).with_scale(-0.5);
+    for problem in [decoding(1, 3000).with_scale(-0.5), alone, grouped(2, 9, 4).with_scale(-0.5)] {
+        let [off, on] = [problem, problem.with_softcap(20.0)].map(|problem| plan(&problem, &pointers()));
+        assert_eq!((on.variant.kernel, off.variant.switches), (off.variant.kernel, Switches::NONE));
+        assert!(on.variant.switches.contains(Switch::Softcap), "{on}");
+        assert!(on.to_string().contains("+softcap: "), "{on}");
+        assert_eq!((on.params.softcap, on.params.softcap_factor, on.params.scale), (20.0, -0.025, -0.5));
+        assert_eq!((off.params.softcap, off.params.softcap_factor), (0.0, 0.0));
+        let scales =
+            [off.combine, on.combine].map(|combine| combine.map(|combine| combine.params.scale));
+        assert!(scales == [Some(-0.5), Some(20.0)] || scales == [None, None], "{scales:?}");
+        assert_eq!(
+            on.combine.map(|combine| combine.variant),
+            off.combine.map(|combine| combine.variant)
+        );
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::problem::ValidForward;
 use kernels_gpu::abi::{
     Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, KernelVariant, OUTPUT_BOX_ROWS,
-    Switches, WINDOW_OPEN, probability_unit_log2,
+    WINDOW_OPEN, probability_unit_log2,
 };
 use kernels_gpu::geometry::row_heads::reciprocal;
 use kernels_gpu::geometry::schedule;
@@ -196,7 +196,7 @@ fn choose(
             && tensor_maps::can_describe(&tensors[..3], device, reasons),
         short_tiles,
         gathers_heads: several.is_some(),
-        switches: Switches::NONE,
+        switches: valid.switches(),
     };
     let variant = choose_kernel(device, &choice, reasons)?;
     Ok((variant, TileRows::new(variant.kernel, several)))
@@ -487,8 +487,8 @@ fn forward_params(
         row_heads_reciprocal: reciprocal(rows.heads),
         tile_queries: rows.queries,
         query_tiles: rows.tiles(valid.query_rows),
-        softcap: 0.0,
-        softcap_factor: 0.0,
+        softcap: valid.softcap.map_or(0.0, |softcap| softcap.cap),
+        softcap_factor: valid.softcap.map_or(0.0, |softcap| softcap.factor),
         unit: (unit_log2 as f32).exp2(),
         unit_log2: unit_log2 as f32,
     }

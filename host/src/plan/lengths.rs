@@ -66,6 +66,7 @@ fn with_rows(valid: &ValidForward, query_rows: u32, key_rows: u32) -> ValidForwa
         window_left,
         window_right,
         scale,
+        softcap,
     } = valid;
     ValidForward {
         problem,
@@ -81,6 +82,7 @@ fn with_rows(valid: &ValidForward, query_rows: u32, key_rows: u32) -> ValidForwa
         window_left,
         window_right,
         scale,
+        softcap,
     }
 }
 

@@ -42,6 +42,7 @@ fn gathered(valid: &ValidForward, keys: &Range<u32>) -> ValidForward {
                 dtype,
                 output_dtype,
                 scale: asked_scale,
+                softcap: asked_softcap,
                 mask: _,
                 sequences,
                 wants_lse,
@@ -60,6 +61,7 @@ fn gathered(valid: &ValidForward, keys: &Range<u32>) -> ValidForward {
         window_left: _,
         window_right: _,
         scale,
+        softcap,
     } = valid;
     let of_keys = |layout: Layout| {
         let [batches, _, heads, columns] = layout.shape;
@@ -82,6 +84,7 @@ fn gathered(valid: &ValidForward, keys: &Range<u32>) -> ValidForward {
             dtype,
             output_dtype,
             scale: asked_scale,
+            softcap: asked_softcap,
             mask: Mask::Full,
             sequences,
             wants_lse,
@@ -100,6 +103,7 @@ fn gathered(valid: &ValidForward, keys: &Range<u32>) -> ValidForward {
         window_left: WINDOW_OPEN,
         window_right: WINDOW_OPEN,
         scale,
+        softcap,
     }
 }
 

@@ -130,6 +130,7 @@ fn with_problem(valid: &ValidForward, problem: ForwardProblem) -> ValidForward {
         window_left,
         window_right,
         scale,
+        softcap,
     } = valid;
     ValidForward {
         problem,
@@ -145,6 +146,7 @@ fn with_problem(valid: &ValidForward, problem: ForwardProblem) -> ValidForward {
         window_left,
         window_right,
         scale,
+        softcap,
     }
 }
 
@@ -159,6 +161,7 @@ fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
         dtype,
         output_dtype: _,
         scale,
+        softcap,
         mask,
         sequences,
         wants_lse: _,
@@ -173,6 +176,7 @@ fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
         dtype,
         output_dtype: Dtype::F32,
         scale,
+        softcap,
         mask,
         sequences,
         wants_lse: true,
@@ -248,7 +252,8 @@ pub(super) fn combine(
         value_dim: valid.value_dim,
         splits: ranges,
         split_keys: keys,
-        scale: valid.scale,
+        // References are scores without the scale, or in units of the cap.
+        scale: valid.softcap.map_or(valid.scale, |softcap| softcap.cap),
         output_f32: u32::from(problem.output_dtype == Dtype::F32),
         is_aligned: u32::from(is_aligned),
     };

@@ -179,9 +179,11 @@ proptest! {
         shapes in proptest::array::uniform3(proptest::array::uniform4(extent())),
         strides in proptest::array::uniform3(proptest::array::uniform4(any::<i64>())),
         scale in any::<f32>(),
+        softcap in any::<Option<f32>>(),
     ) {
         let layout = |i: usize| Layout { shape: shapes[i], strides: strides[i] };
         let problem = ForwardProblem::new(Dtype::F16, layout(0), layout(1), layout(2)).with_scale(scale);
+        let problem = ForwardProblem { softcap, ..problem };
         let _ = problem.validate();
         let _ = problem.q.check_span("q", Dtype::F16);
         let _ = problem.o.check_output("o");

@@ -12,8 +12,8 @@ pub struct Exact {
     pub lse: Vec<f64>,
 }
 
-/// `s = scale * (q . k)`, `lse = ln(sum exp(s))` and `o = sum exp(s - lse) v` over the visible keys. A
-/// row that sees none has o = 0 and lse = -inf.
+/// `s = scale * (q . k)`, capped where there is a softcap, `lse = ln(sum exp(s))` and
+/// `o = sum exp(s - lse) v` over the visible keys. A row that sees none has o = 0 and lse = -inf.
 ///
 /// `q [B, Sq, Hq, D]`, `k [B, Sk, Hk, D]`, `v [B, Sk, Hk, Dv]`, dense.
 pub fn exact<T: Copy + Into<f64> + Sync>(sizes: &Sizes, q: &[T], k: &[T], v: &[T]) -> Exact {
@@ -47,7 +47,7 @@ fn exact_head<T: Copy + Into<f64>>(
             let (keys, factor) = (&keys[column * sizes.key_rows + visible.start..], factor.into());
             scores.iter_mut().zip(keys).for_each(|(score, key)| *score += factor * key);
         }
-        scores.iter_mut().for_each(|score| *score *= f64::from(sizes.scale));
+        scores.iter_mut().for_each(|score| *score = sizes.score(*score));
         let Some(largest) = scores.iter().copied().reduce(f64::max) else { continue };
         let sum: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
         lse[row] = largest + sum.ln();

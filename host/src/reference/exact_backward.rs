@@ -30,9 +30,9 @@ struct Tensors<'t, T> {
     d_lse: Option<&'t [T]>,
 }
 
-/// `delta = dO . o - dLSE`, `ds = p (dO . v - delta)`, `dv = p^T dO`, `dq = scale ds k` and
-/// `dk = scale ds^T q`, with p and o from the inputs. A row that sees no key, and a key that no row sees,
-/// get 0.
+/// `delta = dO . o - dLSE`, `ds = p (dO . v - delta)`, times `1 - tanh^2` where there is a softcap,
+/// `dv = p^T dO`, `dq = scale ds k` and `dk = scale ds^T q`, with p and o from the inputs. A row that sees no
+/// key, and a key that no row sees, get 0.
 ///
 /// `q [B, Sq, Hq, D]`, `k [B, Sk, Hk, D]`, `v [B, Sk, Hk, Dv]`, `d_o [B, Sq, Hq, Dv]` and
 /// `d_lse [B, Hq, Sq]` are dense.
@@ -84,12 +84,15 @@ fn head_gradients<T: Copy + Into<f64>>(
             let visible = sizes.visible_keys(row);
             let (scale, keys, values) =
                 (f64::from(sizes.scale), &k[visible.clone()], &v[visible.clone()]);
-            let p = softmax(keys.iter().map(|key| scale * dot(&query, key)).collect());
+            let scores: Vec<f64> = keys.iter().map(|key| sizes.score(dot(&query, key))).collect();
+            let slopes: Vec<f64> = scores.iter().map(|&score| sizes.slope(score)).collect();
+            let p = softmax(scores);
             let mut o = vec![0.0; value_dim];
             p.iter().zip(values).for_each(|(&p, value)| add(&mut o, p, value));
             let delta = dot(&d_o, &o) - d_lse;
-            for ((&p, key_row), (key, value)) in p.iter().zip(visible).zip(keys.iter().zip(values)) {
-                let ds = p * (dot(&d_o, value) - delta);
+            let pairs = p.iter().zip(&slopes).zip(visible).zip(keys.iter().zip(values));
+            for (((&p, slope), key_row), (key, value)) in pairs {
+                let ds = p * (dot(&d_o, value) - delta) * slope;
                 add(dq, scale * ds, key);
                 add(&mut dk[key_row * head_dim..][..head_dim], scale * ds, &query);
                 add(&mut dv[key_row * value_dim..][..value_dim], p, &d_o);

@@ -47,11 +47,35 @@ pub struct Sizes {
     pub value_dim: usize,
     /// Softmax scale, as the f32 that the kernels get.
     pub scale: f32,
+    /// Cap of scores, as the f32 that the kernels get; none where they are not capped.
+    pub softcap: Option<f32>,
     /// Which keys a query sees.
     pub mask: Mask,
 }
 
 impl Sizes {
+    /// The score of a product `q . k`: SEMANTICS section 1, steps 1 and 2.
+    fn score(&self, product: f64) -> f64 {
+        let score = f64::from(self.scale) * product;
+        self.softcap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
+    }
+
+    /// By how much a score changes with `scale q . k`: 1, or `1 - tanh^2` where it is capped.
+    fn slope(&self, score: f64) -> f64 {
+        self.softcap.map(f64::from).map_or(1.0, |cap| 1.0 - (score / cap).powi(2))
+    }
+
+    /// The score in f32, as unfused code computes it from a product.
+    fn score_f32(&self, product: f32) -> f32 {
+        let score = product * self.scale;
+        self.softcap.map_or(score, |cap| cap * (score / cap).tanh())
+    }
+
+    /// As [`Sizes::slope`], of a score as it was rounded.
+    fn slope_f32(&self, score: f32) -> f32 {
+        self.softcap.map_or(1.0, |cap| 1.0 - (score / cap).powi(2))
+    }
+
     /// How many keys query `row` sees.
     pub fn visible(&self, row: usize) -> usize {
         self.visible_keys(row).len()

@@ -49,7 +49,7 @@ fn naive_head(
             let keys = &keys[column * sizes.key_rows + visible.start..];
             scores.iter_mut().zip(keys).for_each(|(score, key)| *score += factor * key);
         }
-        scores.iter_mut().for_each(|score| *score = input.round(*score * sizes.scale));
+        scores.iter_mut().for_each(|score| *score = input.round(sizes.score_f32(*score)));
         let Some(largest) = scores.iter().copied().reduce(f32::max) else { continue };
         scores.iter_mut().for_each(|score| *score = (*score - largest).exp());
         let sum: f32 = scores.iter().sum();

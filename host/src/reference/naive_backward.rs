@@ -31,9 +31,9 @@ struct Tensors<'t> {
     d_lse: Option<&'t [f32]>,
 }
 
-/// Every tensor that unfused code writes to memory is rounded: scores, probabilities, dp and ds to
-/// `input`, o, which delta comes from, to `output`, gradients to `gradient`; lse, delta and sums (see
-/// `Accumulator`) are f32.
+/// Every tensor that unfused code writes to memory is rounded: scores, probabilities, dp and ds (before and
+/// after the derivative of a softcap, which comes from the rounded score) to `input`, o, which delta comes
+/// from, to `output`, gradients to `gradient`; lse, delta and sums (see `Accumulator`) are f32.
 /// Probabilities come from lse: in f32 the rounding of lse is what limits them.
 ///
 /// Shapes as in [`super::exact_backward()`].
@@ -85,16 +85,18 @@ fn head_gradients(
             let at = (batch * query_heads + head) * query_rows + row;
             let d_lse = tensors.d_lse.map_or(0.0, |d_lse| d_lse[at]);
             let visible = sizes.visible_keys(row);
-            let scores = visible.clone().map(|row| input.round(dot(query, key(row)) * scale));
-            let p = softmax(input, scores.collect());
+            let score = |row| input.round(sizes.score_f32(dot(query, key(row))));
+            let scores: Vec<f32> = visible.clone().map(score).collect();
+            let slopes: Vec<f32> = scores.iter().map(|&score| sizes.slope_f32(score)).collect();
+            let p = softmax(input, scores);
             let dp: Vec<f32> = visible.clone().map(|row| input.round(dot(d_o, value(row)))).collect();
             let mut o = Accumulator::new(input, value_dim);
             p.iter().zip(visible.clone()).for_each(|(&p, row)| o.add(p, value(row)));
             let o: Vec<f32> = o.finish().into_iter().map(|o| output.round(o)).collect();
             let mut dq_sums = Accumulator::new(input, head_dim);
             let delta = dot(d_o, &o) - d_lse;
-            for ((&p, &dp), key_row) in p.iter().zip(&dp).zip(visible) {
-                let ds = input.round(p * (dp - delta));
+            for (((&p, &dp), slope), key_row) in p.iter().zip(&dp).zip(&slopes).zip(visible) {
+                let ds = input.round(input.round(p * (dp - delta)) * slope);
                 dq_sums.add(ds * scale, key(key_row));
                 dk[key_row].add(ds * scale, query);
                 dv[key_row].add(p, d_o);

@@ -13,6 +13,7 @@ fn sizes(query_rows: usize, key_rows: usize, mask: Mask) -> Sizes {
         head_dim,
         value_dim,
         scale: 1.0,
+        softcap: None,
         mask,
     }
 }
@@ -97,6 +98,41 @@ fn gradients_worked_by_hand() {
     assert!((naive.dk[1] - 3.0).abs() < 0.1 && (naive.dv[1] - 1.5).abs() < 0.05, "{naive:?}");
     let more = exact_backward(&sizes, &q, &k, &v, &d_o, Some(&[4.0]));
     assert!(near(&more.dk, &[1.5 + 1.0, 3.0 + 2.0, -1.5 + 3.0, -3.0 + 6.0]), "{more:?}");
+}
+
+#[test]
+fn a_cap_and_its_derivative_worked_by_hand() {
+    // Scores 0 and 2 atanh(1/2) = ln 3, of which a cap of 2 leaves 2 tanh(ln 3 / 2) = 1: probabilities 1 and
+    // e over 1 + e, and a derivative of 1 and 3/4.
+    let sizes = Sizes { softcap: Some(2.0), ..sizes(1, 2, Mask::Full) };
+    let (q, k, v, d_o) = ([1.0, 0.0], [0.0, 9.0, 3f32.ln(), 9.0], [8.0, 4.0], [1.0]);
+    let one = 1f64.exp() / (1.0 + 1f64.exp());
+    let near = |got: &[f64], expected: &[f64]| {
+        got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-6)
+    };
+    let forward = exact(&sizes, &q, &k, &v);
+    assert!(near(&forward.o, &[8.0 - 4.0 * one]) && near(&forward.lse, &[(1.0 + 1f64.exp()).ln()]));
+    let ds = one * (4.0 - forward.o[0]);
+    let backward = exact_backward(&sizes, &q, &k, &v, &d_o, None);
+    assert!(near(&backward.dv, &[1.0 - one, one]), "{backward:?}");
+    assert!(near(&backward.dk, &[-ds, 0.0, 0.75 * ds, 0.0]), "{backward:?}");
+    assert!(near(&backward.dq, &[0.75 * ds * 3f64.ln(), 9.0 * (0.75 * ds - ds)]), "{backward:?}");
+    let rounded = naive(&sizes, Precision::Bf16, Precision::Bf16, &q, &k, &v);
+    assert!((f64::from(rounded.o[0]) - forward.o[0]).abs() < 0.03);
+    let rounded = naive_backward(&sizes, [Precision::Bf16; 3], [&q, &k, &v], &d_o, None);
+    assert!((f64::from(rounded.dk[2]) - 0.75 * ds).abs() < 0.01, "{rounded:?}");
+}
+
+#[test]
+fn a_huge_cap_is_none() {
+    let none = sizes(1, 3, Mask::Full);
+    let huge = Sizes { softcap: Some(1e30), ..none };
+    let (q, k, v) = ([1.0, 2.0], [0.5, -1.0, 3.0, 0.25, -2.0, 1.0], [8.0, 4.0, 1.0]);
+    let near = |left: &[f64], right: &[f64]| left.iter().zip(right).all(|(l, r)| (l - r).abs() < 1e-12);
+    let (none_o, huge_o) = (exact(&none, &q, &k, &v), exact(&huge, &q, &k, &v));
+    assert!(near(&none_o.o, &huge_o.o) && near(&none_o.lse, &huge_o.lse));
+    let of = |sizes| exact_backward(sizes, &q, &k, &v, &[2.0], None);
+    assert!(near(&of(&none).dq, &of(&huge).dq) && near(&of(&none).dk, &of(&huge).dk));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum Stage {
-    /// `s = scale q k^T`.
+    /// `s = scale q k^T`, capped where there is a softcap.
     #[serde(rename = "scores")]
     Scores,
     /// `p = exp(s - lse)`, or relative to a running maximum; their sum.

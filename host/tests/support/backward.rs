@@ -3,11 +3,13 @@
 use super::memory::{Lengths, Memory, Sequence, lse_view};
 use super::{Fault, params};
 use kernels_gpu::abi::{
-    BackwardParams, Dtype, Family, KernelSpec, ROW_PADDING, TensorView, workspace_row_packed,
+    BackwardParams, Dtype, Family, KernelVariant, ROW_PADDING, Switch, TensorView, workspace_row_packed,
 };
 
-pub fn run(family: Family, kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory, fault: Fault) {
+pub fn run(family: Family, variant: KernelVariant, bytes: &[u8], memory: &mut Memory, fault: Fault) {
     let params: BackwardParams = params(bytes);
+    let kernel = variant.kernel;
+    let is_capped = variant.switches.contains(Switch::Softcap);
     let lengths = Lengths {
         cu_seqlens_q: params.cu_seqlens_q,
         cu_seqlens_k: params.cu_seqlens_k,
@@ -17,7 +19,7 @@ pub fn run(family: Family, kernel: &KernelSpec, bytes: &[u8], memory: &mut Memor
         window: [params.window_left, params.window_right],
     };
     let gradient = if params.gradients_f32 == 1 { Dtype::F32 } else { kernel.dtype };
-    let mut launch = Launch { dtype: kernel.dtype, gradient, p: params, memory, fault };
+    let mut launch = Launch { dtype: kernel.dtype, is_capped, gradient, p: params, memory, fault };
     for batch in 0..params.batches {
         let sequence = Sequence::new(launch.memory, &lengths, batch);
         let first_row = if params.cu_seqlens_q == 0 {
@@ -35,6 +37,7 @@ pub fn run(family: Family, kernel: &KernelSpec, bytes: &[u8], memory: &mut Memor
 
 struct Launch<'l> {
     dtype: Dtype,
+    is_capped: bool,
     gradient: Dtype,
     p: BackwardParams,
     memory: &'l mut Memory,
@@ -168,8 +171,15 @@ impl Launch<'_> {
         let at = [0, first_row + row, head, 0];
         let lse = self.memory.read(&self.statistics(0), Dtype::F32, at);
         let delta = self.memory.read(&self.statistics(1), Dtype::F32, at);
-        let probability = (f64::from(p.scale) * dot(&q, &k) - lse).exp();
-        let ds = probability * (dot(&d_o, &v) - delta);
+        let (score, slope) = if self.is_capped {
+            let tanh = (f64::from(p.softcap_factor) * dot(&q, &k)).tanh();
+            let slope = if self.fault == Fault::WithoutSlope { 1.0 } else { 1.0 - tanh * tanh };
+            (f64::from(p.softcap) * tanh, slope)
+        } else {
+            (f64::from(p.scale) * dot(&q, &k), 1.0)
+        };
+        let probability = (score - lse).exp();
+        let ds = probability * (dot(&d_o, &v) - delta) * slope;
         dv.iter_mut().zip(&d_o).for_each(|(dv, d_o)| *dv += probability * d_o);
         dk.iter_mut().zip(&q).for_each(|(dk, q)| *dk += ds * q);
         for (column, k) in k.iter().enumerate() {

@@ -2,9 +2,11 @@
 
 use super::memory::{Lengths, Memory, Sequence, lse_view};
 use super::{Fault, params};
-use kernels_gpu::abi::{CombineParams, Dtype, ForwardParams, KernelSpec, TensorView};
+use kernels_gpu::abi::{
+    CombineParams, Dtype, ForwardParams, KernelSpec, KernelVariant, Switch, TensorView,
+};
 
-pub fn run(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory, fault: Fault) {
+pub fn run(variant: KernelVariant, bytes: &[u8], memory: &mut Memory, fault: Fault) {
     let params: ForwardParams = params(bytes);
     let lengths = Lengths {
         cu_seqlens_q: params.cu_seqlens_q,
@@ -14,7 +16,8 @@ pub fn run(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory, fault: Fault)
         bottom_right: params.bottom_right,
         window: [params.window_left, params.window_right],
     };
-    let mut launch = Launch { kernel, params, memory, fault };
+    let is_capped = variant.switches.contains(Switch::Softcap) && fault != Fault::Uncapped;
+    let mut launch = Launch { kernel: variant.kernel, is_capped, params, memory, fault };
     for batch in 0..params.batches {
         let sequence = Sequence::new(launch.memory, &lengths, batch);
         let skipped = u32::from(fault == Fault::SkipsLastRow).min(sequence.query_rows);
@@ -105,6 +108,7 @@ pub fn combine(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory) {
 
 struct Launch<'l> {
     kernel: &'l KernelSpec,
+    is_capped: bool,
     params: ForwardParams,
     memory: &'l mut Memory,
     fault: Fault,
@@ -128,7 +132,11 @@ impl Launch<'_> {
             let products = (0..params.head_dim).map(|column| {
                 read(&params.q, q_row, head, column) * read(&params.k, key, key_head, column)
             });
-            f64::from(params.scale) * products.sum::<f64>()
+            let product = products.sum::<f64>();
+            match self.is_capped {
+                true => f64::from(params.softcap) * (f64::from(params.softcap_factor) * product).tanh(),
+                false => f64::from(params.scale) * product,
+            }
         };
         let scores: Vec<f64> = keys.iter().map(score).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -160,7 +168,8 @@ impl Launch<'_> {
                 row_stride: 2 * row_stride,
                 head_stride: 2 * head_stride,
             };
-            let scale = f64::from(params.scale.abs());
+            let unit = if self.is_capped { params.softcap } else { params.scale.abs() };
+            let scale = f64::from(unit);
             let (reference, sum) = match (keys.is_empty(), scale == 0.0) {
                 (true, _) => (0.0, -1.0),
                 (_, true) => (0.0, lse.exp()),

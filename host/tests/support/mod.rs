@@ -52,6 +52,10 @@ pub enum Fault {
     WritesPastTheWorkspace,
     /// Dead rows have probabilities of 1.
     LivingDeadRows,
+    /// Scores are not capped.
+    Uncapped,
+    /// ds is that of the capped score, not of the product.
+    WithoutSlope,
 }
 
 pub struct MockDriver {
@@ -123,9 +127,9 @@ impl Driver for MockDriver {
         let memory = &mut *self.memory.lock().unwrap();
         let kernel = variant.kernel;
         match kernel.family {
-            Family::Forward => forward::run(kernel, params, memory, self.fault),
+            Family::Forward => forward::run(variant, params, memory, self.fault),
             Family::ForwardCombine => forward::combine(kernel, params, memory),
-            family => backward::run(family, kernel, params, memory, self.fault),
+            family => backward::run(family, variant, params, memory, self.fault),
         }
         Ok(())
     }

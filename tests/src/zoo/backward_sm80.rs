@@ -1,14 +1,20 @@
 //! The tensor-core backward for sm_80, with what comes before and after it.
 
-use super::{Family, Mutant, VISIBLE_END};
+use super::{ARE_NEAR, Family, Mutant, ONE, SLOPE, VISIBLE_END, never, result_is};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
 use crate::shapes::ragged;
 use finite_attention::check::Case;
 use finite_attention::{CausalAlignment, Mask};
 
 const KERNEL: &str = "backward_bf16_d64_sm80";
+const F32: &str = "backward_f32_d64_sm80";
 
 pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], mutants };
+
+/// Scores that come near a cap, and beyond it.
+fn capped(name: &'static str, kernel: &'static str) -> Mutant {
+    Mutant::new(name, kernel, Case { softcap: Some(0.5), ..ragged(kernel) })
+}
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
@@ -99,6 +105,15 @@ fn mutants() -> Vec<Mutant> {
                 with_operand(line, 2, "0")
             })
             .finding("race in shared memory", &["exchange.give(&packed);"])
+            .wrong("dq"),
+        capped("dS is that of the capped score", KERNEL)
+            .edit("fma.rn.sat.f32", &[SLOPE], Which::All, |line| result_is(line, ONE))
+            .wrong("dq"),
+        capped("scores far from 0 are taken for near ones", KERNEL)
+            .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
+            .wrong("dq"),
+        capped("dS in f32 is that of the capped score", F32)
+            .edit("fma.rn.sat.f32", &[SLOPE], Which::All, |line| result_is(line, ONE))
             .wrong("dq"),
     ]
 }

@@ -3,6 +3,7 @@
 mod overlap;
 mod q80;
 mod shares;
+mod softcap;
 mod stretches;
 mod three;
 
@@ -488,12 +489,6 @@ fn helpers() -> Vec<Mutant> {
 fn mutants() -> Vec<Mutant> {
     let parts =
         [arrivals(), layout(), products(), accumulator(), shares::mutants(), in_order(), helpers()];
-    parts
-        .into_iter()
-        .flatten()
-        .chain(overlap::mutants())
-        .chain(q80::mutants())
-        .chain(stretches::mutants())
-        .chain(three::mutants())
-        .collect()
+    let files = [overlap::mutants(), q80::mutants(), stretches::mutants(), three::mutants()];
+    parts.into_iter().chain(files).chain([softcap::mutants()]).flatten().collect()
 }

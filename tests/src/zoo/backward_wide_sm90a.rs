@@ -1,9 +1,10 @@
 //! The backward for Hopper at large head dimensions: one warpgroup makes dV, the other dK.
 
-use super::{Family, Mutant};
+use super::{Family, Mutant, ONE, SLOPE, result_is};
 use crate::ptx::{Which, dropped, operand, with_operand};
 use crate::shapes::{many_key_tiles, ragged};
 use crate::sweep::no_wait;
+use finite_attention::check::Case;
 
 const KERNEL: &str = "backward_bf16_d256_sm90a";
 
@@ -66,5 +67,12 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("race in global memory", &["bulk_copy::add_f32("])
             .finding("race in global memory", &["bulk_copy::store_bytes("]),
+        Mutant::new(
+            "dS is that of the capped score",
+            KERNEL,
+            Case { softcap: Some(0.5), ..ragged(KERNEL) },
+        )
+        .edit("fma.rn.sat.f32", &[SLOPE], Which::All, |line| result_is(line, ONE))
+        .wrong("d"),
     ]
 }

@@ -1,6 +1,6 @@
 //! The tensor-core forward for sm_80, and the one in f32.
 
-use super::{Family, Mutant, VISIBLE_END};
+use super::{ARE_NEAR, Family, Mutant, NEAR, VISIBLE_END, never, other_choice, result_is};
 use crate::ptx::{Which, dropped, off_by_one, one_more, operand, with_operand};
 use crate::shapes::ragged;
 use finite_attention::check::Case;
@@ -16,6 +16,11 @@ pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F32], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
+}
+
+/// Scores that come near a cap, and beyond it.
+fn capped(name: &'static str, kernel: &'static str) -> Mutant {
+    Mutant::new(name, kernel, Case { softcap: Some(0.5), ..ragged(kernel) })
 }
 
 fn mutants() -> Vec<Mutant> {
@@ -95,5 +100,20 @@ fn mutants() -> Vec<Mutant> {
             .edit("cp.async.wait_group", &[], Which::Last, dropped)
             .finding("asynchronous copy in flight", &["forward_fma.rs: multiply_accumulate"])
             .finding("uninitialised shared read", &["forward_fma.rs: multiply_accumulate"]),
+        capped("the scale takes the place of the cap", KERNEL)
+            .edit("selp.f32", &["score/scale.rs: if specialize::softcap() {"], Which::All, other_choice)
+            .wrong("o"),
+        capped("scores near 0 are not capped", KERNEL)
+            .edit("fma.rn.f32", &[NEAR], Which::All, |line| result_is(line, operand(line, 3)))
+            .wrong("lse"),
+        capped("scores far from 0 are taken for near ones", KERNEL)
+            .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
+            .wrong("o"),
+        capped("scores in f32 far from 0 are taken for near ones", F32)
+            .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
+            .wrong("o"),
+        capped("scores in f32 near 0 are not capped", F32)
+            .edit("fma.rn.f32", &[NEAR], Which::All, |line| result_is(line, operand(line, 3)))
+            .wrong("o"),
     ]
 }

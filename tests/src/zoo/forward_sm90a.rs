@@ -1,6 +1,6 @@
 //! The forward for Hopper.
 
-use super::{Family, Mutant, moved, other_parity};
+use super::{ARE_NEAR, Family, Mutant, moved, never, other_choice, other_parity};
 use crate::ptx::{Which, dropped, operand, with_operand};
 use crate::shapes::{ragged, several_tiles};
 use crate::sweep::no_wait;
@@ -20,6 +20,12 @@ pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, TALL], mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))
+}
+
+/// Scores that come near a cap, and beyond it.
+fn capped(name: &'static str, kernel: &'static str) -> Mutant {
+    let case = if kernel == KERNEL { ragged(kernel) } else { several_tiles(kernel) };
+    Mutant::new(name, kernel, Case { softcap: Some(0.5), ..case })
 }
 
 /// As many rows as make whole tiles: those are tall then.
@@ -117,11 +123,11 @@ fn mutants() -> Vec<Mutant> {
             .edit("wgmma.wait_group", &["scores.wait::<0>();"], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)
             })
-            .finding("register in flight", &["mask::hide"]),
+            .finding("register in flight", &["mask::apply_mask"]),
         mutant("keys are released before they are multiplied")
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
-            .finding("register in flight", &["mask::hide"]),
+            .finding("register in flight", &["mask::apply_mask"]),
         mutant("one product too few is waited for")
             .edit("wgmma.wait_group", &["output.values.wait::<0>();"], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)
@@ -133,7 +139,7 @@ fn mutants() -> Vec<Mutant> {
                 line.replacen(" 1", " 2", 1)
             })
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
-            .finding("register in flight", &["mask::hide"]),
+            .finding("register in flight", &["mask::apply_mask"]),
         Mutant::new(
             "scores that outgrow the reference go unnoticed",
             KERNEL,
@@ -188,7 +194,7 @@ fn mutants() -> Vec<Mutant> {
             .wrong("o"),
         mutant("products belong to no group")
             .edit("wgmma.commit_group", &["start_scores"], Which::All, dropped)
-            .finding("register in flight", &["mask::hide"]),
+            .finding("register in flight", &["mask::apply_mask"]),
         mutant("probabilities are multiplied without a fence behind their making")
             .edit("wgmma.fence", &[], Which::All, dropped)
             .finding("missing wgmma fence", &["start_scores"]),
@@ -294,9 +300,12 @@ fn mutants() -> Vec<Mutant> {
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("lse of rows past the end is stored")
             .on(several_tiles(KERNEL))
-            .edit("or.pred", &["query_block.rs: ", "block.store_statistics(p, "], Which::All, |line| {
-                with_operand(line, 2, operand(line, 1))
-            })
+            .edit(
+                "bra",
+                &["query_block.rs: if p.lse == 0", "block.store_statistics(p, "],
+                Which::All,
+                dropped,
+            )
             .finding("out-of-bounds global access", &["block.store_statistics(p, "]),
         mutant("rows that see no key are not written")
             .on(Case { query_rows: 411, key_rows: 5, ..ragged(KERNEL) })
@@ -333,5 +342,11 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.try_wait", &["self.keys.pass(keys, 1, lane == 0);"], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["start_scores"])
             .finding("deadlock", &["self.keys.acquire(keys);"]),
+        capped("the scale takes the place of the cap", KERNEL)
+            .edit("selp.f32", &["score/scale.rs: if specialize::softcap() {"], Which::All, other_choice)
+            .wrong("o"),
+        capped("scores far from 0 are taken for near ones", TALL)
+            .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
+            .wrong("o"),
     ]
 }

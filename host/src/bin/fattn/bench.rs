@@ -78,6 +78,9 @@ pub struct BenchArguments {
     #[arg(action = ArgAction::Set)]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
+    /// Cap of scores, above 0; not capped if not given.
+    #[arg(long, allow_hyphen_values = true, value_name = "C")]
+    softcap: Option<f32>,
     /// Time this many launches instead of 150 ms of them, at least 1.
     #[arg(long)]
     iterations: Option<usize>,
@@ -126,6 +129,7 @@ struct Row {
     pass: &'static str,
     dtype: &'static str,
     mask: String,
+    softcap: Option<f32>,
     /// Of packed sequences: how many.
     batch: usize,
     /// Keys; of packed sequences, of the longest.
@@ -255,6 +259,7 @@ fn row(task: &Task, explained: Explained, times: Option<Times>) -> Row {
         pass: task.pass.name(),
         dtype: task.problem.dtype.name(),
         mask: task.problem.mask.to_string(),
+        softcap: task.problem.softcap,
         batch: task.sequences(),
         seqlen: task.longest(),
         rows: rows * batches,

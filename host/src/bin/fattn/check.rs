@@ -87,8 +87,8 @@ pub fn sweep_all(
 /// Errors of all outputs of a case, each as a share of what is allowed.
 fn print_table(outcomes: &[Outcome]) {
     println!(
-        "{:>4} {:<26} {:<10} {:<18} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6}  verdict",
-        "case", "shape", "dtype", "mask", "layout", "grad", "o", "lse", "dq", "dk", "dv"
+        "{:>4} {:<26} {:<10} {:<18} {:>7} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6}  verdict",
+        "case", "shape", "dtype", "mask", "softcap", "layout", "grad", "o", "lse", "dq", "dk", "dv"
     );
     for outcome in outcomes {
         let case = &outcome.case;
@@ -98,11 +98,12 @@ fn print_table(outcomes: &[Outcome]) {
             Some(verdict) => format!("{:.2}", verdict.error / verdict.allowed),
         };
         println!(
-            "{:>4} {:<26} {:<10} {:<18} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6}  {}",
+            "{:>4} {:<26} {:<10} {:<18} {:>7} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6}  {}",
             case.id,
             case.shape_text(),
             dtype_text(case.dtype.name(), case.output_dtype.name()),
             case.mask,
+            softcap_text(case),
             case.placement.name(),
             gradients_text(case),
             share("o"),
@@ -120,6 +121,11 @@ fn print_table(outcomes: &[Outcome]) {
 fn verdict_text(outcome: &Outcome) -> String {
     let verdict = outcome.failure.as_deref().map_or("pass".into(), |failure| format!("FAIL {failure}"));
     if outcome.judged > 1 { format!("{verdict} (of {} as one)", outcome.judged) } else { verdict }
+}
+
+/// The cap of scores, `-` where they are not capped.
+pub fn softcap_text(case: &Case) -> String {
+    case.softcap.map_or("-".to_owned(), |cap| cap.to_string())
 }
 
 /// `bf16`, or `bf16->f32` where o is wider.
@@ -173,6 +179,7 @@ pub fn json_case(outcome: &Outcome) -> Value {
         "gradients": gradients,
         "layout": case.placement.name(),
         "scale": case.sizes().scale,
+        "softcap": case.softcap,
         "amplitude": case.amplitude,
         "logit_shift": case.logit_shift,
         "o": json_tensor(outcome.tensor("o")),

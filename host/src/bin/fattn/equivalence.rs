@@ -28,6 +28,9 @@ pub struct EquivalenceArguments {
     /// Head dimensions.
     #[arg(long, value_delimiter = ',', default_value = "64,128", action = ArgAction::Set)]
     head_dim: Vec<usize>,
+    /// Cap of scores in all cases, above 0; not capped if not given.
+    #[arg(long, allow_hyphen_values = true, value_name = "C")]
+    softcap: Option<f32>,
     /// Write all numbers to this file; one that is there is replaced.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -55,7 +58,7 @@ pub fn run(arguments: &EquivalenceArguments) -> Result<ExitCode> {
         GridDtype::F16 => Dtype::F16,
         GridDtype::F32 => Dtype::F32,
     };
-    let cases = equivalence_cases(dtype, &arguments.seqlen, &arguments.head_dim);
+    let cases = equivalence_cases(dtype, &arguments.seqlen, &arguments.head_dim, arguments.softcap);
     for case in &cases {
         let (rows, head_dim) = (case.query_rows, case.head_dim);
         ensure!(rows <= MAX_SEQLEN, "--seqlen: expected 0..={MAX_SEQLEN}, got {rows}");
@@ -66,7 +69,12 @@ pub fn run(arguments: &EquivalenceArguments) -> Result<ExitCode> {
     print(&swept, dtype);
     if let Some(file) = &mut json {
         let cases: Vec<_> = swept.outcomes.iter().map(json_case).collect();
-        let report = json!({ "device": swept.device_text, "dtype": dtype.name(), "cases": cases });
+        let report = json!({
+            "device": swept.device_text,
+            "dtype": dtype.name(),
+            "softcap": arguments.softcap,
+            "cases": cases,
+        });
         file.write(format!("{report:#}\n").as_bytes())?;
     }
     if let Some(file) = &mut svg {

@@ -1,7 +1,7 @@
 //! `fattn gradcheck`: the reference's gradients against finite differences, and the kernels' against the
 //! reference's.
 
-use crate::check::sweep_all;
+use crate::check::{softcap_text, sweep_all};
 use crate::device::DeviceArguments;
 use anyhow::Result;
 use clap::Args;
@@ -21,8 +21,8 @@ pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
     let cases = gradcheck_cases();
     println!("f64 reference against central differences, relative to the largest element or 1:");
     println!(
-        "{:>4} {:<20} {:<16} {:>9} {:>9} {:>9} {:>9}",
-        "case", "shape", "mask", "dq", "dk", "dv", "allowed"
+        "{:>4} {:<20} {:<16} {:>7} {:>9} {:>9} {:>9} {:>9}",
+        "case", "shape", "mask", "softcap", "dq", "dk", "dv", "allowed"
     );
     let mut passed = true;
     for row in cases.iter().map(gradcheck) {
@@ -30,8 +30,11 @@ pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
         let verdict = if row.passes() { "pass" } else { "FAIL" };
         let shape = row.case.shape_text();
         println!(
-            "{:>4} {shape:<20} {:<16} {dq:>9.1e} {dk:>9.1e} {dv:>9.1e} {:>9.1e}  {verdict}",
-            row.case.id, row.case.mask, row.allowed
+            "{:>4} {shape:<20} {:<16} {:>7} {dq:>9.1e} {dk:>9.1e} {dv:>9.1e} {:>9.1e}  {verdict}",
+            row.case.id,
+            row.case.mask,
+            softcap_text(&row.case),
+            row.allowed
         );
         passed &= row.passes();
     }
@@ -45,8 +48,8 @@ pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
     let swept = sweep_all(&arguments.device, all.len(), |index| all[index].clone())?;
     println!("kernels on {} against the f64 reference, largest error of what is allowed:", swept.name);
     println!(
-        "{:>4} {:<20} {:<16} {:<5} {:>17} {:>17} {:>17}",
-        "case", "shape", "mask", "dtype", "dq", "dk", "dv"
+        "{:>4} {:<20} {:<16} {:>7} {:<5} {:>17} {:>17} {:>17}",
+        "case", "shape", "mask", "softcap", "dtype", "dq", "dk", "dv"
     );
     for outcome in &swept.outcomes {
         println!("{}", line(outcome));
@@ -62,10 +65,11 @@ fn line(outcome: &Outcome) -> String {
         Some(verdict) => format!("{:.1e}/{:.1e}", verdict.error, verdict.allowed),
     };
     format!(
-        "{:>4} {:<20} {:<16} {:<5} {:>17} {:>17} {:>17}  {}",
+        "{:>4} {:<20} {:<16} {:>7} {:<5} {:>17} {:>17} {:>17}  {}",
         case.id,
         case.shape_text(),
         case.mask,
+        softcap_text(case),
         case.dtype.name(),
         column("dq"),
         column("dk"),

@@ -34,9 +34,12 @@ pub struct TaskArguments {
     #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"], allow_negative_numbers = true)]
     #[arg(action = ArgAction::Set, value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
-    /// Softmax scale, at most 2.358e38 in size; 1/sqrt(D) if not given.
+    /// Softmax scale, at most 1.179e38 in size; 1/sqrt(D) if not given.
     #[arg(long, allow_hyphen_values = true, value_parser = scale)]
     scale: Option<f32>,
+    /// Cap of scores, above 0: each becomes C tanh(score / C); not capped if not given.
+    #[arg(long, allow_hyphen_values = true, value_name = "C")]
+    softcap: Option<f32>,
     /// Element type of o, dq, dk and dv; that of q if not given.
     #[arg(long)]
     out_dtype: Option<OutputDtype>,
@@ -200,6 +203,7 @@ impl<'f> Inputs<'f> {
         let mut problem =
             ForwardProblem::new(dtype, layout(&self.q)?, layout(&self.k)?, layout(&self.v)?);
         problem.scale = arguments.scale;
+        problem.softcap = arguments.softcap;
         problem.mask = mask(arguments);
         problem.output_dtype = match arguments.out_dtype {
             None => dtype,

@@ -89,8 +89,8 @@ pub(super) fn of_tensors(valid: &ValidBackward, pointers: &BackwardPointers) -> 
         unit_bits: 0,
         turn_units: 1,
         tile_keys: 0,
-        softcap: 0.0,
-        softcap_factor: 0.0,
+        softcap: forward.softcap.map_or(0.0, |softcap| softcap.cap),
+        softcap_factor: forward.softcap.map_or(0.0, |softcap| softcap.factor),
         ds_scale: 1.0,
         gradient_scale: forward.scale,
     }

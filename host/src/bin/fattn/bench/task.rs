@@ -205,6 +205,7 @@ fn shapes(
         let q = Layout::bshd([batch, queries, heads, head_dim]);
         let kv = Layout::bshd([batch, keys, key_heads, head_dim]);
         ForwardProblem {
+            softcap: arguments.softcap,
             num_splits: arguments.num_splits,
             pack_gqa: arguments.pack_gqa,
             ..ForwardProblem::new(dtype, q, kv, kv)

@@ -141,9 +141,9 @@ unsafe trait Params: Copy {
     }
 }
 
-// SAFETY: four views of 32 bytes, five 64-bit and 24 32-bit fields: no padding.
+// SAFETY: four views of 32 bytes, five 64-bit and 28 32-bit fields: no padding.
 unsafe impl Params for ForwardParams {}
-const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 24 * 4);
+const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 28 * 4);
 
 // SAFETY: a view of 32 bytes, seven 64-bit and ten 32-bit fields: no padding.
 unsafe impl Params for CombineParams {}
@@ -154,9 +154,9 @@ const _: () = assert!(size_of::<CombineParams>() == 32 + 7 * 8 + 10 * 4);
 unsafe impl Params for ForwardHopperParams {}
 const _: () = assert!(size_of::<ForwardHopperParams>() == 4 * 128 + size_of::<ForwardParams>() + 8);
 
-// SAFETY: eight views of 32 bytes, twelve 64-bit and 30 32-bit fields: no padding.
+// SAFETY: eight views of 32 bytes, twelve 64-bit and 34 32-bit fields: no padding.
 unsafe impl Params for BackwardParams {}
-const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 12 * 8 + 30 * 4);
+const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 12 * 8 + 34 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}

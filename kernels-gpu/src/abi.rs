@@ -7,6 +7,7 @@ pub mod layout;
 mod marker;
 pub mod regions;
 mod shared_bytes;
+mod softcap;
 mod table;
 mod variant;
 
@@ -17,6 +18,7 @@ pub use layout::{
     panel_columns,
 };
 pub use marker::{BadMarker, Marker};
+pub use softcap::SoftcapPolynomial;
 pub use table::KERNELS;
 pub use variant::{KernelVariant, Switch, Switches, VariantKey};
 
@@ -131,6 +133,10 @@ pub struct ForwardParams {
     pub softcap: f32,
     /// `scale / softcap`: what a product q . k is multiplied by for the argument of `tanh`. Likewise.
     pub softcap_factor: f32,
+    /// Products below this size take the short form of `tanh`: see [`SoftcapPolynomial`]. Likewise.
+    pub softcap_near: f32,
+    /// Coefficients of that form, for the size of the factor. Likewise.
+    pub softcap_polynomial: [f32; 3],
     /// The unit of probabilities before they are normalised, a power of two: [`probability_unit_log2`] of the
     /// most keys that a query has.
     pub unit: f32,
@@ -369,6 +375,10 @@ pub struct BackwardParams {
     pub softcap: f32,
     /// As in [`ForwardParams`].
     pub softcap_factor: f32,
+    /// As in [`ForwardParams`].
+    pub softcap_near: f32,
+    /// As in [`ForwardParams`], but for the factor with its sign.
+    pub softcap_polynomial: [f32; 3],
     /// What ds is multiplied by before it is summed up to dq and dk: 1, or all of the scale, where sums
     /// without it could be too large for f32 though the gradients are not.
     pub ds_scale: f32,

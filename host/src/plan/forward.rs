@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::problem::ValidForward;
 use kernels_gpu::abi::{
     Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, KernelVariant, OUTPUT_BOX_ROWS,
-    WINDOW_OPEN, probability_unit_log2,
+    SoftcapPolynomial, WINDOW_OPEN, probability_unit_log2,
 };
 use kernels_gpu::geometry::row_heads::reciprocal;
 use kernels_gpu::geometry::schedule;
@@ -457,6 +457,9 @@ fn forward_params(
     let problem = &valid.problem;
     let [lse_batch_stride, lse_head_stride] = valid.lse_strides();
     let unit_log2 = probability_unit_log2(valid.key_rows);
+    // The sign of the scale is in q.
+    let polynomial =
+        SoftcapPolynomial::new(valid.softcap.map_or(0.0, |softcap| f64::from(softcap.factor.abs())));
     ForwardParams {
         q: view(pointers.q, &problem.q),
         k: view(pointers.k, &problem.k),
@@ -489,6 +492,8 @@ fn forward_params(
         query_tiles: rows.tiles(valid.query_rows),
         softcap: valid.softcap.map_or(0.0, |softcap| softcap.cap),
         softcap_factor: valid.softcap.map_or(0.0, |softcap| softcap.factor),
+        softcap_near: polynomial.near,
+        softcap_polynomial: polynomial.coefficients,
         unit: (unit_log2 as f32).exp2(),
         unit_log2: unit_log2 as f32,
     }

@@ -66,7 +66,7 @@ pub unsafe fn apply<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     tile: impl FnOnce() -> (u32, ScoreTile),
 ) {
     if specialize::softcap() {
-        softcap::apply(scores, scale.softcap_factor);
+        scale.softcap.apply(scores);
     }
     if is_masked {
         let (lane, tile) = tile();

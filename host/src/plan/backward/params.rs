@@ -3,7 +3,7 @@
 use super::super::view;
 use super::BackwardPointers;
 use crate::problem::{ValidBackward, ValidForward};
-use kernels_gpu::abi::{BackwardParams, DQ_UNORDERED, Dtype};
+use kernels_gpu::abi::{BackwardParams, DQ_UNORDERED, Dtype, SoftcapPolynomial};
 
 /// Sizes as the kernels are told them.
 struct Sizes {
@@ -42,6 +42,8 @@ pub(super) fn of_tensors(valid: &ValidBackward, pointers: &BackwardPointers) -> 
     let layouts = &problem.forward;
     let Sizes { batches, query_heads, group_size, query_rows, key_rows, is_packed } = Sizes::of(forward);
     let [lse_batch_stride, lse_head_stride] = forward.lse_strides();
+    let polynomial =
+        SoftcapPolynomial::new(forward.softcap.map_or(0.0, |softcap| f64::from(softcap.factor)));
     BackwardParams {
         q: view(pointers.q, &layouts.q),
         k: view(pointers.k, &layouts.k),
@@ -91,6 +93,8 @@ pub(super) fn of_tensors(valid: &ValidBackward, pointers: &BackwardPointers) -> 
         tile_keys: 0,
         softcap: forward.softcap.map_or(0.0, |softcap| softcap.cap),
         softcap_factor: forward.softcap.map_or(0.0, |softcap| softcap.factor),
+        softcap_near: polynomial.near,
+        softcap_polynomial: polynomial.coefficients,
         ds_scale: 1.0,
         gradient_scale: forward.scale,
     }

@@ -10,7 +10,7 @@
 //! start products and wait for others. Columns are queries, and -lse of the columns stands in shared memory,
 //! as [`BackwardScale::statistic`] makes it.
 
-use super::softcap;
+use super::softcap::{self, Softcap};
 use crate::abi::BackwardParams;
 use crate::arch::{math, shared, specialize};
 use crate::tile::element::Element;
@@ -27,8 +27,8 @@ use core::f32::consts::LOG2_E;
 pub struct BackwardScale {
     /// The scale; the cap of capped scores, which are in units of it.
     factor: f32,
-    /// As [`BackwardParams::softcap_factor`].
-    softcap_factor: f32,
+    /// How scores are capped.
+    softcap: Softcap,
 }
 
 impl BackwardScale {
@@ -36,7 +36,9 @@ impl BackwardScale {
     #[inline(always)]
     pub fn new<E: Element>(p: &BackwardParams) -> Self {
         let natural = if specialize::softcap() { p.softcap } else { p.scale };
-        BackwardScale { factor: in_unit::<E>(natural), softcap_factor: p.softcap_factor }
+        let softcap =
+            Softcap { factor: p.softcap_factor, near: p.softcap_near, polynomial: p.softcap_polynomial };
+        BackwardScale { factor: in_unit::<E>(natural), softcap }
     }
 
     /// What the kernels read of a row with this lse: its negative, which saves the instruction that would
@@ -74,7 +76,7 @@ pub unsafe fn exponents<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, con
     scale: &BackwardScale,
 ) {
     if specialize::softcap() {
-        softcap::apply(products, scale.softcap_factor);
+        scale.softcap.apply(products);
     } else {
         each_element::<F, ROWS, N, 0>(lane, lse, |register, value| {
             products[register] = exponent::<E>(products[register], scale, value);

@@ -1,5 +1,6 @@
 //! The softmax scale and the unit of probabilities, ready for use.
 
+use super::softcap::Softcap;
 use crate::abi::ForwardParams;
 use crate::arch::specialize;
 use crate::tile::element::Element;
@@ -14,8 +15,8 @@ pub struct Scale {
     pub natural: f32,
     /// The same times `log2(e)`.
     pub log2: f32,
-    /// What a product is multiplied by for the argument of tanh: see [`ForwardParams::softcap_factor`].
-    pub softcap_factor: f32,
+    /// How scores are capped.
+    pub softcap: Softcap,
     /// The unit of probabilities: see [`ForwardParams::unit`].
     pub unit: f32,
     /// Its exponent.
@@ -31,8 +32,12 @@ impl Scale {
         Scale {
             natural,
             log2: natural * core::f32::consts::LOG2_E,
-            // The sign of the scale is in q.
-            softcap_factor: p.softcap_factor.abs(),
+            softcap: Softcap {
+                // The sign of the scale is in q.
+                factor: p.softcap_factor.abs(),
+                near: p.softcap_near,
+                polynomial: p.softcap_polynomial,
+            },
             unit: if E::NEEDS_UNIT { p.unit } else { 1.0 },
             unit_log2: if E::NEEDS_UNIT { p.unit_log2 } else { 0.0 },
         }

@@ -4,21 +4,16 @@
 //! f32 needs, with x = s / cap and u = x^2:
 //!
 //! ```text
-//! |x| < 5/8     x (1 + u (c1 + u (c2 + u (c3 + u c4))))     seven operations, off by 1.9e-7 of the value
+//! |x| < 1/2     s (f + w (c3 + w (c5 + w c7))), w = s^2     five operations, off by 8e-7 of the value
 //! any x         x P(u) / Q(u), |x| at most 8                thirteen and a reciprocal, off by 4.8e-7
 //! ```
 //!
-//! Logits are mostly far below the cap: a warp whose tile has only such takes the first form alone. Both are
-//! fitted to the smallest largest relative error (the second one by Lawson's weights); powers of e instead
-//! of the second form took two operations of the special function unit, which exponentials keep busy, and
-//! spilled registers.
+//! with s = q . k and f = scale / cap. Logits are mostly far below the cap: a warp whose tile has only such
+//! takes the first form alone ([`SoftcapPolynomial`](crate::abi::SoftcapPolynomial)). Both are fitted to the smallest largest relative error
+//! (by Lawson's weights); powers of e instead of the second form took two operations of the special function
+//! unit, which exponentials keep busy, and spilled registers.
 
 use crate::arch::{math, warp};
-
-/// Where the polynomial ends.
-const NEAR: f32 = 0.625;
-/// Its coefficients from the highest on, of x^9, x^7, x^5, x^3.
-const COEFFICIENTS: [f32; 4] = [0.015_195_239, -0.051_947_818, 0.133_081_73, -0.333_323_42];
 
 /// From here on tanh is 1 in f32, but for 4e-7.
 const FAR: f32 = 8.0;
@@ -26,34 +21,46 @@ const FAR: f32 = 8.0;
 const P: [f32; 5] = [-6.142_329_8e-9, 7.162_518_6e-6, 2.696_411_9e-3, 0.127_123_13, 0.999_999_76];
 const Q: [f32; 4] = [1.967_455e-4, 2.285_031e-2, 0.460_454_73, 1.0];
 
-/// Scores in units of the cap: `tanh(factor product)` of each product q . k. NaN stays NaN.
-///
-/// # Safety
-/// All 32 lanes call it together.
-#[inline(always)]
-pub unsafe fn apply<const N: usize>(products: &mut [f32; N], factor: f32) {
-    let (mut even, mut odd) = (0.0, 0.0);
-    let mut i = 0;
-    while i < N {
-        // NaN is passed over: both forms keep it.
-        even = math::max(even, products[i].abs());
-        odd = math::max(odd, products[i + 1].abs());
-        i += 2;
-    }
-    // An infinite product times a factor that underflowed is NaN, and not near.
-    let is_near = math::max(even, odd) * factor.abs() < NEAR;
-    if warp::any(!is_near) {
+/// How products become scores in units of the cap, as the kernels use it.
+#[derive(Clone, Copy)]
+pub struct Softcap {
+    /// `scale / cap`.
+    pub factor: f32,
+    /// Products below this size take the short form.
+    pub near: f32,
+    /// Its coefficients: see [`SoftcapPolynomial`](crate::abi::SoftcapPolynomial).
+    pub polynomial: [f32; 3],
+}
+
+impl Softcap {
+    /// Turns products q . k into scores in units of the cap. NaN stays NaN.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn apply<const N: usize>(&self, products: &mut [f32; N]) {
+        let (mut even, mut odd) = (0.0, 0.0);
         let mut i = 0;
         while i < N {
-            products[i] = tanh(products[i] * factor);
+            // NaN is passed over: both forms keep it.
+            even = math::max(even, products[i].abs());
+            odd = math::max(odd, products[i + 1].abs());
+            i += 2;
+        }
+        if warp::any(!(math::max(even, odd) < self.near)) {
+            let mut i = 0;
+            while i < N {
+                products[i] = tanh(products[i] * self.factor);
+                i += 1;
+            }
+            return;
+        }
+        let [c3, c5, c7] = self.polynomial;
+        let mut i = 0;
+        while i < N {
+            products[i] *= horner(&[c7, c5, c3, self.factor], products[i] * products[i]);
             i += 1;
         }
-        return;
-    }
-    let mut i = 0;
-    while i < N {
-        products[i] = tanh_near(products[i] * factor);
-        i += 1;
     }
 }
 
@@ -62,13 +69,6 @@ pub unsafe fn apply<const N: usize>(products: &mut [f32; N], factor: f32) {
 #[inline(always)]
 pub fn derivative(score: f32) -> f32 {
     math::fma_saturated(-score, score, 1.0)
-}
-
-/// tanh of `|x| < NEAR`.
-#[inline(always)]
-fn tanh_near(x: f32) -> f32 {
-    let u = x * x;
-    math::fma(x * u, horner(&COEFFICIENTS, u), x)
 }
 
 /// tanh of any x.

@@ -4,6 +4,7 @@
 mod code;
 mod invariants;
 mod layers;
+mod names;
 mod text;
 
 use std::fs;
@@ -54,6 +55,7 @@ const RULES: &[Rule] = &[
     ("leftovers", text::leftovers),
     ("paths", text::machine_paths),
     ("invariants", invariants::invariants),
+    ("names", names::names),
 ];
 
 /// Checks every rule on every file that git knows or would add.

@@ -191,14 +191,20 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "bar.warp.sync",
-        through: &["forward_hopper.rs: room.produce"],
+        through: &["forward_hopper.rs: storage.produce"],
         why: "it brings the lanes together before the next tile; what they tell each other passes through shuffles",
     },
     Explanation {
         kernel: None,
         opcode: "bra",
-        through: &["orders.rs: if lane == 0 {"],
-        why: "all lanes of the warp would note the same",
+        through: &["key_range.rs: if lane == 0 {"],
+        why: "all lanes of the warp would keep the same",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "fence.",
+        through: &["shared_storage.rs: mbarrier::fence_init();"],
+        why: "two fences stand here, and either shows new barriers to the async proxy",
     },
     Explanation {
         kernel: None,
@@ -263,7 +269,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "wgmma.wait_group",
-        through: &["forward_hopper.rs: scores.wait::<0>();"],
+        through: &["consumer.rs: t.scores.wait::<0>();"],
         why: "the wait for the output, just before, waits for all products",
     },
     Explanation {
@@ -275,13 +281,13 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "bar.warp.sync",
-        through: &["self.release_queries(queries, by_this_lane);"],
+        through: &["self.release_written_queries(&self.queries, by_this_lane);"],
         why: "the first product with queries in registers brings the lanes together behind their loads",
     },
     Explanation {
         kernel: None,
         opcode: "mbarrier.arrive",
-        through: &["self.release_last_values(&values);"],
+        through: &["self.pipelines.release_last_values(lane == 0);"],
         why: "two warpgroups are at their end here",
     },
 ];

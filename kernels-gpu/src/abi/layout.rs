@@ -20,11 +20,11 @@ pub const BACKWARD_MESSAGE_WORDS: usize = 20;
 const MOST_SHARED_BYTES: u32 = 227 * 1024;
 /// Bytes for barriers and messages at the end of the shared memory of the backward for Hopper.
 const BACKWARD_CONTROL_BYTES: u32 = 512;
-/// The same of the forward, and for notes.
+/// The same of the forward, and for ranges of key tiles.
 const FORWARD_CONTROL_BYTES: u32 = 768;
-/// Bytes that a computing warp of the forward for Hopper has for notes to itself.
-pub const NOTE_BYTES: u32 = 32;
-/// Computing warps that it has at most.
+/// Bytes that a consumer warp of the forward for Hopper has for its range of key tiles.
+pub const KEY_RANGE_BYTES: u32 = 32;
+/// Consumer warps that it has at most.
 const MOST_FORWARD_WARPS: u32 = 12;
 /// Threads that write dQ in the backward for Hopper.
 pub const WRITERS: u32 = 2;
@@ -100,18 +100,18 @@ pub struct ForwardHopperLayout {
     pub v: u32,
     /// The mailbox of orders.
     pub orders: u32,
-    /// Notes of each computing warp.
-    pub notes: u32,
+    /// The range of key tiles of each consumer warp.
+    pub key_ranges: u32,
     /// Barriers of query tiles.
     pub q_barriers: u32,
     /// Barriers of key tiles.
     pub k_barriers: u32,
     /// Barriers of value tiles.
     pub v_barriers: u32,
-    /// Barriers of query tiles that wait for repair.
-    pub raw_q: u32,
-    /// Barriers of value tiles that wait for repair.
-    pub raw_v: u32,
+    /// Barriers of query tiles that have landed, where their tails are zeroed before use.
+    pub landed_q: u32,
+    /// The same of value tiles.
+    pub landed_v: u32,
     /// All of it by name.
     pub regions: Regions,
 }
@@ -131,24 +131,24 @@ impl ForwardHopperLayout {
         let k = regions.add("k", key_stages, key_rows * row_bytes);
         let v = regions.add("v", value_stages, key_rows * row_bytes);
         let orders = add_mailbox(&mut regions, FORWARD_MESSAGE_WORDS);
-        let notes = regions.add("notes", MOST_FORWARD_WARPS, NOTE_BYTES);
+        let key_ranges = regions.add("key ranges", MOST_FORWARD_WARPS, KEY_RANGE_BYTES);
         let q_barriers = add_stages(&mut regions, "q barriers", query_stages);
         let k_barriers = add_stages(&mut regions, "k barriers", key_stages);
         let v_barriers = add_stages(&mut regions, "v barriers", value_stages);
-        let raw_q = regions.add("raw q barriers", 1, query_stages * BARRIER_BYTES);
-        let raw_v = regions.add("raw v barriers", 1, value_stages * BARRIER_BYTES);
+        let landed_q = regions.add("landed q barriers", 1, query_stages * BARRIER_BYTES);
+        let landed_v = regions.add("landed v barriers", 1, value_stages * BARRIER_BYTES);
         regions.pad(orders + FORWARD_CONTROL_BYTES);
         ForwardHopperLayout {
             o,
             k,
             v,
             orders,
-            notes,
+            key_ranges,
             q_barriers,
             k_barriers,
             v_barriers,
-            raw_q,
-            raw_v,
+            landed_q,
+            landed_v,
             regions,
         }
     }

@@ -11,4 +11,4 @@ pub mod query_rows;
 pub mod score;
 pub mod sequence;
 pub mod softmax;
-pub mod work_order;
+pub mod work_tile;

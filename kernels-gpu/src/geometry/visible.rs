@@ -98,15 +98,15 @@ impl Visible {
     }
 
     /// The tiles that queries `first..last + 1`, some of those that `whole` is for, must visit, of a range
-    /// that is not empty; at most `most_left` of `whole` are before them. There is always one: where the
+    /// that is not empty; at most `most_trailing` of `whole` are before them. There is always one: where the
     /// queries see nothing, it is the first of `whole`. Where there are no queries, it is all of `whole`.
     #[inline(always)]
-    pub const fn tiles_of_part(
+    pub const fn tiles_of_rows(
         &self,
         whole: &TileRange,
         (first, last): (i32, i32),
         keys: i32,
-        most_left: i32,
+        most_trailing: i32,
     ) -> TileRange {
         if first > last {
             return *whole;
@@ -116,7 +116,7 @@ impl Visible {
             let end = whole.begin + 1;
             part = TileRange { begin: whole.begin, full_begin: end, full_end: end, end };
         }
-        part.begin = min(part.begin, whole.begin + most_left);
+        part.begin = min(part.begin, whole.begin + most_trailing);
         part
     }
 }
@@ -216,7 +216,7 @@ mod tests {
         #[test]
         fn a_part_visits_what_it_sees_of_the_whole(
             queries in 1..100i32, keys in 1..100i32, top_left: bool, left in side(), right in side(),
-            first in 0..100i32, rows in 1..64i32, begin in 0..64i32, part in 0..64i32, most_left in 0..5i32,
+            first in 0..100i32, rows in 1..64i32, begin in 0..64i32, part in 0..64i32, most_trailing in 0..5i32,
         ) {
             let first = first % queries;
             let last = (first + rows).min(queries) - 1;
@@ -227,11 +227,11 @@ mod tests {
             // With none, or none that exists, too.
             let begin = first + begin;
             let end = (begin + part).min(last + 1);
-            let range = v.tiles_of_part(&whole, (begin, end - 1), TILE, most_left);
+            let range = v.tiles_of_rows(&whole, (begin, end - 1), TILE, most_trailing);
             prop_assert!(whole.begin <= range.begin && range.begin < range.end && range.end <= whole.end);
             prop_assert!(range.begin <= range.full_begin && range.full_begin <= range.full_end);
             prop_assert!(range.full_end <= range.end);
-            prop_assert!(range.begin <= whole.begin + most_left || begin >= end);
+            prop_assert!(range.begin <= whole.begin + most_trailing || begin >= end);
             let mut all = begin < end;
             for i in begin..end {
                 all &= (0..keys).any(|j| sees(&v, i, j));
@@ -247,7 +247,7 @@ mod tests {
                 (begin..end).any(|i| keys.clone().any(|j| sees(&v, i, j)))
             };
             prop_assert!(!all || seen(range.end - 1));
-            prop_assert!(!all || seen(range.begin) || range.begin == whole.begin + most_left);
+            prop_assert!(!all || seen(range.begin) || range.begin == whole.begin + most_trailing);
             prop_assert!(begin < end || range == whole);
         }
     }

@@ -8,3 +8,4 @@ pub mod roles;
 pub mod stages;
 pub mod tile_queue;
 pub mod warp_pair;
+pub mod warp_scheduler;

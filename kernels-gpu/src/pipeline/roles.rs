@@ -6,7 +6,7 @@
 //! warpgroups 1..    64 rows each, of queries or of keys; many registers
 //! ```
 
-use crate::arch::{barrier, registers, thread, warp};
+use crate::arch::{registers, thread, warp};
 
 /// Threads of a warpgroup.
 pub const WARPGROUP: u32 = 128;
@@ -76,65 +76,5 @@ impl<const CONSUMERS: u32> Recruit<CONSUMERS> {
     pub unsafe fn become_consumer<const REGISTERS: u32>(self) -> u32 {
         registers::increase::<REGISTERS>();
         self.warp / 4 - 1
-    }
-}
-
-/// Two computing warpgroups that take turns at the tensor cores, so that the products of one run beside the
-/// softmax of the other. Three warpgroups fill the tensor cores without an order: nobody ever waits.
-#[derive(Clone, Copy)]
-pub struct Turns<const CONSUMERS: u32> {
-    warpgroup: u32,
-}
-
-impl<const CONSUMERS: u32> Turns<CONSUMERS> {
-    const FIRST_BARRIER: u32 = 8;
-    const ARE_TAKEN: bool = CONSUMERS == 2;
-
-    /// The turns of computing warpgroup `warpgroup`; number 0 begins.
-    ///
-    /// # Safety
-    /// All threads of all computing warpgroups call it, once.
-    #[inline(always)]
-    pub unsafe fn begin(warpgroup: u32) -> Self {
-        if Self::ARE_TAKEN && warpgroup == 1 {
-            barrier::arrive(Self::FIRST_BARRIER, 2 * WARPGROUP);
-        }
-        Turns { warpgroup }
-    }
-
-    /// Lets `count` turns pass.
-    ///
-    /// # Safety
-    /// As [`Turns::wait`] and [`Turns::pass`], so often.
-    #[inline(always)]
-    pub unsafe fn skip(self, count: u32) {
-        let mut left = count;
-        while Self::ARE_TAKEN && left > 0 {
-            self.wait();
-            self.pass();
-            left -= 1;
-        }
-    }
-
-    /// Waits for the turn.
-    ///
-    /// # Safety
-    /// The warpgroup calls it, and then [`Turns::pass`]; all warpgroups equally often.
-    #[inline(always)]
-    pub unsafe fn wait(self) {
-        if Self::ARE_TAKEN {
-            barrier::sync(Self::FIRST_BARRIER + self.warpgroup, 2 * WARPGROUP);
-        }
-    }
-
-    /// Lets the other warpgroup have its turn.
-    ///
-    /// # Safety
-    /// As [`Turns::wait`].
-    #[inline(always)]
-    pub unsafe fn pass(self) {
-        if Self::ARE_TAKEN {
-            barrier::arrive(Self::FIRST_BARRIER + 1 - self.warpgroup, 2 * WARPGROUP);
-        }
     }
 }

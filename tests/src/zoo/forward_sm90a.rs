@@ -55,38 +55,44 @@ fn resent(name: &'static str, kernel: &'static str) -> Mutant {
     staged(name, kernel)
         .edit(
             "cp.async.bulk.wait_group.read",
-            &["forward_hopper.rs: bulk_copy::wait_read"],
+            &["consumer.rs: bulk_copy::wait_read"],
             Which::All,
             dropped,
         )
         .finding("asynchronous copy in flight", &["store_rows"])
 }
 
-/// Packed sequences: tiles that end in another sequence are repaired.
+/// Packed sequences: tails of tiles that end in another sequence are zeroed.
 fn packed(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, Case { packed: true, batches: 4, seed: 3, ..ragged(KERNEL) })
 }
 
-const LOOP_KEYS: &str = "forward_hopper.rs: self.keys.wait(&keys);";
-const LOOP_VALUES: &str = "forward_hopper.rs: self.values.wait(&values);";
+const LOOP: &str = "self.mainloop(&mut tile";
+const KEYS: &str = "self.pipelines.wait_for_keys();";
+const VALUES: &str = "self.pipelines.wait_for_values();";
 
 fn mutants() -> Vec<Mutant> {
     vec![
         mutant("keys are multiplied before they have come")
-            .edit("mbarrier.try_wait", &[LOOP_KEYS], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &[LOOP, KEYS], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["start_scores"]),
         mutant("values are multiplied before they have come")
-            .edit("mbarrier.try_wait", &[LOOP_VALUES], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &[VALUES], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["start_output"]),
         mutant("queries are loaded before they have come")
-            .edit("mbarrier.try_wait", &["self.queries.wait(queries);"], Which::All, no_wait)
-            .finding("asynchronous copy in flight", &["load(queries)"]),
+            .edit(
+                "mbarrier.try_wait",
+                &["self.storage.queries.wait(&self.queries);"],
+                Which::All,
+                no_wait,
+            )
+            .finding("asynchronous copy in flight", &["Queries::<A>::load("]),
         mutant("keys are waited for with the other parity")
-            .edit("mbarrier.try_wait", &[LOOP_KEYS], Which::All, other_parity)
+            .edit("mbarrier.try_wait", &[LOOP, KEYS], Which::All, other_parity)
             .finding("asynchronous copy in flight", &["start_scores"])
-            .finding("deadlock", &[LOOP_KEYS]),
+            .finding("deadlock", &[LOOP, KEYS]),
         mutant("keys are overwritten while they are multiplied")
-            .edit("mbarrier.try_wait", &["helpers.rs: self.keys.acquire(keys);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["producer.rs: self.keys.acquire(keys);"], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
             .finding("misuse of an mbarrier", &["mbarrier::arrive_expect(barrier, Self::KEY_BYTES);"]),
         mutant("key tiles stand 1 KiB too far on: the last reaches into values")
@@ -95,29 +101,34 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("out-of-region shared access", &["self.key(keys.stage()).request"]),
         mutant("keys are never released")
-            .edit("mbarrier.arrive.shared", &["self.keys.release(&keys);"], Which::All, dropped)
+            .edit(
+                "mbarrier.arrive.shared",
+                &["self.storage.keys.release(&self.keys);"],
+                Which::All,
+                dropped,
+            )
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         unseen("keys that are passed are not released")
             .edit(
                 "mbarrier.arrive.shared",
-                &["self.keys.pass(keys, Self::unseen(order, note)"],
+                &["self.pipelines.skip_keys(self.key_range.leading(work_tile))"],
                 Which::All,
                 dropped,
             )
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         idle("values that are passed are released before they have come")
-            .edit("mbarrier.try_wait", &["self.values.pass(values, 1, lane == 0);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["self.skip_values(1, self.lane);"], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["self.value(stage).request"]),
         idle("key tiles of a query tile that is gone past are not released")
+            .edit("mbarrier.arrive.shared", &["self.skip_keys(1);"], Which::All, dropped)
+            .finding("deadlock", &["self.keys.acquire(keys);"]),
+        idle("the query tile that is gone past is not released")
             .edit(
                 "mbarrier.arrive.shared",
-                &["self.keys.pass(keys, 1, lane == 0);"],
+                &["self.storage.queries.pass(&mut self.queries, 1"],
                 Which::All,
                 dropped,
             )
-            .finding("deadlock", &["self.keys.acquire(keys);"]),
-        idle("the query tile that is gone past is not released")
-            .edit("mbarrier.arrive.shared", &["self.queries.pass(queries, 1"], Which::All, dropped)
             .finding("deadlock", &["self.queries.acquire(queries);"]),
         unseen("scores of the next query tile are taken before they are there")
             .edit("wgmma.wait_group", &["scores.wait::<0>();"], Which::All, |line| {
@@ -133,7 +144,7 @@ fn mutants() -> Vec<Mutant> {
                 line.replacen(" 0", " 1", 1)
             })
             .finding("register in flight", &["softmax.probabilities"])
-            .finding("register in flight", &["correction.apply"]),
+            .finding("register in flight", &["rescale.apply"]),
         mutant("scores are read before they are there")
             .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, |line| {
                 line.replacen(" 1", " 2", 1)
@@ -171,23 +182,23 @@ fn mutants() -> Vec<Mutant> {
         staged("output is sent without a fence behind its staging", KERNEL)
             .edit(
                 "fence.proxy.async",
-                &["output.rs: bulk_copy::fence();", "Self::write_output"],
+                &["epilogue.rs: bulk_copy::fence();", "write_output::<E"],
                 Which::All,
                 dropped,
             )
             .finding("missing proxy fence", &["staging.send"]),
         staged("output is sent before all lanes have staged it", KERNEL)
-            .edit("bar.warp.sync", &["Self::write_output"], Which::All, dropped)
+            .edit("bar.warp.sync", &["write_output::<E"], Which::All, dropped)
             .finding("race in shared memory", &["staging.send"]),
         resent("a tile of output is staged in rows that are still being sent", KERNEL),
         resent("output is staged in rows that are still being sent", D64),
         mutant("queries are handed back without a fence behind their loading")
             .on(several_tiles(KERNEL))
-            .edit("fence.proxy.async", &["self.release_loaded_queries"], Which::All, dropped)
+            .edit("fence.proxy.async", &["self.pipelines.release_loaded_queries"], Which::All, dropped)
             .finding("missing proxy fence", &["self.query(stage).request"]),
         packed("rows past the end of a sequence are sent with the others")
             .on(Case { packed: true, batches: 4, seed: 3, value_dim: 120, ..ragged(KERNEL) })
-            .edit("redux.sync.or", &["output.rs: let is_whole"], Which::All, |line| {
+            .edit("redux.sync.or", &["epilogue.rs: let is_whole"], Which::All, |line| {
                 format!("mov.u32 {}, 1;", operand(line, 0))
             })
             .finding("race in global memory", &["staging.send"])
@@ -202,19 +213,19 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.arrive.expect_tx", &["Self::query_bytes(&p.forward)"], Which::All, |line| {
                 with_operand(line, 2, "16384")
             })
-            .finding("uninitialised shared read", &["let q = load(queries);"]),
+            .finding("uninitialised shared read", &["Queries::<A>::load("]),
         mutant("more bytes are announced than come")
             .edit("mbarrier.arrive.expect_tx", &["Self::query_bytes(&p.forward)"], Which::All, |line| {
                 with_operand(line, 2, "65536")
             })
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("barriers are used before they are made")
-            .edit("bar.sync", &["room.rs: block_sync();"], Which::All, dropped)
-            .finding("misuse of an mbarrier", &["self.orders.wait(orders)"]),
+            .edit("bar.sync", &["shared_storage.rs: block_sync();"], Which::All, dropped)
+            .finding("misuse of an mbarrier", &["self.storage.work_tiles.wait(&self.work_tiles)"]),
         mutant("a stage waits for one warp too many")
             .edit(
                 "mbarrier.init",
-                &["self.keys.init(1, 4 * WARPGROUPS);", "mbarrier::init(self.empty(stage)"],
+                &["self.keys.init(1, Self::CONSUMER_WARPS);", "mbarrier::init(self.empty(stage)"],
                 Which::All,
                 |line| with_operand(line, 1, "9"),
             )
@@ -222,14 +233,14 @@ fn mutants() -> Vec<Mutant> {
         mutant("a stage waits for one warp too few")
             .edit(
                 "mbarrier.init",
-                &["self.keys.init(1, 4 * WARPGROUPS);", "mbarrier::init(self.empty(stage)"],
+                &["self.keys.init(1, Self::CONSUMER_WARPS);", "mbarrier::init(self.empty(stage)"],
                 Which::All,
                 |line| with_operand(line, 1, "7"),
             )
-            .finding("misuse of an mbarrier", &["self.keys.release(&keys);"])
+            .finding("misuse of an mbarrier", &["self.storage.keys.release(&self.keys);"])
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"]),
         mutant("every lane of the producer brings a tile")
-            .edit("elect.sync", &["helpers.rs: if warp::elect() {"], Which::All, |line| {
+            .edit("elect.sync", &["producer.rs: if warp::elect() {"], Which::All, |line| {
                 let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();
                 format!("setp.eq.u32 {predicate}, 0, 0;")
             })
@@ -243,12 +254,12 @@ fn mutants() -> Vec<Mutant> {
             )
             .wrong("o"),
         packed("zeros in values are not fenced from the products")
-            .edit("fence.proxy.async", &["helpers.rs: bulk_copy::fence();"], Which::All, dropped)
+            .edit("fence.proxy.async", &["producer.rs: bulk_copy::fence();"], Which::All, dropped)
             .finding("missing proxy fence", &["start_output"]),
-        packed("values are repaired before they have come")
+        packed("tails of values are zeroed before these have come")
             .edit(
                 "mbarrier.try_wait",
-                &["helpers.rs: mbarrier::wait(self.raw_value(stage)"],
+                &["producer.rs: mbarrier::wait(self.landed_value(stage)"],
                 Which::All,
                 no_wait,
             )
@@ -279,7 +290,7 @@ fn mutants() -> Vec<Mutant> {
         mutant("values are brought on top of each other")
             .edit(
                 "shl.b32",
-                &["first_value.address + stage", "helpers.rs: self.value(stage).request"],
+                &["first_value.address + stage", "producer.rs: self.value(stage).request"],
                 Which::All,
                 |line| {
                     with_operand(line, 2, "14") // tiles are 2^15 bytes
@@ -293,7 +304,7 @@ fn mutants() -> Vec<Mutant> {
             })
             .wrong("o"),
         Mutant::new("a turn is not passed on", KERNEL, Case { mask: Mask::Full, ..ragged(KERNEL) })
-            .edit("bar.arrive", &["turns.pass();"], Which::All, dropped)
+            .edit("bar.arrive", &["self.scheduler.pass();"], Which::All, dropped)
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         mutant("registers are taken that nobody gave")
             .edit("setmaxnreg.dec", &[], Which::All, dropped)
@@ -309,7 +320,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("out-of-bounds global access", &["block.store_statistics(p, "]),
         mutant("rows that see no key are not written")
             .on(Case { query_rows: 411, key_rows: 5, ..ragged(KERNEL) })
-            .edit("st.global", &["store.rs: ", "self.write_dead"], Which::All, dropped)
+            .edit("st.global", &["store.rs: ", "write_dead::<E"], Which::All, dropped)
             .wrong("o"),
         mutant("rows past the end are stored")
             .on(Case { value_dim: 120, ..ragged(KERNEL) })
@@ -318,28 +329,33 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("out-of-bounds global access", &["store::copy_staged"]),
         tall("output is staged in rows that other warps still multiply")
-            .edit("bar.sync", &["barrier::sync(1 + warpgroup, 128);"], Which::All, dropped)
+            .edit("bar.sync", &["barrier::sync(1 + self.warpgroup, 128);"], Which::All, dropped)
             .finding("asynchronous copy in flight", &["start_scores"]),
         staged("a query tile that output left through is handed back without a fence", D96)
-            .edit("fence.proxy.async", &["self.release_queries(&used"], Which::All, dropped)
+            .edit("fence.proxy.async", &["self.release_output(&last.query"], Which::All, dropped)
             .finding("missing proxy fence", &["self.query(stage).request"]),
         tall("a query tile is handed back while output is sent from its own rows")
-            .edit("cp.async.bulk.wait_group.read", &["self.release_sent_queries"], Which::All, dropped)
+            .edit(
+                "cp.async.bulk.wait_group.read",
+                &["self.pipelines.release_sent_queries"],
+                Which::All,
+                dropped,
+            )
             .finding("asynchronous copy in flight", &["self.query(stage).request"]),
         tall("the query tile that output left through is not handed back")
-            .edit("mbarrier.arrive.shared", &["self.release_sent_queries"], Which::All, dropped)
+            .edit(
+                "mbarrier.arrive.shared",
+                &["self.pipelines.release_sent_queries"],
+                Which::All,
+                dropped,
+            )
             .finding("deadlock", &["self.queries.acquire(queries);"]),
         tall("a product of no consequence reads values before they have come")
-            .edit(
-                "mbarrier.try_wait",
-                &["forward_hopper.rs: self.values.wait(&values);"],
-                Which::Last,
-                no_wait,
-            )
+            .edit("mbarrier.try_wait", &["self.last_step(&mut tile", VALUES], Which::Last, no_wait)
             .finding("asynchronous copy in flight", &["start_"]),
         tall("key tiles that are gone past are not waited for")
             .on(Case { head_dim: 120, value_dim: 120, key_rows: 230, ..several_tiles(TALL) })
-            .edit("mbarrier.try_wait", &["self.keys.pass(keys, 1, lane == 0);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["self.skip_keys(1);"], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["start_scores"])
             .finding("deadlock", &["self.keys.acquire(keys);"]),
         capped("the scale takes the place of the cap", KERNEL)

@@ -5,6 +5,7 @@ mod code;
 mod imports;
 mod invariants;
 mod layers;
+mod names;
 mod text;
 
 use std::fs;
@@ -56,6 +57,7 @@ const RULES: &[Rule] = &[
     ("leftovers", text::leftovers),
     ("paths", text::machine_paths),
     ("invariants", invariants::invariants),
+    ("names", names::names),
 ];
 
 /// Checks every rule on every file that git knows or would add.

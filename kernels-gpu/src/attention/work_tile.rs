@@ -1,5 +1,5 @@
-//! What the producer of a Hopper block tells the others about the next query block, so that they divide
-//! nothing and read no lengths.
+//! The work tile of a Hopper block: what its producer tells the other warps about the next query block, so
+//! that they divide nothing and read no lengths.
 
 use super::query_block::{QueryBlock, QueryTiles};
 use super::sequence::Sequence;
@@ -16,27 +16,27 @@ use crate::pipeline::mailbox::{Letter, Mailbox};
 /// 8   key tiles: begin, full begin, full end, end                the tiles
 /// ```
 ///
-/// Stages are those whose tiles must be repaired, or NONE: of queries in the upper half, of values in the
-/// lower one.
+/// Stages are those whose tiles have tails to be zeroed, or NONE: of queries in the upper half, of values in
+/// the lower one.
 #[derive(Clone, Copy)]
-pub struct WorkOrder {
+pub struct WorkTileInfo {
     /// The query block.
     pub block: QueryBlock,
     /// Key tiles to visit.
     pub tiles: TileRange,
-    /// The query tile must be repaired before use.
-    pub repairs_queries: bool,
-    /// The last value tile, in stage `value_stage`, must be repaired before use.
-    pub repairs_values: bool,
+    /// Rows of the query tile must be zeroed, or multiplied by the sign of the scale, before use.
+    pub zeroes_queries: bool,
+    /// Rows of the last value tile, in stage `value_stage`, must be zeroed before use.
+    pub zeroes_values: bool,
     /// Stage of the query tile.
     pub query_stage: u32,
     /// Stage of the last value tile.
     pub value_stage: u32,
 }
 
-/// Stages whose tiles must be repaired.
+/// Stages whose tiles have tails to be zeroed.
 #[derive(Clone, Copy)]
-pub struct Repairs {
+pub struct Tails {
     /// Stage of the query tile.
     pub query_stage: Option<u32>,
     /// Stage of the last value tile.
@@ -49,20 +49,20 @@ const STOP: u32 = u32::MAX;
 /// No stage.
 const NONE: u32 = u16::MAX as u32;
 
-/// Where orders are sent through.
-pub type WorkOrders = Mailbox<WORDS>;
+/// The pipeline of work tiles.
+pub type WorkTiles = Mailbox<WORDS>;
 
-impl WorkOrder {
+impl WorkTileInfo {
     /// The message that ends all work.
     pub const END: [u32; WORDS] = [STOP, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-    /// The order as a message.
+    /// The work tile as a message.
     #[inline(always)]
     pub fn message(&self) -> [u32; WORDS] {
         let QueryBlock { sequence, head, first_row, end_row, part, .. } = self.block;
         let tiles = self.tiles.words();
-        let query_stage = if self.repairs_queries { self.query_stage } else { NONE };
-        let value_stage = if self.repairs_values { self.value_stage } else { NONE };
+        let query_stage = if self.zeroes_queries { self.query_stage } else { NONE };
+        let value_stage = if self.zeroes_values { self.value_stage } else { NONE };
         [
             first_row as u32,
             end_row as u32,
@@ -80,15 +80,15 @@ impl WorkOrder {
     }
 }
 
-/// A work order as it arrives. Nothing is kept: registers are dearer than reading again.
+/// The slot of a work tile that has arrived. Nothing is kept: registers are dearer than reading again.
 #[derive(Clone, Copy)]
-pub struct ReceivedOrder(pub Letter);
+pub struct WorkTileSlot(pub Letter);
 
-impl ReceivedOrder {
+impl WorkTileSlot {
     /// Whether it ends all work.
     ///
     /// # Safety
-    /// The letter can still be read.
+    /// The slot can still be read.
     #[inline(always)]
     pub unsafe fn is_end(self) -> bool {
         self.0.group::<0>()[0] == STOP
@@ -97,7 +97,7 @@ impl ReceivedOrder {
     /// The key tiles to visit.
     ///
     /// # Safety
-    /// As [`ReceivedOrder::is_end`].
+    /// As [`WorkTileSlot::is_end`].
     #[inline(always)]
     pub unsafe fn tiles(self) -> TileRange {
         TileRange::from_words(self.0.group::<2>())
@@ -106,18 +106,18 @@ impl ReceivedOrder {
     /// Whether the block's row `row` exists.
     ///
     /// # Safety
-    /// As [`ReceivedOrder::is_end`].
+    /// As [`WorkTileSlot::is_end`].
     #[inline(always)]
     pub unsafe fn has_row(self, row: u32) -> bool {
         let [first_row, end_row, ..] = self.0.group::<0>().map(|word| word as i32);
         first_row + (row as i32) < end_row
     }
 
-    /// Those of the key tiles, of `keys` keys each, that rows `first..first + 64` of the query tile
-    /// visit: one at least, and at most `most_left` are left after them.
+    /// Those of the key tiles, of `keys` keys each, that rows `first..first + 64` of the query tile visit: one
+    /// at least, and at most `most_trailing` are skipped behind them.
     ///
     /// # Safety
-    /// As [`ReceivedOrder::is_end`]; the order has a key tile.
+    /// As [`WorkTileSlot::is_end`]; there is a key tile.
     #[inline(always)]
     pub unsafe fn tiles_of_rows(
         self,
@@ -125,21 +125,21 @@ impl ReceivedOrder {
         tiles: QueryTiles,
         first: u32,
         keys: u32,
-        most_left: u32,
+        most_trailing: u32,
     ) -> TileRange {
         let QueryBlock { sequence, row_heads, first_row, end_row, .. } = self.block(p, tiles);
         let first = first_row + first as i32;
         let end = if first + 64 < end_row { first + 64 } else { end_row };
-        let (keys, most_left) = (keys as i32, most_left as i32);
+        let (keys, most_trailing) = (keys as i32, most_trailing as i32);
         let queries = row_heads.queries((first, end - 1));
-        sequence.visible.tiles_of_part(&self.tiles(), queries, keys, most_left)
+        sequence.visible.tiles_of_rows(&self.tiles(), queries, keys, most_trailing)
     }
 
     /// The query block, except for its key head, batch, first key and number of queries, which only the
     /// producer uses.
     ///
     /// # Safety
-    /// As [`ReceivedOrder::is_end`].
+    /// As [`WorkTileSlot::is_end`].
     #[inline(always)]
     pub unsafe fn block(self, p: &ForwardParams, tiles: QueryTiles) -> QueryBlock {
         let [first_row, end_row, key_rows, first_query] = self.0.group::<0>().map(|word| word as i32);
@@ -151,14 +151,14 @@ impl ReceivedOrder {
         QueryBlock { sequence, head, row_heads, first_row, end_row, key_head: 0, part }
     }
 
-    /// What must be repaired.
+    /// What has tails to be zeroed.
     ///
     /// # Safety
-    /// As [`ReceivedOrder::is_end`].
+    /// As [`WorkTileSlot::is_end`].
     #[inline(always)]
-    pub unsafe fn repairs(self) -> Repairs {
+    pub unsafe fn tails(self) -> Tails {
         let [_, _, _, stages] = self.0.group::<1>();
         let stage = |half| if half == NONE { None } else { Some(half) };
-        Repairs { query_stage: stage(stages >> 16), value_stage: stage(stages & 0xffff) }
+        Tails { query_stage: stage(stages >> 16), value_stage: stage(stages & 0xffff) }
     }
 }

@@ -1,12 +1,12 @@
-//! The first warpgroup of the Hopper forward: one thread brings tiles, one warp repairs some of them.
+//! The producer warpgroup of the Hopper forward: one thread brings tiles, one warp zeroes the tails of some.
 
-use super::room::Room;
+use super::shared_storage::SharedStorage;
 use crate::abi::ForwardHopperParams;
 use crate::arch::{bulk_copy, math, mbarrier, thread, warp};
 use crate::attention::packed_work::PackedWork;
 use crate::attention::query_block::QueryBlock;
 use crate::attention::score::split_sign;
-use crate::attention::work_order::{ReceivedOrder, WorkOrder};
+use crate::attention::work_tile::{WorkTileInfo, WorkTileSlot};
 use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::stages::Cursor;
 use crate::pipeline::tile_queue::TileQueue;
@@ -22,24 +22,24 @@ pub(super) struct Maps {
     pub o: u64,
 }
 
-/// Key tiles before the last one at which the next query tile is asked for.
+/// Key tiles before the last one at which the next work tile is asked for.
 const ASK_AHEAD: i32 = 1;
 
-/// How far the producer is, between query tiles.
-struct Progress<const QUERY_STAGES: u32, const KEY_STAGES: u32, const VALUE_STAGES: u32> {
-    orders: MessageCursor,
+/// The producer's pipeline states, between work tiles.
+struct PipelineStates<const QUERY_STAGES: u32, const KEY_STAGES: u32, const VALUE_STAGES: u32> {
+    work_tiles: MessageCursor,
     queries: Cursor<QUERY_STAGES>,
     keys: Cursor<KEY_STAGES>,
     values: Cursor<VALUE_STAGES>,
 }
 
 impl<const QUERY_STAGES: u32, const KEY_STAGES: u32, const VALUE_STAGES: u32>
-    Progress<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
+    PipelineStates<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
 {
     #[inline(always)]
     fn start() -> Self {
-        Progress {
-            orders: Cursor::start(),
+        PipelineStates {
+            work_tiles: Cursor::start(),
             queries: Cursor::start(),
             keys: Cursor::start(),
             values: Cursor::start(),
@@ -51,49 +51,48 @@ impl<
     const QUERIES: u32,
     const KEYS: u32,
     const ROW_BYTES: u32,
-    const WARPGROUPS: u32,
     const QUERY_STAGES: u32,
     const KEY_STAGES: u32,
     const VALUE_STAGES: u32,
     const GATHERS_HEADS: bool,
-> Room<QUERIES, KEYS, ROW_BYTES, WARPGROUPS, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
+> SharedStorage<QUERIES, KEYS, ROW_BYTES, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
 {
     /// The producer, one warp: takes query tiles, and its first thread tells the others and requests what
     /// they need.
     #[inline(always)]
     pub unsafe fn produce(&self, p: &ForwardHopperParams, maps: &Maps) {
-        let mut progress = Progress::start();
+        let mut states = PipelineStates::start();
         if p.forward.cu_seqlens_q == 0 {
             if warp::elect() {
-                let schedule = Self::TILES.schedule(&p.forward);
+                let schedule = Self::QUERY_TILES.schedule(&p.forward);
                 let mut queue = TileQueue::new(p.counter, schedule.count());
                 while let Some(tile) = queue.take() {
                     let work = schedule.work(tile, math::divide);
-                    let block = QueryBlock::new(&p.forward, Self::TILES, work);
-                    self.bring(p, maps, &mut progress, &mut queue, &block);
+                    let block = QueryBlock::new(&p.forward, Self::QUERY_TILES, work);
+                    self.bring(p, maps, &mut states, &mut queue, &block);
                 }
-                self.orders.send(&mut progress.orders, WorkOrder::END);
+                self.work_tiles.send(&mut states.work_tiles, WorkTileInfo::END);
                 queue.finish();
             }
             return;
         }
         // All lanes find out which sequence comes next.
         let mut queue = TileQueue::new(p.counter, u32::MAX);
-        let mut sequences = PackedWork::new(&p.forward, Self::TILES);
+        let mut sequences = PackedWork::new(&p.forward, Self::QUERY_TILES);
         loop {
             // Worked out anew each time: registers are scarce here.
             let lane = thread::thread_idx_x_here() % 32;
             let tile = if lane == 0 { queue.take().unwrap_or(0) } else { 0 };
             let tile = warp::broadcast(tile, 0);
-            let Some(work) = sequences.find(&p.forward, Self::TILES, tile) else { break };
+            let Some(work) = sequences.find(&p.forward, Self::QUERY_TILES, tile) else { break };
             if lane == 0 {
-                let block = QueryBlock::new(&p.forward, Self::TILES, work);
-                self.bring(p, maps, &mut progress, &mut queue, &block);
+                let block = QueryBlock::new(&p.forward, Self::QUERY_TILES, work);
+                self.bring(p, maps, &mut states, &mut queue, &block);
             }
             warp::warp_sync();
         }
         if thread::thread_idx_x_here() % 32 == 0 {
-            self.orders.send(&mut progress.orders, WorkOrder::END);
+            self.work_tiles.send(&mut states.work_tiles, WorkTileInfo::END);
             queue.finish();
         }
     }
@@ -104,11 +103,11 @@ impl<
         &self,
         p: &ForwardHopperParams,
         maps: &Maps,
-        progress: &mut Progress<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>,
+        states: &mut PipelineStates<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>,
         queue: &mut TileQueue,
         block: &QueryBlock,
     ) {
-        let Progress { orders, queries, keys, values } = progress;
+        let PipelineStates { work_tiles, queries, keys, values } = states;
         // One count is enough, if there are as many.
         values.follow(keys);
         let packed = p.forward.cu_seqlens_q != 0;
@@ -119,22 +118,22 @@ impl<
         // Also where the rows that are not its own are the next tile's: to tell that apart takes a register.
         let ragged = !block.has_row(QUERIES - 1);
         let last_end = tiles.end * KEYS as i32;
-        let order = WorkOrder {
+        let work_tile = WorkTileInfo {
             block: *block,
             tiles,
-            repairs_queries: any && (flips || (packed || Self::lacks_rows(&p.forward)) && ragged),
-            repairs_values: any && packed && last_end > sequence.visible.key_rows,
+            zeroes_queries: any && (flips || (packed || Self::lacks_rows(&p.forward)) && ragged),
+            zeroes_values: any && packed && last_end > sequence.visible.key_rows,
             query_stage: queries.stage(),
             value_stage: values.stage(),
         };
-        self.orders.send(orders, order.message());
+        self.work_tiles.send(work_tiles, work_tile.message());
         if !any {
             return;
         }
         self.queries.acquire(queries);
         let stage = queries.stage();
-        let raw = order.repairs_queries;
-        let barrier = if raw { self.raw_query(stage) } else { self.queries.full(stage) };
+        let zeroes = work_tile.zeroes_queries;
+        let barrier = if zeroes { self.landed_query(stage) } else { self.queries.full(stage) };
         mbarrier::arrive_expect(barrier, Self::query_bytes(&p.forward));
         let row = sequence.first_query + block.row_heads.query(block.first_row);
         let place = if GATHERS_HEADS {
@@ -149,7 +148,7 @@ impl<
             let row = sequence.first_key + tile * KEYS as i32;
             Place::of_rows(row, block.key_head, sequence.batch)
         };
-        let mut raw = order.repairs_values;
+        let mut zeroes = work_tile.zeroes_values;
         let mut tile = tiles.end;
         while tile >= tiles.begin {
             if tile <= tiles.begin + ASK_AHEAD {
@@ -166,8 +165,8 @@ impl<
             if tile < tiles.end {
                 self.values.acquire(values);
                 let stage = values.stage();
-                let barrier = if raw { self.raw_value(stage) } else { self.values.full(stage) };
-                raw = false;
+                let barrier = if zeroes { self.landed_value(stage) } else { self.values.full(stage) };
+                zeroes = false;
                 mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
                 self.value(stage).request(maps.v, &place(tile), barrier);
                 values.advance();
@@ -176,23 +175,24 @@ impl<
         }
     }
 
-    /// The repairer: one warp.
+    /// The tail-zeroing warp: overwrites with zeros the rows of a tile that has landed which are not its own,
+    /// and multiplies q by the sign of the scale.
     #[inline(always)]
-    pub unsafe fn repair<E: TensorCoreElement>(&self, p: &ForwardHopperParams, lane: u32) {
+    pub unsafe fn zero_tails<E: TensorCoreElement>(&self, p: &ForwardHopperParams, lane: u32) {
         let (_, factor) = split_sign(p.forward.scale);
-        let mut orders = Cursor::start();
+        let mut work_tiles = Cursor::start();
         let (mut query_parities, mut value_parities) = (0, 0);
         loop {
-            let order = ReceivedOrder(self.orders.wait(&orders));
-            if order.is_end() {
+            let work_tile = WorkTileSlot(self.work_tiles.wait(&work_tiles));
+            if work_tile.is_end() {
                 break;
             }
-            let repairs = order.repairs();
-            let block = order.block(&p.forward, Self::TILES);
-            let last_tile = order.tiles().end - 1;
-            self.orders.discard(&mut orders, lane);
-            if let Some(stage) = repairs.query_stage {
-                mbarrier::wait(self.raw_query(stage), query_parities >> stage & 1);
+            let tails = work_tile.tails();
+            let block = work_tile.block(&p.forward, Self::QUERY_TILES);
+            let last_tile = work_tile.tiles().end - 1;
+            self.work_tiles.discard(&mut work_tiles, lane);
+            if let Some(stage) = tails.query_stage {
+                mbarrier::wait(self.landed_query(stage), query_parities >> stage & 1);
                 query_parities ^= 1 << stage;
                 let tile = self.query(stage);
                 tile.clear_rows(lane, (block.end_row - block.first_row) as u32);
@@ -202,8 +202,8 @@ impl<
                 }
                 hand_over(self.queries.full(stage), lane);
             }
-            if let Some(stage) = repairs.value_stage {
-                mbarrier::wait(self.raw_value(stage), value_parities >> stage & 1);
+            if let Some(stage) = tails.value_stage {
+                mbarrier::wait(self.landed_value(stage), value_parities >> stage & 1);
                 value_parities ^= 1 << stage;
                 let rows = block.sequence.visible.key_rows - last_tile * KEYS as i32;
                 self.value(stage).clear_rows(lane, rows as u32);
@@ -213,7 +213,7 @@ impl<
     }
 }
 
-/// Says at `barrier` that a repaired tile is there, to products and threads.
+/// Says at `barrier` that a tile is there whose tail is zeros now, to products and threads.
 #[inline(always)]
 unsafe fn hand_over(barrier: u32, lane: u32) {
     bulk_copy::fence();

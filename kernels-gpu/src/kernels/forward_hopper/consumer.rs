@@ -1,0 +1,498 @@
+//! A consumer warpgroup of the Hopper forward: the mainloop, and what is around it for each work tile.
+
+use super::epilogue::{finalize, write_dead, write_output};
+use super::key_range::KeyRange;
+use super::pipelines::{Pipelines, lane_and_row};
+use super::tile::{ForwardTile, KeyTiles, OutputPath, WARPGROUP_ROWS};
+use crate::abi::ForwardParams;
+use crate::arch::{barrier, bulk_copy};
+use crate::attention::query_block::{QueryBlock, QueryTiles, is_split};
+use crate::attention::score::{self, Scale};
+use crate::attention::softmax::OnlineSoftmax;
+use crate::geometry::visible::TileRange;
+use crate::pipeline::stages::Cursor;
+use crate::pipeline::warp_scheduler::WarpSchedulerBarrier;
+use crate::tile::fragment::MmaFragment;
+use crate::tile::store;
+use crate::tile::warpgroup::{Queries, Sum, Wait, WarpgroupElement};
+use core::marker::PhantomData;
+
+/// What comes next for a warpgroup.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Whatever the next message says.
+    Unknown,
+    /// A work tile.
+    Work,
+    /// A work tile of which it has no row.
+    Idle,
+    /// Nothing.
+    End,
+}
+
+/// A warp of a consumer warpgroup: its pipelines, and what does not change. Registers per thread: `A` of queries
+/// (0: they stay in shared memory), `S` of scores, `P` of packed probabilities, `O` of output.
+pub(super) struct Consumer<
+    'a,
+    E,
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const QUERY_STAGES: u32,
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
+    const GATHERS_HEADS: bool,
+    const A: usize,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+> {
+    pipelines:
+        Pipelines<QUERIES, KEYS, ROW_BYTES, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>,
+    p: &'a ForwardParams,
+    o_map: u64,
+    warpgroup: u32,
+    lane: u32,
+    scale: Scale,
+    key_range: KeyRange,
+    scheduler: WarpSchedulerBarrier<QUERIES>,
+    element: PhantomData<E>,
+}
+
+/// What a warpgroup has of a work tile in registers.
+struct Accumulators<const A: usize, const S: usize, const P: usize, const O: usize> {
+    q: Queries<A>,
+    /// `s = q k^T` of a key tile.
+    scores: [f32; S],
+    /// `p` of the key tile before, packed.
+    probabilities: [u32; P],
+    /// `o`, the sum of `p v`.
+    output: Sum<O>,
+}
+
+/// A work tile whose last products are on their way: its message has been discarded.
+struct Last<const QUERY_STAGES: u32> {
+    block: QueryBlock,
+    query: Cursor<QUERY_STAGES>,
+    softmax: OnlineSoftmax<2>,
+}
+
+impl<
+    'a,
+    E,
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const QUERY_STAGES: u32,
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
+    const GATHERS_HEADS: bool,
+    const A: usize,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+>
+    Consumer<
+        'a,
+        E,
+        QUERIES,
+        KEYS,
+        ROW_BYTES,
+        QUERY_STAGES,
+        KEY_STAGES,
+        VALUE_STAGES,
+        GATHERS_HEADS,
+        A,
+        S,
+        P,
+        O,
+    >
+where
+    E: WarpgroupElement<A, S, P, O>,
+    [f32; S]: Wait,
+    [f32; O]: Wait,
+{
+    const TILE: ForwardTile = Pipelines::<
+        QUERIES,
+        KEYS,
+        ROW_BYTES,
+        QUERY_STAGES,
+        KEY_STAGES,
+        VALUE_STAGES,
+        GATHERS_HEADS,
+    >::TILE;
+    const QUERY_TILES: QueryTiles = Self::TILE.query_tiles();
+    const OUTPUT: OutputPath = Self::TILE.output();
+    const KEY_TILES: KeyTiles = Self::TILE.key_tiles();
+    const LOOKS_AHEAD: bool = Self::TILE.looks_ahead();
+    const SENDS_OUTPUT: bool = Self::TILE.sends_output(O);
+    /// Whether the last product with values comes before the next work tile's first scores.
+    const VALUES_FIRST: bool = matches!(Self::OUTPUT, OutputPath::OwnRows);
+    const KEEPS_QUERIES: bool = matches!(Self::OUTPUT, OutputPath::QueryTile);
+    const HAS_RANGE: bool = !matches!(Self::KEY_TILES, KeyTiles::All);
+    const MAY_BE_IDLE: bool = matches!(Self::KEY_TILES, KeyTiles::OwnRangeOrNone);
+
+    /// This warp, of consumer warpgroup `warpgroup`, before its first work tile.
+    ///
+    /// # Safety
+    /// All threads of all consumer warpgroups call it, once.
+    #[inline(always)]
+    pub unsafe fn new(
+        pipelines: Pipelines<
+            QUERIES,
+            KEYS,
+            ROW_BYTES,
+            QUERY_STAGES,
+            KEY_STAGES,
+            VALUE_STAGES,
+            GATHERS_HEADS,
+        >,
+        p: &'a ForwardParams,
+        o_map: u64,
+        warpgroup: u32,
+    ) -> Self {
+        Consumer {
+            pipelines,
+            p,
+            o_map,
+            warpgroup,
+            lane: pipelines.lane,
+            scale: Scale::new::<E>(p),
+            scheduler: WarpSchedulerBarrier::new(warpgroup),
+            key_range: KeyRange::of_this_warp(pipelines.storage.key_ranges),
+            element: PhantomData,
+        }
+    }
+
+    /// Computes work tiles until there are none left.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup call it together.
+    #[inline(always)]
+    pub unsafe fn consume(&mut self) {
+        let mut next = Next::Unknown;
+        loop {
+            while next != Next::Work {
+                if next == Next::End {
+                    return;
+                }
+                if next == Next::Idle {
+                    self.pipelines.skip_work_tile();
+                }
+                next = self.next_work_tile();
+            }
+            let mut tile = self.first_scores();
+            // Whether the output of the work tile before is still being sent.
+            let mut is_sending = false;
+            loop {
+                let last = self.mainloop(&mut tile, is_sending);
+                next = self.last_step(&mut tile);
+                self.epilogue(&mut tile, last, next);
+                if !Self::LOOKS_AHEAD || next != Next::Work {
+                    break;
+                }
+                is_sending = true;
+            }
+            if Self::LOOKS_AHEAD && !Self::MAY_BE_IDLE {
+                return;
+            }
+        }
+    }
+
+    /// Waits for the next work tile with a key tile; those without one are written here.
+    #[inline(always)]
+    unsafe fn next_work_tile(&mut self) -> Next {
+        loop {
+            let work_tile = self.pipelines.wait_for_work_tile();
+            // The last message has none.
+            let tiles = work_tile.tiles();
+            if tiles.begin < tiles.end {
+                let is_idle = Self::MAY_BE_IDLE && !work_tile.has_row(WARPGROUP_ROWS * self.warpgroup);
+                return if is_idle { Next::Idle } else { Next::Work };
+            }
+            if work_tile.is_end() {
+                return Next::End;
+            }
+            let place = lane_and_row();
+            let block = work_tile.block(self.p, Self::QUERY_TILES);
+            write_dead::<E, O>(self.p, is_split(self.p, QUERIES), &block, place);
+            self.pipelines.discard_work_tile(place.0);
+        }
+    }
+
+    /// Waits for a query tile, and for the first of its key tiles that this warpgroup sees.
+    #[inline(always)]
+    unsafe fn receive(&mut self) -> Queries<A> {
+        let work_tile = self.pipelines.work_tile();
+        let q = self.pipelines.wait_for_queries(self.warpgroup);
+        if Self::HAS_RANGE {
+            let first_row = WARPGROUP_ROWS * self.warpgroup;
+            let range = work_tile.tiles_of_rows(
+                self.p,
+                Self::QUERY_TILES,
+                first_row,
+                KEYS,
+                const { Self::TILE.most_trailing() },
+            );
+            self.key_range.keep(range, self.lane);
+            self.pipelines.skip_keys(self.key_range.leading(work_tile));
+        }
+        self.pipelines.wait_for_keys();
+        q
+    }
+
+    /// The first scores of a work tile for which nothing was started before: `s = q k(last)^T`.
+    #[inline(always)]
+    unsafe fn first_scores(&mut self) -> Accumulators<A, S, P, O> {
+        let q = self.receive();
+        let mut scores = E::start_scores::<QUERIES>(&q, self.pipelines.key());
+        self.pipelines.release_loaded_queries::<A>(self.lane == 0);
+        scores.wait::<0>();
+        self.pipelines.release_keys(self.lane == 0);
+        self.pipelines.keys.advance();
+        Accumulators { q, scores, probabilities: [0; P], output: Sum::new() }
+    }
+
+    /// The softmax of the first key tile, whose scores are there, then the other key tiles, last to first: the
+    /// products of one run beside the softmax of the one before.
+    #[inline(always)]
+    unsafe fn mainloop(
+        &mut self,
+        t: &mut Accumulators<A, S, P, O>,
+        is_sending: bool,
+    ) -> Last<QUERY_STAGES> {
+        let range = self.key_tiles();
+        let mut tile = range.end - 1;
+        t.output.restart();
+        let mut softmax = OnlineSoftmax::<2>::new(self.p.is_exact());
+        self.apply(&mut t.scores, tile, &range);
+        t.probabilities = self.first_probabilities(&mut softmax, &t.scores);
+        if Self::SENDS_OUTPUT && Self::KEEPS_QUERIES {
+            // Nobody waits for this now: beside the exponentials its rows have been read.
+            let sent = self.pipelines.queries.previous();
+            self.pipelines.release_sent_queries(&sent, self.lane == 0 && is_sending);
+        }
+        self.skip_leading_values();
+        let mut first = range.begin;
+        while tile > first {
+            tile -= 1;
+            self.pipelines.wait_for_keys();
+            self.scheduler.wait();
+            t.scores = E::start_scores::<QUERIES>(&t.q, self.pipelines.key());
+            self.pipelines.wait_for_values();
+            E::start_output(&mut t.output, &t.probabilities, self.pipelines.value());
+            self.scheduler.pass();
+
+            let range = self.key_tiles();
+            first = range.begin;
+            t.scores.wait::<1>();
+            self.pipelines.release_keys(self.lane == 0);
+            self.pipelines.keys.advance();
+            self.apply(&mut t.scores, tile, &range);
+
+            t.output.values.wait::<0>();
+            self.pipelines.release_values(self.lane == 0);
+            self.pipelines.values.advance();
+            let rescale;
+            (t.probabilities, rescale) =
+                softmax.probabilities::<MmaFragment, E, S, P>(&t.scores, &self.scale);
+            rescale.apply::<MmaFragment, O>(&mut t.output.values);
+        }
+        self.leave(first, softmax)
+    }
+
+    /// Probabilities of the first key tile.
+    #[inline(always)]
+    unsafe fn first_probabilities(&self, softmax: &mut OnlineSoftmax<2>, scores: &[f32; S]) -> [u32; P] {
+        let (probabilities, _) = if const { Self::TILE.estimates_row_max() } {
+            softmax.first_probabilities::<MmaFragment, E, S, P>(scores, &self.scale)
+        } else {
+            softmax.probabilities_of_new_max::<MmaFragment, E, S, P>(scores, &self.scale)
+        };
+        probabilities
+    }
+
+    /// Skips the values of leading key tiles, and the turns of their products.
+    #[inline(always)]
+    unsafe fn skip_leading_values(&mut self) {
+        if Self::HAS_RANGE {
+            let leading = self.key_range.leading(self.pipelines.work_tile());
+            self.pipelines.skip_values(leading, self.lane);
+            self.scheduler.skip(leading);
+        }
+    }
+
+    /// Scores of the products of key tile `tile`: softcap and mask.
+    #[inline(always)]
+    unsafe fn apply(&self, scores: &mut [f32; S], tile: i32, range: &TileRange) {
+        score::apply::<MmaFragment, 2, S>(scores, &self.scale, range.is_masked(tile), || {
+            let (lane, row) = lane_and_row();
+            let block = self.pipelines.work_tile().block(self.p, Self::QUERY_TILES);
+            (lane, block.score_tile(row, tile * KEYS as i32))
+        });
+    }
+
+    /// Takes leave of a work tile's message, and of its queries, unless its output leaves through them. `first`
+    /// is the last key tile that was visited.
+    #[inline(always)]
+    unsafe fn leave(&mut self, first: i32, softmax: OnlineSoftmax<2>) -> Last<QUERY_STAGES> {
+        let work_tile = self.pipelines.work_tile();
+        if !Self::KEEPS_QUERIES {
+            self.pipelines.release_shared_queries::<A>(self.lane == 0);
+        }
+        let query = self.pipelines.queries;
+        self.pipelines.queries.advance();
+        let block = work_tile.block(self.p, Self::QUERY_TILES);
+        if Self::HAS_RANGE {
+            self.key_range.keep_trailing(work_tile, first, self.lane);
+        }
+        if Self::SENDS_OUTPUT && Self::VALUES_FIRST && self.lane == 0 {
+            // What left through the rows that this output will leave through.
+            bulk_copy::wait_read::<0>();
+        }
+        self.pipelines.discard_work_tile(self.lane);
+        Last { block, query, softmax }
+    }
+
+    /// Starts `o += p v(first)`, and `s = q' k'(last)^T` of the next work tile, of which it gives what comes.
+    #[inline(always)]
+    unsafe fn last_step(&mut self, t: &mut Accumulators<A, S, P, O>) -> Next {
+        let mut next = Next::Unknown;
+        if const { Self::TILE.waits_for_values_first() } {
+            self.pipelines.wait_for_values();
+        }
+        if Self::VALUES_FIRST {
+            E::start_output(&mut t.output, &t.probabilities, self.pipelines.value());
+        }
+        if Self::HAS_RANGE {
+            let trailing = self.key_range.trailing();
+            self.pipelines.skip_keys(trailing);
+            self.scheduler.skip(trailing);
+        }
+        if Self::LOOKS_AHEAD {
+            next = self.next_work_tile();
+            if next == Next::Work {
+                t.q = self.receive();
+            }
+            self.scheduler.wait();
+            // Without a next work tile: any product, of no consequence, of a tile that nobody writes to. A
+            // branch around it would make the assembler wait for each product.
+            let tile = if next == Next::Work {
+                self.pipelines.key()
+            } else if Self::MAY_BE_IDLE {
+                self.pipelines.value()
+            } else {
+                self.pipelines.storage.key(0).descriptor(0)
+            };
+            if next != Next::Work && !Self::KEEPS_QUERIES {
+                t.q.leave(tile);
+            }
+            t.scores = E::start_scores::<QUERIES>(&t.q, tile);
+        }
+        if const { !Self::TILE.waits_for_values_first() } {
+            self.pipelines.wait_for_values();
+        }
+        if !Self::VALUES_FIRST {
+            E::start_output(&mut t.output, &t.probabilities, self.pipelines.value());
+        }
+        if Self::LOOKS_AHEAD {
+            self.scheduler.pass();
+            self.pipelines.release_loaded_queries::<A>(self.lane == 0 && next == Next::Work);
+        }
+        next
+    }
+
+    /// Writes lse and output of a work tile, and waits for the next one's first scores.
+    #[inline(always)]
+    unsafe fn epilogue(
+        &mut self,
+        t: &mut Accumulators<A, S, P, O>,
+        last: Last<QUERY_STAGES>,
+        next: Next,
+    ) {
+        let (lane, row) = lane_and_row();
+        let is_split = is_split(self.p, QUERIES);
+        let normalisation =
+            finalize::<O>(self.p, is_split, &last.softmax, &self.scale, &last.block, (lane, row));
+        let target = last.block.o_of_heads::<2>(self.p).now();
+        // Scores that are still on their way use one of the two tiles.
+        if Self::VALUES_FIRST {
+            t.output.values.wait::<1>();
+        } else {
+            t.output.values.wait::<0>();
+        }
+        self.pipelines.release_values(lane == 0 && (!Self::VALUES_FIRST || next == Next::Work));
+        if Self::LOOKS_AHEAD && !Self::VALUES_FIRST {
+            t.scores.wait::<0>();
+            self.pipelines.release_keys(lane == 0 && next == Next::Work);
+        }
+        let output = &mut t.output.values;
+        normalisation.apply::<MmaFragment, O>(output);
+        if self.p.output_f32 != 0 {
+            let target = last.block.o_of_heads::<4>(self.p);
+            store::store_pairs::<E, O, true>(lane, output, row, 0, &target, true);
+        } else if self.p.value_dim % 8 != 0 {
+            store::store_pairs::<E, O, true>(lane, output, row, 0, &target, false);
+        } else if const { !matches!(Self::OUTPUT, OutputPath::Registers) } {
+            // The warp has met since it read what was there: when it discarded the message. Products of the
+            // queries that stand there are those of all four warps.
+            if Self::KEEPS_QUERIES {
+                barrier::sync(1 + self.warpgroup, 128);
+            }
+            let (rows, sends) = (self.pipelines.output_rows(&last.query), Self::SENDS_OUTPUT);
+            let place = (lane, row);
+            write_output::<E, _, _, O>(
+                self.p,
+                self.o_map,
+                sends,
+                &last.block,
+                place,
+                output,
+                rows,
+                &target,
+            );
+        } else {
+            store::store_exchanged::<E, O>(lane, output, row, &target);
+        }
+        if Self::VALUES_FIRST {
+            t.scores.wait::<0>();
+            if next == Next::Work {
+                self.pipelines.release_keys(lane == 0);
+            } else {
+                self.pipelines.release_last_values(lane == 0);
+            }
+        }
+        self.release_output(&last.query, next, lane == 0);
+        self.pipelines.values.advance();
+        if Self::HAS_RANGE {
+            self.pipelines.skip_values(self.key_range.trailing(), lane);
+        }
+        // Two warpgroups never go on behind another message than work: without a condition the assembler
+        // sees that stages are uniform.
+        if Self::LOOKS_AHEAD && (!Self::MAY_BE_IDLE || next == Next::Work) {
+            self.pipelines.keys.advance();
+        }
+    }
+
+    /// Releases the query tile that an output left through; one that is being sent beside the next work tile
+    /// only when that has begun.
+    #[inline(always)]
+    unsafe fn release_output(&self, query: &Cursor<QUERY_STAGES>, next: Next, by_this_lane: bool) {
+        if Self::SENDS_OUTPUT {
+            if next != Next::Work && by_this_lane {
+                bulk_copy::wait_read::<0>();
+                if Self::KEEPS_QUERIES {
+                    self.pipelines.storage.queries.release(query);
+                }
+            }
+        } else if Self::KEEPS_QUERIES {
+            self.pipelines.release_written_queries(query, by_this_lane);
+        }
+    }
+
+    /// The key tiles of this warpgroup.
+    #[inline(always)]
+    unsafe fn key_tiles(&self) -> TileRange {
+        if Self::HAS_RANGE { self.key_range.load() } else { self.pipelines.work_tile().tiles() }
+    }
+}

@@ -1,0 +1,168 @@
+//! The shared memory of a block of the Hopper forward: tiles, barriers, messages.
+
+use super::tile::{ForwardTile, OutputPath};
+use crate::abi::{
+    ForwardParams,
+    layout::{ForwardHopperLayout, KEY_RANGE_BYTES},
+};
+use crate::arch::barrier::block_sync;
+use crate::arch::{mbarrier, shared, thread};
+use crate::attention::query_block::QueryTiles;
+use crate::attention::work_tile::WorkTiles;
+use crate::pipeline::stages::{BARRIER_BYTES, Stages};
+use crate::tile::shared_tile::SharedTile;
+
+/// The block's shared memory, and the barriers in it.
+#[derive(Clone, Copy)]
+pub(super) struct SharedStorage<
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const QUERY_STAGES: u32,
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
+    const GATHERS_HEADS: bool,
+> {
+    first_query: SharedTile<QUERIES, ROW_BYTES>,
+    first_key: SharedTile<KEYS, ROW_BYTES>,
+    first_value: SharedTile<KEYS, ROW_BYTES>,
+    pub queries: Stages<QUERY_STAGES>,
+    pub keys: Stages<KEY_STAGES>,
+    pub values: Stages<VALUE_STAGES>,
+    /// Barriers of tiles that have landed and wait for their tails to be zeroed.
+    landed_queries: u32,
+    landed_values: u32,
+    pub work_tiles: WorkTiles,
+    /// Ranges of key tiles of the consumer warps.
+    pub key_ranges: u32,
+}
+
+impl<
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const QUERY_STAGES: u32,
+    const KEY_STAGES: u32,
+    const VALUE_STAGES: u32,
+    const GATHERS_HEADS: bool,
+> SharedStorage<QUERIES, KEYS, ROW_BYTES, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
+{
+    /// The kernel's tile.
+    pub const TILE: ForwardTile = ForwardTile {
+        queries: QUERIES,
+        keys: KEYS,
+        columns: ROW_BYTES / 2,
+        query_stages: QUERY_STAGES,
+        key_stages: KEY_STAGES,
+        value_stages: VALUE_STAGES,
+        gathers_heads: GATHERS_HEADS,
+    };
+    /// The query tiles of a launch.
+    pub const QUERY_TILES: QueryTiles = Self::TILE.query_tiles();
+    pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
+    pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
+    const CONSUMER_WARPS: u32 = 4 * Self::TILE.warpgroups();
+    /// Where everything stands, from the start of dynamic shared memory. What the kernel uses fits in there.
+    const LAYOUT: ForwardHopperLayout = {
+        let all = ForwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
+        assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.k);
+        assert!(all.v - all.k == KEY_STAGES * Self::KEY_BYTES);
+        assert!(all.orders - all.v == VALUE_STAGES * Self::KEY_BYTES);
+        assert!(all.key_ranges - all.orders == WorkTiles::BYTES && WorkTiles::BYTES % 16 == 0);
+        assert!(all.q_barriers - all.key_ranges >= Self::CONSUMER_WARPS * KEY_RANGE_BYTES);
+        assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
+        assert!(all.v_barriers - all.k_barriers == Stages::<KEY_STAGES>::BYTES);
+        assert!(all.landed_q - all.v_barriers == Stages::<VALUE_STAGES>::BYTES);
+        assert!(all.landed_v - all.landed_q == QUERY_STAGES * BARRIER_BYTES);
+        all
+    };
+
+    #[inline(always)]
+    pub fn new() -> Self {
+        let base = shared::dynamic_base();
+        SharedStorage {
+            first_query: SharedTile { address: base },
+            first_key: SharedTile { address: base + const { Self::LAYOUT.k } },
+            first_value: SharedTile { address: base + const { Self::LAYOUT.v } },
+            queries: Stages::new(base + const { Self::LAYOUT.q_barriers }),
+            keys: Stages::new(base + const { Self::LAYOUT.k_barriers }),
+            values: Stages::new(base + const { Self::LAYOUT.v_barriers }),
+            landed_queries: base + const { Self::LAYOUT.landed_q },
+            landed_values: base + const { Self::LAYOUT.landed_v },
+            work_tiles: WorkTiles::new(base + const { Self::LAYOUT.orders }),
+            key_ranges: base + const { Self::LAYOUT.key_ranges },
+        }
+    }
+
+    /// Makes all barriers; all threads meet.
+    #[inline(always)]
+    pub unsafe fn open(&self, p: &ForwardParams) {
+        if thread::thread_idx_x() == 0 {
+            self.queries.init(1, Self::CONSUMER_WARPS);
+            self.keys.init(1, Self::CONSUMER_WARPS);
+            self.values.init(1, Self::CONSUMER_WARPS);
+            let mut stage = 0;
+            while stage < QUERY_STAGES + VALUE_STAGES {
+                mbarrier::init(self.landed_query(stage), 1);
+                stage += 1;
+            }
+            self.work_tiles.init(Self::CONSUMER_WARPS + self.may_zero_tails(p) as u32);
+            mbarrier::fence_init();
+        }
+        block_sync();
+    }
+
+    /// Bytes of a query tile that are brought.
+    #[inline(always)]
+    pub fn query_bytes(p: &ForwardParams) -> u32 {
+        let rows = if GATHERS_HEADS { p.tile_rows() } else { QUERIES };
+        rows * const { Self::QUERY_BYTES / QUERIES }
+    }
+
+    /// Whether query tiles have rows that are never brought: as many heads do not fill them.
+    #[inline(always)]
+    pub fn lacks_rows(p: &ForwardParams) -> bool {
+        GATHERS_HEADS && p.tile_rows() != QUERIES
+    }
+
+    /// Whether there can be any work for the tail-zeroing warp.
+    #[inline(always)]
+    pub fn may_zero_tails(&self, p: &ForwardParams) -> bool {
+        Self::lacks_rows(p) || p.cu_seqlens_q != 0 || !(p.scale > 0.0)
+    }
+
+    #[inline(always)]
+    pub fn landed_query(&self, stage: u32) -> u32 {
+        self.landed_queries + stage * BARRIER_BYTES
+    }
+
+    #[inline(always)]
+    pub fn landed_value(&self, stage: u32) -> u32 {
+        self.landed_values + stage * BARRIER_BYTES
+    }
+
+    #[inline(always)]
+    pub fn query(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
+        SharedTile { address: self.first_query.address + stage * Self::QUERY_BYTES }
+    }
+
+    /// Through which rows the output leaves, each warp's through its own: see [`OutputPath`].
+    #[inline(always)]
+    pub fn output_rows(&self, query_stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
+        if const { matches!(Self::TILE.output(), OutputPath::QueryTile) } {
+            self.query(query_stage)
+        } else {
+            SharedTile { address: self.first_query.address + const { Self::LAYOUT.o } }
+        }
+    }
+
+    #[inline(always)]
+    pub fn key(&self, stage: u32) -> SharedTile<KEYS, ROW_BYTES> {
+        SharedTile { address: self.first_key.address + stage * Self::KEY_BYTES }
+    }
+
+    #[inline(always)]
+    pub fn value(&self, stage: u32) -> SharedTile<KEYS, ROW_BYTES> {
+        SharedTile { address: self.first_value.address + stage * Self::KEY_BYTES }
+    }
+}

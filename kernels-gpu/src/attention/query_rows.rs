@@ -1,5 +1,5 @@
-//! The query rows of a warp, where softmax never crosses warps: the state of the loop over key tiles, and what
-//! kernels with `mma.sync` and with fused multiply-adds do with it alike.
+//! The query rows of a warp, where softmax never crosses warps: the state of the loop over key tiles, and
+//! what kernels with `mma.sync` and with fused multiply-adds do with it alike.
 //!
 //! ```text
 //! rows = QueryRows::of_this_warp(block)
@@ -22,8 +22,8 @@ use crate::tile::shared_tile::SharedTile;
 /// Rows of a fragment of a warp.
 pub const FRAGMENT_ROWS: u32 = 16;
 
-/// `M` fragments of 16 query rows, one below the other. A lane holds `ROWS` rows of each, and `O` registers of
-/// its output.
+/// `M` fragments of 16 query rows, one below the other. A lane holds `ROWS` rows of each, and `O` registers
+/// of its output.
 pub struct QueryRows<'a, const M: usize, const ROWS: usize, const O: usize> {
     /// The query block that the rows are of.
     pub block: QueryBlock,
@@ -46,8 +46,8 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
     /// Rows of a warp.
     pub const WARP_ROWS: u32 = FRAGMENT_ROWS * M as u32;
 
-    /// The rows of this warp in `block`, of `queries` query rows, which visits tiles of `keys` keys. `is_exact`:
-    /// the largest score of a row has a probability of exactly one unit, for results in f32.
+    /// The rows of this warp in `block`, of `queries` query rows, which visits tiles of `keys` keys.
+    /// `is_exact`: the largest score of a row has a probability of exactly one unit, for results in f32.
     ///
     /// # Safety
     /// `p` is as [`ForwardParams`] says.

@@ -1,10 +1,10 @@
 //! Online softmax (Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1), in powers of two.
 //!
 //! For each row a value `m` is kept, the row max or somewhat less, and everything is relative to it:
-//! `sum = sum_j 2^(c (s_j - m))`, `o = sum_j 2^(c (s_j - m)) v_j`, with `c = scale * log2(e)`. `m` is moved up
-//! to the row max only when that has grown by more than [`RESCALE_THRESHOLD`], a factor of probabilities: the
-//! result is the same, since o and the sum share m, and o is rescaled for hardly any tile (FlashAttention-4
-//! does so, too).
+//! `sum = sum_j 2^(c (s_j - m))`, `o = sum_j 2^(c (s_j - m)) v_j`, with `c = scale * log2(e)`. `m` is moved
+//! up to the row max only when that has grown by more than [`RESCALE_THRESHOLD`], a factor of
+//! probabilities: the result is the same, since o and the sum share m, and o is rescaled for hardly any tile
+//! (FlashAttention-4 does so, too).
 //!
 //! Probabilities, their sums and o are in units of a power of two, [`ForwardParams::unit`], which changes no
 //! bit of any of them, but that as many finite values as there are keys never add up to infinity. It is no
@@ -42,9 +42,9 @@ pub fn half_difference(score: f32, row_max: f32) -> f32 {
 }
 
 /// Scores are made relative in one fused step, `c s - (c m)` with `c m` rounded: what they are relative to
-/// is then the rounded product, here, in the factors of rescaling and in lse alike. The largest probability is off
-/// from 1 by that rounding, which must stay far below that of probabilities to 16 bits (and from 2^24 on
-/// could overflow): above this limit, subtract first and scale then.
+/// is then the rounded product, here, in the factors of rescaling and in lse alike. The largest probability
+/// is off from 1 by that rounding, which must stay far below that of probabilities to 16 bits (and from
+/// 2^24 on could overflow): above this limit, subtract first and scale then.
 const FUSED_LIMIT: f32 = 256.0;
 
 /// The running softmax of a lane's `ROWS` rows.

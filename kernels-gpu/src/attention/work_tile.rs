@@ -113,8 +113,8 @@ impl WorkTileSlot {
         first_row + (row as i32) < end_row
     }
 
-    /// Those of the key tiles, of `keys` keys each, that rows `first..first + 64` of the query tile visit: one
-    /// at least, and at most `most_trailing` are skipped behind them.
+    /// Those of the key tiles, of `keys` keys each, that rows `first..first + 64` of the query tile visit:
+    /// one at least, and at most `most_trailing` are skipped behind them.
     ///
     /// # Safety
     /// As [`WorkTileSlot::is_end`]; there is a key tile.

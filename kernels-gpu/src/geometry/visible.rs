@@ -216,7 +216,8 @@ mod tests {
         #[test]
         fn a_part_visits_what_it_sees_of_the_whole(
             queries in 1..100i32, keys in 1..100i32, top_left: bool, left in side(), right in side(),
-            first in 0..100i32, rows in 1..64i32, begin in 0..64i32, part in 0..64i32, most_trailing in 0..5i32,
+            first in 0..100i32, rows in 1..64i32, begin in 0..64i32, part in 0..64i32,
+            most_trailing in 0..5i32,
         ) {
             let first = first % queries;
             let last = (first + rows).min(queries) - 1;

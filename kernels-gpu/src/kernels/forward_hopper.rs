@@ -1,8 +1,8 @@
 //! The forward for Hopper: `o = softmax(scale q k^T) v`, lse (SEMANTICS section 1), at the rate of its
 //! tensor cores.
 //!
-//! A block is persistent: it takes work tiles, query tiles of a head, until there are none left. One thread of
-//! its producer warpgroup has the tensor memory accelerator bring tiles; each of two or three consumer
+//! A block is persistent: it takes work tiles, query tiles of a head, until there are none left. One thread
+//! of its producer warpgroup has the tensor memory accelerator bring tiles; each of two or three consumer
 //! warpgroups computes 64 query rows. Products run beside the softmax: while a warpgroup turns scores into
 //! probabilities, its tensor core multiplies the probabilities of the tile before with their values.
 //!
@@ -17,14 +17,14 @@
 //!     wait for both;  o = o / sum,  lse = ln(sum) + m                            epilogue
 //! ```
 //!
-//! Warpgroups skip key tiles that none of their rows sees, and three of them work tiles of which they have no
-//! row ([`tile::KeyTiles`]). Where o has memory of its own, they start the last product with values before the
-//! scores of the next work tile, and write o while these are made ([`tile::OutputPath`]).
+//! Warpgroups skip key tiles that none of their rows sees, and three of them work tiles of which they have
+//! no row ([`tile::KeyTiles`]). Where o has memory of its own, they start the last product with values
+//! before the scores of the next work tile, and write o while these are made ([`tile::OutputPath`]).
 //!
 //! What lies outside of a tensor arrives as zeros. In packed sequences the rows after a sequence's end are
-//! those of the next one: the tail-zeroing warp overwrites them with zeros before the tile is used (queries, so
-//! that they have no say in when the row max moves; values, since 0 x NaN is NaN; keys need none of it, their
-//! scores are replaced). It also multiplies q by the sign of the scale.
+//! those of the next one: the tail-zeroing warp overwrites them with zeros before the tile is used
+//! (queries, so that they have no say in when the row max moves; values, since 0 x NaN is NaN; keys need
+//! none of it, their scores are replaced). It also multiplies q by the sign of the scale.
 //!
 //! Where there are few queries, rows of a query tile are those of several heads that share keys
 //! ([`crate::geometry::row_heads`]); rows for which there is no whole query are zeroed, too.

@@ -1,5 +1,5 @@
-//! The warp-scheduler barrier (FlashAttention-3): two consumer warpgroups take turns at the tensor cores, so that
-//! the products of one run beside the softmax of the other.
+//! The warp-scheduler barrier (FlashAttention-3): two consumer warpgroups take turns at the tensor cores,
+//! so that the products of one run beside the softmax of the other.
 //!
 //! ```text
 //! warpgroup 0:  wait | start products | pass | softmax                    | wait | ...

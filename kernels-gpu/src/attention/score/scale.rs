@@ -7,8 +7,8 @@ use crate::tile::element::Element;
 
 /// What scores are multiplied by, as the forward uses it, and what probabilities are counted in.
 ///
-/// The online maximum is taken of scores without the scale, which is right for positive scales only. Of capped
-/// scores, which are in units of the cap, the cap is the scale.
+/// The online maximum is taken of scores without the scale, which is right for positive scales only. Of
+/// capped scores, which are in units of the cap, the cap is the scale.
 #[derive(Clone, Copy)]
 pub struct Scale {
     /// `|scale|`, or 1 when scale is 0; the cap of capped scores.

@@ -30,8 +30,8 @@ enum Next {
     End,
 }
 
-/// A warp of a consumer warpgroup: its pipelines, and what does not change. Registers per thread: `A` of queries
-/// (0: they stay in shared memory), `S` of scores, `P` of packed probabilities, `O` of output.
+/// A warp of a consumer warpgroup: its pipelines, and what does not change. Registers per thread: `A` of
+/// queries (0: they stay in shared memory), `S` of scores, `P` of packed probabilities, `O` of output.
 pub(super) struct Consumer<
     'a,
     E,
@@ -253,8 +253,8 @@ where
         Accumulators { q, scores, probabilities: [0; P], output: Sum::new() }
     }
 
-    /// The softmax of the first key tile, whose scores are there, then the other key tiles, last to first: the
-    /// products of one run beside the softmax of the one before.
+    /// The softmax of the first key tile, whose scores are there, then the other key tiles, last to first:
+    /// the products of one run beside the softmax of the one before.
     #[inline(always)]
     unsafe fn mainloop(
         &mut self,
@@ -332,8 +332,8 @@ where
         });
     }
 
-    /// Takes leave of a work tile's message, and of its queries, unless its output leaves through them. `first`
-    /// is the last key tile that was visited.
+    /// Takes leave of a work tile's message, and of its queries, unless its output leaves through them.
+    /// `first` is the last key tile that was visited.
     #[inline(always)]
     unsafe fn leave(&mut self, first: i32, softmax: OnlineSoftmax<2>) -> Last<QUERY_STAGES> {
         let work_tile = self.pipelines.work_tile();

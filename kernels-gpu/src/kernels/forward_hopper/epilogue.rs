@@ -1,9 +1,10 @@
 //! How the output of a work tile leaves.
 //!
-//! In 16 bits it leaves through shared memory, where the kernel has room for that ([`super::tile::OutputPath`]).
-//! Where it fills whole boxes ([`super::tile::ForwardTile::sends_output`]) the tensor memory accelerator sends
-//! each warp's 16 rows from there while the warp goes on. The end of a sequence, rows of several heads, and
-//! tensors that no tensor map describes, are left to threads, 16 bytes at a time.
+//! In 16 bits it leaves through shared memory, where the kernel has room for that
+//! ([`super::tile::OutputPath`]). Where it fills whole boxes ([`super::tile::ForwardTile::sends_output`])
+//! the tensor memory accelerator sends each warp's 16 rows from there while the warp goes on. The end of a
+//! sequence, rows of several heads, and tensors that no tensor map describes, are left to threads, 16 bytes
+//! at a time.
 
 use crate::abi::{ForwardParams, OUTPUT_BOX_ROWS};
 use crate::arch::{bulk_copy, warp};
@@ -63,8 +64,8 @@ pub unsafe fn write_output<
     }
 }
 
-/// Writes lse of a warp's 16 rows from `row` on, and gives what their output, while it is still being computed,
-/// must be multiplied by.
+/// Writes lse of a warp's 16 rows from `row` on, and gives what their output, while it is still being
+/// computed, must be multiplied by.
 ///
 /// # Safety
 /// All 32 lanes call it together; `p.lse` is as [`ForwardParams::lse`] says.

@@ -1,11 +1,12 @@
 //! The range of key tiles (FlashAttention's `n_block_min`, `n_block_max`) of a consumer warpgroup.
 //!
-//! A query tile visits all key tiles that any of its rows sees. A warpgroup whose rows see only some of them
-//! skips the others ([`super::tile::KeyTiles`]): the *leading* ones, which come before its first one (the last
-//! of the sequence: tiles are visited last to first), and the *trailing* ones behind its last one.
+//! A query tile visits all key tiles that any of its rows sees. A warpgroup whose rows see only some of
+//! them skips the others ([`super::tile::KeyTiles`]): the *leading* ones, which come before its first one
+//! (the last of the sequence: tiles are visited last to first), and the *trailing* ones behind its last
+//! one.
 //!
-//! Each warp keeps its range in shared memory: registers are for the mainloop. It stands at an address that the
-//! assembler knows to be uniform, which makes uniform what is read there.
+//! Each warp keeps its range in shared memory: registers are for the mainloop. It stands at an address that
+//! the assembler knows to be uniform, which makes uniform what is read there.
 
 use crate::abi::layout::KEY_RANGE_BYTES;
 use crate::arch::{shared, thread, warp};

@@ -124,8 +124,8 @@ impl ForwardTile {
         self.value_stages - 1
     }
 
-    /// Whether the last values of a work tile are waited for before the next work tile is: a product with them
-    /// comes before the next scores, or one of no consequence in their place.
+    /// Whether the last values of a work tile are waited for before the next work tile is: a product with
+    /// them comes before the next scores, or one of no consequence in their place.
     pub const fn waits_for_values_first(self) -> bool {
         let may_skip = matches!(self.key_tiles(), KeyTiles::OwnRangeOrNone);
         may_skip || matches!(self.output(), OutputPath::OwnRows)

@@ -9,8 +9,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of this crate. The texts are part of the interface and are tested.
 ///
 /// `argument` is always the name of a tensor or parameter: `q`, `k`, `v`, `o`, `lse`, `dq`, `dk`, `dv`,
-/// `cu_seqlens_q`, `cu_seqlens_k`, `scale`, `softcap`. The gradients of o and lse are `do` and `dlse`, as in files; in
-/// Rust, which keeps `do` for itself, the fields are `d_o` and `d_lse`.
+/// `cu_seqlens_q`, `cu_seqlens_k`, `scale`, `softcap`. The gradients of o and lse are `do` and `dlse`, as
+/// in files; in Rust, which keeps `do` for itself, the fields are `d_o` and `d_lse`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,7 +1,7 @@
 //! The short form of tanh for scores far below their cap.
 
-/// `tanh(factor s)` of small products s, as `s (factor + w (c3 + w (c5 + w c7)))` with `w = s^2`: powers of the
-/// factor are in the coefficients, which saves two operations a score.
+/// `tanh(factor s)` of small products s, as `s (factor + w (c3 + w (c5 + w c7)))` with `w = s^2`: powers of
+/// the factor are in the coefficients, which saves two operations a score.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SoftcapPolynomial {
     /// Products below this size are small; 0, and none are, where the factor is so small or so large that

@@ -16,9 +16,9 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Those of the problem. With no queries at all, dk and dv are still to be zeroed, whatever the heads of q
-    /// and however sequences are packed: then those of strided tensors with one query head per key head and no
-    /// rows.
+    /// Those of the problem. With no queries at all, dk and dv are still to be zeroed, whatever the heads of
+    /// q and however sequences are packed: then those of strided tensors with one query head per key head and
+    /// no rows.
     fn of(valid: &ValidForward) -> Self {
         if valid.is_empty() {
             let [batches, key_rows, key_heads, _] = valid.problem.k.shape.map(|size| size as u32);

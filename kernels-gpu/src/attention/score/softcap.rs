@@ -9,9 +9,9 @@
 //! ```
 //!
 //! with s = q . k and f = scale / cap. Logits are mostly far below the cap: a warp whose tile has only such
-//! takes the first form alone ([`SoftcapPolynomial`](crate::abi::SoftcapPolynomial)). Both are fitted to the smallest largest relative error
-//! (by Lawson's weights); powers of e instead of the second form took two operations of the special function
-//! unit, which exponentials keep busy, and spilled registers.
+//! takes the first form alone ([`SoftcapPolynomial`](crate::abi::SoftcapPolynomial)). Both are fitted to the
+//! smallest largest relative error, by Lawson's weights. Powers of e instead of the second form took two
+//! operations of the special function unit, which exponentials keep busy, and spilled registers.
 
 use crate::arch::{math, warp};
 
@@ -64,8 +64,8 @@ impl Softcap {
     }
 }
 
-/// `1 - tanh^2` of a score in units of the cap: by how much less than a product the score changes. 0 of a score
-/// that is hidden, minus infinity, and of NaN, of which the probability that it is multiplied by is NaN.
+/// `1 - tanh^2` of a score in units of the cap: by how much less than a product the score changes. 0 of a
+/// score that is hidden, minus infinity, and of NaN, of which the probability that it is multiplied by is NaN.
 #[inline(always)]
 pub fn derivative(score: f32) -> f32 {
     math::fma_saturated(-score, score, 1.0)

@@ -1,8 +1,8 @@
 //! The backward mathematics on transposed tiles: rows are keys, columns are queries.
 //!
-//! `p = e^(s - lse)`, `dp = v dO^T`, `ds = p' (dp - delta)` (SEMANTICS section 1; FlashAttention-2,
-//! algorithm 2), with p and p' as [`super::score::backward`] makes them. lse and delta belong to columns, and
-//! stand in shared memory as two rows of f32.
+//! `p = e^(s - lse)`, `dp = v dO^T`, `ds = p' (dp - delta)` (docs/semantics.md, section 1;
+//! FlashAttention-2, algorithm 2), with p and p' as [`super::score::backward`] makes them. lse and delta
+//! belong to columns, and stand in shared memory as two rows of f32.
 
 use crate::arch::{math, shared, warp};
 use crate::attention::score::backward::each_element;

@@ -1,4 +1,5 @@
-//! The backward for Hopper: dV, dK and a share of dQ (SEMANTICS section 1), at the rate of its tensor cores.
+//! The backward for Hopper: dV, dK and a share of dQ (docs/semantics.md, section 1), at the rate of its
+//! tensor cores.
 //!
 //! A block stays on its multiprocessor and takes key tiles, or stretches of some
 //! ([`crate::attention::key_stretch`]), until there are none left: 128 keys of one key head. It walks over

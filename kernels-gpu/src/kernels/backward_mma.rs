@@ -1,4 +1,5 @@
-//! The tensor-core backward for sm_80 and newer: dV, dK and a share of dQ (SEMANTICS section 1).
+//! The tensor-core backward for sm_80 and newer: dV, dK and a share of dQ
+//! (docs/semantics.md, section 1).
 //!
 //! A block takes `KEYS` keys of one key head and walks over the query tiles that see them, of every
 //! query head of the group. Tiles are transposed (rows are keys): then p and ds feed the products with

@@ -1,7 +1,7 @@
 //! Last kernel of a forward whose keys were split: o and lse from those of each range of keys.
 //!
-//! With the references `r` (unscaled scores), sums `l` and outputs `o` of the ranges (SEMANTICS section 1,
-//! sums over keys taken apart), and the largest reference `m`:
+//! With the references `r` (unscaled scores), sums `l` and outputs `o` of the ranges (docs/semantics.md,
+//! section 1, sums over keys taken apart), and the largest reference `m`:
 //!
 //! ```text
 //! w = l 2^(c (r - m))        o = sum of w o / sum of w, rounded once        lse = ln(sum of w) + scale m

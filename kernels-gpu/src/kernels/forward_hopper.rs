@@ -1,5 +1,5 @@
-//! The forward for Hopper: `o = softmax(scale q k^T) v`, lse (SEMANTICS section 1), at the rate of its
-//! tensor cores.
+//! The forward for Hopper: `o = softmax(scale q k^T) v`, lse (docs/semantics.md, section 1), at the rate
+//! of its tensor cores.
 //!
 //! A block is persistent: it takes work tiles, query tiles of a head, until there are none left. One thread
 //! of its producer warpgroup has the tensor memory accelerator bring tiles; each of two or three consumer

@@ -1,4 +1,5 @@
-//! The tensor-core forward for sm_80 and newer: `o = softmax(scale q k^T) v`, lse (SEMANTICS section 1).
+//! The tensor-core forward for sm_80 and newer: `o = softmax(scale q k^T) v`, lse
+//! (docs/semantics.md, section 1).
 //!
 //! A block takes `QUERIES` query rows of one head and walks over the visible key tiles. Each warp has
 //! `16 M` rows to itself, so that softmax never crosses warps:

@@ -65,7 +65,7 @@ impl Softcap {
 }
 
 /// `1 - tanh^2` of a score in units of the cap: by how much less than a product the score changes. 0 of a
-/// score that is hidden, minus infinity, and of NaN, of which the probability that it is multiplied by is NaN.
+/// score that is hidden, minus infinity, and of NaN: the probability that it is multiplied by is NaN then.
 #[inline(always)]
 pub fn derivative(score: f32) -> f32 {
     math::fma_saturated(-score, score, 1.0)

@@ -45,8 +45,6 @@ fn run_refuses_what_is_missing_or_does_not_fit() {
         refused("deterministic", &[q, k, v], &["--deterministic"]),
         "fattn: --deterministic: expected a tensor do in the input, got none: the forward pass always is\n"
     );
-    let text = refused("softcap", &[q, k, v], &["--softcap", "-30"]);
-    assert!(text.starts_with("fattn: softcap: expected a number above 0 and of at most "), "{text}");
 }
 
 #[test]
@@ -180,6 +178,35 @@ fn run_writes_o_and_lse() {
     }
 }
 
+/// Of a single key lse is the score: 24, or 10 tanh(2.4).
+#[test]
+fn run_caps_scores() {
+    let input = File::new("capped");
+    let bytes: Vec<u8> = [1f32; 8].iter().flat_map(|one| one.to_le_bytes()).collect();
+    let tensors = ["q", "k", "v", "do"]
+        .map(|name| (name, TensorView::new(Dtype::F32, vec![1, 1, 1, 8], &bytes).unwrap()));
+    std::fs::write(&input.0, safetensors::serialize(tensors, None).unwrap()).unwrap();
+    for (options, switch, expected) in
+        [(&[][..], ": ", 24.0), (&["--softcap", "10"], "+softcap: ", 10.0 * 2.4f32.tanh())]
+    {
+        let output = File::new("capped-out");
+        let run = ["run", "--device", "emulated", "--input", input.text(), "--output", output.text()];
+        let answer = fattn(&[&run[..], &["--scale", "3", "--explain"], options].concat());
+        assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+        let text = String::from_utf8(answer.stdout).unwrap();
+        for kernel in ["forward_f32_d32_sm80", "backward_f32_d64_sm80"] {
+            assert!(text.contains(&format!("{kernel}{switch}")), "{text}");
+        }
+        let bytes = std::fs::read(&output.0).unwrap();
+        let lse = SafeTensors::deserialize(&bytes).unwrap();
+        let lse: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(lse.tensor("lse").unwrap().data());
+        assert!((lse[0] - expected).abs() < 1e-5, "{lse:?}");
+        let trace = ["trace-nonfinite", "--device", "emulated", "--input", input.text(), "--scale", "3"];
+        let answer = fattn(&[&trace[..], options].concat());
+        assert!(String::from_utf8(answer.stdout).unwrap().ends_with("all finite\n"));
+    }
+}
+
 /// Zeros, with offsets of i32.
 fn packed_file(name: &str, offsets: &[i32]) -> File {
     let file = File::new(name);
@@ -282,7 +309,7 @@ fn gradcheck_compares_the_reference_with_differences_and_the_kernels_with_it() {
     let text = String::from_utf8(answer.stdout).unwrap();
     assert!(answer.status.success(), "{text}");
     assert!(
-        text.contains("central differences") && text.matches("  pass").count() == 9 + 3 * 9,
+        text.contains("central differences") && text.matches("  pass").count() == 11 + 3 * 11,
         "{text}"
     );
 }

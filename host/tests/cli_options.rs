@@ -33,13 +33,23 @@ const OPTIONS: [(&str, &[&[&str]]); 7] = [
             &["--kv-heads", "1"],
             &["--causal", "no"],
             &["--window", "1", "1"],
+            &["--softcap", "30"],
             &["--iterations", "1"],
             &["--sustain-ms", "0"],
             &["--json"],
             &["--explain"],
         ],
     ),
-    ("equivalence", &[&["--dtype", "f16"], &["--seqlen", "1"], &["--head-dim", "8"], &["--svg", "a"]]),
+    (
+        "equivalence",
+        &[
+            &["--dtype", "f16"],
+            &["--seqlen", "1"],
+            &["--head-dim", "8"],
+            &["--softcap", "30"],
+            &["--svg", "a"],
+        ],
+    ),
     ("gradcheck", &[&["--device", "emulated"], &["--kernels", "k.ptx"]]),
     (
         "run",
@@ -50,12 +60,22 @@ const OPTIONS: [(&str, &[&[&str]]); 7] = [
             &["--top-left"],
             &["--window", "1", "-1"],
             &["--scale", "-1"],
+            &["--softcap", "30"],
             &["--out-dtype", "f32"],
             &["--deterministic"],
             &["--explain"],
         ],
     ),
-    ("trace-nonfinite", &[&["--input", "in"], &["--window", "0", "0"], &["--scale", "1"], &["--json"]]),
+    (
+        "trace-nonfinite",
+        &[
+            &["--input", "in"],
+            &["--window", "0", "0"],
+            &["--scale", "1"],
+            &["--softcap", "1"],
+            &["--json"],
+        ],
+    ),
     (
         "sanitize",
         &[
@@ -175,6 +195,34 @@ fn bench_plans_windows_with_and_without_a_causal_mask() {
     assert_eq!(with("yes"), ["window(100,0)"]);
     assert_eq!(with("both"), ["window(100,5)", "window(100,0)"]);
     assert_eq!(masks(&["--window", "100", "0", "--causal", "both"]), ["window(100,0)"]);
+}
+
+#[test]
+fn a_softcap_that_is_none_is_refused() {
+    for cap in ["0", "-30", "NaN", "inf", "3e38", "1e-60", "thirty", ""] {
+        for command in [
+            &["run", "--input", "in", "--output", "out"][..],
+            &["trace-nonfinite", "--input", "in"],
+            &["bench", "--device", "emulated"],
+            &["equivalence"],
+        ] {
+            let text = wrong(&[command, &["--softcap", cap]].concat());
+            let expected = format!(
+                "error: invalid value '{cap}' for '--softcap <C>': expected a number above 0 and of at most \
+                 1.1793287e38, got {cap}"
+            );
+            assert_eq!(text.lines().next(), Some(&*expected));
+        }
+    }
+    // And one that goes with no scale is an error of the problem.
+    let (input, output) = (File::qkv("softcap"), File::new("softcap-out"));
+    let paths = ["run", "--device", "emulated", "--input", input.text(), "--output", output.text()];
+    let answer = fattn(&[&paths[..], &["--scale", "1e30", "--softcap", "1e-30"]].concat());
+    let text = String::from_utf8(answer.stderr).unwrap();
+    assert!(
+        text.starts_with("fattn: softcap: expected a number that the scale 1e30 is from "),
+        "{text}"
+    );
 }
 
 #[test]

@@ -79,7 +79,7 @@ pub struct BenchArguments {
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=u32::MAX.into()))]
     window: Vec<i64>,
     /// Cap of scores, above 0; not capped if not given.
-    #[arg(long, allow_hyphen_values = true, value_name = "C")]
+    #[arg(long, allow_hyphen_values = true, value_name = "C", value_parser = crate::task::softcap)]
     softcap: Option<f32>,
     /// Time this many launches instead of 150 ms of them, at least 1.
     #[arg(long)]

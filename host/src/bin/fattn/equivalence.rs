@@ -29,7 +29,7 @@ pub struct EquivalenceArguments {
     #[arg(long, value_delimiter = ',', default_value = "64,128", action = ArgAction::Set)]
     head_dim: Vec<usize>,
     /// Cap of scores in all cases, above 0; not capped if not given.
-    #[arg(long, allow_hyphen_values = true, value_name = "C")]
+    #[arg(long, allow_hyphen_values = true, value_name = "C", value_parser = crate::task::softcap)]
     softcap: Option<f32>,
     /// Write all numbers to this file; one that is there is replaced.
     #[arg(long, value_name = "FILE")]

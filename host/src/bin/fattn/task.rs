@@ -38,7 +38,7 @@ pub struct TaskArguments {
     #[arg(long, allow_hyphen_values = true, value_parser = scale)]
     scale: Option<f32>,
     /// Cap of scores, above 0: each becomes C tanh(score / C); not capped if not given.
-    #[arg(long, allow_hyphen_values = true, value_name = "C")]
+    #[arg(long, allow_hyphen_values = true, value_name = "C", value_parser = softcap)]
     softcap: Option<f32>,
     /// Element type of o, dq, dk and dv; that of q if not given.
     #[arg(long)]
@@ -63,6 +63,14 @@ impl TaskArguments {
 
     fn text(&self) -> String {
         format!("--input {}", self.input.display())
+    }
+}
+
+/// A cap of scores: above 0, and nothing that kernels cannot multiply by `log2(e)`.
+pub fn softcap(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(cap) if cap > 0.0 && cap <= MAX_SCALE => Ok(cap),
+        _ => Err(format!("expected a number above 0 and of at most {MAX_SCALE:e}, got {text}")),
     }
 }
 

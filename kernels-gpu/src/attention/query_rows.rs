@@ -109,7 +109,7 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn probabilities<F, const S: usize>(
+    pub unsafe fn probabilities<E: Element, F, const S: usize>(
         &mut self,
         scores: &mut [[f32; S]; M],
         tile: i32,
@@ -120,7 +120,7 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         let is_masked = self.tiles.is_masked(tile);
         let mut m = 0;
         while m < M {
-            score::apply::<F, ROWS, S>(&mut scores[m], &self.scale, is_masked, || {
+            score::apply::<E, F, ROWS, S>(&mut scores[m], &self.scale, is_masked, || {
                 (self.lane, self.block.score_tile(self.row(m), tile * keys as i32))
             });
             m += 1;

@@ -24,6 +24,7 @@ pub use scale::{Scale, split_sign};
 use crate::arch::specialize;
 use crate::geometry::row_heads::RowHeads;
 use crate::geometry::visible::Visible;
+use crate::tile::element::Element;
 use crate::tile::fragment::Fragment;
 
 /// Where a tile of scores stands in its sequence, and what is visible there.
@@ -59,14 +60,14 @@ impl ScoreTile {
 /// # Safety
 /// All 32 lanes call it together.
 #[inline(always)]
-pub unsafe fn apply<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+pub unsafe fn apply<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     scores: &mut [f32; N],
     scale: &Scale,
     is_masked: bool,
     tile: impl FnOnce() -> (u32, ScoreTile),
 ) {
     if specialize::softcap() {
-        scale.softcap.apply(scores);
+        scale.softcap.apply::<E, false, N>(scores);
     }
     if is_masked {
         let (lane, tile) = tile();

@@ -66,7 +66,7 @@ unsafe fn forward<
             let k = key_value.key;
             let scores = multiply_transposed::<_, _, _, LANE_ROWS, S>(rows.lane, q, rows.first_row, k);
             let mut scores = [scores];
-            rows.probabilities::<FmaFragment, S>(&mut scores, tile, KEYS);
+            rows.probabilities::<F32, FmaFragment, S>(&mut scores, tile, KEYS);
             store_probabilities::<_, _, LANE_ROWS, S>(rows.lane, &scores[0], p_tile, rows.first_row);
         }
         key_value.wait();

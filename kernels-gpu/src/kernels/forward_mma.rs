@@ -75,7 +75,7 @@ unsafe fn forward<
         if has_rows {
             let mut scores: [[f32; S]; M] =
                 multiply_transposed::<E, _, _, _, M, S>(rows.lane, q, rows.first_row, ring.key(tile));
-            rows.probabilities::<MmaFragment, S>(&mut scores, tile, KEYS);
+            rows.probabilities::<E, MmaFragment, S>(&mut scores, tile, KEYS);
             let p: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
             multiply_accumulate::<E, _, _, M, P, O>(rows.lane, &mut rows.output, &p, ring.value(tile));
         }

@@ -76,7 +76,7 @@ pub unsafe fn exponents<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, con
     scale: &BackwardScale,
 ) {
     if specialize::softcap() {
-        scale.softcap.apply(products);
+        scale.softcap.apply::<E, true, N>(products);
     } else {
         each_element::<F, ROWS, N, 0>(lane, lse, |register, value| {
             products[register] = exponent::<E>(products[register], scale, value);

@@ -1,21 +1,31 @@
 //! Softcap: `s = cap tanh(s / cap)` (Gemma 2; docs/semantics.md, section 1).
 //!
-//! The hardware's `tanh.approx` is off by 2^-11, which lse and probabilities show. Two forms are as exact as
-//! f32 needs, with x = s / cap and u = x^2:
+//! The hardware's `tanh.approx` is off by 2^-11, which lse and probabilities show. With s = q . k, f = scale /
+//! cap and x = f s:
 //!
 //! ```text
-//! |x| < 1/2     s (f + w (c3 + w (c5 + w c7))), w = s^2     five operations, off by 8e-7 of the value
-//! any x         x P(u) / Q(u), |x| at most 8                thirteen and a reciprocal, off by 4.8e-7
+//! form                                          of                        operations         off by
+//! s (f + w (c3 + w (c5 + w c7))), w = s^2       16 bits, |x| below 1/2    5                  8e-7
+//! x P(u) / Q(u), u = x^2, |x| at most 8         16 bits, forward          13, a reciprocal   5e-7
+//! x (1 + u (c1 + ...)), |x| below 5/8,          f32, and gradients        16, two special    2e-7
+//!     else 1 - 2 / (1 + e^2x)
 //! ```
 //!
-//! with s = q . k and f = scale / cap. Logits are mostly far below the cap: a warp whose tile has only such
-//! takes the first form alone ([`SoftcapPolynomial`](crate::abi::SoftcapPolynomial)). Both are fitted to the
-//! smallest largest relative error, by Lawson's weights. Powers of e instead of the second form took two
-//! operations of the special function unit, which exponentials keep busy, and spilled registers.
+//! Logits are mostly far below the cap: a warp whose tile has only such takes the first form alone
+//! ([`SoftcapPolynomial`](crate::abi::SoftcapPolynomial)). The third one is 1 where tanh is, so that nothing
+//! is left of the derivative there, and as exact as f32; in the forward of 16 bits it spilled registers.
+//! Polynomials are fitted to the smallest largest relative error, by Lawson's weights.
 
 use crate::arch::{math, warp};
+use crate::tile::element::Element;
 
-/// From here on tanh is 1 in f32, but for 4e-7.
+/// Where the polynomial of f32 ends.
+const NEAR: f32 = 0.625;
+/// Its coefficients from the highest on, of x^11, x^9, x^7, x^5, x^3.
+const COEFFICIENTS: [f32; 5] =
+    [-5.704_945_4e-3, 2.063_905e-2, -5.373_970_4e-2, 0.133_314_42, -0.333_332_8];
+
+/// From here on tanh is 1 in f32, but for 2e-7.
 const FAR: f32 = 8.0;
 /// P and Q from the highest power of u on.
 const P: [f32; 5] = [-6.142_329_8e-9, 7.162_518_6e-6, 2.696_411_9e-3, 0.127_123_13, 0.999_999_76];
@@ -33,12 +43,24 @@ pub struct Softcap {
 }
 
 impl Softcap {
-    /// Turns products q . k into scores in units of the cap. NaN stays NaN.
+    /// Turns products q . k into scores in units of the cap, whose [`derivative`] is wanted or not. NaN stays
+    /// NaN.
     ///
     /// # Safety
     /// All 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn apply<const N: usize>(&self, products: &mut [f32; N]) {
+    pub unsafe fn apply<E: Element, const HAS_DERIVATIVE: bool, const N: usize>(
+        &self,
+        products: &mut [f32; N],
+    ) {
+        if E::NATURAL_EXPONENTS {
+            let mut i = 0;
+            while i < N {
+                products[i] = tanh(products[i] * self.factor);
+                i += 1;
+            }
+            return;
+        }
         let (mut even, mut odd) = (0.0, 0.0);
         let mut i = 0;
         while i < N {
@@ -50,7 +72,8 @@ impl Softcap {
         if warp::any(!(math::max(even, odd) < self.near)) {
             let mut i = 0;
             while i < N {
-                products[i] = tanh(products[i] * self.factor);
+                let x = products[i] * self.factor;
+                products[i] = if HAS_DERIVATIVE { tanh(x) } else { tanh_of_16_bits(x) };
                 i += 1;
             }
             return;
@@ -71,9 +94,19 @@ pub fn derivative(score: f32) -> f32 {
     math::fma_saturated(-score, score, 1.0)
 }
 
-/// tanh of any x.
+/// tanh of any x, as exact as f32: infinite and vanishing powers give 1 and -1.
 #[inline(always)]
 fn tanh(x: f32) -> f32 {
+    let power = math::exp2(x * (2.0 * core::f32::consts::LOG2_E));
+    let far = math::fma(-2.0, math::reciprocal(1.0 + power), 1.0);
+    let u = x * x;
+    let near = math::fma(x * u, horner(&COEFFICIENTS, u), x);
+    if x.abs() < NEAR { near } else { far }
+}
+
+/// tanh of any x, as exact as 16 bits of probabilities need.
+#[inline(always)]
+fn tanh_of_16_bits(x: f32) -> f32 {
     let x = math::clamp_or_nan(x, FAR);
     let u = x * x;
     x * horner(&P, u) * math::reciprocal(horner(&Q, u))

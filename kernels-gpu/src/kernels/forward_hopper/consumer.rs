@@ -325,7 +325,7 @@ where
     /// Scores of the products of key tile `tile`: softcap and mask.
     #[inline(always)]
     unsafe fn apply(&self, scores: &mut [f32; S], tile: i32, range: &TileRange) {
-        score::apply::<MmaFragment, 2, S>(scores, &self.scale, range.is_masked(tile), || {
+        score::apply::<E, MmaFragment, 2, S>(scores, &self.scale, range.is_masked(tile), || {
             let (lane, row) = lane_and_row();
             let block = self.pipelines.work_tile().block(self.p, Self::QUERY_TILES);
             (lane, block.score_tile(row, tile * KEYS as i32))

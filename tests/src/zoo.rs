@@ -200,12 +200,14 @@ fn result_is(line: &str, value: &str) -> String {
     format!("mov.b32 {}, {value};", operand(line, 0))
 }
 
+/// Where the backward reads lse of the columns of its scores.
+const LSE: &str = "score/backward.rs: each_element::<F, ROWS, N, 0>(lane, lse,";
 /// 1.0.
 const ONE: &str = "0f3F800000";
 /// Where it is found out that all scores of a fragment are near 0, compared with the cap: a `setp.geu.f32`.
-const ARE_NEAR: &str = "softcap.rs: let is_near = ";
-/// Where the last term of the polynomial for such scores is added: a `fma.rn.f32`.
-const NEAR: &str = "softcap.rs: math::fma(x * u, polynomial, x)";
+const ARE_NEAR: &str = "softcap.rs: if warp::any(!(math::max(even, odd) < self.near)) {";
+/// The polynomial of such scores, `fma.rn.f32` one after the other, up to the factor of the product.
+const NEAR: &str = "softcap.rs: products[i] *= horner(&[c7, c5, c3, self.factor]";
 /// What dp - delta is multiplied by because scores are capped: a `fma.rn.sat.f32`.
 const SLOPE: &str = "softcap.rs: math::fma_saturated(-score, score, 1.0)";
 

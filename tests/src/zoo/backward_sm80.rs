@@ -1,6 +1,6 @@
 //! The tensor-core backward for sm_80, with what comes before and after it.
 
-use super::{ARE_NEAR, Family, Mutant, ONE, SLOPE, VISIBLE_END, never, result_is};
+use super::{ARE_NEAR, Family, LSE, Mutant, ONE, SLOPE, VISIBLE_END, never, result_is};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
 use crate::shapes::ragged;
 use finite_attention::check::Case;
@@ -36,9 +36,9 @@ fn mutants() -> Vec<Mutant> {
             .finding("uninitialised shared read", &["backward_mma.rs: multiply_transposed"]),
         mutant("p is taken without waiting for it")
             .edit("bar.sync", &["exchange.receive();"], Which::All, dropped)
-            .finding("deadlock", &["exchange.give(&packed);"]),
+            .finding("deadlock", &["exchange.give(&pack_all"]),
         mutant("p is given to nobody")
-            .edit("bar.sync", &["exchange.give(&packed);"], Which::All, dropped)
+            .edit("bar.sync", &["exchange.give(&pack_all"], Which::All, dropped)
             .finding("deadlock", &["backward_mma.rs: barrier::block_sync();"]),
         mutant("p is taken before it is given: nobody waits for anybody")
             .edit("bar.sync", &["self.meet();"], Which::All, dropped)
@@ -75,7 +75,7 @@ fn mutants() -> Vec<Mutant> {
                 Which::Last,
                 dropped,
             )
-            .finding("uninitialised shared read", &["probabilities"]),
+            .finding("uninitialised shared read", &[LSE]),
         mutant("delta is that of two rows before")
             .edit(
                 "ld.shared.v2",
@@ -104,7 +104,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("add.s32", &["backward_mma.rs: let ds_tile"], Which::All, |line| {
                 with_operand(line, 2, "0")
             })
-            .finding("race in shared memory", &["exchange.give(&packed);"])
+            .finding("race in shared memory", &["exchange.give(&pack_all"])
             .wrong("dq"),
         capped("dS is that of the capped score", KERNEL)
             .edit("fma.rn.sat.f32", &[SLOPE], Which::All, |line| result_is(line, ONE))

@@ -7,7 +7,7 @@ mod softcap;
 mod stretches;
 mod three;
 
-use super::{Family, Mutant, VISIBLE_END, moved, other_parity};
+use super::{Family, LSE, Mutant, VISIBLE_END, moved, other_parity};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
 use crate::shapes::{many_key_tiles, nothing_to_repair, ragged};
 use crate::sweep::no_wait;
@@ -102,8 +102,8 @@ fn arrivals() -> Vec<Mutant> {
                 Which::All,
                 |line| moved(line, 2, "s32", -256),
             )
-            .finding(UNINITIALISED, &["subtract_lse"])
-            .finding(IN_FLIGHT, &["subtract_lse"]),
+            .finding(UNINITIALISED, &[LSE])
+            .finding(IN_FLIGHT, &[LSE]),
         mutant("more bytes are announced than come")
             .edit(
                 "mbarrier.arrive.expect_tx",
@@ -130,16 +130,16 @@ fn arrivals() -> Vec<Mutant> {
                 |line| moved(line, 2, "s32", -256),
             )
             .wrong("dq")
-            .finding(UNINITIALISED, &["subtract_lse"]),
+            .finding(UNINITIALISED, &[LSE]),
         mutant("lse is that of the other stage")
-            .edit("ld.shared.v2", &["subtract_lse"], Which::All, |line| {
+            .edit("ld.shared.v2", &[LSE], Which::All, |line| {
                 let address = operand(line, 2).trim_matches(['[', ']']);
                 let load = with_operand(line, 2, "[%other]");
                 format!("{{ .reg .b32 %other; xor.b32 %other, {address}, 256; {load} }}")
             })
             .wrong("dq")
-            .finding(IN_FLIGHT, &["subtract_lse"])
-            .finding(UNINITIALISED, &["subtract_lse"]),
+            .finding(IN_FLIGHT, &[LSE])
+            .finding(UNINITIALISED, &[LSE]),
         mutant("delta is that of two queries before")
             .edit("ld.shared.v2", &["load_delta"], Which::All, two_before)
             .edit("ld.shared.v2", &["subtract_loaded_delta"], Which::All, two_before)
@@ -180,7 +180,7 @@ fn products() -> Vec<Mutant> {
     vec![
         mutant("scores are read before they are there")
             .edit("wgmma.wait_group", &["scores.wait::<0>();"], Which::All, dropped)
-            .finding(REGISTER, &["subtract_lse"]),
+            .finding(REGISTER, &[LSE]),
         mutant("dp is read before it is there")
             .edit("wgmma.wait_group", &["dp.wait::<0>();"], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)

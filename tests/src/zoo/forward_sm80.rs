@@ -104,8 +104,10 @@ fn mutants() -> Vec<Mutant> {
             .edit("selp.f32", &["score/scale.rs: if specialize::softcap() {"], Which::All, other_choice)
             .wrong("o"),
         capped("scores near 0 are not capped", KERNEL)
+            .on(Case { softcap: Some(8.0), ..ragged(KERNEL) })
             .edit("fma.rn.f32", &[NEAR], Which::All, |line| result_is(line, operand(line, 3)))
-            .wrong("lse"),
+            .wrong("lse")
+            .wrong("o"),
         capped("scores far from 0 are taken for near ones", KERNEL)
             .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
             .wrong("o"),
@@ -113,6 +115,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
             .wrong("o"),
         capped("scores in f32 near 0 are not capped", F32)
+            .on(Case { softcap: Some(8.0), ..ragged(F32) })
             .edit("fma.rn.f32", &[NEAR], Which::All, |line| result_is(line, operand(line, 3)))
             .wrong("o"),
     ]

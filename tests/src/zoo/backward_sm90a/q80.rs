@@ -2,8 +2,8 @@
 //! in most cases that other kernels are run in.
 
 use super::{
-    BARRIER, DEADLOCK, DQ, FENCE, FIRST_WRITER, IN_FLIGHT, Mutant, NO_FENCE, PRODUCT_WITH_D_O, QUERIES,
-    RACE, REGISTER, SCORES, STUCK, UNINITIALISED, WRITER, moved,
+    BARRIER, DEADLOCK, DQ, FENCE, FIRST_WRITER, IN_FLIGHT, LSE, Mutant, NO_FENCE, PRODUCT_WITH_D_O,
+    QUERIES, RACE, REGISTER, SCORES, STUCK, UNINITIALISED, WRITER, moved,
 };
 use crate::ptx::{Which, dropped};
 use crate::shapes::ragged;
@@ -61,9 +61,9 @@ pub(super) fn mutants() -> Vec<Mutant> {
             .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 2, "s32", -4096))
             .wrong("dq"),
         mutant("lse of 80 queries is that of the next one")
-            .edit("ld.shared.v2", &["subtract_lse"], Which::All, |line| line.replace("]", "+8]"))
+            .edit("ld.shared.v2", &[LSE], Which::All, |line| line.replace("]", "+8]"))
             .wrong("dq")
-            .finding(IN_FLIGHT, &["subtract_lse"])
-            .finding(UNINITIALISED, &["subtract_lse"]),
+            .finding(IN_FLIGHT, &[LSE])
+            .finding(UNINITIALISED, &[LSE]),
     ]
 }

@@ -1,7 +1,7 @@
 //! Softcap: `s = cap tanh(s / cap)` (Gemma 2; docs/semantics.md, section 1).
 //!
-//! The hardware's `tanh.approx` is off by 2^-11, which lse and probabilities show. With s = q . k, f = scale /
-//! cap and x = f s:
+//! The hardware's `tanh.approx` is off by 2^-11, which lse and probabilities show. With s = q . k,
+//! f = scale / cap and x = f s:
 //!
 //! ```text
 //! form                                          of                        operations         off by

@@ -60,6 +60,30 @@ fn products_far_beyond_the_cap_have_finite_results() {
     });
 }
 
+/// Where every score is the cap in f32, tanh is 1 and nothing is left of its derivative: dq and dk are 0, and not
+/// what rounding leaves.
+#[test]
+fn scores_that_are_all_at_the_cap_have_no_gradient() {
+    let cases = Cases::fitted(|mut case| {
+        (case.softcap, case.scale, case.amplitude, case.logit_shift) = (Some(5.0), None, 1.0, 0.0);
+        case.gradients.is_some().then_some(case)
+    });
+    check("softcap-at-the-cap", 24, cases.extended(), |device, case| {
+        let mut inputs = Inputs::drawn(case);
+        inputs.q.iter_mut().for_each(|q| *q = q.abs() + 30.0);
+        inputs.k.iter_mut().for_each(|k| *k = k.abs() + 30.0);
+        let computed = run(device, case, &inputs, Surroundings::Nan)?;
+        finite(case, &computed)?;
+        let gradients = computed.gradients.ok_or("no gradients")?;
+        for (name, gradient) in [("dq", &gradients.dq), ("dk", &gradients.dk)] {
+            if let Some(at) = gradient.iter().position(|number| *number != 0.0) {
+                return Err(format!("{}: {name}: element {at} is {}", gradients.kernel, gradient[at]));
+            }
+        }
+        Ok(())
+    });
+}
+
 /// `ln n - cap <= lse <= ln n + cap` of a row that sees n keys.
 #[test]
 fn lse_is_as_near_to_that_of_equal_scores_as_the_cap_says() {

@@ -55,7 +55,7 @@ pub const FAMILIES: [Family; 6] = [
 ];
 
 /// Where masks work out up to which column a row sees: a `sub.s32`.
-pub const VISIBLE_END: &str = "attention/mask.rs: let bits = F::columns_before(last - first_column)";
+pub const VISIBLE_END: &str = "score/mask.rs: let bits = F::columns_before(last - first_column)";
 
 type Edit = Box<dyn Fn(&Ptx) -> Ptx>;
 
@@ -151,7 +151,7 @@ impl Mutant {
         let images = self.ptx().images();
         let arch = spec(self.kernel).arch;
         let run = move |schedule| self.judge(&emulated(arch, images.clone(), options(schedule)));
-        schedules(6).into_iter().map(run).filter(|verdict| !matches!(verdict, Verdict::Clean))
+        schedules(24).into_iter().map(run).filter(|verdict| !matches!(verdict, Verdict::Clean))
     }
 
     /// Runs the case on a device that has the mutant's images, or others.

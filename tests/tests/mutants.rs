@@ -160,7 +160,7 @@ fn one_key_too_many_is_visible() {
 #[test]
 fn one_key_too_many_is_visible_in_f32() {
     caught(RESULTS, F32, &ragged(F32), |ptx| {
-        ptx.edited("setp.gt.u32", "attention/mask.rs", Which::All, off_by_one)
+        ptx.edited("setp.gt.u32", "score/mask.rs", Which::All, off_by_one)
     });
 }
 

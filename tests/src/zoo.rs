@@ -151,7 +151,7 @@ impl Mutant {
         let images = self.ptx().images();
         let arch = spec(self.kernel).arch;
         let run = move |schedule| self.judge(&emulated(arch, images.clone(), options(schedule)));
-        schedules(6).into_iter().map(run).filter(|verdict| !matches!(verdict, Verdict::Clean))
+        schedules(24).into_iter().map(run).filter(|verdict| !matches!(verdict, Verdict::Clean))
     }
 
     /// Runs the case on a device that has the mutant's images, or others.

@@ -7,8 +7,8 @@
 //! form                                          of                        operations         off by
 //! s (f + w (c3 + w (c5 + w c7))), w = s^2       16 bits, |x| below 1/2    5                  8e-7
 //! x P(u) / Q(u), u = x^2, |x| at most 8         16 bits, forward          13, a reciprocal   5e-7
-//! x (1 + u (c1 + ...)), |x| below 5/8,          f32, and gradients        16, two special    2e-7
-//!     else 1 - 2 / (1 + e^2x)
+//! x (1 + u (c1 + ...)), |x| below 1,            16 bits, gradients        13, two special    2e-7
+//!     else 1 - 2 / (1 + e^2x)                   f32                       18, two special    1e-7
 //! ```
 //!
 //! Logits are mostly far below the cap: a warp whose tile has only such takes the first form alone
@@ -19,11 +19,25 @@
 use crate::arch::{math, warp};
 use crate::tile::element::Element;
 
-/// Where the polynomial of f32 ends.
-const NEAR: f32 = 0.625;
-/// Its coefficients from the highest on, of x^11, x^9, x^7, x^5, x^3.
-const COEFFICIENTS: [f32; 5] =
-    [-5.704_945_4e-3, 2.063_905e-2, -5.373_970_4e-2, 0.133_314_42, -0.333_332_8];
+/// Where the polynomial of the third form ends.
+const NEAR: f32 = 1.0;
+/// Its coefficients from the highest on, of x^15, x^13, ... x^3.
+const COEFFICIENTS: [f32; 7] = [
+    -3.584_477e-4,
+    2.301_350_5e-3,
+    -7.946_089e-3,
+    2.148_664_7e-2,
+    -5.387_98e-2,
+    0.133_323_45,
+    -0.333_332_96,
+];
+
+/// `2 log2(e)`, and what f32 lacks of it.
+const TWO_LOG2_E: f32 = 2.0 * core::f32::consts::LOG2_E;
+const TWO_LOG2_E_REST: f32 = (2.0 * core::f64::consts::LOG2_E - TWO_LOG2_E as f64) as f32;
+
+/// From here on tanh is 1 in f32.
+const ONE_FROM: f32 = 20.0;
 
 /// From here on tanh is 1 in f32, but for 2e-7.
 const FAR: f32 = 8.0;
@@ -56,7 +70,7 @@ impl Softcap {
         if E::NATURAL_EXPONENTS {
             let mut i = 0;
             while i < N {
-                products[i] = tanh(products[i] * self.factor);
+                products[i] = exact_tanh(products[i] * self.factor);
                 i += 1;
             }
             return;
@@ -94,10 +108,25 @@ pub fn derivative(score: f32) -> f32 {
     math::fma_saturated(-score, score, 1.0)
 }
 
-/// tanh of any x, as exact as f32: infinite and vanishing powers give 1 and -1.
+/// tanh of any x: infinite and vanishing powers give 1 and -1.
 #[inline(always)]
 fn tanh(x: f32) -> f32 {
-    let power = math::exp2(x * (2.0 * core::f32::consts::LOG2_E));
+    select(x, math::exp2(x * TWO_LOG2_E))
+}
+
+/// [`tanh`], as exact as f32: what rounding leaves of the exponent is made up for.
+#[inline(always)]
+fn exact_tanh(x: f32) -> f32 {
+    let x = math::clamp_or_nan(x, ONE_FROM);
+    let exponent = x * TWO_LOG2_E;
+    let rest = math::fma(x, TWO_LOG2_E, -exponent) + x * TWO_LOG2_E_REST;
+    let power = math::exp2(exponent);
+    select(x, math::fma(power, rest * core::f32::consts::LN_2, power))
+}
+
+/// tanh of x, of which `power` is `e^2x`.
+#[inline(always)]
+fn select(x: f32, power: f32) -> f32 {
     let far = math::fma(-2.0, math::reciprocal(1.0 + power), 1.0);
     let u = x * x;
     let near = math::fma(x * u, horner(&COEFFICIENTS, u), x);

@@ -112,11 +112,15 @@ fn mutants() -> Vec<Mutant> {
             .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
             .wrong("o"),
         capped("scores in f32 far from 0 are taken for near ones", F32)
-            .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
+            .edit("setp.lt.f32", &["softcap.rs: if x.abs() < NEAR {"], Which::All, |line| {
+                with_operand(line, 2, "0f7F800000")
+            })
             .wrong("o"),
         capped("scores in f32 near 0 are not capped", F32)
             .on(Case { softcap: Some(8.0), ..ragged(F32) })
-            .edit("fma.rn.f32", &[NEAR], Which::All, |line| result_is(line, operand(line, 3)))
+            .edit("fma.rn.f32", &["softcap.rs: let near = math::fma("], Which::All, |line| {
+                result_is(line, operand(line, 3))
+            })
             .wrong("o"),
     ]
 }

@@ -28,6 +28,7 @@ printed and listed with the reason.
     python3 compare.py --shapes --varlen --odd --pass forward backward --rounds 3
     python3 compare.py --peers cudnn fa3 --fa3 fa3_fwd.whl --cublas --dtype bf16 f16
     python3 compare.py --shapes --window 1024,0 512,512 --peers fa4 flex --pass forward backward
+    python3 compare.py --what msda --dtype f32 bf16 --modes burst
     python3 compare.py --from out.json more.json --markdown table.md --svg out.svg
 """
 
@@ -55,6 +56,9 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     add = parser.add_argument
     add("--library", type=Path, default=library, help="libfinite_attention.so")
+    add("--what", default="attention", choices=["attention", "msda"],
+        help="msda: multi-scale deformable attention of an encoder and a decoder beside grid_sample and, where it"
+        " can be imported, msda-triton; of the options --dtype, --modes (the first), --rounds and --markdown count")
     add("--shapes", nargs="*", default=DEFAULT_SHAPES, type=shape, metavar="B,S,H,D[,Hk]", help="none if empty")
     add("--pass", nargs="+", dest="passes", default=["forward"], choices=["forward", "backward"])
     add("--dtype", nargs="+", default=["bf16"], choices=["bf16", "f16", "f32"])
@@ -234,6 +238,10 @@ def measured(options):
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
 
+    if options.what == "msda":
+        from comparison import msda
+
+        return msda.run(options, opened(options.library))
     paths = {"fa3": options.fa3, "fa4": None}
     versions = {name: peers_flash.load(name, paths[name]) for name in options.peers if name in paths}
     about = {**facts(options.rounds), **versions}
@@ -249,6 +257,8 @@ def main():
     except CannotRun as error:
         print(f"compare.py: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    if report is None:
+        return
     above = report.above_limits()
     if above:
         raise SystemExit("errors against float64 above their limits:\n" + "\n".join(above))

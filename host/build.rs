@@ -1,5 +1,5 @@
-//! Writes two tables. That of compiled kernels, which `images.rs` includes: one entry per `*.ptx.gz` in the
-//! artifacts folder, none when the folder is missing (kernels are then reported missing at run time). And
+//! Writes two tables. That of compiled kernels, which `images/store.rs` includes: one entry per `*.pack` in
+//! the artifacts folder, none when the folder is missing (kernels are then reported missing at run time). And
 //! that of the functions of their source, which `trace/source.rs` includes: line tables have lines, no names.
 
 use std::fmt::Write as _;
@@ -14,13 +14,13 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed={}", artifacts.display());
     let mut table = String::from("&[\n");
-    for (name, path) in images(&artifacts) {
+    for (name, path) in packs(&artifacts) {
         println!("cargo::rerun-if-changed={}", path.display());
         writeln!(table, "    ({name:?}, include_bytes!({:?})),", path.display().to_string())
             .expect("writing to a string");
     }
     table.push_str("]\n");
-    fs::write(out.join("images_table.rs"), table).expect("OUT_DIR is writable");
+    fs::write(out.join("packs_table.rs"), table).expect("OUT_DIR is writable");
     let source = manifest.join("../kernels-gpu/src");
     println!("cargo::rerun-if-changed={}", source.display());
     let mut table = String::from("&[\n");
@@ -68,16 +68,16 @@ fn function(line: &str) -> Option<&str> {
     Some(&rest[..end]).filter(|name| !name.is_empty())
 }
 
-/// Kernel names and paths, sorted by name.
-fn images(folder: &Path) -> Vec<(String, PathBuf)> {
+/// File names and paths, sorted by name.
+fn packs(folder: &Path) -> Vec<(String, PathBuf)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut images: Vec<(String, PathBuf)> = entries
+    let mut packs: Vec<(String, PathBuf)> = entries
         .filter_map(|entry| {
             let path = entry.ok()?.path();
-            let name = path.file_name()?.to_str()?.strip_suffix(".ptx.gz")?.to_owned();
-            Some((name, path))
+            let name = path.file_name()?.to_str()?.to_owned();
+            name.ends_with(".pack").then_some((name, path))
         })
         .collect();
-    images.sort();
-    images
+    packs.sort();
+    packs
 }

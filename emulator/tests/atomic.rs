@@ -1,7 +1,7 @@
 //! Atomic operations, alone and among blocks in parallel.
 
 mod common;
-use common::{HEAD, kernel, run_clean, run_with, words};
+use common::{HEAD, kernel, run_body, run_clean, run_with, words};
 use ptx_emulator::{Memory, Options, Schedule};
 
 #[test]
@@ -183,4 +183,37 @@ fn sums_flush_subnormal_numbers_in_global_memory_only() {
             assert_eq!(words[..3], [global, shared, global], "{before:#x} + {operand:#x}");
         }
     }
+}
+
+/// Sums of two and four f32, of 40 lanes each at one of two places; odd lanes do nothing.
+#[test]
+fn vectors_are_added_element_by_element() {
+    for count in [2, 4] {
+        let registers = ["%r1", "%r2", "%r3", "%r4"][..count].join(", ");
+        let words = run_clean(
+            &format!(
+                "mov.b32 %r1, 0f3F800000; mov.b32 %r2, 0f40000000; mov.b32 %r3, 0f40800000; mov.b32 %r4, 0fC1000000;
+                 and.b32 %r5, %tid, 1; setp.eq.u32 %p1, %r5, 0; and.b32 %r6, %tid, 2; mul.wide.u32 %d2, %r6, 8;
+                 mov.b64 %d1, %data; add.s64 %d1, %d1, %d2;
+                 @%p1 red.global.add.v{count}.f32 [%d1+2048], {{{registers}}};
+                 bar.sync 0; setp.lt.u32 %p2, %tid, 8; mul.wide.u32 %d3, %tid, 4; mov.b64 %d1, %data;
+                 add.s64 %d1, %d1, %d3; @%p2 ld.global.b32 %r7, [%d1+2048]; @%p2 st.global.b32 [%mine], %r7;"
+            ),
+            40,
+        );
+        let sums: Vec<f32> = words[..8].iter().map(|&word| f32::from_bits(word)).collect();
+        let mut want = [10.0, 20.0, 40.0, -80.0];
+        want[count..].fill(0.0);
+        for (place, sum) in sums.iter().enumerate() {
+            assert_eq!(*sum, want[place % 4], "{count} {place}: {sums:?}");
+        }
+    }
+}
+
+#[test]
+fn a_vector_of_sums_is_aligned_to_its_size() {
+    let body = "mov.b32 %r1, 0; red.global.add.v4.f32 [%data+8], {%r1, %r1, %r1, %r1};";
+    let outcome = run_body(body, 1, &Options::default());
+    let text = format!("{:?}", outcome.report.findings);
+    assert!(text.contains("isaligned"), "{text}");
 }

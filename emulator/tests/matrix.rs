@@ -175,3 +175,24 @@ fn stmatrix_undoes_ldmatrix() {
             .for_each(|word| assert_eq!(words[word as usize], (2 * word) | ((2 * word + 1) << 16)));
     }
 }
+
+/// Of a matrix whose element at (row, column) is `8 row + column`.
+#[test]
+fn movmatrix_transposes() {
+    let ptx = format!(
+        "{HEAD}.visible .entry m(.param .u64 data) {{ .reg .b32 %r<4>; .reg .b64 %rd<3>;
+        ld.param.u64 %rd1, [data]; mov.u32 %r1, %laneid; mul.wide.u32 %rd2, %r1, 4;
+        add.s64 %rd2, %rd2, %rd1; ld.global.b32 %r2, [%rd2];
+        movmatrix.sync.aligned.m8n8.trans.b16 %r3, %r2; st.global.b32 [%rd2], %r3; ret; }}"
+    );
+    let memory = Memory::new();
+    let data = memory.allocate(128);
+    let bytes: Vec<u8> = (0..64u16).flat_map(u16::to_le_bytes).collect();
+    memory.write(data, &bytes).unwrap();
+    let report = run_with(&ptx, &memory, 1, 32, 0, &data.to_le_bytes(), &Options::default());
+    assert!(report.is_clean(), "{:?}", report.findings);
+    for (lane, word) in words(&memory, data, 32).into_iter().enumerate() {
+        let (row, column) = (lane as u32 / 4, 2 * (lane as u32 % 4));
+        assert_eq!(word, (8 * column + row) | (8 * (column + 1) + row) << 16, "lane {lane}");
+    }
+}

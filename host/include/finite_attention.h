@@ -4,9 +4,10 @@
  * and streams of the CUDA runtime and of PyTorch can be passed as they are. Addresses are those of device
  * memory.
  *
- * Every function but the last two returns 0, or another number of fattn_status; fattn_last_error then has
- * the text. Arguments are checked before anything is done: what is wrong is named, with what was expected
- * and what came. Whether addresses point to enough memory cannot be checked.
+ * Every function but those that free or close something and fattn_last_error returns 0, or another number of
+ * fattn_status; fattn_last_error then has the text. Arguments are checked before anything is done: what is
+ * wrong is named, with what was expected and what came. Whether addresses point to enough memory cannot be
+ * checked.
  *
  * A device can be used by several threads at once. */
 
@@ -45,8 +46,8 @@ enum fattn_alignment {
     FATTN_TOP_LEFT = 1      /* i: the first query stands at the first key */
 };
 
-/* Whether query heads that share a key head are worked on together, as if they were queries. It needs a kernel
- * for Hopper, or a single query. */
+/* Whether query heads that share a key head are worked on together, as if they were queries. It needs a
+ * kernel for Hopper, or a single query. */
 enum fattn_pack_gqa {
     FATTN_PACK_GQA_AUTO = 0,   /* where it pays off, above all with few queries */
     FATTN_PACK_GQA_ALWAYS = 1, /* where it can be done */
@@ -92,23 +93,57 @@ typedef struct {
     uint64_t cu_seqlens_q; /* address of int32_t [sequences + 1]; both are 0 unless sequences are packed */
     uint64_t cu_seqlens_k; /* address of int32_t [sequences + 1] */
     int64_t sequences;      /* how many are packed; this and the next two are 0 unless there are offsets */
-    int64_t max_query_rows; /* no sequence of q is longer; more than the longest is allowed */
-    int64_t max_key_rows;   /* no sequence of k is longer; more than the longest is allowed */
+    int64_t max_query_rows; /* no sequence of q is longer; may be more than the longest, at most 1073741568 */
+    int64_t max_key_rows;   /* no sequence of k is longer; may be more than the longest, at most 1073741568 */
 } fattn_attention;
+
+/* The bits of a boolean mask, made by fattn_prepare_mask. */
+typedef struct fattn_mask_bits fattn_mask_bits;
+
+/* What scores have beside q and k; what is 0 is not there. In this order: scale * q k^T is capped, the bias
+ * is added, slope * |i + Sk - Sq - j| of query i and key j is subtracted (|i - j| with FATTN_TOP_LEFT and a
+ * causal mask or a window), and keys that the mask hides, or a bias of -infinity, are left out.
+ *
+ * A bias, and the tensor that a mask is made of, are [batch, head, query, key]: each size is that of the
+ * problem, or 1, which stands for all; that of the heads may also be Hk. Of packed sequences they are how
+ * many there are, max_query_rows and max_key_rows, and queries and keys are counted within each. Strides are
+ * any, that of keys and 0 and negative ones included. */
+typedef struct {
+    fattn_tensor bias;           /* its address is 0 if there is none */
+    int32_t bias_dtype;          /* fattn_dtype of bias: that of q, or FATTN_F32 */
+    int32_t alibi_per_batch;     /* 1 for slopes [B, Hq], 0 for [Hq] */
+    const fattn_mask_bits *mask; /* which keys a query sees, beside attention.mask; null if there is none */
+    uint64_t alibi_slopes;       /* address of float [Hq] or [B, Hq], dense */
+    uint64_t sinks;              /* address of float [Hq]: exp(sink) is added to the sums of its head */
+} fattn_scores;
+
+/* Which probabilities are dropped at random; those that are kept grow in proportion, and lse is what it is
+ * without. Seed, offset, batch (or packed sequence), query head, query and key say which, so that a backward
+ * pass with the same numbers drops the same ones. All 0 for no dropout. */
+typedef struct {
+    float rate;        /* the share that is dropped, from 0 to below 1 - 2 ^ -17, in steps of 2 ^ -16 */
+    uint32_t reserved; /* 0 */
+    uint64_t seed;     /* of the numbers */
+    uint64_t offset;   /* which numbers of the seed, such as the count of calls before */
+} fattn_dropout;
 
 /* Of fattn_forward. Writes attention.o, and attention.lse unless its address is 0. */
 typedef struct {
-    uint32_t struct_bytes; /* sizeof(fattn_forward_args): a caller of another version is told, not misread */
-    uint32_t num_splits;   /* ranges of keys worked on side by side, 1 to 128; of packed sequences those of the longest;
-                              0 for as many as pay off */
+    uint32_t struct_bytes; /* sizeof(fattn_forward_args). Those of earlier versions, which ended before
+                              scores or dropout, are known too; a caller of another one is told, not
+                              misread */
+    uint32_t num_splits;   /* ranges of keys worked on side by side, 1 to 128; of packed sequences those of
+                              the longest; 0 for as many as pay off */
     int32_t pack_gqa;      /* fattn_pack_gqa */
     uint32_t reserved;     /* 0 */
     fattn_attention attention;
+    fattn_scores scores;
+    fattn_dropout dropout;
 } fattn_forward_args;
 
 /* Of fattn_backward. Reads attention.o and attention.lse: what the forward pass gave. */
 typedef struct {
-    uint32_t struct_bytes; /* sizeof(fattn_backward_args): a caller of another version is told, not misread */
+    uint32_t struct_bytes; /* sizeof(fattn_backward_args), or as in fattn_forward_args */
     uint32_t reserved;     /* 0 */
     fattn_attention attention;
     int32_t deterministic;    /* 1 for gradients that are the same bits from run to run, else 0 */
@@ -120,26 +155,111 @@ typedef struct {
     uint64_t d_lse;           /* address of the gradient of lse, float like lse, or 0 without one */
     uint64_t workspace;       /* address, a multiple of 256; what is there does not matter */
     uint64_t workspace_bytes; /* at least what fattn_backward_workspace_bytes says */
+    fattn_scores scores;      /* as in the forward pass */
+    fattn_tensor d_bias;      /* of the shape of bias, written; its address is 0 if it is not wanted */
+    int32_t d_bias_f32;       /* 1 for d_bias of FATTN_F32, 0 for the dtype of bias */
+    uint32_t reserved_2;      /* 0 */
+    uint64_t d_sinks;         /* address of float [Hq], written, or 0 if it is not wanted */
+    fattn_dropout dropout;    /* that of the forward pass */
 } fattn_backward_args;
+
+/* What samples of multi-scale deformable attention take from outside a level. */
+enum fattn_padding {
+    FATTN_PADDING_ZEROS = 0,
+    FATTN_PADDING_BORDER = 1 /* the nearest cell */
+};
+
+/* Most levels of multi-scale deformable attention. */
+#define FATTN_MSDA_MAX_LEVELS 16
+
+/* What forward and backward of multi-scale deformable attention share, as in Deformable DETR: of B batches, N
+ * queries, H heads of C channels, L levels and P points in each. Locations are x, y, from 0 to 1 across a level.
+ * Their tensors have the points of all levels as columns; strides are as for attention, C is 1 to 32768. */
+typedef struct {
+    int32_t dtype;           /* fattn_dtype of value, o and d_o */
+    int32_t locations_dtype; /* that of locations: FATTN_F32, or that of value */
+    int32_t weights_dtype;   /* that of weights: FATTN_F32, or that of value */
+    int32_t padding;         /* fattn_padding */
+    int32_t align_corners;   /* 1: locations 0 and 1 are the centres of the outermost cells; 0: their outer edges */
+    int32_t levels;          /* L, 1 to FATTN_MSDA_MAX_LEVELS */
+    int64_t level_points;    /* P */
+    int64_t shapes[FATTN_MSDA_MAX_LEVELS][2]; /* height and width of each level; those beyond L are not looked at */
+    fattn_tensor value;      /* [B, cells, H, C]: the cells of level 0, row after row, then those of level 1, ... */
+    fattn_tensor locations;  /* [B, N, H, L * P * 2] */
+    fattn_tensor weights;    /* [B, N, H, L * P] */
+} fattn_msda;
+
+/* Of fattn_msda_forward. */
+typedef struct {
+    uint32_t struct_bytes; /* sizeof(fattn_msda_forward_args) */
+    uint32_t reserved;     /* 0 */
+    fattn_msda msda;
+    fattn_tensor o;        /* [B, N, H, C], written */
+} fattn_msda_forward_args;
+
+/* Of fattn_msda_backward. Gradients have the dtypes of what they are the gradients of. */
+typedef struct {
+    uint32_t struct_bytes;    /* sizeof(fattn_msda_backward_args) */
+    int32_t deterministic;    /* 1 for gradients that are the same bits from run to run, else 0 */
+    fattn_msda msda;
+    fattn_tensor d_o;         /* [B, N, H, C]: the gradient of o */
+    fattn_tensor d_value;     /* [B, cells, H, C], written */
+    fattn_tensor d_locations; /* [B, N, H, L * P * 2], written */
+    fattn_tensor d_weights;   /* [B, N, H, L * P], written */
+    uint64_t workspace;       /* address, a multiple of 256; what is there does not matter */
+    uint64_t workspace_bytes; /* at least what fattn_msda_backward_workspace_bytes says */
+} fattn_msda_backward_args;
 
 /* Opens a device by its name: "cuda", "cuda:N", "cuda:N:sm_80" (only the kernels of that target), "emulated",
  * "emulated:sm_80" or "emulated:sm_90a". */
 int32_t fattn_device_open(const char *name, fattn_device **device);
 
 /* Queues a forward pass on a stream (CUstream or cudaStream_t; a null pointer is the default stream). Until
- * it is done the inputs must stay as they are. Outputs share no memory with them or each other. Where there are
- * few queries and many keys, a workspace is allocated and freed in the order of the stream, if there is memory for
- * it; it stays with the device until that is closed. A captured graph allocates and frees it, too. */
+ * it is done the inputs, those of scores among them, must stay as they are. Outputs share no memory with
+ * them or each other. Where there are few queries and many keys, a workspace is allocated and freed in the
+ * order of the stream, if there is memory for it; it stays with the device until that is closed. A captured
+ * graph allocates and frees it, too. */
 int32_t fattn_forward(const fattn_device *device, const fattn_forward_args *args, void *stream);
 
 /* Queues a backward pass on a stream. As fattn_forward; nothing else may use the workspace until it is
  * done. */
 int32_t fattn_backward(const fattn_device *device, const fattn_backward_args *args, void *stream);
 
+/* Loads the kernels that fattn_forward, or fattn_backward, would launch for these arguments, addresses
+ * included: how tensors are aligned decides which these are. Waits until they are loaded, side by side; the
+ * first call then takes no longer than others. No tensor is touched, nor is the workspace looked at. */
+int32_t fattn_prepare_forward(const fattn_device *device, const fattn_forward_args *args);
+int32_t fattn_prepare_backward(const fattn_device *device, const fattn_backward_args *args);
+
 /* How many bytes of workspace fattn_backward needs for these arguments, addresses included: how tensors are
  * aligned decides which kernel runs. The workspace in args is not looked at, and no tensor is touched. */
 int32_t fattn_backward_workspace_bytes(const fattn_device *device, const fattn_backward_args *args,
                                        uint64_t *bytes);
+
+/* Queues on a stream what makes bits of a boolean mask: a tensor of bytes, 0 where a query does not see a
+ * key, as fattn_scores says, for problems of so many keys (Sk; of packed sequences max_key_rows). One mask
+ * serves any number of passes on the device that are queued behind it. The tensor must stay as it is until
+ * that is done. */
+int32_t fattn_prepare_mask(const fattn_device *device, const fattn_tensor *mask, int64_t keys,
+                           fattn_mask_bits **prepared, void *stream);
+
+/* Frees a prepared mask. Work that uses it must have been waited for. A null pointer is allowed. */
+void fattn_free_mask(fattn_mask_bits *prepared);
+
+/* Queues a forward pass of multi-scale deformable attention on a stream. As fattn_forward, without workspace. */
+int32_t fattn_msda_forward(const fattn_device *device, const fattn_msda_forward_args *args, void *stream);
+
+/* Queues a backward pass of multi-scale deformable attention on a stream. As fattn_backward. */
+int32_t fattn_msda_backward(const fattn_device *device, const fattn_msda_backward_args *args, void *stream);
+
+/* Loads the kernels that fattn_msda_forward, or fattn_msda_backward, would launch for these arguments. As
+ * fattn_prepare_forward. */
+int32_t fattn_msda_prepare_forward(const fattn_device *device, const fattn_msda_forward_args *args);
+int32_t fattn_msda_prepare_backward(const fattn_device *device, const fattn_msda_backward_args *args);
+
+/* How many bytes of workspace fattn_msda_backward needs. As fattn_backward_workspace_bytes. */
+int32_t fattn_msda_backward_workspace_bytes(const fattn_device *device, const fattn_msda_backward_args *args,
+                                            uint64_t *bytes);
 
 /* Closes a device. Work queued on it must have been waited for. A null pointer is allowed. */
 void fattn_device_close(fattn_device *device);

@@ -2,13 +2,18 @@
 
 mod backward;
 mod element;
-mod host;
+pub(crate) mod host;
+mod mask;
+mod scores;
 
 pub use backward::{Workspace, backward, backward_and_wait, launch_backward};
 pub use element::Element;
 pub use host::{
-    BackwardInputs, BackwardOutput, ForwardOutput, backward_host, forward_host, forward_packed_host,
+    BackwardInputs, BackwardOutput, ForwardInputs, ForwardOutput, backward_host, forward_host,
+    forward_inputs_host, forward_packed_host,
 };
+pub use mask::PreparedMask;
+pub use scores::{BiasSlice, Elements, MaskSlice, ScoreSlices};
 
 use crate::device::Device;
 use crate::driver::{Driver, Queued, Stream, TensorMapDescription};
@@ -16,7 +21,8 @@ use crate::error::{Error, Result};
 use crate::plan::{CombinePlan, ForwardPlan, ForwardPointers, plan_forward};
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
-    BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams, ForwardParams, TensorMap,
+    BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams, ForwardParams,
+    MSDA_MAX_LEVELS, MaskBitsParams, MsdaLevel, MsdaParams, ScoreParams, ScoreView, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -38,10 +44,13 @@ use kernels_gpu::abi::{
 /// Everything that [`ForwardProblem::validate`] and [`plan_forward`] refuse, and errors of the driver.
 ///
 /// # Safety
-/// For all work queued up to this call's kernel: every element of q, k and v is readable and stays
-/// unchanged; every element of o and, if wanted, of lse is writable, and shares no memory with q, k, v
-/// or each other. Memory between and around the elements is neither used nor changed. The offsets of
-/// packed sequences are readable and as [`crate::Sequences::Packed`] says.
+/// For all work queued up to this call's kernel: every element of q, k and v, and of what scores have beside
+/// ([`ScorePointers`](crate::plan::ScorePointers): bias, the bits of the boolean mask, slopes of ALiBi,
+/// sinks), is readable and stays unchanged; every element of o and, if wanted, of lse is writable, and shares
+/// no memory with these inputs or each other. The bits are those of a [`PreparedMask`] of the problem's
+/// [`ForwardProblem::attn_mask`], made on this device and not freed. Memory between and around the elements
+/// is neither used nor changed. The offsets of packed sequences are readable and as
+/// [`crate::Sequences::Packed`] says.
 pub unsafe fn forward(
     device: &Device,
     problem: &ForwardProblem,
@@ -133,7 +142,7 @@ fn encode(driver: &dyn Driver, map: Option<TensorMapDescription>) -> Result<Tens
 ///
 /// # Safety
 /// All bytes of a value are initialised.
-unsafe trait Params: Copy {
+pub(crate) unsafe trait Params: Copy {
     /// What the kernel gets.
     fn bytes(&self) -> &[u8] {
         // SAFETY: the value lives as long as the slice, and all its bytes are initialised.
@@ -141,23 +150,41 @@ unsafe trait Params: Copy {
     }
 }
 
-// SAFETY: four views of 32 bytes, five 64-bit and 28 32-bit fields: no padding.
-unsafe impl Params for ForwardParams {}
-const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 28 * 4);
+// Six 64-bit fields; two such views, three 64-bit and two 32-bit fields: no padding.
+const _: () = assert!(size_of::<ScoreView>() == 6 * 8);
+const _: () = assert!(size_of::<ScoreParams>() == 2 * size_of::<ScoreView>() + 3 * 8 + 10 * 4);
 
-// SAFETY: a view of 32 bytes, seven 64-bit and ten 32-bit fields: no padding.
+// SAFETY: four views of 32 bytes, five 64-bit and 30 32-bit fields, and a struct without padding: no padding.
+unsafe impl Params for ForwardParams {}
+const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 30 * 4 + size_of::<ScoreParams>());
+
+// SAFETY: a view of 32 bytes, eight 64-bit and ten 32-bit fields: no padding.
 unsafe impl Params for CombineParams {}
-const _: () = assert!(size_of::<CombineParams>() == 32 + 7 * 8 + 10 * 4);
+const _: () = assert!(size_of::<CombineParams>() == 32 + 8 * 8 + 12 * 4);
 
 // SAFETY: four maps of 128 bytes, a struct without padding whose size is a multiple of 8, and a
 // 64-bit field: no padding.
 unsafe impl Params for ForwardHopperParams {}
 const _: () = assert!(size_of::<ForwardHopperParams>() == 4 * 128 + size_of::<ForwardParams>() + 8);
 
-// SAFETY: eight views of 32 bytes, twelve 64-bit and 34 32-bit fields: no padding.
+// SAFETY: eight views of 32 bytes, twelve 64-bit and 36 32-bit fields, two structs without padding, four
+// 32-bit fields and a 64-bit one: no padding.
 unsafe impl Params for BackwardParams {}
-const _: () = assert!(size_of::<BackwardParams>() == 8 * 32 + 12 * 8 + 34 * 4);
+const _: () = assert!(
+    size_of::<BackwardParams>()
+        == 8 * 32 + 12 * 8 + 36 * 4 + size_of::<ScoreParams>() + size_of::<ScoreView>() + 4 * 4 + 8
+);
+
+// SAFETY: a view, a 64-bit and six 32-bit fields: no padding.
+unsafe impl Params for MaskBitsParams {}
+const _: () = assert!(size_of::<MaskBitsParams>() == size_of::<ScoreView>() + 8 + 6 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}
 const _: () = assert!(size_of::<BackwardHopperParams>() == 4 * 128 + size_of::<BackwardParams>());
+
+// SAFETY: eight views of 32 bytes, three 64-bit and 20 32-bit fields, and levels of four 32-bit fields, a
+// multiple of 8 bytes: no padding.
+unsafe impl Params for MsdaParams {}
+const _: () = assert!(size_of::<MsdaLevel>() == 16);
+const _: () = assert!(size_of::<MsdaParams>() == 8 * 32 + 3 * 8 + 20 * 4 + 16 * MSDA_MAX_LEVELS);

@@ -4,14 +4,19 @@
 //! return 0, or one of the numbers of [`Status`].
 
 mod convert;
+mod msda;
 mod types;
 
-pub use types::{CAttention, CBackwardArgs, CForwardArgs, CTensor, Status};
+pub use types::{
+    CAttention, CBackwardArgs, CDropout, CForwardArgs, CMsda, CMsdaBackwardArgs, CMsdaForwardArgs,
+    CScores, CTensor, Status,
+};
 
-use crate::attention::{backward, forward};
+use crate::attention::{PreparedMask, backward, forward};
 use crate::device::Device;
 use crate::driver::Stream;
-use crate::plan::plan_backward;
+use crate::msda::{msda_backward, msda_forward};
+use crate::plan::{plan_backward, plan_forward, plan_msda_backward, plan_msda_forward};
 use convert::failure;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -44,7 +49,8 @@ fn guarded(call: impl FnOnce() -> Result<(), Failure>) -> i32 {
     status as i32
 }
 
-/// The device and the arguments of a call, once neither is null and the size is that of this version.
+/// The device and the arguments of a call, once neither is null and the size is that of this version or of an
+/// earlier one, whose later fields are 0.
 ///
 /// # Safety
 /// `device` is null or valid; `args` is null, or as large as its first field says.
@@ -52,7 +58,7 @@ unsafe fn inputs<'a, A: Versioned>(
     function: &str,
     device: *const Device,
     args: *const A,
-) -> Result<(&'a Device, &'a A), Failure> {
+) -> Result<(&'a Device, A), Failure> {
     // SAFETY: null, or valid by the caller's word.
     let (Some(device), Some(&got)) =
         (unsafe { device.as_ref() }, unsafe { args.cast::<u32>().as_ref() })
@@ -60,14 +66,16 @@ unsafe fn inputs<'a, A: Versioned>(
         return Err(invalid(format!("{function}: expected a device and arguments, got null")));
     };
     let expected = size_of::<A>();
-    if got as usize != expected {
+    if got as usize != expected && !A::EARLIER.contains(&(got as usize)) {
         return Err(invalid(format!("{function}: expected struct_bytes {expected}, got {got}")));
     }
-    // SAFETY: not null, and of the size just checked.
-    let args = unsafe { &*args };
-    match args.reserved() {
-        0 => Ok((device, args)),
-        got => Err(invalid(format!("{function}: expected 0 in reserved, got {got}"))),
+    let mut whole = A::default();
+    // SAFETY: not null, of the size just checked, which is at most that of an `A`, and with the zeros behind
+    // it a value.
+    unsafe { args.cast::<u8>().copy_to_nonoverlapping((&raw mut whole).cast(), got as usize) };
+    match whole.reserved() {
+        None => Ok((device, whole)),
+        Some((field, got)) => Err(invalid(format!("{function}: expected 0 in {field}, got {got}"))),
     }
 }
 
@@ -120,8 +128,10 @@ pub unsafe extern "C" fn fattn_forward(
     guarded(|| {
         // SAFETY: passed on to the caller.
         let (device, args) = unsafe { inputs("fattn_forward", device, args) }?;
-        let problem = convert::forward_problem(args)?;
-        let pointers = convert::forward_pointers(&args.attention);
+        // SAFETY: passed on to the caller.
+        let mask = unsafe { args.scores.mask.as_ref() };
+        let problem = convert::forward_problem(&args, mask)?;
+        let pointers = convert::forward_pointers(&args, mask);
         // SAFETY: passed on to the caller.
         unsafe { forward(device, &problem, &pointers, Stream(stream as usize)) }.map_err(failure)
     })
@@ -141,11 +151,54 @@ pub unsafe extern "C" fn fattn_backward(
     guarded(|| {
         // SAFETY: passed on to the caller.
         let (device, args) = unsafe { inputs("fattn_backward", device, args) }?;
-        let problem = convert::backward_problem(args)?;
-        let pointers = convert::backward_pointers(args);
-        let (workspace, stream) = (convert::workspace(args), Stream(stream as usize));
+        // SAFETY: passed on to the caller.
+        let mask = unsafe { args.scores.mask.as_ref() };
+        let problem = convert::backward_problem(&args, mask)?;
+        let pointers = convert::backward_pointers(&args, mask);
+        let (workspace, stream) = (convert::workspace(&args), Stream(stream as usize));
         // SAFETY: passed on to the caller.
         unsafe { backward(device, &problem, &pointers, workspace, stream) }.map_err(failure)
+    })
+}
+
+/// Loads the kernels that [`fattn_forward`] would launch for these arguments, addresses included, and waits
+/// for that.
+///
+/// # Safety
+/// `device` and `args` are null or valid. No tensor is touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_prepare_forward(device: *const Device, args: *const CForwardArgs) -> i32 {
+    guarded(|| {
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs("fattn_prepare_forward", device, args) }?;
+        // SAFETY: passed on to the caller.
+        let mask = unsafe { args.scores.mask.as_ref() };
+        let problem = convert::forward_problem(&args, mask)?.validate().map_err(failure)?;
+        let pointers = convert::forward_pointers(&args, mask);
+        let plan = plan_forward(&problem, device.properties(), &pointers).map_err(failure)?;
+        plan.map_or(Ok(()), |plan| device.prepare(&plan)).map_err(failure)
+    })
+}
+
+/// Loads the kernels that [`fattn_backward`] would launch for these arguments, addresses included, and waits
+/// for that. The workspace in `args` is not looked at.
+///
+/// # Safety
+/// `device` and `args` are null or valid. No tensor is touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_prepare_backward(
+    device: *const Device,
+    args: *const CBackwardArgs,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs("fattn_prepare_backward", device, args) }?;
+        // SAFETY: passed on to the caller.
+        let mask = unsafe { args.scores.mask.as_ref() };
+        let problem = convert::backward_problem(&args, mask)?.validate().map_err(failure)?;
+        let pointers = convert::backward_pointers(&args, mask);
+        let plan = plan_backward(&problem, device.properties(), &pointers).map_err(failure)?;
+        device.prepare(&plan).map_err(failure)
     })
 }
 
@@ -167,13 +220,172 @@ pub unsafe extern "C" fn fattn_backward_workspace_bytes(
         if bytes.is_null() {
             return Err(invalid(format!("{function}: expected a place for the size, got null")));
         }
-        let problem = convert::backward_problem(args)?.validate().map_err(failure)?;
-        let pointers = convert::backward_pointers(args);
+        // SAFETY: passed on to the caller.
+        let mask = unsafe { args.scores.mask.as_ref() };
+        let problem = convert::backward_problem(&args, mask)?.validate().map_err(failure)?;
+        let pointers = convert::backward_pointers(&args, mask);
         let plan = plan_backward(&problem, device.properties(), &pointers).map_err(failure)?;
         // SAFETY: not null, and the caller vouches for the rest.
         unsafe { bytes.write(plan.workspace_bytes()) };
         Ok(())
     })
+}
+
+/// Queues on `stream` what makes bits of a boolean tensor, `[batch, head, query, key]` of bytes, 0 where a
+/// key is hidden. `keys` is Sk, of packed sequences the most.
+///
+/// # Safety
+/// `device` and `mask` are null or valid, `prepared` is null or writable, and the tensor is as
+/// [`PreparedMask::new`] demands.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_prepare_mask(
+    device: *const Device,
+    mask: *const CTensor,
+    keys: i64,
+    prepared: *mut *mut PreparedMask,
+    stream: *mut c_void,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: null, or valid by the caller's word.
+        let (Some(device), Some(mask)) = (unsafe { device.as_ref() }, unsafe { mask.as_ref() }) else {
+            return Err(invalid("fattn_prepare_mask: expected a device and a mask, got null"));
+        };
+        if prepared.is_null() {
+            return Err(invalid("fattn_prepare_mask: expected a place for the mask, got null"));
+        }
+        let (layout, address) = (convert::score_layout("mask", mask)?, mask.address);
+        let keys = usize::try_from(keys)
+            .map_err(|_| invalid(format!("keys: expected at least 0, got {keys}")))?;
+        let stream = Stream(stream as usize);
+        // SAFETY: passed on to the caller.
+        let made = unsafe { PreparedMask::new(device, &layout, keys, address, stream) };
+        // SAFETY: not null, and the caller vouches for the rest.
+        unsafe { prepared.write(Box::into_raw(Box::new(made.map_err(failure)?))) };
+        Ok(())
+    })
+}
+
+/// Queues one forward pass of multi-scale deformable attention on `stream`.
+///
+/// # Safety
+/// `device` and `args` are null or valid, and the tensors are as [`msda_forward`] demands.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_msda_forward(
+    device: *const Device,
+    args: *const CMsdaForwardArgs,
+    stream: *mut c_void,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs("fattn_msda_forward", device, args) }?;
+        let problem = msda::forward_problem(&args)?;
+        let (pointers, stream) = (msda::forward_pointers(&args), Stream(stream as usize));
+        // SAFETY: passed on to the caller.
+        unsafe { msda_forward(device, &problem, &pointers, stream) }.map_err(failure)
+    })
+}
+
+/// Queues one backward pass of multi-scale deformable attention on `stream`.
+///
+/// # Safety
+/// `device` and `args` are null or valid, and the tensors and the workspace are as [`msda_backward`] demands.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_msda_backward(
+    device: *const Device,
+    args: *const CMsdaBackwardArgs,
+    stream: *mut c_void,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs("fattn_msda_backward", device, args) }?;
+        let problem = msda::backward_problem(&args)?;
+        let pointers = msda::backward_pointers(&args);
+        let (workspace, stream) = (msda::workspace(&args), Stream(stream as usize));
+        // SAFETY: passed on to the caller.
+        unsafe { msda_backward(device, &problem, &pointers, workspace, stream) }.map_err(failure)
+    })
+}
+
+/// Loads the kernels that [`fattn_msda_forward`] would launch for these arguments, addresses included, and
+/// waits for that.
+///
+/// # Safety
+/// `device` and `args` are null or valid. No tensor is touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_msda_prepare_forward(
+    device: *const Device,
+    args: *const CMsdaForwardArgs,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs("fattn_msda_prepare_forward", device, args) }?;
+        let problem = msda::forward_problem(&args)?.validate().map_err(failure)?;
+        let pointers = msda::forward_pointers(&args);
+        let plan = plan_msda_forward(&problem, device.properties(), &pointers).map_err(failure)?;
+        device.prepare(&plan).map_err(failure)
+    })
+}
+
+/// Loads the kernels that [`fattn_msda_backward`] would launch for these arguments, addresses included, and
+/// waits for that. The workspace in `args` is not looked at.
+///
+/// # Safety
+/// `device` and `args` are null or valid. No tensor is touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_msda_prepare_backward(
+    device: *const Device,
+    args: *const CMsdaBackwardArgs,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs("fattn_msda_prepare_backward", device, args) }?;
+        let problem = msda::backward_problem(&args)?.validate().map_err(failure)?;
+        let pointers = msda::backward_pointers(&args);
+        let plan = plan_msda_backward(&problem, device.properties(), &pointers).map_err(failure)?;
+        device.prepare(&plan).map_err(failure)
+    })
+}
+
+/// How many bytes of workspace [`fattn_msda_backward`] needs for these arguments, addresses included. The
+/// workspace in `args` is not looked at.
+///
+/// # Safety
+/// `device` and `args` are null or valid, `bytes` is null or writable. No tensor is touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_msda_backward_workspace_bytes(
+    device: *const Device,
+    args: *const CMsdaBackwardArgs,
+    bytes: *mut u64,
+) -> i32 {
+    guarded(|| {
+        let function = "fattn_msda_backward_workspace_bytes";
+        // SAFETY: passed on to the caller.
+        let (device, args) = unsafe { inputs(function, device, args) }?;
+        if bytes.is_null() {
+            return Err(invalid(format!("{function}: expected a place for the size, got null")));
+        }
+        let problem = msda::backward_problem(&args)?.validate().map_err(failure)?;
+        let pointers = msda::backward_pointers(&args);
+        let plan = plan_msda_backward(&problem, device.properties(), &pointers).map_err(failure)?;
+        // SAFETY: not null, and the caller vouches for the rest.
+        unsafe { bytes.write(plan.workspace_bytes()) };
+        Ok(())
+    })
+}
+
+/// Frees a prepared mask. Work that uses it must have been waited for. Null is allowed.
+///
+/// # Safety
+/// `prepared` is null or came from [`fattn_prepare_mask`], was not freed before, and no call uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fattn_free_mask(prepared: *mut PreparedMask) {
+    guarded(|| {
+        if !prepared.is_null() {
+            // SAFETY: it came from `Box::into_raw` and is not used again.
+            drop(unsafe { Box::from_raw(prepared) });
+        }
+        Ok(())
+    });
 }
 
 /// Text of this thread's last failed call, valid until its next failed call; empty before the first
@@ -183,5 +395,7 @@ pub extern "C" fn fattn_last_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())
 }
 
+#[cfg(test)]
+mod msda_tests;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ use crate::driver::{
 };
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
+use crate::plan::Kernels;
 use kernels_gpu::abi::Arch;
 use std::fmt;
 use std::str::FromStr;
@@ -162,6 +163,30 @@ impl Device {
     /// What the planner needs to know of it.
     pub fn properties(&self) -> &DeviceProperties {
         self.driver.properties()
+    }
+
+    /// Loads the kernels of a plan that are not loaded yet, each on a thread of its own, and waits for that:
+    /// the first launch then takes no longer than others. Those that are not built in assembled for the
+    /// device are compiled by the driver, which takes a few tenths of a second each, unless its cache has
+    /// them.
+    ///
+    /// ```
+    /// # use finite_attention::*;
+    /// # fn main() -> Result<()> {
+    /// let device = Device::parse("emulated:sm_90a")?;
+    /// let layout = Layout::bshd([1, 512, 8, 128]);
+    /// let problem = ForwardProblem::new(Dtype::Bf16, layout, layout, layout).causal();
+    /// // How tensors are aligned decides which kernels run; nothing is read.
+    /// let pointers = ForwardPointers { q: 256, k: 256, v: 256, o: 256, lse: 256, ..Default::default() };
+    /// let plan = plan::plan_forward(&problem.validate()?, device.properties(), &pointers)?;
+    /// device.prepare(&plan.expect("there are rows"))
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// That of the first kernel that cannot be loaded.
+    pub fn prepare(&self, plan: &impl Kernels) -> Result<()> {
+        self.driver.prepare(&plan.kernels())
     }
 
     /// Waits for everything queued on `stream`.

@@ -9,8 +9,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of this crate. The texts are part of the interface and are tested.
 ///
 /// `argument` is always the name of a tensor or parameter: `q`, `k`, `v`, `o`, `lse`, `dq`, `dk`, `dv`,
-/// `cu_seqlens_q`, `cu_seqlens_k`, `scale`, `softcap`. The gradients of o and lse are `do` and `dlse`, as
-/// in files; in Rust, which keeps `do` for itself, the fields are `d_o` and `d_lse`.
+/// `cu_seqlens_q`, `cu_seqlens_k`, `max_query_rows`, `max_key_rows`, `scale`, `softcap`, `dropout_rate`,
+/// `num_splits`, `bias`, `mask`, `alibi_slopes`, `sinks`, `dbias`, `dsinks`, `workspace`; of multi-scale
+/// deformable attention `value`, `shapes`, `level_points`, `locations`, `weights`, and `dvalue`,
+/// `dlocations`, `dweights`. The gradients of o and lse are `do` and `dlse`, as in files; in Rust, which
+/// keeps `do` for itself, the fields are `d_o` and `d_lse`, and so with `d_bias` and `d_sinks`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -54,6 +57,20 @@ pub enum Error {
         /// The size it has.
         got: usize,
     },
+    /// A size of a tensor that may be broadcast is neither 1 nor that of the problem.
+    #[error("{argument}: expected {dimension} 1{} or {expected}, got {got}", comma(*.also))]
+    BroadcastSize {
+        /// Which tensor.
+        argument: &'static str,
+        /// Which dimension: `batch`, `heads`, `queries`, `keys`.
+        dimension: &'static str,
+        /// The size that is not broadcast.
+        expected: usize,
+        /// Another size that it may have: of heads, those of k.
+        also: Option<usize>,
+        /// The size it has.
+        got: usize,
+    },
     /// The query heads cannot be shared out evenly among the key heads.
     #[error("q: expected heads to be a multiple of the {key_heads} of k, got {query_heads}")]
     HeadRatio {
@@ -90,6 +107,16 @@ pub enum Error {
         /// Which tensor.
         argument: &'static str,
         /// Elements from one column to the next.
+        got: i64,
+    },
+    /// Rows of a tensor are too far apart for kernels that count their bytes in 32 bits.
+    #[error("{argument}: expected a stride of rows of at most {max} elements in size, got {got}")]
+    RowStride {
+        /// Which tensor.
+        argument: &'static str,
+        /// The largest stride in elements.
+        max: i64,
+        /// The stride in elements.
         got: i64,
     },
     /// An output has a stride that is zero or negative.
@@ -169,6 +196,16 @@ pub enum Error {
         /// Elements that are there.
         got: usize,
     },
+    /// The bits of a boolean mask are more words than the kernel that makes them can count.
+    #[error("mask: expected at most {max} words of 32 keys, got {got} for shape {shape:?}")]
+    MaskWords {
+        /// The most words.
+        max: u32,
+        /// `[batch, head, query, key]`: all keys, also where the tensor has one that stands for them.
+        shape: [usize; 4],
+        /// Words needed.
+        got: u128,
+    },
     /// Packed sequences of at most this length cannot have that many rows.
     #[error("{argument}: expected at most {count} sequences of {longest} rows, got {got} rows")]
     PackedRows {
@@ -223,6 +260,14 @@ pub enum Error {
         /// Bytes that are there.
         got: u64,
     },
+    /// The workspace of a backward pass would be larger than any memory.
+    #[error("workspace: expected at most {max} bytes for this problem, got {got}")]
+    WorkspaceTooLarge {
+        /// The most bytes.
+        max: u64,
+        /// Bytes needed.
+        got: u128,
+    },
     /// The workspace of a backward pass has more rows than the kernels can count.
     #[error("workspace: expected at most {max} rows per head, got {got}")]
     WorkspaceRows {
@@ -255,6 +300,16 @@ pub enum Error {
         /// The softmax scale.
         scale: f32,
         /// The cap.
+        got: f32,
+    },
+    /// The share of probabilities that is dropped is below 0, NaN, or rounds to all of them.
+    #[error(
+        "dropout_rate: expected a number of at least 0 and below {below}, so that something is kept, got \
+         {got}",
+        below = 65535.5 / 65536.0f32
+    )]
+    DropoutRate {
+        /// The share.
         got: f32,
     },
     /// There can be no such number of ranges of keys.
@@ -381,6 +436,11 @@ fn detail_text(detail: &str) -> String {
 /// `1 finding`, `3 findings`.
 fn count_text(findings: &[String]) -> String {
     format!("{} finding{}", findings.len(), plural(findings.len()))
+}
+
+/// Another size that is as good, behind a comma.
+fn comma(size: Option<usize>) -> String {
+    size.map_or_else(String::new, |size| format!(", {size}"))
 }
 
 /// What follows a noun of which there are so many.

@@ -1,25 +1,30 @@
-//! The compiled kernels: PTX text, built into the library compressed, or given by the caller instead.
+//! The compiled kernels: PTX text, built into the library compressed, or given by the caller instead; and
+//! what is built in of them assembled.
 
 mod specialize;
+mod store;
 
 use crate::error::{Error, Result};
-use flate2::read::GzDecoder;
-use kernels_gpu::abi::{KERNELS, KernelVariant, VariantKey};
+use kernels_gpu::abi::{Arch, KERNELS, KernelVariant, VariantKey};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::io::Read as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use store::Store;
 
-/// Kernel name and gzip-compressed PTX, sorted by name; written by the build script.
-static EMBEDDED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images_table.rs"));
+/// Set to anything but `0`, drivers assemble PTX, even where a kernel is built in assembled.
+const PTX_ONLY: &str = "FATTN_PTX_ONLY";
 
 /// Where a driver gets the PTX of a kernel from. Clones share what was decompressed, and what was edited for
 /// the switches of a variant.
 #[derive(Clone)]
 pub struct KernelImages {
     replacement: Option<Arc<Replacement>>,
-    texts: Arc<Mutex<HashMap<VariantKey, Arc<str>>>>,
+    texts: Arc<Mutex<Expanded>>,
+    ptx_only: bool,
 }
+
+/// Texts that were decompressed, by variant.
+type Expanded = HashMap<VariantKey, Arc<str>>;
 
 /// A PTX text that replaces the embedded kernels of the same names.
 struct Replacement {
@@ -28,9 +33,19 @@ struct Replacement {
 }
 
 impl KernelImages {
-    /// The kernels built into the library.
+    /// The kernels built into the library. With `FATTN_PTX_ONLY=1` in the environment, their PTX alone.
     pub fn embedded() -> Self {
-        KernelImages { replacement: None, texts: Arc::default() }
+        // Programs open many devices: what is built in is decompressed once for all of them.
+        static EXPANDED: LazyLock<Arc<Mutex<Expanded>>> = LazyLock::new(Arc::default);
+        let said = std::env::var_os(PTX_ONLY);
+        let ptx_only = said.is_some_and(|value| !value.is_empty() && value != "0");
+        KernelImages { replacement: None, texts: EXPANDED.clone(), ptx_only }
+    }
+
+    /// The same, with PTX alone or not, whatever the environment says.
+    #[must_use]
+    pub fn with_ptx_only(self, ptx_only: bool) -> Self {
+        KernelImages { ptx_only, ..self }
     }
 
     /// As [`KernelImages::embedded`], except that every kernel with an `.entry` in `ptx` comes from
@@ -44,8 +59,8 @@ impl KernelImages {
             let reason = "no .entry in the text".to_owned();
             return Err(Error::KernelImageCorrupt { kernel: "override".into(), reason });
         }
-        let replacement = Replacement { text: ptx.into(), entries };
-        Ok(KernelImages { replacement: Some(Arc::new(replacement)), ..KernelImages::embedded() })
+        let replacement = Some(Arc::new(Replacement { text: ptx.into(), entries }));
+        Ok(KernelImages { replacement, texts: Arc::default(), ..KernelImages::embedded() })
     }
 
     /// As [`KernelImages::with_override`], of a text that replaces at least one kernel.
@@ -68,23 +83,41 @@ impl KernelImages {
     /// be read, [`Error::SwitchMissing`] if it has no marker of a switch that is on.
     pub fn get(&self, variant: KernelVariant) -> Result<Arc<str>> {
         // The map stays whole even if a thread panicked while it held the lock: entries are only added.
-        let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(text) = texts.get(&variant.key()) {
+        let texts = || self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(text) = texts().get(&variant.key()) {
             return Ok(text.clone());
         }
+        // Without the lock, so that different kernels are expanded at once.
         let kernel = variant.kernel.name;
         let text = match &self.replacement {
             Some(replacement) if replacement.entries.contains(kernel) => replacement.text.clone(),
-            _ => decompress(EMBEDDED, kernel)?.into(),
+            _ => Store::embedded().text(kernel)?.into(),
         };
         let text = specialize::specialized(&text, variant)?.map_or(text, Arc::from);
-        texts.insert(variant.key(), text.clone());
-        Ok(text)
+        Ok(texts().entry(variant.key()).or_insert(text).clone())
+    }
+
+    /// The kernel, assembled for exactly this compute capability by NVIDIA's ptxas, if it is built in so:
+    /// some kernels are, with no switch on. Never one that was replaced, and none if only PTX is wanted.
+    pub fn assembled(&self, variant: KernelVariant, compute_capability: (u32, u32)) -> Option<Vec<u8>> {
+        let kernel = variant.kernel;
+        let is_replaced =
+            self.replacement.as_ref().is_some_and(|replaced| replaced.entries.contains(kernel.name));
+        if self.ptx_only || is_replaced || !variant.switches.is_empty() {
+            return None;
+        }
+        let (major, minor) = compute_capability;
+        // Hopper's own instructions are in a target of its own, for that device alone.
+        let device = match kernel.arch {
+            Arch::Sm80 => format!("sm_{major}{minor}"),
+            Arch::Sm90a => format!("sm_{major}{minor}a"),
+        };
+        Store::embedded().assembled(kernel.name, &device)
     }
 
     /// Names of the kernels that are there, sorted.
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = EMBEDDED.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let mut names: Vec<String> = Store::embedded().names().map(str::to_owned).collect();
         names
             .extend(self.replacement.iter().flat_map(|replacement| replacement.entries.iter().cloned()));
         names.sort();
@@ -103,26 +136,10 @@ impl fmt::Debug for KernelImages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let replaced = self.replacement.as_ref().map(|replacement| &replacement.entries);
         f.debug_struct("KernelImages")
-            .field("embedded", &EMBEDDED.len())
+            .field("embedded", &Store::embedded().names().count())
             .field("replaced", &replaced)
+            .field("ptx_only", &self.ptx_only)
             .finish()
-    }
-}
-
-/// The text of one kernel of `table`, which must start like PTX and hold the kernel's entry.
-fn decompress(table: &[(&str, &[u8])], kernel: &str) -> Result<String> {
-    let Ok(index) = table.binary_search_by_key(&kernel, |(name, _)| name) else {
-        return Err(Error::KernelImageMissing { kernel: kernel.to_owned() });
-    };
-    let corrupt = |reason: String| Error::KernelImageCorrupt { kernel: kernel.to_owned(), reason };
-    let mut text = String::new();
-    GzDecoder::new(table[index].1)
-        .read_to_string(&mut text)
-        .map_err(|error| corrupt(error.to_string()))?;
-    if entry_names(&text).any(|name| name == kernel) {
-        Ok(text)
-    } else {
-        Err(corrupt(format!("no .entry {kernel} in the text")))
     }
 }
 
@@ -145,36 +162,14 @@ fn entry_name(line: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flate2::{Compression, write::GzEncoder};
     use kernels_gpu::abi::{Family, Switch, Switches};
-    use std::io::Write as _;
 
     const PTX: &str =
         "// .entry not_this\n.version 8.0\n.visible .entry forward_bf16_d64_sm80(\n.entry second\n(";
 
-    fn gzip(text: &[u8]) -> Vec<u8> {
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(text).unwrap();
-        encoder.finish().unwrap()
-    }
-
     #[test]
     fn entries_are_found_and_comments_are_not() {
         assert_eq!(entry_names(PTX).collect::<Vec<_>>(), ["forward_bf16_d64_sm80", "second"]);
-    }
-
-    #[test]
-    fn an_image_that_is_missing_cut_or_of_another_kernel_is_an_error() {
-        let (whole, other) = (gzip(b".entry a("), gzip(b".entry b("));
-        let table: &[(&str, &[u8])] = &[("a", &whole), ("cut", &whole[..12]), ("other", &other)];
-        assert_eq!(decompress(table, "a").unwrap(), ".entry a(");
-        let text = |kernel| decompress(table, kernel).unwrap_err().to_string();
-        assert_eq!(
-            text("zzz"),
-            "kernel zzz: no PTX is built in; run `cargo xtask build-kernels` and build again"
-        );
-        assert!(text("cut").starts_with("kernel cut: the PTX cannot be read: "), "{}", text("cut"));
-        assert_eq!(text("other"), "kernel other: the PTX cannot be read: no .entry other in the text");
     }
 
     fn kernel(name: &str) -> KernelVariant {
@@ -214,6 +209,27 @@ mod tests {
         let missing = Error::SwitchMissing { kernel: name.to_owned(), switch: "softcap" };
         assert_eq!(images.get(on), Err(missing));
         assert!(images.get(off).is_ok());
+    }
+
+    #[test]
+    fn assembled_kernels_are_for_their_device_without_switches_and_never_replaced() {
+        let images = KernelImages::embedded().with_ptx_only(false);
+        let (hopper, older) = (kernel("forward_bf16_d128_sm90a"), kernel("forward_bf16_d64_sm80"));
+        let elf = |images: &KernelImages, variant, device| {
+            images.assembled(variant, device).map(|bytes| bytes.starts_with(b"\x7fELF"))
+        };
+        assert_eq!(elf(&images, hopper, (9, 0)), Some(true));
+        assert_eq!([(8, 0), (9, 0)].map(|device| elf(&images, older, device)), [Some(true); 2]);
+        assert_ne!(images.assembled(older, (8, 0)), images.assembled(older, (9, 0)));
+        assert_eq!([(8, 0), (8, 9), (10, 0)].map(|device| elf(&images, hopper, device)), [None; 3]);
+        assert_eq!([(8, 6), (12, 0)].map(|device| elf(&images, older, device)), [None; 2]);
+        assert_eq!(elf(&images, kernel("forward_f32_d64_sm80"), (8, 0)), None);
+        let capped = KernelVariant { switches: Switches::NONE.with(Switch::Softcap), ..hopper };
+        assert_eq!(elf(&images, capped, (9, 0)), None);
+        assert_eq!(elf(&images.with_ptx_only(true), hopper, (9, 0)), None);
+        let replaced = KernelImages::with_override(PTX).unwrap().with_ptx_only(false);
+        assert_eq!([(8, 0), (9, 0)].map(|device| elf(&replaced, older, device)), [None; 2]);
+        assert_eq!(elf(&replaced, hopper, (9, 0)), Some(true));
     }
 
     /// Kernels whose text lacks a marker that their row has would fail at their first use with it.

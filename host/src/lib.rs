@@ -13,19 +13,26 @@ pub mod device;
 pub mod driver;
 pub mod error;
 pub mod images;
+pub mod msda;
 pub mod plan;
 pub mod problem;
 pub mod reference;
 pub mod trace;
 
 pub use attention::{
-    BackwardInputs, BackwardOutput, Element, ForwardOutput, Workspace, backward, backward_host, forward,
-    forward_host, forward_packed_host,
+    BackwardInputs, BackwardOutput, Element, ForwardInputs, ForwardOutput, ScoreSlices, Workspace,
+    backward, backward_host, forward, forward_host, forward_inputs_host, forward_packed_host,
 };
 pub use device::Device;
 pub use driver::{DevicePointer, Stream};
 pub use error::{Error, Result};
 pub use images::KernelImages;
 pub use kernels_gpu::abi::{Arch, Dtype};
-pub use plan::{BackwardPointers, ForwardPointers};
-pub use problem::{BackwardProblem, CausalAlignment, ForwardProblem, Layout, Mask, Mode, Sequences};
+pub use msda::{
+    MsdaGradients, MsdaInputs, msda_backward, msda_backward_host, msda_forward, msda_forward_host,
+};
+pub use plan::{BackwardPointers, ForwardPointers, MsdaBackwardPointers, MsdaPointers};
+pub use problem::{
+    BackwardProblem, CausalAlignment, ForwardProblem, Layout, Mask, Mode, MsdaBackwardProblem,
+    MsdaProblem, Padding, Sequences,
+};

@@ -7,9 +7,13 @@ mod backward_tests;
 #[cfg(test)]
 mod decoding_tests;
 mod dq;
+#[cfg(test)]
+mod dropout_tests;
 mod forward;
 mod lengths;
+mod msda;
 mod row_heads;
+mod score;
 mod single_query;
 mod split;
 mod steps;
@@ -22,6 +26,8 @@ mod workspace;
 
 pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
+pub use msda::{MsdaBackwardPointers, MsdaPlan, MsdaPointers, plan_msda_backward, plan_msda_forward};
+pub use score::ScorePointers;
 pub use split::CombinePlan;
 
 use crate::driver::{DevicePointer, DeviceProperties};
@@ -31,10 +37,36 @@ use kernels_gpu::abi::{
     Access, Arch, Dtype, Family, KERNELS, KernelSpec, KernelVariant, Switches, TensorView,
 };
 
+/// A plan, as far as its kernels go: see [`crate::Device::prepare`].
+pub trait Kernels {
+    /// The kernels in the order in which they are launched.
+    fn kernels(&self) -> Vec<KernelVariant>;
+}
+
+impl Kernels for ForwardPlan {
+    fn kernels(&self) -> Vec<KernelVariant> {
+        let combine = self.combine.as_ref().map(|combine| combine.variant);
+        std::iter::once(self.variant).chain(combine).collect()
+    }
+}
+
+impl Kernels for BackwardPlan {
+    fn kernels(&self) -> Vec<KernelVariant> {
+        self.launches.iter().map(|launch| launch.variant).collect()
+    }
+}
+
+impl Kernels for MsdaPlan {
+    fn kernels(&self) -> Vec<KernelVariant> {
+        self.launches.iter().map(|launch| launch.variant).collect()
+    }
+}
+
 /// The largest one-dimensional grid of CUDA.
 pub const MAX_BLOCKS: u32 = i32::MAX as u32;
 
 /// A tensor and its address.
+#[derive(Clone, Copy)]
 struct Tensor<'p> {
     argument: &'static str,
     layout: &'p Layout,
@@ -175,9 +207,14 @@ fn choose_kernel(
 fn family_name(family: Family) -> &'static str {
     match family {
         Family::Forward | Family::ForwardCombine => "forward",
-        Family::BackwardDelta | Family::Backward | Family::BackwardConvert | Family::BackwardSum => {
-            "backward"
-        }
+        Family::BackwardDelta
+        | Family::Backward
+        | Family::BackwardConvert
+        | Family::BackwardSum
+        | Family::BiasGradient
+        | Family::SinkGradient => "backward",
+        Family::MaskBits => "mask",
+        Family::Msda(_) => "multi-scale deformable attention",
     }
 }
 

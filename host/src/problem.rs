@@ -1,24 +1,34 @@
 //! What is asked: shapes, strides, dtypes and options, and the errors of every one of them.
 
 mod backward;
+mod dropout;
 mod layout;
 mod mask;
+mod msda;
+mod score;
 mod sequences;
 mod softcap;
 #[cfg(test)]
 mod tests;
 
 pub use backward::{BackwardProblem, Mode, ValidBackward};
+pub use dropout::Dropout;
 pub use layout::{DIMENSIONS, Layout};
 pub use mask::{CausalAlignment, Mask};
+pub use msda::{
+    MSDA_MAX_CHANNELS, MsdaBackwardProblem, MsdaProblem, Padding, Place, Sampling, ValidMsda,
+    ValidMsdaBackward,
+};
+pub use score::{AlibiSlopes, Bias, MaskShape, SCORE_DIMENSIONS, ScoreLayout};
 pub use sequences::Sequences;
+use sequences::check_row_count;
 pub use softcap::Softcap;
 
 /// The most ranges of keys that are worked on side by side.
 pub use kernels_gpu::abi::MAX_SPLITS;
 
 use crate::error::{Error, Result};
-use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, Switch, Switches, WINDOW_OPEN};
+use kernels_gpu::abi::{Dtype, MAX_HEAD_DIM, MAX_ROWS, WINDOW_OPEN};
 use kernels_gpu::geometry::visible::Visible;
 
 /// The largest softmax scale in size, about 1.18e38: what kernels multiply by `2 log2(e)` stays finite.
@@ -84,6 +94,18 @@ pub struct ForwardProblem {
     pub softcap: Option<f32>,
     /// Which keys a query sees.
     pub mask: Mask,
+    /// What is added to scores.
+    pub bias: Option<Bias>,
+    /// Which keys a query sees beside what `mask` says, pair by pair: see
+    /// [`PreparedMask`](crate::attention::PreparedMask). A query that sees no key has o = 0 and lse = `-inf`.
+    pub attn_mask: Option<MaskShape>,
+    /// What is subtracted from scores in proportion to how far a key is from its query.
+    pub alibi: Option<AlibiSlopes>,
+    /// Whether there is a sink for each query head, f32 `[Hq]`: `exp(sink)` is added to the denominator of
+    /// the softmax.
+    pub has_sinks: bool,
+    /// Which probabilities are dropped.
+    pub dropout: Option<Dropout>,
     /// One sequence per batch, or packed ones.
     pub sequences: Sequences,
     /// Whether lse is wanted.
@@ -95,7 +117,7 @@ pub struct ForwardProblem {
     pub num_splits: Option<u32>,
     /// Whether query heads that share a key head are worked on together, as if they were queries; where that
     /// pays off when it is not given, above all with few queries. It needs a kernel for Hopper or a single
-    /// query, and nothing comes of it where Hq = Hk.
+    /// query, and nothing comes of it where Hq = Hk or with dropout.
     pub pack_gqa: Option<bool>,
 }
 
@@ -115,6 +137,11 @@ impl ForwardProblem {
             scale,
             softcap: None,
             mask,
+            bias: None,
+            attn_mask: None,
+            alibi: None,
+            has_sinks: false,
+            dropout: None,
             sequences,
             wants_lse: true,
             num_splits: None,
@@ -195,6 +222,7 @@ impl ForwardProblem {
         }
         self.o.check_output("o")?;
         self.check_sequences()?;
+        self.check_scores()?;
         if self.output_dtype != self.dtype && self.output_dtype != Dtype::F32 {
             return Err(Error::UnsupportedDtype {
                 argument: "o",
@@ -207,6 +235,7 @@ impl ForwardProblem {
             return Err(Error::Scale { got: scale });
         }
         let softcap = self.softcap.map(|cap| Softcap::new(cap, scale)).transpose()?;
+        self.dropout.map(|dropout| dropout.dropped()).transpose()?;
         if let Some(got) = self.num_splits.filter(|splits| !(1..=MAX_SPLITS).contains(splits)) {
             return Err(Error::NumSplits { max: MAX_SPLITS, got });
         }
@@ -246,6 +275,8 @@ impl ForwardProblem {
                 got: count,
             });
         }
+        check_row_count("max_query_rows", "rows", max_query_rows)?;
+        check_row_count("max_key_rows", "rows", max_key_rows)?;
         let rows = [("q", self.q.shape[1], max_query_rows), ("k", self.k.shape[1], max_key_rows)];
         match rows.into_iter().find(|&(_, rows, longest)| rows > count.saturating_mul(longest)) {
             None => Ok(()),
@@ -264,7 +295,10 @@ impl ForwardProblem {
                 (count as u32, longest(query_rows, max_query_rows), longest(key_rows, max_key_rows))
             }
         };
-        let sides = self.mask.kernel_sides();
+        // Distances need a diagonal under a full mask, too.
+        let alignment =
+            if self.alibi.is_some() { self.mask.distance_alignment() } else { self.mask.alignment() };
+        let (window_left, window_right) = self.mask.kernel_sides();
         ValidForward {
             problem: *self,
             batches,
@@ -275,9 +309,9 @@ impl ForwardProblem {
             group_size: query_heads.checked_div(key_heads).unwrap_or(1).max(1),
             head_dim,
             value_dim,
-            bottom_right: sides.bottom_right,
-            window_left: sides.left,
-            window_right: sides.right,
+            bottom_right: alignment == CausalAlignment::BottomRight,
+            window_left,
+            window_right,
             scale,
             softcap,
         }
@@ -320,6 +354,43 @@ pub struct ValidForward {
 }
 
 impl ValidForward {
+    /// The same pass over the tensors of another problem, with other lengths.
+    pub(crate) fn with(&self, problem: ForwardProblem, query_rows: u32, key_rows: u32) -> Self {
+        // Every field has a name here: of one that is new it must be said what it becomes.
+        let &ValidForward {
+            problem: _,
+            batches,
+            query_rows: _,
+            key_rows: _,
+            query_heads,
+            key_heads,
+            group_size,
+            head_dim,
+            value_dim,
+            bottom_right,
+            window_left,
+            window_right,
+            scale,
+            softcap,
+        } = self;
+        ValidForward {
+            problem,
+            batches,
+            query_rows,
+            key_rows,
+            query_heads,
+            key_heads,
+            group_size,
+            head_dim,
+            value_dim,
+            bottom_right,
+            window_left,
+            window_right,
+            scale,
+            softcap,
+        }
+    }
+
     /// Whether o and lse have no elements, so that there is nothing to launch.
     pub fn is_empty(&self) -> bool {
         self.batches == 0 || self.query_rows == 0 || self.query_heads == 0
@@ -335,14 +406,6 @@ impl ValidForward {
         let (query_rows, key_rows) = (self.query_rows as i32, self.key_rows as i32);
         let diagonal = if self.bottom_right { key_rows - query_rows } else { 0 };
         Visible { key_rows, diagonal, left: self.window_left, right: self.window_right }
-    }
-
-    /// What of the problem is switched on in the kernels that make scores.
-    pub fn switches(&self) -> Switches {
-        match self.softcap {
-            None => Switches::NONE,
-            Some(_) => Switches::NONE.with(Switch::Softcap),
-        }
     }
 
     /// Whether sequences are packed.

@@ -4,7 +4,7 @@ mod support;
 
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, Dtype, ForwardOutput, ForwardProblem, Layout, Mode,
-    Sequences, backward_host, forward_host, forward_packed_host,
+    ScoreSlices, Sequences, backward_host, forward_host, forward_packed_host,
 };
 use support::{Fault, device};
 
@@ -23,8 +23,14 @@ fn backward(
     let ForwardOutput::<f32> { o, lse } =
         forward_packed_host(&device, &problem.forward, [q, k, v], cu_seqlens_q, cu_seqlens_k).unwrap();
     let (o, lse) = (&o, &lse);
-    let inputs = BackwardInputs { q, k, v, o, lse, d_o, d_lse, cu_seqlens_q, cu_seqlens_k };
+    let scores = ScoreSlices::default();
+    let inputs = BackwardInputs { q, k, v, o, lse, d_o, d_lse, scores, cu_seqlens_q, cu_seqlens_k };
     backward_host(&device, &problem, &inputs).unwrap()
+}
+
+/// Gradients of q, k and v alone.
+fn output(dq: Vec<f32>, dk: Vec<f32>, dv: Vec<f32>) -> BackwardOutput<f32> {
+    BackwardOutput { dq, dk, dv, d_bias: None, d_sinks: vec![] }
 }
 
 #[test]
@@ -58,14 +64,14 @@ fn no_queries_give_zeros_and_no_keys_give_zeros() {
         let (none, some) = (Layout::bshd([1, 0, heads, 4]), Layout::bshd([1, 3, 2, 4]));
         let problem = BackwardProblem::new(ForwardProblem::new(Dtype::F32, none, some, some));
         let gradients = backward(problem, [&[], &[1.0; 24], &[1.0; 24], &[]], &[], [&[], &[]]);
-        assert_eq!(gradients, BackwardOutput { dq: vec![], dk: vec![0.0; 24], dv: vec![0.0; 24] });
+        assert_eq!(gradients, output(vec![], vec![0.0; 24], vec![0.0; 24]));
     }
     for mode in [Mode::Fast, Mode::Deterministic] {
         let (none, some) = (Layout::bshd([1, 0, 2, 4]), Layout::bshd([1, 3, 2, 4]));
         let problem = BackwardProblem::new(ForwardProblem::new(Dtype::F32, some, none, none));
         let problem = problem.with_mode(mode);
         let gradients = backward(problem, [&[1.0; 24], &[], &[], &[1.0; 24]], &[], [&[], &[]]);
-        assert_eq!(gradients, BackwardOutput { dq: vec![0.0; 24], dk: vec![], dv: vec![] });
+        assert_eq!(gradients, output(vec![0.0; 24], vec![], vec![]));
     }
 }
 
@@ -77,7 +83,7 @@ fn no_packed_queries_at_all_give_zeros() {
     let offsets = [[0, 0, 0].as_slice(), &[0, 2, 3]];
     let gradients =
         backward(BackwardProblem::new(forward), [&[], &[1.0; 24], &[1.0; 24], &[]], &[], offsets);
-    assert_eq!(gradients, BackwardOutput { dq: vec![], dk: vec![0.0; 24], dv: vec![0.0; 24] });
+    assert_eq!(gradients, output(vec![], vec![0.0; 24], vec![0.0; 24]));
 }
 
 #[test]

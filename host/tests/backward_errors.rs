@@ -5,10 +5,11 @@ mod support;
 use finite_attention::plan::plan_backward;
 use finite_attention::{
     BackwardInputs, BackwardPointers, BackwardProblem, Dtype, Error, ForwardOutput, ForwardPointers,
-    ForwardProblem, Layout, Sequences, Stream, Workspace, backward, backward_host, forward,
+    ForwardProblem, Layout, ScoreSlices, Sequences, Stream, Workspace, backward, backward_host, forward,
     forward_host, forward_packed_host,
 };
 use half::{bf16, f16};
+use kernels_gpu::abi::MAX_ROWS;
 use support::{Fault, device, device_with};
 
 fn problem() -> BackwardProblem {
@@ -73,7 +74,7 @@ fn addresses_and_workspaces() {
     let device = device(Fault::None);
     let plan = plan_backward(&problem.validate().unwrap(), device.properties(), &pointers()).unwrap();
     let bytes = plan.workspace_bytes();
-    assert_eq!(bytes, 4 * (2 * 4 * 128 + 4 * 128 * 128));
+    assert_eq!(bytes, 4 * (4 * 4 * 128 + 4 * 128 * 128));
     let enough = Workspace { pointer: 0x10000, bytes };
     let text = |pointers| launch_refused(&problem, pointers, enough);
     let null = |pointers: &dyn Fn(&mut BackwardPointers)| {
@@ -131,6 +132,7 @@ fn slices_of_the_wrong_type_or_length() {
         lse: &narrow,
         d_o: &wide,
         d_lse: &[],
+        scores: ScoreSlices::default(),
         cu_seqlens_q: &[],
         cu_seqlens_k: &[],
     };
@@ -181,6 +183,21 @@ fn packed_problems_that_cannot_be() {
     assert_eq!(sequences(3, 2, 9), "q: expected at most 3 sequences of 2 rows, got 7 rows");
     assert_eq!(sequences(3, 4, 2), "k: expected at most 3 sequences of 2 rows, got 9 rows");
     assert_eq!(sequences(0, 4, 9), "q: expected at most 0 sequences of 4 rows, got 7 rows");
+    let most = MAX_ROWS as usize;
+    assert_eq!(
+        sequences(3, most + 1, 9),
+        "max_query_rows: expected rows 0..=1073741568, got 1073741569"
+    );
+    assert_eq!(
+        sequences(3, 4, usize::MAX),
+        "max_key_rows: expected rows 0..=1073741568, got 18446744073709551615"
+    );
+    assert!(
+        packed()
+            .with_sequences(Sequences::Packed { count: 3, max_query_rows: most, max_key_rows: most })
+            .validate()
+            .is_ok()
+    );
     assert_eq!(sequences(1 << 32, 4, 9), "cu_seqlens_q: expected batch 0..=4294967295, got 4294967296");
     let batches =
         |p: &mut ForwardProblem| [&mut p.q, &mut p.k, &mut p.v, &mut p.o].map(|l| l.shape[0] = 2);

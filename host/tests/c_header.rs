@@ -1,6 +1,9 @@
 //! `include/finite_attention.h` is what a C compiler accepts, and says what the library does.
 
-use finite_attention::c_api::{CAttention, CBackwardArgs, CForwardArgs, CTensor, Status};
+use finite_attention::c_api::{
+    CAttention, CBackwardArgs, CDropout, CForwardArgs, CMsda, CMsdaBackwardArgs, CMsdaForwardArgs,
+    CScores, CTensor, Status,
+};
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::path::Path;
@@ -38,12 +41,27 @@ fn program() -> String {
     );
     text += &same_layout!(
         "fattn_forward_args", CForwardArgs,
-        struct_bytes num_splits pack_gqa reserved attention
+        struct_bytes num_splits pack_gqa reserved attention scores dropout
     );
     text += &same_layout!(
         "fattn_backward_args", CBackwardArgs,
         struct_bytes reserved attention deterministic gradients_f32 d_o dq dk dv d_lse workspace
-        workspace_bytes
+        workspace_bytes scores d_bias d_bias_f32 reserved_2 d_sinks dropout
+    );
+    text += &same_layout!(
+        "fattn_scores", CScores,
+        bias bias_dtype alibi_per_batch mask alibi_slopes sinks
+    );
+    text += &same_layout!("fattn_dropout", CDropout, rate reserved seed offset);
+    text += &same_layout!(
+        "fattn_msda", CMsda,
+        dtype locations_dtype weights_dtype padding align_corners levels level_points shapes value locations
+        weights
+    );
+    text += &same_layout!("fattn_msda_forward_args", CMsdaForwardArgs, struct_bytes reserved msda o);
+    text += &same_layout!(
+        "fattn_msda_backward_args", CMsdaBackwardArgs,
+        struct_bytes deterministic msda d_o d_value d_locations d_weights workspace workspace_bytes
     );
     for (name, status) in [
         ("FATTN_SUCCESS", Status::Success),
@@ -90,5 +108,5 @@ fn the_header_declares_every_function_and_no_others() {
     let source = include_str!("../src/c_api.rs");
     let exported = functions(source, &["pub unsafe extern \"C\" fn ", "pub extern \"C\" fn "]);
     assert_eq!(declared, exported);
-    assert_eq!(declared.len(), 6);
+    assert_eq!(declared.len(), 15);
 }

@@ -38,8 +38,8 @@ fn run_refuses_what_is_missing_or_does_not_fit() {
     let others = [("dO", Dtype::F32, SHAPE), ("cu_seqlens", Dtype::I32, [2].as_slice())];
     assert_eq!(
         refused("unknown", &[&[q, k, v], &others[..]].concat(), &[]),
-        "fattn: --input: expected no tensors but q, k, v, do, dlse, cu_seqlens_q, cu_seqlens_k, \
-         got cu_seqlens, dO\n"
+        "fattn: --input: expected no tensors but q, k, v, do, dlse, cu_seqlens_q, cu_seqlens_k, bias, \
+         mask, alibi_slopes, sinks, got cu_seqlens, dO\n"
     );
     assert_eq!(
         refused("deterministic", &[q, k, v], &["--deterministic"]),
@@ -309,7 +309,7 @@ fn gradcheck_compares_the_reference_with_differences_and_the_kernels_with_it() {
     let text = String::from_utf8(answer.stdout).unwrap();
     assert!(answer.status.success(), "{text}");
     assert!(
-        text.contains("central differences") && text.matches("  pass").count() == 11 + 3 * 11,
+        text.contains("central differences") && text.matches("  pass").count() == 26 + 3 * 11,
         "{text}"
     );
 }
@@ -343,4 +343,26 @@ fn equivalence_writes_numbers_and_a_picture() {
     }
     let picture = std::fs::read_to_string(&svg.0).unwrap();
     assert!(picture.starts_with("<svg ") && picture.matches("<polyline").count() > 10, "{picture}");
+}
+
+/// Both with kernels as they are and from PTX, each in a process of its own; a limit that nothing keeps is an error.
+#[test]
+fn first_call_times_the_first_forward_and_backward() {
+    let device = ["first-call", "--device", "emulated:sm_90a", "--head-dims", "64", "--rows", "8"];
+    let answer = fattn(&[&device[..], &["--prepare", "--limit", "1e9"]].concat());
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert!(answer.status.success(), "{text}");
+    let rows: Vec<&str> = text.lines().skip(2).collect();
+    assert!(matches!(rows[..], [built_in, ptx] if built_in.contains("built in") && ptx.contains("PTX")));
+    for row in rows {
+        let times: Vec<f64> =
+            row.split_whitespace().filter_map(|word| word.parse().ok()).skip(1).collect();
+        let [_, prepare, forward, backward, together, _] = times[..] else { panic!("{row}") };
+        assert!(prepare > 0.0 && (forward + backward - together).abs() < 0.2, "{row}");
+    }
+    let slow = fattn(&[&device[..], &["--f16", "--limit", "0"]].concat());
+    assert_eq!(slow.status.code(), Some(1));
+    let missing = fattn(&["first-call", "--device", "cuda:99"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("cuda:99"));
 }

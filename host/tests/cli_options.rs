@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// Options of every subcommand, with a value where they take one. That only `--arg`, `--buffer` and `--region` of
 /// `sanitize` may stand several times is a unit test of the command.
-const OPTIONS: [(&str, &[&[&str]]); 7] = [
+const OPTIONS: [(&str, &[&[&str]]); 8] = [
     (
         "check",
         &[&["--device", "emulated"], &["--cases", "3"], &["--seed", "1"], &["--only", "0"], &["--json"]],
@@ -34,6 +34,7 @@ const OPTIONS: [(&str, &[&[&str]]); 7] = [
             &["--causal", "no"],
             &["--window", "1", "1"],
             &["--softcap", "30"],
+            &["--dropout", "0.1"],
             &["--iterations", "1"],
             &["--sustain-ms", "0"],
             &["--json"],
@@ -52,6 +53,17 @@ const OPTIONS: [(&str, &[&[&str]]); 7] = [
     ),
     ("gradcheck", &[&["--device", "emulated"], &["--kernels", "k.ptx"]]),
     (
+        "first-call",
+        &[
+            &["--device", "emulated"],
+            &["--head-dims", "64"],
+            &["--rows", "1"],
+            &["--f16"],
+            &["--limit", "1"],
+            &["--prepare"],
+        ],
+    ),
+    (
         "run",
         &[
             &["--input", "in"],
@@ -61,6 +73,9 @@ const OPTIONS: [(&str, &[&[&str]]); 7] = [
             &["--window", "1", "-1"],
             &["--scale", "-1"],
             &["--softcap", "30"],
+            &["--dropout", "0.1"],
+            &["--seed", "1"],
+            &["--offset", "2"],
             &["--out-dtype", "f32"],
             &["--deterministic"],
             &["--explain"],
@@ -73,6 +88,9 @@ const OPTIONS: [(&str, &[&[&str]]); 7] = [
             &["--window", "0", "0"],
             &["--scale", "1"],
             &["--softcap", "1"],
+            &["--dropout", "0.1"],
+            &["--seed", "1"],
+            &["--offset", "2"],
             &["--json"],
         ],
     ),
@@ -195,6 +213,26 @@ fn bench_plans_windows_with_and_without_a_causal_mask() {
     assert_eq!(with("yes"), ["window(100,0)"]);
     assert_eq!(with("both"), ["window(100,5)", "window(100,0)"]);
     assert_eq!(masks(&["--window", "100", "0", "--causal", "both"]), ["window(100,0)"]);
+}
+
+/// Packed or not, the kernels that are planned have what is asked for.
+#[test]
+fn bench_plans_what_scores_have_beside() {
+    let device = ["bench", "--device", "emulated:sm_90a", "--explain", "--json", "--head-dim", "64"];
+    let features = ["--bias", "hqk", "--dbias", "--attn-mask", "q", "--alibi", "--sinks"];
+    for lengths in [&["--seqlen", "512"][..], &["--lengths", "100,200"], &["--varlen"]] {
+        let options = ["--causal", "no", "--pass", "both"];
+        let answer = fattn(&[&device[..], &options, lengths, &features].concat());
+        let report: Value = serde_json::from_slice(&answer.stdout).unwrap();
+        let rows = report["rows"].as_array().unwrap();
+        let kernels: Vec<&str> = rows.iter().map(|row| row["kernel"].as_str().unwrap()).collect();
+        assert_eq!(kernels.len(), 2, "{lengths:?}");
+        for (kernel, switches) in kernels.iter().zip(["+bias+mask+alibi+sinks", "+bias+mask+alibi"]) {
+            assert!(kernel.ends_with(switches), "{lengths:?}: {kernel}");
+        }
+        let plan = rows[1]["plan"].as_str().unwrap();
+        assert!(plan.contains("bias_gradient") && plan.contains("sink_gradient"), "{plan}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod support;
 use finite_attention::problem::MAX_SCALE;
 use finite_attention::{
     Arch, BackwardInputs, BackwardOutput, BackwardProblem, Device, Dtype, Element, ForwardOutput,
-    ForwardProblem, Layout, backward_host, forward_host,
+    ForwardProblem, Layout, ScoreSlices, backward_host, forward_host,
 };
 use half::{bf16, f16};
 use support::{Fault, device};
@@ -69,8 +69,9 @@ fn zeros_scaled<T: Element>(arch: Arch, scale: f32) {
     let ForwardOutput::<T> { o, lse } = forward_host(&device, &problem, zeros, zeros, zeros).unwrap();
     let (q, k, v, d_o, o, lse) = (zeros, zeros, zeros, zeros, &o[..], &lse[..]);
     let (d_lse, cu_seqlens_q, cu_seqlens_k) = (&[][..], &[][..], &[][..]);
-    let inputs = BackwardInputs { q, k, v, o, lse, d_o, d_lse, cu_seqlens_q, cu_seqlens_k };
-    let BackwardOutput::<T> { dq, dk, dv } =
+    let scores = ScoreSlices::default();
+    let inputs = BackwardInputs { q, k, v, o, lse, d_o, d_lse, scores, cu_seqlens_q, cu_seqlens_k };
+    let BackwardOutput::<T> { dq, dk, dv, .. } =
         backward_host(&device, &BackwardProblem::new(problem), &inputs).unwrap();
     for gradients in [o, &dq, &dk, &dv] {
         assert!(

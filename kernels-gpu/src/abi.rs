@@ -5,19 +5,30 @@ mod instances;
 mod kernel;
 pub mod layout;
 mod marker;
+mod msda;
 pub mod regions;
+mod score;
 mod shared_bytes;
 mod softcap;
 mod table;
 mod variant;
 
-pub use kernel::{Access, Arch, Dtype, Family, KernelSpec, tiles_split_keys};
+pub use kernel::{Access, Arch, Dtype, Family, KernelSpec, MsdaStage, tiles_split_keys};
 pub use layout::{
     backward_sm90a_d_o_stages, backward_sm90a_query_stages, backward_sm90a_warpgroups,
     forward_sm90a_keeps_output_apart, forward_sm90a_key_and_value_stages, forward_sm90a_query_stages,
     panel_columns,
 };
 pub use marker::{BadMarker, Marker};
+pub use msda::{
+    MSDA_BACKWARD_THREADS, MSDA_BLOCKS, MSDA_FORWARD_THREADS, MSDA_MAX_LEVELS, MSDA_MAX_SIDE,
+    MSDA_POINT_BYTES, MSDA_SCAN_THREADS, MSDA_SMALL_THREADS, MSDA_TABLE_BYTES, MsdaEntry, MsdaLevel,
+    MsdaParams,
+};
+pub use score::{
+    DropoutParams, MASK_BITS, MASK_BITS_THREADS, MaskBitsParams, SINK_GRADIENT_THREADS, ScoreParams,
+    ScoreView,
+};
 pub use softcap::SoftcapPolynomial;
 pub use table::KERNELS;
 pub use variant::{KernelVariant, Switch, Switches, VariantKey};
@@ -142,6 +153,13 @@ pub struct ForwardParams {
     pub unit: f32,
     /// Its exponent.
     pub unit_log2: f32,
+    /// What scores are in units of, as kernels have them: `|scale|`, or 1 where that is 0; the cap of capped
+    /// scores; 1 of those to which something is added.
+    pub score_unit: f32,
+    /// The same times `log2(e)`.
+    pub score_unit_log2: f32,
+    /// What else is done to scores.
+    pub score: ScoreParams,
 }
 
 /// Parameters of the kernels that combine the parts of a split forward, passed by value as the only kernel
@@ -178,6 +196,8 @@ pub struct CombineParams {
     pub value_dim: u32,
     /// Softmax scale.
     pub scale: f32,
+    /// Device address of the sinks, f32 `[Hq]`; 0 when there are none.
+    pub sinks: u64,
     /// As in [`ForwardParams`]; at most [`MAX_SPLITS`].
     pub splits: u32,
     /// As in [`ForwardParams`].
@@ -186,6 +206,10 @@ pub struct CombineParams {
     pub output_f32: u32,
     /// 1: rows of o start on 16 bytes.
     pub is_aligned: u32,
+    /// What o is multiplied by: [`DropoutParams::scale`].
+    pub kept: f32,
+    /// Nothing.
+    pub reserved: u32,
 }
 
 /// How far, in powers of two, an unnormalised probability may exceed 1: see `attention::softmax`.
@@ -290,9 +314,7 @@ pub struct BackwardParams {
     pub cu_seqlens_q: u64,
     /// As in [`ForwardParams`].
     pub cu_seqlens_k: u64,
-    /// Workspace: f32 `[statistics, Hq, workspace_rows]`, aligned to 16: -lse (in powers of two for 16-bit
-    /// elements; `-inf` for dead rows and padding), delta, and for f16 `sum |dO|`: see
-    /// [`backward_statistics`].
+    /// Workspace: f32 `[statistics, Hq, workspace_rows]`, aligned to 16: see [`RowStatistic`].
     pub statistics: u64,
     /// Workspace: f32 `[splits, Hq, accumulator_rows, padded_dim]`, aligned to 16: dQ before scaling, in
     /// the order in which the main kernel's lanes hold it.
@@ -379,11 +401,23 @@ pub struct BackwardParams {
     pub softcap_near: f32,
     /// As in [`ForwardParams`], but for the factor with its sign.
     pub softcap_polynomial: [f32; 3],
-    /// What ds is multiplied by before it is summed up to dq and dk: 1, or all of the scale, where sums
-    /// without it could be too large for f32 though the gradients are not.
+    /// What ds is multiplied by before it is summed up to dq and dk, a power of two: 1, or about the scale,
+    /// where sums without it could be too large for f32 though the gradients are not.
     pub ds_scale: f32,
     /// What the sums are multiplied by at the end: `scale / ds_scale`.
     pub gradient_scale: f32,
+    /// 1: lse of the statistics is natural, whatever the element type.
+    pub lse_is_natural: u32,
+    /// 1: the gradient of the bias is f32; 0: it has the dtype of q.
+    pub d_bias_f32: u32,
+    /// As in [`ForwardParams`].
+    pub score: ScoreParams,
+    /// The gradient of the bias; its address is 0 when it is not wanted.
+    pub d_bias: ScoreView,
+    /// Extents of the gradient of the bias: batches, heads, queries, keys.
+    pub d_bias_shape: [u32; 4],
+    /// Device address of the gradient of the sinks, f32 `[Hq]`; 0 when it is not wanted.
+    pub d_sinks: u64,
 }
 
 /// Shares of dQ are added as they come; every key tile begins with the first query tile that sees it.
@@ -413,11 +447,28 @@ pub struct BackwardHopperParams {
     pub backward: BackwardParams,
 }
 
+/// What the backward's workspace has of each query row: f32 `[Hq, workspace_rows]` each, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowStatistic {
+    /// -lse, in powers of two for 16-bit elements; `-inf` for rows that see no key and for padding. Where
+    /// scores are not capped, of steep rows, whose lse is too large for that, the smallest normal number,
+    /// next to nothing.
+    Lse = 0,
+    /// `sum(dO o) - dLSE`.
+    Delta = 1,
+    /// Two side by side: of steep rows what scores are relative to, in natural units, and what is added then,
+    /// in units of products q . k (`p = e^(scale (q . k) - reference + scale rest)`), or of the cap. Of
+    /// others 0 and 0; lse and 0 where scores are capped.
+    Reference = 2,
+    /// `sum |dO|`, for f16 alone.
+    Norm = 4,
+}
+
 /// Statistics per query row in the backward's workspace.
 pub const fn backward_statistics(dtype: Dtype) -> u32 {
     match dtype {
-        Dtype::F16 => 3,
-        Dtype::Bf16 | Dtype::F32 => 2,
+        Dtype::F16 => RowStatistic::Norm as u32 + 1,
+        Dtype::Bf16 | Dtype::F32 => RowStatistic::Reference as u32 + 2,
     }
 }
 

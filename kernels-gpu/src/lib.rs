@@ -4,7 +4,7 @@
 //! Layers, each importing only what stands to its left:
 //!
 //! ```text
-//! abi, geometry <- arch <- tile <- pipeline <- attention <- kernels
+//! abi, geometry <- arch <- tile <- pipeline <- attention, msda <- kernels
 //! ```
 //!
 //! `abi` and `geometry` are plain integer Rust and build everywhere: the host plans with them and the
@@ -23,6 +23,8 @@ pub mod arch;
 pub mod attention;
 #[cfg(target_arch = "nvptx64")]
 pub mod kernels;
+#[cfg(target_arch = "nvptx64")]
+pub mod msda;
 #[cfg(target_arch = "nvptx64")]
 pub mod pipeline;
 #[cfg(target_arch = "nvptx64")]

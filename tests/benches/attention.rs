@@ -5,7 +5,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use finite_attention::driver::emulated::{Checks, Options, Schedule};
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, Device, Dtype, ForwardOutput, ForwardProblem,
-    KernelImages, Layout, backward_host, forward_host,
+    KernelImages, Layout, ScoreSlices, backward_host, forward_host,
 };
 use finite_attention_tests::device::emulated;
 use half::bf16;
@@ -43,8 +43,18 @@ impl Attention {
     fn backward(&self, device: &Device, forward: &ForwardOutput<bf16>) -> BackwardOutput<bf16> {
         let [q, k, v, d_o] = &self.tensors;
         let ForwardOutput { o, lse, .. } = forward;
-        let inputs =
-            BackwardInputs { q, k, v, o, lse, d_o, d_lse: &[], cu_seqlens_q: &[], cu_seqlens_k: &[] };
+        let inputs = BackwardInputs {
+            q,
+            k,
+            v,
+            o,
+            lse,
+            d_o,
+            d_lse: &[],
+            scores: ScoreSlices::default(),
+            cu_seqlens_q: &[],
+            cu_seqlens_k: &[],
+        };
         let problem = BackwardProblem::new(self.problem);
         backward_host(device, &problem, &inputs).unwrap_or_else(|error| panic!("{error}"))
     }

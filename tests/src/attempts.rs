@@ -3,6 +3,7 @@
 use crate::cases::{CaseTree, Cases};
 use finite_attention::check::Case;
 use finite_attention::driver::emulated::Schedule;
+use kernels_gpu::abi::Arch;
 use proptest::strategy::{NewTree, Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use rand::Rng as _;
@@ -18,6 +19,8 @@ pub struct Attempt {
     pub case: Case,
     /// The schedules under which it is run, the latest first. On a GPU there are none to choose.
     pub schedules: Vec<Schedule>,
+    /// The target that the emulator runs it for; of a GPU none is chosen.
+    pub arch: Option<Arch>,
 }
 
 /// Attempts at cases: each under the latest schedule, which shows most, every other one under the eager or a random one
@@ -26,8 +29,8 @@ pub struct Attempt {
 pub struct Attempts {
     /// The cases.
     pub cases: Cases,
-    /// Whether there are schedules.
-    pub scheduled: bool,
+    /// Targets of the emulator, of which each case gets one; none on a GPU.
+    pub archs: Vec<Arch>,
 }
 
 impl Strategy for Attempts {
@@ -38,12 +41,14 @@ impl Strategy for Attempts {
         let case = self.cases.new_tree(runner)?;
         let random = runner.rng().next_u64();
         let schedules = match random % 4 {
-            _ if !self.scheduled => Vec::new(),
+            _ if self.archs.is_empty() => Vec::new(),
             0 => vec![Schedule::Latest, Schedule::Eager],
             1 => vec![Schedule::Latest, Schedule::Random(random >> 48)],
             _ => vec![Schedule::Latest],
         };
-        Ok(AttemptTree { case, schedules })
+        // From bits that nothing else is drawn from.
+        let arch = (random >> 16) as usize % self.archs.len().max(1);
+        Ok(AttemptTree { case, schedules, arch: self.archs.get(arch).copied() })
     }
 }
 
@@ -52,6 +57,7 @@ impl Strategy for Attempts {
 pub struct AttemptTree {
     case: CaseTree,
     schedules: Vec<Schedule>,
+    arch: Option<Arch>,
 }
 
 impl AttemptTree {
@@ -68,7 +74,7 @@ impl ValueTree for AttemptTree {
     type Value = Attempt;
 
     fn current(&self) -> Attempt {
-        Attempt { case: self.case.current(), schedules: self.schedules.clone() }
+        Attempt { case: self.case.current(), schedules: self.schedules.clone(), arch: self.arch }
     }
 
     fn simplify(&mut self) -> bool {
@@ -87,8 +93,8 @@ mod tests {
     use crate::cases::smallest;
 
     fn smallest_attempt(fails: impl Fn(Schedule, &Case) -> bool) -> Attempt {
-        let attempts = Attempts { cases: Cases::changed(|_| ()), scheduled: true };
-        smallest(attempts, |Attempt { case, schedules }| {
+        let attempts = Attempts { cases: Cases::changed(|_| ()), archs: Arch::ALL.to_vec() };
+        smallest(attempts, |Attempt { case, schedules, .. }| {
             schedules.iter().any(|&schedule| fails(schedule, case))
         })
     }
@@ -102,6 +108,18 @@ mod tests {
         });
         assert_eq!(attempt.case.key_rows, 40);
         assert!(attempt.schedules.len() == 2 + SEEDS as usize);
+    }
+
+    #[test]
+    fn cases_are_drawn_for_both_targets_and_stay_with_theirs() {
+        let attempts = Attempts { cases: Cases::changed(|_| ()), archs: Arch::ALL.to_vec() };
+        for arch in Arch::ALL {
+            let attempt = smallest(attempts.clone(), |attempt| attempt.arch == Some(arch));
+            assert_eq!(attempt.arch, Some(arch));
+        }
+        let attempts = Attempts { cases: Cases::changed(|_| ()), archs: Vec::new() };
+        let attempt = smallest(attempts, |attempt| attempt.schedules.is_empty());
+        assert_eq!(attempt.arch, None);
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Random cases that shrink to the smallest failing shape.
 
-use finite_attention::check::{Case, Gradients, Placement, case, extended_case, with_enough_rows};
-use finite_attention::{Mask, Mode};
+use finite_attention::check::{
+    BiasFeature, BiasValues, Case, Features, Gradients, MaskFeature, Placement, ScorePlacement, case,
+    extended_case, featured_case, with_enough_rows,
+};
+use finite_attention::{Dtype, Mask, Mode};
 use proptest::strategy::{NewTree, Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use rand::Rng as _;
@@ -51,6 +54,11 @@ impl Cases {
     /// The same, out of cases that may have windows, packed sequences and gradients too.
     pub fn extended(self) -> Self {
         Cases { generate: extended_case, ..self }
+    }
+
+    /// The same, out of cases that may have bias, boolean masks, slopes, sinks and dropout beside all that.
+    pub fn featured(self) -> Self {
+        Cases { generate: featured_case, ..self }
     }
 
     /// The same, with as many heads as the tolerance rule needs; failing cases shrink no further.
@@ -167,7 +175,62 @@ fn size(case: &Case) -> usize {
         Mask::Window { left, right, .. } => 1 + (left.unwrap_or(81) + right.unwrap_or(81)) as usize,
         _ => 0,
     };
-    numbers.iter().sum::<usize>() + window + options.iter().filter(|&&option| option).count()
+    let options = options.into_iter().chain(feature_options(&case.features));
+    numbers.iter().sum::<usize>() + window + options.filter(|&option| option).count()
+}
+
+/// What of its features keeps a case from being the simplest.
+fn feature_options(features: &Features) -> [bool; 14] {
+    let (bias, mask) = (features.bias, features.mask);
+    [
+        bias.is_some(),
+        bias.is_some_and(|bias| bias.gradient.is_some()),
+        bias.is_some_and(|bias| bias.values != BiasValues::Normal),
+        bias.is_some_and(|bias| bias.placement != ScorePlacement::Dense),
+        bias.is_some_and(|bias| bias.gradient.is_some_and(|gradient| gradient != bias.dtype)),
+        mask.is_some(),
+        mask.is_some_and(|mask| mask.has_dead_rows),
+        mask.is_some_and(|mask| mask.placement != ScorePlacement::Dense),
+        mask.is_some_and(|mask| mask.density < 1.0),
+        features.alibi.is_some(),
+        features.has_sinks,
+        features.wants_d_sinks,
+        features.dropout.is_some(),
+        features.dropout.is_some_and(|rate| rate != 0.5),
+    ]
+}
+
+/// `features` without one of them, or simpler in one thing.
+fn simpler_features(features: &Features) -> Vec<Features> {
+    let whole = *features;
+    let mut found = vec![
+        Features::default(),
+        Features { bias: None, ..whole },
+        Features { mask: None, ..whole },
+        Features { alibi: None, ..whole },
+        Features { has_sinks: false, ..whole },
+        Features { wants_d_sinks: false, ..whole },
+        Features { dropout: None, ..whole },
+        Features { dropout: whole.dropout.map(|_| 0.5), ..whole },
+    ];
+    if let Some(bias) = whole.bias {
+        let simpler = [
+            BiasFeature { gradient: None, ..bias },
+            BiasFeature { values: BiasValues::Normal, ..bias },
+            BiasFeature { placement: ScorePlacement::Dense, ..bias },
+            BiasFeature { gradient: bias.gradient.map(|_| bias.dtype), ..bias },
+        ];
+        found.extend(simpler.map(|bias| Features { bias: Some(bias), ..whole }));
+    }
+    if let Some(mask) = whole.mask {
+        let simpler = [
+            MaskFeature { has_dead_rows: false, ..mask },
+            MaskFeature { placement: ScorePlacement::Dense, ..mask },
+            MaskFeature { density: 1.0, ..mask },
+        ];
+        found.extend(simpler.map(|mask| Features { mask: Some(mask), ..whole }));
+    }
+    found
 }
 
 /// Cases that differ from `case` in one step, the largest steps first.
@@ -190,6 +253,9 @@ fn simpler(case: &Case) -> Vec<Case> {
     push(&|next| next.softcap = None);
     push(&|next| next.amplitude = 1.0);
     push(&|next| next.logit_shift = 0.0);
+    for features in simpler_features(&case.features) {
+        push(&|next| next.features = features);
+    }
     push(&|next| next.tight = false);
     push(&|next| next.packed = false);
     push(&|next| next.num_splits = None);
@@ -261,6 +327,26 @@ fn steps(number: usize) -> Vec<usize> {
 }
 
 /// What a failure shrinks to.
+/// The case in this dtype; what was to differ from the inputs is f32.
+pub fn retyped(case: Case, dtype: Dtype) -> Case {
+    let retype = |output: Dtype| if output == case.dtype { dtype } else { Dtype::F32 };
+    let mut features = case.features;
+    features.bias = features.bias.map(|bias| BiasFeature {
+        dtype: retype(bias.dtype),
+        gradient: bias.gradient.map(retype),
+        ..bias
+    });
+    Case {
+        dtype,
+        output_dtype: retype(case.output_dtype),
+        gradients: case
+            .gradients
+            .map(|gradients| Gradients { dtype: retype(gradients.dtype), ..gradients }),
+        features,
+        ..case
+    }
+}
+
 #[cfg(test)]
 pub(crate) fn smallest<S: Strategy>(strategy: S, fails: impl Fn(&S::Value) -> bool) -> S::Value {
     use proptest::test_runner::{Config, RngSeed, TestError};
@@ -305,6 +391,18 @@ mod tests {
         let cases = Cases::fitted(|case| (case.query_rows > case.key_rows + 3).then_some(case));
         let case = smallest(cases, |case| case.key_rows >= 5 && case.query_heads >= 2 * case.key_heads);
         assert_eq!(shape(&case), [0, 9, 5, 0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn features_that_do_not_matter_shrink_away() {
+        let case = smallest(Cases::changed(|_| ()).featured(), |case| {
+            case.features.mask.is_some_and(|mask| mask.density < 0.5)
+        });
+        let mask = case.features.mask.map(|mask| MaskFeature { density: 0.0, ..mask });
+        let shrunk = Features { mask, ..Features::default() };
+        assert_eq!(Features { mask, ..case.features }, shrunk);
+        let mask = mask.expect("there is one");
+        assert!(mask.placement == ScorePlacement::Dense && !mask.has_dead_rows);
     }
 
     fn shape(case: &Case) -> [usize; 7] {

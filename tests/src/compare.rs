@@ -1,7 +1,9 @@
 //! What the properties compare.
 
 use crate::property::Finding;
-use finite_attention::check::{Case, Computed, GradientInputs, Inputs, Surroundings, compute_with};
+use finite_attention::check::{
+    Case, Computed, GradientInputs, Inputs, Surroundings, compute_with, visible_keys,
+};
 use finite_attention::{Device, Mode};
 
 /// Runs a case; an error of the device, findings of the emulator among them, is what is wrong with the
@@ -52,7 +54,9 @@ pub fn identical(what: &str, dq_too: bool, left: &Computed, right: &Computed) ->
                 same_bits(&format!("{what}: dq"), &left.dq, &right.dq)?;
             }
             same_bits(&format!("{what}: dk"), &left.dk, &right.dk)?;
-            same_bits(&format!("{what}: dv"), &left.dv, &right.dv)
+            same_bits(&format!("{what}: dv"), &left.dv, &right.dv)?;
+            same_bits(&format!("{what}: dbias"), &left.d_bias, &right.d_bias)?;
+            same_bits(&format!("{what}: dsinks"), &left.d_sinks, &right.d_sinks)
         }
         _ => Err(format!("{what}: one has gradients and the other has none")),
     }
@@ -76,31 +80,28 @@ pub fn same_bits(what: &str, left: &[f32], right: &[f32]) -> Finding {
         .map_or(Ok(()), |at| Err(format!("{what}: element {at} is {:e} and {:e}", left[at], right[at])))
 }
 
-/// How many keys each row of queries sees, over all batches or packed sequences, in the order of the
-/// rows of q.
+/// How many keys each query of each head sees, over all batches or packed sequences, in the order of the rows of
+/// q and then of heads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowVisibility(pub Vec<usize>);
 
 impl RowVisibility {
-    /// Those of a case.
-    pub fn of(case: &Case) -> Self {
-        let rows = case.parts().into_iter().flat_map(|part| {
-            let of_one = move |_| (0..part.sizes.query_rows).map(move |row| part.sizes.visible(row));
-            (0..part.sizes.batches).flat_map(of_one)
-        });
-        RowVisibility(rows.collect())
+    /// Those of a case with these inputs, of which only what scores have beside q and k is looked at.
+    pub fn of(case: &Case, inputs: &Inputs) -> Self {
+        RowVisibility(visible_keys(case, inputs))
     }
 
     /// Keys seen by the row of an element of a `[batch, row, head, column]` tensor with this many
     /// columns.
-    pub fn of_element(&self, case: &Case, columns: usize, element: usize) -> usize {
-        self.0[element / columns / case.query_heads]
+    pub fn of_element(&self, columns: usize, element: usize) -> usize {
+        self.0[element / columns]
     }
 
     /// Keys seen by the row of an element of lse, `[batch, head, row]`.
     pub fn of_lse(&self, case: &Case, element: usize) -> usize {
-        let rows = case.problem().q.shape[1];
-        self.0[element / (case.query_heads * rows) * rows + element % rows]
+        let (rows, heads) = (case.problem().q.shape[1], case.query_heads);
+        let (batch, head, row) = (element / (heads * rows), element / rows % heads, element % rows);
+        self.0[(batch * rows + row) * heads + head]
     }
 }
 
@@ -112,13 +113,14 @@ pub fn finite(case: &Case, computed: &Computed) -> Finding {
     let mut tensors = vec![("o", &computed.o)];
     if let Some(gradients) = &computed.gradients {
         tensors.extend([("dq", &gradients.dq), ("dk", &gradients.dk), ("dv", &gradients.dv)]);
+        tensors.extend([("dbias", &gradients.d_bias), ("dsinks", &gradients.d_sinks)]);
     }
     for (name, tensor) in tensors {
         if let Some(at) = tensor.iter().position(|number| !number.is_finite()) {
             return Err(format!("{}: {name}: element {at} is {}", computed.kernel, tensor[at]));
         }
     }
-    let visible = RowVisibility::of(case);
+    let visible = RowVisibility::of(case, &computed.inputs);
     let wrong = computed.lse.iter().enumerate().position(|(at, lse)| {
         let dead = visible.of_lse(case, at) == 0;
         if dead { *lse != f32::NEG_INFINITY } else { !lse.is_finite() }

@@ -52,6 +52,20 @@ pub fn emulated_arch() -> Option<Arch> {
     }
 }
 
+/// The targets of the emulator that properties draw from: that of `FATTN_DEVICE`, all if it is not set, none on a GPU.
+pub fn emulated_archs() -> Vec<Arch> {
+    match std::env::var_os("FATTN_DEVICE") {
+        Some(_) => emulated_arch().into_iter().collect(),
+        None => Arch::ALL.to_vec(),
+    }
+}
+
+/// The target that a device is an emulator of, or would be.
+pub fn arch_of(device: &Device) -> Arch {
+    let (major, minor) = device.properties().compute_capability;
+    if Arch::Sm90a.runs_on(major, minor) { Arch::Sm90a } else { Arch::Sm80 }
+}
+
 /// Opens the device that `FATTN_DEVICE` names, with the kernels that ship.
 ///
 /// # Panics

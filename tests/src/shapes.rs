@@ -1,7 +1,11 @@
 //! Cases that together go through every part of a kernel.
 
 use crate::ptx::spec;
-use finite_attention::check::{Case, Gradients, Placement};
+use finite_attention::check::{
+    BiasFeature, BiasValues, Case, Dimensions, Features, Gradients, MaskFeature, Placement, ScoreHeads,
+    ScorePlacement,
+};
+use finite_attention::problem::AlibiSlopes;
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec, MAX_SPLITS};
 
@@ -84,6 +88,61 @@ pub fn nothing_to_repair(kernel: &str) -> Case {
     Case { packed: true, batches: 1, query_rows, key_rows, ..many_key_tiles(kernel) }
 }
 
+/// Of a case, a bias and a boolean mask that end where their memory ends, or at other times f32 with queries side by
+/// side, slopes, sinks and dropout; with rows that see nothing.
+fn with_features(case: Case, in_f32: bool) -> Case {
+    let dimensions = Dimensions { batches: true, heads: ScoreHeads::Query, queries: true, keys: true };
+    let (dtype, placement, values) = if in_f32 {
+        (Dtype::F32, ScorePlacement::Transposed, BiasValues::Normal)
+    } else {
+        (case.dtype, ScorePlacement::Padded, BiasValues::Hiding)
+    };
+    let bias = BiasFeature { dtype, dimensions, placement, values, gradient: None };
+    let placement = ScorePlacement::Dense;
+    let mask = MaskFeature { dimensions, placement, density: 0.7, has_dead_rows: true };
+    let features = Features {
+        bias: Some(bias),
+        mask: Some(mask),
+        alibi: in_f32.then_some(AlibiSlopes::PerBatchAndHead),
+        has_sinks: in_f32,
+        wants_d_sinks: false,
+        // Not where heads are worked on together.
+        dropout: (in_f32 && case.pack_gqa != Some(true)).then_some(0.3),
+    };
+    Case { features, tight: true, ..case }
+}
+
+/// Of a case, such of which the last row is a lane's first one, and so is the last key; and of a forward, rows that a
+/// mask or a bias hides all keys from: all, and those of a window among keys that are shown.
+fn featured_at_edges(case: &Case) -> Vec<Case> {
+    let mut cases = vec![];
+    for case in [with_features(case.clone(), false), with_features(case.clone(), true)] {
+        let (query_rows, key_rows) = (case.query_rows / 16 * 16 + 1, case.key_rows / 16 * 16 + 1);
+        let bias = case.features.bias.map(|b| BiasFeature { placement: ScorePlacement::Padded, ..b });
+        let features = Features { bias, ..case.features };
+        let first = Case { query_rows, key_rows, mask: Mask::Full, features, ..case.clone() };
+        cases.extend([Case { softcap: Some(2.0), ..first.clone() }, first.clone()]);
+        if case.gradients.is_none() {
+            let mask = features.mask.map(|mask| MaskFeature { density: 0.0, ..mask });
+            let window =
+                Mask::Window { left: Some(2), right: Some(0), alignment: CausalAlignment::TopLeft };
+            cases.push(Case { features: Features { mask, ..features }, ..first });
+            cases.push(Case { mask: window, ..case });
+        }
+    }
+    cases
+}
+
+/// [`ragged`] with a bias in its element type and a boolean mask.
+pub fn featured(kernel: &str) -> Case {
+    with_features(ragged(kernel), false)
+}
+
+/// [`ragged`] with a bias in f32, a boolean mask, slopes, sinks and dropout.
+pub fn featured_in_f32(kernel: &str) -> Case {
+    with_features(ragged(kernel), true)
+}
+
 /// Rows of a tile are those of three heads, 42 queries, which leaves two rows of 128 to nobody, or of four heads, 32
 /// queries; of two batches and two key heads, in two tiles or more, the last one not full. Causal, in ranges of keys,
 /// packed, with a negative scale and capped scores, in f32, with odd columns, and with queries that see nothing.
@@ -104,7 +163,7 @@ fn heads_together(kernel: &str) -> Vec<Case> {
     let in_f32 = |case: &Case| Case { output_dtype: Dtype::F32, ..case.clone() };
     let odd = Case { value_dim: dim - 15, ..three.clone() };
     let dead = Case { mask: window, key_rows: 5, ..four.clone() };
-    vec![
+    let mut cases = vec![
         three.clone(),
         full.clone(),
         Case { num_splits: Some(3), ..three.clone() },
@@ -119,16 +178,22 @@ fn heads_together(kernel: &str) -> Vec<Case> {
         Case { mask: window, key_rows: 40, ..four.clone() },
         Case { scale: Some(-0.2), tight: true, ..three.clone() },
         several_tiles(kernel),
-        Case { batches: 34, query_rows: 4, ..packed },
+        Case { batches: 34, query_rows: 4, ..packed.clone() },
         // The first tile sees nothing, or the last one, behind which there is nothing to write to.
-        Case { key_rows: 5, ..three },
+        Case { key_rows: 5, ..three.clone() },
         dead.clone(),
         in_f32(&dead),
         in_f32(&Case { value_dim: 3, ..dead.clone() }),
         Case { value_dim: 3, ..dead },
         Case { key_rows: 0, ..four },
         Case { query_rows: 3, ..full },
-    ]
+        Case { features: Features { has_sinks: true, ..Features::default() }, ..three.clone() },
+        Case { features: Features { has_sinks: true, ..Features::default() }, ..packed.clone() },
+        with_features(Case { num_splits: Some(3), ..three.clone() }, true),
+        with_features(packed, false),
+    ];
+    cases.extend(featured_at_edges(&three));
+    cases
 }
 
 /// Rows of as many ranges as the kernel is for, few enough for it, with two heads. In 16 bits and in f32; with columns
@@ -211,6 +276,11 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         full.clone(),
         in_f32(Case { mask: Mask::Full, ..ragged.clone() }),
         packed.clone(),
+        featured(kernel),
+        featured_in_f32(kernel),
+        Case { softcap: Some(2.0), ..featured(kernel) },
+        Case { softcap: Some(2.0), ..featured_in_f32(kernel) },
+        with_features(packed.clone(), false),
         in_f32(Case { seed: 5, scale: Some(-0.1), ..packed }),
         window,
         in_f32(odd.clone()),
@@ -224,6 +294,7 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         Case { head_dim: 3, ..ragged.clone() },
         Case { query_rows: 2 * ragged.query_rows, key_rows: 5, query_heads: 4, key_heads: 2, ..full },
     ];
+    cases.extend(featured_at_edges(&ragged));
     if is_forward && spec(kernel).splits_keys() {
         // Three ranges of a key tile, of which rows see nothing, a part or all. The last warp has few rows: what it
         // wrote of others would be the next ones', or behind the workspace.
@@ -235,7 +306,12 @@ pub fn cases(kernel: &str) -> Vec<Case> {
     if let (Arch::Sm90a, Some(gradients)) = (spec(kernel).arch, ragged.gradients) {
         let in_order = Gradients { mode: Mode::Deterministic, ..gradients };
         let in_order = |case: &Case| Case { gradients: Some(in_order), ..case.clone() };
-        cases.extend([in_order(&ragged), in_order(&cases[2]), in_order(&cases[4]), in_order(&cases[6])]);
+        cases.extend([
+            in_order(&ragged),
+            in_order(&cases[2]),
+            in_order(&cases[4]),
+            in_order(&cases[11]),
+        ]);
         cases.push(nothing_to_repair(kernel));
     }
     if is_forward && spec(kernel).arch == Arch::Sm90a {

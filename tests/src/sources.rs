@@ -13,12 +13,15 @@ pub struct Place {
 }
 
 impl Place {
-    /// `path/file.rs:line:column`; `None` for anything else.
+    /// `path/file.rs:line:column`, or without a column, as for what was merged from several; `None` for anything
+    /// else.
     pub fn parse(text: &str) -> Option<Self> {
-        let (rest, column) = text.trim().rsplit_once(':')?;
-        let (file, line) = rest.rsplit_once(':')?;
-        column.parse::<u32>().ok()?;
-        Some(Place { file: file.to_owned(), line: line.parse().ok()? })
+        let (rest, last) = text.trim().rsplit_once(':')?;
+        let last: u32 = last.parse().ok()?;
+        match rest.rsplit_once(':').and_then(|(file, line)| Some((file, line.parse().ok()?))) {
+            Some((file, line)) => Some(Place { file: file.to_owned(), line }),
+            None => Some(Place { file: rest.to_owned(), line: last }),
+        }
     }
 
     /// The line without its indentation; empty where there is none, as in the standard library.
@@ -57,6 +60,7 @@ mod tests {
         let chain = chain("a/b.rs:12:5 @[ c.rs:3:1 @[ d.rs:7:9 ] ]");
         let place = |file: &str, line| Place { file: file.to_owned(), line };
         assert_eq!(chain, [place("a/b.rs", 12), place("c.rs", 3), place("d.rs", 7)]);
+        assert_eq!(Place::parse("a/b.rs:7"), Some(place("a/b.rs", 7)));
         assert_eq!(Place::parse("no place"), None);
     }
 }

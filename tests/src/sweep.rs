@@ -125,6 +125,11 @@ fn guard(
     if is_access(site) {
         return Some((Class::Guard, instruction.to_owned()));
     }
+    // A branch on a switch, which the host sets, guards nothing.
+    let before = &ptx.lines()[..site.line];
+    if is_switch(before, site.text.trim_start_matches('@').split_whitespace().next()?) {
+        return None;
+    }
     let target =
         instruction.strip_prefix("bra")?.trim_start_matches(".uni").trim().trim_end_matches(';');
     let &target = labels.get(target).filter(|&&target| target > site.line)?;
@@ -136,6 +141,21 @@ fn guard(
     };
     let has_access = next.by_ref().take_while(is_straight).any(is_access);
     has_access.then(|| (Class::Guard, String::new()))
+}
+
+/// Whether what last set a predicate compares a register that a switch has just set.
+fn is_switch(before: &[String], predicate: &str) -> bool {
+    let predicate = predicate.trim_start_matches('!');
+    let mut lines = before.iter().rev();
+    let Some(comparison) = lines.find(|line| {
+        let line = line.trim();
+        line.starts_with("setp.") && line.split_whitespace().nth(1) == Some(&format!("{predicate},"))
+    }) else {
+        return false;
+    };
+    let compared = operand(comparison.trim(), 1);
+    let set = |line: &&String| line.trim().starts_with(&format!("mov.b32 {compared},"));
+    lines.find(set).is_some_and(|line| line.contains("// specialize "))
 }
 
 fn is_label(line: &str) -> bool {
@@ -286,6 +306,18 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "bra",
+        through: &["score/backward.rs: if self.references.are_needed {"],
+        why: "all rows have references, and those of rows that are not steep are 0",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "fence.proxy.async.shared",
+        through: &["helpers.rs: self.produce::<E>(p, maps);", "helpers.rs: bulk_copy::fence();"],
+        why: "the async proxy has no part in the message: the fences keep its parts from being computed together",
+    },
+    Explanation {
+        kernel: None,
         opcode: "mbarrier.arrive",
         through: &["self.pipelines.release_last_values(lane == 0);"],
         why: "two warpgroups are at their end here",
@@ -332,6 +364,11 @@ mod tests {
         ];
         assert_eq!(found, expected);
         assert_eq!(edits[5].site.text, "@%p2 bra $END;");
+        let behind_a_switch = Ptx::new(
+            "mov.b32 %r1, 0; // specialize bias\nsetp.ne.b32 %p1, %r1, 0;\n@%p1 bra $END;\n\
+             st.global.b32 [%rd1], %r1;\n$END:\nret;",
+        );
+        assert!(super::edits(&behind_a_switch).is_empty());
         assert!(explanation("any", &edits[0]).is_none());
     }
 }

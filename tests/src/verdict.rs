@@ -5,7 +5,9 @@ use crate::ptx::spec;
 use crate::recorder::{of_size, recording, small, with_room_for, without_counters};
 use crate::shapes::many_key_tiles_in_order;
 use crate::sources::{Place, goes_through};
-use finite_attention::check::{Case, GradientInputs, Inputs, Surroundings, compute_with, run_case_with};
+use finite_attention::check::{
+    Case, ComputedGradients, GradientInputs, Inputs, Surroundings, compute_with, run_case_with,
+};
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Device, Error, KernelImages};
 use kernels_gpu::abi::Family;
@@ -193,7 +195,8 @@ fn judge_repeats(kernel: &str, images: KernelImages, case: &Case) -> Verdict {
         };
         let Some(gradients) = computed.gradients else { return Verdict::Clean };
         let bits = |numbers: &Vec<f32>| numbers.iter().map(|number| number.to_bits()).collect();
-        let now = [&gradients.dq, &gradients.dk, &gradients.dv].map(bits).to_vec();
+        let ComputedGradients { dq, dk, dv, d_bias, d_sinks, .. } = &gradients;
+        let now = [dq, dk, dv, d_bias, d_sinks].map(bits).to_vec();
         if *first.get_or_insert_with(|| now.clone()) != now {
             return Verdict::Wrong(format!("gradients: others under schedule {schedule:?}"));
         }

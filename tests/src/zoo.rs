@@ -9,6 +9,7 @@
 mod backward_sm80;
 mod backward_sm90a;
 mod backward_wide_sm90a;
+mod features;
 mod forward_combine;
 mod forward_sm80;
 mod forward_sm90a;
@@ -16,6 +17,7 @@ mod forward_sm90a;
 use crate::device::emulated;
 use crate::ptx::{Ptx, Which, operand, spec, with_operand};
 use crate::recorder::of_size;
+use crate::shapes::ragged;
 use crate::verdict::{Finding, Verdict, judge_on, options, schedules};
 use finite_attention::Device;
 use finite_attention::check::Case;
@@ -189,23 +191,42 @@ fn never(line: &str) -> String {
     with_operand(&line.replacen(".geu.", ".gt.", 1), 2, operand(line, 1))
 }
 
-/// A choice between two values as the other one.
-fn other_choice(line: &str) -> String {
-    let [first, second] = [1, 2].map(|index| operand(line, index));
-    with_operand(&with_operand(line, 1, second), 2, first)
-}
-
 /// The result of an instruction on f32 as one of its operands, or a number.
 fn result_is(line: &str, value: &str) -> String {
     format!("mov.b32 {}, {value};", operand(line, 0))
 }
 
 /// Where the backward reads lse of the columns of its scores.
-const LSE: &str = "score/backward.rs: each_element::<F, ROWS, N, 0>(lane, lse,";
+const LSE: &str = "score/backward.rs: each_element::<F, ROWS, N, 0>(self.lane, self.lse,";
+/// Where the backward looks for steep rows: the first that reads lse of a step.
+const STATISTIC: &str =
+    "references.rs: is_steep |= is_steep_statistic::<E>(f32::from_bits(shared::load_u32(lse";
+/// Its vote, a `vote.sync.any`.
+const STEEP_VOTE: &str = "references.rs: References { are_needed: warp::any(is_steep & can_be)";
+/// Where it reads what the scores of steep rows are relative to, and what is added then: `ld.global.b32`.
+const REFERENCE: &str = "references.rs: let reference = global::load_written_f32(address);";
+const REST: &str = "references.rs: let rest = global::load_written_f32(";
+
+/// Scores of some 10,000, of which nearly always one takes all.
+fn steep(kernel: &str) -> Case {
+    Case { amplitude: 100.0, ..ragged(kernel) }
+}
+
+/// Scores of 100,000 that hardly differ, so that lse cannot say how many they are.
+fn coarse(kernel: &str) -> Case {
+    Case { amplitude: 0.01, logit_shift: 1e5, ..ragged(kernel) }
+}
+
+/// A vote of which nothing comes.
+fn voted_down(line: &str) -> String {
+    let [out, any] = [0, 1].map(|index| operand(line, index));
+    format!("xor.pred {out}, {any}, {any};")
+}
+
 /// 1.0.
 const ONE: &str = "0f3F800000";
 /// Where it is found out that all scores of a fragment are near 0, compared with the cap: a `setp.geu.f32`.
-const ARE_NEAR: &str = "softcap.rs: if warp::any(!(math::max(even, odd) < self.near)) {";
+const ARE_NEAR: &str = "softcap.rs: if warp::any(needs_long | !(math::max(even, odd) < self.near)) {";
 /// The polynomial of such scores, `fma.rn.f32` one after the other, up to the factor of the product.
 const NEAR: &str = "softcap.rs: products[i] *= horner(&[c7, c5, c3, self.factor]";
 /// What dp - delta is multiplied by because scores are capped: a `fma.rn.sat.f32`.

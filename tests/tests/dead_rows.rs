@@ -1,6 +1,6 @@
 //! A row that sees no key has o = 0, lse = -inf and dq = 0, exactly; the rows beside it are right.
 
-use finite_attention::check::{Case, Computed, Inputs};
+use finite_attention::check::{BiasValues, Case, Computed, Features, Inputs, ScoreInputs};
 use finite_attention::{CausalAlignment, Device, Mask};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::RowVisibility;
@@ -11,11 +11,11 @@ const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
 
 /// o and dq of dead rows are 0 and their lse -inf.
 fn dead_rows_are_zero(case: &Case, computed: &Computed) -> Finding {
-    let visible = RowVisibility::of(case);
+    let visible = RowVisibility::of(case, &computed.inputs);
     let dq = computed.gradients.as_ref().map_or(&[][..], |gradients| &gradients.dq);
     for (name, tensor, columns) in [("o", &*computed.o, case.value_dim), ("dq", dq, case.head_dim)] {
         for (at, &number) in tensor.iter().enumerate() {
-            if visible.of_element(case, columns, at) == 0 && number != 0.0 {
+            if visible.of_element(columns, at) == 0 && number != 0.0 {
                 return Err(format!(
                     "{}: {name}: element {at} of a dead row is {number}",
                     computed.kernel
@@ -74,8 +74,28 @@ fn dead_rows_have_no_gradients() {
         if case.mask == Mask::Full && !case.packed {
             case.mask = CAUSAL;
         }
-        let dead = RowVisibility::of(&case).0.contains(&0);
+        let dead = RowVisibility::of(&case, &Inputs::drawn(&case)).0.contains(&0);
         (dead && case.gradients.is_some()).then_some(case)
     });
     check("dead-rows-gradients", 50, cases.extended().with_enough_rows(), right);
+}
+
+/// Rows that a boolean mask or a bias of minus infinity hides all keys from, beside living ones of the same tile
+/// and with sinks.
+#[test]
+fn rows_that_a_mask_or_a_bias_hides_all_keys_from_are_dead() {
+    let cases = Cases::fitted(|mut case| {
+        if let Some(mask) = &mut case.features.mask {
+            mask.has_dead_rows = true;
+        }
+        if let Some(bias) = &mut case.features.bias {
+            bias.values = BiasValues::Hiding;
+        }
+        let scores = ScoreInputs::drawn(&case);
+        let visible = RowVisibility::of(&case, &Inputs { scores, ..Inputs::default() });
+        let Features { bias, mask, .. } = case.features;
+        let hides = bias.is_some() || mask.is_some();
+        (hides && visible.0.contains(&0) && case.key_rows > 0).then_some(case)
+    });
+    check("dead-rows-features", 50, cases.featured().with_enough_rows(), right);
 }

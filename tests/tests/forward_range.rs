@@ -40,8 +40,9 @@ impl Row<'_> {
             output_dtype,
             ..Case::small()
         };
-        let inputs = Inputs { q: vec![self.q], k: self.k.to_vec(), v: self.v.to_vec() };
-        let Computed { o, lse, inputs: Inputs { q, k, v }, .. } =
+        let inputs =
+            Inputs { q: vec![self.q], k: self.k.to_vec(), v: self.v.to_vec(), ..Inputs::default() };
+        let Computed { o, lse, inputs: Inputs { q, k, v, .. }, .. } =
             run(device, &case, &inputs, Surroundings::Nan).unwrap();
         let expected = exact(&case.sizes(), &q, &k, &v);
         [(o[0].into(), expected.o[0]), (lse[0].into(), expected.lse[0])]

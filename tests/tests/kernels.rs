@@ -78,12 +78,15 @@ fn gives_way_to_hopper(kernel: &KernelSpec) -> bool {
     kernel.arch == Arch::Sm80 && KERNELS.iter().any(|other| other.arch == Arch::Sm90a && same(other))
 }
 
-/// Every kernel for a dtype that runs on this device.
+/// Every kernel of attention for a dtype that runs on this device.
 fn are_run_and_right(dtype: Dtype) {
     let (device, launched) = recording(&open());
     let (major, minor) = device.properties().compute_capability;
     let runs_here = |kernel: &&KernelSpec| {
         kernel.dtype == dtype
+            && kernel.is_attention()
+            // Those of score features have properties of their own.
+            && !matches!(kernel.family, Family::BiasGradient | Family::SinkGradient | Family::MaskBits)
             && kernel.arch.runs_on(major, minor)
             && !(Arch::Sm90a.runs_on(major, minor) && gives_way_to_hopper(kernel))
     };

@@ -132,7 +132,9 @@ fn elements_read_past_the_end() {
     let unconditional =
         |line: &str| line.split_once(' ').map_or_else(String::new, |(_, rest)| rest.to_owned());
     let case = Case { tight: true, ..ragged(STRIDED) };
-    caught(EITHER, STRIDED, &case, |ptx| ptx.edited("ld.global.nc.b16", "", Which::All, unconditional));
+    caught(EITHER, STRIDED, &case, |ptx| {
+        ptx.edited("ld.global.nc.b16", "tile/shared_tile.rs", Which::All, unconditional)
+    });
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! `FATTN_SEED`. `FATTN_MUTATIONS=all` tries all.
 
 use finite_attention_tests::device::emulated_arch;
+use finite_attention_tests::property::seed_from_environment;
 use finite_attention_tests::ptx::Ptx;
 use finite_attention_tests::shapes::cases;
 use finite_attention_tests::sweep::{Class, EXPLANATIONS, KERNELS, edits, explanation, verdict};
@@ -22,8 +23,8 @@ fn every_edit_shows_or_is_explained(kernel: &str) {
     let classes: BTreeSet<Class> = edits.iter().map(|edit| edit.class).collect();
     assert!(classes.len() >= 4 && edits.len() > 100, "{kernel}: {} edits of {classes:?}", edits.len());
     let all = std::env::var("FATTN_MUTATIONS").is_ok_and(|value| value == "all");
-    let seed: usize = std::env::var("FATTN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
-    let (first, step) = if all { (0, 1) } else { (seed % SAMPLE, SAMPLE) };
+    let first = (seed_from_environment() % SAMPLE as u64) as usize;
+    let (first, step) = if all { (0, 1) } else { (first, SAMPLE) };
     let cases = cases(kernel);
     let tried =
         edits.iter().skip(first).step_by(step).filter(|edit| explanation(kernel, edit).is_none());

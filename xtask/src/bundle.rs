@@ -13,7 +13,8 @@
 //! ```
 //!
 //! The test binaries hold the same kernels, which cannot be compressed further but can be stored
-//! once: hence one archive with a window that is wider than a binary.
+//! once: hence one archive with a window that is wider than a binary. A program of integration tests has many
+//! files of them, which run one by one, each with a time of its own.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -42,22 +43,16 @@ const TESTED: [&str; 2] = ["finite-attention", TESTS];
 /// The package of the property tests, and of the zoo.
 const TESTS: &str = "finite-attention-tests";
 
-/// Tests that look for the command, or the source, where cargo built it.
-const LEFT_OUT: [&str; 7] = [
-    "host-test-c_header",
-    "host-test-cli",
-    "host-test-cli_options",
-    "host-test-cli_output",
-    "host-test-sanitize",
-    "host-test-sanitize_options",
-    "host-test-trace",
-];
+/// Files of tests that look for the command, or the source, where cargo built it.
+const LEFT_OUT: [&str; 7] =
+    ["c_header", "cli", "cli_options", "cli_output", "sanitize", "sanitize_options", "trace"];
 
 /// What runs on the other machine.
 const RUN: &str = r#"#!/bin/sh
 # Runs every test binary and `fattn check` on a device, prints a table, and exits with 1 if any failed.
 #
-#     run.sh [LOGS] [TEST...]     logs go to LOGS, or to logs/ here; without tests, all of them
+#     run.sh [LOGS] [TEST...]     logs go to LOGS, or to logs/ here; without tests, all of them. A test is a
+#                                 file of tests, as tests-test-properties:accuracy, or a program
 #
 # FATTN_DEVICE   where: the first GPU (cuda) by default
 # FATTN_CASES    cases of every property test; FATTN_SEED their seed, or `random`
@@ -106,16 +101,30 @@ chmod +x tests/*
 FATTN_DEVICE=${FATTN_DEVICE:-cuda}
 TIME_LIMIT=${TIME_LIMIT:-240}
 DEADLINE=$(($(date +%s) + ${TOTAL_LIMIT:-450}))
+LEFT_OUT="@LEFT_OUT@"
 export FATTN_DEVICE TIME_LIMIT DEADLINE
 
 printf '%-48s %4s %6s\n' command exit time
 "$here/run.sh" --one "$logs" devices ./fattn devices
 {
     if [ "$#" -gt 0 ]; then
-        printf '%s\n' "$@" | sed 's|.*|& tests/&|'
+        printf '%s\n' "$@" | sed 's|^\([^:]*\):\(.*\)$|\1:\2 tests/\1 \2::|; t; s|.*|& tests/&|'
     else
         echo "check ./fattn check --device $FATTN_DEVICE --cases ${CHECK_CASES:-240}"
-        ls tests | sed 's|.*|& tests/&|'
+        for program in $(ls tests); do
+            case $program in
+            *-test-*)
+                files=$("tests/$program" --list | sed -n 's/^\([a-z0-9_]*\)::.*: test$/\1/p' | sort -u)
+                for file in $files; do
+                    case " $LEFT_OUT " in
+                    *" $file "*) ;;
+                    *) echo "$program:$file tests/$program $file::" ;;
+                    esac
+                done
+                ;;
+            *) echo "$program tests/$program" ;;
+            esac
+        done
     fi
 } | xargs -P "${JOBS:-4}" -L 1 "$here/run.sh" --one "$logs"
 failed=$(cat "$logs/failed" 2>/dev/null | wc -l)
@@ -142,7 +151,7 @@ pub fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(output.join("tests"))?;
     collect(&fattn.path, &output.join("fattn"))?;
     collect(&library.path, &output.join("libfinite_attention.so"))?;
-    for test in tested.iter().filter(|artifact| artifact.test && !LEFT_OUT.contains(&&*artifact.name)) {
+    for test in tested.iter().filter(|artifact| artifact.test) {
         collect(&test.path, &output.join("tests").join(&test.name))?;
     }
     pack(&output, "tests")?;
@@ -152,7 +161,7 @@ pub fn run(args: &Args) -> Result<()> {
     pack(&output, "mutants")?;
     copy_comparison(&workspace::root().join("benchmarks"), &output)?;
     let script = output.join("run.sh");
-    fs::write(&script, RUN)?;
+    fs::write(&script, RUN.replace("@LEFT_OUT@", &LEFT_OUT.join(" ")))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     report(&output, args.max_megabytes)
 }

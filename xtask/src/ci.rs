@@ -3,14 +3,23 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
-use crate::workspace::{on_path, root, run_shown};
-use crate::{build_kernels, tidy};
+use crate::workspace::{on_path, output, root, run_shown};
+use crate::{build_kernels, seed, tidy};
 
-/// Run everything that must be green.
+/// Run everything that must be green, with a share of the properties' random cases: others for each commit.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Install what is missing: the kernel compiler and ptxas.
+    #[arg(long)]
+    install: bool,
+}
+
+/// Run all random cases of every property for each target of the emulator, every edit of the sweep, and build
+/// all kernels, whatever was checked before: hours.
+#[derive(clap::Args)]
+pub struct SoakArgs {
     /// Install what is missing: the kernel compiler and ptxas.
     #[arg(long)]
     install: bool,
@@ -24,8 +33,37 @@ type Step<'a> = (&'a str, Box<dyn Fn() -> Result<()> + 'a>);
 /// # Errors
 /// The error of that step, with its name.
 pub fn run(args: &Args) -> Result<()> {
+    let seed = seed()?;
+    println!("FATTN_SEED={seed}: with it the same cases are drawn again");
+    run_steps(steps(args, &seed))
+}
+
+/// As [`run`], of [`SoakArgs`].
+///
+/// # Errors
+/// As [`run`].
+pub fn soak(args: &SoakArgs) -> Result<()> {
+    let seed = seed()?;
+    println!("FATTN_SEED={seed}: with it the same cases are drawn again");
+    let of_target = |device: &'static str, more: &'static [(&str, &str)]| {
+        let seed = seed.clone();
+        move || {
+            let cases = [("FATTN_SEED", &*seed), ("FATTN_DEVICE", device), ("FATTN_CASES", "all")];
+            properties(&[&cases[..], more].concat(), &[])
+        }
+    };
+    // What takes broken kernels is the same on every target.
+    let once = [("FATTN_MUTATIONS", "all"), ("FATTN_SCHEDULES", "20")].as_slice();
+    run_steps(vec![
+        ("kernels", Box::new(|| build_kernels::check(args.install))),
+        ("sm_80", Box::new(of_target("emulated:sm_80", once))),
+        ("sm_90a", Box::new(of_target(HOPPER, &[]))),
+    ])
+}
+
+fn run_steps(steps: Vec<Step<'_>>) -> Result<()> {
     let mut times: Vec<(&str, Duration)> = Vec::new();
-    for (name, step) in steps(args) {
+    for (name, step) in steps {
         println!("== {name}");
         let started = Instant::now();
         let done = step();
@@ -39,14 +77,14 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn steps(args: &Args) -> Vec<Step<'_>> {
+fn steps<'a>(args: &'a Args, seed: &'a str) -> Vec<Step<'a>> {
     let mut steps: Vec<Step> = vec![
         ("fmt", Box::new(|| cargo("fmt --all -- --check"))),
         ("tidy", Box::new(tidy::run)),
-        ("kernels", Box::new(|| build_kernels::check(args.install))),
+        ("kernels", Box::new(|| build_kernels::check_once(args.install))),
         ("clippy", Box::new(|| cargo("clippy --workspace --all-targets --locked -- -D warnings"))),
-        ("tests", Box::new(tests)),
-        ("hopper", Box::new(hopper)),
+        ("tests", Box::new(move || tests(&[("FATTN_SEED", seed)]))),
+        ("hopper", Box::new(move || hopper(seed))),
         ("doctests", Box::new(|| cargo("test --workspace --doc --locked"))),
         ("docs", Box::new(docs)),
     ];
@@ -64,32 +102,55 @@ fn steps(args: &Args) -> Vec<Step<'_>> {
     steps
 }
 
-fn tests() -> Result<()> {
-    if on_path("cargo-nextest").is_some() {
-        cargo("nextest run --workspace --locked")
-    } else {
-        cargo("test --workspace --lib --bins --tests --locked")
+/// The seed of this run: that of the environment, else one of the commit, so that a run can be repeated and
+/// another commit tries other cases.
+///
+/// # Errors
+/// When the environment says what is no seed.
+fn seed() -> Result<String> {
+    if let Some(said) = seed::from_environment().map_err(|error| anyhow!(error))? {
+        return Ok(said.to_string());
     }
+    let head = output(Command::new("git").current_dir(root()).args(["rev-parse", "--short=8", "HEAD"]));
+    let number = head.ok().and_then(|(text, _)| u32::from_str_radix(text.trim().get(..8)?, 16).ok());
+    Ok(number.unwrap_or(0).to_string())
 }
 
-/// A few cases of every property for Hopper's kernels, others in each run: the step before is for compute
-/// capability 8.0, and repeats its cases. What fails prints its seed.
-fn hopper() -> Result<()> {
-    const PROPERTIES: [&str; 8] = [
-        "accuracy",
-        "dead_rows",
-        "gradients",
-        "kernels",
-        "large_logits",
-        "nan_propagation",
-        "pack_gqa",
-        "poison",
-    ];
+/// All tests, with such an environment.
+fn tests(environment: &[(&str, &str)]) -> Result<()> {
     let mut command = Command::new("cargo");
-    command.args(["test", "--package", "finite-attention-tests", "--locked"]);
-    command.args(PROPERTIES.iter().flat_map(|property| ["--test", *property]));
-    command.env("FATTN_DEVICE", "emulated:sm_90a").env("FATTN_CASES", "4").env("FATTN_SEED", "random");
-    run_shown(command.current_dir(root()))
+    if on_path("cargo-nextest").is_some() {
+        command.args(["nextest", "run", "--workspace", "--locked"]);
+    } else {
+        command.args(["test", "--workspace", "--lib", "--bins", "--tests", "--locked"]);
+    }
+    run_shown(command.envs(environment.iter().copied()).current_dir(root()))
+}
+
+/// The properties, or those in some of their files, with such an environment. Of the whole workspace, so that
+/// nothing is built again with other features than for [`tests`].
+fn properties(environment: &[(&str, &str)], files: &[&str]) -> Result<()> {
+    let mut command = Command::new("cargo");
+    let files = files.iter().map(|file| format!("{file}::"));
+    if on_path("cargo-nextest").is_some() {
+        command.args(["nextest", "run", "--workspace", "--locked", "-E", "binary(properties)"]);
+        command.args(files);
+    } else {
+        command.args(["test", "--workspace", "--locked", "--test", "properties", "--"]).args(files);
+    }
+    run_shown(command.envs(environment.iter().copied()).current_dir(root()))
+}
+
+/// The device of Hopper's kernels.
+const HOPPER: &str = "emulated:sm_90a";
+
+/// What is not drawn at random, for Hopper's kernels: the step before runs it for compute capability 8.0, and
+/// draws a target with each random case.
+fn hopper(seed: &str) -> Result<()> {
+    const FILES: [&str; 7] =
+        ["accuracy", "dead_rows", "gradients", "kernels", "large_logits", "msda", "nan_propagation"];
+    let environment = [("FATTN_SEED", seed), ("FATTN_DEVICE", HOPPER), ("FATTN_CASES", "0")];
+    properties(&environment, &FILES)
 }
 
 fn docs() -> Result<()> {

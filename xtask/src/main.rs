@@ -4,6 +4,8 @@ mod build_kernels;
 mod bundle;
 mod ci;
 mod mutate;
+#[path = "../../tests/src/seed.rs"]
+mod seed;
 mod tidy;
 mod workspace;
 
@@ -25,6 +27,8 @@ enum Xtask {
     Tidy,
     /// Run everything that must be green, with the time of each step.
     Ci(ci::Args),
+    /// Run all random cases for every target, every edit of the sweep, and build all kernels: hours.
+    Soak(ci::SoakArgs),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +38,7 @@ fn main() -> ExitCode {
         Xtask::Mutate(args) => mutate::run(&args),
         Xtask::Tidy => tidy::run(),
         Xtask::Ci(args) => ci::run(&args),
+        Xtask::Soak(args) => ci::soak(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

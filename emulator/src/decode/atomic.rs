@@ -5,8 +5,8 @@ use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    ATOMIC_SPACES, AtomicOp, AtomicType, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_RELEASE, FLAG_STRONG,
-    FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK,
+    ATOMIC_SPACES, AtomicOp, AtomicType, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_OPTIONAL, FLAG_RELEASE,
+    FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK,
 };
 use crate::space::Space;
 
@@ -60,7 +60,7 @@ fn exists(op: AtomicOp, ty: AtomicType) -> bool {
 
 /// Decodes `atom` and `red`.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let (mut place, mut op) = (Space::Generic, None);
+    let (mut place, mut op, mut vector) = (Space::Generic, None, 1);
     let mut order = FLAG_STRONG;
     for modifier in s.middle() {
         match *modifier {
@@ -69,6 +69,8 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             "acq_rel" => order |= FLAG_ACQUIRE | FLAG_RELEASE,
             "cta" | "cluster" => order |= FLAG_BLOCK,
             "relaxed" | "gpu" | "sys" | "noftz" | CACHE_POLICY => {}
+            "v2" => vector = 2,
+            "v4" => vector = 4,
             name => match (space(name), operation(name)) {
                 (Some(space @ (Space::Global | Space::Shared)), _) => place = space,
                 (_, Some(operation)) => op = Some(operation),
@@ -89,10 +91,27 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     }
     let d = if returns { b.destination(s, 0, bits)? } else { ROW_SINK };
     let (address, offset, wide) = b.address(s, first)?;
+    let number = ATOMIC_SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32;
+    let flags = order | if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    if vector > 1 {
+        // `red.global.add.v4.f32`: the operand is a list of rows, the second one says how many.
+        let is_there = (op, ty, place) == (AtomicOp::Add, AtomicType::F32, Space::Global);
+        if returns || !is_there {
+            return Err(UNSUPPORTED);
+        }
+        let elements = b.elements(s, first + 1)?;
+        if elements.len() != vector {
+            return Err(ParseErrorKind::Operand("a vector of the wrong length"));
+        }
+        let rows = elements.into_iter().map(|element| b.source_scalar(element, bits));
+        let rows = rows.collect::<Result<Vec<u32>>>()?;
+        let list = b.list(&rows);
+        let instruction = with_rows(Op::Atomic(op), d, &[address, list, vector as u32, number]);
+        let flags = flags | FLAG_OPTIONAL;
+        return Ok(Instruction { flags, count: ty as u8, immediate: offset, ..instruction });
+    }
     let operand = b.source(s, first + 1, bits)?;
     let second = if sources == 2 { b.source(s, first + 2, bits)? } else { operand };
-    let number = ATOMIC_SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32;
     let instruction = with_rows(Op::Atomic(op), d, &[address, operand, second, number]);
-    let flags = order | if wide { FLAG_WIDE_ADDRESS } else { 0 };
     Ok(Instruction { flags, count: ty as u8, immediate: offset, ..instruction })
 }

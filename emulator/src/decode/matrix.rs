@@ -6,7 +6,11 @@ use crate::isa::{FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Instruction, MatrixOp, Op};
 
 /// Decodes the family.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    if s.name() == "mma" { multiply(s, b) } else { transfer(s, b) }
+    match s.name() {
+        "mma" => multiply(s, b),
+        "movmatrix" => move_transposed(s, b),
+        _ => transfer(s, b),
+    }
 }
 
 /// The rows of a vector operand of known length.
@@ -50,6 +54,17 @@ fn multiply<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructio
     let d = rows(s, b, 0, 4, true)?;
     let lists = [rows(s, b, 1, a_rows, false)?, rows(s, b, 2, b_rows, false)?, rows(s, b, 3, 4, false)?];
     Ok(with_rows(Op::Matrix(op), d, &lists))
+}
+
+/// `movmatrix.sync.aligned.m8n8.trans.b16 d, a;`
+fn move_transposed<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let ["sync", "aligned", "m8n8", "trans", "b16"] = s.modifiers() else {
+        return Err(UNSUPPORTED);
+    };
+    s.expect_operands(2, 2)?;
+    let d = b.destination(s, 0, 32)?;
+    let a = b.source(s, 1, 32)?;
+    Ok(with_rows(Op::Matrix(MatrixOp::MoveTransposed), d, &[a]))
 }
 
 /// `ldmatrix.sync.aligned.m8n8.xN{.trans}.shared.b16 d, [a];` and `stmatrix`.

@@ -60,7 +60,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         "shfl" | "vote" | "match" | "redux" | "activemask" | "elect" => warp::decode(s, b),
         "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "bar" | "barrier" | "membar" | "fence"
         | "nanosleep" | "setmaxnreg" | "griddepcontrol" | "pmevent" => control::decode(s, b),
-        "mma" | "ldmatrix" | "stmatrix" => matrix::decode(s, b),
+        "mma" | "ldmatrix" | "stmatrix" | "movmatrix" => matrix::decode(s, b),
         _ => integer::decode(s, b),
     }
 }

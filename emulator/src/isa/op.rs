@@ -245,6 +245,8 @@ pub enum MatrixOp {
     LoadMatrix,
     /// `stmatrix` of `count` matrices from the list at `d`.
     StoreMatrix,
+    /// `movmatrix`: the matrix in row `a`, transposed.
+    MoveTransposed,
 }
 
 /// Asynchronous copies to shared memory.

@@ -59,7 +59,7 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
             all(i, [1, 1, 0, 0, 0], f)
         }
         Op::Load(_) | Op::Store(_) => access(i, lists, f),
-        Op::Atomic(_) => atomic(i, f),
+        Op::Atomic(_) => atomic(i, lists, f),
         Op::Shuffle(_) => all(i, [1, 1, 1, 1, 1], f),
         Op::Vote(op) => {
             f(&mut i.b, 1, Read);
@@ -244,15 +244,20 @@ fn access(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u
     list(lists, i.d, usize::from(i.count), rows, role, f);
 }
 
-fn atomic(i: &mut Instruction, f: &mut impl FnMut(&mut u32, u32, Role)) {
+fn atomic(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u32, Role)) {
     let ty = AtomicType::ALL[usize::from(i.count)];
     let rows = match ty {
         AtomicType::B64 | AtomicType::U64 | AtomicType::S64 | AtomicType::F64 => 2,
         _ => 1,
     };
     address(i, f);
-    f(&mut i.b, rows, Role::Read);
-    f(&mut i.c, rows, Role::Read);
+    if i.has(FLAG_OPTIONAL) {
+        // A vector: `b` is a list of `c` rows.
+        list(lists, i.b, i.c as usize, 1, Role::Read, f);
+    } else {
+        f(&mut i.b, rows, Role::Read);
+        f(&mut i.c, rows, Role::Read);
+    }
     f(&mut i.d, rows, Role::Write);
 }
 
@@ -270,6 +275,7 @@ fn matrix(
             let role = if op == MatrixOp::LoadMatrix { Role::Write } else { Role::Read };
             return list(lists, i.d, usize::from(i.count), 1, role, f);
         }
+        MatrixOp::MoveTransposed => return all(i, [1, 1, 0, 0, 0], f),
     };
     list(lists, i.a, a, 1, Role::Read, f);
     list(lists, i.b, b, 1, Role::Read, f);

@@ -20,9 +20,11 @@ pub struct Workspace {
 
 /// Queues one backward pass on `stream` and returns without waiting.
 ///
-/// Shapes, dtypes and strides are those of `problem`. All of dq, dk and dv is written: 0 for a row that
-/// sees no key and for a key that no row sees. How large the workspace must be says the plan of the same
-/// problem, device and pointers:
+/// Shapes, dtypes and strides are those of `problem`. All of dq, dk and dv is written, and of dBias and
+/// dSinks if they are wanted: 0 for a row that sees no key, whatever its q and dO hold, and for a key that no
+/// row sees. A NaN in q or dO of a row that sees no
+/// key may reach dk and dv through the tile that it shares with others. How large the workspace must be says
+/// the plan of the same problem, device and pointers:
 ///
 /// ```no_run
 /// # use finite_attention::*;
@@ -42,11 +44,12 @@ pub struct Workspace {
 /// refuse, and errors of the driver.
 ///
 /// # Safety
-/// For all work queued up to this call's last kernel: every element of the inputs is readable and stays
-/// unchanged; every element of dq, dk and dv and the workspace is writable, used by nothing else, and
-/// shares no memory with the inputs or each other. Memory between and around the elements is neither
-/// used nor changed. The offsets of packed sequences are readable and as [`crate::Sequences::Packed`]
-/// says.
+/// For all work queued up to this call's last kernel: every element of the inputs (q, k, v, o, lse, dO, and
+/// what of dLSE, bias, boolean mask, slopes of ALiBi and sinks the problem has, the mask as in
+/// [`forward`](super::forward)) is readable and stays unchanged; every element of dq, dk and dv, of dBias and
+/// dSinks if they are wanted, and the workspace is writable, used by nothing else, and shares no memory with
+/// the inputs or each other. Memory between and around the elements is neither used nor changed. The offsets
+/// of packed sequences are readable and as [`crate::Sequences::Packed`] says.
 pub unsafe fn backward(
     device: &Device,
     problem: &BackwardProblem,

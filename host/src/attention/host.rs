@@ -1,5 +1,6 @@
 //! Attention on host slices: copied to the device, computed, copied back.
 
+use super::scores::{CopiedScores, Elements, ScoreGradients, ScoreSlices};
 use super::{Element, backward_and_wait, forward};
 use crate::buffer::{DeviceBuffer, InDeviceMemory};
 use crate::device::Device;
@@ -59,6 +60,64 @@ pub fn forward_packed_host<T: Element, O: Element>(
     cu_seqlens_q: &[i32],
     cu_seqlens_k: &[i32],
 ) -> Result<ForwardOutput<O>> {
+    let scores = ScoreSlices::default();
+    forward_inputs_host(device, problem, &ForwardInputs { q, k, v, scores, cu_seqlens_q, cu_seqlens_k })
+}
+
+/// What a forward pass takes, on the host. Slices of tensors as in [`forward_host`]: `T` is the element type
+/// of q, k and v.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardInputs<'s, T> {
+    /// `[B, Sq, Hq, D]`.
+    pub q: &'s [T],
+    /// `[B, Sk, Hk, D]`.
+    pub k: &'s [T],
+    /// `[B, Sk, Hk, Dv]`.
+    pub v: &'s [T],
+    /// Bias, boolean mask, slopes and sinks: what of them the problem has.
+    pub scores: ScoreSlices<'s, T>,
+    /// Offsets of packed sequences in q; empty without them.
+    pub cu_seqlens_q: &'s [i32],
+    /// Offsets of packed sequences in k; empty without them.
+    pub cu_seqlens_k: &'s [i32],
+}
+
+/// As [`forward_packed_host`], with all that scores can have beside q and k.
+///
+/// ```no_run
+/// use finite_attention::attention::{BiasSlice, ForwardInputs, ScoreSlices, forward_inputs_host};
+/// use finite_attention::problem::{Bias, ScoreLayout};
+/// use finite_attention::{Device, Dtype, ForwardOutput, ForwardProblem, Layout};
+/// # fn main() -> finite_attention::Result<()> {
+/// let layout = Layout::bshd([1, 2, 1, 4]);
+/// let (q, k, v) = ([0.5f32; 8], [1f32; 8], [2f32; 8]);
+/// // The second key is hidden from both queries.
+/// let bias = [0.0, f32::NEG_INFINITY];
+/// let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout)
+///     .with_bias(Bias { layout: ScoreLayout::dense([1, 1, 1, 2]), dtype: Dtype::F32 });
+/// let inputs = ForwardInputs {
+///     q: &q,
+///     k: &k,
+///     v: &v,
+///     scores: ScoreSlices { bias: Some(BiasSlice::F32(&bias)), ..ScoreSlices::default() },
+///     cu_seqlens_q: &[],
+///     cu_seqlens_k: &[],
+/// };
+/// let output: ForwardOutput<f32> = forward_inputs_host(&Device::default()?, &problem, &inputs)?;
+/// assert_eq!(output.lse, [1.0; 2]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`forward_packed_host`], [`Error::NotInProblem`] for what the problem does not have, and
+/// [`Error::WrongLength`] for what it has and is not there.
+pub fn forward_inputs_host<T: Element, O: Element>(
+    device: &Device,
+    problem: &ForwardProblem,
+    inputs: &ForwardInputs<'_, T>,
+) -> Result<ForwardOutput<O>> {
+    let &ForwardInputs { q, k, v, ref scores, cu_seqlens_q, cu_seqlens_k } = inputs;
     common_dtype(&[("problem", problem.dtype), ("q", T::DTYPE)])?;
     common_dtype(&[("problem", problem.output_dtype), ("o", O::DTYPE)])?;
     check_offsets(problem, cu_seqlens_q, cu_seqlens_k)?;
@@ -69,6 +128,7 @@ pub fn forward_packed_host<T: Element, O: Element>(
     let q = Copied::new(device, "q", &problem.q, q)?;
     let k = Copied::new(device, "k", &problem.k, k)?;
     let v = Copied::new(device, "v", &problem.v, v)?;
+    let scores = CopiedScores::new(device, &valid, scores, stream)?;
     let o = output_buffer::<O>(device, &problem.o)?;
     let lse_elements = if problem.wants_lse { valid.lse_elements() } else { 0 };
     let lse = DeviceBuffer::<f32>::uninitialised(device, lse_elements)?;
@@ -80,6 +140,7 @@ pub fn forward_packed_host<T: Element, O: Element>(
         lse: lse.device_pointer(),
         cu_seqlens_q: offsets_q.device_pointer(),
         cu_seqlens_k: offsets_k.device_pointer(),
+        score: scores.pointers(),
     };
     // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past
     // `synchronize`; the offsets were checked.
@@ -106,6 +167,8 @@ pub struct BackwardInputs<'s, T, O> {
     pub d_o: &'s [T],
     /// Like lse; empty unless [`BackwardProblem::has_d_lse`].
     pub d_lse: &'s [f32],
+    /// Bias, boolean mask, slopes and sinks, as in the forward pass.
+    pub scores: ScoreSlices<'s, T>,
     /// Offsets of packed sequences in q; empty without them.
     pub cu_seqlens_q: &'s [i32],
     /// Offsets of packed sequences in k; empty without them.
@@ -122,12 +185,16 @@ pub struct BackwardOutput<G> {
     pub dk: Vec<G>,
     /// `[B, Sk, Hk, Dv]`.
     pub dv: Vec<G>,
+    /// In the layout of [`BackwardProblem::d_bias`], if that is wanted.
+    pub d_bias: Option<Elements>,
+    /// `[Hq]`; empty unless [`BackwardProblem::wants_d_sinks`].
+    pub d_sinks: Vec<f32>,
 }
 
 /// Backward pass on host slices. `G` is the element type of dq, dk and dv: `T`, or f32.
 ///
 /// # Errors
-/// As [`forward_packed_host`], for every tensor, and [`Error::NotInProblem`] for a dLSE that the problem does
+/// As [`forward_inputs_host`], for every tensor, and [`Error::NotInProblem`] for a dLSE that the problem does
 /// not have.
 pub fn backward_host<T: Element, O: Element, G: Element>(
     device: &Device,
@@ -139,7 +206,8 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
     common_dtype(&[("problem", forward.output_dtype), ("o", O::DTYPE)])?;
     common_dtype(&[("problem", problem.gradient_dtype), ("dq", G::DTYPE)])?;
     check_offsets(forward, inputs.cu_seqlens_q, inputs.cu_seqlens_k)?;
-    let valid = problem.validate()?.forward;
+    let valid_backward = problem.validate()?;
+    let valid = valid_backward.forward;
     if !problem.has_d_lse && !inputs.d_lse.is_empty() {
         return Err(Error::NotInProblem { argument: "dlse", got: inputs.d_lse.len() });
     }
@@ -159,6 +227,9 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
     let dq = output_buffer::<G>(device, &problem.dq)?;
     let dk = output_buffer::<G>(device, &problem.dk)?;
     let dv = output_buffer::<G>(device, &problem.dv)?;
+    let scores = CopiedScores::new(device, &valid, &inputs.scores, stream)?;
+    let of_scores = ScoreGradients::new(device, &valid_backward)?;
+    let [d_bias, d_sinks] = of_scores.pointers();
     let pointers = BackwardPointers {
         q: q.pointer(),
         k: k.pointer(),
@@ -172,11 +243,16 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
         d_lse: d_lse.device_pointer(),
         cu_seqlens_q: offsets_q.device_pointer(),
         cu_seqlens_k: offsets_k.device_pointer(),
+        score: scores.pointers(),
+        d_bias,
+        d_sinks,
     };
     // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past the
     // end of the call, which waits; the offsets were checked.
     unsafe { backward_and_wait(device, problem, &pointers, stream) }?;
-    Ok(BackwardOutput { dq: dq.to_vec(stream)?, dk: dk.to_vec(stream)?, dv: dv.to_vec(stream)? })
+    let (d_bias, d_sinks) = of_scores.read(stream)?;
+    let (dq, dk, dv) = (dq.to_vec(stream)?, dk.to_vec(stream)?, dv.to_vec(stream)?);
+    Ok(BackwardOutput { dq, dk, dv, d_bias, d_sinks })
 }
 
 /// The offsets of packed sequences fit the rows. Before all else is checked: where they do not, it is they
@@ -186,13 +262,22 @@ fn check_offsets(problem: &ForwardProblem, cu_seqlens_q: &[i32], cu_seqlens_k: &
     sequences.check_offsets(q.shape[1], k.shape[1], cu_seqlens_q, cu_seqlens_k)
 }
 
-/// Zeros where a layout has gaps; else left uninitialised, so that the emulator sees an element that is
-/// not written.
-fn output_buffer<O: Element>(device: &Device, layout: &Layout) -> Result<DeviceBuffer<O>> {
-    if layout.span() as u128 == layout.elements() {
-        return DeviceBuffer::uninitialised(device, layout.span());
+/// Memory for an output.
+pub(crate) fn output_buffer<O: Element>(device: &Device, layout: &Layout) -> Result<DeviceBuffer<O>> {
+    elements_of(device, layout.span(), layout.elements())
+}
+
+/// Memory for so many elements, of which the first and the last are `span - 1` apart. Zeros where a layout
+/// has gaps; else left uninitialised, so that the emulator sees an element that is not written.
+pub(super) fn elements_of<O: Element>(
+    device: &Device,
+    span: usize,
+    elements: u128,
+) -> Result<DeviceBuffer<O>> {
+    if span as u128 == elements {
+        return DeviceBuffer::uninitialised(device, span);
     }
-    DeviceBuffer::zeroed(device, layout.span())
+    DeviceBuffer::zeroed(device, span)
 }
 
 /// A dense tensor of the shape of lse, copied to the device.
@@ -209,7 +294,7 @@ fn like_lse(
 }
 
 /// As many elements as a tensor of this shape spans.
-fn first<'e, T>(
+pub(super) fn first<'e, T>(
     argument: &'static str,
     expected: usize,
     shape: &[usize],
@@ -220,20 +305,25 @@ fn first<'e, T>(
 }
 
 /// A tensor copied to the device.
-struct Copied<T> {
+pub(crate) struct Copied<T> {
     buffer: DeviceBuffer<T>,
     /// Where element (0, 0, 0, 0) stands in the buffer, in elements.
     origin: usize,
 }
 
 impl<T: Element> Copied<T> {
-    fn new(device: &Device, argument: &'static str, layout: &Layout, elements: &[T]) -> Result<Self> {
+    pub(crate) fn new(
+        device: &Device,
+        argument: &'static str,
+        layout: &Layout,
+        elements: &[T],
+    ) -> Result<Self> {
         let elements = first(argument, layout.span(), &layout.shape, elements)?;
         Ok(Copied { buffer: DeviceBuffer::from_slice(device, elements)?, origin: layout.origin() })
     }
 
     /// Address of element (0, 0, 0, 0).
-    fn pointer(&self) -> DevicePointer {
+    pub(crate) fn pointer(&self) -> DevicePointer {
         self.buffer.device_pointer() + (self.origin * size_of::<T>()) as u64
     }
 }

@@ -1,11 +1,14 @@
 //! From the structs of the C interface to problems and pointers.
 
-use super::types::{CAttention, CBackwardArgs, CForwardArgs, CTensor, Status};
+use super::types::{CAttention, CBackwardArgs, CDropout, CForwardArgs, CScores, CTensor, Status};
 use super::{Failure, invalid};
-use crate::attention::Workspace;
+use crate::attention::{PreparedMask, Workspace};
 use crate::error::Error;
-use crate::plan::{BackwardPointers, ForwardPointers};
-use crate::problem::{BackwardProblem, CausalAlignment, ForwardProblem, Layout, Mask, Mode, Sequences};
+use crate::plan::{BackwardPointers, ForwardPointers, ScorePointers};
+use crate::problem::{
+    AlibiSlopes, BackwardProblem, Bias, CausalAlignment, Dropout, ForwardProblem, Layout, Mask, Mode,
+    ScoreLayout, Sequences,
+};
 use kernels_gpu::abi::Dtype;
 
 /// The status and the text of an error.
@@ -23,8 +26,12 @@ pub fn failure(error: Error) -> Failure {
     (status, error.to_string())
 }
 
-pub fn forward_problem(args: &CForwardArgs) -> Result<ForwardProblem, Failure> {
-    let mut problem = attention(&args.attention)?;
+pub fn forward_problem(
+    args: &CForwardArgs,
+    mask: Option<&PreparedMask>,
+) -> Result<ForwardProblem, Failure> {
+    let mut problem = with_scores(attention(&args.attention)?, &args.scores, mask)?;
+    problem.dropout = dropout(&args.dropout);
     problem.num_splits = Some(args.num_splits).filter(|&splits| splits != 0);
     problem.pack_gqa = match args.pack_gqa {
         0 => None,
@@ -54,7 +61,50 @@ fn attention(args: &CAttention) -> Result<ForwardProblem, Failure> {
     Ok(problem)
 }
 
-pub fn forward_pointers(args: &CAttention) -> ForwardPointers {
+/// The problem with what scores have beside q and k.
+fn with_scores(
+    mut problem: ForwardProblem,
+    scores: &CScores,
+    mask: Option<&PreparedMask>,
+) -> Result<ForwardProblem, Failure> {
+    if scores.bias.address != 0 {
+        let layout = score_layout("bias", &scores.bias)?;
+        problem.bias = Some(Bias { layout, dtype: dtype("bias_dtype", scores.bias_dtype)? });
+    }
+    problem.attn_mask = mask.map(PreparedMask::shape);
+    let per_batch = flag("alibi_per_batch", scores.alibi_per_batch)?;
+    problem.alibi = match (scores.alibi_slopes != 0, per_batch) {
+        (false, false) => None,
+        (false, true) => {
+            let text = "alibi_per_batch: expected 0 without an address of alibi_slopes, got 1";
+            return Err(invalid(text));
+        }
+        (true, false) => Some(AlibiSlopes::PerHead),
+        (true, true) => Some(AlibiSlopes::PerBatchAndHead),
+    };
+    problem.has_sinks = scores.sinks != 0;
+    Ok(problem)
+}
+
+/// None where nothing is dropped, which is also what earlier versions have.
+fn dropout(&CDropout { rate, seed, offset, .. }: &CDropout) -> Option<Dropout> {
+    (rate != 0.0).then_some(Dropout { rate, seed, offset })
+}
+
+fn score_pointers(scores: &CScores, mask: Option<&PreparedMask>) -> ScorePointers {
+    ScorePointers {
+        bias: scores.bias.address,
+        mask_bits: mask.map_or(0, PreparedMask::device_pointer),
+        alibi_slopes: scores.alibi_slopes,
+        sinks: scores.sinks,
+    }
+}
+
+pub fn forward_pointers(args: &CForwardArgs, mask: Option<&PreparedMask>) -> ForwardPointers {
+    pointers(&args.attention, score_pointers(&args.scores, mask))
+}
+
+fn pointers(args: &CAttention, score: ScorePointers) -> ForwardPointers {
     ForwardPointers {
         q: args.q.address,
         k: args.k.address,
@@ -63,11 +113,16 @@ pub fn forward_pointers(args: &CAttention) -> ForwardPointers {
         lse: args.lse,
         cu_seqlens_q: args.cu_seqlens_q,
         cu_seqlens_k: args.cu_seqlens_k,
+        score,
     }
 }
 
-pub fn backward_problem(args: &CBackwardArgs) -> Result<BackwardProblem, Failure> {
-    let forward = attention(&args.attention)?;
+pub fn backward_problem(
+    args: &CBackwardArgs,
+    mask: Option<&PreparedMask>,
+) -> Result<BackwardProblem, Failure> {
+    let mut forward = with_scores(attention(&args.attention)?, &args.scores, mask)?;
+    forward.dropout = dropout(&args.dropout);
     let deterministic = flag("deterministic", args.deterministic)?;
     let mut problem = BackwardProblem::new(forward)
         .with_d_o(layout("do", &args.d_o)?)
@@ -77,12 +132,19 @@ pub fn backward_problem(args: &CBackwardArgs) -> Result<BackwardProblem, Failure
         problem = problem.with_gradient_dtype(Dtype::F32);
     }
     problem.has_d_lse = args.d_lse != 0;
+    if args.d_bias.address != 0 {
+        let is_f32 = flag("d_bias_f32", args.d_bias_f32)?;
+        // Without a bias it is wrong to ask, whatever the type.
+        let dtype = forward.bias.filter(|_| !is_f32).map_or(Dtype::F32, |bias| bias.dtype);
+        problem.d_bias = Some(Bias { layout: score_layout("dbias", &args.d_bias)?, dtype });
+    }
+    problem.wants_d_sinks = args.d_sinks != 0;
     Ok(problem)
 }
 
-pub fn backward_pointers(args: &CBackwardArgs) -> BackwardPointers {
-    let ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k } =
-        forward_pointers(&args.attention);
+pub fn backward_pointers(args: &CBackwardArgs, mask: Option<&PreparedMask>) -> BackwardPointers {
+    let ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, score } =
+        pointers(&args.attention, score_pointers(&args.scores, mask));
     BackwardPointers {
         q,
         k,
@@ -96,6 +158,9 @@ pub fn backward_pointers(args: &CBackwardArgs) -> BackwardPointers {
         d_lse: args.d_lse,
         cu_seqlens_q,
         cu_seqlens_k,
+        score,
+        d_bias: args.d_bias.address,
+        d_sinks: args.d_sinks,
     }
 }
 
@@ -163,7 +228,7 @@ fn sequences(args: &CAttention) -> Result<Sequences, Failure> {
     Ok(Sequences::Packed { count, max_query_rows, max_key_rows })
 }
 
-fn dtype(argument: &str, number: i32) -> Result<Dtype, Failure> {
+pub fn dtype(argument: &str, number: i32) -> Result<Dtype, Failure> {
     match number {
         0 => Ok(Dtype::Bf16),
         1 => Ok(Dtype::F16),
@@ -172,7 +237,7 @@ fn dtype(argument: &str, number: i32) -> Result<Dtype, Failure> {
     }
 }
 
-fn flag(argument: &str, number: i32) -> Result<bool, Failure> {
+pub fn flag(argument: &str, number: i32) -> Result<bool, Failure> {
     match number {
         0 => Ok(false),
         1 => Ok(true),
@@ -180,12 +245,21 @@ fn flag(argument: &str, number: i32) -> Result<bool, Failure> {
     }
 }
 
-fn layout(argument: &str, tensor: &CTensor) -> Result<Layout, Failure> {
+pub fn layout(argument: &str, tensor: &CTensor) -> Result<Layout, Failure> {
+    Ok(Layout { shape: shape(argument, tensor)?, strides: tensor.strides })
+}
+
+/// The layout of a tensor over scores.
+pub fn score_layout(argument: &str, tensor: &CTensor) -> Result<ScoreLayout, Failure> {
+    Ok(ScoreLayout { shape: shape(argument, tensor)?, strides: tensor.strides })
+}
+
+fn shape(argument: &str, tensor: &CTensor) -> Result<[usize; 4], Failure> {
     let mut shape = [0; 4];
     for (size, given) in shape.iter_mut().zip(tensor.shape) {
         *size = usize::try_from(given).map_err(|_| {
             invalid(format!("{argument}: expected sizes of at least 0, got {:?}", tensor.shape))
         })?;
     }
-    Ok(Layout { shape, strides: tensor.strides })
+    Ok(shape)
 }

@@ -1,5 +1,10 @@
 //! The structs of the C interface. `include/finite_attention.h` says more of their fields.
 
+use crate::attention::PreparedMask;
+use kernels_gpu::abi::MSDA_MAX_LEVELS;
+use std::mem::offset_of;
+use std::ptr;
+
 /// What the functions return.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +75,51 @@ pub struct CAttention {
     pub max_key_rows: i64,
 }
 
+/// `fattn_scores`: what scores have beside q and k, as far as addresses are not 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CScores {
+    /// `[batch, head, query, key]` each of the problem or 1, with any strides.
+    pub bias: CTensor,
+    /// Of the bias: 0 bf16, 1 f16, 2 f32.
+    pub bias_dtype: i32,
+    /// Whether there are slopes for each batch.
+    pub alibi_per_batch: i32,
+    /// What `fattn_prepare_mask` made; null without a boolean mask.
+    pub mask: *const PreparedMask,
+    /// Device address of f32 `[Hq]`, or `[B, Hq]`.
+    pub alibi_slopes: u64,
+    /// Device address of f32 `[Hq]`.
+    pub sinks: u64,
+}
+
+impl Default for CScores {
+    fn default() -> Self {
+        CScores {
+            bias: CTensor::default(),
+            bias_dtype: 0,
+            alibi_per_batch: 0,
+            mask: ptr::null(),
+            alibi_slopes: 0,
+            sinks: 0,
+        }
+    }
+}
+
+/// `fattn_dropout`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CDropout {
+    /// The share of probabilities that is dropped; 0 for none.
+    pub rate: f32,
+    /// 0.
+    pub reserved: u32,
+    /// Seed of the numbers.
+    pub seed: u64,
+    /// Which numbers of the seed.
+    pub offset: u64,
+}
+
 /// `fattn_forward_args`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,6 +134,10 @@ pub struct CForwardArgs {
     pub reserved: u32,
     /// lse is not written if its address is 0.
     pub attention: CAttention,
+    /// Where callers of the first version have nothing.
+    pub scores: CScores,
+    /// Where callers of the second version have nothing.
+    pub dropout: CDropout,
 }
 
 /// `fattn_backward_args`.
@@ -114,33 +168,160 @@ pub struct CBackwardArgs {
     pub workspace: u64,
     /// Its size.
     pub workspace_bytes: u64,
+    /// As in the forward pass; where callers of the first version have nothing.
+    pub scores: CScores,
+    /// In the bias's shape, written; not wanted if its address is 0.
+    pub d_bias: CTensor,
+    /// Whether dBias is f32, whatever the bias is.
+    pub d_bias_f32: i32,
+    /// 0.
+    pub reserved_2: u32,
+    /// Device address of f32 `[Hq]`, written, or 0.
+    pub d_sinks: u64,
+    /// That of the forward pass; where callers of the second version have nothing.
+    pub dropout: CDropout,
 }
 
-/// Arguments that start with their own size.
+/// `fattn_msda`: what forward and backward of multi-scale deformable attention share.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CMsda {
+    /// Of value, o and dO: 0 bf16, 1 f16, 2 f32.
+    pub dtype: i32,
+    /// Of locations: that of value, or f32.
+    pub locations_dtype: i32,
+    /// Of weights: that of value, or f32.
+    pub weights_dtype: i32,
+    /// 0 zeros, 1 border.
+    pub padding: i32,
+    /// Whether corners are aligned.
+    pub align_corners: i32,
+    /// L.
+    pub levels: i32,
+    /// P.
+    pub level_points: i64,
+    /// Height and width of each level.
+    pub shapes: [[i64; 2]; MSDA_MAX_LEVELS],
+    /// `[B, cells, H, C]`.
+    pub value: CTensor,
+    /// `[B, N, H, L * P * 2]`.
+    pub locations: CTensor,
+    /// `[B, N, H, L * P]`.
+    pub weights: CTensor,
+}
+
+/// `fattn_msda_forward_args`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CMsdaForwardArgs {
+    /// Size of this struct.
+    pub struct_bytes: u32,
+    /// 0.
+    pub reserved: u32,
+    /// What is sampled.
+    pub msda: CMsda,
+    /// `[B, N, H, C]`, written.
+    pub o: CTensor,
+}
+
+/// `fattn_msda_backward_args`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CMsdaBackwardArgs {
+    /// Size of this struct.
+    pub struct_bytes: u32,
+    /// Whether the gradients must be the same bits from run to run.
+    pub deterministic: i32,
+    /// What was sampled.
+    pub msda: CMsda,
+    /// `[B, N, H, C]`.
+    pub d_o: CTensor,
+    /// `[B, cells, H, C]`, written.
+    pub d_value: CTensor,
+    /// `[B, N, H, L * P * 2]`, written.
+    pub d_locations: CTensor,
+    /// `[B, N, H, L * P]`, written.
+    pub d_weights: CTensor,
+    /// Device address of the workspace.
+    pub workspace: u64,
+    /// Its size.
+    pub workspace_bytes: u64,
+}
+
+/// Arguments that start with their own size. Later versions have more fields behind those of earlier ones,
+/// which mean nothing where they are 0.
 ///
 /// # Safety
-/// `repr(C)`, the first field is `struct_bytes: u32`, and any bytes are a value.
-pub(super) unsafe trait Versioned: Copy {
-    /// What must be 0.
-    fn reserved(&self) -> u32;
+/// `repr(C)`, the first field is `struct_bytes: u32`, and bytes that callers gave, with zeros behind them,
+/// are a value.
+pub(super) unsafe trait Versioned: Copy + Default {
+    /// Sizes of earlier versions.
+    const EARLIER: &'static [usize];
+
+    /// The first field that must be 0 and is not.
+    fn reserved(&self) -> Option<(&'static str, u32)>;
 }
 
 // SAFETY: as the struct says.
 unsafe impl Versioned for CForwardArgs {
-    fn reserved(&self) -> u32 {
-        self.reserved
+    const EARLIER: &'static [usize] =
+        &[offset_of!(CForwardArgs, scores), offset_of!(CForwardArgs, dropout)];
+
+    fn reserved(&self) -> Option<(&'static str, u32)> {
+        let all = [("reserved", self.reserved), ("dropout.reserved", self.dropout.reserved)];
+        all.into_iter().find(|&(_, got)| got != 0)
     }
 }
 
 // SAFETY: as the struct says.
 unsafe impl Versioned for CBackwardArgs {
-    fn reserved(&self) -> u32 {
-        self.reserved
+    const EARLIER: &'static [usize] =
+        &[offset_of!(CBackwardArgs, scores), offset_of!(CBackwardArgs, dropout)];
+
+    fn reserved(&self) -> Option<(&'static str, u32)> {
+        let all = [
+            ("reserved", self.reserved),
+            ("reserved_2", self.reserved_2),
+            ("dropout.reserved", self.dropout.reserved),
+        ];
+        all.into_iter().find(|&(_, got)| got != 0)
+    }
+}
+
+// SAFETY: as the struct says.
+unsafe impl Versioned for CMsdaForwardArgs {
+    const EARLIER: &'static [usize] = &[];
+
+    fn reserved(&self) -> Option<(&'static str, u32)> {
+        (self.reserved != 0).then_some(("reserved", self.reserved))
+    }
+}
+
+// SAFETY: as the struct says.
+unsafe impl Versioned for CMsdaBackwardArgs {
+    const EARLIER: &'static [usize] = &[];
+
+    fn reserved(&self) -> Option<(&'static str, u32)> {
+        None
     }
 }
 
 // The sizes that callers in other languages count on: no padding anywhere.
 const _: () = assert!(size_of::<CTensor>() == 72);
 const _: () = assert!(size_of::<CAttention>() == 40 + 4 * 72 + 6 * 8);
-const _: () = assert!(size_of::<CForwardArgs>() == 16 + size_of::<CAttention>());
-const _: () = assert!(size_of::<CBackwardArgs>() == 16 + size_of::<CAttention>() + 4 * 72 + 3 * 8);
+const _: () = assert!(size_of::<CScores>() == 72 + 8 + 3 * 8);
+const _: () = assert!(size_of::<CDropout>() == 8 + 2 * 8);
+const _: () = assert!(offset_of!(CForwardArgs, scores) == 16 + size_of::<CAttention>());
+const _: () =
+    assert!(offset_of!(CBackwardArgs, scores) == 16 + size_of::<CAttention>() + 4 * 72 + 3 * 8);
+const _: () = {
+    let forward = offset_of!(CForwardArgs, scores) + size_of::<CScores>();
+    assert!(offset_of!(CForwardArgs, dropout) == forward);
+    assert!(size_of::<CForwardArgs>() == forward + size_of::<CDropout>());
+    let backward = offset_of!(CBackwardArgs, scores) + size_of::<CScores>() + 72 + 16;
+    assert!(offset_of!(CBackwardArgs, dropout) == backward);
+    assert!(size_of::<CBackwardArgs>() == backward + size_of::<CDropout>());
+};
+const _: () = assert!(size_of::<CMsda>() == 32 + 16 * MSDA_MAX_LEVELS + 3 * 72);
+const _: () = assert!(size_of::<CMsdaForwardArgs>() == 8 + size_of::<CMsda>() + 72);
+const _: () = assert!(size_of::<CMsdaBackwardArgs>() == 8 + size_of::<CMsda>() + 4 * 72 + 2 * 8);

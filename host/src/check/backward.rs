@@ -1,6 +1,7 @@
 //! The backward pass of a case on a device.
 
 use super::compute::{input, spill, widened};
+use super::scores::{ScoreGradientMemory, ScoreGradients, ScoreMemory};
 use super::{Case, GradientInputs, Surroundings, TensorMemory};
 use crate::attention::{Element, Workspace, launch_backward};
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
@@ -24,6 +25,10 @@ pub struct ComputedGradients {
     pub dk: Vec<f32>,
     /// `[B, Sk, Hk, Dv]`.
     pub dv: Vec<f32>,
+    /// In the shape of the bias; empty unless it is wanted.
+    pub d_bias: Vec<f32>,
+    /// `[Hq]`; empty unless they are wanted.
+    pub d_sinks: Vec<f32>,
     /// Which output (or the workspace) changed outside its elements, and where.
     pub spilled: Option<String>,
 }
@@ -36,6 +41,7 @@ pub(super) struct ForwardMemory<'d, T, O> {
     pub o: TensorMemory<'d, O>,
     pub lse: TensorMemory<'d, f32>,
     pub offsets: [DeviceBuffer<i32>; 2],
+    pub scores: ScoreMemory<'d, T>,
 }
 
 /// Runs the backward pass after the forward pass, if the case has one. The workspace starts as NaN.
@@ -71,6 +77,8 @@ fn compute_typed<T: Element, O: Element, G: Element>(
     let d_lse_layout = Layout::bshd([1, 1, 1, inputs.d_lse.len()]);
     let d_lse = input::<f32>(device, case, d_lse_layout, &inputs.d_lse, surroundings)?;
     let (dq, dk, dv) = (output(problem.dq)?, output(problem.dk)?, output(problem.dv)?);
+    let of_scores = ScoreGradientMemory::<T>::new(device, case)?;
+    let [d_bias, d_sinks] = of_scores.pointers();
     let [cu_seqlens_q, cu_seqlens_k] =
         forward.offsets.each_ref().map(|offsets| offsets.device_pointer());
     let pointers = BackwardPointers {
@@ -86,6 +94,9 @@ fn compute_typed<T: Element, O: Element, G: Element>(
         d_lse: d_lse.pointer(),
         cu_seqlens_q,
         cu_seqlens_k,
+        score: forward.scores.pointers(),
+        d_bias,
+        d_sinks,
     };
     let plan = plan_backward(&valid, device.properties(), &pointers)?;
     let workspace_spilled = run(device, &plan)?;
@@ -98,10 +109,12 @@ fn compute_typed<T: Element, O: Element, G: Element>(
         ("dv", dv_spilled),
         ("workspace", workspace_spilled),
     ]);
+    let ScoreGradients { d_bias, d_sinks, spilled: of_scores_spilled } = of_scores.read(stream)?;
+    let spilled = spilled.or(of_scores_spilled);
     let kernel = plan.main_kernel().map_or("none".to_owned(), |variant| variant.to_string());
     let inputs = GradientInputs { d_o: widened(d_o.written()), d_lse: d_lse.written() };
     let [dq, dk, dv] = [dq, dk, dv].map(widened);
-    Ok(Some(ComputedGradients { kernel, inputs, dq, dk, dv, spilled }))
+    Ok(Some(ComputedGradients { kernel, inputs, dq, dk, dv, d_bias, d_sinks, spilled }))
 }
 
 /// Launches the plan with a workspace of NaN, waits, and says where something outside of that changed.

@@ -1,6 +1,6 @@
 //! One case: a problem, where its tensors stand, and the numbers in them.
 
-use super::Placement;
+use super::{Features, Placement};
 use crate::problem::{BackwardProblem, ForwardProblem, Mask, Mode, Sequences};
 use crate::reference::Sizes;
 use kernels_gpu::abi::Dtype;
@@ -22,6 +22,8 @@ pub struct Gradients {
 pub struct Part {
     /// The problem that the reference is asked.
     pub sizes: Sizes,
+    /// Its first batch, or its packed sequence.
+    pub first_batch: usize,
     /// First row of q.
     pub first_query: usize,
     /// First row of k.
@@ -65,6 +67,8 @@ pub struct Case {
     /// f32. It comes from one column, not from a large amplitude: that would cancel, and lse with it
     /// lose more than its tolerance.
     pub logit_shift: f32,
+    /// What scores have beside q and k.
+    pub features: Features,
     /// Where the tensors stand.
     pub placement: Placement,
     /// No guard bytes after the inputs: a device that checks bounds then sees the first element read
@@ -100,6 +104,7 @@ impl Case {
             softcap: None,
             amplitude: 1.0,
             logit_shift: 0.0,
+            features: Features::default(),
             placement: Placement::Bshd,
             tight: false,
             packed: false,
@@ -142,11 +147,12 @@ impl Case {
     /// What the reference computes one after the other: all batches at once, packed sequences one by one.
     pub fn parts(&self) -> Vec<Part> {
         if !self.packed {
-            return vec![Part { sizes: self.sizes(), first_query: 0, first_key: 0 }];
+            return vec![Part { sizes: self.sizes(), first_batch: 0, first_query: 0, first_key: 0 }];
         }
         let [q, k] = self.offsets();
         let part = |(sequence, [query_rows, key_rows]): (usize, [usize; 2])| Part {
             sizes: Sizes { batches: 1, query_rows, key_rows, ..self.sizes() },
+            first_batch: sequence,
             first_query: q[sequence] as usize,
             first_key: k[sequence] as usize,
         };
@@ -167,6 +173,11 @@ impl Case {
             scale: self.scale,
             softcap: self.softcap,
             mask: self.mask,
+            bias: self.bias(),
+            attn_mask: self.mask_shape(),
+            alibi: self.features.alibi,
+            has_sinks: self.features.has_sinks,
+            dropout: self.dropout(),
             sequences: if self.packed { packed } else { Sequences::Strided },
             output_dtype: self.output_dtype,
             o: place.query(output),
@@ -187,6 +198,8 @@ impl Case {
             dk: place.query(self.key_shape(self.head_dim)),
             dv: place.query(self.key_shape(self.value_dim)),
             gradient_dtype: dtype,
+            d_bias: self.d_bias(),
+            wants_d_sinks: self.features.has_sinks && self.features.wants_d_sinks,
             has_d_lse,
             mode,
         })

@@ -1,6 +1,7 @@
 //! One case on a device: the launches, and what came out.
 
 use super::backward::{ForwardMemory, compute_gradients};
+use super::scores::ScoreMemory;
 use super::{Case, ComputedGradients, GradientInputs, Inputs, Surroundings, TensorMemory};
 use crate::attention::{Element, launch_forward};
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
@@ -88,6 +89,7 @@ fn compute_typed<T: Element, O: Element>(
         o: TensorMemory::new(device, problem.o, lead, true, None, Surroundings::Nan)?,
         lse: TensorMemory::new(device, lse_layout, 0, true, None, Surroundings::Nan)?,
         offsets: offsets(device, case)?,
+        scores: ScoreMemory::new(device, case, &inputs.scores, surroundings)?,
     };
     let [cu_seqlens_q, cu_seqlens_k] = memory.offsets.each_ref().map(|offsets| offsets.device_pointer());
     let pointers = ForwardPointers {
@@ -98,6 +100,7 @@ fn compute_typed<T: Element, O: Element>(
         lse: memory.lse.pointer(),
         cu_seqlens_q,
         cu_seqlens_k,
+        score: memory.scores.pointers(),
     };
     let stream = Stream::default();
     let start = Instant::now();
@@ -116,7 +119,7 @@ fn compute_typed<T: Element, O: Element>(
     let spilled = spilled.or_else(|| gradients.as_ref().and_then(|gradients| gradients.spilled.clone()));
     let kernel = plan.map_or("none".to_owned(), |plan| plan.variant.to_string());
     let [q, k, v] = [&memory.q, &memory.k, &memory.v].map(|tensor| widened(tensor.written()));
-    let inputs = Inputs { q, k, v };
+    let inputs = Inputs { q, k, v, scores: memory.scores.written() };
     Ok(Computed { kernel, inputs, o: widened(o), lse, gradients, spilled, elapsed })
 }
 

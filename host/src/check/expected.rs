@@ -1,10 +1,13 @@
 //! What the reference makes of a case.
 
 use super::{Case, GradientInputs, Inputs, Part};
+use crate::problem::Dropout;
 use crate::reference::{
-    ExactGradients, NaiveGradients, Precision, exact, exact_backward, naive, naive_backward,
+    DropoutNumbers, ExactGradients, NaiveGradients, OverScores, Precision, Scores, Sizes,
+    exact_backward_with, exact_with, naive_backward_with, naive_with,
 };
 use kernels_gpu::abi::Dtype;
+use std::ops::AddAssign;
 
 /// The exact results of a case and the unfused ones, in logical order.
 #[derive(Clone, Debug)]
@@ -19,26 +22,27 @@ pub struct Expected {
     pub gradients: Option<(ExactGradients, NaiveGradients)>,
 }
 
-/// Computes a case in f64 and as unfused code, packed sequences one by one. `gradients` are not looked
-/// at unless the case has any.
-pub fn expected(case: &Case, inputs: &Inputs, gradients: &GradientInputs) -> Expected {
+/// Computes a case in f64 and as unfused code, packed sequences one by one. `gradients` are not looked at
+/// unless the case has any; nor is `given_o`, the o that the backward was given, which unfused code is given,
+/// too: what its rounding costs delta is nothing that a backward could do better.
+pub fn expected(case: &Case, inputs: &Inputs, gradients: &GradientInputs, given_o: &[f32]) -> Expected {
     let [_, rows, heads, _] = case.problem().q.shape;
     let mut whole = Expected {
         o: Vec::new(),
         lse: if case.packed { vec![f64::NAN; rows * heads] } else { Vec::new() },
         naive_o: Vec::new(),
-        gradients: case.gradients.map(|_| {
-            let (dq, dk, dv) = Default::default();
-            (ExactGradients { dq, dk, dv }, NaiveGradients { dq: vec![], dk: vec![], dv: vec![] })
-        }),
+        gradients: case.gradients.map(|_| (ExactGradients::default(), NaiveGradients::default())),
     };
     let output = precision(case.output_dtype);
     for part in case.parts() {
         let Part { sizes, first_query, .. } = &part;
         let [q, k, v, d_o] = slices(&part, inputs, &gradients.d_o);
-        let exact = exact(sizes, q, k, v);
+        let [.., given_o] = slices(&part, inputs, given_o);
+        let scores = part_of_scores(case, &part, inputs);
+        let exact = exact_with(sizes, &scores, q, k, v);
         whole.o.extend(exact.o);
-        whole.naive_o.extend(naive(sizes, precision(case.dtype), output, q, k, v).o);
+        let precisions = [precision(case.dtype), output];
+        whole.naive_o.extend(naive_with(sizes, &scores, precisions, [q, k, v]).o);
         if case.packed {
             for (at, lse) in exact.lse.into_iter().enumerate() {
                 let (head, row) = (at / sizes.query_rows, at % sizes.query_rows);
@@ -50,18 +54,96 @@ pub fn expected(case: &Case, inputs: &Inputs, gradients: &GradientInputs) -> Exp
         let (Some(asked), Some((exact, naive))) = (case.gradients, &mut whole.gradients) else {
             continue;
         };
-        let precisions = [case.dtype, case.output_dtype, asked.dtype].map(precision);
+        let precisions = [case.dtype, asked.dtype].map(precision);
         let d_lse = asked.has_d_lse.then(|| part_of_lse(case, &part, rows, &gradients.d_lse));
-        let more = exact_backward(sizes, q, k, v, d_o, d_lse.as_deref());
+        let more = exact_backward_with(sizes, &scores, [q, k, v], d_o, d_lse.as_deref());
         exact.dq.extend(more.dq);
         exact.dk.extend(more.dk);
         exact.dv.extend(more.dv);
-        let more = naive_backward(sizes, precisions, [q, k, v], d_o, d_lse.as_deref());
+        add_d_bias(case, &part, &mut exact.d_bias, more.d_bias);
+        add(&mut exact.d_sinks, 0, more.d_sinks);
+        let given = [given_o, d_o];
+        let more = naive_backward_with(sizes, &scores, precisions, [q, k, v], given, d_lse.as_deref());
         naive.dq.extend(more.dq);
         naive.dk.extend(more.dk);
         naive.dv.extend(more.dv);
+        add_d_bias(case, &part, &mut naive.d_bias, more.d_bias);
+        add(&mut naive.d_sinks, 0, more.d_sinks);
+    }
+    if let (Some((_, naive)), Some(bias)) = (&mut whole.gradients, case.d_bias()) {
+        let precision = precision(bias.dtype);
+        naive.d_bias.iter_mut().for_each(|value| *value = precision.round(*value));
     }
     whole
+}
+
+/// How many keys each query sees, `[row of q, query head]` over all batches or packed sequences.
+pub fn visible_keys(case: &Case, inputs: &Inputs) -> Vec<usize> {
+    let mut visible = Vec::new();
+    for part in case.parts() {
+        let (scores, Sizes { batches, query_rows, query_heads, .. }) =
+            (part_of_scores(case, &part, inputs), part.sizes);
+        let rows = (0..batches).flat_map(|batch| (0..query_rows).map(move |row| (batch, row)));
+        let places = rows.flat_map(|(batch, row)| (0..query_heads).map(move |head| [batch, head, row]));
+        visible.extend(places.map(|at| scores.visible(&part.sizes, at)));
+    }
+    visible
+}
+
+/// What of bias, mask, slopes, sinks and dropout a part has.
+pub(super) fn part_of_scores<'i>(case: &Case, part: &Part, inputs: &'i Inputs) -> Scores<'i, f32> {
+    let scores = &inputs.scores;
+    let (bias, mask) = (case.bias().map(|bias| bias.layout), case.mask_layout());
+    let batches = if case.packed { 1 } else { case.batches };
+    Scores {
+        bias: bias.map(|layout| batches_of(case, part, layout.shape, &scores.bias)),
+        mask: mask.map(|layout| batches_of(case, part, layout.shape, &scores.mask)),
+        alibi_slopes: case.features.alibi.map(|_| {
+            let slopes = scores.alibi_slopes.as_slice();
+            match slopes.len() == case.query_heads {
+                true => slopes,
+                false => &slopes[part.first_batch * case.query_heads..][..batches * case.query_heads],
+            }
+        }),
+        sinks: case.features.has_sinks.then_some(scores.sinks.as_slice()),
+        dropout: case.dropout().map(|Dropout { rate, seed, offset }| DropoutNumbers {
+            rate,
+            seed,
+            offset,
+            first_batch: part.first_batch,
+        }),
+    }
+}
+
+/// All batches of a tensor over scores, or those of a packed sequence.
+fn batches_of<'i, T>(case: &Case, part: &Part, shape: [usize; 4], values: &'i [T]) -> OverScores<'i, T> {
+    let [batches, heads, queries, keys] = shape;
+    if !case.packed || batches == 1 {
+        return OverScores { shape, values };
+    }
+    let elements = heads * queries * keys;
+    let shape = [1, heads, queries, keys];
+    OverScores { shape, values: &values[part.first_batch * elements..][..elements] }
+}
+
+/// Adds the gradient of what a part has of the bias to that of the whole bias.
+fn add_d_bias<N: Copy + Default + AddAssign>(
+    case: &Case,
+    part: &Part,
+    whole: &mut Vec<N>,
+    more: Vec<N>,
+) {
+    let Some(d_bias) = case.d_bias() else { return };
+    let [batches, ..] = d_bias.layout.shape;
+    whole.resize(d_bias.layout.elements() as usize, N::default());
+    let first = if case.packed && batches > 1 { part.first_batch * more.len() } else { 0 };
+    add(whole, first, more);
+}
+
+/// `whole[first..] += more`, of zeros at first.
+fn add<N: Copy + Default + AddAssign>(whole: &mut Vec<N>, first: usize, more: Vec<N>) {
+    whole.resize(whole.len().max(first + more.len()), N::default());
+    whole[first..].iter_mut().zip(more).for_each(|(whole, more)| *whole += more);
 }
 
 /// q, k, v and dO of a part. The rows of all its heads stand side by side.
@@ -98,5 +180,111 @@ pub(super) fn precision(dtype: Dtype) -> Precision {
         Dtype::Bf16 => Precision::Bf16,
         Dtype::F16 => Precision::F16,
         Dtype::F32 => Precision::F32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        BiasFeature, BiasValues, Dimensions, Features, Gradients, MaskFeature, ScoreHeads,
+        ScorePlacement,
+    };
+    use super::*;
+    use crate::problem::{AlibiSlopes, Mode};
+
+    /// What a sequence has of a tensor over scores, element by element.
+    fn cut<T: Copy>(tensor: &[T], shape: [usize; 4], of: [usize; 3]) -> ([usize; 4], Vec<T>) {
+        let [batches, heads, queries, keys] = shape;
+        let [sequence, rows, columns] = of;
+        let batch = if batches == 1 { 0 } else { sequence };
+        let rows = if queries == 1 { 1 } else { rows };
+        let columns = if keys == 1 { 1 } else { columns };
+        let at = |head: usize, row: usize| ((batch * heads + head) * queries + row) * keys;
+        let places = (0..heads).flat_map(|head| (0..rows).map(move |row| (head, row)));
+        let values = places.flat_map(|(head, row)| tensor[at(head, row)..][..columns].to_vec());
+        let values = values.collect();
+        ([1, heads, rows, columns], values)
+    }
+
+    /// Bias and mask of packed sequences are indexed by positions within each, and slopes by which it is.
+    #[test]
+    fn a_packed_sequence_has_its_corner_of_bias_and_mask() {
+        let all = Dimensions::ALL;
+        let one = Dimensions { batches: false, heads: ScoreHeads::One, ..all };
+        for (of_bias, of_mask) in [(all, one), (one, all), (Dimensions { queries: false, ..all }, all)] {
+            let (placement, gradient) = (ScorePlacement::Dense, Some(Dtype::F32));
+            let case = Case {
+                features: Features {
+                    bias: Some(BiasFeature {
+                        dtype: Dtype::Bf16,
+                        dimensions: of_bias,
+                        placement,
+                        values: BiasValues::Hiding,
+                        gradient,
+                    }),
+                    mask: Some(MaskFeature {
+                        dimensions: of_mask,
+                        placement,
+                        density: 0.7,
+                        has_dead_rows: true,
+                    }),
+                    alibi: Some(AlibiSlopes::PerBatchAndHead),
+                    has_sinks: true,
+                    wants_d_sinks: true,
+                    dropout: Some(0.5),
+                },
+                batches: 4,
+                seed: 3,
+                packed: true,
+                head_dim: 8,
+                value_dim: 8,
+                gradients: Some(Gradients { dtype: Dtype::F32, has_d_lse: false, mode: Mode::Fast }),
+                ..Case::small()
+            };
+            let (inputs, gradients) = (Inputs::drawn(&case), GradientInputs::drawn(&case));
+            // o does not depend on the gradients.
+            let forward = Case { gradients: None, ..case.clone() };
+            let o = expected(&forward, &inputs, &gradients, &inputs.q).o;
+            let o: Vec<f32> = o.into_iter().map(|o| o as f32).collect();
+            let whole = expected(&case, &inputs, &gradients, &o);
+            let (exact_whole, naive_whole) = whole.gradients.unwrap();
+            let (bias_shape, mask_shape) =
+                (case.bias().unwrap().layout.shape, case.mask_layout().unwrap().shape);
+            let (mut d_bias, mut d_sinks) = (vec![0.0; exact_whole.d_bias.len()], vec![0.0; 2]);
+            for (sequence, part) in case.parts().iter().enumerate() {
+                let of = [sequence, part.sizes.query_rows, part.sizes.key_rows];
+                let (shape, bias) = cut(&inputs.scores.bias, bias_shape, of);
+                let (mask_shape, mask) = cut(&inputs.scores.mask, mask_shape, of);
+                let scores = Scores {
+                    bias: Some(OverScores { shape, values: bias.as_slice() }),
+                    mask: Some(OverScores { shape: mask_shape, values: mask.as_slice() }),
+                    alibi_slopes: Some(&inputs.scores.alibi_slopes[2 * sequence..][..2]),
+                    sinks: Some(&inputs.scores.sinks),
+                    dropout: case.dropout().map(|Dropout { rate, seed, offset }| DropoutNumbers {
+                        rate,
+                        seed,
+                        offset,
+                        first_batch: sequence,
+                    }),
+                };
+                let [q, k, v, d_o] = slices(part, &inputs, &gradients.d_o);
+                let alone = exact_with(&part.sizes, &scores, q, k, v);
+                let rows = part.first_query * 2 * 8..(part.first_query + of[1]) * 2 * 8;
+                assert_eq!(whole.o[rows], alone.o, "{of:?}");
+                let alone = exact_backward_with(&part.sizes, &scores, [q, k, v], d_o, None);
+                d_sinks.iter_mut().zip(alone.d_sinks).for_each(|(sum, part)| *sum += part);
+                let [batches, _, queries, keys] = bias_shape;
+                for (at, gradient) in alone.d_bias.into_iter().enumerate() {
+                    let (row, key) = (at / shape[3], at % shape[3]);
+                    let (head, row) = (row / shape[2], row % shape[2]);
+                    let batch = if batches == 1 { 0 } else { sequence };
+                    d_bias[((batch * shape[1] + head) * queries + row) * keys + key] += gradient;
+                }
+            }
+            assert_eq!((exact_whole.d_bias, exact_whole.d_sinks), (d_bias.clone(), d_sinks));
+            let difference = |(naive, exact): (&f32, &f64)| (f64::from(*naive) - exact).abs();
+            let worst = naive_whole.d_bias.iter().zip(&d_bias).map(difference).fold(0.0, f64::max);
+            assert!(worst < 0.3, "{worst}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The cases of a sweep: stratified where every value must come up, random elsewhere, the same for the
 //! same seed.
 
-use super::{Case, Gradients, Placement};
+use super::{Case, Features, Gradients, Placement};
 use crate::problem::{CausalAlignment, Mask, Mode};
 use kernels_gpu::abi::Dtype;
 use rand::rngs::StdRng;
@@ -85,6 +85,7 @@ pub fn case(seed: u64, id: usize) -> Case {
         mask: pick_mask(&mut random),
         scale: pick_scale(&mut random),
         softcap: pick_softcap(case_seed),
+        features: Features::default(),
         amplitude: if random.random_bool(0.1) { 2.0 } else { 1.0 },
         logit_shift: [0.0, 200.0, -200.0][random.random_range(0..24usize).saturating_sub(21)],
         placement: Placement::ALL[id / 3 % Placement::ALL.len()],

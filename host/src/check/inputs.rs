@@ -1,15 +1,15 @@
 //! The numbers in the tensors of a case.
 
-use super::Case;
+use super::{Case, ScoreInputs};
 use crate::problem::Layout;
 use kernels_gpu::abi::Dtype;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 
-/// The numbers of q, k and v: one per element, in logical order. Each is rounded to the dtype of its
-/// case when used.
-#[derive(Clone, Debug, PartialEq)]
+/// The numbers of q, k and v, and of what scores have beside them: one per element, in logical order. Each is
+/// rounded to the dtype of its case when used.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Inputs {
     /// `[B, Sq, Hq, D]`.
     pub q: Vec<f32>,
@@ -17,13 +17,15 @@ pub struct Inputs {
     pub k: Vec<f32>,
     /// `[B, Sk, Hk, Dv]`.
     pub v: Vec<f32>,
+    /// Bias, boolean mask, slopes and sinks.
+    pub scores: ScoreInputs,
 }
 
 /// A random number with mean 0 and standard deviation 1: normally distributed for 16-bit elements,
 /// uniformly for f32. The tolerance rule compares the largest error of one computation with that of
 /// another; of normal numbers the one most extreme row decides both, and they are two roundings. In 16
 /// bits, where unfused code rounds more often than ours, that does not matter.
-fn sample(dtype: Dtype, random: &mut StdRng) -> f32 {
+pub(super) fn sample(dtype: Dtype, random: &mut StdRng) -> f32 {
     match dtype {
         Dtype::Bf16 | Dtype::F16 => random.sample(StandardNormal),
         Dtype::F32 => 3f32.sqrt() * random.random_range(-1.0f32..=1.0),
@@ -47,7 +49,8 @@ impl Inputs {
         let shift = (case.logit_shift.abs() * (case.head_dim as f32).sqrt()).sqrt();
         let q = numbers(&problem.q, case.amplitude, shift);
         let k = numbers(&problem.k, case.amplitude, shift.copysign(case.logit_shift));
-        Inputs { q, k, v: numbers(&problem.v, 1.0, 0.0) }
+        let v = numbers(&problem.v, 1.0, 0.0);
+        Inputs { q, k, v, scores: ScoreInputs::drawn(case) }
     }
 }
 

@@ -3,11 +3,12 @@
 use super::expected::precision;
 use super::{Case, Computed, GradientInputs, expected};
 use crate::reference::{Precision, Verdict, judge_gradient, judge_lse, judge_output, output_allowance};
+use kernels_gpu::abi::Dtype;
 
 /// How one output of a case compares with the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorVerdict {
-    /// `o`, `lse`, `dq`, `dk` or `dv`.
+    /// `o`, `lse`, `dq`, `dk`, `dv`, `dbias` or `dsinks`.
     pub name: &'static str,
     /// The largest error, and what is allowed.
     pub verdict: Verdict,
@@ -38,7 +39,7 @@ impl Results {
         let nothing = GradientInputs { d_o: Vec::new(), d_lse: Vec::new() };
         let gradients = computed.gradients.as_ref();
         let inputs = gradients.map_or(&nothing, |gradients| &gradients.inputs);
-        let expected = expected(case, &computed.inputs, inputs);
+        let expected = expected(case, &computed.inputs, inputs, &computed.o);
         let tensor = |name, dtype, got: &Vec<f32>, exact, naive| {
             let (precision, got) = (precision(dtype), got.clone());
             Tensor { name, precision, got, exact, naive }
@@ -53,6 +54,13 @@ impl Results {
             tensors.push(tensor("dq", asked.dtype, &got.dq, exact.dq, naive.dq));
             tensors.push(tensor("dk", asked.dtype, &got.dk, exact.dk, naive.dk));
             tensors.push(tensor("dv", asked.dtype, &got.dv, exact.dv, naive.dv));
+            if let Some(d_bias) = case.d_bias() {
+                tensors.push(tensor("dbias", d_bias.dtype, &got.d_bias, exact.d_bias, naive.d_bias));
+            }
+            if case.features.has_sinks && case.features.wants_d_sinks {
+                let d_sinks = tensor("dsinks", Dtype::F32, &got.d_sinks, exact.d_sinks, naive.d_sinks);
+                tensors.push(d_sinks);
+            }
         }
         Results { tensors }
     }

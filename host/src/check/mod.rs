@@ -8,23 +8,31 @@ mod case;
 mod compute;
 mod equivalence;
 mod expected;
+mod features;
 mod generate;
+mod generate_features;
 mod gradcheck;
 mod inputs;
 mod judge;
 mod memory;
+pub mod msda;
 mod placement;
 mod run;
+mod scores;
 
 pub use backward::ComputedGradients;
 pub use case::{Case, Gradients, Part};
 pub use compute::{Computed, compute, compute_with};
 pub use equivalence::equivalence_cases;
-pub use expected::{Expected, expected};
+pub use expected::{Expected, expected, visible_keys};
+pub use features::{
+    BiasFeature, BiasValues, Dimensions, Features, MaskFeature, ScoreHeads, ScoreInputs, ScorePlacement,
+};
 pub use generate::{LENGTHS, case, cases, extended_case, with_enough_rows};
+pub use generate_features::{featured_case, judgeable};
 pub use gradcheck::{GradcheckRow, gradcheck, gradcheck_cases};
 pub use inputs::{GradientInputs, Inputs};
 pub use judge::TensorVerdict;
-pub use memory::{GUARD_BYTES, Surroundings, TensorMemory};
+pub use memory::{GUARD_BYTES, Stored, Strided, Surroundings, TensorMemory};
 pub use placement::Placement;
 pub use run::{Outcome, run_case, run_case_with, sweep, sweep_of};

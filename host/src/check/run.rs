@@ -17,7 +17,7 @@ pub struct Outcome {
     pub kernel: String,
     /// The main kernel of the backward that ran, with its switches; `none` when there was none.
     pub backward_kernel: String,
-    /// How o and lse, and dq, dk and dv where they were asked for, compare with the reference; none
+    /// How o and lse, and the gradients that were asked for, compare with the reference; none
     /// when there is no result.
     pub tensors: Vec<TensorVerdict>,
     /// How many cases of this kind were judged as one; 1 unless chance had to be told from a fault.
@@ -111,21 +111,21 @@ pub fn sweep(
     open: impl Fn() -> Result<Device> + Sync,
     finished: impl Fn(&Outcome) + Sync,
 ) -> Result<Vec<Outcome>> {
-    sweep_of(cases.len(), |index| cases[index].clone(), workers, open, finished)
+    sweep_of(cases.len(), |device, index| run_case(device, &cases[index]), workers, open, finished)
 }
 
-/// As [`sweep`], of `count` cases that `case` gives by their index, each when its turn comes: no number is
-/// too large to begin with.
+/// As [`sweep`], of `count` cases of any kind, which `run` runs by their index, each when its turn comes: no
+/// number is too large to begin with.
 ///
 /// # Errors
 /// As [`sweep`].
-pub fn sweep_of(
+pub fn sweep_of<O: Send>(
     count: usize,
-    case: impl Fn(usize) -> Case + Sync,
+    run: impl Fn(&Device, usize) -> O + Sync,
     workers: usize,
     open: impl Fn() -> Result<Device> + Sync,
-    finished: impl Fn(&Outcome) + Sync,
-) -> Result<Vec<Outcome>> {
+    finished: impl Fn(&O) + Sync,
+) -> Result<Vec<O>> {
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(Vec::new());
     let work = || -> Result<()> {
@@ -135,7 +135,7 @@ pub fn sweep_of(
             if index >= count {
                 return Ok(());
             }
-            let outcome = run_case(&device, &case(index));
+            let outcome = run(&device, index);
             finished(&outcome);
             outcomes.lock().unwrap_or_else(PoisonError::into_inner).push((index, outcome));
         }

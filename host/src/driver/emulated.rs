@@ -17,6 +17,7 @@ use ptx_emulator::{
 };
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -74,13 +75,12 @@ impl EmulatedDriver {
     fn module(&self, variant: KernelVariant) -> Result<Arc<Module>> {
         // Both maps stay whole even if a thread panicked while it held their lock: entries are only
         // added.
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(&variant.key()) {
+        let modules = || self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules().get(&variant.key()) {
             return Ok(module.clone());
         }
         let module = parse(variant, self.images.get(variant)?)?;
-        modules.insert(variant.key(), module.clone());
-        Ok(module)
+        Ok(modules().entry(variant.key()).or_insert(module).clone())
     }
 
     /// Runs kernels, each of which may start before the one before it has ended.
@@ -239,6 +239,17 @@ impl Driver for EmulatedDriver {
         } else {
             self.memory.read(Address(source), destination).map_err(refused)
         }
+    }
+
+    fn prepare(&self, variants: &[KernelVariant]) -> Result<()> {
+        std::thread::scope(|scope| {
+            let parsing: Vec<_> =
+                variants.iter().map(|&variant| scope.spawn(move || self.module(variant))).collect();
+            let done =
+                parsing.into_iter().map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            // Of all of them, even if the first has failed.
+            done.collect::<Vec<_>>().into_iter().try_for_each(|module| module.map(|_| ()))
+        })
     }
 
     unsafe fn launch(

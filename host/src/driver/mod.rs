@@ -112,6 +112,15 @@ pub trait Driver: Send + Sync {
         stream: Stream,
     ) -> Result<(), Error>;
 
+    /// Loads kernels that are not loaded yet, side by side, so that their first launch need not.
+    ///
+    /// # Errors
+    /// That of the first that cannot be loaded.
+    fn prepare(&self, variants: &[KernelVariant]) -> Result<(), Error> {
+        let _ = variants;
+        Ok(())
+    }
+
     /// Launches one kernel with a one-dimensional grid. `params` are the bytes of its only, by-value
     /// parameter.
     ///

@@ -1,9 +1,11 @@
-//! The plan of a backward pass: three or four kernels, one after the other, with a workspace between them.
+//! The plan of a backward pass: up to six kernels, one after the other, with a workspace between them.
 //!
 //! 1. delta: per query row lse and delta, and zeroed accumulators of dq or, for Hopper, notes
 //! 2. main: dk and dv, and dq added up in f32
 //! 3. convert: dq
 //! 4. sum: dk and dv of key tiles that the main kernel has divided, if there are any
+//! 5. the gradient of the bias, if it is wanted
+//! 6. the gradient of the sinks, if it is wanted
 //!
 //! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with
 //! no keys dq does (delta and convert).
@@ -12,6 +14,7 @@ mod params;
 
 use super::dq::{dq_order, split};
 use super::forward::check_offsets;
+use super::score::ScorePointers;
 use super::stretches::Stretches;
 use super::waves::choose_wave;
 use super::workspace::{delta_rows, dq_gap, padded_rows, workspace_rows};
@@ -20,7 +23,7 @@ use super::{
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
-use crate::problem::ValidBackward;
+use crate::problem::{Bias, ValidBackward};
 use kernels_gpu::abi::{
     Access, Arch, BackwardParams, Dtype, Family, KERNELS, KernelSpec, KernelVariant, NOTE_ROWS,
     backward_statistics,
@@ -54,6 +57,12 @@ pub struct BackwardPointers {
     pub cu_seqlens_q: DevicePointer,
     /// i32 `[B + 1]`; not looked at unless sequences are packed.
     pub cu_seqlens_k: DevicePointer,
+    /// What scores have beside.
+    pub score: ScorePointers,
+    /// The gradient of the bias, written; not looked at unless it is wanted.
+    pub d_bias: DevicePointer,
+    /// The gradient of the sinks, f32 `[Hq]`, written; not looked at unless it is wanted.
+    pub d_sinks: DevicePointer,
 }
 
 impl BackwardPointers {
@@ -67,6 +76,12 @@ impl BackwardPointers {
         check_pointer("lse", self.lse, Dtype::F32, lse_elements)?;
         let d_lse_elements = if valid.problem.has_d_lse { lse_elements } else { 0 };
         check_pointer("dlse", self.d_lse, Dtype::F32, d_lse_elements)?;
+        self.score.check(&valid.forward)?;
+        if let Some(Bias { layout, dtype }) = valid.problem.d_bias {
+            check_pointer("dbias", self.d_bias, dtype, layout.elements())?;
+        }
+        let d_sinks = if valid.problem.wants_d_sinks { valid.forward.query_heads } else { 0 };
+        check_pointer("dsinks", self.d_sinks, Dtype::F32, d_sinks.into())?;
         check_offsets(&valid.forward, self.cu_seqlens_q, self.cu_seqlens_k)
     }
 
@@ -94,6 +109,23 @@ pub struct KernelLaunch {
     pub variant: KernelVariant,
     /// Blocks of the one-dimensional grid; not 0.
     pub blocks: u32,
+}
+
+/// `forward_bf16_d64_sm80: 4 blocks of 128 threads, 49152 shared bytes`.
+impl fmt::Display for KernelLaunch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let KernelLaunch { variant, blocks } = self;
+        let KernelSpec { threads, shared_bytes, .. } = variant.kernel;
+        write!(f, "{variant}: {blocks} blocks of {threads} threads, {shared_bytes} shared bytes")
+    }
+}
+
+/// A line for each.
+pub(super) fn write_launches(f: &mut fmt::Formatter<'_>, launches: &[KernelLaunch]) -> fmt::Result {
+    launches.iter().enumerate().try_for_each(|(index, launch)| {
+        let line = if index == 0 { "" } else { "\n" };
+        write!(f, "{line}{launch}")
+    })
 }
 
 /// The part of a plan that only main kernels for Hopper have: tensors as tensor maps describe them, none
@@ -223,14 +255,7 @@ impl BackwardPlan {
 
 impl fmt::Display for BackwardPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, KernelLaunch { variant, blocks }) in self.launches.iter().enumerate() {
-            let KernelSpec { threads, shared_bytes, .. } = variant.kernel;
-            let line = if index == 0 { "" } else { "\n" };
-            write!(
-                f,
-                "{line}{variant}: {blocks} blocks of {threads} threads, {shared_bytes} shared bytes"
-            )?;
-        }
+        write_launches(f, &self.launches)?;
         if f.alternate() {
             write!(f, "\n  {} bytes of workspace", self.workspace_bytes())?;
             self.reasons.iter().try_for_each(|reason| write!(f, "\n  {reason}"))?;
@@ -265,7 +290,7 @@ pub fn plan_backward(
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: steps::are_short(forward, head_dim, device),
         gathers_heads: false,
-        switches: forward.switches(),
+        switches: forward.switches().of_scores(),
     };
     let variant = choose_kernel(device, &choice, &mut reasons)?;
     let main = variant.kernel;
@@ -304,7 +329,8 @@ pub fn plan_backward(
         }
         stretches.tell(&mut params);
     }
-    let launches = launches(delta, variant, device, &params, &stretches)?;
+    let mut launches = launches(delta, variant, device, &params, &stretches)?;
+    launches.extend(score_gradients(valid, &params, device, &tensors[..4], &mut reasons)?);
     Ok(BackwardPlan { launches, params, hopper, stretches, reasons })
 }
 
@@ -361,6 +387,53 @@ fn launches(
         launches.push(KernelLaunch { variant: kernel.into(), blocks });
     }
     launches.retain(|launch| launch.blocks > 0);
+    Ok(launches)
+}
+
+/// The kernels for the gradients of bias and sinks, which come last.
+fn score_gradients(
+    valid: &ValidBackward,
+    params: &BackwardParams,
+    device: &DeviceProperties,
+    tensors: &[Tensor<'_>],
+    reasons: &mut Vec<String>,
+) -> Result<Vec<KernelLaunch>> {
+    let forward = &valid.forward;
+    let mut launches = Vec::new();
+    if let Some(d_bias) = valid.problem.d_bias
+        && d_bias.layout.elements() > 0
+    {
+        let choice = Choice {
+            family: Family::BiasGradient,
+            dtype: forward.problem.dtype,
+            head_dim: forward.head_dim.max(forward.value_dim),
+            access: choose_access(tensors, reasons),
+            mappable: false,
+            short_tiles: false,
+            gathers_heads: false,
+            switches: forward.switches().of_scores(),
+        };
+        let variant = choose_kernel(device, &choice, reasons)?;
+        let rows = variant.kernel.query_rows;
+        let [batches, heads, queries, keys] = params.d_bias_shape;
+        let what = format!("tiles of {rows} queries by {rows} keys of dbias");
+        let tiles = u64::from(queries.div_ceil(rows)) * u64::from(keys.div_ceil(rows));
+        let tiles = u32::try_from(tiles).unwrap_or(u32::MAX);
+        let blocks = count_blocks(tiles, &what, heads, batches)?;
+        reasons.push("dbias by a kernel of its own, which makes s and dp again".into());
+        launches.push(KernelLaunch { variant, blocks });
+    }
+    if valid.problem.wants_d_sinks && forward.query_heads > 0 {
+        let kernel = KERNELS.iter().find(|spec| spec.family == Family::SinkGradient);
+        let variant = kernel.map(KernelVariant::from).ok_or_else(|| Error::KernelMissing {
+            device: device.name.clone(),
+            family: "backward",
+            dtype: Dtype::F32.name(),
+            head_dim: 0,
+            reason: "there is none for the gradient of sinks".to_owned(),
+        })?;
+        launches.push(KernelLaunch { variant, blocks: forward.query_heads });
+    }
     Ok(launches)
 }
 

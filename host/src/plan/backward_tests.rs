@@ -4,14 +4,15 @@ use super::dq::choose_splits;
 use super::tests::device;
 use super::*;
 use crate::problem::{BackwardProblem, ForwardProblem, Mode, Sequences};
-use kernels_gpu::abi::{DQ_IN_ORDER, DQ_STAGGERED, ROW_PADDING, Switch};
+use kernels_gpu::abi::{BackwardParams, DQ_IN_ORDER, DQ_STAGGERED, ROW_PADDING, Switch};
 use proptest::prelude::*;
 
 fn pointers() -> BackwardPointers {
     let [q, k, v, o, d_o] = [0x1000, 0x2000, 0x3000, 0x4000, 0x5000];
     let [dq, dk, dv, lse, d_lse] = [0x6000, 0x7000, 0x8000, 0x9000, 0xa000];
     let (cu_seqlens_q, cu_seqlens_k) = (0xb000, 0xc000);
-    BackwardPointers { q, k, v, o, d_o, dq, dk, dv, lse, d_lse, cu_seqlens_q, cu_seqlens_k }
+    let pointers = BackwardPointers { q, k, v, o, d_o, dq, dk, dv, lse, d_lse, ..Default::default() };
+    BackwardPointers { cu_seqlens_q, cu_seqlens_k, ..pointers }
 }
 
 fn problem(dtype: Dtype, head_dim: usize) -> BackwardProblem {
@@ -96,14 +97,14 @@ fn the_workspace_holds_statistics_and_accumulators() {
     let fast = plan(&problem(Dtype::F32, 128));
     let rows = 320 * 2;
     assert_eq!(u64::from(fast.params.workspace_rows), rows);
-    assert_eq!(fast.workspace_bytes(), 4 * (2 * 4 * rows + 4 * rows * 128));
+    assert_eq!(fast.workspace_bytes(), 4 * (4 * 4 * rows + 4 * rows * 128));
     let deterministic = plan(&problem(Dtype::F32, 128).with_mode(Mode::Deterministic));
     let splits = u64::from(deterministic.params.splits);
     assert!(splits > 1 && splits == u64::from(deterministic.params.key_blocks));
     assert_eq!(deterministic.params.split_stride, 4 * rows * 128);
-    assert_eq!(deterministic.workspace_bytes(), 4 * (2 * 4 * rows + splits * 4 * rows * 128));
+    assert_eq!(deterministic.workspace_bytes(), 4 * (4 * 4 * rows + splits * 4 * rows * 128));
     let params = fast.params_with(0x100, fast.workspace_bytes()).unwrap();
-    assert_eq!((params.statistics, params.dq_accumulator), (0x100, 0x100 + 4 * 2 * 4 * rows));
+    assert_eq!((params.statistics, params.dq_accumulator), (0x100, 0x100 + 4 * 4 * 4 * rows));
     assert_eq!((params.dq_notes, params.counter), (0, 0));
 }
 
@@ -111,7 +112,7 @@ fn the_workspace_holds_statistics_and_accumulators() {
 fn on_hopper_the_workspace_holds_notes_too_and_one_accumulator_in_every_mode() {
     // Tiles of 80 queries, and accumulators to the end of the last eight queries.
     let (rows, accumulated) = (320 * 2, 304 * 2);
-    let before_counter = 4 * (2 * 4 * rows + 4 * accumulated * 128);
+    let before_counter = 4 * (4 * 4 * rows + 4 * accumulated * 128);
     for mode in [Mode::Fast, Mode::Deterministic] {
         let plan = plan(&problem(Dtype::Bf16, 128).with_mode(mode));
         assert_eq!(plan.params.dq_order == DQ_IN_ORDER, mode == Mode::Deterministic);
@@ -122,6 +123,28 @@ fn on_hopper_the_workspace_holds_notes_too_and_one_accumulator_in_every_mode() {
         let params = plan.params_with(0x100, plan.workspace_bytes()).unwrap();
         assert_eq!(params.counter, 0x100 + before_counter);
         assert_eq!(params.dq_notes, params.counter + 4 * counters);
+    }
+}
+
+/// What is left of the scale for the end is between 1 and 2, or all of it.
+#[test]
+fn small_scales_are_split_exactly() {
+    for (dtype, scale, expected) in [
+        (Dtype::Bf16, 0.0625, 1.0),
+        (Dtype::Bf16, 1.0 / 256.0, 1.0),
+        (Dtype::Bf16, -0.003, 2f32.powi(-9)),
+        (Dtype::Bf16, 1e-40, f32::MIN_POSITIVE),
+        (Dtype::Bf16, 0.0, 1.0),
+        (Dtype::F16, 1e-30, 1.0),
+        (Dtype::F32, 3.0, 1.0),
+        (Dtype::F32, 0.3, 0.25),
+        (Dtype::F32, 0.0, 1.0),
+    ] {
+        let forward = problem(dtype, 64).forward.with_scale(scale);
+        let BackwardParams { ds_scale, gradient_scale, .. } =
+            plan(&BackwardProblem::new(forward)).params;
+        assert_eq!(ds_scale, expected, "{dtype:?}, {scale}");
+        assert_eq!(ds_scale * gradient_scale, scale, "{dtype:?}, {scale}");
     }
 }
 
@@ -148,15 +171,18 @@ fn divided_key_tiles_have_slots_between_accumulators_and_counters() {
 }
 
 #[test]
-fn on_hopper_the_workspace_is_dq_in_f32_and_two_rows_and_little_more() {
+fn on_hopper_the_workspace_is_dq_in_f32_and_four_rows_and_little_more() {
     let of = |head_dim: usize, rows: usize, causal: bool| {
         let layout = Layout::bshd([16384 / rows, rows, 16, head_dim]);
         let mut forward = ForwardProblem::new(Dtype::Bf16, layout, layout, layout);
         if causal {
             forward = forward.causal();
         }
-        let least = 4 * 16384 * 16 * (head_dim as u64 + 2);
-        let over = plan(&BackwardProblem::new(forward)).workspace_bytes() - least;
+        let plan = plan(&BackwardProblem::new(forward));
+        // Statistics are of whole query tiles.
+        let padded_rows = (16384 / rows) as u64 * u64::from(plan.params.padded_rows);
+        let least = 4 * 16 * (16384 * head_dim as u64 + 4 * padded_rows);
+        let over = plan.workspace_bytes() - least;
         assert!(500 * over < least, "head dim {head_dim}, {rows} rows: {over} bytes over {least}");
     };
     for head_dim in [64, 128, 192, 256] {

@@ -1,19 +1,22 @@
 //! The plan of a forward pass.
 
+mod params;
+
+use self::params::forward_params;
 use super::row_heads::{self, TileRows};
+use super::score::ScorePointers;
 use super::split::{self, CombinePlan, Split};
 use super::{
     Choice, Tensor, busy_wave, check_pointer, choose_access, choose_kernel, count_blocks, single_query,
-    tensor_maps, view,
+    tensor_maps,
 };
 use crate::driver::{DevicePointer, DeviceProperties, L2Promotion, TensorMapDescription};
 use crate::error::Result;
 use crate::problem::ValidForward;
 use kernels_gpu::abi::{
     Access, Arch, Dtype, Family, ForwardParams, KERNELS, KernelSpec, KernelVariant, OUTPUT_BOX_ROWS,
-    SoftcapPolynomial, WINDOW_OPEN, probability_unit_log2,
+    WINDOW_OPEN,
 };
-use kernels_gpu::geometry::row_heads::reciprocal;
 use kernels_gpu::geometry::schedule;
 use std::fmt;
 
@@ -35,6 +38,8 @@ pub struct ForwardPointers {
     pub cu_seqlens_q: DevicePointer,
     /// i32 `[B + 1]`; not looked at unless sequences are packed.
     pub cu_seqlens_k: DevicePointer,
+    /// What scores have beside.
+    pub score: ScorePointers,
 }
 
 impl ForwardPointers {
@@ -43,6 +48,7 @@ impl ForwardPointers {
         let lse_elements = if valid.problem.wants_lse { valid.lse_elements() } else { 0 };
         self.tensors(valid).iter().try_for_each(Tensor::check)?;
         check_pointer("lse", self.lse, Dtype::F32, lse_elements as u128)?;
+        self.score.check(valid)?;
         check_offsets(valid, self.cu_seqlens_q, self.cu_seqlens_k)
     }
 
@@ -185,7 +191,7 @@ fn choose(
     reasons: &mut Vec<String>,
 ) -> Result<(KernelVariant, TileRows)> {
     let tensors = pointers.tensors(valid);
-    let several = row_heads::several(valid, short_tiles);
+    let several = row_heads::several(valid, short_tiles).filter(|_| can_gather_heads(valid, reasons));
     let access = choose_access(&tensors, reasons);
     let choice = Choice {
         family: Family::Forward,
@@ -193,6 +199,7 @@ fn choose(
         head_dim: valid.head_dim.max(valid.value_dim),
         access,
         mappable: access == Access::Vector16
+            && can_count_sequences(valid, reasons)
             && tensor_maps::can_describe(&tensors[..3], device, reasons),
         short_tiles,
         gathers_heads: several.is_some(),
@@ -200,6 +207,29 @@ fn choose(
     };
     let variant = choose_kernel(device, &choice, reasons)?;
     Ok((variant, TileRows::new(variant.kernel, several)))
+}
+
+/// Whether rows of a tile can be several heads: a call of the numbers of dropout is for two queries of one
+/// head, which a lane would not have.
+fn can_gather_heads(valid: &ValidForward, reasons: &mut Vec<String>) -> bool {
+    let can = valid.dropout().is_none();
+    if !can {
+        reasons.push("heads that share keys are worked on alone: each has numbers of its own".into());
+    }
+    can
+}
+
+/// Whether kernels for Hopper can say which batch or sequence a tile is of, if scores or dropout differ with
+/// it: a message between their warps has 16 bits for it.
+fn can_count_sequences(valid: &ValidForward, reasons: &mut Vec<String>) -> bool {
+    let can = valid.batches <= 1 << 16 || !valid.tells_batches_apart();
+    if !can {
+        reasons.push(format!(
+            "no kernel for Hopper: each of {} batches has tensors over scores, or dropout, of its own",
+            valid.batches
+        ));
+    }
+    can
 }
 
 /// Plans a kernel that was chosen, and what the rows of its query tiles are, for so many ranges of keys.
@@ -446,55 +476,4 @@ fn choose_wave(valid: &ValidForward, device: &DeviceProperties, reasons: &mut Ve
         device.l2_bytes
     ));
     wave
-}
-
-fn forward_params(
-    valid: &ValidForward,
-    pointers: &ForwardPointers,
-    rows: &TileRows,
-    heads_per_wave: u32,
-) -> ForwardParams {
-    let problem = &valid.problem;
-    let [lse_batch_stride, lse_head_stride] = valid.lse_strides();
-    let unit_log2 = probability_unit_log2(valid.key_rows);
-    // The sign of the scale is in q.
-    let polynomial =
-        SoftcapPolynomial::new(valid.softcap.map_or(0.0, |softcap| f64::from(softcap.factor.abs())));
-    ForwardParams {
-        q: view(pointers.q, &problem.q),
-        k: view(pointers.k, &problem.k),
-        v: view(pointers.v, &problem.v),
-        o: view(pointers.o, &problem.o),
-        lse: if problem.wants_lse { pointers.lse } else { 0 },
-        lse_batch_stride,
-        lse_head_stride,
-        cu_seqlens_q: if valid.is_packed() { pointers.cu_seqlens_q } else { 0 },
-        cu_seqlens_k: if valid.is_packed() { pointers.cu_seqlens_k } else { 0 },
-        batches: valid.batches,
-        query_heads: valid.query_heads / rows.heads,
-        group_size: rows.group_size(valid),
-        query_rows: valid.query_rows,
-        key_rows: valid.key_rows,
-        head_dim: valid.head_dim,
-        value_dim: valid.value_dim,
-        bottom_right: u32::from(valid.bottom_right),
-        window_left: valid.window_left,
-        window_right: valid.window_right,
-        scale: valid.scale,
-        output_f32: u32::from(problem.output_dtype == Dtype::F32),
-        heads_per_wave,
-        o_is_mapped: 0,
-        splits: 1,
-        split_keys: 0,
-        row_heads: rows.heads,
-        row_heads_reciprocal: reciprocal(rows.heads),
-        tile_queries: rows.queries,
-        query_tiles: rows.tiles(valid.query_rows),
-        softcap: valid.softcap.map_or(0.0, |softcap| softcap.cap),
-        softcap_factor: valid.softcap.map_or(0.0, |softcap| softcap.factor),
-        softcap_near: polynomial.near,
-        softcap_polynomial: polynomial.coefficients,
-        unit: (unit_log2 as f32).exp2(),
-        unit_log2: unit_log2 as f32,
-    }
 }

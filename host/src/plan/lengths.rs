@@ -23,7 +23,7 @@ pub(super) struct Alike {
 pub(super) fn likely(valid: &ValidForward) -> Vec<Alike> {
     let alike = |count: u32, query_rows: u32, key_rows: u32| Alike {
         count: count.into(),
-        sequence: with_rows(valid, query_rows, key_rows),
+        sequence: valid.with(valid.problem, query_rows, key_rows),
     };
     let ValidForward { batches, query_rows: most_queries, key_rows: most_keys, .. } = *valid;
     if !valid.is_packed() {
@@ -47,43 +47,6 @@ pub(super) fn likely(valid: &ValidForward) -> Vec<Alike> {
         alike(rest, share(queries - of_longest, rest), share(keys - most_keys, rest).min(most_keys)),
     ];
     sequences.into_iter().filter(|alike| alike.count > 0).collect()
-}
-
-/// The problem with the lengths of one of its sequences.
-fn with_rows(valid: &ValidForward, query_rows: u32, key_rows: u32) -> ValidForward {
-    // Every field has a name here: of one that is new it must be said what it becomes.
-    let &ValidForward {
-        problem,
-        batches,
-        query_rows: _,
-        key_rows: _,
-        query_heads,
-        key_heads,
-        group_size,
-        head_dim,
-        value_dim,
-        bottom_right,
-        window_left,
-        window_right,
-        scale,
-        softcap,
-    } = valid;
-    ValidForward {
-        problem,
-        batches,
-        query_rows,
-        key_rows,
-        query_heads,
-        key_heads,
-        group_size,
-        head_dim,
-        value_dim,
-        bottom_right,
-        window_left,
-        window_right,
-        scale,
-        softcap,
-    }
 }
 
 #[cfg(test)]

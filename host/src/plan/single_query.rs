@@ -21,12 +21,20 @@ pub(super) fn heads_as_rows(
         || valid.is_packed()
         || valid.query_rows != 1
         || group_size == 1
+        || of_heads(valid)
         || group_size > MAX_ROWS
     {
         return None;
     }
     let keys = visible_keys(valid);
     Some((gathered(valid, &keys), places(valid, pointers, &keys)))
+}
+
+/// Whether scores have what is each head's own, or each key's, which rows and keys of another number would
+/// not find.
+fn of_heads(valid: &ValidForward) -> bool {
+    let ForwardProblem { bias, attn_mask, alibi, has_sinks, .. } = valid.problem;
+    bias.is_some() || attn_mask.is_some() || alibi.is_some() || has_sinks || valid.dropout().is_some()
 }
 
 /// The problem, with the heads of a key head as queries, all of which see these keys and no others.
@@ -44,6 +52,11 @@ fn gathered(valid: &ValidForward, keys: &Range<u32>) -> ValidForward {
                 scale: asked_scale,
                 softcap: asked_softcap,
                 mask: _,
+                bias,
+                attn_mask,
+                alibi,
+                has_sinks,
+                dropout,
                 sequences,
                 wants_lse,
                 num_splits,
@@ -86,6 +99,11 @@ fn gathered(valid: &ValidForward, keys: &Range<u32>) -> ValidForward {
             scale: asked_scale,
             softcap: asked_softcap,
             mask: Mask::Full,
+            bias,
+            attn_mask,
+            alibi,
+            has_sinks,
+            dropout,
             sequences,
             wants_lse,
             num_splits,
@@ -109,14 +127,14 @@ fn gathered(valid: &ValidForward, keys: &Range<u32>) -> ValidForward {
 
 /// Where its tensors stand: keys and values begin with the first of these keys.
 fn places(valid: &ValidForward, pointers: &ForwardPointers, keys: &Range<u32>) -> ForwardPointers {
-    let &ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k } = pointers;
+    let &ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, score } = pointers;
     let problem = &valid.problem;
     let first_key = |address: u64, layout: &Layout| {
         let stride = layout.strides[1].wrapping_mul(i64::from(problem.dtype.bytes()));
         address.wrapping_add_signed(stride.wrapping_mul(i64::from(keys.start)))
     };
     let (k, v) = (first_key(k, &problem.k), first_key(v, &problem.v));
-    ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k }
+    ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, score }
 }
 
 /// The keys that the first query sees.

@@ -108,46 +108,10 @@ pub(super) fn parts(
         shape: [batches * split.ranges as usize, rows, heads, columns],
         strides: [head_stride * heads as i64, row_stride, head_stride, 1],
     };
-    let &ForwardPointers { q, k, v, o: _, lse: _, cu_seqlens_q, cu_seqlens_k } = pointers;
-    let pointers = ForwardPointers { q, k, v, o: 0, lse: 0, cu_seqlens_q, cu_seqlens_k };
-    (with_problem(valid, parts_of(&valid.problem, o)), pointers)
-}
-
-/// The same sizes, of another problem that has them.
-fn with_problem(valid: &ValidForward, problem: ForwardProblem) -> ValidForward {
-    // Every field has a name here: of one that is new it must be said what it becomes.
-    let &ValidForward {
-        problem: _,
-        batches,
-        query_rows,
-        key_rows,
-        query_heads,
-        key_heads,
-        group_size,
-        head_dim,
-        value_dim,
-        bottom_right,
-        window_left,
-        window_right,
-        scale,
-        softcap,
-    } = valid;
-    ValidForward {
-        problem,
-        batches,
-        query_rows,
-        key_rows,
-        query_heads,
-        key_heads,
-        group_size,
-        head_dim,
-        value_dim,
-        bottom_right,
-        window_left,
-        window_right,
-        scale,
-        softcap,
-    }
+    let &ForwardPointers { q, k, v, o: _, lse: _, cu_seqlens_q, cu_seqlens_k, score } = pointers;
+    let pointers = ForwardPointers { q, k, v, o: 0, lse: 0, cu_seqlens_q, cu_seqlens_k, score };
+    let problem = parts_of(&valid.problem, o);
+    (valid.with(problem, valid.query_rows, valid.key_rows), pointers)
 }
 
 /// The problem with all outputs in f32, o as it stands in the workspace.
@@ -163,6 +127,11 @@ fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
         scale,
         softcap,
         mask,
+        bias,
+        attn_mask,
+        alibi,
+        has_sinks: _,
+        dropout,
         sequences,
         wants_lse: _,
         num_splits,
@@ -178,6 +147,11 @@ fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
         scale,
         softcap,
         mask,
+        bias,
+        attn_mask,
+        alibi,
+        has_sinks: false,
+        dropout,
         sequences,
         wants_lse: true,
         num_splits,
@@ -188,6 +162,15 @@ fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
 /// Columns of a row of o in the workspace: whole reads of 16 bytes.
 const fn part_columns(columns: u32) -> u32 {
     columns.next_multiple_of(4)
+}
+
+/// What references are to be multiplied by: they are scores without the scale, or in units of the cap, or,
+/// with what is added to scores, natural.
+fn reference_scale(valid: &ValidForward) -> f32 {
+    if valid.has_natural_scores() {
+        return 1.0;
+    }
+    valid.softcap.map_or(valid.scale, |softcap| softcap.cap)
 }
 
 /// How many rows a block of the last kernel takes: one for all of its warps together where there are so many
@@ -252,10 +235,12 @@ pub(super) fn combine(
         value_dim: valid.value_dim,
         splits: ranges,
         split_keys: keys,
-        // References are scores without the scale, or in units of the cap.
-        scale: valid.softcap.map_or(valid.scale, |softcap| softcap.cap),
+        sinks: if problem.has_sinks { pointers.score.sinks } else { 0 },
+        scale: reference_scale(valid),
         output_f32: u32::from(problem.output_dtype == Dtype::F32),
         is_aligned: u32::from(is_aligned),
+        kept: params.score.dropout.scale,
+        reserved: 0,
     };
     (params.splits, params.split_keys) = (ranges, keys);
     if combine.output_f32 == 0 {

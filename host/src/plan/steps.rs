@@ -44,8 +44,10 @@ pub(super) fn are_short(valid: &ValidForward, head_dim: u32, device: &DeviceProp
 /// 1.010 (1.009), S8192 1.02 to 1.03 (1.019); causal S1024 0.961 (0.952), S4096 0.983 (0.981), S8192 1.009
 /// (1.005), S16384 1.024 (1.019).
 fn suits_80(valid: &ValidForward) -> bool {
-    // In packed sequences rows are padded to a whole number of tiles of 64 and 128.
+    // In packed sequences rows are padded to a whole number of tiles of 64 and 128. With dropout the kernel
+    // lacks registers.
     !valid.is_packed()
+        && valid.dropout().is_none()
         && COST_OF_80 * Count::of(valid, WIDE_128).all < 100 * Count::of(valid, SHORT_128).all
 }
 

@@ -1,6 +1,6 @@
 //! What is asked of a backward pass.
 
-use super::{ForwardProblem, Layout, ValidForward, check_size};
+use super::{Bias, ForwardProblem, Layout, ValidForward, check_size};
 use crate::error::{Error, Result};
 use kernels_gpu::abi::Dtype;
 
@@ -55,6 +55,11 @@ pub struct BackwardProblem {
     pub dv: Layout,
     /// Element type of dq, dk and dv: that of q, or f32.
     pub gradient_dtype: Dtype,
+    /// Where the gradient of the bias goes, in the bias's shape, and its element type: that of the bias, or
+    /// f32. `None` if it is not wanted.
+    pub d_bias: Option<Bias>,
+    /// Whether the gradient of the sinks, f32 `[Hq]`, is wanted.
+    pub wants_d_sinks: bool,
     /// Whether lse has a gradient.
     pub has_d_lse: bool,
     /// Whether the same call gives the same bits again.
@@ -72,6 +77,8 @@ impl BackwardProblem {
             dk: dense(&forward.k),
             dv: dense(&forward.v),
             gradient_dtype: forward.dtype,
+            d_bias: None,
+            wants_d_sinks: false,
             has_d_lse: false,
             mode: Mode::Fast,
         }
@@ -90,6 +97,16 @@ impl BackwardProblem {
     /// Sets the layout of dO.
     pub fn with_d_o(self, d_o: Layout) -> Self {
         BackwardProblem { d_o, ..self }
+    }
+
+    /// Says that the gradient of the bias is wanted, and where it goes.
+    pub fn with_d_bias(self, d_bias: Bias) -> Self {
+        BackwardProblem { d_bias: Some(d_bias), ..self }
+    }
+
+    /// Says that the gradient of the sinks is wanted.
+    pub fn with_d_sinks(self) -> Self {
+        BackwardProblem { wants_d_sinks: true, ..self }
     }
 
     /// Says that lse has a gradient.
@@ -131,6 +148,7 @@ impl BackwardProblem {
                 got: self.gradient_dtype.name().to_owned(),
             });
         }
+        self.check_score_gradients()?;
         Ok(ValidBackward { problem: *self, forward })
     }
 }

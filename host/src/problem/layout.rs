@@ -51,36 +51,20 @@ impl Layout {
         Ok(Layout { shape, strides })
     }
 
-    /// Dense, `order` from the slowest dimension to the fastest. Products too large for an i64 saturate,
-    /// which validation then refuses.
+    /// Dense, `order` from the slowest dimension to the fastest.
     fn dense(shape: [usize; 4], order: [usize; 4]) -> Self {
-        let mut strides = [0; 4];
-        let mut step: i64 = 1;
-        for dimension in order.into_iter().rev() {
-            strides[dimension] = step;
-            step = step.saturating_mul(i64::try_from(shape[dimension]).unwrap_or(i64::MAX).max(1));
-        }
-        Layout { shape, strides }
+        Layout { shape, strides: dense_strides(shape, order) }
     }
 
     /// How many elements the shape has.
     pub fn elements(&self) -> u128 {
-        self.shape.iter().fold(1, |product: u128, &size| product.saturating_mul(size as u128))
+        elements(self.shape)
     }
 
     /// Lowest and highest element offset from element (0, 0, 0, 0), inclusive; `None` when there are no
     /// elements.
     pub fn offsets(&self) -> Option<(i128, i128)> {
-        if self.elements() == 0 {
-            return None;
-        }
-        let reach = |size: usize, stride: i64| (size as i128 - 1).saturating_mul(stride as i128);
-        let mut bounds = (0i128, 0i128);
-        for (&size, &stride) in self.shape.iter().zip(&self.strides) {
-            let reach = reach(size, stride);
-            bounds = (bounds.0.saturating_add(reach.min(0)), bounds.1.saturating_add(reach.max(0)));
-        }
-        Some(bounds)
+        offsets(self.shape, self.strides)
     }
 
     /// Elements from the lowest to the highest address, both included: the length of a slice that holds
@@ -121,13 +105,13 @@ impl Layout {
     }
 
     /// Columns are contiguous.
-    pub(super) fn check_columns(&self, argument: &'static str) -> Result<()> {
+    pub(crate) fn check_columns(&self, argument: &'static str) -> Result<()> {
         let contiguous = self.shape[3] <= 1 || self.strides[3] == 1 || self.elements() == 0;
         if contiguous { Ok(()) } else { Err(Error::ColumnStride { argument, got: self.strides[3] }) }
     }
 
     /// All byte offsets fit an i64.
-    pub(super) fn check_span(&self, argument: &'static str, dtype: Dtype) -> Result<()> {
+    pub(crate) fn check_span(&self, argument: &'static str, dtype: Dtype) -> Result<()> {
         let Some((low, high)) = self.offsets() else { return Ok(()) };
         let bytes = high.saturating_sub(low).saturating_add(1).saturating_mul(i128::from(dtype.bytes()));
         if bytes <= i128::from(i64::MAX) {
@@ -136,27 +120,68 @@ impl Layout {
         Err(Error::AddressSpan { argument, shape: self.shape, strides: self.strides })
     }
 
-    /// No two elements share an address: taken by ascending stride, each dimension steps over all that
-    /// the ones before it span. Dense orders and slices of them pass; so does any padding.
-    pub(super) fn check_output(&self, argument: &'static str) -> Result<()> {
-        if self.elements() == 0 {
-            return Ok(());
-        }
-        let mut dimensions: Vec<usize> = (0..4).filter(|&dimension| self.shape[dimension] > 1).collect();
-        if let Some(&wrong) = dimensions.iter().find(|&&dimension| self.strides[dimension] <= 0) {
-            let (dimension, got) = (DIMENSIONS[wrong], self.strides[wrong]);
-            return Err(Error::OutputStride { argument, dimension, got });
-        }
-        dimensions.sort_by_key(|&dimension| self.strides[dimension]);
-        let mut spanned: i128 = 1;
-        for dimension in dimensions {
-            let stride = i128::from(self.strides[dimension]);
-            if stride < spanned {
-                let (dimension, got) = (DIMENSIONS[dimension], self.strides[dimension]);
-                return Err(Error::OutputOverlap { argument, dimension, expected: spanned, got });
-            }
-            spanned += stride * (self.shape[dimension] as i128 - 1);
-        }
-        Ok(())
+    /// No two elements share an address: see [`check_apart`].
+    pub(crate) fn check_output(&self, argument: &'static str) -> Result<()> {
+        check_apart(argument, &DIMENSIONS, self.shape, self.strides)
     }
+}
+
+/// How many elements a shape has.
+pub(super) fn elements(shape: [usize; 4]) -> u128 {
+    shape.iter().fold(1, |product: u128, &size| product.saturating_mul(size as u128))
+}
+
+/// Strides of dense elements, `order` from the slowest dimension to the fastest. Products too large for an
+/// i64 saturate, which validation then refuses.
+pub(super) fn dense_strides(shape: [usize; 4], order: [usize; 4]) -> [i64; 4] {
+    let mut strides = [0; 4];
+    let mut step: i64 = 1;
+    for dimension in order.into_iter().rev() {
+        strides[dimension] = step;
+        step = step.saturating_mul(i64::try_from(shape[dimension]).unwrap_or(i64::MAX).max(1));
+    }
+    strides
+}
+
+/// Lowest and highest element offset from element (0, 0, 0, 0), inclusive; `None` when there are no elements.
+pub(super) fn offsets(shape: [usize; 4], strides: [i64; 4]) -> Option<(i128, i128)> {
+    if elements(shape) == 0 {
+        return None;
+    }
+    let mut bounds = (0i128, 0i128);
+    for (size, stride) in shape.into_iter().zip(strides) {
+        let reach = (size as i128 - 1).saturating_mul(i128::from(stride));
+        bounds = (bounds.0.saturating_add(reach.min(0)), bounds.1.saturating_add(reach.max(0)));
+    }
+    Some(bounds)
+}
+
+/// No two elements of a tensor share an address: taken by ascending stride, each dimension steps over all
+/// that the ones before it span. Dense orders and slices of them pass; so does any padding. `names` are those
+/// of the dimensions.
+pub(super) fn check_apart(
+    argument: &'static str,
+    names: &[&'static str; 4],
+    shape: [usize; 4],
+    strides: [i64; 4],
+) -> Result<()> {
+    if shape.contains(&0) {
+        return Ok(());
+    }
+    let mut dimensions: Vec<usize> = (0..4).filter(|&dimension| shape[dimension] > 1).collect();
+    if let Some(&wrong) = dimensions.iter().find(|&&dimension| strides[dimension] <= 0) {
+        let (dimension, got) = (names[wrong], strides[wrong]);
+        return Err(Error::OutputStride { argument, dimension, got });
+    }
+    dimensions.sort_by_key(|&dimension| strides[dimension]);
+    let mut spanned: i128 = 1;
+    for dimension in dimensions {
+        let stride = i128::from(strides[dimension]);
+        if stride < spanned {
+            let (dimension, got) = (names[dimension], strides[dimension]);
+            return Err(Error::OutputOverlap { argument, dimension, expected: spanned, got });
+        }
+        spanned += stride * (shape[dimension] as i128 - 1);
+    }
+    Ok(())
 }

@@ -14,6 +14,16 @@ pub enum CausalAlignment {
     TopLeft,
 }
 
+impl CausalAlignment {
+    /// The key that query i stands at, in words: `i + Sk - Sq` or `i`.
+    pub const fn diagonal(self) -> &'static str {
+        match self {
+            CausalAlignment::BottomRight => "i + Sk - Sq",
+            CausalAlignment::TopLeft => "i",
+        }
+    }
+}
+
 /// Which keys a query sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mask {
@@ -32,14 +42,6 @@ pub enum Mask {
         /// Where the diagonal is.
         alignment: CausalAlignment,
     },
-}
-
-/// A mask as the kernels take it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sides {
-    pub bottom_right: bool,
-    pub left: i32,
-    pub right: i32,
 }
 
 impl Mask {
@@ -68,8 +70,8 @@ impl Mask {
     pub fn and_window(self, left: Option<u32>, right: Option<u32>) -> Mask {
         let smaller = |own: Option<u32>, other: Option<u32>| own.into_iter().chain(other).min();
         let (own_left, own_right) = self.sides();
-        let alignment = if self == Mask::Full { CausalAlignment::BottomRight } else { self.alignment() };
-        Mask::Window { left: smaller(own_left, left), right: smaller(own_right, right), alignment }
+        let (left, right) = (smaller(own_left, left), smaller(own_right, right));
+        Mask::Window { left, right, alignment: self.distance_alignment() }
     }
 
     /// In words, with the inequality that holds for key j of query i.
@@ -83,9 +85,10 @@ impl Mask {
         if (left, right) == (None, None) {
             return format!("{kind}: every query sees every key of its sequence");
         }
-        let (alignment, diagonal) = match self.alignment() {
-            CausalAlignment::BottomRight => ("bottom right", "i + Sk - Sq"),
-            CausalAlignment::TopLeft => ("top left", "i"),
+        let diagonal = self.alignment().diagonal();
+        let alignment = match self.alignment() {
+            CausalAlignment::BottomRight => "bottom right",
+            CausalAlignment::TopLeft => "top left",
         };
         let moved = |sign: &str, keys: u32| match keys {
             0 => diagonal.to_owned(),
@@ -116,6 +119,22 @@ impl Mask {
         }
     }
 
+    /// Where the diagonal is that distances of ALiBi are counted from: that of the mask, of a full mask the
+    /// bottom right.
+    ///
+    /// ```
+    /// use finite_attention::{CausalAlignment, Mask};
+    /// assert_eq!(Mask::Full.distance_alignment(), CausalAlignment::BottomRight);
+    /// let top_left = CausalAlignment::TopLeft;
+    /// assert_eq!(Mask::Causal(top_left).distance_alignment(), top_left);
+    /// ```
+    pub const fn distance_alignment(self) -> CausalAlignment {
+        match self {
+            Mask::Full => CausalAlignment::BottomRight,
+            Mask::Causal(_) | Mask::Window { .. } => self.alignment(),
+        }
+    }
+
     /// How many keys are seen before and after the diagonal; all if `None`.
     pub const fn sides(self) -> (Option<u32>, Option<u32>) {
         match self {
@@ -125,13 +144,13 @@ impl Mask {
         }
     }
 
-    /// No sequence is as long as an open window, so that a longer one hides nothing either.
-    pub(super) fn kernel_sides(self) -> Sides {
+    /// The sides as kernels take them. No sequence is as long as an open window, so that a longer one hides
+    /// nothing either.
+    pub(super) fn kernel_sides(self) -> (i32, i32) {
         let clamped =
             |side: Option<u32>| side.map_or(WINDOW_OPEN, |keys| keys.min(WINDOW_OPEN as u32) as i32);
         let (left, right) = self.sides();
-        let bottom_right = self.alignment() == CausalAlignment::BottomRight;
-        Sides { bottom_right, left: clamped(left), right: clamped(right) }
+        (clamped(left), clamped(right))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Sequences of different lengths, packed one after another.
 
 use crate::error::{Error, Result};
+use kernels_gpu::abi::MAX_ROWS;
 
 /// How the sequences of a problem stand in its tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,9 +16,9 @@ pub enum Sequences {
     Packed {
         /// B: how many sequences, one less than the offsets.
         count: usize,
-        /// No sequence of q is longer; may be larger than the longest.
+        /// No sequence of q is longer; may be larger than the longest, at most 1,073,741,568.
         max_query_rows: usize,
-        /// No sequence of k is longer; may be larger than the longest.
+        /// No sequence of k is longer; may be larger than the longest, at most 1,073,741,568.
         max_key_rows: usize,
     },
 }
@@ -79,6 +80,19 @@ impl Sequences {
         }
         Ok(())
     }
+}
+
+/// No sequence has more rows than kernels can count.
+pub(super) fn check_row_count(
+    argument: &'static str,
+    dimension: &'static str,
+    got: usize,
+) -> Result<()> {
+    let max = u64::from(MAX_ROWS);
+    if got as u64 <= max {
+        return Ok(());
+    }
+    Err(Error::SizeRange { argument, dimension, min: 0, max, got })
 }
 
 fn check_count(argument: &'static str, count: usize, offsets: &[i32]) -> Result<()> {

@@ -30,6 +30,59 @@ fn masks_become_an_alignment_and_a_window() {
     assert_eq!(problem(Mask::Causal(CausalAlignment::TopLeft)), (false, 0));
 }
 
+/// Distances are of the mask's diagonal, and of the bottom right under a full mask, which has none without.
+#[test]
+fn slopes_give_a_full_mask_a_diagonal() {
+    let layout = Layout::bshd([1, 9, 1, 8]);
+    let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout);
+    let (bottom_right, top_left) = (CausalAlignment::BottomRight, CausalAlignment::TopLeft);
+    let window = |alignment| Mask::Window { left: None, right: None, alignment };
+    for (mask, expected) in [
+        (Mask::Full, bottom_right),
+        (Mask::Causal(bottom_right), bottom_right),
+        (Mask::Causal(top_left), top_left),
+        (window(bottom_right), bottom_right),
+        (window(top_left), top_left),
+    ] {
+        assert_eq!(mask.distance_alignment(), expected, "{mask}");
+        let valid = problem.with_mask(mask).with_alibi(AlibiSlopes::PerHead).validate().unwrap();
+        assert_eq!(valid.bottom_right, expected == bottom_right, "{mask}");
+    }
+}
+
+/// What a shape of bits refuses, before anything is multiplied that could overflow.
+#[test]
+fn shapes_of_masks_are_what_a_kernel_can_count() {
+    let of = |shape, keys| MaskShape::of(&ScoreLayout { shape, strides: [0; 4] }, keys);
+    let text = |shape, keys| of(shape, keys).unwrap_err().to_string();
+    assert_eq!(text([1, 1, 5, 8], 9), "mask: expected keys 1 or 9, got 8");
+    assert_eq!(text([1; 4], 1 << 33), "mask: expected keys 0..=1073741568, got 8589934592");
+    let most = u32::MAX as usize;
+    assert_eq!(of([1, 1, most, 32], 32).unwrap().words(), u128::from(u32::MAX));
+    assert_eq!(
+        text([1, 1, most, 33], 33),
+        format!(
+            "mask: expected at most 4294967295 words of 32 keys, got {} for shape [1, 1, {most}, 33]",
+            2 * u64::from(u32::MAX)
+        )
+    );
+    let (all, saturated) = (usize::MAX, u128::MAX);
+    assert_eq!(
+        text([all, all, all, 1], 40),
+        format!(
+            "mask: expected at most 4294967295 words of 32 keys, got {saturated} for shape \
+             [{all}, {all}, {all}, 40]"
+        )
+    );
+    assert_eq!(of([all, all, all, 1], 0).unwrap().words(), 0);
+    let layout = ScoreLayout { shape: [1, 1, 5, 9], strides: [0, 0, 1 << 62, 1] };
+    assert_eq!(
+        MaskShape::of(&layout, 9).unwrap_err().to_string(),
+        "mask: expected a tensor of less than 2^63 bytes, got shape [1, 1, 5, 9] with strides [0, 0, \
+         4611686018427387904, 1]"
+    );
+}
+
 #[test]
 fn sides_of_a_window_are_clamped_to_what_kernels_can_add() {
     let sides = |left, right, alignment| {
@@ -106,7 +159,8 @@ fn packed_sequences_are_as_long_as_the_longest_and_lse_as_all() {
     let valid = problem.with_sequences(offsets).validate().unwrap();
     assert_eq!((valid.batches, valid.query_rows, valid.key_rows), (3, 5, 0));
     assert_eq!((valid.lse_elements(), valid.lse_strides()), (28, [0, 7]));
-    let loose = Sequences::Packed { count: 3, max_query_rows: usize::MAX, max_key_rows: 100 };
+    let max_query_rows = MAX_ROWS as usize;
+    let loose = Sequences::Packed { count: 3, max_query_rows, max_key_rows: 100 };
     let valid = problem.with_sequences(loose).validate().unwrap();
     assert_eq!((valid.query_rows, valid.key_rows), (7, 0));
     let strided = problem.with_sequences(Sequences::Strided).validate().unwrap();

@@ -6,20 +6,33 @@
 //! exactly.
 
 mod accumulate;
+mod dropout;
+#[cfg(test)]
+mod dropout_tests;
 mod exact;
 mod exact_backward;
+mod msda;
 mod naive;
 mod naive_backward;
 mod precision;
 #[cfg(test)]
+mod score_tests;
+mod scores;
+#[cfg(test)]
 mod tests;
 mod tolerance;
 
-pub use exact::{Exact, exact};
-pub use exact_backward::{ExactGradients, exact_backward};
-pub use naive::{Naive, naive};
-pub use naive_backward::{NaiveGradients, naive_backward};
+pub use dropout::DropoutNumbers;
+pub use exact::{Exact, exact, exact_with};
+pub use exact_backward::{ExactGradients, exact_backward, exact_backward_with};
+pub use msda::{
+    ExactMsdaGradients, MsdaSizes, MsdaTensors, NaiveMsdaGradients, exact_msda, exact_msda_backward,
+    naive_msda, naive_msda_backward,
+};
+pub use naive::{Naive, naive, naive_with};
+pub use naive_backward::{NaiveGradients, naive_backward, naive_backward_with};
 pub use precision::Precision;
+pub use scores::{OverScores, Scores};
 pub use tolerance::{
     LSE_TOLERANCE, Verdict, judge_gradient, judge_lse, judge_output, output_allowance, rounding_error,
     unfused_error,
@@ -54,7 +67,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The score of a product `q . k`: SEMANTICS section 1, steps 1 and 2.
+    /// The score of a product `q . k`: `docs/semantics.md`, section 1, steps 1 and 2.
     fn score(&self, product: f64) -> f64 {
         let score = f64::from(self.scale) * product;
         self.softcap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
@@ -76,12 +89,12 @@ impl Sizes {
         self.softcap.map_or(1.0, |cap| 1.0 - (score / cap).powi(2))
     }
 
-    /// How many keys query `row` sees.
+    /// How many keys query `row` sees, as far as positions say.
     pub fn visible(&self, row: usize) -> usize {
         self.visible_keys(row).len()
     }
 
-    /// Which keys query `row` sees: `docs/semantics.md`, section 1.
+    /// Which keys query `row` sees by causal mask and window: `docs/semantics.md`, section 1.
     pub fn visible_keys(&self, row: usize) -> Range<usize> {
         let diagonal = match self.mask.alignment() {
             CausalAlignment::BottomRight => row as i64 + self.key_rows as i64 - self.query_rows as i64,

@@ -94,7 +94,7 @@ fn gradients_worked_by_hand() {
     assert!(near(&exact.dv, &[0.5, 1.5]), "{exact:?}");
     assert!(near(&exact.dk, &[1.5, 3.0, -1.5, -3.0]), "{exact:?}");
     assert!(near(&exact.dq, &[-1.5 * 3f64.ln(), 0.0]), "{exact:?}");
-    let naive = naive_backward(&sizes, [Precision::Bf16; 3], [&q, &k, &v], &d_o, None);
+    let naive = naive_backward(&sizes, [Precision::Bf16; 2], [&q, &k, &v], [&[5.0], &d_o], None);
     assert!((naive.dk[1] - 3.0).abs() < 0.1 && (naive.dv[1] - 1.5).abs() < 0.05, "{naive:?}");
     let more = exact_backward(&sizes, &q, &k, &v, &d_o, Some(&[4.0]));
     assert!(near(&more.dk, &[1.5 + 1.0, 3.0 + 2.0, -1.5 + 3.0, -3.0 + 6.0]), "{more:?}");
@@ -119,7 +119,7 @@ fn a_cap_and_its_derivative_worked_by_hand() {
     assert!(near(&backward.dq, &[0.75 * ds * 3f64.ln(), 9.0 * (0.75 * ds - ds)]), "{backward:?}");
     let rounded = naive(&sizes, Precision::Bf16, Precision::Bf16, &q, &k, &v);
     assert!((f64::from(rounded.o[0]) - forward.o[0]).abs() < 0.03);
-    let rounded = naive_backward(&sizes, [Precision::Bf16; 3], [&q, &k, &v], &d_o, None);
+    let rounded = naive_backward(&sizes, [Precision::Bf16; 2], [&q, &k, &v], [&rounded.o, &d_o], None);
     assert!((f64::from(rounded.dk[2]) - 0.75 * ds).abs() < 0.01, "{rounded:?}");
 }
 
@@ -145,8 +145,13 @@ fn dead_rows_and_unseen_keys_get_no_gradient() {
         Sizes { query_rows: 1, key_rows: 2, mask: Mask::Causal(CausalAlignment::TopLeft), ..sizes };
     let exact = exact_backward(&unseen, &[1.0f32; 2], &[1.0; 4], &[7.0; 2], &[1.0], None);
     assert_eq!((&exact.dk[2..], exact.dv[1]), ([0.0, 0.0].as_slice(), 0.0));
-    let naive =
-        naive_backward(&unseen, [Precision::F16; 3], [&[1.0; 2], &[1.0; 4], &[7.0; 2]], &[1.0], None);
+    let naive = naive_backward(
+        &unseen,
+        [Precision::F16; 2],
+        [&[1.0; 2], &[1.0; 4], &[7.0; 2]],
+        [&[7.0], &[1.0]],
+        None,
+    );
     assert_eq!((naive.dk[2], naive.dv[1]), (0.0, 0.0));
 }
 
@@ -214,4 +219,12 @@ fn a_dead_rows_lse_must_be_minus_infinity() {
     assert!(!judge_lse(&[f32::NEG_INFINITY], &[0.0]).passes());
     assert!(judge_lse(&[100.001], &[100.0]).passes());
     assert!(!judge_lse(&[100.003], &[100.0]).passes());
+}
+
+#[test]
+fn equal_scores_share_dv_however_large_they_are() {
+    let sizes = sizes(1, 2, Mask::Full);
+    let (q, k) = ([2f32.powi(60), 0.0], [2f32.powi(60), 0.0, 2f32.powi(60), 0.0]);
+    let exact = exact_backward(&sizes, &q, &k, &[3.0, 1.0], &[1.0], None);
+    assert_eq!((&exact.dv[..], &exact.dq[..]), ([0.5, 0.5].as_slice(), [0.0, 0.0].as_slice()));
 }

@@ -30,6 +30,13 @@ pub fn frames(location: Option<&SourceLocation>) -> Vec<Frame> {
     frames
 }
 
+/// The file of the kernel that an instruction is in, below `kernels-gpu/src`: also of instructions that stand
+/// in no line, as those that the compiler made of several do.
+pub fn kernel_file(location: Option<&SourceLocation>) -> Option<&str> {
+    let places = std::iter::successors(location, |place| place.inlined_at.as_deref());
+    places.last()?.file.strip_prefix(ROOT)
+}
+
 fn frame(place: &SourceLocation) -> Option<Frame> {
     let path = place.file.strip_prefix(ROOT)?;
     let &(file, functions, lines) = FILES.iter().find(|(file, ..)| *file == path)?;

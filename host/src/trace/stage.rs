@@ -1,6 +1,6 @@
 //! What an instruction of our kernels computes, by the functions that it is in.
 
-use super::source::{Frame, frames};
+use super::source::{Frame, frames, kernel_file};
 use ptx_emulator::Origin;
 use serde::Serialize;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum Stage {
-    /// `s = scale q k^T`, capped where there is a softcap.
+    /// `s = scale q k^T`, capped where there is a softcap, with bias and slopes.
     #[serde(rename = "scores")]
     Scores,
     /// `p = exp(s - lse)`, or relative to a running maximum; their sum.
@@ -39,6 +39,12 @@ pub enum Stage {
     /// `dV = p^T dO`.
     #[serde(rename = "dV")]
     Dv,
+    /// `dBias`, sums of dS.
+    #[serde(rename = "dBias")]
+    DBias,
+    /// `dSinks = -sum exp(sink - lse) delta`.
+    #[serde(rename = "dSinks")]
+    DSinks,
     /// Not known: the instruction serves several stages, or stands in no function that is known here.
     #[serde(rename = "unknown")]
     Unknown,
@@ -57,6 +63,8 @@ impl fmt::Display for Stage {
             Stage::Dq => "dQ",
             Stage::Dk => "dK",
             Stage::Dv => "dV",
+            Stage::DBias => "dBias",
+            Stage::DSinks => "dSinks",
             Stage::Unknown => "unknown",
         })
     }
@@ -68,14 +76,16 @@ const FIRST_KEY_THREAD: u32 = 128;
 /// The stage that an instruction of one of our kernels belongs to, by the line tables of its PTX.
 pub fn stage(origin: &Origin) -> Stage {
     let frames = frames(origin.source.as_ref());
-    let Some(kernel) = frames.first() else { return Stage::Unknown };
-    let rule: fn(&Frame, u32) -> Option<Stage> = match kernel.file {
+    let Some(kernel) = kernel_file(origin.source.as_ref()) else { return Stage::Unknown };
+    let rule: fn(&Frame, u32) -> Option<Stage> = match kernel {
         "kernels/forward_mma.rs" | "kernels/forward_fma.rs" | "kernels/forward_hopper.rs" => forward,
         "kernels/forward_combine.rs" => return Stage::Output,
         "kernels/backward_mma.rs" => backward_mma,
         "kernels/backward_fma.rs" => backward_fma,
         "kernels/backward_delta.rs" => return Stage::Delta,
         "kernels/backward_convert.rs" => return Stage::Dq,
+        "kernels/bias_gradient.rs" => bias_gradient,
+        "kernels/sink_gradient.rs" => return Stage::DSinks,
         _ => return Stage::Unknown,
     };
     // The outermost function that says it: a store packs values too.
@@ -86,6 +96,7 @@ pub fn stage(origin: &Origin) -> Stage {
 fn forward(frame: &Frame, _thread: u32) -> Option<Stage> {
     Some(match (frame.file, frame.function) {
         (_, "multiply_transposed" | "start_scores" | "scale_rows") => Stage::Scores,
+        ("attention/score/dropout.rs", _) => Stage::Probabilities,
         (file, _) if file.starts_with("attention/score") => Stage::Scores,
         (_, "multiply_accumulate" | "start_output") | ("tile/store.rs", _) => Stage::Output,
         ("attention/softmax.rs", "apply") => Stage::Output,
@@ -102,11 +113,11 @@ fn backward_mma(frame: &Frame, thread: u32) -> Option<Stage> {
     Some(match frame.function {
         "multiply_transposed" => of_warps(Stage::Scores, Stage::Dp),
         "exponents" | "exponentiate" | "probabilities" => Stage::Probabilities,
-        "subtract_delta" | "range_factor" => Stage::Ds,
+        "apply_to_dp" => Stage::Dp,
+        "subtract_delta" | "range_factor" | "multiply_all" => Stage::Ds,
         "pack" | "pack_all" => of_warps(Stage::Probabilities, Stage::Ds),
         "multiply_accumulate" | "store_pairs" => of_warps(Stage::Dv, Stage::Dk),
         "multiply_left_transposed" | "add_in_lane_order" => Stage::Dq,
-        _ if frame.text.starts_with("scores[m]") => Stage::Ds,
         _ => return None,
     })
 }
@@ -115,14 +126,29 @@ fn backward_fma(frame: &Frame, _thread: u32) -> Option<Stage> {
     let says = |text: &str| frame.text.contains(text);
     Some(match frame.function {
         "exponents" | "exponentiate" | "probabilities" => Stage::Probabilities,
-        "subtract_delta" => Stage::Ds,
+        "apply_to_dp" => Stage::Dp,
+        "subtract_delta" | "multiply_all" => Stage::Ds,
         "multiply_left_transposed" | "add_in_lane_order" => Stage::Dq,
         "backward" if says("multiply_transposed") && says("k_tile") => Stage::Scores,
         "backward" if says("multiply_transposed") && says("v_tile") => Stage::Dp,
         "backward" if says("multiply_accumulate") && says("&mut dv") => Stage::Dv,
         "backward" if says("multiply_accumulate") && says("&mut dk") => Stage::Dk,
-        "backward" if says("ds[i] *=") => Stage::Ds,
         "backward" if says("dk[i] *=") => Stage::Dk,
+        _ => return None,
+    })
+}
+
+fn bias_gradient(frame: &Frame, _thread: u32) -> Option<Stage> {
+    let says = |text: &str| frame.text.contains(text);
+    Some(match (frame.file, frame.function) {
+        ("attention/score/dropout.rs", _) => Stage::Dp,
+        (file, _) if file.starts_with("attention/score") => Stage::Scores,
+        (_, "store") => Stage::DBias,
+        (_, "gradient") if says("multiply") && says("k_tile") => Stage::Scores,
+        (_, "gradient") if says("multiply") && says("v_tile") => Stage::Dp,
+        (_, "gradient") if says("exponent =") => Stage::Probabilities,
+        (_, "gradient") if says("ds =") => Stage::Ds,
+        (_, "gradient") if says("sums[") => Stage::DBias,
         _ => return None,
     })
 }

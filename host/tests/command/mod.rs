@@ -6,12 +6,17 @@ use safetensors::tensor::TensorView;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// What names of files start with: of this process, and of the file of tests that this is a part of.
+fn prefix() -> String {
+    format!("fattn-{}-{}", std::process::id(), module_path!().replace("::", "-"))
+}
+
 /// A file of its own for each test, removed when dropped.
 pub struct File(pub PathBuf);
 
 impl File {
     pub fn new(name: &str) -> Self {
-        File(std::env::temp_dir().join(format!("fattn-{}-{name}.safetensors", std::process::id())))
+        File(std::env::temp_dir().join(format!("{}-{name}.safetensors", prefix())))
     }
 
     /// Tensors of zeros.
@@ -49,7 +54,7 @@ pub struct Directory(PathBuf);
 
 impl Directory {
     pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("fattn-{}-{name}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("{}-{name}", prefix()));
         std::fs::create_dir_all(&path).unwrap();
         Directory(path)
     }

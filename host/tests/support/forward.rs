@@ -1,6 +1,7 @@
 //! The forward pass.
 
 use super::memory::{Lengths, Memory, Sequence, lse_view};
+use super::scores::{self, Scores};
 use super::{Fault, params};
 use kernels_gpu::abi::{
     CombineParams, Dtype, ForwardParams, KernelSpec, KernelVariant, Switch, TensorView,
@@ -17,7 +18,8 @@ pub fn run(variant: KernelVariant, bytes: &[u8], memory: &mut Memory, fault: Fau
         window: [params.window_left, params.window_right],
     };
     let is_capped = variant.switches.contains(Switch::Softcap) && fault != Fault::Uncapped;
-    let mut launch = Launch { kernel: variant.kernel, is_capped, params, memory, fault };
+    let scores = Scores::new(variant, params.score, params.group_size, fault);
+    let mut launch = Launch { kernel: variant.kernel, is_capped, scores, params, memory, fault };
     for batch in 0..params.batches {
         let sequence = Sequence::new(launch.memory, &lengths, batch);
         let skipped = u32::from(fault == Fault::SkipsLastRow).min(sequence.query_rows);
@@ -89,7 +91,12 @@ pub fn combine(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory) {
             let largest = lses.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let is_dead = largest == f64::NEG_INFINITY;
             let sum: f64 = lses.iter().map(|lse| (lse - largest).exp()).sum();
-            let lse = if is_dead { largest } else { largest + sum.ln() };
+            let sink = if params.sinks == 0 {
+                0.0
+            } else {
+                (scores::sink(memory, params.sinks, head) - largest).exp()
+            };
+            let lse = if is_dead { largest } else { largest + (sum + sink).ln() };
             let weight = |own: f64| if is_dead { 0.0 } else { (own - lse).exp() };
             let columns: Vec<f64> = (0..params.value_dim)
                 .map(|column| {
@@ -109,6 +116,7 @@ pub fn combine(kernel: &KernelSpec, bytes: &[u8], memory: &mut Memory) {
 struct Launch<'l> {
     kernel: &'l KernelSpec,
     is_capped: bool,
+    scores: Scores,
     params: ForwardParams,
     memory: &'l mut Memory,
     fault: Fault,
@@ -122,33 +130,44 @@ impl Launch<'_> {
         let key_head = if turn { head % key_heads } else { head / params.group_size };
         let future = i32::from(self.fault == Fault::SeesTheFuture);
         let past = u32::from(self.fault == Fault::ReadsPastTheEnd && first && part.is_last);
-        let keys: Vec<u32> = (part.keys.start..part.keys.end + past)
-            .filter(|&key| sequence.sees(row, key, future))
-            .collect();
+        let visible =
+            (part.keys.start..part.keys.end + past).filter(|&key| sequence.sees(row, key, future));
+        // What stands behind the last query is as the last one.
+        let own_row = row.min(sequence.query_rows.max(1) - 1);
+        let added = |key: u32| self.scores.added(self.memory, sequence, [head, own_row, key]);
+        let keys: Vec<(u32, f64)> = visible.filter_map(|key| Some((key, added(key)?))).collect();
         let q_row = sequence.first_query + row.min(sequence.query_rows.max(1) - 1);
         let read = |view, row, head, column| self.memory.read(view, dtype, [batch, row, head, column]);
-        let score = |&key: &u32| {
+        let score = |&(key, added): &(u32, f64)| {
             let key = sequence.first_key + key;
             let products = (0..params.head_dim).map(|column| {
                 read(&params.q, q_row, head, column) * read(&params.k, key, key_head, column)
             });
             let product = products.sum::<f64>();
-            match self.is_capped {
-                true => f64::from(params.softcap) * (f64::from(params.softcap_factor) * product).tanh(),
-                false => f64::from(params.scale) * product,
-            }
+            added
+                + match self.is_capped {
+                    true => {
+                        f64::from(params.softcap) * (f64::from(params.softcap_factor) * product).tanh()
+                    }
+                    false => f64::from(params.scale) * product,
+                }
         };
         let scores: Vec<f64> = keys.iter().map(score).collect();
-        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        // Where ranges of keys are combined, the sink comes then.
+        let sink = self.scores.sink(self.memory, head).filter(|_| params.splits == 1);
+        let sink = sink.unwrap_or(f64::NEG_INFINITY);
+        let largest = scores.iter().copied().fold(sink, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-        let sum: f64 = weights.iter().sum();
+        let sum: f64 = weights.iter().sum::<f64>() + (sink - largest).exp();
         let divisor = if self.fault == Fault::Unnormalised { 1.0 } else { sum };
         let output = if params.output_f32 != 0 { Dtype::F32 } else { dtype };
         let o_row = sequence.first_query + row;
         for column in 0..params.value_dim {
-            let products = keys.iter().zip(&weights).map(|(&key, weight)| {
+            let products = keys.iter().zip(&weights).map(|(&(key, _), weight)| {
                 let index = [batch, sequence.first_key + key, key_head, column];
-                weight * self.memory.read(&params.v, dtype, index)
+                weight
+                    * self.scores.kept(sequence, [head, own_row, key])
+                    * self.memory.read(&params.v, dtype, index)
             });
             let value = if keys.is_empty() { 0.0 } else { products.sum::<f64>() / divisor };
             self.memory.write(&params.o, output, [part.batch, o_row, head, column], value);
@@ -168,7 +187,11 @@ impl Launch<'_> {
                 row_stride: 2 * row_stride,
                 head_stride: 2 * head_stride,
             };
-            let unit = if self.is_capped { params.softcap } else { params.scale.abs() };
+            let unit = match (self.scores.are_natural(), self.is_capped) {
+                (true, _) => 1.0,
+                (_, true) => params.softcap,
+                _ => params.scale.abs(),
+            };
             let scale = f64::from(unit);
             let (reference, sum) = match (keys.is_empty(), scale == 0.0) {
                 (true, _) => (0.0, -1.0),

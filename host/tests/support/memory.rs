@@ -37,7 +37,11 @@ impl Memory {
     }
 
     pub fn write(&mut self, view: &TensorView, dtype: Dtype, index: [u32; 4], value: f64) {
-        let bytes = self.bytes_mut(address(view, dtype, index), dtype.bytes() as usize);
+        self.write_at(address(view, dtype, index), dtype, value);
+    }
+
+    pub fn write_at(&mut self, address: u64, dtype: Dtype, value: f64) {
+        let bytes = self.bytes_mut(address, dtype.bytes() as usize);
         match dtype {
             Dtype::Bf16 => bytes.copy_from_slice(&bf16::from_f32(value as f32).to_le_bytes()),
             Dtype::F16 => bytes.copy_from_slice(&f16::from_f32(value as f32).to_le_bytes()),
@@ -78,6 +82,8 @@ pub struct Lengths {
 /// One sequence.
 #[derive(Clone, Copy)]
 pub struct Sequence {
+    /// Which it is.
+    pub index: u32,
     /// In the tensors: 0 when packed.
     pub batch: u32,
     pub first_query: u32,
@@ -91,8 +97,17 @@ pub struct Sequence {
 impl Sequence {
     pub fn new(memory: &Memory, of: &Lengths, batch: u32) -> Self {
         let &Lengths { query_rows, key_rows, bottom_right, window, .. } = of;
-        let whole =
-            Sequence { batch, first_query: 0, first_key: 0, query_rows, key_rows, bottom_right, window };
+        let (index, first_query, first_key) = (batch, 0, 0);
+        let whole = Sequence {
+            index,
+            batch,
+            first_query,
+            first_key,
+            query_rows,
+            key_rows,
+            bottom_right,
+            window,
+        };
         if of.cu_seqlens_q == 0 {
             return whole;
         }
@@ -104,11 +119,15 @@ impl Sequence {
         Sequence { batch: 0, first_query, first_key, query_rows, key_rows, ..whole }
     }
 
+    /// The key that query `row` stands at.
+    pub fn diagonal(&self, row: u32) -> i32 {
+        let ends = self.key_rows as i32 - self.query_rows as i32;
+        row as i32 + if self.bottom_right == 1 { ends } else { 0 }
+    }
+
     /// Whether query `row` sees `key`, with the diagonal moved to the right by `shift`.
     pub fn sees(&self, row: u32, key: u32, shift: i32) -> bool {
-        let ends = self.key_rows as i32 - self.query_rows as i32;
-        let diagonal = if self.bottom_right == 1 { ends } else { 0 };
-        let position = row as i32 + diagonal + shift;
+        let position = self.diagonal(row) + shift;
         let [left, right] = self.window;
         key as i32 >= position - left && key as i32 <= position + right
     }

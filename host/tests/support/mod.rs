@@ -6,6 +6,7 @@
 mod backward;
 mod forward;
 mod memory;
+mod scores;
 
 use finite_attention::driver::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
 use finite_attention::{Device, Error};
@@ -56,6 +57,26 @@ pub enum Fault {
     Uncapped,
     /// ds is that of the capped score, not of the product.
     WithoutSlope,
+    /// All batches have the bias of the first.
+    BiasOfFirstSequence,
+    /// The boolean mask hides nothing.
+    Unmasked,
+    /// No slope of ALiBi is subtracted.
+    IgnoresSlopes,
+    /// Sinks are not in the sum.
+    IgnoresSinks,
+    /// Nothing is dropped.
+    IgnoresDropout,
+    /// What dropout leaves does not grow.
+    UnscaledDropout,
+    /// All batches drop what the first does.
+    DropsAlikeInEveryBatch,
+    /// The backward drops other pairs than the forward.
+    DropsOthersBackward,
+    /// The gradient of the bias has the scale.
+    ScaledBiasGradient,
+    /// The gradient of sinks has the wrong sign.
+    NegatedSinkGradient,
 }
 
 pub struct MockDriver {
@@ -129,6 +150,9 @@ impl Driver for MockDriver {
         match kernel.family {
             Family::Forward => forward::run(variant, params, memory, self.fault),
             Family::ForwardCombine => forward::combine(kernel, params, memory),
+            Family::MaskBits => scores::prepare(params, memory),
+            Family::BiasGradient => backward::bias_gradient(variant, params, memory, self.fault),
+            Family::SinkGradient => backward::sink_gradient(variant, params, memory, self.fault),
             family => backward::run(family, variant, params, memory, self.fault),
         }
         Ok(())

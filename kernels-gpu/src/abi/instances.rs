@@ -309,3 +309,113 @@ macro_rules! for_each_backward_convert_fma_sm80 {
         }
     };
 }
+
+/// Calls `$callback!` with one row for each tensor-core kernel for the gradient of the bias. Columns as in
+/// [`for_each_forward_mma_sm80`]; as many keys as query rows.
+#[macro_export]
+macro_rules! for_each_bias_gradient_mma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (bias_gradient_bf16_d64_sm80, Bf16, 64, Vector16, 64, 64, 4, 1)
+            (bias_gradient_bf16_d128_sm80, Bf16, 128, Vector16, 64, 64, 4, 1)
+            (bias_gradient_bf16_d256_sm80, Bf16, 256, Vector16, 64, 64, 4, 1)
+            (bias_gradient_bf16_d256_strided_sm80, Bf16, 256, Element, 32, 32, 2, 1)
+            (bias_gradient_f16_d64_sm80, F16, 64, Vector16, 64, 64, 4, 1)
+            (bias_gradient_f16_d128_sm80, F16, 128, Vector16, 64, 64, 4, 1)
+            (bias_gradient_f16_d256_sm80, F16, 256, Vector16, 64, 64, 4, 1)
+            (bias_gradient_f16_d256_strided_sm80, F16, 256, Element, 32, 32, 2, 1)
+        }
+    };
+}
+
+/// As [`for_each_bias_gradient_mma_sm80`], without tensor cores.
+#[macro_export]
+macro_rules! for_each_bias_gradient_fma_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (bias_gradient_f32_d64_sm80, F32, 64, Vector16, 32, 32, 2, 1)
+            (bias_gradient_f32_d128_sm80, F32, 128, Vector16, 32, 32, 2, 1)
+            (bias_gradient_f32_d256_sm80, F32, 256, Vector16, 32, 32, 2, 1)
+            (bias_gradient_f32_d256_strided_sm80, F32, 256, Element, 32, 32, 2, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each element type and access of multi-scale deformable attention.
+///
+/// Columns: names of the forward, of the main kernel of the backward and of the kernel that adds up gradients
+/// of value in order, element type, access.
+#[macro_export]
+macro_rules! for_each_msda_sampling_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (msda_forward_bf16_sm80, msda_backward_bf16_sm80, msda_gather_bf16_sm80, Bf16, Vector16)
+            (
+                msda_forward_bf16_strided_sm80, msda_backward_bf16_strided_sm80,
+                msda_gather_bf16_strided_sm80, Bf16, Element
+            )
+            (msda_forward_f16_sm80, msda_backward_f16_sm80, msda_gather_f16_sm80, F16, Vector16)
+            (
+                msda_forward_f16_strided_sm80, msda_backward_f16_strided_sm80,
+                msda_gather_f16_strided_sm80, F16, Element
+            )
+            (msda_forward_f32_sm80, msda_backward_f32_sm80, msda_gather_f32_sm80, F32, Vector16)
+            (
+                msda_forward_f32_strided_sm80, msda_backward_f32_strided_sm80,
+                msda_gather_f32_strided_sm80, F32, Element
+            )
+        }
+    };
+}
+
+/// Calls `$callback!` with name and element type of each main kernel of a backward of multi-scale deformable
+/// attention for Hopper. Nothing but the additions to sums differs from those for sm_80 with 16-byte access.
+#[macro_export]
+macro_rules! for_each_msda_backward_sm90a {
+    ($callback:ident) => {
+        $callback! {
+            (msda_backward_bf16_sm90a, Bf16)
+            (msda_backward_f16_sm90a, F16)
+            (msda_backward_f32_sm90a, F32)
+        }
+    };
+}
+
+/// Calls `$callback!` with names and element type of the kernels that sort points.
+#[macro_export]
+macro_rules! for_each_msda_sort_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (msda_count_bf16_sm80, msda_fill_bf16_sm80, Bf16)
+            (msda_count_f16_sm80, msda_fill_f16_sm80, F16)
+            (msda_count_f32_sm80, msda_fill_f32_sm80, F32)
+        }
+    };
+}
+
+/// Calls `$callback!` with name and element type of each kernel that rounds gradients of value.
+#[macro_export]
+macro_rules! for_each_msda_convert_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (msda_convert_bf16_sm80, Bf16)
+            (msda_convert_f16_sm80, F16)
+        }
+    };
+}
+
+/// The same of the kernel that zeroes the sums of these gradients.
+#[macro_export]
+macro_rules! for_each_msda_zero_sm80 {
+    ($callback:ident) => {
+        $callback! { (msda_zero_f32_sm80, F32) }
+    };
+}
+
+/// The same of the kernel that scans counts, which are the same for every element type.
+#[macro_export]
+macro_rules! for_each_msda_scan_sm80 {
+    ($callback:ident) => {
+        $callback! { (msda_scan_f32_sm80, F32) }
+    };
+}

@@ -1,6 +1,9 @@
 //! What a compiled kernel is.
 
-use super::Switches;
+use super::{
+    MSDA_BACKWARD_THREADS, MSDA_BLOCKS, MSDA_FORWARD_THREADS, MSDA_SCAN_THREADS, MSDA_SMALL_THREADS,
+    Switches,
+};
 
 /// Element type of a tensor in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,6 +109,58 @@ pub enum Family {
     /// The last one of a backward for Hopper that has divided key tiles: their dk and dv. Any head dim, any
     /// strides.
     BackwardSum,
+    /// The gradient of the bias, behind the first kernel of a backward.
+    BiasGradient,
+    /// The gradient of the sinks, behind the first kernel of a backward. Any head dim, any strides.
+    SinkGradient,
+    /// The bits of a boolean mask, for the kernels that make scores.
+    MaskBits,
+    /// A kernel of multi-scale deformable attention. Any number of channels.
+    Msda(MsdaStage),
+}
+
+/// What a kernel of multi-scale deformable attention computes. Where it says so, in any element type and any
+/// strides; of others there is one for each element type, and of main kernels and `Gather` one for each
+/// access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MsdaStage {
+    /// o.
+    Forward,
+    /// f32 zeros where gradients of value are added up. Any strides.
+    Zero,
+    /// Gradients of locations and weights, and, unless they are added up in order, of value in f32.
+    Backward,
+    /// Gradients of value, rounded. Any strides.
+    Convert,
+    /// How many points of a chunk are in each bin: the first of four that add up in order. Any strides.
+    Count,
+    /// Where the points of each bin, and there of each chunk, go. Any element type.
+    Scan,
+    /// Points by bins. Any strides.
+    Fill,
+    /// Gradients of value, each cell added up by itself, in the order of points.
+    Gather,
+}
+
+impl MsdaStage {
+    /// Threads of a block.
+    pub const fn threads(self) -> u32 {
+        match self {
+            MsdaStage::Forward => MSDA_FORWARD_THREADS,
+            MsdaStage::Backward => MSDA_BACKWARD_THREADS,
+            MsdaStage::Scan => MSDA_SCAN_THREADS,
+            _ => MSDA_SMALL_THREADS,
+        }
+    }
+
+    /// Blocks whose registers must fit on one multiprocessor.
+    pub const fn min_blocks(self) -> u32 {
+        match self {
+            MsdaStage::Forward | MsdaStage::Backward => MSDA_BLOCKS,
+            MsdaStage::Gather => 3,
+            _ => 1,
+        }
+    }
 }
 
 /// One compiled kernel: what it accepts and what it needs to be launched.
@@ -147,9 +202,34 @@ impl KernelSpec {
         tiles_split_keys(self.query_rows)
     }
 
+    /// Whether it adds vectors to global memory, which needs PTX 8.1.
+    pub const fn adds_vectors(&self) -> bool {
+        matches!((self.family, self.arch), (Family::Msda(MsdaStage::Backward), Arch::Sm90a))
+    }
+
+    /// Whether it is a kernel of attention, and not of multi-scale deformable attention.
+    pub const fn is_attention(&self) -> bool {
+        !matches!(self.family, Family::Msda(_))
+    }
+
     /// Whether it is the same for every head dim and every access.
     pub const fn takes_any_strides(&self) -> bool {
-        matches!(self.family, Family::ForwardCombine | Family::BackwardDelta | Family::BackwardSum)
+        match self.family {
+            Family::ForwardCombine
+            | Family::BackwardDelta
+            | Family::BackwardSum
+            | Family::SinkGradient
+            | Family::MaskBits => true,
+            Family::Forward | Family::Backward | Family::BackwardConvert | Family::BiasGradient => false,
+            Family::Msda(stage) => {
+                !matches!(stage, MsdaStage::Forward | MsdaStage::Backward | MsdaStage::Gather)
+            }
+        }
+    }
+
+    /// Whether it is the same for every element type of q.
+    pub const fn takes_any_dtype(&self) -> bool {
+        matches!(self.family, Family::SinkGradient | Family::MaskBits)
     }
 
     /// Whether it may start while the kernel before it ends, since it waits for that one itself.

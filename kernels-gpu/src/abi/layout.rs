@@ -4,8 +4,8 @@
 //! as they go. [`KernelSpec::regions`](super::KernelSpec::regions) gives the list to the host, whose emulator
 //! holds every access of every kernel to it.
 
-use super::COMBINE_WARPS;
 use super::regions::Regions;
+use super::{COMBINE_WARPS, MSDA_POINT_BYTES, MSDA_SCAN_THREADS, MSDA_TABLE_BYTES, MsdaStage};
 
 /// Bytes of a memory barrier.
 pub const BARRIER_BYTES: u32 = 8;
@@ -291,6 +291,27 @@ pub const fn forward_combine(head_dim: u32, query_rows: u32) -> Regions {
     regions
 }
 
+/// Kernels of multi-scale deformable attention: a point of each thread, and the table of levels; for the
+/// scan, a sum of each warp.
+pub const fn msda(stage: MsdaStage) -> Regions {
+    let mut regions = Regions::new();
+    match stage {
+        MsdaStage::Forward | MsdaStage::Backward => {
+            regions.add("points", 1, stage.threads() * MSDA_POINT_BYTES[0]);
+            regions.add("cells", 1, stage.threads() * MSDA_POINT_BYTES[1]);
+            regions.add("levels", 1, MSDA_TABLE_BYTES);
+        }
+        MsdaStage::Count | MsdaStage::Fill | MsdaStage::Gather => {
+            regions.add("levels", 1, MSDA_TABLE_BYTES);
+        }
+        MsdaStage::Scan => {
+            regions.add("sums", 1, MSDA_SCAN_THREADS / 32 * 4);
+        }
+        MsdaStage::Zero | MsdaStage::Convert => {}
+    }
+    regions
+}
+
 /// The delta kernel with tensor cores: tiles of o and dO.
 pub const fn backward_delta(query_rows: u32) -> Regions {
     let mut regions = Regions::new();
@@ -301,6 +322,23 @@ pub const fn backward_delta(query_rows: u32) -> Regions {
 /// Bytes of one of them.
 pub const fn backward_delta_tile_bytes(query_rows: u32) -> u32 {
     query_rows * DELTA_COLUMNS * 2
+}
+
+/// The gradient of the sinks: a sum for each warp.
+pub const fn sink_gradient() -> Regions {
+    let mut regions = Regions::new();
+    regions.add("sums", 1, super::SINK_GRADIENT_THREADS / 32 * 4);
+    regions
+}
+
+/// The gradient of the bias: a tile each of q, k, dO and v, of `rows` rows.
+pub const fn bias_gradient(element_bytes: u32, head_dim: u32, rows: u32) -> Regions {
+    let mut regions = Regions::new();
+    regions.add("q", 1, rows * head_dim * element_bytes);
+    regions.add("k", 1, rows * head_dim * element_bytes);
+    regions.add("do", 1, rows * head_dim * element_bytes);
+    regions.add("v", 1, rows * head_dim * element_bytes);
+    regions
 }
 
 /// The tensor-core backward for sm_80: key and value tile, the tile of dS (and of p, as it passes between

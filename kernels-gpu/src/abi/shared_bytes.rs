@@ -42,6 +42,21 @@ pub const fn forward_combine_shared_bytes(head_dim: u32, query_rows: u32, _key_r
     layout::forward_combine(head_dim, query_rows).bytes()
 }
 
+/// Shared memory of the tensor-core kernel for the gradient of the bias.
+pub const fn bias_gradient_mma_shared_bytes(head_dim: u32, query_rows: u32, _key_rows: u32) -> u32 {
+    layout::bias_gradient(2, head_dim, query_rows).bytes()
+}
+
+/// Shared memory of the f32 kernel for the gradient of the bias.
+pub const fn bias_gradient_fma_shared_bytes(head_dim: u32, query_rows: u32, _key_rows: u32) -> u32 {
+    layout::bias_gradient(4, head_dim, query_rows).bytes()
+}
+
+/// Shared memory of the kernel for the gradient of the sinks.
+pub const fn sink_gradient_shared_bytes() -> u32 {
+    layout::sink_gradient().bytes()
+}
+
 /// Of kernels without shared memory.
 pub const fn no_shared(_head_dim: u32, _query_rows: u32, _key_rows: u32) -> u32 {
     0

@@ -2,7 +2,8 @@
 
 use super::shared_bytes::*;
 use super::{
-    Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec, Switches, backward_sm90a_warpgroups,
+    Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec, MASK_BITS_THREADS, MsdaStage,
+    SINK_GRADIENT_THREADS, Switches, backward_sm90a_warpgroups, layout,
 };
 
 /// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
@@ -22,7 +23,7 @@ macro_rules! spec {
             min_blocks: $blocks,
             shared_bytes: $shared_bytes,
             gathers_heads: $gathers_heads,
-            switches: Switches::of_family(Family::$family),
+            switches: Switches::of_family(Family::$family, Dtype::$dtype),
         }
     };
 }
@@ -158,11 +159,107 @@ const BACKWARD_CONVERT_FMA: &[KernelSpec] = {
     for_each_backward_convert_fma_sm80!(rows)
 };
 
+const BIAS_GRADIENT_MMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(BiasGradient, bias_gradient_mma_shared_bytes, $($row)*) }; }
+    for_each_bias_gradient_mma_sm80!(rows)
+};
+
+const BIAS_GRADIENT_FMA: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { table!(BiasGradient, bias_gradient_fma_shared_bytes, $($row)*) }; }
+    for_each_bias_gradient_fma_sm80!(rows)
+};
+
+/// The gradient of the sinks, and the bits of a boolean mask: for all element types of q.
+const OF_ANY_DTYPE: &[KernelSpec] = &[
+    spec!(
+        SinkGradient,
+        Sm80,
+        (sink_gradient_sm80, F32, 256, Element, 1, 1, SINK_GRADIENT_THREADS, 1),
+        sink_gradient_shared_bytes(),
+        false
+    ),
+    spec!(MaskBits, Sm80, (mask_bits_sm80, F32, 256, Element, 1, 32, MASK_BITS_THREADS, 1), 0, false),
+];
+
 const BACKWARD_SM90A: &[KernelSpec] = for_each_backward_sm90a!(backward_sm90a_table);
 
 const BACKWARD_THREE_SM90A: &[KernelSpec] = for_each_backward_three_sm90a!(backward_sm90a_table);
 
 const BACKWARD_WIDE_SM90A: &[KernelSpec] = for_each_backward_wide_sm90a!(backward_sm90a_table);
+
+/// A kernel of multi-scale deformable attention.
+macro_rules! msda {
+    ($stage:ident, $arch:ident, $name:ident, $dtype:ident, $access:ident) => {
+        KernelSpec {
+            name: stringify!($name),
+            family: Family::Msda(MsdaStage::$stage),
+            arch: Arch::$arch,
+            dtype: Dtype::$dtype,
+            head_dim: 256,
+            access: Access::$access,
+            query_rows: 1,
+            key_rows: 1,
+            threads: MsdaStage::$stage.threads(),
+            min_blocks: MsdaStage::$stage.min_blocks(),
+            shared_bytes: layout::msda(MsdaStage::$stage).bytes(),
+            gathers_heads: false,
+            switches: Switches::NONE,
+        }
+    };
+}
+
+const MSDA_SAMPLING: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($forward:ident, $backward:ident, $gather:ident, $dtype:ident, $access:ident))*) => {
+            &[$(
+                msda!(Forward, Sm80, $forward, $dtype, $access),
+                msda!(Backward, Sm80, $backward, $dtype, $access),
+                msda!(Gather, Sm80, $gather, $dtype, $access),
+            )*]
+        };
+    }
+    for_each_msda_sampling_sm80!(rows)
+};
+
+const MSDA_BACKWARD_SM90A: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident))*) => { &[$(msda!(Backward, Sm90a, $name, $dtype, Vector16)),*] };
+    }
+    for_each_msda_backward_sm90a!(rows)
+};
+
+const MSDA_SORT: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($count:ident, $fill:ident, $dtype:ident))*) => {
+            &[$(
+                msda!(Count, Sm80, $count, $dtype, Element),
+                msda!(Fill, Sm80, $fill, $dtype, Element),
+            )*]
+        };
+    }
+    for_each_msda_sort_sm80!(rows)
+};
+
+macro_rules! msda_table {
+    ($stage:ident, $(($name:ident, $dtype:ident))*) => {
+        &[$(msda!($stage, Sm80, $name, $dtype, Element)),*]
+    };
+}
+
+const MSDA_CONVERT: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { msda_table!(Convert, $($row)*) }; }
+    for_each_msda_convert_sm80!(rows)
+};
+
+const MSDA_ZERO: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { msda_table!(Zero, $($row)*) }; }
+    for_each_msda_zero_sm80!(rows)
+};
+
+const MSDA_SCAN: &[KernelSpec] = {
+    macro_rules! rows { ($($row:tt)*) => { msda_table!(Scan, $($row)*) }; }
+    for_each_msda_scan_sm80!(rows)
+};
 
 const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_MMA,
@@ -181,6 +278,15 @@ const FAMILIES: &[&[KernelSpec]] = &[
     BACKWARD_CONVERT_MMA,
     BACKWARD_CONVERT_FMA,
     BACKWARD_SUM,
+    BIAS_GRADIENT_MMA,
+    BIAS_GRADIENT_FMA,
+    OF_ANY_DTYPE,
+    MSDA_SAMPLING,
+    MSDA_BACKWARD_SM90A,
+    MSDA_SORT,
+    MSDA_CONVERT,
+    MSDA_ZERO,
+    MSDA_SCAN,
 ];
 
 const COUNT: usize = {
@@ -220,7 +326,7 @@ mod tests {
                 "{} stands twice",
                 spec.name
             );
-            assert!(spec.name.contains(spec.dtype.name()));
+            assert!(spec.takes_any_dtype() || spec.name.contains(spec.dtype.name()));
             let of_any_access = spec.takes_any_strides();
             let strided = spec.access == Access::Element && !of_any_access;
             assert_eq!(spec.name.contains("_strided"), strided);

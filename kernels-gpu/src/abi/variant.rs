@@ -1,6 +1,6 @@
 //! A kernel and its switches: what a text is loaded as.
 
-use super::{Family, KernelSpec};
+use super::{Dtype, Family, KernelSpec};
 use core::fmt;
 
 /// A feature that a kernel has in its text, and that the host turns on there (`arch::specialize`).
@@ -8,16 +8,44 @@ use core::fmt;
 pub enum Switch {
     /// Scores are capped, `s = cap tanh(s / cap)`: [`ForwardParams::softcap`](super::ForwardParams::softcap).
     Softcap,
+    /// A bias of the dtype of q is added to scores: [`ScoreParams::bias`](super::ScoreParams::bias).
+    Bias,
+    /// A bias of f32 is added to scores of 16-bit elements.
+    BiasF32,
+    /// A boolean mask hides keys: [`ScoreParams::mask`](super::ScoreParams::mask).
+    AttnMask,
+    /// A slope times the distance is subtracted from scores:
+    /// [`ScoreParams::alibi_slopes`](super::ScoreParams::alibi_slopes).
+    Alibi,
+    /// Sums have a sink: [`ScoreParams::sinks`](super::ScoreParams::sinks).
+    Sinks,
+    /// Probabilities are dropped at random: [`ScoreParams::dropout`](super::ScoreParams::dropout).
+    Dropout,
 }
 
 impl Switch {
     /// Every switch.
-    pub const ALL: [Switch; 1] = [Switch::Softcap];
+    pub const ALL: [Switch; 7] = [
+        Switch::Softcap,
+        Switch::Bias,
+        Switch::BiasF32,
+        Switch::AttnMask,
+        Switch::Alibi,
+        Switch::Sinks,
+        Switch::Dropout,
+    ];
 
-    /// The name in the marker of the PTX text, in the names of variants and in errors: `softcap`.
+    /// The name in the marker of the PTX text, in the names of variants and in errors: `softcap`, `bias`,
+    /// `bias-f32`, `mask`, `alibi`, `sinks`, `dropout`.
     pub const fn name(self) -> &'static str {
         match self {
             Switch::Softcap => "softcap",
+            Switch::Bias => "bias",
+            Switch::BiasF32 => "bias-f32",
+            Switch::AttnMask => "mask",
+            Switch::Alibi => "alibi",
+            Switch::Sinks => "sinks",
+            Switch::Dropout => "dropout",
         }
     }
 
@@ -55,19 +83,39 @@ impl Switches {
         self.0 == 0
     }
 
+    /// Those that the kernels of a backward have: a sink is in lse.
+    #[must_use]
+    pub const fn of_scores(self) -> Self {
+        Switches(self.0 & !Switch::Sinks.bit())
+    }
+
     /// Each of them once, in the order of [`Switch::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Switch> {
         Switch::ALL.into_iter().filter(move |&switch| self.contains(switch))
     }
 
-    /// Those that kernels of a family have in their text.
-    pub(super) const fn of_family(family: Family) -> Self {
+    /// Those that kernels of a family have in their text, for elements of type `dtype`.
+    pub(super) const fn of_family(family: Family, dtype: Dtype) -> Self {
+        let scores = Switches::NONE
+            .with(Switch::Softcap)
+            .with(Switch::Bias)
+            .with(Switch::AttnMask)
+            .with(Switch::Alibi)
+            .with(Switch::Dropout);
+        let scores = match dtype {
+            Dtype::Bf16 | Dtype::F16 => scores.with(Switch::BiasF32),
+            Dtype::F32 => scores,
+        };
         match family {
-            Family::Forward | Family::Backward => Switches::NONE.with(Switch::Softcap),
+            Family::Forward => scores.with(Switch::Sinks),
+            Family::Backward | Family::BiasGradient => scores,
             Family::ForwardCombine
             | Family::BackwardDelta
             | Family::BackwardConvert
-            | Family::BackwardSum => Switches::NONE,
+            | Family::BackwardSum
+            | Family::SinkGradient
+            | Family::MaskBits
+            | Family::Msda(_) => Switches::NONE,
         }
     }
 }
@@ -138,7 +186,8 @@ mod tests {
     #[test]
     fn kernels_that_make_scores_can_cap_them() {
         for kernel in KERNELS {
-            let makes_scores = matches!(kernel.family, Family::Forward | Family::Backward);
+            let makes_scores =
+                matches!(kernel.family, Family::Forward | Family::Backward | Family::BiasGradient);
             assert_eq!(kernel.switches.contains(Switch::Softcap), makes_scores, "{}", kernel.name);
         }
     }

@@ -1,4 +1,4 @@
-//! Between f32 and the 16-bit formats.
+//! Between f32 and the 16-bit formats, and bytes of words.
 
 use core::arch::asm;
 
@@ -27,6 +27,19 @@ pack!(
     /// `cvt.rn.f16x2.f32`, sm_80.
     pack_f16, "cvt.rn.f16x2.f32"
 );
+
+/// Four of the bytes of `low` (0 to 3) and `high` (4 to 7), one for each hexadecimal digit of `selector`.
+/// PTX: `prmt.b32`.
+#[inline(always)]
+pub fn permute(low: u32, high: u32, selector: u32) -> u32 {
+    let bytes: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("prmt.b32 {}, {}, {}, {};", out(reg32) bytes, in(reg32) low, in(reg32) high, in(reg32) selector,
+            options(pure, nomem, nostack))
+    };
+    bytes
+}
 
 /// The two bf16 of a word as f32, (low, high). Exact: a bf16 is the upper half of an f32.
 #[inline(always)]

@@ -11,6 +11,20 @@ pub fn known(address: u64) -> u64 {
     same
 }
 
+/// Reads 8 bits where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p ld.global.nc.u8`.
+///
+/// # Safety
+/// If `condition`: `address` is readable, and not written during the kernel.
+#[inline(always)]
+pub unsafe fn load_u8_if(address: u64, condition: bool) -> u32 {
+    let value: u32;
+    asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {2}, 0;", "mov.b32 {0}, 0;",
+        "@%p_in ld.global.nc.u8 {0}, [{1}];", "}}", out(reg32) value, in(reg64) address,
+            in(reg32) condition as u32,
+        options(pure, readonly, nostack));
+    value
+}
+
 /// Reads 16 bits where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p
 /// ld.global.nc.b16`.
 ///
@@ -108,6 +122,27 @@ pub unsafe fn add_f32(address: u64, value: f32) {
     asm!("red.global.add.f32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
 }
 
+/// Adds to 4 f32, each atomically, in no order. PTX: `red.global.add.v4.f32`. sm_90, PTX 8.1.
+///
+/// # Safety
+/// `address` is writable and aligned to 16.
+#[inline(always)]
+pub unsafe fn add_f32x4(address: u64, value: [f32; 4]) {
+    asm!("red.global.add.v4.f32 [{}], {{{}, {}, {}, {}}};", in(reg64) address, in(reg32) value[0],
+        in(reg32) value[1], in(reg32) value[2], in(reg32) value[3], options(nostack));
+}
+
+/// Reads 16 bits. PTX: `ld.global.nc.b16`.
+///
+/// # Safety
+/// `address` is readable, aligned to 2, and not written during the kernel.
+#[inline(always)]
+pub unsafe fn load_u16(address: u64) -> u16 {
+    let value: u16;
+    asm!("ld.global.nc.b16 {}, [{}];", out(reg16) value, in(reg64) address, options(pure, readonly, nostack));
+    value
+}
+
 /// Reads 32 bits. PTX: `ld.global.nc.b32`.
 ///
 /// # Safety
@@ -119,6 +154,18 @@ pub unsafe fn load_u32(address: u64) -> u32 {
     value
 }
 
+/// Reads 32 bits that this thread, or one that it has met since, may have written during the kernel. PTX:
+/// `ld.global.b32`.
+///
+/// # Safety
+/// `address` is readable and aligned to 4.
+#[inline(always)]
+pub unsafe fn load_written_u32(address: u64) -> u32 {
+    let value: u32;
+    asm!("ld.global.b32 {}, [{}];", out(reg32) value, in(reg64) address, options(nostack));
+    value
+}
+
 /// Reads an f32.
 ///
 /// # Safety
@@ -126,6 +173,16 @@ pub unsafe fn load_u32(address: u64) -> u32 {
 #[inline(always)]
 pub unsafe fn load_f32(address: u64) -> f32 {
     f32::from_bits(load_u32(address))
+}
+
+/// # Safety
+/// `address` is readable, aligned to 8, and not written during the kernel.
+#[inline(always)]
+pub unsafe fn load_u32x2(address: u64) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    asm!("ld.global.nc.v2.b32 {{{}, {}}}, [{}];", out(reg32) a, out(reg32) b, in(reg64) address,
+        options(pure, readonly, nostack));
+    [a, b]
 }
 
 /// # Safety
@@ -167,6 +224,17 @@ pub unsafe fn load_written_u32x4_if(address: u64, condition: bool) -> [u32; 4] {
         "}}", out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address,
             in(reg32) condition as u32, options(pure, readonly, nostack));
     [a, b, c, d]
+}
+
+/// Reads an f32 that another kernel wrote, whose end this kernel has waited for. PTX: `ld.global.b32`.
+///
+/// # Safety
+/// `address` is readable and aligned to 4; nobody writes it any more.
+#[inline(always)]
+pub unsafe fn load_written_f32(address: u64) -> f32 {
+    let value: f32;
+    asm!("ld.global.b32 {}, [{}];", out(reg32) value, in(reg64) address, options(nostack));
+    value
 }
 
 /// Adds to a counter, atomically, and gives what it was. PTX: `atom.global.add.u32`.

@@ -118,3 +118,23 @@ pub fn divide(a: u32, b: u32) -> u32 {
     // SAFETY: callers divide by counts that the launch keeps at least 1.
     unsafe { core::intrinsics::unchecked_div(a, b) }
 }
+
+/// As [`divide`], of 64 bits, by many instructions.
+#[inline(always)]
+pub fn divide_u64(a: u64, b: u64) -> u64 {
+    // SAFETY: as above.
+    unsafe { core::intrinsics::unchecked_div(a, b) }
+}
+
+/// `a * b + c`, the product of 64 bits. PTX: `mad.wide.s32`. Written as Rust, the compiler extends a factor
+/// that stays the same before a loop, and then multiplies 64 bits in it.
+#[inline(always)]
+pub fn mad_wide(a: i32, b: i32, c: u64) -> u64 {
+    let y: u64;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("mad.wide.s32 {}, {}, {}, {};", out(reg64) y, in(reg32) a, in(reg32) b, in(reg64) c,
+            options(pure, nomem, nostack))
+    };
+    y
+}

@@ -76,6 +76,18 @@ pub unsafe fn load_f32x2(address: u32) -> [f32; 2] {
     [a, b]
 }
 
+/// Reads 8 bytes. PTX: `ld.shared.v2.b32`.
+///
+/// # Safety
+/// As [`load_u32`], aligned to 8.
+#[inline(always)]
+pub unsafe fn load_u32x2(address: u32) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    asm!("ld.shared.v2.b32 {{{}, {}}}, [{}];", out(reg32) a, out(reg32) b, in(reg32) address,
+        options(nostack));
+    [a, b]
+}
+
 /// Writes 4 bytes. PTX: `st.shared.b32`.
 ///
 /// # Safety
@@ -106,6 +118,16 @@ pub unsafe fn load_relaxed_u32(address: u32) -> u32 {
 #[inline(always)]
 pub unsafe fn store_relaxed_u32(address: u32, value: u32) {
     asm!("st.relaxed.cta.shared.b32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack));
+}
+
+/// Writes 8 bytes. PTX: `st.shared.v2.b32`.
+///
+/// # Safety
+/// As [`store_u32`], aligned to 8.
+#[inline(always)]
+pub unsafe fn store_u32x2(address: u32, value: [u32; 2]) {
+    asm!("st.shared.v2.b32 [{}], {{{}, {}}};", in(reg32) address, in(reg32) value[0], in(reg32) value[1],
+        options(nostack));
 }
 
 /// Writes 16 bytes. PTX: `st.shared.v4.b32`.

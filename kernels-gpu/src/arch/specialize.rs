@@ -37,4 +37,16 @@ macro_rules! switches {
 switches! {
     /// Whether scores are capped: [`Switch::Softcap`](crate::abi::Switch::Softcap).
     softcap, "softcap";
+    /// Whether scores have a bias of the dtype of q: [`Switch::Bias`](crate::abi::Switch::Bias).
+    bias, "bias";
+    /// Whether scores have a bias of f32: [`Switch::BiasF32`](crate::abi::Switch::BiasF32).
+    bias_f32, "bias-f32";
+    /// Whether a boolean mask hides keys: [`Switch::AttnMask`](crate::abi::Switch::AttnMask).
+    attn_mask, "mask";
+    /// Whether scores sink with the distance: [`Switch::Alibi`](crate::abi::Switch::Alibi).
+    alibi, "alibi";
+    /// Whether sums have a sink: [`Switch::Sinks`](crate::abi::Switch::Sinks).
+    sinks, "sinks";
+    /// Whether probabilities are dropped: [`Switch::Dropout`](crate::abi::Switch::Dropout).
+    dropout, "dropout";
 }

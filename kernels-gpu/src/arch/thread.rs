@@ -40,6 +40,16 @@ pub fn opaque(value: u32) -> u32 {
     result
 }
 
+/// `value`, at this place: what is computed from it is computed after it, and not kept in registers from
+/// before a loop on.
+#[inline(always)]
+pub fn opaque_here(value: u32) -> u32 {
+    let result: u32;
+    // SAFETY: copies a register.
+    unsafe { asm!("mov.u32 {}, {};", out(reg32) result, in(reg32) value, options(nomem, nostack)) };
+    result
+}
+
 /// [`thread_idx_x`], read at this place: what is computed from it is computed after it, and not kept in
 /// registers from before a loop on.
 #[inline(always)]

@@ -92,6 +92,17 @@ pub unsafe fn shuffle_up(value: u32, distance: u32) -> u32 {
     result
 }
 
+/// A bit for each lane that has the same value. PTX: `match.any.sync.b32`. sm_70.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn match_any(value: u32) -> u32 {
+    let result: u32;
+    asm!("match.any.sync.b32 {}, {}, -1;", out(reg32) result, in(reg32) value, options(nomem, nostack));
+    result
+}
+
 /// A bit for each lane that says so. PTX: `vote.sync.ballot.b32`. sm_30.
 ///
 /// # Safety

@@ -1,9 +1,10 @@
 //! What a block of threads of the backward works on.
 
-use super::score::ScoreTile;
+use super::score::{ScorePlace, ScoreTile};
 use super::sequence::{Sequence, Sequences};
 use crate::abi::{
-    BackwardParams, DQ_STAGGERED, NOTE_ROWS, TensorView, packed_batch, workspace_row_packed,
+    BackwardParams, DQ_STAGGERED, NOTE_ROWS, RowStatistic, TensorView, packed_batch,
+    workspace_row_packed,
 };
 use crate::arch::{math, thread};
 use crate::geometry::row_heads::RowHeads;
@@ -80,6 +81,12 @@ impl KeyBlock {
         }
     }
 
+    /// Which scores of the problem those of query head `head` are.
+    #[inline(always)]
+    pub fn score_place(&self, p: &BackwardParams, head: u32) -> ScorePlace {
+        ScorePlace { sequence: self.index(p), head, key_head: self.key_head, first_key: 0 }
+    }
+
     /// Where the tiles of a step come from, with `queries` rows of q and dO; `with_norms` if dO's norms are
     /// needed.
     #[inline(always)]
@@ -96,10 +103,17 @@ impl KeyBlock {
         QuerySource {
             q: self.sequence.query_rows::<ELEMENT_BYTES>(&p.q, head, row, p.head_dim),
             d_o: self.sequence.query_rows::<ELEMENT_BYTES>(&p.d_o, head, row, p.value_dim),
-            lse: statistics(p, 0, head, workspace_row),
-            delta: statistics(p, 1, head, workspace_row),
-            norm: if with_norms { statistics(p, 2, head, workspace_row) } else { 0 },
+            lse: statistics(p, RowStatistic::Lse, head, workspace_row),
+            delta: statistics(p, RowStatistic::Delta, head, workspace_row),
+            norm: if with_norms { statistics(p, RowStatistic::Norm, head, workspace_row) } else { 0 },
         }
+    }
+
+    /// Device address of the references of a step's rows.
+    #[inline(always)]
+    pub fn references(&self, p: &BackwardParams, at: &Step, queries: u32) -> u64 {
+        let head = self.key_head * p.group_size + at.head;
+        references(p, head, self.workspace_row + at.tile as u32 * queries)
     }
 
     /// Where dQ of a step is added up.
@@ -126,13 +140,18 @@ impl KeyBlock {
     /// The counter of what has been added to dQ of the key head's queries: see [`finished_halves`].
     #[inline(always)]
     pub fn finished_halves(&self, p: &BackwardParams) -> u64 {
+        finished_halves(p, self.index(p), self.key_head)
+    }
+
+    /// Batch, or which packed sequence.
+    #[inline(always)]
+    fn index(&self, p: &BackwardParams) -> u32 {
         let sequence = &self.sequence;
-        let batch = if p.cu_seqlens_q != 0 {
+        if p.cu_seqlens_q != 0 {
             packed_batch(self.workspace_row, sequence.first_query as u32)
         } else {
             sequence.batch
-        };
-        finished_halves(p, batch, self.key_head)
+        }
     }
 
     /// Whether key `row` exists.
@@ -351,11 +370,19 @@ pub fn workspace_row(p: &BackwardParams, sequence: &Sequence, batch: u32) -> u32
     }
 }
 
-/// Device address of lse (`which` 0), delta (1) or the norm of dO (2) of row `row` in the workspace.
+/// Device address of a statistic of row `row` in the workspace.
 #[inline(always)]
-pub fn statistics(p: &BackwardParams, which: u32, head: u32, row: u32) -> u64 {
-    let index = (which * p.query_heads + head) as u64 * p.workspace_rows as u64 + row as u64;
+pub fn statistics(p: &BackwardParams, which: RowStatistic, head: u32, row: u32) -> u64 {
+    let index = (which as u32 * p.query_heads + head) as u64 * p.workspace_rows as u64 + row as u64;
     p.statistics.wrapping_add(4 * index)
+}
+
+/// Device address of the [`RowStatistic::Reference`] of row `row` in the workspace.
+#[inline(always)]
+pub fn references(p: &BackwardParams, head: u32, row: u32) -> u64 {
+    const { assert!(RowStatistic::Reference as u32 == 2) };
+    let index = (p.query_heads + head) as u64 * p.workspace_rows as u64 + row as u64;
+    p.statistics.wrapping_add(8 * index)
 }
 
 /// Device address of the first element of row `row` in split `split` of the dQ accumulator. Not on Hopper.

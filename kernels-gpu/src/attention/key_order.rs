@@ -1,7 +1,7 @@
 //! What the producer of a Hopper block tells the others about the next tile of keys, so that they divide
 //! nothing and read no lengths.
 
-use super::key_block::{self, KeyBlock, Walk};
+use super::key_block::{self, KeyBlock, Step, Walk};
 use super::sequence::Sequence;
 use crate::abi::layout::BACKWARD_MESSAGE_WORDS as WORDS;
 use crate::abi::{BackwardParams, DQ_STAGGERED};
@@ -138,6 +138,41 @@ impl KeyOrder {
         };
         let visible = visible.transposed(query_rows);
         KeyBlock { sequence, workspace_row, key_head, first_tile, visible }
+    }
+
+    /// The query head of step `at`, which counts with [`Walk::next`]: its tile is right wherever heads begin,
+    /// and its head is counted anew.
+    ///
+    /// # Safety
+    /// As [`KeyOrder::stretch`].
+    #[inline(always)]
+    pub unsafe fn head(letter: Letter, p: &BackwardParams, at: &Step) -> u32 {
+        let [begin, .., end] = letter.group::<2>();
+        let [_, first_head, first_tile, head_begins_with] = letter.group::<3>();
+        let tiles = end - begin;
+        let mut steps = at.step + first_tile - head_begins_with;
+        if (first_tile as i32) < head_begins_with as i32 {
+            steps += tiles;
+        }
+        let [key_head, ..] = letter.group::<1>();
+        let mut head = key_head * p.group_size + first_head;
+        while steps >= tiles {
+            steps -= tiles;
+            head += 1;
+        }
+        head
+    }
+
+    /// Device address of the references of the rows of step `at`, of `queries` queries, which counts with
+    /// [`Walk::next`].
+    ///
+    /// # Safety
+    /// As [`KeyOrder::stretch`].
+    #[inline(always)]
+    pub unsafe fn references(letter: Letter, p: &BackwardParams, at: &Step, queries: u32) -> u64 {
+        let head = KeyOrder::head(letter, p, at);
+        let [.., workspace_row] = letter.group::<1>();
+        key_block::references(p, head, workspace_row + at.tile as u32 * queries)
     }
 
     /// The order in a message that is not [the end](KeyOrder::write_end), for tiles of `keys` keys.

@@ -2,19 +2,22 @@
 //! and dV in a slot of the workspace; a kernel of its own adds them up ([`crate::kernels::backward_sum`]).
 
 use crate::abi::{BackwardParams, TensorView};
+use crate::arch::thread;
 use crate::geometry::stretch::{Division, Stretch};
 use crate::tile::global_rows::GlobalRows;
 
 /// How the key tiles of a launch are divided.
 #[inline(always)]
 pub fn division(p: &BackwardParams) -> Division {
-    Division { whole_tiles: p.whole_tiles, unit_bits: p.unit_bits, turn_units: p.turn_units }
+    // Worked out anew where it is needed: the producer has few registers.
+    let unit_bits = thread::opaque_here(p.unit_bits);
+    Division { whole_tiles: p.whole_tiles, unit_bits, turn_units: p.turn_units }
 }
 
 /// What dK is multiplied by where it is summed up: who adds up stretches scales their sum.
 #[inline(always)]
 pub fn final_scale(p: &BackwardParams, stretch: &Stretch) -> f32 {
-    if division(p).is_whole(stretch) { p.scale } else { 1.0 }
+    if division(p).is_whole(stretch) { p.gradient_scale } else { 1.0 }
 }
 
 /// A gradient of keys or values.

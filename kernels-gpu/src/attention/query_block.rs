@@ -1,12 +1,14 @@
 //! What a block of threads of the forward works on.
 
-use super::score::ScoreTile;
+use super::score::{ScorePlace, ScoreTile, features};
 use super::sequence::{Sequence, Sequences};
 use crate::abi::{ForwardParams, TensorView, tiles_split_keys};
-use crate::arch::{global, math, thread};
+use crate::arch::{global, math, specialize, thread};
 use crate::geometry::row_heads::RowHeads;
 use crate::geometry::schedule::{Schedule, Work, missing_rows, tile_rows};
 use crate::geometry::visible::TileRange;
+use crate::tile::element::Element;
+use crate::tile::fragment::Fragment;
 use crate::tile::global_rows::{GlobalRows, HeadRows};
 
 /// One block of query rows of one head of one sequence, or of several heads that share keys.
@@ -29,6 +31,10 @@ pub struct QueryBlock {
     /// Where o and lse stand: the batch or, if keys are split, the number of this range of keys of this
     /// batch.
     pub part: u32,
+    /// Batch, or which packed sequence.
+    pub index: u32,
+    /// Which key of its sequence the first one is, if keys are split.
+    pub first_key: i32,
 }
 
 /// The query tiles of a kernel for Hopper.
@@ -143,10 +149,11 @@ impl QueryBlock {
         };
         let batch = if is_split { math::divide(work.batch, p.splits) } else { work.batch };
         let mut sequence = Sequence::new(&sequences, batch);
-        let mut part = sequence.batch;
+        let (mut part, mut range_begin) = (sequence.batch, 0);
         if is_split {
             let range = work.batch - batch * p.splits;
-            sequence = sequence.of_keys((range * p.split_keys) as i32, p.split_keys as i32);
+            range_begin = (range * p.split_keys) as i32;
+            sequence = sequence.of_keys(range_begin, p.split_keys as i32);
             part = sequence.batch * p.splits + range;
             sequence.query_rows = if sequence.has_range(range) { sequence.query_rows } else { 0 };
         }
@@ -159,6 +166,8 @@ impl QueryBlock {
             end_row: end_row as i32,
             key_head: math::divide(work.head, p.group_size),
             part,
+            index: batch,
+            first_key: range_begin,
         }
     }
 
@@ -181,6 +190,42 @@ impl QueryBlock {
         self.sequence.visible.begin(query) >= self.sequence.visible.end(query)
     }
 
+    /// Whether its row `row` sees no key of its range: by position or, if `row_max`, its largest score, is
+    /// minus infinity, because bias and boolean mask hide all. `F` are fragments whose lanes share rows.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together; `p` is as [`ForwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn sees_nothing<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+        &self,
+        p: &ForwardParams,
+        lane: u32,
+        row: u32,
+        row_max: f32,
+    ) -> bool {
+        let mut sees = !self.is_dead(row);
+        if sees && self.has_row(row) && !(row_max > f32::NEG_INFINITY) {
+            let place = self.row_heads.place(self.first_row + row as i32);
+            let lanes = (lane % F::LANES_PER_ROW, F::LANES_PER_ROW);
+            let visible = &self.sequence.visible;
+            sees = features::sees_a_key::<E>(&p.score, &self.score_place(p), place, visible, lanes);
+        }
+        F::row_max(if sees { 1.0 } else { 0.0 }) == 0.0
+    }
+
+    /// The sink of its row `row`; minus infinity where there is none.
+    ///
+    /// # Safety
+    /// `p` is as [`ForwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn sink(&self, p: &ForwardParams, row: u32) -> f32 {
+        if !specialize::sinks() {
+            return f32::NEG_INFINITY;
+        }
+        let (_, head) = self.row_heads.place(self.first_row + row as i32);
+        global::load_f32(p.score.sinks.wrapping_add(4 * (self.head + head) as u64))
+    }
+
     /// Where a tile of scores stands whose rows are the block's from `row` on, and columns keys from
     /// `first_key` on.
     #[inline(always)]
@@ -191,6 +236,17 @@ impl QueryBlock {
             end_row: self.end_row,
             visible: self.sequence.visible,
             row_heads: self.row_heads,
+        }
+    }
+
+    /// Which scores of the problem its are.
+    #[inline(always)]
+    pub fn score_place(&self, p: &ForwardParams) -> ScorePlace {
+        ScorePlace {
+            sequence: self.index,
+            head: self.head,
+            key_head: math::divide(self.head, p.group_size * self.row_heads.count()),
+            first_key: self.first_key,
         }
     }
 

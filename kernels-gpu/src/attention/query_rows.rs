@@ -10,7 +10,7 @@
 //! ```
 
 use super::query_block::{QueryBlock, is_split};
-use super::score::{self, Scale, split_sign};
+use super::score::{self, Scale, ScorePlace, ScoreTile, features, split_sign};
 use super::softmax::OnlineSoftmax;
 use crate::abi::ForwardParams;
 use crate::arch::{thread, warp};
@@ -120,14 +120,65 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         let is_masked = self.tiles.is_masked(tile);
         let mut m = 0;
         while m < M {
-            score::apply::<E, F, ROWS, S>(&mut scores[m], &self.scale, is_masked, || {
-                (self.lane, self.block.score_tile(self.row(m), tile * keys as i32))
-            });
+            let score_tile = || (self.lane, self.block.score_tile(self.row(m), tile * keys as i32));
+            score::apply::<E, F, ROWS, S>(
+                &mut scores[m],
+                &self.scale,
+                self.p,
+                is_masked,
+                score_tile,
+                || self.block.score_place(self.p),
+            );
             m += 1;
         }
         let mut m = 0;
         while m < M {
             self.softmax[m].update::<F, S, O>(&mut scores[m], &mut self.output[m], &self.scale);
+            m += 1;
+        }
+    }
+
+    /// Where fragment `m` of the scores of key tile `tile` stands.
+    #[inline(always)]
+    fn place_of(&self, m: usize, tile: i32, keys: u32) -> (u32, ScoreTile, ScorePlace) {
+        let score_tile = self.block.score_tile(self.row(m), tile * keys as i32);
+        (self.lane, score_tile, self.block.score_place(self.p))
+    }
+
+    /// Drops probabilities of a key tile, packed.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn drop_packed<F: Fragment<ROWS, S>, const S: usize, const P: usize>(
+        &self,
+        packed: &mut [[u32; P]; M],
+        tile: i32,
+        keys: u32,
+    ) {
+        let mut m = 0;
+        while m < M {
+            let at = || self.place_of(m, tile, keys);
+            score::drop_packed::<F, ROWS, S, P>(&mut packed[m], self.p, at);
+            m += 1;
+        }
+    }
+
+    /// Drops probabilities of a key tile.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn drop<F: Fragment<ROWS, S>, const S: usize>(
+        &self,
+        probabilities: &mut [[f32; S]; M],
+        tile: i32,
+        keys: u32,
+    ) {
+        let mut m = 0;
+        while m < M {
+            let at = || self.place_of(m, tile, keys);
+            score::drop::<F, ROWS, S>(&mut probabilities[m], self.p, at);
             m += 1;
         }
     }
@@ -138,12 +189,24 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
     /// # Safety
     /// All 32 lanes call it together; `p.lse` is as [`ForwardParams::lse`] says.
     #[inline(always)]
-    pub unsafe fn finalize<F: Fragment<ROWS, O>>(&mut self, m: usize) {
+    pub unsafe fn finalize<E: Element, F: Fragment<ROWS, O>>(&mut self, m: usize) {
         let (lane, first_row, is_split) = (self.lane, self.row(m), is_split(self.p, self.queries));
-        let softmax = &self.softmax[m];
-        let lse = softmax.finalize::<F, O>(&mut self.output[m], &self.scale, is_split, |row| {
-            self.block.is_dead(first_row + F::row(lane, row))
-        });
+        let (softmax, block, p) = (&self.softmax[m], &self.block, self.p);
+        let row_of = |row| first_row + F::row(lane, row);
+        // SAFETY: `p` is as it says.
+        let sink = |row| unsafe { block.sink(p, row_of(row)) };
+        let (output, scale) = (&mut self.output[m], &self.scale);
+        let lse = if features::hide_pairs::<E>() {
+            let sees_nothing = |row: usize| {
+                let row_max = softmax.row_max()[row];
+                // SAFETY: all lanes are here together, and `p` is as it says.
+                unsafe { block.sees_nothing::<E, F, ROWS, O>(p, lane, row_of(row), row_max) }
+            };
+            softmax.finalize::<F, O>(output, scale, is_split, sees_nothing, sink)
+        } else {
+            let is_dead = |row| block.is_dead(row_of(row));
+            softmax.finalize::<F, O>(output, scale, is_split, is_dead, sink)
+        };
         let mut row = 0;
         while row < ROWS {
             // One of the lanes that share the row.

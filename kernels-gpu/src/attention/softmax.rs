@@ -15,10 +15,10 @@
 //! [`ForwardParams::unit`]: crate::abi::ForwardParams::unit
 
 use super::score::Scale;
-use crate::arch::{math, warp};
+use crate::arch::{math, specialize, warp};
 use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::Fragment;
-use core::f32::consts::LN_2;
+use core::f32::consts::{LN_2, LOG2_E};
 
 /// How far scores may exceed m before it is moved, as a factor of probabilities. 2^13 is below the largest
 /// f16, 65504.
@@ -132,7 +132,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             return self.probabilities_of_new_max::<F, E, N, P>(scores, scale);
         }
         self.add(&sums);
-        (packed, Rescale { factors: [1.0; ROWS], needed: false })
+        (packed, Rescale { factors: [1.0; ROWS], needed: false, cleared: [false; ROWS] })
     }
 
     /// As [`OnlineSoftmax::probabilities`] for the first tile: m is the largest score in the
@@ -182,7 +182,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         let factors = self.move_row_max(&maximum, scale);
         let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale);
         self.add(&sums);
-        (packed, Rescale { factors, needed: true })
+        (packed, Rescale { factors, needed: true, cleared: [false; ROWS] })
     }
 
     #[inline(always)]
@@ -233,7 +233,8 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             grown |= (maximum[row] - self.row_max[row]) * scale.log2 > RESCALE_THRESHOLD_LOG2;
             row += 1;
         }
-        let mut rescale = Rescale { factors: [1.0; ROWS], needed: warp::any(grown) };
+        let mut rescale =
+            Rescale { factors: [1.0; ROWS], needed: warp::any(grown), cleared: [false; ROWS] };
         if rescale.needed {
             rescale.factors = self.move_row_max(&maximum, scale);
         }
@@ -324,6 +325,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     ///
     /// A row that sees no key (`is_dead`) gives output 0 and lse `-inf`, or a sum of [`DEAD_SUM`]. One whose
     /// scores are all `-inf`, because of an infinite input, gives NaN, or a sum of 0 and values times 0.
+    /// `sink` gives that of each row.
     ///
     /// # Safety
     /// All 32 lanes call it together.
@@ -334,8 +336,9 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         scale: &Scale,
         of_range: bool,
         is_dead: impl Fn(usize) -> bool,
+        sink: impl Fn(usize) -> f32,
     ) -> [f32; ROWS] {
-        let (normalisation, lse) = self.finalize_early::<F, O>(scale, of_range, is_dead);
+        let (normalisation, lse) = self.finalize_early::<F, O>(scale, of_range, is_dead, sink);
         normalisation.apply::<F, O>(output);
         lse
     }
@@ -350,17 +353,22 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         scale: &Scale,
         of_range: bool,
         is_dead: impl Fn(usize) -> bool,
+        sink: impl Fn(usize) -> f32,
     ) -> (Rescale<ROWS>, [f32; ROWS]) {
         let mut lse = [if of_range { DEAD_SUM } else { f32::NEG_INFINITY }; ROWS];
         let most = if of_range { f32::MAX } else { f32::INFINITY };
-        let mut normalisation = Rescale { factors: [0.0; ROWS], needed: true };
+        let mut normalisation = Rescale { factors: [0.0; ROWS], needed: true, cleared: [false; ROWS] };
         let mut row = 0;
         while row < ROWS {
             let sum = F::row_sum(self.row_sum[row]);
-            if !is_dead(row) {
+            let is_dead = is_dead(row);
+            normalisation.cleared[row] = is_dead && scale.has_bias;
+            if !is_dead {
                 let row_max =
                     if self.row_max[row] > f32::NEG_INFINITY { self.row_max[row] } else { 0.0 };
-                normalisation.factors[row] = math::min_or_nan(math::reciprocal(sum), most);
+                // Ranges are combined first, which costs no range so.
+                let kept = if of_range { 1.0 } else { scale.kept };
+                normalisation.factors[row] = math::min_or_nan(math::reciprocal(sum) * kept, most);
                 // Exact: powers of two.
                 let sum = sum * math::reciprocal(scale.unit);
                 lse[row] = if of_range {
@@ -370,11 +378,30 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
                 } else {
                     (row_max * scale.log2 + math::log2(sum)) * LN_2
                 };
+                if specialize::sinks() && !of_range {
+                    let share;
+                    (lse[row], share) = with_sink((row_max, scale.natural), sum, sink(row));
+                    normalisation.factors[row] *= share;
+                }
             }
             row += 1;
         }
         (normalisation, lse)
     }
+}
+
+/// lse of a row with a sink, and what share of the sum is left to its keys: with `sum` of `e^(scale (s -
+/// row_max))` over these, `share = sum / (sum + e^(sink - scale row_max))`. Not from the lse without the
+/// sink: where scores are large, its rounding is no longer small next to 1.
+#[inline(always)]
+pub fn with_sink((row_max, scale): (f32, f32), sum: f32, sink: f32) -> (f32, f32) {
+    let excess = math::fma(-row_max, scale, sink);
+    let least = math::exp2(-excess.abs() * LOG2_E);
+    let (of_keys, of_sink) = if excess > 0.0 { (sum * least, 1.0) } else { (sum, least) };
+    let total = of_keys + of_sink;
+    let log = math::log2(total) * LN_2;
+    let lse = if excess > 0.0 { sink + log } else { math::fma(row_max, scale, log) };
+    (lse, of_keys * math::reciprocal(total))
 }
 
 /// The sum of a row that sees no key.
@@ -386,6 +413,8 @@ pub struct Rescale<const ROWS: usize> {
     factors: [f32; ROWS],
     /// The same in all lanes of the warp.
     needed: bool,
+    /// Rows of which nothing is left, whatever there was: those that a bias hides all keys from may have NaN.
+    cleared: [bool; ROWS],
 }
 
 impl<const ROWS: usize> Rescale<ROWS> {
@@ -399,7 +428,9 @@ impl<const ROWS: usize> Rescale<ROWS> {
         while row < ROWS {
             let mut column = 0;
             while column < F::COLUMNS {
-                output[F::register(row, column)] *= self.factors[row];
+                let register = F::register(row, column);
+                let value = output[register] * self.factors[row];
+                output[register] = if self.cleared[row] { 0.0 } else { value };
                 column += 1;
             }
             row += 1;

@@ -1,10 +1,11 @@
 //! The work tile of a Hopper block: what its producer tells the other warps about the next query block, so
 //! that they divide nothing and read no lengths.
 
-use super::query_block::{QueryBlock, QueryTiles};
+use super::query_block::{QueryBlock, QueryTiles, is_split};
 use super::sequence::Sequence;
 use crate::abi::ForwardParams;
 use crate::abi::layout::FORWARD_MESSAGE_WORDS as WORDS;
+use crate::arch::math;
 use crate::geometry::visible::{TileRange, Visible};
 use crate::pipeline::mailbox::{Letter, Mailbox};
 
@@ -16,8 +17,9 @@ use crate::pipeline::mailbox::{Letter, Mailbox};
 /// 8   key tiles: begin, full begin, full end, end                the tiles
 /// ```
 ///
-/// Stages are those whose tiles have tails to be zeroed, or NONE: of queries in the upper half, of values in
-/// the lower one.
+/// Stages are those whose tiles have tails to be zeroed, or NONE: of queries in the first byte from above, of
+/// values in the second one. Below them stands which batch or packed sequence it is, of at most
+/// 2^16 where that matters.
 #[derive(Clone, Copy)]
 pub struct WorkTileInfo {
     /// The query block.
@@ -47,7 +49,7 @@ pub struct Tails {
 const STOP: u32 = u32::MAX;
 
 /// No stage.
-const NONE: u32 = u16::MAX as u32;
+const NONE: u32 = u8::MAX as u32;
 
 /// The pipeline of work tiles.
 pub type WorkTiles = Mailbox<WORDS>;
@@ -59,7 +61,7 @@ impl WorkTileInfo {
     /// The work tile as a message.
     #[inline(always)]
     pub fn message(&self) -> [u32; WORDS] {
-        let QueryBlock { sequence, head, first_row, end_row, part, .. } = self.block;
+        let QueryBlock { sequence, head, first_row, end_row, part, index, .. } = self.block;
         let tiles = self.tiles.words();
         let query_stage = if self.zeroes_queries { self.query_stage } else { NONE };
         let value_stage = if self.zeroes_values { self.value_stage } else { NONE };
@@ -71,7 +73,7 @@ impl WorkTileInfo {
             head,
             part,
             sequence.visible.diagonal as u32,
-            query_stage << 16 | value_stage,
+            query_stage << 24 | value_stage << 16 | index & 0xffff,
             tiles[0],
             tiles[1],
             tiles[2],
@@ -143,12 +145,18 @@ impl WorkTileSlot {
     #[inline(always)]
     pub unsafe fn block(self, p: &ForwardParams, tiles: QueryTiles) -> QueryBlock {
         let [first_row, end_row, key_rows, first_query] = self.0.group::<0>().map(|word| word as i32);
-        let [head, part, diagonal, _] = self.0.group::<1>();
+        let [head, part, diagonal, stages] = self.0.group::<1>();
         let diagonal = diagonal as i32;
+        let index = stages & 0xffff;
+        let mut first_key = 0;
+        if is_split(p, tiles.rows) {
+            let range = part - math::divide(part, p.splits) * p.splits;
+            first_key = (range * p.split_keys) as i32;
+        }
         let visible = Visible { key_rows, diagonal, left: p.window_left, right: p.window_right };
         let sequence = Sequence { batch: part, first_query, first_key: 0, query_rows: 0, visible };
         let row_heads = tiles.row_heads(p);
-        QueryBlock { sequence, head, row_heads, first_row, end_row, key_head: 0, part }
+        QueryBlock { sequence, head, row_heads, first_row, end_row, key_head: 0, part, index, first_key }
     }
 
     /// What has tails to be zeroed.
@@ -159,6 +167,6 @@ impl WorkTileSlot {
     pub unsafe fn tails(self) -> Tails {
         let [_, _, _, stages] = self.0.group::<1>();
         let stage = |half| if half == NONE { None } else { Some(half) };
-        Tails { query_stage: stage(stages >> 16), value_stage: stage(stages & 0xffff) }
+        Tails { query_stage: stage(stages >> 24), value_stage: stage(stages >> 16 & 0xff) }
     }
 }

@@ -1,8 +1,10 @@
-//! Pure integer arithmetic of attention on tiles: no memory, no GPU, tested on the host.
+//! Pure arithmetic, of integers but for the cell of a location: no memory, no GPU, tested on the host.
 
 pub mod descriptor;
 pub mod fragment;
+pub mod philox;
 pub mod row_heads;
+pub mod sample;
 pub mod schedule;
 pub mod stretch;
 pub mod swizzle;

@@ -58,6 +58,15 @@ impl RowHeads {
         }
     }
 
+    /// Heads of a tile.
+    #[inline(always)]
+    pub const fn count(self) -> u32 {
+        match self {
+            RowHeads::One => 1,
+            RowHeads::Several { count, .. } => count,
+        }
+    }
+
     /// The first head of tiles that are the `index`th of all heads.
     #[inline(always)]
     pub const fn first_head(self, index: u32) -> u32 {

@@ -1,17 +1,19 @@
-//! Last kernel of the backward: dQ from its accumulators, `dq = scale * sum over splits`, rounded once.
+//! Last kernel of the backward: dQ from its accumulators, `dq = scale * sum over splits`, rounded once; 0 for
+//! rows that see no key, whose NaN of q or dO a sum of zeros holds.
 //!
 //! The accumulator holds each query tile in the order in which the lanes of [`super::backward_mma`] had
 //! it. The same warps and lanes read it back, and write rows; [`convert_hopper_transposed`] does otherwise.
 
 use super::backward_mma::dq_row_groups;
 use crate::abi::layout::{DQ_TRANSPOSED_ROWS, dq_is_transposed};
-use crate::abi::{Access, BackwardParams};
+use crate::abi::{Access, BackwardParams, RowStatistic};
 use crate::arch::{global, grid, math, thread, warp};
 use crate::attention::key_block::{self, UNTOUCHED};
 use crate::attention::key_stretch;
 use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fma::outer;
+use crate::tile::fragment::{Fragment, MmaFragment};
 use crate::tile::global_rows::GlobalRows;
 use crate::tile::store::{store_eight, store_exchanged, store_four_f32, store_pairs};
 use crate::tile::warpgroup::DQ_REGISTERS;
@@ -91,6 +93,35 @@ impl QueryTile {
         self.first_row >= self.sequence.query_rows
     }
 
+    /// Whether row `row` of the tile sees no key: then its gradient is 0, whatever its q and dO hold.
+    #[inline(always)]
+    unsafe fn is_dead(&self, p: &BackwardParams, row: u32) -> bool {
+        let lse = key_block::statistics(p, RowStatistic::Lse, self.head, self.workspace_row + row);
+        global::load_f32(lse) == f32::NEG_INFINITY
+    }
+
+    /// Sets dQ of rows that see no key to 0, in the fragment whose first row is `first_row`.
+    #[inline(always)]
+    unsafe fn clear_dead_rows<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+        &self,
+        p: &BackwardParams,
+        lane: u32,
+        first_row: u32,
+        dq: &mut [f32; N],
+    ) {
+        let mut row = 0;
+        while row < ROWS {
+            let is_dead = self.is_dead(p, first_row + F::row(lane, row));
+            let mut column = 0;
+            while column < F::COLUMNS {
+                let value = &mut dq[F::register(row, column)];
+                *value = if is_dead { 0.0 } else { *value };
+                column += 1;
+            }
+            row += 1;
+        }
+    }
+
     #[inline(always)]
     fn dq<const ELEMENT_BYTES: i64>(&self, p: &BackwardParams) -> GlobalRows {
         self.sequence.query_rows::<ELEMENT_BYTES>(&p.dq, self.head, self.first_row, p.head_dim)
@@ -147,10 +178,11 @@ unsafe fn convert<
     while m < DM {
         let mut i = 0;
         while i < DO {
-            dq[m][i] *= p.scale;
+            dq[m][i] *= p.gradient_scale;
             i += 1;
         }
         let row = (row_group * DM as u32 + m as u32) * 16;
+        block.clear_dead_rows::<MmaFragment, 2, DO>(p, lane, row, &mut dq[m]);
         let column = column_group * DO as u32 * 2;
         store_pairs::<E, DO, VECTOR>(lane, &dq[m], row, column, &target, p.gradients_f32 != 0);
         m += 1;
@@ -173,10 +205,14 @@ unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, co
     let mut four = 0;
     while four < N / 4 {
         let (chunk, row) = (four % C, four / C);
-        let row = (outer::row(lane, row / 4) + row as u32 % 4) as i32;
+        let row = outer::row(lane, row / 4) + row as u32 % 4;
         let column = (warp * 4 * C as u32 + outer::chunk(lane, chunk)) * 4;
-        let values = [0, 1, 2, 3].map(|e| dq[4 * four + e] * p.scale);
-        store_four_f32::<VECTOR>(&target, row, column, values);
+        let is_dead = block.is_dead(p, row);
+        let values = [0, 1, 2, 3].map(|e| {
+            let value = dq[4 * four + e] * p.gradient_scale;
+            if is_dead { 0.0 } else { value }
+        });
+        store_four_f32::<VECTOR>(&target, row as i32, column, values);
         four += 1;
     }
 }
@@ -200,13 +236,14 @@ unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32, const KEYS: u
         let four = global::load_written_u32x4_if(start.wrapping_add(16 * 128 * i as u64), is_stored);
         let mut e = 0;
         while e < 4 {
-            dq[4 * i + e] = f32::from_bits(four[e]) * p.scale;
+            dq[4 * i + e] = f32::from_bits(four[e]) * p.gradient_scale;
             e += 1;
         }
         i += 1;
     }
     let row = thread / 32 % 4 * 16 + if QUERIES == 128 { 64 * warpgroup } else { 0 };
     let column = if QUERIES == 128 { 0 } else { 64 * warpgroup };
+    block.clear_dead_rows::<MmaFragment, 2, DQ_REGISTERS>(p, lane, row, &mut dq);
     if p.gradients_f32 != 0 {
         store_pairs::<E, DQ_REGISTERS, true>(lane, &dq, row, column, &block.dq::<4>(p), true);
     } else if p.head_dim % 8 != 0 {
@@ -247,7 +284,8 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32, co
     }
     let as_f32 = p.gradients_f32 != 0;
     let target = if as_f32 { block.dq::<4>(p) } else { block.dq::<2>(p) };
-    let row = (DQ_TRANSPOSED_ROWS * group + 2 * pair) as i32;
+    let row = DQ_TRANSPOSED_ROWS * group + 2 * pair;
+    let is_dead = [block.is_dead(p, row), block.is_dead(p, row + 1)];
     let mut half = 0;
     while half < 2 {
         let mut rows = [[0.0; 8]; 2];
@@ -260,13 +298,15 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32, co
             let received = warp::exchange(other, 4);
             let (first, second) = if odd != 0 { (received, own) } else { (own, received) };
             let column = i / 2 * 2;
-            rows[i % 2][column] = f32::from_bits(first) * p.scale;
-            rows[i % 2][column + 1] = f32::from_bits(second) * p.scale;
+            let pair = [first, second].map(f32::from_bits);
+            let pair = if is_dead[i % 2] { [0.0; 2] } else { pair };
+            rows[i % 2][column] = pair[0] * p.gradient_scale;
+            rows[i % 2][column + 1] = pair[1] * p.gradient_scale;
             i += 1;
         }
         let column = 64 * half as u32 + 16 * holder + 8 * odd;
-        store_eight::<E>(rows[0], &target, row, column, as_f32);
-        store_eight::<E>(rows[1], &target, row + 1, column, as_f32);
+        store_eight::<E>(rows[0], &target, row as i32, column, as_f32);
+        store_eight::<E>(rows[1], &target, row as i32 + 1, column, as_f32);
         half += 1;
     }
 }

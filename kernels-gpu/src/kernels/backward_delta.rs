@@ -1,21 +1,24 @@
-//! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse as the main kernel wants it, per
-//! query row. For f16 also the norm `sum |dO|` of each row, which bounds dS. And it zeroes dQ's
-//! accumulators, or the notes of how far these are. A block takes one or two tiles of 64 rows of the padded
-//! workspace, each of its warps 16 rows of a tile.
+//! First kernel of the backward: `delta = sum(dO o) - dLSE` and lse as the main kernel wants it
+//! ([`RowStatistic`]), per query row. For f16 also the norm `sum |dO|` of each row, which bounds dS. And it
+//! zeroes dQ's accumulators, or the notes of how far these are. A block takes one or two tiles of 64 rows of
+//! the padded workspace, each of its warps 16 rows of a tile.
 //!
 //! The main kernel subtracts delta from `dp = dO v`. For a row that sees one key, `o = v`, and the
 //! difference must be 0, not the difference of two roundings: so delta is summed by the same
 //! instructions in the same order as dp, tensor cores for 16-bit elements (the diagonal of `o dO^T`),
 //! chains of fused multiply-adds for f32.
 
+mod coarse;
 mod sums;
 
+use self::coarse::RowSoftmax;
 use self::sums::{RowSums, Steps, Sums};
 use crate::abi::layout::backward_delta_tiles;
-use crate::abi::{BackwardParams, NOTE_ROWS, ROW_PADDING, TensorView};
+use crate::abi::{BackwardParams, NOTE_ROWS, ROW_PADDING, RowStatistic, TensorView};
 use crate::arch::{global, math, thread, warp};
 use crate::attention::key_block::{self, UNTOUCHED};
 use crate::attention::score::BackwardScale;
+use crate::attention::score::references::{self, STEEP};
 use crate::attention::sequence::Sequence;
 use crate::tile::element::{self, Element, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
@@ -29,6 +32,8 @@ const ROWS: u32 = 4 * WARP_ROWS;
 struct DeltaRows<'p> {
     p: &'p BackwardParams,
     sequence: Sequence,
+    /// Batch, or which packed sequence.
+    index: u32,
     head: u32,
     /// First row in the sequence.
     first_row: i32,
@@ -61,7 +66,7 @@ impl<'p> DeltaRows<'p> {
                 global::store_u32(key_block::finished_halves(p, batch, key_head), 0);
             }
         }
-        DeltaRows { p, sequence, head, first_row, workspace_row, tiles }
+        DeltaRows { p, sequence, index: batch, head, first_row, workspace_row, tiles }
     }
 
     /// Whether they are past the end of a packed sequence's padding: there is nothing to do.
@@ -109,19 +114,40 @@ impl<'p> DeltaRows<'p> {
     }
 
     /// Writes the statistics of the row of lane `lane`, whose `sum(dO o)` is `sum`. Also the norm of dO, if
-    /// there is one.
+    /// there is one. `softmax` is that of the row's scores, if its lse is coarse.
     #[inline(always)]
-    unsafe fn store<E: Element>(&self, lane: u32, given: Given, sum: f32, norm: Option<f32>) {
+    unsafe fn store<E: Element>(
+        &self,
+        lane: u32,
+        given: Given,
+        softmax: &RowSoftmax,
+        sum: f32,
+        norm: Option<f32>,
+    ) {
         if !self.has_row(lane) {
             return;
         }
         let row = self.workspace_row + Self::row_of(lane);
-        let lse = BackwardScale::statistic::<E>(given.lse);
-        global::store_f32(key_block::statistics(self.p, 0, self.head, row), lse);
-        global::store_f32(key_block::statistics(self.p, 1, self.head, row), sum - given.d_lse);
+        let store = |which, value| {
+            global::store_f32(key_block::statistics(self.p, which, self.head, row), value)
+        };
+        store(RowStatistic::Delta, (sum - given.d_lse) * self.p.score.dropout.delta_scale);
         if let Some(norm) = norm {
-            global::store_f32(key_block::statistics(self.p, 2, self.head, row), norm);
+            store(RowStatistic::Norm, norm);
         }
+        let factor = references::factor(self.p);
+        let (reference, log_sum) = softmax.relative_to(given.lse, coarse::lse_tolerance(self.p));
+        // Of a cap whose reciprocal is infinite no row is steep.
+        let rest = if log_sum == 0.0 { 0.0 } else { -log_sum * math::reciprocal(factor) };
+        let (lse, reference) = if references::all_rows_have_one(self.p) {
+            (BackwardScale::statistic::<E>(self.p, given.lse), [reference, rest])
+        } else if BackwardScale::is_steep(given.lse, factor) {
+            (STEEP, [reference, rest])
+        } else {
+            (BackwardScale::statistic::<E>(self.p, given.lse), [0.0; 2])
+        };
+        store(RowStatistic::Lse, lse);
+        global::store_f32x2(key_block::references(self.p, self.head, row), reference);
     }
 
     /// Zeroes the accumulators of these rows, which are contiguous in each tile; or, for main kernels that
@@ -198,7 +224,8 @@ unsafe fn delta_mma<E: TensorCoreElement>(p: &BackwardParams) {
         }
     }
     let norm = if E::NARROW { Some(sums.norm) } else { None };
-    rows.store::<E>(lane, given, sums.product, norm);
+    let softmax = rows.softmax_mma::<E>(lane, given);
+    rows.store::<E>(lane, given, &softmax, sums.product, norm);
 }
 
 /// o and dO of two columns of a row, and what rounding an o in f32 to 16 bits leaves over of their
@@ -267,7 +294,8 @@ unsafe fn delta_fma(p: &BackwardParams) {
         }
         row += 1;
     }
-    rows.store::<element::F32>(lane, given, lane_sum, None);
+    let softmax = rows.softmax_fma(lane, given);
+    rows.store::<element::F32>(lane, given, &softmax, lane_sum, None);
     rows.zero(lane);
 }
 

@@ -4,17 +4,19 @@
 //! Each warp has `4 R` keys. p and then ds pass through the warp's rows of one shared tile:
 //!
 //! ```text
-//! each warp:  s = k q^T    p = 2^(c s - lse)    -> shared    dv += p dO
+//! each warp:  s = k q^T    p = e^(s - lse)      -> shared    dv += p dO
 //!             dp = v dO^T  ds = p (dp - delta)  -> shared    dk += ds q
 //! all:        dq = ds^T k   (added to global f32), while the next q and dO arrive
 //! ```
 
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{barrier, math, shared, thread, warp};
-use crate::attention::gradient::{multiply_all, subtract_delta};
+use crate::arch::{barrier, shared, thread, warp};
+use crate::attention::gradient::{multiply_all, scale_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
-use crate::attention::score::backward::{BackwardScale, exponentiate, exponents, probabilities};
+use crate::attention::score::backward::{BackwardScale, StepScores};
+use crate::attention::score::dropout;
+use crate::attention::score::references::References;
 use crate::pipeline::query_ring::QueryRing;
 use crate::tile::element::F32;
 use crate::tile::fma::{
@@ -83,21 +85,32 @@ unsafe fn backward<
             if has_keys {
                 let mut scores: [f32; S] =
                     multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
-                exponents::<F32, FmaFragment, R, S>(lane, &mut scores, ring.lse(0), &scale);
-                if walk.is_masked(&at) {
-                    let first_row = first_key + warp_row as i32;
-                    let tile = block.score_tile(first_row, at.tile * QUERIES as i32);
-                    tile.apply_mask::<FmaFragment, R, S>(lane, &mut scores);
-                }
-                exponentiate::<F32, S>(&mut scores, math::exp2_down);
-                let p = probabilities::<F32, FmaFragment, R, S>(lane, &mut scores, ring.lse(0), &scale);
-                store_probabilities::<_, _, R, S>(lane, &p, ds_tile, warp_row);
+                let references = || block.references(p, &at, QUERIES);
+                let step = StepScores {
+                    lane,
+                    lse: ring.lse(0),
+                    scale: &scale,
+                    references: &References::find::<F32, QUERIES>(p, ring.lse(0), references),
+                    score: &p.score,
+                    tile: || {
+                        let first_row = first_key + warp_row as i32;
+                        (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
+                    },
+                    place: || block.score_place(p, block.key_head * p.group_size + at.head),
+                };
+                step.references.subtract_if_needed::<F32, FmaFragment, R, S>(&mut scores);
+                step.exponents::<F32, FmaFragment, R, S>(&mut scores);
+                let probability =
+                    step.probabilities::<F32, FmaFragment, R, S>(&mut scores, walk.is_masked(&at));
+                store_probabilities::<_, _, R, S>(lane, &probability, ds_tile, warp_row);
                 warp::warp_sync();
                 multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dv, ds_tile, warp_row, ring.d_o(0));
                 let mut ds: [f32; S] =
                     multiply_transposed::<_, _, _, R, S>(lane, v_tile, warp_row, ring.d_o(0));
+                dropout::apply_to_dp(&mut ds, &mut scores, &p.score);
                 subtract_delta::<FmaFragment, R, S>(lane, &mut ds, ring.delta(0));
                 multiply_all(&mut ds, &scores);
+                scale_all(&mut ds, p.ds_scale);
                 warp::warp_sync();
                 store_probabilities::<_, _, R, S>(lane, &ds, ds_tile, warp_row);
                 warp::warp_sync();
@@ -115,7 +128,8 @@ unsafe fn backward<
         barrier::block_sync();
         let mut i = 0;
         while i < O {
-            dk[i] *= p.scale;
+            dk[i] *= p.gradient_scale;
+            dv[i] *= dropout::scale(&p.score);
             i += 1;
         }
         let dk_rows = block.key_rows::<4>(&p.dk, first_key, p.head_dim);

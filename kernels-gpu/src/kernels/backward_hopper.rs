@@ -40,26 +40,26 @@
 //! next one: one warp, the repairer, overwrites them with zeros before anybody uses the tile.
 
 mod helpers;
+mod key_tile;
 mod room;
 mod three;
 mod wide;
 mod writer;
 
 use crate::abi::{BackwardHopperParams, BackwardParams, backward_sm90a_query_stages};
-use crate::arch::{barrier, bulk_copy, math, shared, thread, warp, wgmma};
+use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
 use crate::attention::gradient::{
-    block_max, load_delta, multiply_all, range_factor, scale_all, subtract_delta, subtract_loaded_delta,
+    load_delta, multiply_all, range_factor, scale_all, subtract_delta, subtract_loaded_delta,
 };
 use crate::attention::key_order::KeyOrder;
-use crate::attention::key_stretch::{KeyGradient, division, final_scale};
-use crate::attention::score::backward::{BackwardScale, exponentiate, exponents, probabilities};
-use crate::pipeline::mailbox::{Letter, MessageCursor};
+use crate::attention::score::backward::{BackwardScale, StepScores};
+use crate::attention::score::dropout;
+use crate::attention::score::references::References;
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::{Cursor, Stages};
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::pack;
-use crate::tile::store::{store_exchanged, store_pairs};
 use crate::tile::warpgroup::{GradientElement, QueryGradientElement, Wait, store_transposed};
 use helpers::Maps;
 use room::Room;
@@ -174,7 +174,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                 let mut largest_value = 0.0;
                 if E::NARROW {
                     let thread = warpgroup * WARPGROUP + thread;
-                    largest_value = self.largest_value::<E, 1, CONSUMERS>(thread);
+                    largest_value = self.largest_value::<E, 1, CONSUMERS>(p, thread);
                 }
                 loop {
                     let stage = stages.stage();
@@ -185,50 +185,74 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         announce(lane == 0 && written != 0, self.dq_stage(warpgroup), &turn);
                         written = wgmma::one();
                     }
+                    let lse = self.lse(stage);
+                    let references =
+                        || KeyOrder::references(self.orders.letter_here(&orders), p, &at, QUERIES);
+                    let step = StepScores {
+                        lane,
+                        lse,
+                        scale: &scale,
+                        references: &References::find::<E, QUERIES>(p, lse, references),
+                        score: &p.score,
+                        tile: || self.tile(p, self.orders.letter_here(&orders), &at),
+                        place: || self.place_of(p, self.orders.letter_here(&orders), &at),
+                    };
                     if Self::exponents_first::<E>() {
                         scores.wait::<0>();
-                        exponents::<E, MmaFragment, 2, S>(lane, &mut scores, self.lse(stage), &scale);
+                        if QUERIES == 80 {
+                            step.exponents_of_either::<E, MmaFragment, 2, S>(&mut scores);
+                        } else {
+                            step.references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores);
+                            step.exponents::<E, MmaFragment, 2, S>(&mut scores);
+                        }
                     }
                     self.d_os.wait(&stages);
                     let mut dp = E::start_scores::<KEYS>(values, self.d_o(stage).descriptor(0));
-                    // What ds is multiplied by to be in the range of E; nearly always 1.
+                    // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
+                    // always 1. Where exponents come late, so does this: f16 with 80 queries spills
+                    // otherwise.
+                    let factor_of_step = || {
+                        if E::NARROW {
+                            let (norm, delta) = (self.norm(stage), self.delta(stage));
+                            range_factor::<QUERIES>(lane, largest_value, norm, delta)
+                        } else {
+                            p.ds_scale
+                        }
+                    };
                     let mut factor = 1.0;
-                    if E::NARROW {
-                        let (norm, delta) = (self.norm(stage), self.delta(stage));
-                        factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
+                    if Self::exponents_first::<E>() {
+                        factor = factor_of_step();
                     }
-                    let lse = self.lse(stage);
                     if !Self::exponents_first::<E>() {
                         scores.wait::<1>();
-                        exponents::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
-                        if walk.hides(&at) {
-                            self.hide(p, self.orders.letter_here(&orders), at.tile, &mut scores);
-                        }
-                        exponentiate::<E, S>(&mut scores, math::exp2_down);
-                    } else if walk.hides(&at) {
-                        self.hide(p, self.orders.letter_here(&orders), at.tile, &mut scores);
-                        exponentiate::<E, S>(&mut scores, math::exp2_down_here::<1>);
-                    } else {
-                        exponentiate::<E, S>(&mut scores, math::exp2_down_here::<0>);
+                        step.references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores);
+                        step.exponents::<E, MmaFragment, 2, S>(&mut scores);
                     }
-                    let probability =
-                        probabilities::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
+                    let probability = step
+                        .probabilities_of_either::<E, MmaFragment, 2, S>(&mut scores, walk.hides(&at));
+                    if !Self::exponents_first::<E>() {
+                        factor = factor_of_step();
+                    }
                     let probability: [u32; P] = pack::<E, S, P>(&probability);
                     let delta = self.delta(stage);
                     if Self::exponents_first::<E>() {
                         let early = load_delta::<MmaFragment, 2, S, EARLY_DELTAS>(lane, delta);
                         dp.wait::<0>();
+                        dropout::apply_to_dp(&mut dp, &mut scores, &p.score);
                         subtract_loaded_delta::<MmaFragment, 2, S, EARLY_DELTAS>(
                             lane, &mut dp, &early, delta,
                         );
                     } else {
                         dp.wait::<0>();
+                        dropout::apply_to_dp(&mut dp, &mut scores, &p.score);
                         subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, delta);
                     }
                     multiply_all(&mut dp, &scores);
-                    if E::NARROW && factor != 1.0 {
+                    if factor != 1.0 {
                         scale_all(&mut dp, factor);
-                        scale_all(&mut dk, factor);
+                        if E::NARROW {
+                            scale_all(&mut dk, factor);
+                        }
                     }
                     let ds: [u32; P] = pack::<E, S, P>(&dp);
                     store_transposed(lane, &ds, self.ds::<DS_ROW_BYTES>(stage), first_row / 16);
@@ -285,106 +309,9 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                     announce(lane == 0, self.dq_stage(warpgroup), &stages.previous().in_step());
                 }
             }
-            self.end_tile::<E, O>(p, &mut orders, warpgroup, &mut dk, &dv);
+            self.end_tile::<E, O>(p, &mut orders, warpgroup, &mut dk, &mut dv);
         }
     }
-}
-
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
-{
-    /// Hides the pairs of a step that are not visible. Where the tile stands is read again: registers are
-    /// for what every step needs.
-    #[inline(always)]
-    unsafe fn hide<const S: usize>(
-        &self,
-        p: &BackwardParams,
-        letter: Letter,
-        query_tile: i32,
-        scores: &mut [f32; S],
-    ) {
-        let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
-        let (lane, first_row) = place(thread::thread_idx_x_here() / WARPGROUP - 1);
-        let first_row = (block.first_tile * KEYS + first_row) as i32;
-        let tile = block.score_tile(first_row, query_tile * QUERIES as i32);
-        tile.apply_mask::<MmaFragment, 2, S>(lane, scores);
-    }
-
-    /// The largest value of the tile, for `THREADS` threads that meet at barrier `BARRIER`, of whom the
-    /// caller is number `thread`.
-    #[inline(always)]
-    unsafe fn largest_value<E: TensorCoreElement, const BARRIER: u32, const THREADS: u32>(
-        &self,
-        thread: u32,
-    ) -> f32 {
-        let meet = || barrier::sync_constant::<BARRIER, THREADS>();
-        let own = self.value.largest::<E, THREADS>(thread);
-        let largest = block_max::<THREADS>(thread, own, self.scratch, meet);
-        meet();
-        largest
-    }
-
-    /// A warpgroup that holds dK and dV of 64 keys is done with the key tile of its order: lets go of it, and
-    /// writes them.
-    #[inline(always)]
-    unsafe fn end_tile<E: TensorCoreElement, const O: usize>(
-        &self,
-        p: &BackwardParams,
-        orders: &mut MessageCursor,
-        warpgroup: u32,
-        dk: &mut [f32; O],
-        dv: &[f32; O],
-    ) {
-        let lane = thread::thread_idx_x() % 32;
-        if lane == 0 {
-            self.keys.release(&orders.in_step());
-            self.values.release(&orders.in_step());
-        }
-        let order = KeyOrder::read(self.orders.letter_here(orders), p, KEYS);
-        self.orders.discard(orders, lane);
-        scale_all(dk, final_scale(p, &order.stretch));
-        self.store::<E, O>(p, &order, warpgroup, dk, KeyGradient::Dk);
-        self.store::<E, O>(p, &order, warpgroup, dv, KeyGradient::Dv);
-    }
-
-    /// Writes a warp's 16 rows of a gradient of 64 keys, the `part`-th of the block: where they belong, or,
-    /// of a stretch of a tile, to its slot.
-    #[inline(always)]
-    unsafe fn store<E: TensorCoreElement, const O: usize>(
-        &self,
-        p: &BackwardParams,
-        order: &KeyOrder,
-        part: u32,
-        values: &[f32; O],
-        gradient: KeyGradient,
-    ) {
-        let KeyOrder { block, stretch, .. } = order;
-        let row = (block.first_tile * KEYS) as i32;
-        let (lane, first_row) = place(part);
-        let (target, columns) = gradient.of(p);
-        let is_whole = division(p).is_whole(stretch);
-        if p.gradients_f32 != 0 || !is_whole {
-            let mut rows = block.key_rows::<4>(target, row, columns);
-            if !is_whole {
-                rows = gradient.slot_rows(p, stretch, &rows);
-            }
-            store_pairs::<E, O, true>(lane, values, first_row, 0, &rows, true);
-            return;
-        }
-        let rows = block.key_rows::<2>(target, row, columns);
-        if columns % 8 != 0 {
-            store_pairs::<E, O, true>(lane, values, first_row, 0, &rows, false);
-        } else {
-            store_exchanged::<E, O>(lane, values, first_row, &rows);
-        }
-    }
-}
-
-/// Lane, and the warp's first row in the tile, worked out anew: registers are for what every step needs.
-#[inline(always)]
-fn place(part: u32) -> (u32, u32) {
-    let thread = thread::thread_idx_x_here() % WARPGROUP;
-    (thread % 32, 64 * part + thread / 32 * 16)
 }
 
 /// Gives `COUNT` registers of dQ, from `FIRST` on, to the writer, by the thread's `slot` in shared memory,

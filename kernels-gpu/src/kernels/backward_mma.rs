@@ -9,17 +9,19 @@
 //! and sums dK; p passes from the first to the second, which makes ds of it:
 //!
 //! ```text
-//! value warp:  s  = k q^T     p = 2^(c s - lse)   give p            dv += p dO
+//! value warp:  s  = k q^T     p = e^(s - lse)     give p            dv += p dO
 //! key warp:    dp = v dO^T    take p              ds = p (dp - delta)   dk += ds q
 //! all:                                                              dq  = ds^T k   (added to global f32)
 //! ```
 
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{barrier, math, shared, thread, warp};
-use crate::attention::gradient::{block_max, range_factor, scale_all, subtract_delta};
+use crate::arch::{barrier, shared, specialize, thread, warp};
+use crate::attention::gradient::{block_max, multiply_all, range_factor, scale_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
-use crate::attention::score::backward::{BackwardScale, exponentiate, exponents, probabilities};
+use crate::attention::score::backward::{BackwardScale, StepScores};
+use crate::attention::score::dropout;
+use crate::attention::score::references::References;
 use crate::pipeline::query_ring::QueryRing;
 use crate::pipeline::warp_pair::WarpPair;
 use crate::tile::element::{self, TensorCoreElement};
@@ -93,7 +95,7 @@ unsafe fn backward<
                 v_tile.largest::<E, THREADS>(thread),
                 ds_tile.address,
                 || barrier::block_sync(),
-            );
+            ) * dropout::dp_scale(&p.score);
         }
         while at.step < walk.steps {
             let next = walk.next(&at);
@@ -101,8 +103,9 @@ unsafe fn backward<
             if next.step < walk.steps {
                 ring.request::<E>(next.step, &block.source::<2>(p, &next, QUERIES, E::NARROW));
             }
-            // What ds is multiplied by to be in the range of E; nearly always 1.
-            let mut factor = 1.0;
+            // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
+            // always 1.
+            let mut factor = p.ds_scale;
             if E::NARROW {
                 let (norm, delta) = (ring.norm(at.step), ring.delta(at.step));
                 factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
@@ -115,31 +118,40 @@ unsafe fn backward<
             let mut scores: [[f32; S]; M] =
                 multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
             let packed: [[u32; P]; M] = if is_key_warp {
+                let has_dropout = specialize::dropout();
                 let mut m = 0;
-                while m < M {
+                while m < M && !has_dropout {
                     subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(at.step));
                     m += 1;
                 }
                 exchange.receive();
                 let mut m = 0;
                 while m < M {
+                    let mut probability = [0.0; S];
                     let mut i = 0;
                     while i < P / 4 {
                         let four = exchange.read(m * (P / 4) + i);
                         let mut j = 0;
                         while j < 4 {
                             let (low, high) = E::unpack(four[j]);
-                            scores[m][8 * i + 2 * j] *= low;
-                            scores[m][8 * i + 2 * j + 1] *= high;
+                            probability[8 * i + 2 * j] = low;
+                            probability[8 * i + 2 * j + 1] = high;
                             j += 1;
                         }
                         i += 1;
                     }
+                    if has_dropout {
+                        dropout::apply_to_dp(&mut scores[m], &mut probability, &p.score);
+                        subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(at.step));
+                    }
+                    multiply_all(&mut scores[m], &probability);
                     m += 1;
                 }
                 if factor != 1.0 {
                     scale_all(scores.as_flattened_mut(), factor);
-                    scale_all(gradient.as_flattened_mut(), factor);
+                    if E::NARROW {
+                        scale_all(gradient.as_flattened_mut(), factor);
+                    }
                 }
                 let packed = pack_all::<E, M, S, P>(&scores);
                 warp::warp_sync();
@@ -151,25 +163,41 @@ unsafe fn backward<
                 packed
             } else {
                 let (lse, is_masked) = (ring.lse(at.step), walk.is_masked(&at));
+                let references = || block.references(p, &at, QUERIES);
+                let references = References::find::<E, QUERIES>(p, lse, references);
+                if references.are_needed::<E>() {
+                    let mut m = 0;
+                    while m < M {
+                        references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores[m]);
+                        m += 1;
+                    }
+                }
                 let mut packed = [[0; P]; M];
                 let mut m = 0;
                 while m < M {
-                    exponents::<E, MmaFragment, 2, S>(lane, &mut scores[m], lse, &scale);
-                    if is_masked {
-                        let first_row = first_key + (pair_row + 16 * m as u32) as i32;
-                        let tile = block.score_tile(first_row, at.tile * QUERIES as i32);
-                        tile.apply_mask::<MmaFragment, 2, S>(lane, &mut scores[m]);
-                    }
-                    exponentiate::<E, S>(&mut scores[m], math::exp2_down);
-                    let p = probabilities::<E, MmaFragment, 2, S>(lane, &mut scores[m], lse, &scale);
-                    packed[m] = pack::<E, S, P>(&p);
+                    let step = StepScores {
+                        lane,
+                        lse,
+                        scale: &scale,
+                        references: &references,
+                        score: &p.score,
+                        tile: || {
+                            let first_row = first_key + (pair_row + 16 * m as u32) as i32;
+                            (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
+                        },
+                        place: || block.score_place(p, block.key_head * p.group_size + at.head),
+                    };
+                    step.exponents::<E, MmaFragment, 2, S>(&mut scores[m]);
+                    let probability =
+                        step.probabilities::<E, MmaFragment, 2, S>(&mut scores[m], is_masked);
+                    packed[m] = pack::<E, S, P>(&probability);
                     m += 1;
                 }
                 exchange.give(&pack_all::<E, M, S, P>(&scores));
                 packed
             };
             multiply_accumulate::<E, QUERIES, ROW_BYTES, M, P, O>(lane, &mut gradient, &packed, second);
-            if factor != 1.0 && is_key_warp {
+            if E::NARROW && factor != 1.0 && is_key_warp {
                 scale_all(gradient.as_flattened_mut(), 1.0 / factor);
             }
             barrier::block_sync();
@@ -183,15 +211,16 @@ unsafe fn backward<
                     k_tile,
                     column_group * DO as u32 / 8,
                 );
-            if factor != 1.0 {
+            if E::NARROW && factor != 1.0 {
                 scale_all(dq.as_flattened_mut(), 1.0 / factor);
             }
             add_in_lane_order(lane, warp, dq.as_flattened(), block.dq_accumulator(p, &at, QUERIES));
             at = next;
         }
         barrier::block_sync();
+        let kept = dropout::scale(&p.score);
         let (view, columns, factor) =
-            if is_key_warp { (&p.dk, p.head_dim, p.scale) } else { (&p.dv, p.value_dim, 1.0) };
+            if is_key_warp { (&p.dk, p.head_dim, p.gradient_scale) } else { (&p.dv, p.value_dim, kept) };
         let target = if p.gradients_f32 != 0 {
             block.key_rows::<4>(view, first_key, columns)
         } else {

@@ -38,7 +38,7 @@ unsafe fn sum<E: TensorCoreElement>(p: &BackwardParams) {
     } else {
         block.key_rows::<2>(view, first_key, columns)
     };
-    let scale = if matches!(gradient, KeyGradient::Dk) { p.scale } else { 1.0 };
+    let scale = if matches!(gradient, KeyGradient::Dk) { p.gradient_scale } else { 1.0 };
     let chunks = p.padded_dim / 8;
     let mut item = thread::thread_idx_x();
     while item < ROWS * chunks {

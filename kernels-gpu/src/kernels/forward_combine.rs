@@ -16,7 +16,7 @@ use crate::abi::{COMBINE_WARPS, CombineParams, MAX_SPLITS};
 use crate::arch::{barrier, global, grid, math, shared, thread, warp};
 use crate::attention::score::split_sign;
 use crate::attention::sequence;
-use crate::attention::softmax::{DEAD_SUM, half_difference};
+use crate::attention::softmax::{DEAD_SUM, half_difference, with_sink};
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
 use crate::tile::store::{store_four, store_four_f32};
@@ -116,13 +116,20 @@ impl Row {
             let weight = if warp::any(all_are_infinite) { f32::NAN } else { 0.0 };
             return ([weight; HELD], f32::NEG_INFINITY);
         }
-        let factor = math::reciprocal(sum);
+        let mut factor = math::reciprocal(sum) * p.kept;
+        let mut lse = math::fma(largest, scale, math::log2(sum) * LN_2);
+        if p.sinks != 0 {
+            let sink = global::load_f32(p.sinks.wrapping_add(4 * self.head as u64));
+            let share;
+            (lse, share) = with_sink((largest, scale), sum, sink);
+            factor *= share;
+        }
         let mut held = 0;
         while held < HELD {
             weights[held] *= factor;
             held += 1;
         }
-        (weights, math::fma(largest, scale, math::log2(sum) * LN_2))
+        (weights, lse)
     }
 
     /// Four columns of o of a range from `column` on, as far as they exist; zeros if the range does not.

@@ -67,6 +67,7 @@ unsafe fn forward<
             let scores = multiply_transposed::<_, _, _, LANE_ROWS, S>(rows.lane, q, rows.first_row, k);
             let mut scores = [scores];
             rows.probabilities::<F32, FmaFragment, S>(&mut scores, tile, KEYS);
+            rows.drop::<FmaFragment, S>(&mut scores, tile, KEYS);
             store_probabilities::<_, _, LANE_ROWS, S>(rows.lane, &scores[0], p_tile, rows.first_row);
         }
         key_value.wait();
@@ -88,7 +89,7 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    rows.finalize::<FmaFragment>(0);
+    rows.finalize::<F32, FmaFragment>(0);
     let target = block.o::<4>(p);
     store::store_fma_f32::<LANE_ROWS, O, VECTOR>(rows.lane, &rows.output[0], rows.first_row, &target);
 }

@@ -36,6 +36,7 @@ mod pipelines;
 mod producer;
 mod shared_storage;
 mod tile;
+mod work;
 
 use crate::abi::{ForwardHopperParams, tiles_split_keys};
 use crate::arch::{grid, thread};

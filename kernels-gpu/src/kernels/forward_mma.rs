@@ -76,7 +76,8 @@ unsafe fn forward<
             let mut scores: [[f32; S]; M] =
                 multiply_transposed::<E, _, _, _, M, S>(rows.lane, q, rows.first_row, ring.key(tile));
             rows.probabilities::<E, MmaFragment, S>(&mut scores, tile, KEYS);
-            let p: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
+            let mut p: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
+            rows.drop_packed::<MmaFragment, S, P>(&mut p, tile, KEYS);
             multiply_accumulate::<E, _, _, M, P, O>(rows.lane, &mut rows.output, &p, ring.value(tile));
         }
         tile += 1;
@@ -87,7 +88,7 @@ unsafe fn forward<
     let target = if p.output_f32 != 0 { block.o::<4>(p) } else { block.o::<2>(p) };
     let mut m = 0;
     while m < M {
-        rows.finalize::<MmaFragment>(m);
+        rows.finalize::<E, MmaFragment>(m);
         let (output, row) = (&rows.output[m], rows.row(m));
         if VECTOR && p.output_f32 == 0 {
             store::store_staged::<E, QUERIES, ROW_BYTES, O>(rows.lane, output, q, row, &target);

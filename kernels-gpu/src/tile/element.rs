@@ -1,6 +1,6 @@
 //! The element types of q, k and v.
 
-use crate::arch::{convert, matrix};
+use crate::arch::{convert, global, matrix};
 
 /// bf16 on tensor cores.
 pub struct Bf16;
@@ -19,10 +19,37 @@ pub trait Element {
     /// Whether the exponents of the backward are natural, not powers of two: see
     /// `attention::score::BackwardScale`.
     const NATURAL_EXPONENTS: bool;
+    /// From which size on lse itself is too coarse for the backward: half of a unit in its last place costs
+    /// p as much as the rounding of p does (of f32 more, where 2^-16 is bearable).
+    const COARSE_LSE: f32;
 
     /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors
     /// -1, 0 and 1.
     fn scale_word(word: u32, factor: f32) -> u32;
+
+    /// An element in global memory where `condition` holds, else 0, and nothing is touched.
+    ///
+    /// # Safety
+    /// If `condition`: `address` is readable, aligned to the element, and not written during the kernel.
+    unsafe fn load_if(address: u64, condition: bool) -> f32;
+
+    /// An element in global memory.
+    ///
+    /// # Safety
+    /// `address` is readable, aligned to the element, and not written during the kernel.
+    unsafe fn load(address: u64) -> f32;
+
+    /// Two neighbouring elements in global memory.
+    ///
+    /// # Safety
+    /// `address` is readable, aligned to both, and not written during the kernel.
+    unsafe fn load_pair(address: u64) -> (f32, f32);
+
+    /// Writes an f32, rounded to nearest even, to global memory.
+    ///
+    /// # Safety
+    /// `address` is writable and aligned to the element.
+    unsafe fn store(address: u64, value: f32);
 }
 
 /// A 16-bit element type that `mma.sync` multiplies.
@@ -44,16 +71,38 @@ pub trait TensorCoreElement: Element {
 }
 
 macro_rules! tensor_core_element {
-    ($type:ident, $narrow:literal, $needs_unit:literal, $pack:path, $unpack:path, $mma:path) => {
+    ($type:ident, $narrow:literal, $needs_unit:literal, $coarse_lse:literal,
+        $pack:path, $unpack:path, $mma:path) => {
         impl Element for $type {
             const BYTES: u32 = 2;
             const NEEDS_UNIT: bool = $needs_unit;
             const NATURAL_EXPONENTS: bool = false;
+            const COARSE_LSE: f32 = $coarse_lse;
 
             #[inline(always)]
             fn scale_word(word: u32, factor: f32) -> u32 {
                 let (low, high) = $unpack(word);
                 $pack(low * factor, high * factor)
+            }
+
+            #[inline(always)]
+            unsafe fn load_if(address: u64, condition: bool) -> f32 {
+                $unpack(global::load_u16_if(address, condition) as u32).0
+            }
+
+            #[inline(always)]
+            unsafe fn load(address: u64) -> f32 {
+                $unpack(global::load_u16(address) as u32).0
+            }
+
+            #[inline(always)]
+            unsafe fn load_pair(address: u64) -> (f32, f32) {
+                $unpack(global::load_u32(address))
+            }
+
+            #[inline(always)]
+            unsafe fn store(address: u64, value: f32) {
+                global::store_u16(address, $pack(value, 0.0) as u16);
             }
         }
 
@@ -78,17 +127,47 @@ macro_rules! tensor_core_element {
     };
 }
 
-tensor_core_element!(Bf16, false, true, convert::pack_bf16, convert::unpack_bf16, matrix::mma_bf16);
+tensor_core_element!(
+    Bf16,
+    false,
+    true,
+    65536.0,
+    convert::pack_bf16,
+    convert::unpack_bf16,
+    matrix::mma_bf16
+);
 // Values end at 2^16, and probabilities at 2^13: with 2^30 keys the sum is below 2^60.
-tensor_core_element!(F16, true, false, convert::pack_f16, convert::unpack_f16, matrix::mma_f16);
+tensor_core_element!(F16, true, false, 8192.0, convert::pack_f16, convert::unpack_f16, matrix::mma_f16);
 
 impl Element for F32 {
     const BYTES: u32 = 4;
     const NEEDS_UNIT: bool = true;
     const NATURAL_EXPONENTS: bool = true;
+    const COARSE_LSE: f32 = 256.0;
 
     #[inline(always)]
     fn scale_word(word: u32, factor: f32) -> u32 {
         (f32::from_bits(word) * factor).to_bits()
+    }
+
+    #[inline(always)]
+    unsafe fn load_if(address: u64, condition: bool) -> f32 {
+        f32::from_bits(global::load_u32_if(address, condition))
+    }
+
+    #[inline(always)]
+    unsafe fn load(address: u64) -> f32 {
+        global::load_f32(address)
+    }
+
+    #[inline(always)]
+    unsafe fn load_pair(address: u64) -> (f32, f32) {
+        let [first, second] = global::load_u32x2(address);
+        (f32::from_bits(first), f32::from_bits(second))
+    }
+
+    #[inline(always)]
+    unsafe fn store(address: u64, value: f32) {
+        global::store_f32(address, value);
     }
 }

@@ -1,6 +1,9 @@
 //! The tensor-core backward for sm_80, with what comes before and after it.
 
-use super::{ARE_NEAR, Family, LSE, Mutant, ONE, SLOPE, VISIBLE_END, never, result_is};
+use super::{
+    ARE_NEAR, Family, Mutant, ONE, REFERENCE, REST, SLOPE, STATISTIC, STEEP_VOTE, VISIBLE_END, coarse,
+    features, moved, never, result_is, steep, voted_down,
+};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
 use crate::shapes::ragged;
 use finite_attention::check::Case;
@@ -26,7 +29,7 @@ const RING_WAIT: &str = "query_ring.rs: async_copy::wait::<0>();";
 const RING_BARRIER: &str = "query_ring.rs: barrier::block_sync();";
 
 fn mutants() -> Vec<Mutant> {
-    vec![
+    let own = vec![
         mutant("dO is used without a wait for its copies")
             .edit("cp.async.wait_group", &[RING_WAIT], Which::All, dropped)
             .finding("asynchronous copy in flight", &["backward_mma.rs: multiply_transposed"])
@@ -75,7 +78,7 @@ fn mutants() -> Vec<Mutant> {
                 Which::Last,
                 dropped,
             )
-            .finding("uninitialised shared read", &[LSE]),
+            .finding("uninitialised shared read", &[STATISTIC]),
         mutant("delta is that of two rows before")
             .edit(
                 "ld.shared.v2",
@@ -101,10 +104,31 @@ fn mutants() -> Vec<Mutant> {
             .edit("mma.sync", &["multiply_accumulate"], Which::Last, dropped)
             .wrong("dk"),
         mutant("dS lies on top of values")
-            .edit("add.s32", &["backward_mma.rs: let ds_tile"], Which::All, |line| {
-                with_operand(line, 2, "0")
+            .edit("st.shared", &["backward_mma.rs: store_packed"], Which::All, |line| {
+                moved(line, 0, "u32", -(128 * 128))
             })
             .finding("race in shared memory", &["exchange.give(&pack_all"])
+            .wrong("dq"),
+        mutant("steep rows are not looked for")
+            .on(steep(KERNEL))
+            .edit("vote.sync.any", &[STEEP_VOTE], Which::All, voted_down)
+            .wrong("d"),
+        mutant("scores of steep rows are relative to the row before")
+            .on(steep(KERNEL))
+            .edit("ld.global.b32", &[REFERENCE], Which::All, |line| line.replace("]", "+-8]"))
+            .wrong("d"),
+        mutant("of rows with a coarse lse the sum is forgotten")
+            .on(coarse(KERNEL))
+            .edit("ld.global.b32", &[REST], Which::All, |line| result_is(line, "0f00000000"))
+            .wrong("d"),
+        mutant("dS of a small scale is not multiplied by its power of two")
+            .on(Case { scale: Some(1e-3), ..ragged(KERNEL) })
+            .edit(
+                "mul.rn.f32",
+                &["backward_mma.rs: scale_all(scores.as_flattened_mut(), factor);"],
+                Which::All,
+                |line| result_is(line, operand(line, 1)),
+            )
             .wrong("dq"),
         capped("dS is that of the capped score", KERNEL)
             .edit("fma.rn.sat.f32", &[SLOPE], Which::All, |line| result_is(line, ONE))
@@ -115,5 +139,6 @@ fn mutants() -> Vec<Mutant> {
         capped("dS in f32 is that of the capped score", F32)
             .edit("fma.rn.sat.f32", &[SLOPE], Which::All, |line| result_is(line, ONE))
             .wrong("dq"),
-    ]
+    ];
+    own.into_iter().chain(features::backward(KERNEL)).collect()
 }

@@ -2,12 +2,13 @@
 
 mod overlap;
 mod q80;
+mod range;
 mod shares;
 mod softcap;
 mod stretches;
 mod three;
 
-use super::{Family, LSE, Mutant, VISIBLE_END, moved, other_parity};
+use super::{Family, LSE, Mutant, STATISTIC, VISIBLE_END, features, moved, other_parity};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
 use crate::shapes::{many_key_tiles, nothing_to_repair, ragged};
 use crate::sweep::no_wait;
@@ -102,8 +103,8 @@ fn arrivals() -> Vec<Mutant> {
                 Which::All,
                 |line| moved(line, 2, "s32", -256),
             )
-            .finding(UNINITIALISED, &[LSE])
-            .finding(IN_FLIGHT, &[LSE]),
+            .finding(UNINITIALISED, &[STATISTIC])
+            .finding(IN_FLIGHT, &[STATISTIC]),
         mutant("more bytes are announced than come")
             .edit(
                 "mbarrier.arrive.expect_tx",
@@ -130,7 +131,7 @@ fn arrivals() -> Vec<Mutant> {
                 |line| moved(line, 2, "s32", -256),
             )
             .wrong("dq")
-            .finding(UNINITIALISED, &[LSE]),
+            .finding(UNINITIALISED, &[STATISTIC]),
         mutant("lse is that of the other stage")
             .edit("ld.shared.v2", &[LSE], Which::All, |line| {
                 let address = operand(line, 2).trim_matches(['[', ']']);
@@ -237,7 +238,7 @@ fn products() -> Vec<Mutant> {
             .edit("sub.s32", &[VISIBLE_END], Which::All, one_more)
             .wrong("dq"),
         mutant("tiles that are partly visible are taken as a whole")
-            .edit("or.pred", &["backward_hopper.rs: if walk.hides(&at) {"], Which::All, |line| {
+            .edit("or.pred", &["backward_hopper.rs: .probabilities_of_either::<E"], Which::All, |line| {
                 line.replacen("or.", "and.", 1)
             })
             .wrong("dq"),
@@ -400,12 +401,7 @@ fn helpers() -> Vec<Mutant> {
         .finding(RACE, &["mailbox.rs: "])
         .finding(RACE, &["KeyOrder::read"]),
         mutant("an order is never discarded")
-            .edit(
-                "mbarrier.arrive.shared",
-                &["backward_hopper.rs: self.orders.discard"],
-                Which::All,
-                dropped,
-            )
+            .edit("mbarrier.arrive.shared", &["key_tile.rs: self.orders.discard"], Which::All, dropped)
             .finding(DEADLOCK, &["self.orders.begin(&progress"]),
         mutant("nobody says that there is no more work")
             .edit(
@@ -427,12 +423,9 @@ fn helpers() -> Vec<Mutant> {
             .finding(DEADLOCK, &[]),
         mutant("gradients of keys past the end are stored")
             .on(Case { head_dim: 128, value_dim: 128, ..ragged(KERNEL) })
-            .edit(
-                "setp.ge.s32",
-                &["store.rs: ", "backward_hopper.rs: store_exchanged"],
-                Which::All,
-                |line| with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1)),
-            )
+            .edit("setp.ge.s32", &["store.rs: ", "key_tile.rs: store_exchanged"], Which::All, |line| {
+                with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1))
+            })
             .finding("out-of-bounds global access", &["store_exchanged"]),
         packed("queries of the next sequence are not cleared")
             .edit("st.shared.v4", &["self.query(stage).clear_rows(lane, rows);"], Which::All, dropped)
@@ -490,5 +483,10 @@ fn mutants() -> Vec<Mutant> {
     let parts =
         [arrivals(), layout(), products(), accumulator(), shares::mutants(), in_order(), helpers()];
     let files = [overlap::mutants(), q80::mutants(), stretches::mutants(), three::mutants()];
-    parts.into_iter().chain(files).chain([softcap::mutants()]).flatten().collect()
+    parts
+        .into_iter()
+        .chain(files)
+        .chain([softcap::mutants(), range::mutants(), features::backward(KERNEL)])
+        .flatten()
+        .collect()
 }

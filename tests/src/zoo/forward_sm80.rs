@@ -1,6 +1,6 @@
 //! The tensor-core forward for sm_80, and the one in f32.
 
-use super::{ARE_NEAR, Family, Mutant, NEAR, VISIBLE_END, never, other_choice, result_is};
+use super::{ARE_NEAR, Family, Mutant, NEAR, VISIBLE_END, features, never, result_is};
 use crate::ptx::{Which, dropped, off_by_one, one_more, operand, with_operand};
 use crate::shapes::ragged;
 use finite_attention::check::Case;
@@ -25,7 +25,7 @@ fn capped(name: &'static str, kernel: &'static str) -> Mutant {
 
 fn mutants() -> Vec<Mutant> {
     let tight = Case { tight: true, ..ragged(KERNEL) };
-    vec![
+    let own = vec![
         mutant("tiles are used without a wait for their copies")
             .edit("cp.async.wait_group", &[RING_WAIT, LOOP], Which::Last, dropped)
             .finding("asynchronous copy in flight", &[PRODUCT])
@@ -100,9 +100,6 @@ fn mutants() -> Vec<Mutant> {
             .edit("cp.async.wait_group", &[], Which::Last, dropped)
             .finding("asynchronous copy in flight", &["forward_fma.rs: multiply_accumulate"])
             .finding("uninitialised shared read", &["forward_fma.rs: multiply_accumulate"]),
-        capped("the scale takes the place of the cap", KERNEL)
-            .edit("selp.f32", &["score/scale.rs: if specialize::softcap() {"], Which::All, other_choice)
-            .wrong("o"),
         capped("scores near 0 are not capped", KERNEL)
             .on(Case { softcap: Some(8.0), ..ragged(KERNEL) })
             .edit("fma.rn.f32", &[NEAR], Which::All, |line| result_is(line, operand(line, 3)))
@@ -122,5 +119,6 @@ fn mutants() -> Vec<Mutant> {
                 result_is(line, operand(line, 3))
             })
             .wrong("o"),
-    ]
+    ];
+    own.into_iter().chain(features::forward(KERNEL)).collect()
 }

@@ -1,6 +1,6 @@
 //! The forward for Hopper.
 
-use super::{ARE_NEAR, Family, Mutant, moved, never, other_choice, other_parity};
+use super::{ARE_NEAR, Family, Mutant, features, moved, never, other_parity};
 use crate::ptx::{Which, dropped, operand, with_operand};
 use crate::shapes::{ragged, several_tiles};
 use crate::sweep::no_wait;
@@ -72,7 +72,7 @@ const KEYS: &str = "self.pipelines.wait_for_keys();";
 const VALUES: &str = "self.pipelines.wait_for_values();";
 
 fn mutants() -> Vec<Mutant> {
-    vec![
+    let own = vec![
         mutant("keys are multiplied before they have come")
             .edit("mbarrier.try_wait", &[LOOP, KEYS], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["start_scores"]),
@@ -358,11 +358,9 @@ fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.try_wait", &["self.skip_keys(1);"], Which::All, no_wait)
             .finding("asynchronous copy in flight", &["start_scores"])
             .finding("deadlock", &["self.keys.acquire(keys);"]),
-        capped("the scale takes the place of the cap", KERNEL)
-            .edit("selp.f32", &["score/scale.rs: if specialize::softcap() {"], Which::All, other_choice)
-            .wrong("o"),
         capped("scores far from 0 are taken for near ones", TALL)
             .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
             .wrong("o"),
-    ]
+    ];
+    own.into_iter().chain(features::forward(KERNEL)).collect()
 }

@@ -1,19 +1,17 @@
-//! Stage 7: the committed PTX, one compressed file per kernel, and the manifest that ties it to its
-//! source.
+//! Stage 7: the committed kernels, in packs, and the manifest that ties them to their source.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use flate2::read::GzDecoder;
-use flate2::{Compression, GzBuilder};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::compiler::Compiler;
-use super::{Built, hex, ptx};
+use super::cubins::{self, Cubin};
+use super::packs::{self, Packed};
+use super::{Built, hex, ptx, shipped_cubins};
 use crate::workspace::root;
 
 /// Raised when a stage changes in a way that changes the PTX.
@@ -30,8 +28,12 @@ pub struct Manifest {
     pub rustc: String,
     /// LLVM's version.
     pub llvm: String,
+    /// The full version of the ptxas that assembled kernels are made with.
+    pub ptxas: String,
     /// Every kernel, by name.
     pub kernels: BTreeMap<String, Kernel>,
+    /// Every assembled kernel, by [`cubins::name`].
+    pub cubins: BTreeMap<String, Cubin>,
 }
 
 /// One kernel in the manifest.
@@ -63,52 +65,59 @@ pub fn manifest(compiler: &Compiler, built: &[Built]) -> Result<Manifest> {
         bytes: one.ptx.len(),
         instructions: ptx::opcodes(&one.ptx).len(),
     };
+    let cubins = built.iter().flat_map(|one| {
+        let described =
+            |(name, cubin): (&String, &Vec<u8>)| (name.clone(), cubins::described(cubin, &one.ptx));
+        one.cubins.iter().map(described)
+    });
     Ok(Manifest {
         pipeline: PIPELINE_VERSION,
         source_sha256: source_sha256(&root().join("kernels-gpu/src"))?,
         rustc: compiler.version.clone(),
         llvm: compiler.llvm.clone(),
+        ptxas: super::ptxas::PINNED.to_owned(),
         kernels: built.iter().map(|one| (one.spec.name.to_owned(), kernel(one))).collect(),
+        cubins: cubins.collect(),
     })
 }
 
-/// Writes the compressed PTX and the manifest, and removes the PTX of kernels that are no more.
+/// Writes packs and the manifest. Where nothing was assembled, for want of the pinned ptxas, committed
+/// kernels stay that were assembled from the same code; the others go, and drivers assemble the PTX.
 ///
 /// # Errors
 /// When a file cannot be written.
-pub fn write(manifest: &Manifest, built: &[Built]) -> Result<()> {
-    fs::create_dir_all(dir())?;
-    for entry in fs::read_dir(dir())? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.strip_suffix(".ptx.gz").is_some_and(|kernel| !manifest.kernels.contains_key(kernel)) {
-            fs::remove_file(&path)?;
+pub fn write(mut manifest: Manifest, built: &[Built], has_ptxas: bool) -> Result<()> {
+    let texts = built.iter().map(|one| (one.spec.name.to_owned(), one.ptx.clone())).collect();
+    let mut packed = Packed { texts, cubins: BTreeMap::new() };
+    if has_ptxas {
+        packed.cubins = built.iter().flat_map(|one| one.cubins.clone()).collect();
+    } else if let (Ok(before), Ok(held)) = (committed(), packs::read(&dir())) {
+        let wanted: BTreeMap<String, String> = expected_cubins(built).collect();
+        for (name, cubin) in before.cubins {
+            if wanted.get(&name) == Some(&cubin.code_sha256)
+                && let Some(bytes) = held.cubins.get(&name)
+            {
+                packed.cubins.insert(name.clone(), bytes.clone());
+                manifest.cubins.insert(name, cubin);
+            }
+        }
+        let gone = wanted.len() - packed.cubins.len();
+        if gone > 0 {
+            println!("{gone} kernels ship without assembled code: there is no ptxas {}", manifest.ptxas);
         }
     }
-    for one in built {
-        let path = dir().join(format!("{}.ptx.gz", one.spec.name));
-        // A file that holds the right text already is left alone: another version of the compressor may
-        // write other bytes for the same text.
-        if unpack(&path).is_ok_and(|text| text == one.ptx) {
-            continue;
-        }
-        let mut encoder =
-            GzBuilder::new().mtime(0).operating_system(255).write(Vec::new(), Compression::best());
-        encoder.write_all(one.ptx.as_bytes())?;
-        fs::write(&path, encoder.finish()?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    fs::write(dir().join("manifest.json"), serde_json::to_string_pretty(manifest)? + "\n")?;
+    packs::write(&dir(), &packed)?;
+    fs::write(dir().join("manifest.json"), serde_json::to_string_pretty(&manifest)? + "\n")?;
     Ok(())
 }
 
-fn unpack(path: &Path) -> Result<String> {
-    let mut text = String::new();
-    let file = fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    GzDecoder::new(file)
-        .read_to_string(&mut text)
-        .with_context(|| format!("cannot unpack {}", path.display()))?;
-    Ok(text)
+/// The assembled kernels that there should be, and the hash of the code of each.
+fn expected_cubins(built: &[Built]) -> impl Iterator<Item = (String, String)> {
+    built.iter().flat_map(|one| {
+        let names = shipped_cubins(one.spec);
+        let code = if names.is_empty() { String::new() } else { cubins::code_sha256(&one.ptx) };
+        names.into_iter().map(move |name| (name, code.clone()))
+    })
 }
 
 fn committed() -> Result<Manifest> {
@@ -127,33 +136,75 @@ pub fn check_hashes() -> Result<()> {
     if manifest.source_sha256 != source || manifest.pipeline != PIPELINE_VERSION {
         bail!("kernels-gpu/src changed after the artifacts were built: run `cargo xtask build-kernels`");
     }
-    for (name, kernel) in &manifest.kernels {
-        let ptx = unpack(&dir().join(format!("{name}.ptx.gz")))?;
-        if hex(&Sha256::digest(&ptx)) != kernel.sha256 {
-            bail!("{name}.ptx.gz is not what the manifest says: run `cargo xtask build-kernels`");
-        }
+    let faults = hash_faults(&manifest, &packs::read(&dir())?);
+    if !faults.is_empty() {
+        bail!("{}\nrun `cargo xtask build-kernels`", faults.join("\n"));
     }
     Ok(())
 }
 
-/// Compares a fresh build with the committed artifacts, byte for byte.
+/// What the packs hold that the manifest does not say, and the other way round.
+fn hash_faults(manifest: &Manifest, packed: &Packed) -> Vec<String> {
+    let found = packed.texts.iter().map(|(name, text)| (name.as_str(), hex(&Sha256::digest(text))));
+    let said = manifest.kernels.iter().map(|(name, kernel)| (name.as_str(), kernel.sha256.as_str()));
+    let mut faults = differences(found.collect(), said.collect());
+    let found = packed.cubins.iter().map(|(name, cubin)| (name.as_str(), hex(&Sha256::digest(cubin))));
+    let said = manifest.cubins.iter().map(|(name, cubin)| (name.as_str(), cubin.sha256.as_str()));
+    faults.extend(differences(found.collect(), said.collect()));
+    for (name, cubin) in &manifest.cubins {
+        let text = name.split('.').next().and_then(|kernel| packed.texts.get(kernel));
+        if text.is_none_or(|text| cubins::code_sha256(text) != cubin.code_sha256) {
+            faults.push(format!("{name} was assembled from other PTX than is packed"));
+        }
+    }
+    faults
+}
+
+fn differences(found: BTreeMap<&str, String>, said: BTreeMap<&str, &str>) -> Vec<String> {
+    let unsaid = found.keys().filter(|name| !said.contains_key(**name));
+    let mut faults: Vec<String> =
+        unsaid.map(|name| format!("{name} is in a pack, but not in the manifest")).collect();
+    for (name, said) in said {
+        match found.get(name) {
+            None => faults.push(format!("{name} is in no pack")),
+            Some(found) if found != said => faults.push(format!("{name} is not what the manifest says")),
+            Some(_) => {}
+        }
+    }
+    faults
+}
+
+/// Compares a fresh build with the committed artifacts, byte for byte; assembled kernels where the pinned
+/// ptxas is at hand, the code that they were assembled from everywhere.
 ///
 /// # Errors
 /// When anything differs; the error lists what.
-pub fn check(fresh: &Manifest, built: &[Built]) -> Result<()> {
+pub fn check(fresh: &Manifest, built: &[Built], has_ptxas: bool) -> Result<()> {
     let manifest = committed()?;
+    let packed = packs::read(&dir())?;
     let mut faults = Vec::new();
     for one in built {
-        match unpack(&dir().join(format!("{}.ptx.gz", one.spec.name))) {
-            Ok(text) if text == one.ptx => {}
-            Ok(_) => faults.push(format!(
-                "{}: the committed PTX is not what this source compiles to",
-                one.spec.name
-            )),
-            Err(error) => faults.push(format!("{error:#}")),
+        let name = one.spec.name;
+        match packed.texts.get(name) {
+            Some(text) if *text == one.ptx => {}
+            Some(_) => {
+                faults.push(format!("{name}: the committed PTX is not what this source compiles to"))
+            }
+            None => faults.push(format!("{name}: it is in no pack")),
+        }
+        for (cubin, bytes) in &one.cubins {
+            if packed.cubins.get(cubin) != Some(bytes) {
+                faults.push(format!("{cubin}: the committed code is not what ptxas makes of the PTX"));
+            }
         }
     }
-    if manifest.kernels != fresh.kernels {
+    let expected: BTreeMap<String, String> = expected_cubins(built).collect();
+    let code: BTreeMap<String, String> =
+        manifest.cubins.iter().map(|(name, cubin)| (name.clone(), cubin.code_sha256.clone())).collect();
+    if code != expected {
+        faults.push("manifest.json: assembled kernels are missing, or not from this code".into());
+    }
+    if manifest.kernels != fresh.kernels || (has_ptxas && manifest.cubins != fresh.cubins) {
         faults.push("manifest.json: its table of kernels is not that of the build".into());
     }
     let compilers = [&manifest, fresh].map(|m| format!("{} with LLVM {}", m.rustc, m.llvm));
@@ -200,6 +251,37 @@ fn collect(base: &Path, dir: &Path, files: &mut Vec<(String, PathBuf)>) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_packed_is_what_the_manifest_says_and_assembled_from_it() {
+        let text = "\t.loc\t1 2 3\n\tret;\n".to_owned();
+        let kernel = Kernel {
+            arch: "sm_80".into(),
+            sha256: hex(&Sha256::digest(&text)),
+            bytes: text.len(),
+            instructions: 1,
+        };
+        let manifest = Manifest {
+            pipeline: PIPELINE_VERSION,
+            source_sha256: String::new(),
+            rustc: String::new(),
+            llvm: String::new(),
+            ptxas: String::new(),
+            kernels: [("k".to_owned(), kernel)].into(),
+            cubins: [("k.sm_80".to_owned(), cubins::described(b"code", &text))].into(),
+        };
+        let faults = |text: &str, cubin: &[u8]| {
+            let texts = [("k".to_owned(), text.to_owned())].into();
+            let cubins = [("k.sm_80".to_owned(), cubin.to_vec())].into();
+            hash_faults(&manifest, &Packed { texts, cubins })
+        };
+        assert_eq!(faults(&text, b"code"), Vec::<String>::new());
+        assert_eq!(faults(&text, b"other"), ["k.sm_80 is not what the manifest says"]);
+        let other =
+            ["k is not what the manifest says", "k.sm_80 was assembled from other PTX than is packed"];
+        assert_eq!(faults("\tadd;\n", b"code"), other);
+        assert_eq!(hash_faults(&manifest, &Packed::default()).len(), 3);
+    }
 
     #[test]
     fn the_source_hash_ignores_line_ends_and_sees_names_and_texts() {

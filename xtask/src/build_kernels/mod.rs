@@ -3,13 +3,16 @@
 mod artifacts;
 mod compiler;
 mod convergent;
+mod cubins;
 mod lint;
 mod llvm;
+mod packs;
 mod pins;
 mod post;
 mod ptx;
 mod ptxas;
 mod rustc;
+mod stamp;
 #[cfg(test)]
 mod tests;
 mod variants;
@@ -34,6 +37,10 @@ fn devices(arch: Arch) -> &'static [&'static str] {
         Arch::Sm90a => &["sm_90a"],
     }
 }
+
+/// Entries that are taken out of the IR of all together: reading all of it takes longer than optimising most
+/// of them.
+const PART: usize = 6;
 
 /// Compile the kernels to PTX.
 #[derive(clap::Args, Default)]
@@ -69,6 +76,8 @@ pub struct Built {
     ptx: String,
     /// Figures by device: of the kernel as it is compiled, and of its variants that are pinned.
     assembled: Vec<(KernelVariant, BTreeMap<String, Resources>)>,
+    /// The assembled kernel for each device that it ships assembled for, by [`cubins::name`].
+    cubins: BTreeMap<String, Vec<u8>>,
 }
 
 /// Runs the stages.
@@ -97,11 +106,19 @@ pub fn run(args: &Args) -> Result<()> {
     let mut built = Vec::new();
     for arch in archs(&specs) {
         let ir = prepare_ir(&compiler, arch, args.only.is_some(), &emit)?;
-        let of_arch: Vec<_> = specs.iter().filter(|spec| spec.arch == arch).collect();
-        let compiled = of_arch
+        let of_arch: Vec<_> = specs.iter().filter(|spec| spec.arch == arch).copied().collect();
+        let parts: Vec<_> = of_arch.chunks(PART).enumerate().collect();
+        let parts = parts.par_iter().with_max_len(1).map(|(number, part)| {
+            let names: Vec<&str> = part.iter().map(|spec| spec.name).collect();
+            let path =
+                llvm::part(&compiler, &ir, &names, &format!("part-{}-{number}", arch.name()), &emit)?;
+            Ok(part.iter().map(|&spec| (spec, path.clone())).collect::<Vec<_>>())
+        });
+        let parts = parts.collect::<Result<Vec<_>>>()?.concat();
+        let compiled = parts
             .par_iter()
             .with_max_len(1)
-            .map(|spec| compile(&compiler, ptxas.as_ref(), &ir, spec, &emit));
+            .map(|(spec, part)| compile(&compiler, ptxas.as_ref(), part, spec, &emit));
         built.extend(compiled.collect::<Result<Vec<_>>>()?);
     }
     println!("{}", table(&built));
@@ -110,12 +127,34 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What CI runs: nothing is written, and what is missing is installed when allowed.
+/// Builds everything and compares: nothing is written, and what is missing is installed when allowed.
 ///
 /// # Errors
 /// As [`run`].
 pub fn check(install: bool) -> Result<()> {
     run(&Args { check: true, install, ..Args::default() })
+}
+
+/// As [`check`], unless it has been done in this clone: for the same source, artifacts, pins and stages, with
+/// the same compiler and ptxas.
+///
+/// # Errors
+/// As [`run`].
+pub fn check_once(install: bool) -> Result<()> {
+    let args = Args { check: true, install, ..Args::default() };
+    let (compiler, ptxas) = (find_compiler(install)?, find_ptxas(&args)?);
+    let stamp = || stamp::of(&compiler, ptxas.as_ref());
+    if !stamp::check_once(&stamp::path(), stamp, || run(&args))? {
+        tell_of_cubins(ptxas.as_ref());
+    }
+    Ok(())
+}
+
+/// Says so where a check does not compare assembled kernels.
+fn tell_of_cubins(ptxas: Option<&Ptxas>) {
+    if !ptxas.is_some_and(Ptxas::is_pinned) {
+        println!("assembled kernels are not compared: {}", ptxas::missing(ptxas));
+    }
 }
 
 /// Lints the kernels, compares them with the pins, and writes or checks the artifacts.
@@ -125,10 +164,12 @@ fn finish(args: &Args, compiler: &Compiler, ptxas: Option<&Ptxas>, built: &[Buil
     let partial = args.only.is_some();
     if !partial {
         let manifest = artifacts::manifest(compiler, built)?;
+        let has_ptxas = ptxas.is_some_and(Ptxas::is_pinned);
         if args.check {
-            artifacts::check(&manifest, built)?;
+            artifacts::check(&manifest, built, has_ptxas)?;
+            tell_of_cubins(ptxas);
         } else {
-            artifacts::write(&manifest, built)?;
+            artifacts::write(manifest, built, has_ptxas)?;
         }
     }
     let counts =
@@ -171,7 +212,7 @@ fn find_ptxas(args: &Args) -> Result<Option<Ptxas>> {
         return Ok(None);
     }
     let mut found = ptxas::find()?;
-    if found.is_none() && args.install {
+    if args.install && !ptxas::is_chosen() && !found.as_ref().is_some_and(Ptxas::is_pinned) {
         ptxas::install()?;
         found = ptxas::find()?;
     }
@@ -216,7 +257,7 @@ fn check_entries(entries: &[String]) -> Result<()> {
     fail(&faults, "")
 }
 
-/// Stages 3, 4 and 6 for one kernel.
+/// Stages 3, 4 and 6 for one kernel, which is in this part of the IR.
 fn compile(
     compiler: &Compiler,
     ptxas: Option<&Ptxas>,
@@ -224,34 +265,44 @@ fn compile(
     spec: &'static KernelSpec,
     emit: &Path,
 ) -> Result<Built> {
-    let raw = llvm::ptx(compiler, ir, spec.name, spec.arch.name(), emit)?;
+    let raw = llvm::ptx(compiler, ir, spec.name, spec.arch.name(), spec.adds_vectors(), emit)?;
     let ptx = post::finish(&raw, spec)?;
-    let path = emit.join(format!("{}.ptx", spec.name));
-    fs::write(&path, &ptx)?;
-    let mut assembled = Vec::new();
-    if let Some(ptxas) = ptxas.filter(|_| lint::faults(&ptx, spec).is_empty()) {
+    fs::write(emit.join(format!("{}.ptx", spec.name)), &ptx)?;
+    let mut built = Built { spec, ptx, assembled: Vec::new(), cubins: BTreeMap::new() };
+    if let Some(ptxas) = ptxas.filter(|_| lint::faults(&built.ptx, spec).is_empty()) {
         for variant in variants::assembled(spec) {
-            assembled.push((variant, assemble(ptxas, variant, &ptx, emit)?));
+            assemble(ptxas, variant, &mut built, emit)?;
         }
     }
-    Ok(Built { spec, ptx, assembled })
+    Ok(built)
 }
 
-/// Stage 6 for one variant of a kernel, by device.
-fn assemble(
-    ptxas: &Ptxas,
-    variant: KernelVariant,
-    ptx: &str,
-    emit: &Path,
-) -> Result<BTreeMap<String, Resources>> {
-    let path = emit.join(format!("{variant}.ptx"));
-    if !variant.switches.is_empty() {
-        fs::write(&path, variants::switched(ptx, variant.switches))?;
+/// Stage 6 for one variant of a kernel, for each device.
+fn assemble(ptxas: &Ptxas, variant: KernelVariant, built: &mut Built, emit: &Path) -> Result<()> {
+    let code = cubins::code(&match variant.switches.is_empty() {
+        true => built.ptx.clone(),
+        false => variants::switched(&built.ptx, variant.switches),
+    });
+    let path = emit.join(format!("{variant}.code.ptx"));
+    fs::write(&path, &code)?;
+    let mut figures = BTreeMap::new();
+    for &device in devices(variant.kernel.arch) {
+        let (resources, cubin) = ptxas.assemble(&path, variant.kernel.name, device)?;
+        figures.insert(device.to_owned(), resources);
+        if cubins::is_shipped(variant) && ptxas.is_pinned() {
+            built.cubins.insert(cubins::name(variant.kernel.name, device), cubin);
+        }
     }
-    let devices = devices(variant.kernel.arch)
-        .iter()
-        .map(|&device| Ok((device.to_owned(), ptxas.assemble(&path, variant.kernel.name, device)?)));
-    devices.collect()
+    built.assembled.push((variant, figures));
+    Ok(())
+}
+
+/// The names of the assembled kernels that ship of one.
+fn shipped_cubins(spec: &'static KernelSpec) -> Vec<String> {
+    if !cubins::is_shipped(spec.into()) {
+        return Vec::new();
+    }
+    devices(spec.arch).iter().map(|device| cubins::name(spec.name, device)).collect()
 }
 
 /// What a person wants to see of a build.

@@ -11,8 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::workspace::{on_path, output, run_shown, target_dir};
 
-/// The wheel that `--install` installs. Register counts are pinned for this version.
+/// The wheel that `--install` installs.
 const WHEEL: &str = "nvidia-cuda-nvcc==13.0.88";
+
+/// Its full version. Register counts are pinned for it, and kernels that ship assembled are assembled by it.
+pub const PINNED: &str = "13.0.88";
 
 /// Bytes of a machine instruction, of compute capability 7.0 and newer.
 const INSTRUCTION_BYTES: u64 = 16;
@@ -54,6 +57,8 @@ pub struct Ptxas {
     path: PathBuf,
     /// Major and minor version.
     pub version: String,
+    /// All of its version, such as `13.0.88`.
+    full_version: String,
 }
 
 /// The command that installs the assembler.
@@ -77,18 +82,50 @@ pub fn install() -> Result<()> {
     ]))
 }
 
-/// Finds the assembler: `$PTXAS`, `PATH`, `$FATTN_NV_TOOLS`, the folder that `--install` fills, the
-/// wheels of the Python at hand, and a CUDA toolkit in its usual place.
+/// Finds the assembler: `$PTXAS`, or the first of the pinned version, or else the first, on `PATH`, in
+/// `$FATTN_NV_TOOLS`, the folder that `--install` fills, the wheels of the Python at hand, and a CUDA
+/// toolkit in its usual place.
 ///
 /// # Errors
-/// When the one found does not run.
+/// When none is of the pinned version, and the first does not run.
 pub fn find() -> Result<Option<Ptxas>> {
-    let Some(path) = candidates().into_iter().find(|path| path.is_file()) else { return Ok(None) };
+    let mut found = candidates().into_iter().filter(|path| path.is_file()).map(described);
+    if is_chosen() { found.next().transpose() } else { preferred(found) }
+}
+
+/// Whether `$PTXAS` says which one it is to be.
+pub fn is_chosen() -> bool {
+    std::env::var_os("PTXAS").is_some_and(|path| Path::new(&path).is_file())
+}
+
+/// The first of the pinned version, or else the first. Those behind it need not run.
+fn preferred(found: impl Iterator<Item = Result<Ptxas>>) -> Result<Option<Ptxas>> {
+    let mut first = None;
+    for one in found {
+        if one.as_ref().is_ok_and(Ptxas::is_pinned) {
+            return one.map(Some);
+        }
+        first = first.or(Some(one));
+    }
+    first.transpose()
+}
+
+/// Why the pinned assembler is not there.
+pub fn missing(found: Option<&Ptxas>) -> String {
+    match found {
+        None => format!("there is no ptxas {PINNED}"),
+        Some(ptxas) => format!("{} is {}, not {PINNED}", ptxas.path.display(), ptxas.full_version),
+    }
+}
+
+fn described(path: PathBuf) -> Result<Ptxas> {
     let (text, _) = output(Command::new(&path).arg("--version"))?;
     let release = text.split_once("release ").and_then(|(_, rest)| rest.split_once(','));
     let version = release.map(|(version, _)| version.to_owned());
     let version = version.ok_or_else(|| anyhow!("`{} --version` names no release", path.display()))?;
-    Ok(Some(Ptxas { path, version }))
+    let full = text.split_once(&format!("release {version}, V")).map_or("", |(_, rest)| rest);
+    let full_version = full.split_whitespace().next().unwrap_or_default().to_owned();
+    Ok(Ptxas { path, version, full_version })
 }
 
 fn candidates() -> Vec<PathBuf> {
@@ -122,24 +159,32 @@ fn folders(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl Ptxas {
-    /// Assembles a PTX file, which holds this kernel alone, for a device and reads the figures.
+    /// Whether it is the version that kernels ship assembled by.
+    pub fn is_pinned(&self) -> bool {
+        self.full_version == PINNED
+    }
+
+    /// Assembles a PTX file, which holds this kernel alone, for a device: the figures, and the assembled
+    /// kernel, which depends on the text and the device alone.
     ///
     /// # Errors
     /// When ptxas refuses the file, or its answer or what it wrote cannot be read.
-    pub fn assemble(&self, ptx: &Path, kernel: &str, device: &str) -> Result<Resources> {
+    pub fn assemble(&self, ptx: &Path, kernel: &str, device: &str) -> Result<(Resources, Vec<u8>)> {
         let mut command = Command::new(&self.path);
         command.arg("-v").arg(format!("-arch={device}")).arg(ptx);
         let cubin = ptx.with_extension(format!("{device}.cubin"));
         command.arg("-o").arg(&cubin);
         let (stdout, stderr) = output(&mut command)?;
         let text = stdout + &stderr;
-        let instructions = fs::read(&cubin)
-            .map_err(anyhow::Error::from)
-            .and_then(|bytes| instructions(&bytes, kernel))
-            .with_context(|| format!("cannot read {}", cubin.display()))?;
-        let resources = read(&text, instructions);
-        resources
-            .with_context(|| format!("cannot read what ptxas says about {}:\n{text}", ptx.display()))
+        let assembled = || -> Result<_> {
+            let bytes = fs::read(&cubin)?;
+            Ok((instructions(&bytes, kernel)?, bytes))
+        };
+        let (instructions, bytes) =
+            assembled().with_context(|| format!("cannot read {}", cubin.display()))?;
+        let resources = read(&text, instructions)
+            .with_context(|| format!("cannot read what ptxas says about {}:\n{text}", ptx.display()))?;
+        Ok((resources, bytes))
     }
 }
 
@@ -174,6 +219,29 @@ fn read(text: &str, instructions: u32) -> Option<Resources> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pinned_assembler_is_preferred_to_others_that_come_before_it() {
+        let of = |full: &str| Ptxas {
+            path: PathBuf::from(full),
+            version: "13.0".into(),
+            full_version: full.into(),
+        };
+        let found = |versions: &[&str]| {
+            let all = versions.iter().map(|&full| match full {
+                "broken" => Err(anyhow!("it does not run")),
+                _ => Ok(of(full)),
+            });
+            preferred(all).map(|one| one.map(|one| one.full_version))
+        };
+        assert_eq!(found(&["13.0.1", "broken", PINNED, "14.0.1"]).unwrap().as_deref(), Some(PINNED));
+        assert_eq!(found(&["13.0.1", "14.0.1", "broken"]).unwrap().as_deref(), Some("13.0.1"));
+        assert_eq!(found(&["broken", PINNED]).unwrap().as_deref(), Some(PINNED));
+        assert!(found(&["broken", "13.0.1"]).is_err());
+        assert_eq!(found(&[]).unwrap(), None);
+        assert_eq!(missing(Some(&of("13.0.1"))), format!("13.0.1 is 13.0.1, not {PINNED}"));
+        assert_eq!(missing(None), format!("there is no ptxas {PINNED}"));
+    }
 
     #[test]
     fn the_answer_of_ptxas_is_read() {

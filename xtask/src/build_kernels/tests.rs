@@ -19,7 +19,7 @@ fn two_barriers(test: &str, mark: fn(&str) -> Result<String>) -> Option<String> 
     let ir = rustc::llvm_ir(&compiler, &source, "sm_80", &dir).unwrap();
     assert_eq!(llvm::entries(&ir).unwrap(), [name]);
     let path = llvm::bitcode(&compiler, &mark(&ir).unwrap(), "marked", &dir).unwrap();
-    let ptx = llvm::ptx(&compiler, &path, name, "sm_80", &dir).unwrap();
+    let ptx = llvm::ptx(&compiler, &path, name, "sm_80", false, &dir).unwrap();
     fs::remove_dir_all(&dir).unwrap();
     Some(ptx)
 }

@@ -10,12 +10,13 @@ const LAYERS: &[(&str, u32)] = &[
     ("tile", 2),
     ("pipeline", 3),
     ("attention", 4),
+    ("msda", 4),
     ("kernels", 5),
 ];
 
-const OURS: &[&str] = &["kernels_gpu", "ptx_emulator", "finite_attention", "xtask"];
+const OURS: &[&str] = &["kernels_gpu", "kernel_archive", "ptx_emulator", "finite_attention", "xtask"];
 
-/// `abi, geometry <- arch <- tile <- pipeline <- attention <- kernels`: imports only to the left.
+/// `abi, geometry <- arch <- tile <- pipeline <- attention, msda <- kernels`: imports only to the left.
 pub fn layers(files: &[File]) -> Vec<String> {
     let mut broken = Vec::new();
     for file in files.iter().filter(|file| file.is_rust()) {
@@ -129,19 +130,22 @@ fn is_at_or_below(layers: &[Layer], used: &str, own: &str) -> bool {
     used == own || below.iter().any(|below| is_at_or_below(layers, used, below))
 }
 
-/// `ptx-emulator` uses none of our crates; the host uses of `kernels_gpu` what is plain integer Rust.
+/// `ptx-emulator` and `kernel-archive` use none of our crates; the host uses of `kernels_gpu` what is plain
+/// integer Rust.
 pub fn crates(files: &[File]) -> Vec<String> {
     let mut broken = Vec::new();
     for file in files {
-        if file.path.starts_with("emulator/") && (file.is_rust() || file.path.ends_with("Cargo.toml")) {
+        for (folder, own, what) in [
+            ("emulator/", "ptx_emulator", "the emulator uses `{}`: it knows PTX and nothing of ours"),
+            ("archive/", "kernel_archive", "the archive uses `{}`: it knows nothing of ours"),
+        ] {
+            if !file.path.starts_with(folder) || !(file.is_rust() || file.path.ends_with("Cargo.toml")) {
+                continue;
+            }
             for (line, text) in file.code.lines().enumerate() {
-                let is_ours =
-                    |name: &&&str| **name != "ptx_emulator" && text.replace('-', "_").contains(**name);
+                let is_ours = |name: &&&str| **name != own && text.replace('-', "_").contains(**name);
                 if let Some(name) = OURS.iter().find(is_ours) {
-                    broken.push(file.at(
-                        line,
-                        &format!("the emulator uses `{name}`: it knows PTX and nothing of ours"),
-                    ));
+                    broken.push(file.at(line, &what.replace("{}", name)));
                 }
             }
         }
@@ -315,6 +319,11 @@ mod tests {
     fn the_emulator_and_the_host_keep_their_distance() {
         assert_eq!(crates(&file("emulator/src/lib.rs", "use kernels_gpu::abi;")).len(), 1);
         assert_eq!(crates(&file("emulator/Cargo.toml", "kernels-gpu.workspace = true")).len(), 1);
+        assert_eq!(crates(&file("archive/src/text.rs", "use kernels_gpu::abi::Marker;")).len(), 1);
+        assert_eq!(
+            crates(&file("archive/Cargo.toml", "name = \"kernel-archive\"")),
+            Vec::<String>::new()
+        );
         assert_eq!(
             crates(&file("emulator/tests/a.rs", "use ptx_emulator::Module;")),
             Vec::<String>::new()

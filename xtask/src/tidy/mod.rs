@@ -6,6 +6,7 @@ mod imports;
 mod invariants;
 mod layers;
 mod names;
+mod programs;
 mod text;
 
 use std::fs;
@@ -58,6 +59,7 @@ const RULES: &[Rule] = &[
     ("paths", text::machine_paths),
     ("invariants", invariants::invariants),
     ("names", names::names),
+    ("programs", programs::programs),
 ];
 
 /// Checks every rule on every file that git knows or would add.

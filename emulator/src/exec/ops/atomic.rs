@@ -9,7 +9,7 @@ use crate::exec::state::window::Window;
 use crate::exec::values::float::add_flushed;
 use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::exec::values::registers::{LANES, lanes};
-use crate::isa::{ATOMIC_SPACES, AtomicOp, AtomicType, Instruction};
+use crate::isa::{ATOMIC_SPACES, AtomicOp, AtomicType, FLAG_OPTIONAL, Instruction};
 use crate::report::trace::OriginKind;
 use crate::shadow::global::Touch;
 use crate::space::Space;
@@ -18,10 +18,11 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// `atom` and `red`.
 pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: AtomicOp) -> Flow {
+    if i.has(FLAG_OPTIONAL) {
+        return add_vector(c, w, i, m);
+    }
     let ty = AtomicType::ALL[usize::from(i.count)];
-    let (bytes, how) = (bytes_of(ty), Strength::of(i));
-    let want = Want { space: ATOMIC_SPACES[i.e as usize], bytes, store: true };
-    let addresses = addresses(w, i);
+    let bytes = bytes_of(ty);
     let mut old = [0u64; LANES];
     // Of a 16-bit value, the upper half of its lane is anything.
     let value = |w: &Warp, row: u32, lane: usize| match bytes {
@@ -30,6 +31,73 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         _ => u64::from(w.registers.row32(row)[lane]),
     };
     let changed = Cell::new(false);
+    change_each(c, w, i, m, bytes, |w, window, lane| {
+        // Sums of f32 in global memory flush subnormal numbers, those in shared memory do not.
+        let ftz = window.space == Space::Global;
+        let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));
+        // SAFETY: the window was checked for this many bytes, and alignment, at the lane's offset.
+        old[lane] = unsafe {
+            update(window, lane, 0, bytes, |old| {
+                let new = apply(op, ty, ftz, old, operand, second);
+                changed.set(changed.get() || new != old);
+                new
+            })
+        };
+    })?;
+    c.deeds += u64::from(changed.get());
+    if c.trace.is_some() && op == AtomicOp::Add {
+        trace(c, w, i.b, m, ty, &old);
+    }
+    match bytes {
+        8 => w.registers.set64(i.d, m, &old),
+        _ => w.registers.set32(i.d, m, &old.map(|value| value as u32)),
+    }
+    Ok(())
+}
+
+/// `red.add` of several f32 in global memory, each of which is atomic by itself.
+fn add_vector(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) -> Flow {
+    let ty = AtomicType::F32;
+    let count = i.c as usize;
+    let lists = &c.environment.kernel.data.code.lists;
+    let rows: Vec<u32> = lists[i.b as usize..i.b as usize + count].to_vec();
+    let mut old = vec![[0u64; LANES]; count];
+    let changed = Cell::new(false);
+    change_each(c, w, i, m, 4 * i.c, |w, window, lane| {
+        for (position, &row) in rows.iter().enumerate() {
+            let operand = u64::from(w.registers.row32(row)[lane]);
+            // SAFETY: the window was checked for all elements, and alignment, at the lane's offset.
+            old[position][lane] = unsafe {
+                update(window, lane, 4 * position, 4, |old| {
+                    let new = add(ty, true, old, operand);
+                    changed.set(changed.get() || new != old);
+                    new
+                })
+            };
+        }
+    })?;
+    c.deeds += u64::from(changed.get());
+    if c.trace.is_some() {
+        for (&row, old) in rows.iter().zip(&old) {
+            trace(c, w, row, m, ty, old);
+        }
+    }
+    Ok(())
+}
+
+/// Checks the `bytes` bytes that each lane of `m` changes, and calls `change(warp, window, lane)` for each in
+/// its turn.
+fn change_each(
+    c: &mut Context<'_>,
+    w: &mut Warp,
+    i: &Instruction,
+    m: u32,
+    bytes: u32,
+    mut change: impl FnMut(&Warp, &Window, usize),
+) -> Flow {
+    let how = Strength::of(i);
+    let want = Want { space: ATOMIC_SPACES[i.e as usize], bytes, store: true };
+    let addresses = addresses(w, i);
     let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {
@@ -40,37 +108,19 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Atomi
         c.race_access(w, &window, bytes, Touch::Write, how);
         c.global_access(w, &window, bytes, Touch::Write, how);
         c.strong_write(w, &window, how);
-        // Sums of f32 in global memory flush subnormal numbers, those in shared memory do not.
-        let ftz = window.space == Space::Global;
         for lane in lanes(window.mask) {
-            let (operand, second) = (value(w, i.b, lane), value(w, i.c, lane));
-            // SAFETY: the window was checked for this many bytes, and alignment, at the lane's offset.
-            old[lane] = unsafe {
-                update(&window, lane, bytes, |old| {
-                    let new = apply(op, ty, ftz, old, operand, second);
-                    changed.set(changed.get() || new != old);
-                    new
-                })
-            };
+            change(w, &window, lane);
         }
         c.strong_seen(w, &window, how);
         window.set_written(bytes, false);
         rest &= !window.mask;
     }
-    c.deeds += u64::from(changed.get());
-    if c.trace.is_some() && op == AtomicOp::Add {
-        trace(c, w, i, m, ty, &old);
-    }
-    match bytes {
-        8 => w.registers.set64(i.d, m, &old),
-        _ => w.registers.set32(i.d, m, &old.map(|value| value as u32)),
-    }
     Ok(())
 }
 
-/// Looks at sums for those that are not finite.
+/// Looks at sums with what stands in `row` for those that are not finite.
 #[cold]
-fn trace(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32, ty: AtomicType, old: &[u64; LANES]) {
+fn trace(c: &mut Context<'_>, w: &Warp, row: u32, m: u32, ty: AtomicType, old: &[u64; LANES]) {
     let encodings: &[Encoding] = match ty {
         AtomicType::F32 => &[Encoding::F32],
         AtomicType::F64 => &[Encoding::F64],
@@ -82,8 +132,8 @@ fn trace(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32, ty: AtomicType,
     };
     for lane in lanes(m) {
         let operand = match ty {
-            AtomicType::F64 => w.registers.row64(i.b)[lane],
-            _ => u64::from(w.registers.row32(i.b)[lane]),
+            AtomicType::F64 => w.registers.row64(row)[lane],
+            _ => u64::from(w.registers.row32(row)[lane]),
         };
         let sum = add(ty, false, old[lane], operand);
         for encoding in encodings {
@@ -105,14 +155,21 @@ fn bytes_of(ty: AtomicType) -> u32 {
     }
 }
 
-/// Replaces a value and returns the old one; in global memory, atomically among the blocks.
+/// Replaces a value `skipped` bytes from the lane's offset and returns the old one; in global memory,
+/// atomically among the blocks.
 ///
 /// # Safety
 ///
-/// The bytes at the lane's offset lie inside the window and are aligned to their number.
-unsafe fn update(window: &Window, lane: usize, bytes: u32, f: impl Fn(u64) -> u64) -> u64 {
+/// The bytes there lie inside the window and are aligned to their number.
+unsafe fn update(
+    window: &Window,
+    lane: usize,
+    skipped: usize,
+    bytes: u32,
+    f: impl Fn(u64) -> u64,
+) -> u64 {
     // SAFETY: the caller vouches for the range.
-    let at = unsafe { window.data.add(window.offsets[lane] as usize) };
+    let at = unsafe { window.data.add(window.offsets[lane] as usize + skipped) };
     macro_rules! update {
         ($type:ty, $atomic:ty) => {{
             let at = at.cast::<$type>();

@@ -24,6 +24,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Matri
     match op {
         MatrixOp::LoadMatrix => return transfer(c, w, i, m, false),
         MatrixOp::StoreMatrix => return transfer(c, w, i, m, true),
+        MatrixOp::MoveTransposed => move_transposed(&mut w.registers, i, m),
         MatrixOp::M16N8K16Bf16 => multiply16::<Bfloat, 16>(&mut w.registers, i, m, lists),
         MatrixOp::M16N8K16F16 => multiply16::<Half, 16>(&mut w.registers, i, m, lists),
         MatrixOp::M16N8K8Bf16 => multiply16::<Bfloat, 8>(&mut w.registers, i, m, lists),
@@ -33,6 +34,17 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Matri
     }
     c.statistics.matrix_instructions += 1;
     Ok(())
+}
+
+/// `movmatrix`: four lanes hold a row of the matrix, two elements a lane.
+fn move_transposed(r: &mut Registers, i: &Instruction, m: u32) {
+    let a = *r.row32(i.a);
+    let element = |row: usize, column: usize| a[4 * row + column / 2] >> (16 * (column % 2)) & 0xffff;
+    let moved = |lane: usize| {
+        let (row, column) = (lane / 4, 2 * (lane % 4));
+        element(column, row) | element(column + 1, row) << 16
+    };
+    r.set32(i.d, m, &std::array::from_fn(moved));
 }
 
 /// A as rows of 16 values of k, for all 16 rows.

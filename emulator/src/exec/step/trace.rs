@@ -200,7 +200,7 @@ impl Shape {
             MatrixOp::M16N8K8F16 => (2, 1, 8, f16),
             MatrixOp::M16N8K8Tf32 => (4, 2, 8, tf32),
             MatrixOp::M16N8K4Tf32 => (2, 1, 4, tf32),
-            MatrixOp::LoadMatrix | MatrixOp::StoreMatrix => return None,
+            MatrixOp::LoadMatrix | MatrixOp::StoreMatrix | MatrixOp::MoveTransposed => return None,
         };
         Some(Shape { a, b, k, format })
     }

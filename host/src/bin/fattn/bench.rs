@@ -6,6 +6,7 @@
 //! and one after the launch, all queued ahead. A backward pass is one launch: all of its kernels
 //! are between the events.
 
+mod features;
 mod gpu;
 mod task;
 
@@ -81,6 +82,8 @@ pub struct BenchArguments {
     /// Cap of scores, above 0; not capped if not given.
     #[arg(long, allow_hyphen_values = true, value_name = "C", value_parser = crate::task::softcap)]
     softcap: Option<f32>,
+    #[command(flatten)]
+    features: features::FeatureArguments,
     /// Time this many launches instead of 150 ms of them, at least 1.
     #[arg(long)]
     iterations: Option<usize>,

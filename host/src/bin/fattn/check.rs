@@ -1,11 +1,17 @@
 //! `fattn check`: the kernels against the reference.
 
+mod msda;
+
 use crate::device::DeviceArguments;
 use anyhow::{Result, ensure};
-use clap::Args;
-use finite_attention::check::{Case, Outcome, TensorVerdict, extended_case, sweep_of};
+use clap::{Args, ValueEnum};
+use finite_attention::check::msda::MsdaOutcome;
+use finite_attention::check::{
+    Case, Outcome, TensorVerdict, extended_case, featured_case, run_case, sweep_of,
+};
 use finite_attention::device::DeviceName;
-use finite_attention::{Device, Mode};
+use finite_attention::problem::AlibiSlopes;
+use finite_attention::{Device, Dtype, Mode};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -16,6 +22,9 @@ use std::thread::available_parallelism;
 pub struct CheckArguments {
     #[command(flatten)]
     device: DeviceArguments,
+    /// What is checked: attention, or multi-scale deformable attention.
+    #[arg(long, default_value = "attention")]
+    what: What,
     /// Number of cases.
     #[arg(long, default_value_t = 240)]
     cases: usize,
@@ -25,20 +34,36 @@ pub struct CheckArguments {
     /// Run only the case with this number.
     #[arg(long)]
     only: Option<usize>,
+    /// Bias, boolean masks, slopes of ALiBi, sinks and dropout in about a third of the cases.
+    #[arg(long)]
+    features: bool,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
 }
 
+/// Which kernels.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    Attention,
+    Msda,
+}
+
 /// Runs the sweep and prints it; exit code 1 if a case failed.
 pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
-    let &CheckArguments { cases, seed, only, .. } = arguments;
+    let &CheckArguments { cases, seed, only, features, .. } = arguments;
     ensure!(cases > 0, "--cases: expected at least 1, got 0");
     if let Some(only) = only {
         ensure!(only < cases, "--only: expected 0..={}, as --cases is {cases}, got {only}", cases - 1);
     }
     let (first, count) = only.map_or((0, cases), |only| (only, 1));
-    let swept = sweep_all(&arguments.device, count, |index| extended_case(seed, first + index))?;
+    if arguments.what == What::Msda {
+        ensure!(!features, "--features: deformable attention has none; use --what attention");
+        return msda::run(arguments, first, count);
+    }
+    let case = if features { featured_case } else { extended_case };
+    let run = |device: &Device, index| run_case(device, &case(seed, first + index));
+    let swept = sweep_all(&arguments.device, count, run)?;
     let Swept { name, device_text, outcomes } = swept;
     let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
     if arguments.json {
@@ -51,19 +76,38 @@ pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// What came of some cases.
-pub struct Swept {
-    pub name: DeviceName,
-    pub device_text: String,
-    pub outcomes: Vec<Outcome>,
+/// What came of a case, as far as a sweep shows it.
+pub trait CaseOutcome: Send {
+    /// The number of the case if it failed.
+    fn failed(&self) -> Option<usize>;
 }
 
-/// Runs `count` cases with a progress bar, on all cores: threads share a GPU, and have an emulator each.
-pub fn sweep_all(
+impl CaseOutcome for Outcome {
+    fn failed(&self) -> Option<usize> {
+        self.failure.is_some().then_some(self.case.id)
+    }
+}
+
+impl CaseOutcome for MsdaOutcome {
+    fn failed(&self) -> Option<usize> {
+        self.failure.is_some().then_some(self.case.id)
+    }
+}
+
+/// What came of some cases.
+pub struct Swept<O> {
+    pub name: DeviceName,
+    pub device_text: String,
+    pub outcomes: Vec<O>,
+}
+
+/// Runs `count` cases by their index with a progress bar, on all cores: threads share a GPU, and have an
+/// emulator each.
+pub fn sweep_all<O: CaseOutcome>(
     device: &DeviceArguments,
     count: usize,
-    case: impl Fn(usize) -> Case + Sync,
-) -> Result<Swept> {
+    run: impl Fn(&Device, usize) -> O + Sync,
+) -> Result<Swept<O>> {
     let (name, first) = device.open()?;
     let device_text = first.properties().name.clone();
     let workers = available_parallelism().map_or(1, usize::from);
@@ -74,10 +118,10 @@ pub fn sweep_all(
     };
     let progress = ProgressBar::new(count as u64)
         .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} cases, {elapsed} {msg}")?);
-    let outcomes = sweep_of(count, case, workers, open, |outcome| {
+    let outcomes = sweep_of(count, run, workers, open, |outcome: &O| {
         progress.inc(1);
-        if outcome.failure.is_some() {
-            progress.set_message(format!("case {} failed", outcome.case.id));
+        if let Some(id) = outcome.failed() {
+            progress.set_message(format!("case {id} failed"));
         }
     })?;
     progress.finish_and_clear();
@@ -87,8 +131,23 @@ pub fn sweep_all(
 /// Errors of all outputs of a case, each as a share of what is allowed.
 fn print_table(outcomes: &[Outcome]) {
     println!(
-        "{:>4} {:<26} {:<10} {:<18} {:>7} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6}  verdict",
-        "case", "shape", "dtype", "mask", "softcap", "layout", "grad", "o", "lse", "dq", "dk", "dv"
+        "{:>4} {:<26} {:<10} {:<18} {:>7} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6}  {:<28}  \
+         verdict",
+        "case",
+        "shape",
+        "dtype",
+        "mask",
+        "softcap",
+        "layout",
+        "grad",
+        "o",
+        "lse",
+        "dq",
+        "dk",
+        "dv",
+        "dbias",
+        "dsinks",
+        "scores",
     );
     for outcome in outcomes {
         let case = &outcome.case;
@@ -98,7 +157,8 @@ fn print_table(outcomes: &[Outcome]) {
             Some(verdict) => format!("{:.2}", verdict.error / verdict.allowed),
         };
         println!(
-            "{:>4} {:<26} {:<10} {:<18} {:>7} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6}  {}",
+            "{:>4} {:<26} {:<10} {:<18} {:>7} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6}  \
+             {:<28}  {}",
             case.id,
             case.shape_text(),
             dtype_text(case.dtype.name(), case.output_dtype.name()),
@@ -111,10 +171,13 @@ fn print_table(outcomes: &[Outcome]) {
             share("dq"),
             share("dk"),
             share("dv"),
+            share("dbias"),
+            share("dsinks"),
+            case.features.text(),
             verdict_text(outcome),
         );
     }
-    println!("o, lse, dq, dk, dv: largest error as a share of what is allowed");
+    println!("o, lse and gradients: largest error as a share of what is allowed");
 }
 
 /// `pass`, `pass (of 16 as one)` where more cases of the kind had to be judged as one, or what is wrong.
@@ -180,6 +243,7 @@ pub fn json_case(outcome: &Outcome) -> Value {
         "layout": case.placement.name(),
         "scale": case.sizes().scale,
         "softcap": case.softcap,
+        "features": json_features(case),
         "amplitude": case.amplitude,
         "logit_shift": case.logit_shift,
         "o": json_tensor(outcome.tensor("o")),
@@ -187,10 +251,46 @@ pub fn json_case(outcome: &Outcome) -> Value {
         "dq": json_tensor(outcome.tensor("dq")),
         "dk": json_tensor(outcome.tensor("dk")),
         "dv": json_tensor(outcome.tensor("dv")),
+        "dbias": json_tensor(outcome.tensor("dbias")),
+        "dsinks": json_tensor(outcome.tensor("dsinks")),
         "judged": outcome.judged,
         "milliseconds": outcome.elapsed.as_secs_f64() * 1e3,
         "pass": failure.is_none(),
         "failure": failure,
+    })
+}
+
+/// What scores have beside q and k; null for what they do not have.
+fn json_features(case: &Case) -> Value {
+    let features = &case.features;
+    let bias = features.bias.map(|bias| {
+        json!({
+            "dimensions": bias.dimensions.text(),
+            "dtype": bias.dtype.name(),
+            "layout": bias.placement.name(),
+            "values": bias.values.name(),
+            "gradient": bias.gradient.map(Dtype::name),
+        })
+    });
+    let mask = features.mask.map(|mask| {
+        json!({
+            "dimensions": mask.dimensions.text(),
+            "layout": mask.placement.name(),
+            "density": mask.density,
+            "dead_rows": mask.has_dead_rows,
+        })
+    });
+    let alibi = features.alibi.map(|alibi| match alibi {
+        AlibiSlopes::PerHead => "h",
+        AlibiSlopes::PerBatchAndHead => "bh",
+    });
+    json!({
+        "bias": bias,
+        "mask": mask,
+        "alibi": alibi,
+        "sinks": features.has_sinks,
+        "dsinks": features.wants_d_sinks,
+        "dropout": features.dropout,
     })
 }
 

@@ -8,7 +8,7 @@ use crate::plot::{Curve, Plot};
 use anyhow::{Context, Result, ensure};
 use clap::{ArgAction, Args, ValueEnum};
 use finite_attention::Dtype;
-use finite_attention::check::{Outcome, equivalence_cases};
+use finite_attention::check::{Outcome, equivalence_cases, run_case};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -65,7 +65,8 @@ pub fn run(arguments: &EquivalenceArguments) -> Result<ExitCode> {
         case.problem().validate().with_context(|| format!("--head-dim {head_dim}"))?;
     }
     let [mut json, mut svg] = outputs(arguments)?;
-    let swept = sweep_all(&arguments.device, cases.len(), |index| cases[index].clone())?;
+    let swept =
+        sweep_all(&arguments.device, cases.len(), |device, index| run_case(device, &cases[index]))?;
     print(&swept, dtype);
     if let Some(file) = &mut json {
         let cases: Vec<_> = swept.outcomes.iter().map(json_case).collect();
@@ -97,7 +98,7 @@ fn outputs(arguments: &EquivalenceArguments) -> Result<[Option<OutputFile>; 2]> 
 }
 
 /// A line per case and output.
-fn print(swept: &Swept, dtype: Dtype) {
+fn print(swept: &Swept<Outcome>, dtype: Dtype) {
     println!("{}, {}", swept.device_text, dtype.name());
     println!(
         "{:<13} {:>4} {:>6} {:<4} {:>9} {:>9} {:>9} {:>10} {:>5}",
@@ -125,7 +126,7 @@ fn print(swept: &Swept, dtype: Dtype) {
 }
 
 /// Largest error of each output at each length, over all masks and head dimensions.
-fn plot(swept: &Swept, dtype: Dtype) -> Plot {
+fn plot(swept: &Swept<Outcome>, dtype: Dtype) -> Plot {
     let curve = |name: &'static str, number: fn(&finite_attention::check::TensorVerdict) -> f64| {
         let mut points: Vec<(f64, f64)> = Vec::new();
         for outcome in &swept.outcomes {

@@ -6,7 +6,9 @@ use crate::device::DeviceArguments;
 use anyhow::Result;
 use clap::Args;
 use finite_attention::Dtype;
-use finite_attention::check::{Case, Gradients, Outcome, gradcheck, gradcheck_cases, with_enough_rows};
+use finite_attention::check::{
+    Case, Gradients, Outcome, gradcheck, gradcheck_cases, run_case, with_enough_rows,
+};
 use std::process::ExitCode;
 
 /// Where the kernels run.
@@ -14,6 +16,9 @@ use std::process::ExitCode;
 pub struct GradcheckArguments {
     #[command(flatten)]
     device: DeviceArguments,
+    /// Run kernels on the cases with bias, masks, slopes and sinks, too.
+    #[arg(long)]
+    features: bool,
 }
 
 /// Prints both comparisons; exit code 1 if any difference is too large.
@@ -21,31 +26,38 @@ pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
     let cases = gradcheck_cases();
     println!("f64 reference against central differences, relative to the largest element or 1:");
     println!(
-        "{:>4} {:<20} {:<16} {:>7} {:>9} {:>9} {:>9} {:>9}",
-        "case", "shape", "mask", "softcap", "dq", "dk", "dv", "allowed"
+        "{:>4} {:<20} {:<20} {:>7} {:<28} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "case", "shape", "mask", "softcap", "scores", "dq", "dk", "dv", "dbias", "dsinks", "allowed"
     );
     let mut passed = true;
     for row in cases.iter().map(gradcheck) {
-        let [dq, dk, dv] = row.differences.map(|(_, difference)| difference);
+        let difference = |name| {
+            let found = row.differences.iter().find(|(of, _)| *of == name);
+            found.map_or("-".to_owned(), |(_, difference)| format!("{difference:.1e}"))
+        };
+        let [dq, dk, dv, dbias, dsinks] = ["dq", "dk", "dv", "dbias", "dsinks"].map(difference);
         let verdict = if row.passes() { "pass" } else { "FAIL" };
         let shape = row.case.shape_text();
         println!(
-            "{:>4} {shape:<20} {:<16} {:>7} {dq:>9.1e} {dk:>9.1e} {dv:>9.1e} {:>9.1e}  {verdict}",
+            "{:>4} {shape:<20} {:<20} {:>7} {:<28} {dq:>9} {dk:>9} {dv:>9} {dbias:>9} {dsinks:>9} {:>9.1e}  \
+             {verdict}",
             row.case.id,
             row.case.mask,
             softcap_text(&row.case),
+            row.case.features.text(),
             row.allowed
         );
         passed &= row.passes();
     }
     let in_each_dtype = [Dtype::Bf16, Dtype::F16, Dtype::F32].into_iter().flat_map(|dtype| {
-        cases.iter().map(move |case| {
+        let asked = |case: &&Case| arguments.features || case.features.is_empty();
+        cases.iter().filter(asked).map(move |case| {
             let gradients = case.gradients.map(|gradients| Gradients { dtype, ..gradients });
             with_enough_rows(Case { dtype, output_dtype: dtype, gradients, ..case.clone() })
         })
     });
     let all: Vec<Case> = in_each_dtype.collect();
-    let swept = sweep_all(&arguments.device, all.len(), |index| all[index].clone())?;
+    let swept = sweep_all(&arguments.device, all.len(), |device, index| run_case(device, &all[index]))?;
     println!("kernels on {} against the f64 reference, largest error of what is allowed:", swept.name);
     println!(
         "{:>4} {:<20} {:<16} {:>7} {:<5} {:>17} {:>17} {:>17}",

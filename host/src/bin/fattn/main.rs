@@ -1,11 +1,13 @@
-//! `fattn`: checks, times and runs the attention kernels from the command line.
+//! `fattn`: checks, times and runs the kernels from the command line.
 
 mod bench;
 mod check;
 mod device;
 mod devices;
 mod equivalence;
+mod first_call;
 mod gradcheck;
+mod msda;
 mod output;
 mod plans;
 mod plot;
@@ -38,12 +40,16 @@ enum Command {
     Gradcheck(gradcheck::GradcheckArguments),
     /// Attention on tensors from a safetensors file.
     Run(run::RunArguments),
+    /// Multi-scale deformable attention on tensors from a safetensors file.
+    Msda(msda::MsdaArguments),
     /// Run any PTX in the emulator with every check; exit code 1 if it finds anything.
     Sanitize(sanitize::SanitizeArguments),
     /// Attention as by run, and where values come from that are not finite: every tensor is scanned, and the
     /// smallest part of the problem that shows the first one runs again in the emulator, which names the
     /// instruction; exit code 1 if there are any.
     TraceNonfinite(trace_nonfinite::TraceArguments),
+    /// Time the first forward and backward of a process, through the C interface.
+    FirstCall(first_call::FirstCallArguments),
     /// List the devices.
     Devices,
 }
@@ -55,8 +61,10 @@ fn main() -> ExitCode {
         Command::Equivalence(arguments) => equivalence::run(&arguments),
         Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Run(arguments) => run::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Msda(arguments) => msda::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Sanitize(arguments) => sanitize::run(&arguments),
         Command::TraceNonfinite(arguments) => trace_nonfinite::run(&arguments),
+        Command::FirstCall(arguments) => first_call::run(&arguments),
         Command::Devices => devices::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

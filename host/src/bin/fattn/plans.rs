@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use finite_attention::driver::DeviceProperties;
-use finite_attention::plan::{BackwardPlan, ForwardPlan, plan_backward, plan_forward};
+use finite_attention::plan::{BackwardPlan, ForwardPlan, ScorePointers, plan_backward, plan_forward};
+use finite_attention::problem::{AlibiSlopes, Dropout, MaskShape};
 use finite_attention::{BackwardPointers, BackwardProblem, ForwardPointers, ForwardProblem};
 
 /// What was decided for one problem.
@@ -36,6 +37,43 @@ pub fn mask(problem: &ForwardProblem) -> String {
     format!("mask: {}", problem.mask.describe())
 }
 
+/// What scores have beside q and k, and dropout, a line each.
+pub fn scores(problem: &ForwardProblem) -> Vec<String> {
+    let bias = problem
+        .bias
+        .map(|bias| format!("bias: {:?} {} is added to scores", bias.layout.shape, bias.dtype.name()));
+    let mask = problem.attn_mask.map(|MaskShape { batches, heads, queries, keys }| {
+        format!("boolean mask: {:?} hides keys pair by pair", [batches, heads, queries, keys])
+    });
+    let diagonal = problem.mask.distance_alignment().diagonal();
+    let alibi = problem.alibi.map(|alibi| {
+        let slopes = match alibi {
+            AlibiSlopes::PerHead => "the slope of its head",
+            AlibiSlopes::PerBatchAndHead => "the slope of its batch and head",
+        };
+        format!(
+            "ALiBi: {slopes} times |{diagonal} - j| is subtracted from the score of query i and key j"
+        )
+    });
+    let sinks = problem.has_sinks.then(|| "sinks: one for each query head".to_owned());
+    let dropout = problem.dropout.map(|dropout| {
+        let Dropout { rate, seed, offset } = dropout;
+        let dropped = dropout.dropped().unwrap_or(0);
+        format!("dropout: {rate}, {dropped} of 65536 numbers, of seed {seed} and offset {offset}")
+    });
+    [bias, mask, alibi, sinks, dropout].into_iter().flatten().collect()
+}
+
+/// Addresses of what scores have beside q and k.
+const fn score() -> ScorePointers {
+    ScorePointers {
+        bias: address(13),
+        mask_bits: address(14),
+        alibi_slopes: address(15),
+        sinks: address(16),
+    }
+}
+
 /// The plan of a forward pass.
 pub fn forward(problem: &ForwardProblem, device: &DeviceProperties) -> Result<Explained> {
     let pointers = ForwardPointers {
@@ -46,6 +84,7 @@ pub fn forward(problem: &ForwardProblem, device: &DeviceProperties) -> Result<Ex
         lse: address(5),
         cu_seqlens_q: address(6),
         cu_seqlens_k: address(7),
+        score: score(),
     };
     let plan = plan_forward(&problem.validate()?, device, &pointers)?;
     let nothing =
@@ -68,6 +107,9 @@ pub fn backward(problem: &BackwardProblem, device: &DeviceProperties) -> Result<
         dk: address(10),
         dv: address(11),
         d_lse: address(12),
+        score: score(),
+        d_bias: address(17),
+        d_sinks: address(18),
     };
     let plan = plan_backward(&problem.validate()?, device, &pointers)?;
     Ok(Explained::backward(&plan))

@@ -6,6 +6,7 @@ use crate::task::{Results, Task, TaskArguments};
 use anyhow::Result;
 use bytemuck::cast_slice;
 use clap::Args;
+use finite_attention::attention::Elements;
 use finite_attention::{BackwardOutput, Device, Dtype, Element, ForwardOutput, ForwardProblem, Layout};
 use half::{bf16, f16};
 use safetensors::Dtype as FileDtype;
@@ -17,11 +18,13 @@ use std::path::PathBuf;
 pub struct RunArguments {
     #[command(flatten)]
     task: TaskArguments,
-    /// File to write o, lse (f32), and dq, dk and dv if do is given, to; another one than the input. One that
-    /// is there is replaced when the new one is complete.
+    /// File to write o, lse (f32), and dq, dk and dv if do is given, to; another one than the input. With
+    /// --dbias it has dbias, and with sinks and do dsinks (f32). One that is there is replaced when the new
+    /// one is complete.
     #[arg(long)]
     output: PathBuf,
-    /// Print the mask in words and the plan of each pass first, with its reasons.
+    /// Print the mask in words, what scores have beside q and k, dropout, and the plan of each pass first,
+    /// with its reasons.
     #[arg(long)]
     explain: bool,
 }
@@ -35,6 +38,7 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
     let problem = &task.problem;
     if arguments.explain {
         println!("{}", plans::mask(problem));
+        plans::scores(problem).iter().for_each(|line| println!("{line}"));
         println!("{}", plans::forward(problem, device.properties())?.text);
         if let Some(backward) = task.backward_problem()? {
             println!("{}", plans::backward(&backward, device.properties())?.text);
@@ -49,7 +53,14 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
     };
     output.write(&written)?;
     let path = output.path().display();
-    let gradients = if task.inputs.d_o.is_some() { ", dq, dk, dv" } else { "" };
+    let backward = task.backward_problem()?;
+    let d_bias = backward.is_some_and(|backward| backward.d_bias.is_some());
+    let d_sinks = backward.is_some_and(|backward| backward.wants_d_sinks);
+    let gradients: String =
+        [(backward.is_some(), ", dq, dk, dv"), (d_bias, ", dbias"), (d_sinks, ", dsinks")]
+            .into_iter()
+            .filter_map(|(is_there, names)| is_there.then_some(names))
+            .collect();
     let dtype = problem.output_dtype.name();
     println!("o {:?} {dtype}, lse f32{gradients}, on {name}: {path}", task.shape(&problem.o));
     Ok(())
@@ -61,10 +72,22 @@ fn file<T: Element, O: Element>(task: &Task<'_>, device: &Device) -> Result<Vec<
     let ForwardProblem { q, k, v, o: o_layout, .. } = &task.problem;
     let lse = TensorView::new(FileDtype::F32, task.lse_shape(), cast_slice(&lse))?;
     let mut tensors = vec![("o", view(task, o_layout, &o)?), ("lse", lse)];
-    if let Some(BackwardOutput { dq, dk, dv }) = &gradients {
+    if let Some(BackwardOutput { dq, dk, dv, d_bias, d_sinks }) = &gradients {
         tensors.push(("dq", view(task, q, dq)?));
         tensors.push(("dk", view(task, k, dk)?));
         tensors.push(("dv", view(task, v, dv)?));
+        if let (Some(d_bias), Some(bias)) = (d_bias, task.problem.bias) {
+            let (dtype, bytes) = match d_bias {
+                Elements::Bf16(elements) => (FileDtype::BF16, cast_slice(elements)),
+                Elements::F16(elements) => (FileDtype::F16, cast_slice(elements)),
+                Elements::F32(elements) => (FileDtype::F32, cast_slice(elements)),
+            };
+            tensors.push(("dbias", TensorView::new(dtype, bias.layout.shape.to_vec(), bytes)?));
+        }
+        if task.problem.has_sinks {
+            let shape = vec![d_sinks.len()];
+            tensors.push(("dsinks", TensorView::new(FileDtype::F32, shape, cast_slice(d_sinks))?));
+        }
     }
     Ok(safetensors::serialize(tensors, None)?)
 }

@@ -1,25 +1,34 @@
 //! A task from a safetensors file: its tensors, the problem, and the results on a device.
 
+mod scores;
+
+pub use scores::{Corner, ScoreElements};
+
 use crate::device::DeviceArguments;
 use anyhow::{Context, Result, bail, ensure};
 use bytemuck::allocation::pod_collect_to_vec;
 use clap::{ArgAction, Args, ValueEnum};
-use finite_attention::problem::{MAX_SCALE, common_dtype};
+use finite_attention::problem::{Bias, Dropout, MAX_SCALE, ScoreLayout, common_dtype};
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
-    ForwardOutput, ForwardProblem, Layout, Mask, Mode, Sequences, backward_host, forward_packed_host,
+    ForwardInputs, ForwardOutput, ForwardProblem, Layout, Mask, Mode, Sequences, backward_host,
+    forward_inputs_host,
 };
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype as FileDtype, SafeTensors};
+use scores::ScoreTensors;
 use std::path::{Path, PathBuf};
 
 /// What to compute, from what, and where.
 #[derive(Args)]
 pub struct TaskArguments {
-    /// File with q [B, Sq, Hq, D], k [B, Sk, Hk, D] and v [B, Sk, Hk, Dv], all bf16, f16 or f32. With
-    /// do [B, Sq, Hq, Dv], and dlse [B, Hq, Sq] (f32) if there is one, gradients are computed too.
-    /// With cu_seqlens_q and cu_seqlens_k [B + 1] (i32) sequences are packed: q [Tq, Hq, D], k [Tk,
-    /// Hk, D], v [Tk, Hk, Dv], dlse [Hq, Tq].
+    /// File with q [B, Sq, Hq, D], k [B, Sk, Hk, D] and v [B, Sk, Hk, Dv], all bf16, f16 or f32. With do [B,
+    /// Sq, Hq, Dv], and dlse [B, Hq, Sq] (f32) if there is one, gradients are computed too. With cu_seqlens_q
+    /// and cu_seqlens_k [B + 1] (i32) sequences are packed: q [Tq, Hq, D], k [Tk, Hk, D], v [Tk, Hk, Dv],
+    /// dlse [Hq, Tq]. Scores can have more: bias [B|1, Hq|Hk|1, Sq|1, Sk|1] (the dtype of q, or f32) is
+    /// added, mask (bool, of such a shape) hides keys where it is false, alibi_slopes `[Hq]` or `[B, Hq]`
+    /// (f32) times distances are subtracted, and sinks `[Hq]` (f32) are in the denominators. Of packed
+    /// sequences B, Sq and Sk are here how many there are and the longest.
     #[arg(long)]
     input: PathBuf,
     /// A query sees the keys up to its own position, counted from the end; with --window, of those the ones
@@ -40,12 +49,24 @@ pub struct TaskArguments {
     /// Cap of scores, above 0: each becomes C tanh(score / C); not capped if not given.
     #[arg(long, allow_hyphen_values = true, value_name = "C", value_parser = softcap)]
     softcap: Option<f32>,
+    /// The share of probabilities that is dropped at random, from 0 to below 1; none if not given.
+    #[arg(long, allow_hyphen_values = true, value_name = "RATE", value_parser = dropout)]
+    dropout: Option<f32>,
+    /// Seed of the numbers that decide what is dropped; 0 if not given.
+    #[arg(long, value_name = "N", requires = "dropout")]
+    seed: Option<u64>,
+    /// Which numbers of the seed; from 0 on if not given.
+    #[arg(long, value_name = "N", requires = "dropout")]
+    offset: Option<u64>,
     /// Element type of o, dq, dk and dv; that of q if not given.
     #[arg(long)]
     out_dtype: Option<OutputDtype>,
     /// Gradients that are the same bits from run to run; only with do.
     #[arg(long)]
     deterministic: bool,
+    /// The gradient of the bias, too; only with bias and do.
+    #[arg(long)]
+    dbias: bool,
     #[command(flatten)]
     pub device: DeviceArguments,
 }
@@ -72,6 +93,13 @@ pub fn softcap(text: &str) -> Result<f32, String> {
         Ok(cap) if cap > 0.0 && cap <= MAX_SCALE => Ok(cap),
         _ => Err(format!("expected a number above 0 and of at most {MAX_SCALE:e}, got {text}")),
     }
+}
+
+/// A share of probabilities such that something is kept.
+pub fn dropout(text: &str) -> Result<f32, String> {
+    let Ok(rate) = text.parse() else { return Err(format!("expected a number, got {text}")) };
+    let refused = |error: Error| error.to_string().replace("dropout_rate: ", "");
+    Dropout { rate, seed: 0, offset: 0 }.dropped().map(|_| rate).map_err(refused)
 }
 
 /// A softmax scale that f32 holds: no NaN, nothing that kernels cannot multiply by `log2(e)`, and 0 only if
@@ -118,12 +146,13 @@ pub fn window(sides: &[i64], alignment: CausalAlignment) -> Option<Mask> {
 /// A tensor of the input file.
 pub struct Input<'f> {
     pub name: &'static str,
-    dtype: Dtype,
+    pub dtype: Dtype,
     pub view: TensorView<'f>,
 }
 
 impl<'f> Input<'f> {
-    fn find(file: &SafeTensors<'f>, name: &'static str) -> Result<Self> {
+    /// The tensor of this name.
+    pub fn find(file: &SafeTensors<'f>, name: &'static str) -> Result<Self> {
         let Some(input) = Input::find_optional(file, name)? else {
             let mut names = file.names();
             names.sort();
@@ -132,7 +161,8 @@ impl<'f> Input<'f> {
         Ok(input)
     }
 
-    fn find_optional(file: &SafeTensors<'f>, name: &'static str) -> Result<Option<Self>> {
+    /// The tensor of this name, if there is one.
+    pub fn find_optional(file: &SafeTensors<'f>, name: &'static str) -> Result<Option<Self>> {
         let Ok(view) = file.tensor(name) else { return Ok(None) };
         let dtype = match view.dtype() {
             FileDtype::BF16 => Dtype::Bf16,
@@ -178,6 +208,8 @@ pub struct Inputs<'f> {
     pub v: Input<'f>,
     pub d_o: Option<Input<'f>>,
     pub d_lse: Option<Input<'f>>,
+    /// What scores have beside q and k.
+    pub scores: ScoreTensors<'f>,
     /// Offsets of packed sequences in q and in k.
     pub offsets: Option<[Vec<i32>; 2]>,
 }
@@ -186,7 +218,7 @@ impl<'f> Inputs<'f> {
     fn read(file: &SafeTensors<'f>) -> Result<Self> {
         let [q, k, v] = ["q", "k", "v"].map(|name| Input::find(file, name));
         let (q, k, v) = (q?, k?, v?);
-        refuse_unknown(file)?;
+        refuse_unknown(file, &KNOWN)?;
         let names = ["cu_seqlens_q", "cu_seqlens_k"];
         let offsets = if names.iter().any(|name| file.tensor(name).is_ok()) {
             Some([offsets(file, names[0])?, offsets(file, names[1])?])
@@ -199,6 +231,7 @@ impl<'f> Inputs<'f> {
             v,
             d_o: Input::find_optional(file, "do")?,
             d_lse: Input::find_optional(file, "dlse")?,
+            scores: ScoreTensors::read(file)?,
             offsets,
         })
     }
@@ -213,6 +246,9 @@ impl<'f> Inputs<'f> {
         problem.scale = arguments.scale;
         problem.softcap = arguments.softcap;
         problem.mask = mask(arguments);
+        let &TaskArguments { seed, offset, .. } = arguments;
+        let (seed, offset) = (seed.unwrap_or(0), offset.unwrap_or(0));
+        problem.dropout = arguments.dropout.map(|rate| Dropout { rate, seed, offset });
         problem.output_dtype = match arguments.out_dtype {
             None => dtype,
             Some(OutputDtype::Bf16) => Dtype::Bf16,
@@ -222,22 +258,34 @@ impl<'f> Inputs<'f> {
         if let Some([q, k]) = &self.offsets {
             problem.sequences = Sequences::from_offsets(q, k)?;
         }
-        Ok(problem)
+        self.scores.add_to(problem)
     }
 }
 
 /// Names that tensors of the input file can have.
-const KNOWN: [&str; 7] = ["q", "k", "v", "do", "dlse", "cu_seqlens_q", "cu_seqlens_k"];
+const KNOWN: [&str; 11] = [
+    "q",
+    "k",
+    "v",
+    "do",
+    "dlse",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "bias",
+    "mask",
+    "alibi_slopes",
+    "sinks",
+];
 
 /// Whoever gives a tensor wants it to matter.
-fn refuse_unknown(file: &SafeTensors<'_>) -> Result<()> {
+pub fn refuse_unknown(file: &SafeTensors<'_>, known: &[&str]) -> Result<()> {
     let mut unknown = file.names();
-    unknown.retain(|name| !KNOWN.contains(name));
+    unknown.retain(|name| !known.contains(name));
     unknown.sort();
     ensure!(
         unknown.is_empty(),
         "--input: expected no tensors but {}, got {}",
-        KNOWN.join(", "),
+        known.join(", "),
         unknown.join(", ")
     );
     Ok(())
@@ -263,6 +311,7 @@ fn offsets(file: &SafeTensors<'_>, name: &'static str) -> Result<Vec<i32>> {
 pub struct Task<'f> {
     pub problem: ForwardProblem,
     mode: Mode,
+    wants_d_bias: bool,
     pub inputs: Inputs<'f>,
 }
 
@@ -277,7 +326,12 @@ impl<'f> Task<'f> {
     pub fn new(arguments: &TaskArguments, bytes: &'f [u8]) -> Result<Self> {
         let file = SafeTensors::deserialize(bytes).with_context(|| arguments.text())?;
         let inputs = Inputs::read(&file)?;
-        let task = Task { problem: inputs.problem(arguments)?, mode: mode(arguments), inputs };
+        let task = Task {
+            problem: inputs.problem(arguments)?,
+            mode: mode(arguments),
+            wants_d_bias: arguments.dbias,
+            inputs,
+        };
         task.validate()?;
         Ok(task)
     }
@@ -294,6 +348,14 @@ impl<'f> Task<'f> {
             self.mode == Mode::Fast || self.inputs.d_o.is_some(),
             "--deterministic: expected a tensor do in the input, got none: the forward pass always is"
         );
+        for (name, is_there) in
+            [("bias", self.inputs.scores.bias.is_some()), ("do", self.inputs.d_o.is_some())]
+        {
+            ensure!(
+                !self.wants_d_bias || is_there,
+                "--dbias: expected a tensor {name} in the input, got none"
+            );
+        }
         if let Some(problem) = self.backward_problem()? {
             problem.validate()?;
         }
@@ -314,6 +376,15 @@ impl<'f> Task<'f> {
             .with_d_o(d_o.layout(self.inputs.offsets.is_some())?)
             .with_gradient_dtype(self.problem.output_dtype)
             .with_mode(self.mode);
+        let problem = match self.problem.bias {
+            Some(Bias { layout: ScoreLayout { shape, .. }, dtype }) if self.wants_d_bias => {
+                let in_f32 = self.problem.output_dtype == Dtype::F32;
+                let dtype = if in_f32 { Dtype::F32 } else { dtype };
+                problem.with_d_bias(Bias { layout: ScoreLayout::dense(shape), dtype })
+            }
+            _ => problem,
+        };
+        let problem = if self.problem.has_sinks { problem.with_d_sinks() } else { problem };
         Ok(Some(if self.inputs.d_lse.is_some() { problem.with_d_lse() } else { problem }))
     }
 
@@ -330,19 +401,22 @@ impl<'f> Task<'f> {
 
     /// Computes. `T` is the element type of q, k, v and do, `O` that of o, dq, dk and dv.
     pub fn compute<T: Element, O: Element>(&self, device: &Device) -> Result<Results<O>> {
-        let Inputs { q, k, v, d_o, d_lse, offsets } = &self.inputs;
+        let Inputs { q, k, v, d_o, d_lse, scores, offsets } = &self.inputs;
         let [q, k, v] = [q, k, v].map(Input::elements::<T>);
+        let (q, k, v, scores) = (&q[..], &k[..], &v[..], scores.elements::<T>()?);
+        let scores = scores.slices();
         let [cu_seqlens_q, cu_seqlens_k] =
             offsets.as_ref().map_or([[].as_slice(); 2], |offsets| offsets.each_ref().map(Vec::as_slice));
-        let forward: ForwardOutput<O> =
-            forward_packed_host(device, &self.problem, [&q, &k, &v], cu_seqlens_q, cu_seqlens_k)?;
+        let inputs = ForwardInputs { q, k, v, scores, cu_seqlens_q, cu_seqlens_k };
+        let forward: ForwardOutput<O> = forward_inputs_host(device, &self.problem, &inputs)?;
         let mut gradients = None;
         if let (Some(problem), Some(d_o)) = (self.backward_problem()?, d_o) {
             let d_o = d_o.elements::<T>();
             let d_lse = d_lse.as_ref().map_or(Vec::new(), Input::elements::<f32>);
             let (o, lse) = (&forward.o[..], &forward.lse[..]);
-            let (q, k, v, d_o, d_lse) = (&q[..], &k[..], &v[..], &d_o[..], &d_lse[..]);
-            let inputs = BackwardInputs { q, k, v, o, lse, d_o, d_lse, cu_seqlens_q, cu_seqlens_k };
+            let (d_o, d_lse) = (&d_o[..], &d_lse[..]);
+            let inputs =
+                BackwardInputs { q, k, v, o, lse, d_o, d_lse, scores, cu_seqlens_q, cu_seqlens_k };
             gradients = Some(backward_host(device, &problem, &inputs)?);
         }
         Ok(Results { forward, gradients })

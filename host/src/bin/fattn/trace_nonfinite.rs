@@ -5,6 +5,7 @@ mod part;
 use crate::task::{Results, Task, TaskArguments};
 use anyhow::Result;
 use clap::Args;
+use finite_attention::attention::Elements;
 use finite_attention::device::DeviceName;
 use finite_attention::driver::emulated::{EmulatedDriver, Options, Origin, Trace};
 use finite_attention::trace::{NonFinite, Stage, coordinates, stage};
@@ -82,7 +83,7 @@ fn search<T: Element, O: Element>(
     device: &Device,
     images: &KernelImages,
 ) -> Result<(Vec<Scanned>, Cause)> {
-    let sizes = Sizes::new(task);
+    let sizes = Sizes::<T>::new(task)?;
     let mut tensors = scan_inputs::<T>(task);
     let in_inputs = tensors.iter().any(|tensor| tensor.found.count() != 0);
     let results = task.compute::<T, O>(device)?;
@@ -92,7 +93,7 @@ fn search<T: Element, O: Element>(
     if in_inputs {
         return Ok((tensors, Cause::Input));
     }
-    let columns = if tensor.name == "lse" { 1 } else { tensor.shape[tensor.shape.len() - 1] };
+    let columns = if tensor.name == "lse" { 1 } else { *tensor.shape.last().unwrap_or(&1) };
     let parts = sizes.parts(tensor.name, index, columns);
     let gradients = !["o", "lse"].contains(&tensor.name);
     for part in &parts {
@@ -156,7 +157,20 @@ fn scan_inputs<T: Element>(task: &Task<'_>) -> Vec<Scanned> {
         .d_lse
         .iter()
         .map(|d_lse| scanned(d_lse.name, d_lse.view.shape(), d_lse.elements::<f32>()));
-    tensors.chain(d_lse).collect()
+    let scores = &inputs.scores;
+    let of_scores = [&scores.bias, &scores.alibi_slopes, &scores.sinks].into_iter().flatten();
+    // Minus infinity hides a key, or is no sink.
+    let of_scores = of_scores.map(|input| {
+        let values = match input.dtype {
+            Dtype::F32 => input.elements::<f32>(),
+            _ => input.elements::<T>().into_iter().map(T::to_f32).collect(),
+        };
+        let is_meant = input.name != "alibi_slopes";
+        let meant = |_, value| is_meant && value == f32::NEG_INFINITY;
+        let (name, shape) = (input.name, input.view.shape().to_vec());
+        Scanned { name, is_input: true, shape, found: NonFinite::scan(values, meant) }
+    });
+    tensors.chain(d_lse).chain(of_scores).collect()
 }
 
 /// The results by name.
@@ -167,11 +181,23 @@ fn named<O: Element>(results: &Results<O>) -> impl Iterator<Item = (&'static str
     if let Some(gradients) = &results.gradients {
         let [dq, dk, dv] = [&gradients.dq, &gradients.dk, &gradients.dv].map(|values| wide(values));
         all.extend([("dq", dq), ("dk", dk), ("dv", dv)]);
+        let d_bias = gradients.d_bias.as_ref().map(|d_bias| match d_bias {
+            Elements::Bf16(elements) => elements.iter().map(|value| value.to_f32()).collect(),
+            Elements::F16(elements) => elements.iter().map(|value| value.to_f32()).collect(),
+            Elements::F32(elements) => elements.clone(),
+        });
+        all.extend(d_bias.map(|d_bias| ("dbias", d_bias)));
+        let d_sinks = &gradients.d_sinks;
+        all.extend((!d_sinks.is_empty()).then(|| ("dsinks", d_sinks.clone())));
     }
     all.into_iter()
 }
 
-fn scan_results<O: Element>(task: &Task<'_>, sizes: &Sizes, results: &Results<O>) -> Vec<Scanned> {
+fn scan_results<T: Element, O: Element>(
+    task: &Task<'_>,
+    sizes: &Sizes<T>,
+    results: &Results<O>,
+) -> Vec<Scanned> {
     let problem = &task.problem;
     let scanned = |(name, values): (&'static str, Vec<f32>)| {
         let shape = match name {
@@ -179,6 +205,8 @@ fn scan_results<O: Element>(task: &Task<'_>, sizes: &Sizes, results: &Results<O>
             "o" => task.shape(&problem.o),
             "dq" => task.shape(&problem.q),
             "dk" => task.shape(&problem.k),
+            "dbias" => problem.bias.map_or(vec![], |bias| bias.layout.shape.to_vec()),
+            "dsinks" => vec![problem.q.shape[2]],
             _ => task.shape(&problem.v),
         };
         // The lse of a query that sees no key is minus infinity.
@@ -191,14 +219,15 @@ fn scan_results<O: Element>(task: &Task<'_>, sizes: &Sizes, results: &Results<O>
 }
 
 fn print(device: DeviceName, tensors: &[Scanned], cause: &Cause) {
-    println!("{:<6} {:<20} {:>9} {:>9} {:>9}  first", "tensor", "shape", "NaN", "+inf", "-inf");
+    let width = tensors.iter().map(|tensor| tensor.name.len()).fold("tensor".len(), usize::max);
+    println!("{:<width$} {:<20} {:>9} {:>9} {:>9}  first", "tensor", "shape", "NaN", "+inf", "-inf");
     for tensor in tensors {
         let NonFinite { nan, positive_infinity, negative_infinity, .. } = tensor.found;
         let shape = format!("{:?}", tensor.shape);
         let first = tensor.first().map_or("-".to_owned(), |first| format!("{first:?}"));
         let name = tensor.name;
         println!(
-            "{name:<6} {shape:<20} {nan:>9} {positive_infinity:>9} {negative_infinity:>9}  {first}"
+            "{name:<width$} {shape:<20} {nan:>9} {positive_infinity:>9} {negative_infinity:>9}  {first}"
         );
     }
     println!("device {device}");

@@ -56,7 +56,7 @@ impl CudaDriver {
         let device = Device::get_device(ordinal as u32).map_err(raw::from_cust("cuDeviceGet"))?;
         let properties = device_properties(device)?;
         let context = Arc::new(PrimaryContext::retain(device)?);
-        let kernels = LoadedKernels::new(context.clone(), images);
+        let kernels = LoadedKernels::new(context.clone(), images, properties.compute_capability);
         tracing::debug!(device = properties.name, ordinal, "opened");
         let pool = MemoryPool::new(device.as_raw(), context.clone());
         Ok(CudaDriver { ordinal, properties, kernels, last_launch: Mutex::new(None), pool, context })
@@ -214,6 +214,10 @@ impl Driver for CudaDriver {
         }
         let _entered = self.context.enter()?;
         raw::copy_to_host(destination, source).map_err(|failure| self.late(failure))
+    }
+
+    fn prepare(&self, variants: &[KernelVariant]) -> Result<()> {
+        self.kernels.prepare(variants)
     }
 
     unsafe fn launch(

@@ -261,6 +261,16 @@ pub(super) fn load_module(ptx: &CStr) -> Result<Module, (Failure, String)> {
     })
 }
 
+/// Loads a kernel that is assembled for the device of the current context.
+pub(super) fn load_assembled(image: &[u8]) -> Result<Module, Failure> {
+    let mut module = ptr::null_mut();
+    // SAFETY: an object file says itself where it ends; there are no options.
+    let code = unsafe {
+        cuModuleLoadDataEx(&mut module, image.as_ptr().cast(), 0, ptr::null(), ptr::null_mut())
+    };
+    check("cuModuleLoadDataEx", code).map(|()| module)
+}
+
 /// Unloads a module; its context is current.
 ///
 /// # Safety

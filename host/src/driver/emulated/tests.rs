@@ -233,3 +233,20 @@ fn a_switch_that_the_text_lacks_is_an_error_of_the_launch() {
     let error = unsafe { driver.launch(on, 1, &[], Stream::default()) }.unwrap_err();
     assert_eq!(error, Error::SwitchMissing { kernel: "switched".into(), switch: "softcap" });
 }
+
+/// All are loaded at once, and a text that is none is found before anything is launched.
+#[test]
+fn kernels_are_prepared_side_by_side() {
+    let variants: Vec<KernelVariant> = ["forward_bf16_d64_sm80", "backward_delta_bf16_sm80"]
+        .map(|name| KERNELS.iter().find(|kernel| kernel.name == name).unwrap().into())
+        .into();
+    let driver = driver();
+    driver.prepare(&variants).unwrap();
+    assert_eq!(driver.modules.lock().unwrap().len(), 2);
+    driver.prepare(&variants).unwrap();
+    let images = KernelImages::with_override(".entry forward_bf16_d64_sm80(").unwrap();
+    let driver = EmulatedDriver::new(Arch::Sm80, images).unwrap();
+    let error = driver.prepare(&variants).unwrap_err();
+    assert!(error.to_string().starts_with("kernel forward_bf16_d64_sm80: "), "{error}");
+    assert_eq!(driver.modules.lock().unwrap().len(), 1);
+}

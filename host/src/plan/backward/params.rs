@@ -1,9 +1,10 @@
 //! What the kernels of a backward pass are told of its tensors.
 
+use super::super::score::score_view;
 use super::super::view;
 use super::BackwardPointers;
-use crate::problem::{ValidBackward, ValidForward};
-use kernels_gpu::abi::{BackwardParams, DQ_UNORDERED, Dtype, SoftcapPolynomial};
+use crate::problem::{Bias, ValidBackward, ValidForward};
+use kernels_gpu::abi::{BackwardParams, DQ_UNORDERED, Dtype, ScoreView, SoftcapPolynomial};
 
 /// Sizes as the kernels are told them.
 struct Sizes {
@@ -42,6 +43,9 @@ pub(super) fn of_tensors(valid: &ValidBackward, pointers: &BackwardPointers) -> 
     let layouts = &problem.forward;
     let Sizes { batches, query_heads, group_size, query_rows, key_rows, is_packed } = Sizes::of(forward);
     let [lse_batch_stride, lse_head_stride] = forward.lse_strides();
+    let ds_scale = ds_scale(layouts.dtype, forward.scale);
+    let score = pointers.score.params(forward);
+    let dropout = &score.dropout;
     let polynomial =
         SoftcapPolynomial::new(forward.softcap.map_or(0.0, |softcap| f64::from(softcap.factor)));
     BackwardParams {
@@ -95,7 +99,38 @@ pub(super) fn of_tensors(valid: &ValidBackward, pointers: &BackwardPointers) -> 
         softcap_factor: forward.softcap.map_or(0.0, |softcap| softcap.factor),
         softcap_near: polynomial.near,
         softcap_polynomial: polynomial.coefficients,
-        ds_scale: 1.0,
-        gradient_scale: forward.scale,
+        ds_scale,
+        gradient_scale: forward.scale / ds_scale * (dropout.scale / dropout.dp_scale),
+        lse_is_natural: u32::from(forward.has_natural_scores()),
+        d_bias_f32: u32::from(problem.d_bias.is_some_and(|d_bias| d_bias.dtype == Dtype::F32)),
+        score,
+        d_bias: problem.d_bias.map_or_else(ScoreView::default, |Bias { layout, .. }| {
+            score_view(pointers.d_bias, &layout, forward)
+        }),
+        d_bias_shape: problem
+            .d_bias
+            .map_or([0; 4], |d_bias| d_bias.layout.shape.map(|size| size as u32)),
+        d_sinks: if problem.wants_d_sinks { pointers.d_sinks } else { 0 },
     }
+}
+
+/// From which scale on that of 16-bit elements is left to the end: smaller than those in use, `D^-0.5` and
+/// `1 / D`, of head dimensions up to 256. Sums before it may be that much larger than gradients.
+const SMALL_SCALE: f32 = 1.0 / 256.0;
+
+/// What ds is multiplied by before it is summed up to dq and dk: 1, or the power of two at or below the size
+/// of the scale, which rounds nothing, where sums of f32 could otherwise overflow though gradients do not. In
+/// the kernels for f32 it costs little, and is done for every scale below 1. bf16 has a branch for it. The
+/// sums of f16, whose numbers end at 2^16, are far from overflowing.
+fn ds_scale(dtype: Dtype, scale: f32) -> f32 {
+    let below = match dtype {
+        Dtype::F32 => 1.0,
+        Dtype::Bf16 => SMALL_SCALE,
+        Dtype::F16 => 0.0,
+    };
+    if scale == 0.0 || scale.abs() >= below {
+        return 1.0;
+    }
+    // The mantissa goes; of a subnormal number, the smallest normal one is as good.
+    f32::from_bits(scale.abs().to_bits() >> 23 << 23).max(f32::MIN_POSITIVE)
 }

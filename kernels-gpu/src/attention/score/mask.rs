@@ -12,7 +12,7 @@ pub fn apply_mask<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
     tile: &ScoreTile,
 ) {
     const { assert!(F::COLUMNS <= u32::BITS as usize) };
-    let &ScoreTile { first_row, first_column, end_row, visible, row_heads } = tile;
+    let &ScoreTile { first_row, first_column, end_row, visible, row_heads, .. } = tile;
     let first_column = first_column + F::first_column(lane) as i32;
     let mut row = 0;
     while row < ROWS {

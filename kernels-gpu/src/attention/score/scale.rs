@@ -1,6 +1,7 @@
 //! The softmax scale and the unit of probabilities, ready for use.
 
 use super::softcap::Softcap;
+use super::{dropout, features};
 use crate::abi::ForwardParams;
 use crate::arch::specialize;
 use crate::tile::element::Element;
@@ -11,7 +12,7 @@ use crate::tile::element::Element;
 /// capped scores, which are in units of the cap, the cap is the scale.
 #[derive(Clone, Copy)]
 pub struct Scale {
-    /// `|scale|`, or 1 when scale is 0; the cap of capped scores.
+    /// `|scale|`, or 1 when scale is 0; the cap of capped scores; 1 of natural ones.
     pub natural: f32,
     /// The same times `log2(e)`.
     pub log2: f32,
@@ -21,17 +22,19 @@ pub struct Scale {
     pub unit: f32,
     /// Its exponent.
     pub unit_log2: f32,
+    /// What outputs are multiplied by where probabilities are dropped: see [`dropout`].
+    pub kept: f32,
+    /// Whether a bias is added to scores.
+    pub has_bias: bool,
 }
 
 impl Scale {
     /// The scale of a launch, for elements of type `E`.
     #[inline(always)]
     pub fn new<E: Element>(p: &ForwardParams) -> Self {
-        let (natural, _) = split_sign(p.scale);
-        let natural = if specialize::softcap() { p.softcap } else { natural };
         Scale {
-            natural,
-            log2: natural * core::f32::consts::LOG2_E,
+            natural: p.score_unit,
+            log2: p.score_unit_log2,
             softcap: Softcap {
                 // The sign of the scale is in q.
                 factor: p.softcap_factor.abs(),
@@ -40,8 +43,16 @@ impl Scale {
             },
             unit: if E::NEEDS_UNIT { p.unit } else { 1.0 },
             unit_log2: if E::NEEDS_UNIT { p.unit_log2 } else { 0.0 },
+            kept: dropout::scale(&p.score),
+            has_bias: features::have_bias::<E>(),
         }
     }
+}
+
+/// What makes natural scores of products, or of scores in units of the cap: the scale, or the cap.
+#[inline(always)]
+pub fn natural_factor(p: &ForwardParams) -> f32 {
+    if specialize::softcap() { p.softcap } else { split_sign(p.scale).0 }
 }
 
 /// `scale`, which is finite, as a positive factor of scores and a factor -1, 0 or 1 of q, which is exact.

@@ -7,8 +7,8 @@
 //! form                                          of                        operations         off by
 //! s (f + w (c3 + w (c5 + w c7))), w = s^2       16 bits, |x| below 1/2    5                  8e-7
 //! x P(u) / Q(u), u = x^2, |x| at most 8         16 bits, forward          13, a reciprocal   5e-7
-//! x (1 + u (c1 + ...)), |x| below 1,            16 bits, gradients        13, two special    2e-7
-//!     else 1 - 2 / (1 + e^2x)                   f32                       18, two special    1e-7
+//! x (1 + u (c1 + ...)), |x| below 1,            16 bits, gradients        14, two special    2e-7
+//!     else 1 - 2 / (1 + e^2|x|), with its sign  f32                       19, two special    1e-7
 //! ```
 //!
 //! Logits are mostly far below the cap: a warp whose tile has only such takes the first form alone
@@ -16,6 +16,7 @@
 //! is left of the derivative there, and as exact as f32; in the forward of 16 bits it spilled registers.
 //! Polynomials are fitted to the smallest largest relative error, by Lawson's weights.
 
+use crate::abi::BackwardParams;
 use crate::arch::{math, warp};
 use crate::tile::element::Element;
 
@@ -57,8 +58,14 @@ pub struct Softcap {
 }
 
 impl Softcap {
-    /// Turns products q . k into scores in units of the cap, whose [`derivative`] is wanted or not. NaN stays
-    /// NaN.
+    /// That of a launch of the backward.
+    #[inline(always)]
+    pub fn of_backward(p: &BackwardParams) -> Self {
+        Softcap { factor: p.softcap_factor, near: p.softcap_near, polynomial: p.softcap_polynomial }
+    }
+
+    /// Turns products q . k into scores in units of the cap, whose [`derivative`] is wanted or not, in the
+    /// long form if one of them needs that or `needs_long`. NaN stays NaN.
     ///
     /// # Safety
     /// All 32 lanes call it together.
@@ -66,11 +73,12 @@ impl Softcap {
     pub unsafe fn apply<E: Element, const HAS_DERIVATIVE: bool, const N: usize>(
         &self,
         products: &mut [f32; N],
+        needs_long: bool,
     ) {
         if E::NATURAL_EXPONENTS {
             let mut i = 0;
             while i < N {
-                products[i] = exact_tanh(products[i] * self.factor);
+                products[i] = self.score::<E>(products[i]);
                 i += 1;
             }
             return;
@@ -83,11 +91,15 @@ impl Softcap {
             odd = math::max(odd, products[i + 1].abs());
             i += 2;
         }
-        if warp::any(!(math::max(even, odd) < self.near)) {
+        if warp::any(needs_long | !(math::max(even, odd) < self.near)) {
             let mut i = 0;
             while i < N {
-                let x = products[i] * self.factor;
-                products[i] = if HAS_DERIVATIVE { tanh(x) } else { tanh_of_16_bits(x) };
+                let product = products[i];
+                products[i] = if HAS_DERIVATIVE {
+                    self.score::<E>(product)
+                } else {
+                    tanh_of_16_bits(product * self.factor)
+                };
                 i += 1;
             }
             return;
@@ -99,6 +111,13 @@ impl Softcap {
             i += 1;
         }
     }
+
+    /// The score of a product q . k in units of the cap, in the long form of gradients.
+    #[inline(always)]
+    pub fn score<E: Element>(&self, product: f32) -> f32 {
+        let x = product * self.factor;
+        if E::NATURAL_EXPONENTS { exact_tanh(x) } else { tanh(x) }
+    }
 }
 
 /// `1 - tanh^2` of a score in units of the cap: by how much less than a product the score changes. 0 of a
@@ -108,29 +127,30 @@ pub fn derivative(score: f32) -> f32 {
     math::fma_saturated(-score, score, 1.0)
 }
 
-/// tanh of any x: infinite and vanishing powers give 1 and -1.
+/// tanh of any x: of an infinite power it is 1.
 #[inline(always)]
 fn tanh(x: f32) -> f32 {
-    select(x, math::exp2(x * TWO_LOG2_E))
+    select(x, math::exp2(x.abs() * TWO_LOG2_E))
 }
 
 /// [`tanh`], as exact as f32: what rounding leaves of the exponent is made up for.
 #[inline(always)]
 fn exact_tanh(x: f32) -> f32 {
     let x = math::clamp_or_nan(x, ONE_FROM);
-    let exponent = x * TWO_LOG2_E;
-    let rest = math::fma(x, TWO_LOG2_E, -exponent) + x * TWO_LOG2_E_REST;
+    let exponent = x.abs() * TWO_LOG2_E;
+    let rest = math::fma(x.abs(), TWO_LOG2_E, -exponent) + x.abs() * TWO_LOG2_E_REST;
     let power = math::exp2(exponent);
     select(x, math::fma(power, rest * core::f32::consts::LN_2, power))
 }
 
-/// tanh of x, of which `power` is `e^2x`.
+/// tanh of x, of which `power` is `e^2|x|`: of a power below 1 the reciprocal would be near 1, and twice as
+/// coarse as what is left of it.
 #[inline(always)]
 fn select(x: f32, power: f32) -> f32 {
     let far = math::fma(-2.0, math::reciprocal(1.0 + power), 1.0);
     let u = x * x;
     let near = math::fma(x * u, horner(&COEFFICIENTS, u), x);
-    if x.abs() < NEAR { near } else { far }
+    if x.abs() < NEAR { near } else { far.copysign(x) }
 }
 
 /// tanh of any x, as exact as 16 bits of probabilities need.

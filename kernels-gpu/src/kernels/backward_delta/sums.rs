@@ -98,7 +98,7 @@ impl RowSums {
 
 /// What lane `from` has: `upper` for the upper eight of 16 lanes, `lower` for the others.
 #[inline(always)]
-unsafe fn of_half(lane: u32, upper: f32, lower: f32, from: u32) -> f32 {
+pub(super) unsafe fn of_half(lane: u32, upper: f32, lower: f32, from: u32) -> f32 {
     let (upper, lower) = (warp::shuffle(upper, from), warp::shuffle(lower, from));
     if lane % WARP_ROWS < 8 { upper } else { lower }
 }

@@ -29,10 +29,12 @@ use crate::abi::layout::WRITERS;
 use crate::abi::{
     BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages, backward_sm90a_query_stages,
 };
-use crate::arch::{barrier, bulk_copy, math, thread, warp};
+use crate::arch::{barrier, bulk_copy, thread, warp};
 use crate::attention::gradient::{multiply_all, range_factor, scale_all, subtract_delta};
 use crate::attention::key_order::KeyOrder;
-use crate::attention::score::backward::{BackwardScale, exponentiate, exponents, probabilities};
+use crate::attention::score::backward::{BackwardScale, StepScores};
+use crate::attention::score::dropout;
+use crate::attention::score::references::References;
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
 use crate::tile::element;
@@ -97,7 +99,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                 let mut largest_value = 0.0;
                 if E::NARROW {
                     let thread = warpgroup * WARPGROUP + thread;
-                    largest_value = self.largest_value::<E, MEET, CONSUMERS>(thread);
+                    largest_value = self.largest_value::<E, MEET, CONSUMERS>(p, thread);
                 }
                 loop {
                     let stage = stages.stage();
@@ -110,29 +112,41 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                     let d_o_stage = d_o_turn.stage();
                     let d_o = self.d_o(d_o_stage).descriptor(0);
                     let mut dp = E::start_scores::<KEYS>(values, d_o);
-                    // What ds is multiplied by to be in the range of E; nearly always 1.
-                    let mut factor = 1.0;
+                    // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
+                    // always 1.
+                    let mut factor = p.ds_scale;
                     if E::NARROW {
                         let (norm, delta) = (self.norm(d_o_stage), self.delta(d_o_stage));
                         factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
                     }
-                    scores.wait::<1>();
                     let lse = self.lse(stage);
-                    exponents::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
-                    if walk.hides(&at) {
-                        self.hide(p, letter, at.tile, &mut scores);
-                    }
-                    exponentiate::<E, S>(&mut scores, math::exp2_down);
+                    let references =
+                        || KeyOrder::references(self.orders.letter_here(&orders), p, &at, QUERIES);
+                    let step = StepScores {
+                        lane,
+                        lse,
+                        scale: &scale,
+                        references: &References::find::<E, QUERIES>(p, lse, references),
+                        score: &p.score,
+                        tile: || self.tile(p, letter, &at),
+                        place: || self.place_of(p, letter, &at),
+                    };
+                    scores.wait::<1>();
+                    step.references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores);
+                    step.exponents::<E, MmaFragment, 2, S>(&mut scores);
                     let probability =
-                        probabilities::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
+                        step.probabilities::<E, MmaFragment, 2, S>(&mut scores, walk.hides(&at));
                     let probability: [u32; P] = pack::<E, S, P>(&probability);
                     dp.wait::<0>();
                     let delta = self.delta(d_o_stage);
+                    dropout::apply_to_dp(&mut dp, &mut scores, &p.score);
                     subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, delta);
                     multiply_all(&mut dp, &scores);
-                    if E::NARROW && factor != 1.0 {
+                    if factor != 1.0 {
                         scale_all(&mut dp, factor);
-                        scale_all(&mut dk, factor);
+                        if E::NARROW {
+                            scale_all(&mut dk, factor);
+                        }
                     }
                     let ds: [u32; P] = pack::<E, S, P>(&dp);
                     store_transposed(lane, &ds, self.ds::<{ 2 * KEYS }>(turn), first_row / 16);
@@ -184,7 +198,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                 }
                 dv.wait::<0>();
             }
-            self.end_tile::<E, O>(p, &mut orders, warpgroup, &mut dk, &dv);
+            self.end_tile::<E, O>(p, &mut orders, warpgroup, &mut dk, &mut dv);
         }
     }
 }

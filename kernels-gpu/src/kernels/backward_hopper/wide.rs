@@ -27,13 +27,13 @@ use super::room::Room;
 use crate::abi::{
     BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages, backward_sm90a_query_stages,
 };
-use crate::arch::{barrier, bulk_copy, math, shared, thread, warp};
-use crate::attention::gradient::{range_factor, scale_all, subtract_delta};
+use crate::arch::{barrier, bulk_copy, shared, specialize, thread, warp};
+use crate::attention::gradient::{multiply_all, range_factor, scale_all, subtract_delta};
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_stretch::{KeyGradient, final_scale};
-use crate::attention::score::backward::{
-    BackwardScale, exponentiate, exponents, probabilities, reads_lse_again,
-};
+use crate::attention::score::backward::{BackwardScale, StepScores};
+use crate::attention::score::dropout;
+use crate::attention::score::references::References;
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
 use crate::tile::element;
@@ -96,25 +96,33 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                     let stage = stages.stage();
                     self.queries.wait(&stages);
                     let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
-                    scores.wait::<0>();
                     let lse = self.lse(stage);
-                    exponents::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
+                    let references =
+                        || KeyOrder::references(self.orders.letter_here(&orders), p, &at, QUERIES);
+                    let step = StepScores {
+                        lane,
+                        lse,
+                        scale: &scale,
+                        references: &References::find::<E, QUERIES>(p, lse, references),
+                        score: &p.score,
+                        tile: || self.tile(p, letter, &at),
+                        place: || self.place_of(p, letter, &at),
+                    };
+                    scores.wait::<0>();
+                    step.references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores);
+                    step.exponents::<E, MmaFragment, 2, S>(&mut scores);
                     let release_query = || {
                         warp::warp_sync();
                         if lane == 0 {
                             self.queries.release(&stages);
                         }
                     };
-                    if !reads_lse_again() {
+                    if !step.reads_lse_again::<E>() {
                         release_query();
                     }
-                    if walk.hides(&at) {
-                        self.hide(p, letter, at.tile, &mut scores);
-                    }
-                    exponentiate::<E, S>(&mut scores, math::exp2_down);
                     let probability =
-                        probabilities::<E, MmaFragment, 2, S>(lane, &mut scores, lse, &scale);
-                    if reads_lse_again() {
+                        step.probabilities::<E, MmaFragment, 2, S>(&mut scores, walk.hides(&at));
+                    if step.reads_lse_again::<E>() {
                         release_query();
                     }
                     let dq_turn = stages.in_step();
@@ -158,6 +166,9 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
             }
             let order = KeyOrder::read(letter, p, KEYS);
             self.orders.discard(&mut orders, lane);
+            if specialize::dropout() {
+                scale_all(&mut dv, dropout::scale(&p.score));
+            }
             self.store::<E, O>(p, &order, 0, &dv, KeyGradient::Dv);
         }
     }
@@ -195,42 +206,56 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                 let mut step = 0;
                 let mut largest_value = 0.0;
                 if E::NARROW {
-                    largest_value = self.largest_value::<E, ALONE, WARPGROUP>(thread);
+                    largest_value = self.largest_value::<E, ALONE, WARPGROUP>(p, thread);
                 }
                 loop {
                     let d_o_turn = stages.in_step::<D_O_STAGES>();
                     let stage = d_o_turn.stage();
                     self.d_os.wait(&d_o_turn);
                     let mut dp = E::start_scores::<KEYS>(values, self.d_o(stage).descriptor(0));
-                    // What ds is multiplied by to be in the range of E; nearly always 1.
-                    let mut factor = 1.0;
+                    // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
+                    // always 1.
+                    let mut factor = p.ds_scale;
                     if E::NARROW {
                         let (norm, delta) = (self.norm(stage), self.delta(stage));
                         factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
                     }
                     dp.wait::<0>();
-                    subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, self.delta(stage));
-                    warp::warp_sync();
-                    if lane == 0 {
-                        self.d_os.release(&d_o_turn);
+                    let subtract_delta = |dp: &mut [f32; S]| {
+                        subtract_delta::<MmaFragment, 2, S>(lane, dp, self.delta(stage));
+                        warp::warp_sync();
+                        if lane == 0 {
+                            self.d_os.release(&d_o_turn);
+                        }
+                    };
+                    if !specialize::dropout() {
+                        subtract_delta(&mut dp);
                     }
                     barrier::sync_constant::<P_READY, CONSUMERS>();
+                    let mut probability = [0.0; S];
                     let mut i = 0;
                     while i < S / 4 {
                         let four = shared::load_u32x4(probabilities + i as u32 * 16 * WARPGROUP);
                         let mut e = 0;
                         while e < 4 {
-                            dp[4 * i + e] *= f32::from_bits(four[e]);
+                            probability[4 * i + e] = f32::from_bits(four[e]);
                             e += 1;
                         }
                         i += 1;
                     }
+                    if specialize::dropout() {
+                        dropout::apply_to_dp(&mut dp, &mut probability, &p.score);
+                        subtract_delta(&mut dp);
+                    }
+                    multiply_all(&mut dp, &probability);
                     if E::NARROW {
                         if thread == 0 {
                             shared::store_u32(self.factor(), factor.to_bits());
                         }
-                        if factor != 1.0 {
-                            scale_all(&mut dp, factor);
+                    }
+                    if factor != 1.0 {
+                        scale_all(&mut dp, factor);
+                        if E::NARROW {
                             scale_all(&mut dk, factor);
                         }
                     }

@@ -4,9 +4,10 @@ use super::epilogue::{finalize, write_dead, write_output};
 use super::key_range::KeyRange;
 use super::pipelines::{Pipelines, lane_and_row};
 use super::tile::{ForwardTile, KeyTiles, OutputPath, WARPGROUP_ROWS};
+use super::work::{Accumulators, Last, Next};
 use crate::abi::ForwardParams;
 use crate::arch::{barrier, bulk_copy};
-use crate::attention::query_block::{QueryBlock, QueryTiles, is_split};
+use crate::attention::query_block::{QueryTiles, is_split};
 use crate::attention::score::{self, Scale};
 use crate::attention::softmax::OnlineSoftmax;
 use crate::geometry::visible::TileRange;
@@ -16,19 +17,6 @@ use crate::tile::fragment::MmaFragment;
 use crate::tile::store;
 use crate::tile::warpgroup::{Queries, Sum, Wait, WarpgroupElement};
 use core::marker::PhantomData;
-
-/// What comes next for a warpgroup.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
-    /// Whatever the next message says.
-    Unknown,
-    /// A work tile.
-    Work,
-    /// A work tile of which it has no row.
-    Idle,
-    /// Nothing.
-    End,
-}
 
 /// A warp of a consumer warpgroup: its pipelines, and what does not change. Registers per thread: `A` of
 /// queries (0: they stay in shared memory), `S` of scores, `P` of packed probabilities, `O` of output.
@@ -57,24 +45,6 @@ pub(super) struct Consumer<
     key_range: KeyRange,
     scheduler: WarpSchedulerBarrier<QUERIES>,
     element: PhantomData<E>,
-}
-
-/// What a warpgroup has of a work tile in registers.
-struct Accumulators<const A: usize, const S: usize, const P: usize, const O: usize> {
-    q: Queries<A>,
-    /// `s = q k^T` of a key tile.
-    scores: [f32; S],
-    /// `p` of the key tile before, packed.
-    probabilities: [u32; P],
-    /// `o`, the sum of `p v`.
-    output: Sum<O>,
-}
-
-/// A work tile whose last products are on their way: its message has been discarded.
-struct Last<const QUERY_STAGES: u32> {
-    block: QueryBlock,
-    query: Cursor<QUERY_STAGES>,
-    softmax: OnlineSoftmax<2>,
 }
 
 impl<
@@ -267,6 +237,7 @@ where
         let mut softmax = OnlineSoftmax::<2>::new(self.p.is_exact());
         self.apply(&mut t.scores, tile, &range);
         t.probabilities = self.first_probabilities(&mut softmax, &t.scores);
+        self.drop(&mut t.probabilities, tile);
         if Self::SENDS_OUTPUT && Self::KEEPS_QUERIES {
             // Nobody waits for this now: beside the exponentials its rows have been read.
             let sent = self.pipelines.queries.previous();
@@ -296,6 +267,7 @@ where
             let rescale;
             (t.probabilities, rescale) =
                 softmax.probabilities::<MmaFragment, E, S, P>(&t.scores, &self.scale);
+            self.drop(&mut t.probabilities, tile);
             rescale.apply::<MmaFragment, O>(&mut t.output.values);
         }
         self.leave(first, softmax)
@@ -322,13 +294,23 @@ where
         }
     }
 
-    /// Scores of the products of key tile `tile`: softcap and mask.
+    /// Scores of the products of key tile `tile`.
     #[inline(always)]
     unsafe fn apply(&self, scores: &mut [f32; S], tile: i32, range: &TileRange) {
-        score::apply::<E, MmaFragment, 2, S>(scores, &self.scale, range.is_masked(tile), || {
-            let (lane, row) = lane_and_row();
+        let (p, is_masked) = (self.p, range.is_masked(tile));
+        let block = || self.pipelines.work_tile().block(p, Self::QUERY_TILES);
+        let at = || (lane_and_row().0, block().score_tile(lane_and_row().1, tile * KEYS as i32));
+        let place = || block().score_place(p);
+        score::apply::<E, MmaFragment, 2, S>(scores, &self.scale, p, is_masked, at, place);
+    }
+
+    /// Drops probabilities of key tile `tile`.
+    #[inline(always)]
+    unsafe fn drop(&self, packed: &mut [u32; P], tile: i32) {
+        score::drop_packed::<MmaFragment, 2, S, P>(packed, self.p, || {
             let block = self.pipelines.work_tile().block(self.p, Self::QUERY_TILES);
-            (lane, block.score_tile(row, tile * KEYS as i32))
+            let (lane, row) = lane_and_row();
+            (lane, block.score_tile(row, tile * KEYS as i32), block.score_place(self.p))
         });
     }
 
@@ -413,7 +395,7 @@ where
         let (lane, row) = lane_and_row();
         let is_split = is_split(self.p, QUERIES);
         let normalisation =
-            finalize::<O>(self.p, is_split, &last.softmax, &self.scale, &last.block, (lane, row));
+            finalize::<E, O>(self.p, is_split, &last.softmax, &self.scale, &last.block, (lane, row));
         let target = last.block.o_of_heads::<2>(self.p).now();
         // Scores that are still on their way use one of the two tiles.
         if Self::VALUES_FIRST {

@@ -9,7 +9,7 @@
 use crate::abi::{ForwardParams, OUTPUT_BOX_ROWS};
 use crate::arch::{bulk_copy, warp};
 use crate::attention::query_block::QueryBlock;
-use crate::attention::score::Scale;
+use crate::attention::score::{Scale, features};
 use crate::attention::softmax::{DEAD_SUM, OnlineSoftmax, Rescale};
 use crate::tile::bulk::Place;
 use crate::tile::element::TensorCoreElement;
@@ -70,7 +70,7 @@ pub unsafe fn write_output<
 /// # Safety
 /// All 32 lanes call it together; `p.lse` is as [`ForwardParams::lse`] says.
 #[inline(always)]
-pub unsafe fn finalize<const O: usize>(
+pub unsafe fn finalize<E: TensorCoreElement, const O: usize>(
     p: &ForwardParams,
     is_split: bool,
     softmax: &OnlineSoftmax<2>,
@@ -79,8 +79,20 @@ pub unsafe fn finalize<const O: usize>(
     (lane, row): (u32, u32),
 ) -> Rescale<2> {
     let row_of = |half| row + <MmaFragment as Fragment<2, O>>::row(lane, half);
-    let is_dead = |half| block.is_dead(row_of(half));
-    let (normalisation, lse) = softmax.finalize_early::<MmaFragment, O>(scale, is_split, is_dead);
+    // SAFETY: `p` is as it says.
+    let sink = |half| unsafe { block.sink(p, row_of(half)) };
+    let mut hidden = [0; 2];
+    if features::hide_pairs::<E>() {
+        let mut half = 0;
+        while half < 2 {
+            let row_max = softmax.row_max()[half];
+            let nothing = block.sees_nothing::<E, MmaFragment, 2, O>(p, lane, row_of(half), row_max);
+            hidden[half] = nothing as u32;
+            half += 1;
+        }
+    }
+    let is_dead = |half: usize| hidden[half] != 0 || block.is_dead(row_of(half));
+    let (normalisation, lse) = softmax.finalize_early::<MmaFragment, O>(scale, is_split, is_dead, sink);
     // Of the four lanes that share two rows, each of the first two writes one.
     let half = (lane % 4) as usize;
     if half < 2 {

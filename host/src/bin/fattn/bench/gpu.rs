@@ -8,7 +8,7 @@ use finite_attention::attention::{launch_backward, launch_forward};
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory};
 use finite_attention::driver::cuda::{CudaDriver, CudaEvent};
 use finite_attention::driver::{DeviceProperties, Driver};
-use finite_attention::plan::{BackwardPlan, ForwardPlan, plan_backward, plan_forward};
+use finite_attention::plan::{BackwardPlan, ForwardPlan, ScorePointers, plan_backward, plan_forward};
 use finite_attention::{
     BackwardPointers, BackwardProblem, Device, Dtype, Element, ForwardPointers, KernelImages, Layout,
     Stream, Workspace,
@@ -134,6 +134,7 @@ impl TensorSet {
             lse: memory.output::<f32>(valid.lse_elements())?,
             cu_seqlens_q: memory.keep(DeviceBuffer::from_slice(device, &in_q)?),
             cu_seqlens_k: memory.keep(DeviceBuffer::from_slice(device, &in_k)?),
+            score: memory.score(task)?,
         };
         let Some(plan) = plan_forward(&valid, device.properties(), &pointers)? else {
             bail!("nothing to compute");
@@ -186,13 +187,40 @@ impl<T: Element> Memory<'_, T> {
         Ok(self.keep(buffer))
     }
 
+    /// What scores have beside: a bias like any input, slopes of ALiBi (Press, Smith and Lewis 2021), sinks
+    /// of 0.
+    fn score(&mut self, task: &Task) -> Result<ScorePointers> {
+        let problem = &task.problem;
+        let heads = problem.q.shape[2];
+        let mut pointers = ScorePointers::default();
+        if let Some(finite_attention::problem::Bias { layout, dtype }) = problem.bias {
+            let dense = Layout::bshd([1, 1, 1, layout.span()]);
+            pointers.bias = if dtype != T::DTYPE {
+                let numbers: Vec<f32> =
+                    self.pattern.iter().cycle().take(layout.span()).map(|x| x.to_f32()).collect();
+                self.keep(DeviceBuffer::from_slice(self.device, &numbers)?)
+            } else {
+                self.input(&dense)?
+            };
+        }
+        if let Some(shape) = problem.attn_mask {
+            let words = task.features.mask_words(&shape);
+            pointers.mask_bits = self.keep(DeviceBuffer::from_slice(self.device, &words)?);
+        }
+        let slopes: Vec<f32> =
+            (1..=heads).map(|head| (-8.0 * head as f32 / heads as f32).exp2()).collect();
+        pointers.alibi_slopes = self.keep(DeviceBuffer::from_slice(self.device, &slopes)?);
+        pointers.sinks = self.keep(DeviceBuffer::from_slice(self.device, &vec![0.0f32; heads])?);
+        Ok(pointers)
+    }
+
     fn output<E: Element>(&mut self, elements: usize) -> Result<u64> {
         Ok(self.keep(DeviceBuffer::<E>::uninitialised(self.device, elements)?))
     }
 
     /// The backward pass of tensors whose o and lse were computed.
     fn backward(&mut self, problem: &BackwardProblem, forward: &ForwardPointers) -> Result<Work> {
-        let &ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k } = forward;
+        let &ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, score } = forward;
         let pointers = BackwardPointers {
             q,
             k,
@@ -206,6 +234,15 @@ impl<T: Element> Memory<'_, T> {
             d_lse: 0,
             cu_seqlens_q,
             cu_seqlens_k,
+            score,
+            d_bias: match problem.d_bias {
+                None => 0,
+                Some(d_bias) if d_bias.dtype == Dtype::F32 => {
+                    self.output::<f32>(d_bias.layout.span())?
+                }
+                Some(d_bias) => self.output::<T>(d_bias.layout.span())?,
+            },
+            d_sinks: self.output::<f32>(problem.forward.q.shape[2])?,
         };
         let plan = plan_backward(&problem.validate()?, self.device.properties(), &pointers)?;
         let bytes = plan.workspace_bytes();

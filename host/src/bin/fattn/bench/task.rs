@@ -1,5 +1,6 @@
 //! What is timed: the problems asked for, and how much work each is.
 
+use super::features::FeatureArguments;
 use super::{BenchArguments, BenchDtype, Causal, PassChoice};
 use crate::task::window;
 use anyhow::{Result, ensure};
@@ -36,6 +37,8 @@ pub struct Task {
     pub problem: ForwardProblem,
     /// Query rows and keys of packed sequences; none where they are not packed.
     lengths: Vec<[usize; 2]>,
+    /// What its scores have beside.
+    pub features: FeatureArguments,
 }
 
 impl Task {
@@ -43,7 +46,11 @@ impl Task {
     pub fn backward(&self) -> Option<BackwardProblem> {
         match self.pass {
             Pass::Forward => None,
-            Pass::Backward(mode) => Some(BackwardProblem::new(self.problem).with_mode(mode)),
+            Pass::Backward(mode) => Some(BackwardProblem {
+                d_bias: self.features.d_bias(&self.problem),
+                wants_d_sinks: self.problem.has_sinks,
+                ..BackwardProblem::new(self.problem).with_mode(mode)
+            }),
         }
     }
 
@@ -129,6 +136,7 @@ pub fn tasks(arguments: &BenchArguments) -> Result<Vec<Task>> {
                         pass,
                         problem: problem.with_mask(mask),
                         lengths: lengths.clone(),
+                        features: arguments.features,
                     };
                     tasks.extend(passes.iter().map(task));
                 }
@@ -218,13 +226,13 @@ fn shapes(
             at_least_one("seqlen", Some(keys))?;
             let queries = query_rows(arguments, "seqlen", keys)?;
             let batch = arguments.batch.unwrap_or((16384 / keys).max(1));
-            shapes.push((problem(batch, queries, keys), Vec::new()));
+            shapes.push((arguments.features.add_to(problem(batch, queries, keys))?, Vec::new()));
         }
     } else {
         let [queries, keys] = [0, 1].map(|side| lengths.iter().map(|lengths| lengths[side]).sum());
         let [in_q, in_k] = offsets(&lengths);
         let packed = problem(1, queries, keys).with_sequences(Sequences::from_offsets(&in_q, &in_k)?);
-        shapes.push((packed, lengths));
+        shapes.push((arguments.features.add_to(packed)?, lengths));
     }
     for (problem, _) in &shapes {
         problem.validate()?;
@@ -245,7 +253,8 @@ mod tests {
     fn task(pass: Pass, mask: Mask) -> Task {
         let layout = Layout::bshd([2, 3, 5, 7]);
         let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout).with_mask(mask);
-        Task { pass, problem, lengths: Vec::new() }
+        let features = FeatureArguments::default();
+        Task { pass, problem, lengths: Vec::new(), features }
     }
 
     #[test]

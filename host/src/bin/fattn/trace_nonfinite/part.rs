@@ -1,11 +1,11 @@
 //! A part of a task that shows the same value: one query row with the keys that it sees, or one key head.
 
-use crate::task::{Input, Results, Task};
+use crate::task::{Corner, Input, Results, ScoreElements, Task};
 use anyhow::Result;
-use finite_attention::problem::Mask;
+use finite_attention::problem::{Bias, Mask};
 use finite_attention::{
-    BackwardInputs, BackwardProblem, CausalAlignment, Device, Element, ForwardProblem, Layout,
-    Sequences, backward_host, forward_host,
+    BackwardInputs, BackwardProblem, CausalAlignment, Device, Element, ForwardInputs, ForwardProblem,
+    Layout, Sequences, backward_host, forward_inputs_host,
 };
 use serde::Serialize;
 use std::ops::Range;
@@ -20,8 +20,10 @@ pub struct Part {
     pub key_head: usize,
 }
 
-/// Where the sequences of a task lie in its tensors, seen as rows of heads.
-pub struct Sizes {
+/// Where the sequences of a task lie in its tensors, seen as rows of heads, and what scores have beside q and
+/// k.
+/// `T` is the element type of q.
+pub struct Sizes<T> {
     group: usize,
     query_heads: usize,
     key_heads: usize,
@@ -29,10 +31,14 @@ pub struct Sizes {
     /// First row and rows of each sequence, of q and of k.
     sequences: Vec<[(usize, usize); 2]>,
     mask: Mask,
+    scores: ScoreElements<T>,
+    /// Whether slopes or dropout make it matter where in its sequence a pair is.
+    counts_positions: bool,
+    bias_shape: Option<[usize; 4]>,
 }
 
-impl Sizes {
-    pub fn new(task: &Task<'_>) -> Self {
+impl<T: Element> Sizes<T> {
+    pub fn new(task: &Task<'_>) -> Result<Self> {
         let [batches, query_rows, query_heads, _] = task.problem.q.shape;
         let [_, key_rows, key_heads, _] = task.problem.k.shape;
         let sequences = match &task.inputs.offsets {
@@ -44,8 +50,17 @@ impl Sizes {
                 q.windows(2).zip(k.windows(2)).map(|(q, k)| [of(q), of(k)]).collect()
             }
         };
-        let (group, mask) = (query_heads / key_heads.max(1), task.problem.mask);
-        Sizes { group, query_heads, key_heads, packed: task.inputs.offsets.is_some(), sequences, mask }
+        Ok(Sizes {
+            group: query_heads / key_heads.max(1),
+            query_heads,
+            key_heads,
+            packed: task.inputs.offsets.is_some(),
+            sequences,
+            mask: task.problem.mask,
+            scores: task.inputs.scores.elements()?,
+            counts_positions: task.problem.alibi.is_some() || task.problem.dropout.is_some(),
+            bias_shape: task.problem.bias.map(|bias| bias.layout.shape),
+        })
     }
 
     /// The keys that a query of a sequence sees.
@@ -87,7 +102,10 @@ impl Sizes {
 
     /// Whether an element of lse is that of a query that sees no key.
     pub fn is_dead(&self, index: usize) -> bool {
-        self.lse_element(index).is_some_and(|(batch, _, query)| self.visible(batch, query).is_empty())
+        self.lse_element(index).is_some_and(|(batch, head, query)| {
+            let hidden = |key| self.scores.hides([batch, head, query, key], self.query_heads);
+            self.visible(batch, query).all(hidden)
+        })
     }
 
     /// The parts to try for an element of a result, the smallest first.
@@ -97,16 +115,16 @@ impl Sizes {
             self.sequence(side, row).map(|(batch, at)| (batch, head, at))
         };
         let (key_side, found) = match tensor {
+            "dbias" | "dsinks" => return self.parts_of_sums(tensor, index),
             "lse" => (false, self.lse_element(index)),
             "dk" | "dv" => (true, place(1, self.key_heads)),
             _ => (false, place(0, self.query_heads)),
         };
         let Some((batch, head, at)) = found else { return Vec::new() };
         let key_head = if key_side { head } else { head / self.group };
-        let [(_, queries), (_, keys)] = self.sequences[batch];
-        let query_heads = key_head * self.group..(key_head + 1) * self.group;
-        let whole = Part { batch, queries: 0..queries, query_heads, keys: 0..keys, key_head };
-        if key_side {
+        let whole = self.whole(batch, key_head);
+        // Slopes go with distances, and dropout with positions: those in the whole sequence.
+        if key_side || self.counts_positions {
             return vec![whole];
         }
         let row = Part {
@@ -116,6 +134,32 @@ impl Sizes {
             ..whole.clone()
         };
         vec![row, whole]
+    }
+
+    /// A sequence with one key head and all that use it.
+    fn whole(&self, batch: usize, key_head: usize) -> Part {
+        let [(_, queries), (_, keys)] = self.sequences[batch];
+        let query_heads = key_head * self.group..(key_head + 1) * self.group;
+        Part { batch, queries: 0..queries, query_heads, keys: 0..keys, key_head }
+    }
+
+    /// The parts that an element of a gradient is summed over, of the bias or of the sinks.
+    fn parts_of_sums(&self, tensor: &str, index: usize) -> Vec<Part> {
+        let (batch, key_head) = match (tensor, self.bias_shape) {
+            ("dbias", Some([batches, heads, queries, keys])) => {
+                let outer = index / (queries * keys).max(1);
+                let (batch, head) = (outer / heads, outer % heads);
+                let key_head = head * self.key_heads / heads;
+                ((batches > 1).then_some(batch), (heads > 1).then_some(key_head))
+            }
+            _ => (None, Some(index / self.group.max(1))),
+        };
+        let batches = 0..self.sequences.len();
+        let wanted = |(at, head): &(usize, usize)| {
+            batch.is_none_or(|batch| batch == *at) && key_head.is_none_or(|wanted| wanted == *head)
+        };
+        let all = batches.flat_map(|batch| (0..self.key_heads).map(move |head| (batch, head)));
+        all.filter(wanted).map(|(batch, key_head)| self.whole(batch, key_head)).collect()
     }
 }
 
@@ -137,7 +181,7 @@ impl Part {
         self.queries.len() == 1 && self.query_heads.len() == 1
     }
 
-    /// The part as a problem of its own.
+    /// The part as a problem of its own, but for what scores have beside q and k, and its offsets.
     fn problem(&self, whole: &ForwardProblem) -> ForwardProblem {
         // Every field has a name here: of one that is new it must be said what it becomes.
         let &ForwardProblem {
@@ -150,6 +194,11 @@ impl Part {
             scale,
             softcap,
             mask,
+            bias: _,
+            attn_mask: _,
+            alibi: _,
+            has_sinks: _,
+            dropout,
             sequences: _,
             wants_lse,
             num_splits: _,
@@ -168,6 +217,11 @@ impl Part {
             scale,
             softcap,
             mask: if self.is_row() { Mask::Full } else { mask },
+            bias: None,
+            attn_mask: None,
+            alibi: None,
+            has_sinks: false,
+            dropout,
             sequences: Sequences::Strided,
             wants_lse,
             // One kernel, whose stages are known.
@@ -176,11 +230,25 @@ impl Part {
         }
     }
 
+    /// Offsets of packed sequences, of which the part is the last and others are empty; none without dropout.
+    /// Numbers of dropout count the query heads of all sequences: so many are before those of the part.
+    fn offsets(&self, whole: &ForwardProblem) -> [Vec<i32>; 2] {
+        if whole.dropout.is_none() {
+            return Default::default();
+        }
+        let before = self.batch * whole.k.shape[2] + self.key_head;
+        [self.queries.len(), self.keys.len()].map(|rows| {
+            let mut offsets = vec![0; before + 1];
+            offsets.push(rows as i32);
+            offsets
+        })
+    }
+
     /// Computes the part, gradients only if they are asked for.
     pub fn compute<T: Element, O: Element>(
         &self,
         task: &Task<'_>,
-        sizes: &Sizes,
+        sizes: &Sizes<T>,
         device: &Device,
         gradients: bool,
     ) -> Result<Results<O>> {
@@ -192,8 +260,19 @@ impl Part {
         let q = cut::<T>(&inputs.q, rows.clone(), self.query_heads.clone());
         let k = cut::<T>(&inputs.k, keys.clone(), key_heads.clone());
         let v = cut::<T>(&inputs.v, keys, key_heads);
-        let problem = self.problem(&task.problem);
-        let forward = forward_host::<T, O>(device, &problem, &q, &k, &v)?;
+        let (batch, query_heads) = (self.batch, self.query_heads.clone());
+        let (queries, keys) = (self.queries.clone(), self.keys.clone());
+        let corner = Corner { batch, query_heads, queries, keys };
+        let scores = sizes.scores.corner(&corner, sizes.query_heads);
+        let mut problem = scores.add_to(self.problem(&task.problem))?;
+        let offsets = self.offsets(&task.problem);
+        let [cu_seqlens_q, cu_seqlens_k] = offsets.each_ref().map(Vec::as_slice);
+        if !cu_seqlens_q.is_empty() {
+            problem.sequences = Sequences::from_offsets(cu_seqlens_q, cu_seqlens_k)?;
+        }
+        let (q, k, v, scores) = (&q[..], &k[..], &v[..], scores.slices());
+        let forward_inputs = ForwardInputs { q, k, v, scores, cu_seqlens_q, cu_seqlens_k };
+        let forward = forward_inputs_host::<T, O>(device, &problem, &forward_inputs)?;
         let (Some(whole), Some(d_o), true) = (task.backward_problem()?, &inputs.d_o, gradients) else {
             return Ok(Results { forward, gradients: None });
         };
@@ -203,23 +282,29 @@ impl Part {
             .with_gradient_dtype(whole.gradient_dtype)
             .with_mode(whole.mode);
         let backward = if whole.has_d_lse { backward.with_d_lse() } else { backward };
+        let backward = match (whole.d_bias, problem.bias) {
+            (Some(Bias { dtype, .. }), Some(bias)) => backward.with_d_bias(Bias { dtype, ..bias }),
+            _ => backward,
+        };
+        let backward = if problem.has_sinks { backward.with_d_sinks() } else { backward };
         let inputs = BackwardInputs {
-            q: &q,
-            k: &k,
-            v: &v,
+            q,
+            k,
+            v,
             o: &forward.o,
             lse: &forward.lse,
             d_o: &d_o,
             d_lse: &d_lse,
-            cu_seqlens_q: &[],
-            cu_seqlens_k: &[],
+            scores,
+            cu_seqlens_q,
+            cu_seqlens_k,
         };
         let gradients = Some(backward_host(device, &backward, &inputs)?);
         Ok(Results { forward, gradients })
     }
 
     /// dLSE of the part: `[1, heads, queries]`.
-    fn d_lse(&self, input: &Input<'_>, sizes: &Sizes, rows: Range<usize>) -> Vec<f32> {
+    fn d_lse<T: Element>(&self, input: &Input<'_>, sizes: &Sizes<T>, rows: Range<usize>) -> Vec<f32> {
         let elements = input.elements::<f32>();
         let line = |head: usize| match sizes.packed {
             true => head * (elements.len() / sizes.query_heads),

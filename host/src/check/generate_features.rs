@@ -1,0 +1,157 @@
+//! Bias, boolean masks, slopes, sinks and dropout for the cases of a sweep.
+
+use super::{
+    BiasFeature, BiasValues, Case, Dimensions, Features, MaskFeature, ScoreHeads, ScorePlacement,
+    extended_case,
+};
+use crate::problem::AlibiSlopes;
+use kernels_gpu::abi::Dtype;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+/// As [`extended_case`], with bias, boolean mask, slopes, sinks and dropout in about a third of the cases.
+/// Numbers of their own: what else is drawn for a seed does not depend on them.
+pub fn featured_case(seed: u64, id: usize) -> Case {
+    let case = extended_case(seed, id);
+    let mut random = StdRng::seed_from_u64(case.seed.rotate_left(40));
+    if !random.random_bool(0.36) {
+        return case;
+    }
+    let features = Features {
+        bias: random.random_bool(0.5).then(|| draw_bias(&case, &mut random)),
+        mask: random.random_bool(0.4).then(|| draw_mask(&mut random)),
+        alibi: random.random_bool(0.35).then(|| match random.random_bool(0.5) {
+            true => AlibiSlopes::PerHead,
+            false => AlibiSlopes::PerBatchAndHead,
+        }),
+        has_sinks: random.random_bool(0.35),
+        wants_d_sinks: random.random_bool(0.75),
+        dropout: None,
+    };
+    // Last: what else is drawn for a seed does not depend on it.
+    let dropout = random.random_bool(0.25).then(|| DROPOUT_RATES[random.random_range(0..5)]);
+    let features = Features { dropout, ..features };
+    judgeable(Case { features, ..case })
+}
+
+/// Shares of probabilities that are dropped.
+const DROPOUT_RATES: [f32; 5] = [0.001, 0.1, 0.5, 0.9, 0.999];
+
+/// Pairs that dropout leaves, of those that there are: of fewer, the tolerance rule would compare chances.
+const ENOUGH_PAIRS: f64 = 16.0;
+
+/// The same with another bias where the rule cannot judge rows of a type's lowest number. Gradients come from
+/// lse, which holds nothing beside it; and what is added to that of f16 may lead out of its range, in which
+/// unfused code has its scores. Nor can it judge what little dropout leaves of small problems, of which less
+/// is dropped then.
+pub fn judgeable(mut case: Case) -> Case {
+    let pairs = case.batches * case.query_heads * case.query_rows * case.key_rows;
+    let leaves_enough = |rate: f32| (1.0 - f64::from(rate)) * pairs as f64 >= ENOUGH_PAIRS;
+    case.features.dropout = case.features.dropout.map(|rate| {
+        let smaller = [0.9, 0.5].into_iter().filter(|&smaller| smaller < rate);
+        let mut rates = std::iter::once(rate).chain(smaller);
+        rates.find(|&rate| leaves_enough(rate)).unwrap_or(rate.min(0.5))
+    });
+    let Features { bias, alibi, .. } = &mut case.features;
+    let is_plain = alibi.is_none() && case.logit_shift == 0.0;
+    let holds_lowest = case.gradients.is_none() && (case.dtype != Dtype::F16 || is_plain);
+    if let Some(bias) = bias
+        && bias.values == BiasValues::Lowest
+        && !holds_lowest
+    {
+        bias.values = BiasValues::Normal;
+    }
+    case
+}
+
+fn draw_bias(case: &Case, random: &mut StdRng) -> BiasFeature {
+    let dtype = if random.random_bool(0.3) { Dtype::F32 } else { case.dtype };
+    let gradient = if random.random_bool(0.3) { Dtype::F32 } else { dtype };
+    BiasFeature {
+        dtype,
+        dimensions: draw_dimensions(random),
+        placement: draw_placement(random),
+        values: match random.random_range(0..6) {
+            0 | 1 => BiasValues::Hiding,
+            2 => BiasValues::Lowest,
+            _ => BiasValues::Normal,
+        },
+        gradient: random.random_bool(0.75).then_some(gradient),
+    }
+}
+
+fn draw_mask(random: &mut StdRng) -> MaskFeature {
+    let densities = [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0];
+    MaskFeature {
+        dimensions: draw_dimensions(random),
+        placement: draw_placement(random),
+        density: densities[random.random_range(0..densities.len())],
+        has_dead_rows: random.random_bool(0.4),
+    }
+}
+
+fn draw_dimensions(random: &mut StdRng) -> Dimensions {
+    Dimensions {
+        batches: random.random_bool(0.5),
+        heads: [ScoreHeads::One, ScoreHeads::Key, ScoreHeads::Query][random.random_range(0..3)],
+        queries: random.random_bool(0.7),
+        keys: random.random_bool(0.85),
+    }
+}
+
+fn draw_placement(random: &mut StdRng) -> ScorePlacement {
+    ScorePlacement::ALL[random.random_range(0..ScorePlacement::ALL.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn a_sweep_covers_features_alone_and_together() {
+        let cases: Vec<Case> = (0..1000).map(|id| featured_case(0, id)).collect();
+        for (id, case) in cases.iter().enumerate() {
+            assert!(case.problem().validate().is_ok());
+            let backward = case.backward_problem().map(|problem| problem.validate());
+            assert!(backward.is_none_or(|valid| valid.is_ok()));
+            let plain = Case { features: Features::default(), ..case.clone() };
+            assert_eq!(plain, extended_case(0, id));
+        }
+        let featured = cases.iter().filter(|case| !case.features.is_empty()).count();
+        assert!((250..400).contains(&featured), "{featured}");
+        let kinds: HashSet<_> = cases
+            .iter()
+            .map(|Case { features, .. }| {
+                let Features { bias, mask, alibi, has_sinks, .. } = features;
+                (bias.is_some(), mask.is_some(), alibi.is_some(), *has_sinks)
+            })
+            .collect();
+        assert_eq!(kinds.len(), 16);
+        let biases: Vec<_> = cases.iter().filter_map(|case| Some((case, case.features.bias?))).collect();
+        let of = |condition: &dyn Fn(&(&Case, BiasFeature)) -> bool| {
+            biases.iter().filter(|bias| condition(bias)).count()
+        };
+        assert!(of(&|(case, bias)| case.dtype != Dtype::F32 && bias.dtype == Dtype::F32) > 10);
+        assert!(of(&|(case, bias)| case.gradients.is_some() && bias.gradient.is_some()) > 40);
+        assert!(of(&|(case, bias)| case.packed && bias.dimensions.batches) > 5);
+        for values in [BiasValues::Normal, BiasValues::Hiding, BiasValues::Lowest] {
+            assert!(of(&|(_, bias)| bias.values == values) > 3, "{values:?}");
+        }
+        for placement in ScorePlacement::ALL {
+            assert!(of(&|(_, bias)| bias.placement == placement) > 3, "{placement:?}");
+        }
+        let with_dropout = cases.iter().filter(|case| case.features.dropout.is_some()).count();
+        assert!((50..110).contains(&with_dropout), "{with_dropout}");
+        for rate in DROPOUT_RATES {
+            let of_rate = cases.iter().filter(|case| case.features.dropout == Some(rate)).count();
+            assert!(of_rate > 5, "{rate}: {of_rate}");
+        }
+        let offsets = cases.iter().filter_map(|case| case.dropout().map(|dropout| dropout.offset));
+        let high: Vec<bool> = offsets.map(|offset| offset >> 32 != 0).collect();
+        assert!(high.contains(&true) && high.contains(&false));
+        let masks: Vec<_> = cases.iter().filter_map(|case| case.features.mask).collect();
+        let densities: HashSet<_> = masks.iter().map(|mask| mask.density.to_bits()).collect();
+        assert_eq!(densities.len(), 9);
+    }
+}

@@ -1,0 +1,116 @@
+//! What the computing warps of all kernels for Hopper do with a key tile, beside the steps: where their part
+//! of it stands, what bounds it, and where its gradients go.
+
+use super::room::Room;
+use crate::abi::BackwardParams;
+use crate::arch::{barrier, specialize, thread};
+use crate::attention::gradient::{block_max, scale_all};
+use crate::attention::key_block::Step;
+use crate::attention::key_order::KeyOrder;
+use crate::attention::key_stretch::{KeyGradient, division, final_scale};
+use crate::attention::score::{ScorePlace, ScoreTile, dropout};
+use crate::pipeline::mailbox::{Letter, MessageCursor};
+use crate::pipeline::roles::WARPGROUP;
+use crate::tile::element::TensorCoreElement;
+use crate::tile::store::{store_exchanged, store_pairs};
+
+/// Lane, and the warp's first row in the tile, worked out anew: registers are for what every step needs.
+#[inline(always)]
+pub(super) fn place(part: u32) -> (u32, u32) {
+    let thread = thread::thread_idx_x_here() % WARPGROUP;
+    (thread % 32, 64 * part + thread / 32 * 16)
+}
+
+impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
+    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
+{
+    /// In which lane this is, and where the tile of a step stands. That is read again: registers are for what
+    /// every step needs.
+    #[inline(always)]
+    pub(super) unsafe fn tile(&self, p: &BackwardParams, letter: Letter, at: &Step) -> (u32, ScoreTile) {
+        let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+        let (lane, first_row) = place(thread::thread_idx_x_here() / WARPGROUP - 1);
+        let first_row = (block.first_tile * KEYS + first_row) as i32;
+        (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
+    }
+
+    /// Which scores of the problem those of a step are.
+    #[inline(always)]
+    pub(super) unsafe fn place_of(&self, p: &BackwardParams, letter: Letter, at: &Step) -> ScorePlace {
+        let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+        block.score_place(p, KeyOrder::head(letter, p, at))
+    }
+
+    /// The largest value of the tile, times what dropout multiplies dp by, for `THREADS` threads that meet at
+    /// barrier `BARRIER`, of whom the caller is number `thread`.
+    #[inline(always)]
+    pub(super) unsafe fn largest_value<E: TensorCoreElement, const BARRIER: u32, const THREADS: u32>(
+        &self,
+        p: &BackwardParams,
+        thread: u32,
+    ) -> f32 {
+        let meet = || barrier::sync_constant::<BARRIER, THREADS>();
+        let own = self.value.largest::<E, THREADS>(thread);
+        let largest = block_max::<THREADS>(thread, own, self.scratch, meet);
+        meet();
+        largest * dropout::dp_scale(&p.score)
+    }
+
+    /// A warpgroup that holds dK and dV of 64 keys is done with the key tile of its order: lets go of it, and
+    /// writes them.
+    #[inline(always)]
+    pub(super) unsafe fn end_tile<E: TensorCoreElement, const O: usize>(
+        &self,
+        p: &BackwardParams,
+        orders: &mut MessageCursor,
+        warpgroup: u32,
+        dk: &mut [f32; O],
+        dv: &mut [f32; O],
+    ) {
+        let lane = thread::thread_idx_x() % 32;
+        if lane == 0 {
+            self.keys.release(&orders.in_step());
+            self.values.release(&orders.in_step());
+        }
+        let order = KeyOrder::read(self.orders.letter_here(orders), p, KEYS);
+        self.orders.discard(orders, lane);
+        scale_all(dk, final_scale(p, &order.stretch));
+        self.store::<E, O>(p, &order, warpgroup, dk, KeyGradient::Dk);
+        if specialize::dropout() {
+            scale_all(dv, dropout::scale(&p.score));
+        }
+        self.store::<E, O>(p, &order, warpgroup, dv, KeyGradient::Dv);
+    }
+
+    /// Writes a warp's 16 rows of a gradient of 64 keys, the `part`-th of the block: where they belong, or,
+    /// of a stretch of a tile, to its slot.
+    #[inline(always)]
+    pub(super) unsafe fn store<E: TensorCoreElement, const O: usize>(
+        &self,
+        p: &BackwardParams,
+        order: &KeyOrder,
+        part: u32,
+        values: &[f32; O],
+        gradient: KeyGradient,
+    ) {
+        let KeyOrder { block, stretch, .. } = order;
+        let row = (block.first_tile * KEYS) as i32;
+        let (lane, first_row) = place(part);
+        let (target, columns) = gradient.of(p);
+        let is_whole = division(p).is_whole(stretch);
+        if p.gradients_f32 != 0 || !is_whole {
+            let mut rows = block.key_rows::<4>(target, row, columns);
+            if !is_whole {
+                rows = gradient.slot_rows(p, stretch, &rows);
+            }
+            store_pairs::<E, O, true>(lane, values, first_row, 0, &rows, true);
+            return;
+        }
+        let rows = block.key_rows::<2>(target, row, columns);
+        if columns % 8 != 0 {
+            store_pairs::<E, O, true>(lane, values, first_row, 0, &rows, false);
+        } else {
+            store_exchanged::<E, O>(lane, values, first_row, &rows);
+        }
+    }
+}

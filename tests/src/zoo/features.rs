@@ -1,0 +1,69 @@
+//! Bias, boolean masks, slopes, sinks and dropout, in the kernels of other families.
+
+use super::{Mutant, moved, result_is};
+use crate::ptx::{Which, operand, with_operand};
+use crate::shapes::{featured, featured_in_f32};
+
+const BIAS_PAIR: &str = "bias.rs: let (even, odd) = B::load_pair(address);";
+const BIAS: &str = "bias.rs: let value = B::load_if(address, is_there);";
+const MASK: &str = "features.rs: global::load_u32_if(bits.key(keys / MASK_BITS), is_there)";
+const MASK_TRANSPOSED: &str = "features.rs: word = global::load_u16_if(bits.query(";
+const SLOPED: &str = "features.rs: scores[register] = math::fma(-slope,";
+const NUMBERS: &str = "philox.rs: x0 = (second >> 32) as u32 ^ x1 ^ k0;";
+const TAKEN: &str = "dropout.rs: let taken = [warp::exchange(";
+const SINK: &str = "softmax.rs: let total = of_keys + of_sink;";
+
+/// A load, of one or two registers, from so many bytes further on.
+fn bytes_on(bytes: i64) -> impl Fn(&str) -> String {
+    move |line| moved(line, if line.contains(".v2.") { 2 } else { 1 }, "u64", bytes)
+}
+
+/// Those of a forward kernel for 16-bit elements.
+pub(super) fn forward(kernel: &'static str) -> Vec<Mutant> {
+    let mutant = |name| Mutant::new(name, kernel, featured(kernel));
+    let in_f32 = |name| Mutant::new(name, kernel, featured_in_f32(kernel));
+    vec![
+        mutant("bias is that of the next two keys")
+            .edit("ld.global", &[BIAS_PAIR], Which::All, bytes_on(4))
+            .wrong("o"),
+        in_f32("bias in f32 is that of the next query")
+            .edit("ld.global", &[BIAS], Which::All, bytes_on(4))
+            .wrong("o")
+            .finding("out-of-bounds global access", &[BIAS]),
+        mutant("the boolean mask is that of the next 32 keys")
+            .edit("ld.global", &[MASK], Which::All, bytes_on(4))
+            .wrong("o")
+            .finding("out-of-bounds global access", &[MASK]),
+        in_f32("slopes are left out")
+            .edit("fma.rn.f32", &[SLOPED], Which::All, |line| result_is(line, operand(line, 3)))
+            .wrong("o"),
+        in_f32("the sink is not counted")
+            .edit("add.rn.f32", &[SINK], Which::All, |line| result_is(line, operand(line, 1)))
+            .wrong("o"),
+        in_f32("a round of dropout's numbers lacks its key")
+            .edit("xor.b32", &[NUMBERS], Which::Number(1), |line| result_is(line, operand(line, 1)))
+            .wrong("o"),
+    ]
+}
+
+/// Those of a backward kernel for 16-bit elements.
+pub(super) fn backward(kernel: &'static str) -> Vec<Mutant> {
+    let mutant = |name| Mutant::new(name, kernel, featured(kernel));
+    let in_f32 = |name| Mutant::new(name, kernel, featured_in_f32(kernel));
+    vec![
+        mutant("bias is that of the next key")
+            .edit("ld.global", &[BIAS], Which::All, bytes_on(2))
+            .wrong("d")
+            .finding("out-of-bounds global access", &[BIAS]),
+        mutant("the boolean mask is that of the next 16 keys")
+            .edit("ld.global", &[MASK_TRANSPOSED], Which::All, bytes_on(2))
+            .wrong("d")
+            .finding("out-of-bounds global access", &[MASK_TRANSPOSED]),
+        in_f32("slopes are left out")
+            .edit("fma.rn.f32", &[SLOPED], Which::All, |line| result_is(line, operand(line, 3)))
+            .wrong("d"),
+        in_f32("whether a pair is kept is what the neighbouring key's lane knows of its own")
+            .edit("shfl.sync.bfly", &[TAKEN], Which::All, |line| with_operand(line, 2, "0"))
+            .wrong("d"),
+    ]
+}

@@ -65,6 +65,16 @@ pub enum LaunchError {
         /// The kernel's `.maxntid`, or the most that any GPU runs.
         limit: [u32; 3],
     },
+    /// A block that is not as the kernel demands.
+    #[error("{kernel}: block: expected {expected:?} threads, which .reqntid demands, got {got:?}")]
+    RequiredThreads {
+        /// The kernel.
+        kernel: String,
+        /// The kernel's `.reqntid`.
+        expected: [u32; 3],
+        /// The block asked for.
+        got: [u32; 3],
+    },
     /// A grid dimension is zero or too large: the first has up to 2^31 - 1 blocks, the others 65535.
     #[error("{kernel}: grid {grid:?} is empty or too large")]
     Grid {
@@ -137,12 +147,12 @@ pub enum LaunchError {
         /// Both, in the order of their offsets.
         regions: [Region; 2],
     },
-    /// The kernel holds an instruction that the emulator does not know.
+    /// The kernel holds an instruction that the emulator does not know, or its text is wrong.
     #[error("{kernel}: {error}")]
     Unsupported {
         /// The kernel.
         kernel: String,
-        /// The first such instruction.
+        /// The first such instruction, or what is wrong with the text.
         error: ParseError,
     },
 }

@@ -309,3 +309,23 @@ fn a_carry_that_nothing_set_is_found() {
     let finding = common::only_finding("addc.u32 %r1, %tid, %tid;", 32, &options);
     assert_eq!(finding.kind, ptx_emulator::FindingKind::UninitialisedRegister);
 }
+
+/// The carry of a difference is that nothing was borrowed: compilers add it to something else, as in a division of
+/// 128 bits.
+#[test]
+fn a_difference_carries_into_sums() {
+    for (x, y) in [(5u32, 3u32), (3, 5), (7, 7), (0, 0), (u32::MAX, 0), (0, u32::MAX)] {
+        let borrows = u32::from(x < y);
+        let body = format!(
+            "mov.b32 %r1, {x}; mov.b32 %r2, {y}; mov.b64 %d1, {x}; mov.b64 %d2, {y};
+             sub.cc.u32 %r3, %r1, %r2; addc.u32 %r4, 0, 0; sub.cc.u64 %d3, %d1, %d2; addc.u32 %r5, 40, 2;
+             add.cc.u32 %r6, %r1, %r2; subc.u32 %r7, 9, 2; add.cc.u64 %d3, %d1, %d2; subc.cc.u32 %r8, 9, 9;
+             addc.u32 %r9, 0, 0; st.global.v4.b32 [%data], {{%r3, %r4, %r5, %r7}};
+             st.global.v2.b32 [%data+16], {{%r8, %r9}};"
+        );
+        let carried = x.checked_add(y).is_none();
+        let (less, more) = (7 - u32::from(!carried), 0u32.wrapping_sub(1));
+        let want = [x.wrapping_sub(y), 1 - borrows, 43 - borrows, less, more, 0];
+        assert_eq!(common::run_clean(&body, 32)[..6], want, "{x} {y}");
+    }
+}

@@ -257,3 +257,30 @@ fn cache_policies_are_taken_and_ignored() {
     assert_eq!((words[0], words[1]), (5, 6));
     assert_eq!((words[256], words[257], words[258]), (6, 5, 0));
 }
+
+/// Some compilers take a parameter's address in 32 bits.
+#[test]
+fn parameters_are_read_by_addresses_of_either_width() {
+    let ptx = format!(
+        "{HEAD}.visible .entry k(.param .u64 data, .param .align 64 .b8 all[64]) {{
+         .reg .b64 %d<8>; .reg .b32 %r<8>;
+         ld.param.b64 %d1, [data]; mov.b32 %r1, all; cvt.u64.u32 %d2, %r1; cvta.param.u64 %d3, %d2;
+         ld.b32 %r2, [%d3+4]; ld.param.b32 %r3, [%r1+8]; ld.param.b32 %r4, [%d2+12];
+         mov.b64 %d4, all; cvta.param.u64 %d5, %d4; ld.b32 %r5, [%d5+16]; cvta.to.param.u64 %d6, %d5;
+         ld.param.b32 %r6, [%d6+20]; mov.b32 %r7, data; ld.param.b64 %d7, [%r7];
+         st.global.v4.b32 [%d1], {{%r2, %r3, %r4, %r5}}; st.global.b32 [%d7+16], %r6; ret; }}"
+    );
+    let memory = Memory::new();
+    let data = memory.allocate(32);
+    let mut params = vec![0; 64];
+    params[..8].copy_from_slice(&data.to_le_bytes());
+    (0..16u32).for_each(|word| params.extend(word.to_le_bytes()));
+    let report = run_with(&ptx, &memory, 1, 1, 0, &params, &Options::default());
+    assert!(report.is_clean(), "{:?}", report.findings);
+    assert_eq!(words(&memory, data, 5), [1, 2, 3, 4, 5]);
+    // Behind the end it is as wrong in the space's own addresses.
+    let ptx = ptx.replace("[%r1+8]", "[%r1+64]");
+    let report = run_with(&ptx, &memory, 1, 1, 0, &params, &Options::default());
+    let kind = ptx_emulator::FindingKind::OutOfBounds { space: ptx_emulator::Space::Param };
+    assert!(report.findings.iter().any(|finding| finding.kind == kind), "{:?}", report.findings);
+}

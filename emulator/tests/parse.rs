@@ -234,3 +234,52 @@ ret; }}
     assert_eq!(texts("declares"), [".param .b64 nothing"]);
     assert_eq!(unsupported("fine"), []);
 }
+
+#[test]
+fn what_is_wrong_with_one_kernel_is_no_others_affair() {
+    let one = |name: &str, body: &str| format!(".visible .entry {name}(.param .u64 p) {{ {body} }}\n");
+    let good = one("good", ".reg .b32 %r<2>; mov.b32 %r1, 1; ret;");
+    let wrong = [
+        ".reg .b32 %r<2>; mov.u32 %r1, %unknown_special; ret;",
+        ".reg .b32 %r<2>; { add.s32 %r1, %nope, 1; } ret;",
+        ".reg .b32 %r<2> add.s32 %r1, %r1, 1; ret;",
+        "bra NOWHERE; ret;",
+    ];
+    for body in wrong {
+        let text = format!("{HEAD}{}{good}{}", one("first", body), one("last", body));
+        let module = Module::parse(&text).expect(body);
+        let names: Vec<_> = module.kernels().map(|kernel| kernel.name().to_owned()).collect();
+        assert_eq!(names, ["first", "good", "last"]);
+        let run = |name: &str| {
+            let kernel = module.kernel(name).unwrap();
+            let shape =
+                Launch { grid: [1; 3], block: [1; 3], shared_bytes: 0, regions: &[], params: &[0; 8] };
+            launch(kernel, &Memory::new(), &shape, &Options::default()).map(|report| report.is_clean())
+        };
+        assert_eq!(run("good"), Ok(true));
+        let alone = Module::parse(&format!("{HEAD}{}", one("first", body))).expect_err(body);
+        assert_eq!(
+            run("first"),
+            Err(LaunchError::Unsupported { kernel: "first".to_owned(), error: alone })
+        );
+        assert!(run("last").is_err());
+        assert_eq!(module.kernel("last").unwrap().instructions(), 0);
+    }
+}
+
+#[test]
+fn a_block_is_as_large_as_the_kernel_demands() {
+    let text = format!("{HEAD}.visible .entry k() .reqntid 128 {{ ret; }}");
+    let module = Module::parse(&text).unwrap();
+    let run = |threads: u32| {
+        let block = [threads, 1, 1];
+        let shape = Launch { grid: [1; 3], block, shared_bytes: 0, regions: &[], params: &[] };
+        launch(module.kernel("k").unwrap(), &Memory::new(), &shape, &Options::default()).map(drop)
+    };
+    assert_eq!(run(128), Ok(()));
+    let (kernel, expected, got) = ("k".to_owned(), [128, 1, 1], [64, 1, 1]);
+    let error = LaunchError::RequiredThreads { kernel, expected, got };
+    let message = "k: block: expected [128, 1, 1] threads, which .reqntid demands, got [64, 1, 1]";
+    assert_eq!(error.to_string(), message);
+    assert_eq!(run(64), Err(error));
+}

@@ -308,3 +308,31 @@ fn the_rest_of_a_warp_meets_when_some_have_ended() {
         32,
     );
 }
+
+#[test]
+fn lanes_of_a_warp_that_share_global_memory_must_meet() {
+    // Every thread adds one to the same word.
+    let count = "ld.global.b32 %r1, [%data]; add.s32 %r1, %r1, 1; st.global.b32 [%data], %r1;";
+    let counts = |guard: &str| format!("setp.gt.u32 %p1, %tid, {guard};\n@%p1 bra END;\n{count}\nEND:");
+    let finding = expect(&counts("31"), &counts("0"), 1, GLOBAL, ["st.global.b32 [%data]"; 2]);
+    assert!(finding.message.contains("no bar.warp.sync orders the two"), "{finding}");
+    // Each lane reads what its neighbour wrote.
+    let neighbours = |between: &str| {
+        format!(
+            "shl.b32 %r1, %tid, 2; cvt.u64.u32 %d1, %r1; add.s64 %d1, %data, %d1; xor.b32 %r2, %r1, 4;
+             cvt.u64.u32 %d2, %r2; add.s64 %d2, %data, %d2; st.global.b32 [%d1], %tid;
+             {between}\nld.global.b32 %r3, [%d2];"
+        )
+    };
+    for twin in ["bar.warp.sync -1;", "bar.sync 0;"] {
+        expect(&neighbours(""), &neighbours(twin), 1, GLOBAL, ["ld.global.b32 %r3"; 2]);
+    }
+    // A part of the warp that meets orders its own.
+    let parts = neighbours("and.b32 %r4, %tid, 16; shl.b32 %r5, 0xffff, %r4; bar.warp.sync %r5;");
+    let wide = parts.replace("xor.b32 %r2, %r1, 4", "xor.b32 %r2, %r1, 64");
+    expect(&wide, &parts, 1, GLOBAL, ["ld.global.b32 %r3"; 2]);
+    // Atomic operations may meet.
+    for body in ["red.global.add.u32 [%data], 1;", "atom.global.add.u32 %r1, [%data], 1;"] {
+        assert!(findings(body, 2).iter().all(Vec::is_empty));
+    }
+}

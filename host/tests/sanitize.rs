@@ -280,8 +280,20 @@ fn results_that_depend_on_the_schedule_are_a_finding_unless_allowed() {
     );
     let text = answer(&arguments, 1);
     assert!(text.contains("data: depends on the schedule: element 0 is "), "{text}");
+    assert!(text.contains("(--any-order if that is meant: "), "{text}");
     let allowed = report(&[&arguments[..], &["--any-order"]].concat(), 0);
     assert_eq!(allowed["differences"].as_array().unwrap().len(), 1);
+}
+
+/// Which of two warps stores first is chance, and one of them stops the block: the rest follows from that.
+#[test]
+fn results_of_blocks_that_stop_are_no_finding_of_their_own() {
+    let body = "st.relaxed.gpu.global.b32 [%data], %tid; setp.eq.u32 %p1, %tid, 40; @%p1 trap;";
+    let ptx = kernel("stop", body);
+    let arguments = ["--ptx", ptx.text(), "--block", "64", "--arg", "buf:u32:1:zeros", "--arg", "u32:0"];
+    let found = report(&arguments, 1);
+    assert_eq!(found["findings"][0]["kind"], "trap");
+    assert_eq!(found["differences"].as_array().unwrap().len(), 0);
 }
 
 #[test]

@@ -100,6 +100,15 @@ fn a_block_may_take_a_step() {
     run("100", 0);
 }
 
+/// Others would take as long, and show the same.
+#[test]
+fn no_schedule_follows_one_that_does_not_end() {
+    let ptx = File::kernel("endless", "sm_80", "AGAIN: bra AGAIN;");
+    let text = answer(&["--ptx", ptx.text(), "--block", "1", "--step-limit", "1000"], 1);
+    assert!(text.contains("1 schedule: eager\n") && text.contains("1. step limit reached"), "{text}");
+    assert!(text.contains("under 1 of 1 schedules"), "{text}");
+}
+
 /// They are made one by one: the first one ends this run.
 #[test]
 fn schedules_may_be_as_many_as_there_are_seeds() {

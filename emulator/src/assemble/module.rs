@@ -28,11 +28,12 @@ impl Module {
     /// Parses PTX text.
     ///
     /// A kernel that holds an instruction which the emulator does not know still parses
-    /// ([`Kernel::unsupported`]) and refuses to launch.
+    /// ([`Kernel::unsupported`]) and refuses to launch; so does one whose text is wrong ([`Kernel::error`]),
+    /// beside others.
     ///
     /// # Errors
     ///
-    /// Text that does not follow the grammar, with its line.
+    /// Text that does not follow the grammar, with its line: outside of kernels, or in all of them.
     pub fn parse(source: &str) -> Result<Module, ParseError> {
         parse(source, true)
     }
@@ -158,23 +159,35 @@ impl<'a> ModuleParser<'a> {
     fn entry(&mut self) -> Result<(), ParseError> {
         let name = self.cursor.word("a kernel name")?;
         let mut kernel = KernelData { name: name.to_string(), ..KernelData::default() };
+        let start = self.cursor.place();
+        if let Err(error) = self.entry_text(&mut kernel) {
+            // What is wrong with one kernel is no other's affair, as long as its end can be found.
+            self.cursor.go_back(start);
+            if self.cursor.skip_body().is_err() {
+                return Err(error);
+            }
+            kernel = KernelData { name: kernel.name, error: Some(error), ..KernelData::default() };
+        }
+        self.kernels.push(kernel);
+        Ok(())
+    }
+
+    fn entry_text(&mut self, kernel: &mut KernelData) -> Result<(), ParseError> {
         let mut symbols = Vec::new();
         if self.cursor.accept(b'(') {
             while !self.cursor.accept(b')') {
                 if !symbols.is_empty() {
                     self.cursor.expect(b',', ", or )")?;
                 }
-                symbols.push(self.parameter(&mut kernel)?);
+                symbols.push(self.parameter(kernel)?);
             }
         }
-        self.attributes(&mut kernel)?;
+        self.attributes(kernel)?;
         let mut builder = Builder::new(&self.globals);
         for (name, offset) in symbols {
             builder.scopes.declare_symbol(name, Symbol::Param(offset));
         }
-        body::read(&mut self.cursor, &mut builder, &mut kernel, &mut self.locations)?;
-        self.kernels.push(kernel);
-        Ok(())
+        body::read(&mut self.cursor, &mut builder, kernel, &mut self.locations)
     }
 
     fn parameter(&mut self, kernel: &mut KernelData) -> Result<(&'a str, u32), ParseError> {
@@ -236,6 +249,11 @@ impl<'a> ModuleParser<'a> {
     }
 
     fn finish(mut self, source: &str) -> Result<Module, ParseError> {
+        if self.kernels.iter().all(|kernel| kernel.error.is_some())
+            && let Some(error) = self.kernels.iter_mut().find_map(|kernel| kernel.error.take())
+        {
+            return Err(error);
+        }
         for (variable, offset, name, addend) in self.addresses {
             let Some(&target) = self.globals.variables.get(name) else {
                 let kind = ParseErrorKind::UnknownName(name.to_string());

@@ -3,7 +3,7 @@
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, select, with_rows};
 use crate::error::ParseErrorKind;
-use crate::isa::{Instruction, MoveOp, Op};
+use crate::isa::{Instruction, IntegerOp, MoveOp, Op};
 use crate::parse::operand::{Operand, Scalar};
 use crate::space::Space;
 
@@ -115,12 +115,16 @@ fn address_space<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instr
     s.expect_operands(2, 2)?;
     let d = b.destination(s, 0, 64)?;
     let a = b.source(s, 1, 64)?;
-    // A parameter's address is generic from the start; global and const windows begin at 0.
-    if matches!(space, Space::Param | Space::Global | Space::Const) {
+    // Global and const windows begin at 0.
+    if matches!(space, Space::Global | Space::Const) || space == Space::Param && to_space {
         return Ok(with_rows(Op::Move(MoveOp::Bits64), d, &[a]));
     }
-    let op = if to_space { MoveOp::FromGeneric } else { MoveOp::ToGeneric };
     let window = b.constant(space.window(), true)?;
+    if space == Space::Param {
+        // An address that has 64 bits from the start is generic then, and one of 32 bits is not.
+        return Ok(with_rows(Op::Integer64(IntegerOp::Or), d, &[a, window]));
+    }
+    let op = if to_space { MoveOp::FromGeneric } else { MoveOp::ToGeneric };
     Ok(with_rows(Op::Move(op), d, &[a, window]))
 }
 

@@ -155,7 +155,7 @@ pub enum FloatOp {
 pub enum CarryOp {
     /// Sum.
     Add,
-    /// Difference; the carry is a borrow.
+    /// Difference; the carry is that nothing was borrowed, as the hardware has it.
     Sub,
     /// Lower half of the product, plus `c`.
     Mad,

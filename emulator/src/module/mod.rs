@@ -117,6 +117,8 @@ pub(crate) struct KernelData {
     pub(crate) local_bytes: u32,
     pub(crate) code: Code,
     pub(crate) unsupported: Vec<Unsupported>,
+    /// What is wrong with its text, if anything.
+    pub(crate) error: Option<ParseError>,
     /// The first instruction that the target does not have, and those that do; found at the first launch.
     pub(crate) too_new: OnceLock<Option<(u32, &'static str)>>,
 }
@@ -154,12 +156,19 @@ impl Kernel {
 
     /// Instructions in the text, without the final exit.
     pub fn instructions(&self) -> usize {
-        self.data.code.instructions.len() - 1
+        self.data.code.instructions.len().saturating_sub(1)
     }
 
     /// The instructions that the emulator does not know; a kernel with any does not launch.
     pub fn unsupported(&self) -> &[Unsupported] {
         &self.data.unsupported
+    }
+
+    /// Why it does not launch: what is wrong with its text, or the first instruction that the emulator does
+    /// not know.
+    pub fn error(&self) -> Option<ParseError> {
+        let unsupported = || self.unsupported().first().map(Unsupported::to_error);
+        self.data.error.clone().or_else(unsupported)
     }
 
     /// PTX line of an instruction.

@@ -115,6 +115,33 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Where it is, for [`Cursor::go_back`].
+    pub fn place(&self) -> usize {
+        self.at
+    }
+
+    /// Moves to where it was.
+    pub fn go_back(&mut self, place: usize) {
+        self.at = place;
+    }
+
+    /// Skips to behind the next body in braces.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn skip_body(&mut self) -> Result<(), ParseError> {
+        loop {
+            match self.peek().kind {
+                Kind::Mark(b'{') => return self.skip_group(b'{', b'}'),
+                Kind::End => return Err(self.expected("a body")),
+                _ => {
+                    self.next();
+                }
+            }
+        }
+    }
+
     /// Skips to behind the next `;`, or to a `}` or the end.
     pub fn skip_statement(&mut self) {
         while !matches!(self.peek().kind, Kind::End | Kind::Mark(b'}')) {

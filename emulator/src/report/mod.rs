@@ -141,6 +141,38 @@ pub enum FindingKind {
     InvalidOperand,
 }
 
+impl FindingKind {
+    /// Whether the block has not gone on behind it, so that what it leaves is not what the kernel computes.
+    pub fn stops_the_block(self) -> bool {
+        match self {
+            FindingKind::OutOfBounds { .. }
+            | FindingKind::Misaligned { .. }
+            | FindingKind::NullPointer
+            | FindingKind::UseAfterFree
+            | FindingKind::WriteToReadOnly { .. }
+            | FindingKind::MbarrierMisuse
+            | FindingKind::InvalidTensorMap
+            | FindingKind::WarpgroupDivergence
+            | FindingKind::BarrierDivergence
+            | FindingKind::WarpDivergence
+            | FindingKind::Deadlock
+            | FindingKind::StepLimit
+            | FindingKind::Trap
+            | FindingKind::InvalidOperand => true,
+            FindingKind::UninitialisedRead { .. }
+            | FindingKind::UninitialisedRegister
+            | FindingKind::AsyncCopyInFlight
+            | FindingKind::OutOfRegion
+            | FindingKind::SharedRace
+            | FindingKind::GlobalRace
+            | FindingKind::MissingProxyFence
+            | FindingKind::RegisterInFlight
+            | FindingKind::MissingWgmmaFence
+            | FindingKind::MissingGridWait => false,
+        }
+    }
+}
+
 impl fmt::Display for FindingKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

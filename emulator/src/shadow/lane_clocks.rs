@@ -175,7 +175,7 @@ fn conflict(word: &Word, known: &Clocks, lane: u32, index: usize, write: bool) -
         let mut others = moments.iter().filter(unknown);
         let first = u32::from(others.next()?.0);
         let other = others.next().is_none().then_some(first);
-        Some(LaneConflict { lane, other, wrote, offset: index as u32 * 4 })
+        Some(LaneConflict { lane, other, wrote, offset: index as u64 * 4 })
     };
     find(&word.writes, true).or_else(|| if write { find(&word.reads, false) } else { None })
 }

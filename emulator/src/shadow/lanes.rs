@@ -1,4 +1,4 @@
-//! Which lanes of a warp accessed a word of shared memory since the warp last met.
+//! Which lanes of a warp accessed a word of shared or global memory since the warp last met.
 //!
 //! Lanes of a warp that run together are still ordered by nothing but what they meet at: `bar.warp.sync`, a
 //! barrier of the block, or a memory barrier at which all of them arrived, and then waited; or waited at
@@ -8,6 +8,7 @@
 //! As long as whole warps meet, one number says which accesses were since. Kernels in which parts of warps
 //! meet have clocks instead, lane by lane: [`LaneClocks`].
 
+use super::global_lanes::GlobalLanes;
 use super::lane_clocks::LaneClocks;
 use std::collections::HashMap;
 
@@ -20,16 +21,16 @@ const NOBODY: u32 = (1 << WHO_BITS) - 1;
 /// Several lanes.
 const SEVERAL: u32 = NOBODY - 1;
 /// Meetings that a mark can name; the last is none.
-const MEETINGS: u32 = 1 << (u32::BITS - 2 * WHO_BITS);
+pub(super) const MEETINGS: u32 = 1 << (u32::BITS - 2 * WHO_BITS);
 
 /// The last write of a word and the reads since, by lanes of one warp between two meetings: the number of
 /// the first meeting, the writer and the reader. In one number, so that many are looked at together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mark(u32);
+pub(super) struct Mark(u32);
 
 impl Mark {
     /// Of no warp.
-    const NEVER: Mark = Mark::new(MEETINGS - 1, NOBODY, NOBODY);
+    pub(super) const NEVER: Mark = Mark::new(MEETINGS - 1, NOBODY, NOBODY);
 
     #[inline(always)]
     const fn new(meeting: u32, writer: u32, reader: u32) -> Self {
@@ -63,7 +64,7 @@ impl Mark {
         (wrote || read).then(|| {
             let other = if wrote { writer } else { reader };
             let other = (other != SEVERAL).then_some(other);
-            LaneConflict { lane, other, wrote, offset: word as u32 * 4 }
+            LaneConflict { lane, other, wrote, offset: word as u64 * 4 }
         })
     }
 
@@ -105,8 +106,8 @@ pub struct LaneConflict {
     pub other: Option<u32>,
     /// Whether that was a write.
     pub wrote: bool,
-    /// Offset in shared memory.
-    pub offset: u32,
+    /// Offset in shared memory, or address.
+    pub offset: u64,
 }
 
 /// Words that the lanes of an instruction access.
@@ -138,6 +139,7 @@ pub struct Lanes {
     meetings: u32,
     /// The same lane by lane, if parts of warps meet.
     apart: Option<Vec<LaneClocks>>,
+    global: GlobalLanes,
 }
 
 impl Lanes {
@@ -149,16 +151,19 @@ impl Lanes {
             warps: (0..warps).map(since).collect(),
             meetings: warps,
             apart: None,
+            global: GlobalLanes::new(warps),
         }
     }
 
     /// From now on parts of warps may meet.
     pub fn meet_in_parts(&mut self) {
         self.apart = Some(vec![LaneClocks::new(); self.warps.len()]);
+        self.global.meet_in_parts();
     }
 
     /// Forgets everything, for the next block: what is marked has no meaning once all warps have met.
     pub fn reset(&mut self) {
+        self.global.reset();
         if let Some(warps) = &mut self.apart {
             warps.fill(LaneClocks::new());
         }
@@ -182,42 +187,12 @@ impl Lanes {
         since.arrived = 0;
         since.apart |= words.lanes;
         let meeting = since.meeting;
-        let done = match words.count {
-            0 => true,
-            1 => mark_all::<32, 1>(&mut self.marks, meeting, words, write),
-            2 => mark_all::<64, 2>(&mut self.marks, meeting, words, write),
-            4 => mark_all::<128, 4>(&mut self.marks, meeting, words, write),
-            _ => false,
-        };
-        if done {
-            return None;
-        }
-        self.access_slowly(meeting, words, write)
+        mark(&mut self.marks, meeting, words, write)
     }
 
-    #[inline(never)]
-    fn access_slowly(&mut self, meeting: u32, words: Words<'_>, write: bool) -> Option<LaneConflict> {
-        let len = self.marks.len();
-        let range = |first: usize| first.min(len)..(first + words.count as usize).min(len);
-        let mut found = None;
-        // Lanes of one instruction do not come one after the other: writes are looked at before they are
-        // noted. Reads are in no other read's way.
-        if write {
-            for (lane, first) in words.lanes() {
-                for (word, mark) in range(first).zip(&self.marks[range(first)]) {
-                    found = found.or_else(|| mark.conflict(meeting, lane, word, write));
-                }
-            }
-        }
-        for (lane, first) in words.lanes() {
-            for (word, mark) in range(first).zip(&mut self.marks[range(first)]) {
-                if !write {
-                    found = found.or_else(|| mark.conflict(meeting, lane, word, write));
-                }
-                *mark = mark.after(meeting, lane, write);
-            }
-        }
-        found
+    /// The same of words of global memory.
+    pub fn access_global(&mut self, warp: u32, words: Words<'_>, write: bool) -> Option<LaneConflict> {
+        self.global.access(warp, words, write)
     }
 
     /// A bulk copy that a lane starts, of so many bytes from an offset on; `write` if it writes them. What
@@ -245,6 +220,7 @@ impl Lanes {
 
     /// These lanes of a warp meet; whether that orders anything. `clock` is the warp's.
     pub fn meet(&mut self, warp: u32, lanes: u32, clock: u32) -> bool {
+        self.global.meet(warp, lanes);
         if let Some(warps) = &mut self.apart {
             return warps[warp as usize].meet(lanes, clock);
         }
@@ -280,6 +256,7 @@ impl Lanes {
     /// Lanes have waited for a memory barrier, which comes after so many arrivals of the warp; whether that
     /// is a meeting.
     pub fn wait(&mut self, warp: u32, lanes: u32, arrivals: u32) -> bool {
+        self.global.wait(warp, lanes, arrivals);
         if let Some(warps) = &mut self.apart {
             warps[warp as usize].wait(lanes, arrivals);
             return false;
@@ -290,6 +267,7 @@ impl Lanes {
     /// These lanes of a warp arrive at a memory barrier, an arrival of this number. How much of the warp's
     /// clock that makes known, if not all of it: others have accessed something since they met.
     pub fn arrive(&mut self, warp: u32, lanes: u32, arrival: u32) -> Option<u32> {
+        self.global.arrive(warp, lanes, arrival);
         if let Some(warps) = &mut self.apart {
             return warps[warp as usize].arrive(lanes, arrival);
         }
@@ -300,6 +278,49 @@ impl Lanes {
         }
         (!all).then_some(since.clock)
     }
+}
+
+/// Marks the words that the lanes of a warp access which last met at `meeting`; what is wrong with that.
+#[inline(always)]
+pub(super) fn mark(
+    marks: &mut [Mark],
+    meeting: u32,
+    words: Words<'_>,
+    write: bool,
+) -> Option<LaneConflict> {
+    let done = match words.count {
+        0 => true,
+        1 => mark_all::<32, 1>(marks, meeting, words, write),
+        2 => mark_all::<64, 2>(marks, meeting, words, write),
+        4 => mark_all::<128, 4>(marks, meeting, words, write),
+        _ => false,
+    };
+    if done { None } else { mark_slowly(marks, meeting, words, write) }
+}
+
+#[inline(never)]
+fn mark_slowly(marks: &mut [Mark], meeting: u32, words: Words<'_>, write: bool) -> Option<LaneConflict> {
+    let len = marks.len();
+    let range = |first: usize| first.min(len)..(first + words.count as usize).min(len);
+    let mut found = None;
+    // Lanes of one instruction do not come one after the other: writes are looked at before they are noted.
+    // Reads are in no other read's way.
+    if write {
+        for (lane, first) in words.lanes() {
+            for (word, mark) in range(first).zip(&marks[range(first)]) {
+                found = found.or_else(|| mark.conflict(meeting, lane, word, write));
+            }
+        }
+    }
+    for (lane, first) in words.lanes() {
+        for (word, mark) in range(first).zip(&mut marks[range(first)]) {
+            if !write {
+                found = found.or_else(|| mark.conflict(meeting, lane, word, write));
+            }
+            *mark = mark.after(meeting, lane, write);
+        }
+    }
+    found
 }
 
 /// Marks the words of all lanes, `COUNT` each. If there is a conflict, or several lanes write a word, nothing

@@ -54,7 +54,8 @@ fn lanes_side_by_side_find_what_lanes_apart_find() {
         assert_eq!(access(&mut lanes, 0, &all(0, count), count, false), None);
         // Each lane reads what the next one wrote.
         let conflict = access(&mut lanes, 0, &all(count, count), count, false);
-        let expected = LaneConflict { lane: 0, other: Some(1), wrote: true, offset: 4 * count };
+        let expected =
+            LaneConflict { lane: 0, other: Some(1), wrote: true, offset: u64::from(4 * count) };
         assert_eq!(conflict, Some(expected));
         let mut lanes = Lanes::new(160, 1);
         assert_eq!(access(&mut lanes, 0, &[(9, 7)], 1, false), None);

@@ -7,6 +7,7 @@ pub mod actor;
 pub mod cells;
 mod clock;
 pub mod global;
+mod global_lanes;
 pub mod knowledge;
 pub mod lane_clocks;
 pub mod lanes;

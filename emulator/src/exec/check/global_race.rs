@@ -1,6 +1,6 @@
 //! Which accesses to global memory are ordered: what the instructions tell the shadow of the launch.
 
-use super::race::place_in;
+use super::race::{place_in, words};
 use super::strong::Strength;
 use crate::exec::state::bulk::{Issuer, Transfer};
 use crate::exec::state::chain::ACTORS;
@@ -11,6 +11,7 @@ use crate::exec::values::registers::LANES;
 use crate::report::FindingKind;
 use crate::shadow::global::{Access, Actors, GlobalRace, Manner, Meeting, Order, Touch};
 use crate::shadow::knowledge::Foreign;
+use crate::shadow::lanes::{LaneConflict, Words};
 use crate::shadow::orders::Scope;
 use crate::shadow::race::Race;
 use crate::space::Space;
@@ -65,9 +66,31 @@ impl<'a> Context<'a> {
             found = found.or(met.map(|met| (lane, met)));
         }
         drop(launch);
+        let mut between_lanes = None;
+        if access.manner == Manner::Plain {
+            let offsets = window.offsets.map(|offset| offset.wrapping_add(window.data as u64));
+            let words = Words { offsets: &offsets, ..words(window, bytes) };
+            between_lanes = race.lanes.access_global(w.id, words, touch == Touch::Write);
+        }
         if let Some((lane, met)) = found {
             self.global_report(w.pc, Issuer { warp: w.id, lane: lane as u32 }, touch, met);
+        } else if let Some(conflict) = between_lanes {
+            self.global_report_lanes(w.pc, w.id, conflict);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn global_report_lanes(&mut self, pc: u32, warp: u32, conflict: LaneConflict) {
+        let LaneConflict { lane, other, wrote, .. } = conflict;
+        self.report(FindingKind::GlobalRace, pc, warp, lane, |_| {
+            let other = other.map_or("other lanes".to_owned(), |other| format!("lane {other}"));
+            let did = if wrote { "wrote" } else { "read" };
+            format!(
+                "lane {lane} of warp {warp} accesses a word that {other} of it {did}; no bar.warp.sync \
+                 orders the two"
+            )
+        });
     }
 
     /// What a warp's own accesses are called now.

@@ -92,7 +92,7 @@ impl Context<'_> {
     fn race_report_lanes(&mut self, pc: u32, warp: u32, conflict: LaneConflict) {
         let LaneConflict { lane, other, wrote, offset } = conflict;
         self.report(FindingKind::SharedRace, pc, warp, lane, |context| {
-            let address = context.shared_place(SHARED_BASE + offset);
+            let address = context.shared_place(SHARED_BASE + offset as u32);
             let other = other.map_or("other lanes".to_owned(), |other| format!("lane {other}"));
             let did = if wrote { "wrote" } else { "read" };
             format!(
@@ -318,7 +318,7 @@ fn sweep_all(
 
 /// The words that the lanes access.
 #[inline(always)]
-fn words(window: &Window, bytes: u32) -> Words<'_> {
+pub fn words(window: &Window, bytes: u32) -> Words<'_> {
     Words {
         offsets: &window.offsets,
         lanes: window.mask,

@@ -77,7 +77,7 @@ pub fn resolve(
         Space::Global | Space::Const => global(context, want, first),
         Space::Shared => Ok(shared(context, base)),
         Space::Local => Ok(local(warp, base)),
-        Space::Param => parameters(context, want),
+        Space::Param => parameters(context, want, first),
         Space::Generic => Err(Refusal::NoSpace),
     };
     window.space = space;
@@ -119,7 +119,8 @@ fn local(warp: &mut Warp, window: u64) -> Extent {
     }
 }
 
-fn parameters(context: &Context<'_>, want: Want) -> Result<Extent, Refusal> {
+/// An address in the parameters' own space may have their window, or not.
+fn parameters(context: &Context<'_>, want: Want, first: u64) -> Result<Extent, Refusal> {
     if want.store {
         return Err(Refusal::ReadOnly);
     }
@@ -127,7 +128,9 @@ fn parameters(context: &Context<'_>, want: Want) -> Result<Extent, Refusal> {
     // Never written through: stores are refused above, and the shadow is not looked at.
     let data = bytes.as_ptr().cast_mut();
     let shadow = Shadow::new(std::ptr::null_mut());
-    Ok(Extent { data, shadow, bytes: bytes.len() as u64, origin: PARAM_WINDOW, tracked: false })
+    let is_bare = want.space == Space::Param && first < PARAM_WINDOW;
+    let origin = if is_bare { 0 } else { PARAM_WINDOW };
+    Ok(Extent { data, shadow, bytes: bytes.len() as u64, origin, tracked: false })
 }
 
 #[inline(always)]

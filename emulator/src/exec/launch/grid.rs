@@ -127,8 +127,8 @@ impl<'a> Room<'a> {
     fn new(kernel: &Kernel, launch: &Launch<'a>) -> Result<Self, LaunchError> {
         let name = || kernel.name().to_string();
         let shared_limit = limits::shared_bytes(kernel)?;
-        if let Some(unsupported) = kernel.unsupported().first() {
-            return Err(LaunchError::Unsupported { kernel: name(), error: unsupported.to_error() });
+        if let Some(error) = kernel.error() {
+            return Err(LaunchError::Unsupported { kernel: name(), error });
         }
         limits::check_instructions(kernel)?;
         check_shape(kernel, launch)?;
@@ -164,13 +164,15 @@ fn check_shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> 
     let threads = product(launch.block).unwrap_or(u64::MAX);
     let limit = kernel.max_threads().unwrap_or([MAX_THREADS as u32, 1, 1]);
     let most = product(limit).unwrap_or(u64::MAX).min(MAX_THREADS);
-    let required = kernel.data.required_threads.is_none_or(|required| required == launch.block);
     if launch.block[2] > MAX_DEPTH {
         let limit = [MAX_THREADS as u32, MAX_THREADS as u32, MAX_DEPTH];
         return Err(LaunchError::Threads { kernel: name(), block: launch.block, limit });
     }
-    if threads == 0 || threads > most || !required {
+    if threads == 0 || threads > most {
         return Err(LaunchError::Threads { kernel: name(), block: launch.block, limit });
+    }
+    if let Some(expected) = kernel.data.required_threads.filter(|&required| required != launch.block) {
+        return Err(LaunchError::RequiredThreads { kernel: name(), expected, got: launch.block });
     }
     let fits = launch.grid.iter().zip(MAX_BLOCKS).all(|(&size, most)| size <= most);
     if !fits || !matches!(product(launch.grid), Some(1..=0xffff_ffff)) {

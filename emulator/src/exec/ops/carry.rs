@@ -17,11 +17,7 @@ fn one(op: CarryOp, bits: u32, [a, b, c]: [u64; 3], carry: bool) -> (u64, bool) 
     let mask = if bits == 64 { !0 } else { (1 << bits) - 1 };
     let (a, b) = match op {
         CarryOp::Add => (a, b),
-        CarryOp::Sub => {
-            let (first, below) = a.overflowing_sub(b);
-            let (result, beneath) = first.overflowing_sub(u64::from(carry));
-            return (result & mask, below | beneath);
-        }
+        CarryOp::Sub => (a, !b & mask),
         CarryOp::Mad => (product as u64 & mask, c),
         CarryOp::MadHighUnsigned => ((product >> bits) as u64, c),
         CarryOp::MadHighSigned => (((extended(a) * extended(b)) >> bits) as u64 & mask, c),
@@ -36,7 +32,9 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, op: CarryOp) {
     let read = |row: u32| if wide { *r.row64(row) } else { r.row32(row).map(u64::from) };
     let adds_product = !matches!(op, CarryOp::Add | CarryOp::Sub);
     let (a, b, c) = (read(i.a), read(i.b), if adds_product { read(i.c) } else { [0; LANES] });
-    let before = if i.has(FLAG_OPTIONAL) { r.predicate(i.e) } else { 0 };
+    // A difference is the sum with the other's complement and 1.
+    let none = if op == CarryOp::Sub { !0 } else { 0 };
+    let before = if i.has(FLAG_OPTIONAL) { r.predicate(i.e) } else { none };
     let (mut out, mut after) = ([0; LANES], 0);
     for lane in lanes(m) {
         let carry = before >> lane & 1 != 0;

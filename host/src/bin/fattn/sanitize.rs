@@ -67,8 +67,9 @@ pub struct SanitizeArguments {
     /// Distinct findings that are printed, at least 1. All are counted.
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_findings: usize,
-    /// Warp instructions of a block after which it counts as endless, at least 1.
-    #[arg(long, value_name = "N", default_value_t = 1 << 32)]
+    /// Warp instructions of a block after which it counts as endless, at least 1. No schedule is run after
+    /// one that gets there.
+    #[arg(long, value_name = "N", default_value_t = 1 << 27)]
     step_limit: u64,
     /// Blocks that run at a time, at most 1024. With more than one, blocks that wait for each other or share
     /// results do so in another order at every run, which no seed brings back.
@@ -127,6 +128,9 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
             trace: false,
         };
         summary.add(schedule, setup.run(&options)?);
+        if summary.is_endless() {
+            break;
+        }
     }
     for (output, (_, bytes)) in outputs.iter_mut().zip(summary.bytes()) {
         if let Some(file) = output {

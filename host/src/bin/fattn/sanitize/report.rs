@@ -3,7 +3,7 @@
 use super::buffer::Buffer;
 use super::element::Class;
 use super::launch::{Ran, Setup};
-use ptx_emulator::{Finding, Region, Schedule, Statistics};
+use ptx_emulator::{Finding, FindingKind, Region, Schedule, Statistics};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -92,7 +92,13 @@ impl<'k> Summary<'k> {
                 None => self.found.push(Found { finding: finding.clone(), schedule, schedules: 1 }),
             }
         }
-        if let (Some(last), Some(&before)) = (&self.last, self.schedules.last()) {
+        // What a block leaves that stopped depends on how far the others got: the fault says it all.
+        let has_stopped =
+            |ran: &Ran| ran.report.findings.iter().any(|found| found.kind.stops_the_block());
+        if let (Some(last), Some(&before)) = (&self.last, self.schedules.last())
+            && !has_stopped(last)
+            && !has_stopped(&ran)
+        {
             for (index, buffer) in self.setup.buffers.iter().enumerate() {
                 let is_known = self.differences.iter().any(|difference| difference.buffer == index);
                 let (left, right) = (&last.buffers[index].0, &ran.buffers[index].0);
@@ -107,6 +113,12 @@ impl<'k> Summary<'k> {
         self.statistics = ran.report.statistics;
         self.schedules.push(schedule);
         self.last = Some(ran);
+    }
+
+    /// Whether a block of the last schedule reached the step limit.
+    pub fn is_endless(&self) -> bool {
+        let findings = self.last.iter().flat_map(|ran| &ran.report.findings);
+        findings.into_iter().any(|finding| finding.kind == FindingKind::StepLimit)
     }
 
     /// The bytes of each buffer after the last schedule.
@@ -177,7 +189,8 @@ impl<'k> Summary<'k> {
         for Difference { buffer, schedules: [a, b], element, values } in &self.differences {
             let _ = writeln!(
                 text,
-                "{}: depends on the schedule: element {element} is {} under {} and {} under {}",
+                "{}: depends on the schedule: element {element} is {} under {} and {} under {} (--any-order \
+                 if that is meant: sums in any order, slots that atomic operations hand out)",
                 self.setup.buffers[*buffer].name,
                 values[0],
                 schedule_text(*a),

@@ -325,3 +325,35 @@ fn tf32_rounds_ties_away() {
         assert_eq!(got, want, "{x:e}");
     }
 }
+
+/// As the nearest of the two neighbours whose lower 13 bits are zeros, or the one that is nearer to zero.
+#[test]
+fn tf32_rounds_to_even_and_to_zero() {
+    let mut random = Random(31);
+    let mut column: Vec<u64> = (0..COUNT).map(|_| random.next() & 0xffff_ffff).collect();
+    let edges = [
+        0x1000u64,
+        0x3000,
+        0x0fff,
+        0x1001,
+        0x3f80_1000,
+        0x3f80_3000,
+        0x7f7f_ffff,
+        0x7f80_0000,
+        0xff80_0000,
+    ];
+    column[..edges.len()].copy_from_slice(&edges);
+    for mode in ["rn", "rz"] {
+        let got = evaluate(&format!("cvt.{mode}.tf32.f32 {{d}}, {{a}};"), 32, &[(32, column.clone())]);
+        for (&value, &got) in column.iter().zip(&got) {
+            let number = f32::from_bits(value as u32);
+            if number.is_nan() {
+                assert!(f32::from_bits(got as u32).is_nan());
+                continue;
+            }
+            let (below, rest) = (value & !0x1fff, value & 0x1fff);
+            let up = mode == "rn" && (rest > 0x1000 || rest == 0x1000 && value & 0x2000 != 0);
+            assert_eq!(got, if up { below + 0x2000 } else { below }, "{mode} {value:#x}");
+        }
+    }
+}

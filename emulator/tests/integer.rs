@@ -243,6 +243,143 @@ fn permutation_logic_and_dot_products() {
     });
 }
 
+#[test]
+fn dot_products_of_mixed_signs() {
+    let part = |value: u64, bits: u32, at: u32, ty: &str| {
+        let field = value >> (bits * at) & ((1 << bits) - 1);
+        if ty == "s32" { signed(field, bits) } else { field as i64 }
+    };
+    for (a, b) in [("u32", "u32"), ("u32", "s32"), ("s32", "u32"), ("s32", "s32")] {
+        check(&format!("dp4a.{a}.{b} {{d}}, {{a}}, {{b}}, {{c}};"), 32, &[32; 3], |v| {
+            let product = |at| part(v[0], 8, at, a) * part(v[1], 8, at, b);
+            v[2].wrapping_add((0..4).map(product).sum::<i64>() as u64)
+        });
+        for (half, first) in [("lo", 0), ("hi", 2)] {
+            check(&format!("dp2a.{half}.{a}.{b} {{d}}, {{a}}, {{b}}, {{c}};"), 32, &[32; 3], |v| {
+                let product = |at| part(v[0], 16, at, a) * part(v[1], 8, first + at, b);
+                v[2].wrapping_add((0..2).map(product).sum::<i64>() as u64)
+            });
+        }
+    }
+}
+
+#[test]
+fn products_of_24_bits() {
+    let upper = |product: i128| ((product as u64) >> 16) & 0xffff_ffff;
+    let number = |value: u64, is_signed: bool| {
+        i128::from(if is_signed { signed(value & 0xff_ffff, 24) } else { (value & 0xff_ffff) as i64 })
+    };
+    for (ty, is_signed) in [("u32", false), ("s32", true)] {
+        let product = |v: &[u64]| number(v[0], is_signed) * number(v[1], is_signed);
+        check(&format!("mul24.lo.{ty} {{d}}, {{a}}, {{b}};"), 32, &[32; 2], |v| product(v) as u64);
+        check(&format!("mul24.hi.{ty} {{d}}, {{a}}, {{b}};"), 32, &[32; 2], |v| upper(product(v)));
+        check(&format!("mad24.lo.{ty} {{d}}, {{a}}, {{b}}, {{c}};"), 32, &[32; 3], |v| {
+            (product(v) as u64).wrapping_add(v[2])
+        });
+        check(&format!("mad24.hi.{ty} {{d}}, {{a}}, {{b}}, {{c}};"), 32, &[32; 3], |v| {
+            upper(product(v)) + v[2]
+        });
+    }
+}
+
+/// As the PTX manual has them, step by step.
+#[test]
+fn masks_and_extensions() {
+    for (mode, clamps) in [("wrap", false), ("clamp", true)] {
+        check(&format!("bmsk.{mode}.b32 {{d}}, {{a}}, {{b}};"), 32, &[32; 2], |v| {
+            let (first, count) = (v[0] & 31, v[1] & 31);
+            let first_is_there = !(clamps && v[0] >= 32);
+            let mask = if first_is_there { 0xffff_ffffu64 << first } else { 0 };
+            let is_cut = first + count < 32 && first_is_there && !(clamps && v[1] >= 32);
+            let beyond = if is_cut { 0xffff_ffffu64 << (first + count) } else { 0 };
+            let beyond = if count == 0 && is_cut { !0 } else { beyond };
+            mask & !beyond
+        });
+        for (ty, is_signed) in [("u32", false), ("s32", true)] {
+            check(&format!("szext.{mode}.{ty} {{d}}, {{a}}, {{b}};"), 32, &[32; 2], |v| {
+                let (bits, all) = (v[1] as u32 & 31, clamps && v[1] >= 32);
+                match (all, bits, is_signed) {
+                    (true, ..) => v[0],
+                    (_, 0, _) => 0,
+                    (_, bits, true) => signed(v[0] & ((1 << bits) - 1), bits) as u64,
+                    (_, bits, false) => v[0] & ((1 << bits) - 1),
+                }
+            });
+        }
+    }
+    for w in [32u32, 64] {
+        check(&format!("bfind.shiftamt.u{w} {{d}}, {{a}};"), 32, &[w], |v| {
+            (0..u64::from(w)).find(|&bit| v[0] << bit >> (w - 1) & 1 != 0).unwrap_or(!0)
+        });
+        check(&format!("bfind.shiftamt.s{w} {{d}}, {{a}};"), 32, &[w], |v| {
+            let sign = v[0] >> (w - 1);
+            (0..u64::from(w)).find(|&bit| v[0] << bit >> (w - 1) & 1 != sign).unwrap_or(!0)
+        });
+    }
+}
+
+#[test]
+fn halves_and_least_zeros() {
+    let halves = |v: &[u64], f: &dyn Fn(u64, u64) -> u64| {
+        let half = |at: u32| f(v[0] >> at & 0xffff, v[1] >> at & 0xffff) & 0xffff;
+        half(0) | half(16) << 16
+    };
+    let by_sign = |f: fn(i64, i64) -> i64| move |a, b| f(signed(a, 16), signed(b, 16)) as u64;
+    let check_halves = |opcode: &str, f: &dyn Fn(u64, u64) -> u64| {
+        check(&format!("{opcode} {{d}}, {{a}}, {{b}};"), 32, &[32; 2], |v| halves(v, f));
+    };
+    check_halves("add.u16x2", &|a, b| a + b);
+    check_halves("add.s16x2", &|a, b| a + b);
+    check_halves("min.u16x2", &|a, b| a.min(b));
+    check_halves("max.u16x2", &|a, b| a.max(b));
+    check_halves("min.s16x2", &by_sign(i64::min));
+    check_halves("max.s16x2", &by_sign(i64::max));
+    check_halves("min.relu.s16x2", &by_sign(|a, b| a.min(b).max(0)));
+    check_halves("max.relu.s16x2", &by_sign(|a, b| a.max(b).max(0)));
+    check("min.relu.s32 {d}, {a}, {b};", 32, &[32; 2], |v| {
+        signed(v[0], 32).min(signed(v[1], 32)).max(0) as u64
+    });
+    check("max.relu.s32 {d}, {a}, {b};", 32, &[32; 2], |v| {
+        signed(v[0], 32).max(signed(v[1], 32)).max(0) as u64
+    });
+}
+
+/// The bytes of `b:a`, 0 the lowest, from the highest of the result to the lowest.
+#[test]
+fn permutations_by_mode() {
+    let modes = [
+        ("f4e", [[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2], [6, 5, 4, 3]]),
+        ("b4e", [[5, 6, 7, 0], [6, 7, 0, 1], [7, 0, 1, 2], [0, 1, 2, 3]]),
+        ("rc8", [[0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3]]),
+        ("ecl", [[3, 2, 1, 0], [3, 2, 1, 1], [3, 2, 2, 2], [3, 3, 3, 3]]),
+        ("ecr", [[0, 0, 0, 0], [1, 1, 1, 0], [2, 2, 1, 0], [3, 2, 1, 0]]),
+        ("rc16", [[1, 0, 1, 0], [3, 2, 3, 2], [1, 0, 1, 0], [3, 2, 3, 2]]),
+    ];
+    for (mode, table) in modes {
+        check(&format!("prmt.b32.{mode} {{d}}, {{a}}, {{b}}, {{c}};"), 32, &[32; 3], |v| {
+            let bytes = v[1] << 32 | v[0];
+            table[v[2] as usize & 3].iter().fold(0, |out, byte| out << 8 | bytes >> (8 * byte) & 0xff)
+        });
+    }
+}
+
+#[test]
+fn selections_by_sign() {
+    for (ty, w) in [("b16", 16u32), ("u16", 16), ("s32", 32), ("f32", 32), ("b64", 64), ("f64", 64)] {
+        check(&format!("slct.{ty}.s32 {{d}}, {{a}}, {{b}}, {{c}};"), w, &[w, w, 32], |v| {
+            if v[2] >> 31 == 0 { v[0] } else { v[1] }
+        });
+        for (ftz, least) in [("", 1), (".ftz", 0x80_0000)] {
+            check(&format!("slct{ftz}.{ty}.f32 {{d}}, {{a}}, {{b}}, {{c}};"), w, &[w, w, 32], |v| {
+                let (is_negative, magnitude) = (v[2] >> 31 != 0, v[2] & 0x7fff_ffff);
+                let is_nan = magnitude > 0x7f80_0000;
+                let is_below = is_negative && magnitude >= least;
+                if is_nan || is_below { v[1] } else { v[0] }
+            });
+        }
+    }
+}
+
 /// Numbers of four parts, low part first, as wide integers are computed part by part.
 fn chain(part: &str, op: &str, carry: &str) -> String {
     let (parts, d) = if part == "u32" { (4, "%r") } else { (2, "%d") };

@@ -31,23 +31,25 @@ fn multiply(opcode: &str, a: &[[u32; 32]], b: &[[u32; 32]], c: &[[u32; 32]]) -> 
     let loads: String =
         (0..inputs.len()).map(|i| format!("ld.global.b32 %r{i}, [%rd2+{}];\n", 128 * i)).collect();
     let first = inputs.len();
-    let stores: String =
-        (0..4).map(|i| format!("st.global.b32 [%rd2+{}], %r{};\n", 128 * (first + i), 40 + i)).collect();
-    let (an, bn, cn) = (names(0, a.len()), names(a.len(), b.len()), names(a.len() + b.len(), 4));
+    let stores: String = (0..c.len())
+        .map(|i| format!("st.global.b32 [%rd2+{}], %r{};\n", 128 * (first + i), 40 + i))
+        .collect();
+    let (an, bn, cn) = (names(0, a.len()), names(a.len(), b.len()), names(a.len() + b.len(), c.len()));
+    let dn = names(40, c.len());
     let ptx = format!(
         "{HEAD}.visible .entry m(.param .u64 data) {{ .reg .b32 %r<48>; .reg .b64 %rd<3>;
         ld.param.u64 %rd1, [data]; mov.u32 %r47, %laneid; mul.wide.u32 %rd2, %r47, 4;
         add.s64 %rd2, %rd2, %rd1; {loads}
-        {opcode} {{%r40, %r41, %r42, %r43}}, {an}, {bn}, {cn};
+        {opcode} {dn}, {an}, {bn}, {cn};
         {stores} ret; }}"
     );
     let memory = Memory::new();
-    let data = memory.allocate(128 * (first + 4));
+    let data = memory.allocate(128 * (first + c.len()));
     let bytes: Vec<u8> = inputs.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
     memory.write(data, &bytes).unwrap();
     let report = run_with(&ptx, &memory, 1, 32, 0, &data.to_le_bytes(), &Options::default());
     assert!(report.is_clean(), "{:?}", report.findings);
-    let all = words(&memory, data, 32 * (first + 4));
+    let all = words(&memory, data, 32 * (first + c.len()));
     all[32 * first..].chunks_exact(32).map(|row| row.try_into().unwrap()).collect()
 }
 
@@ -119,6 +121,61 @@ fn products_of_tf32_matrices() {
     }
 }
 
+/// Exact, whatever the signs; sums beyond i32 are clamped, or go round.
+#[test]
+fn products_of_matrices_of_bytes() {
+    let mut random = common::Random(9);
+    for (rows, k) in [(16, 32), (16, 16), (8, 16)] {
+        for (left, right) in [("s8", "s8"), ("s8", "u8"), ("u8", "s8"), ("u8", "u8")] {
+            for clamp in ["", ".satfinite"] {
+                let mut draw = |rows: usize, columns: usize| -> Vec<Vec<u8>> {
+                    (0..rows).map(|_| (0..columns).map(|_| random.next() as u8).collect()).collect()
+                };
+                let (a, b) = (draw(rows, k), draw(8, k));
+                let c: Vec<Vec<i32>> = (0..rows)
+                    .map(|row| {
+                        (0..8)
+                            .map(|column| [7, i32::MAX - 9, i32::MIN + 9][(row + column) % 3])
+                            .collect()
+                    })
+                    .collect();
+                let lanes = |f: &dyn Fn(usize, usize) -> u32| -> [u32; 32] {
+                    std::array::from_fn(|lane| f(lane / 4, lane % 4))
+                };
+                let word = |line: &[u8], first: usize| {
+                    u32::from_le_bytes(line[first..first + 4].try_into().unwrap())
+                };
+                let (halves, blocks) = (rows / 8, k / 16);
+                let a_fragment: Vec<[u32; 32]> = (0..halves * blocks)
+                    .map(|r| lanes(&|g, t| word(&a[g + r % halves * 8], r / halves * 16 + 4 * t)))
+                    .collect();
+                let b_fragment: Vec<[u32; 32]> =
+                    (0..blocks).map(|r| lanes(&|g, t| word(&b[g], r * 16 + 4 * t))).collect();
+                let c_fragment: Vec<[u32; 32]> = (0..2 * halves)
+                    .map(|r| lanes(&|g, t| c[g + r / 2 * 8][2 * t + r % 2] as u32))
+                    .collect();
+                let opcode =
+                    format!("mma.sync.aligned.m{rows}n8k{k}.row.col{clamp}.s32.{left}.{right}.s32");
+                let d = multiply(&opcode, &a_fragment, &b_fragment, &c_fragment);
+                let number = |byte: u8, ty: &str| {
+                    if ty == "s8" { i64::from(byte as i8) } else { i64::from(byte) }
+                };
+                for register in 0..2 * halves {
+                    for lane in 0..32 {
+                        let (row, column) = (lane / 4 + register / 2 * 8, lane % 4 * 2 + register % 2);
+                        let products =
+                            (0..k).map(|k| number(a[row][k], left) * number(b[column][k], right));
+                        let sum = i64::from(c[row][column]) + products.sum::<i64>();
+                        let clamped = sum.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
+                        let want = if clamp.is_empty() { sum as i32 } else { clamped as i32 };
+                        assert_eq!(d[register][lane] as i32, want, "{opcode} row {row} column {column}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Shared memory holds 64 halves per matrix, numbered; each lane gives the address of its row.
 const FILL: &str = "mov.u32 %r1, dynamic; shl.b32 %r2, %tid, 4; add.s32 %r3, %r1, %r2;
     shl.b32 %r4, %tid, 3; mov.b32 %r5, 0;
@@ -155,15 +212,16 @@ fn ldmatrix_distributes_rows_and_columns() {
     }
 }
 
+/// Some compilers have shape, count and transposition in another order.
 #[test]
 fn stmatrix_undoes_ldmatrix() {
-    for trans in ["", ".trans"] {
+    for middle in ["m8n8.x4", "x4.m8n8", "m8n8.x4.trans", "x4.trans.m8n8", "trans.m8n8.x4"] {
         let words = run_clean(
             &format!(
                 "{FILL}
-                ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r3];
+                ldmatrix.sync.aligned.{middle}.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r3];
                 add.s32 %r8, %r3, 512;
-                stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r8], {{%r10, %r11, %r12, %r13}};
+                stmatrix.sync.aligned.{middle}.shared.b16 [%r8], {{%r10, %r11, %r12, %r13}};
                 bar.warp.sync -1;
                 ld.shared.v4.b32 {{%r10, %r11, %r12, %r13}}, [%r8];
                 mul.wide.u32 %d1, %tid, 16; add.s64 %d1, %d1, %data;

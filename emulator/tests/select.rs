@@ -185,6 +185,21 @@ fn special_registers_say_who_and_where() {
 }
 
 #[test]
+fn special_registers_that_nobody_has_set() {
+    let words = run_clean(
+        "mov.b32 %r1, %envreg0; mov.b32 %r2, %envreg31; mov.u32 %r3, %pm7; mov.u64 %d1, %current_graph_exec;
+         mov.u32 %r4, %aggr_smem_size; mov.u32 %r5, %total_smem_size; sub.s32 %r4, %r4, %r5;
+         st.global.v4.b32 [%data], {%r1, %r2, %r3, %r4}; st.global.b64 [%data+16], %d1;",
+        1,
+    );
+    assert_eq!(words[..6], [0; 6]);
+    for name in ["%envreg32", "%pm8", "%pm", "%envreg"] {
+        let text = common::kernel(&format!("mov.b32 %r1, {name};"));
+        assert!(ptx_emulator::Module::parse(&text).is_err(), "{name}");
+    }
+}
+
+#[test]
 fn constants_that_the_text_has_names_for() {
     let words = run_clean(
         "mov.u32 %r1, WARP_SZ; mul.lo.s32 %r2, %tid, WARP_SZ; mov.f32 %r3, 1.5e-3; mov.f64 %d1, 2E+2;

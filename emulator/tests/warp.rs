@@ -59,7 +59,7 @@ fn a_butterfly_sums_a_warp() {
 
 #[test]
 fn votes_ballots_and_reductions() {
-    let words = run_clean(
+    let text =
         "setp.lt.u32 %p1, %tid, 5; setp.lt.u32 %p2, %tid, 99;
          vote.sync.ballot.b32 %r1, %p1, -1;
          vote.sync.any.pred %p3, %p1, -1; vote.sync.all.pred %p4, %p1, -1;
@@ -69,10 +69,14 @@ fn votes_ballots_and_reductions() {
          redux.sync.add.u32 %r6, %tid, -1; redux.sync.max.s32 %r7, %tid, -1; sub.s32 %r8, 0, %tid;
          redux.sync.min.s32 %r9, %r8, -1; redux.sync.or.b32 %r10, %tid, -1;
          st.global.b32 [%data], %r1; st.global.b32 [%data+4], %r2; st.global.b32 [%data+8], %r6;
-         st.global.b32 [%data+12], %r7; st.global.b32 [%data+16], %r9; st.global.b32 [%data+20], %r10;",
-        32,
-    );
-    assert_eq!(words[..6], [31, 5, 496, 31, -31i32 as u32, 31]);
+         st.global.b32 [%data+12], %r7; st.global.b32 [%data+16], %r9; st.global.b32 [%data+20], %r10;";
+    let modes = ["ballot", "any", "all", "uni"];
+    let other = modes.iter().fold(text.to_owned(), |text, mode| {
+        text.replace(&format!("vote.sync.{mode}"), &format!("vote.{mode}.sync"))
+    });
+    for text in [text, &other] {
+        assert_eq!(run_clean(text, 32)[..6], [31, 5, 496, 31, -31i32 as u32, 31]);
+    }
 }
 
 #[test]

@@ -24,10 +24,16 @@ fn convert_type(name: &str) -> Result<ConvertType> {
 /// Decodes `cvt{.rounding}{.ftz}{.sat}{.relu}.to.from d, a{, b};`
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let [modifiers @ .., to, from] = s.modifiers() else { return Err(UNSUPPORTED) };
-    if s.modifiers() == ["rna", "tf32", "f32"] {
+    if let [rounding, "tf32", "f32"] = s.modifiers() {
         s.expect_operands(2, 2)?;
         let d = b.destination(s, 0, 32)?;
-        return Ok(with_rows(Op::ConvertTf32, d, &[b.source(s, 1, 32)?]));
+        let flags = match *rounding {
+            "rna" => 0,
+            "rn" => FLAG_VARIANT,
+            "rz" => FLAG_SATURATE,
+            _ => return Err(UNSUPPORTED),
+        };
+        return Ok(Instruction { flags, ..with_rows(Op::ConvertTf32, d, &[b.source(s, 1, 32)?]) });
     }
     let (mut rounding, mut flags) = (None, 0);
     for modifier in modifiers {

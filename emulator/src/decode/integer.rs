@@ -2,7 +2,7 @@
 
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
-use crate::isa::{CarryOp, FLAG_OPTIONAL, FLAG_SATURATE, Instruction, IntegerOp, Op};
+use crate::isa::{CarryOp, FLAG_FTZ, FLAG_OPTIONAL, FLAG_SATURATE, Instruction, IntegerOp, Op};
 
 /// Whether a type name is that of a signed integer.
 fn is_signed(name: &str) -> bool {
@@ -30,7 +30,10 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         "shf" => funnel(s, b),
         "bfe" | "bfi" => field(s, b),
         "bfind" | "popc" | "clz" | "brev" => bits(s, b),
-        "prmt" | "lop3" | "sad" | "dp4a" => special(s, b),
+        "prmt" | "lop3" | "sad" | "dp4a" | "dp2a" => special(s, b),
+        "bmsk" | "szext" => pairs_and_masks(s, b),
+        "slct" => by_sign(s, b),
+        "add" | "min" | "max" if matches!(s.last(), "u16x2" | "s16x2") => pairs_and_masks(s, b),
         _ => simple(s, b),
     }
 }
@@ -57,6 +60,8 @@ fn simple<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction>
         ("cnot", []) => (IntegerOp::LogicalNot, 1),
         ("neg", []) if signed => (IntegerOp::Neg, 1),
         ("abs", []) if signed => (IntegerOp::Abs, 1),
+        ("min", ["relu"]) if ty == "s32" => (IntegerOp::MinRelu, 2),
+        ("max", ["relu"]) if ty == "s32" => (IntegerOp::MaxRelu, 2),
         _ => return Err(UNSUPPORTED),
     };
     s.expect_operands(1 + sources, 1 + sources)?;
@@ -133,6 +138,58 @@ fn product24<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructi
     let op = match (s.name(), s.modifiers()) {
         ("mul24", ["lo", "u32"]) => IntegerOp::Mul24Unsigned,
         ("mul24", ["lo", "s32"]) => IntegerOp::Mul24Signed,
+        ("mul24", ["hi", "u32"]) => IntegerOp::Mul24HighUnsigned,
+        ("mul24", ["hi", "s32"]) => IntegerOp::Mul24HighSigned,
+        ("mad24", ["lo", "u32"]) => IntegerOp::Mad24Unsigned,
+        ("mad24", ["lo", "s32"]) => IntegerOp::Mad24Signed,
+        ("mad24", ["hi", "u32"]) => IntegerOp::Mad24HighUnsigned,
+        ("mad24", ["hi", "s32"]) => IntegerOp::Mad24HighSigned,
+        _ => return Err(UNSUPPORTED),
+    };
+    let sources = if s.name() == "mad24" { 3 } else { 2 };
+    s.expect_operands(1 + sources, 1 + sources)?;
+    let d = b.destination(s, 0, 32)?;
+    let (x, y) = (b.source(s, 1, 32)?, b.source(s, 2, 32)?);
+    let addend = if sources == 3 { b.source(s, 3, 32)? } else { x };
+    Ok(with_rows(Op::Integer32(op), d, &[x, y, addend]))
+}
+
+/// `slct{.ftz}.type.condition d, a, b, c;`
+fn by_sign<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let (ty, op, flags) = match s.modifiers() {
+        [ty, "s32"] => (ty, IntegerOp::SelectBySign, 0),
+        [ty, "f32"] => (ty, IntegerOp::SelectByFloat, 0),
+        ["ftz", ty, "f32"] => (ty, IntegerOp::SelectByFloat, FLAG_FTZ),
+        _ => return Err(UNSUPPORTED),
+    };
+    let width = match *ty {
+        "b16" | "u16" | "s16" => 16,
+        "b32" | "u32" | "s32" | "f32" => 32,
+        "b64" | "u64" | "s64" | "f64" => 64,
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(4, 4)?;
+    let d = b.destination(s, 0, width)?;
+    let sources = [b.source(s, 1, width)?, b.source(s, 2, width)?, b.source(s, 3, 32)?];
+    Ok(Instruction { flags, ..with_rows(of_width(width, op)?, d, &sources) })
+}
+
+/// Two halves at a time, `bmsk` and `szext`.
+fn pairs_and_masks<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let op = match (s.name(), s.modifiers()) {
+        ("add", ["u16x2" | "s16x2"]) => IntegerOp::AddPair,
+        ("min", ["u16x2"]) => IntegerOp::MinPairUnsigned,
+        ("max", ["u16x2"]) => IntegerOp::MaxPairUnsigned,
+        ("min", ["s16x2"]) => IntegerOp::MinPairSigned,
+        ("max", ["s16x2"]) => IntegerOp::MaxPairSigned,
+        ("min", ["relu", "s16x2"]) => IntegerOp::MinPairRelu,
+        ("max", ["relu", "s16x2"]) => IntegerOp::MaxPairRelu,
+        ("bmsk", ["wrap", "b32"]) => IntegerOp::BitMaskWrap,
+        ("bmsk", ["clamp", "b32"]) => IntegerOp::BitMaskClamp,
+        ("szext", ["wrap", "u32"]) => IntegerOp::ExtendUnsignedWrap,
+        ("szext", ["wrap", "s32"]) => IntegerOp::ExtendSignedWrap,
+        ("szext", ["clamp", "u32"]) => IntegerOp::ExtendUnsignedClamp,
+        ("szext", ["clamp", "s32"]) => IntegerOp::ExtendSignedClamp,
         _ => return Err(UNSUPPORTED),
     };
     s.expect_operands(3, 3)?;
@@ -192,7 +249,11 @@ fn field<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> 
 
 /// Operations whose result is a 32-bit count, and `brev`.
 fn bits<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let [ty] = s.modifiers() else { return Err(UNSUPPORTED) };
+    let (ty, shifts) = match s.modifiers() {
+        ["shiftamt", ty] if s.name() == "bfind" => (ty, true),
+        [ty] => (ty, false),
+        _ => return Err(UNSUPPORTED),
+    };
     let width = type_bits(ty)?;
     if width < 32 {
         return Err(UNSUPPORTED);
@@ -201,6 +262,8 @@ fn bits<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
         "popc" => (IntegerOp::PopulationCount, 32),
         "clz" => (IntegerOp::LeadingZeros, 32),
         "brev" => (IntegerOp::ReverseBits, width),
+        _ if shifts && is_signed(ty) => (IntegerOp::ShiftToHighSigned, 32),
+        _ if shifts => (IntegerOp::ShiftToHighUnsigned, 32),
         _ if is_signed(ty) => (IntegerOp::FindHighSigned, 32),
         _ => (IntegerOp::FindHighUnsigned, 32),
     };
@@ -211,22 +274,34 @@ fn bits<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
 }
 
 fn special<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let mut immediate = 0;
     let op = match (s.name(), s.modifiers()) {
         ("prmt", ["b32"]) => IntegerOp::Permute,
+        ("prmt", ["b32", mode]) => {
+            let modes = ["f4e", "b4e", "rc8", "ecl", "ecr", "rc16"];
+            immediate = modes.iter().position(|known| known == mode).ok_or(UNSUPPORTED)? as i32;
+            IntegerOp::PermuteByTable
+        }
         ("lop3", ["b32"]) => IntegerOp::Logic3,
         ("sad", ["u32"]) => IntegerOp::SadUnsigned,
         ("sad", ["s32"]) => IntegerOp::SadSigned,
-        ("dp4a", ["u32", "u32"]) => IntegerOp::Dp4aUnsigned,
-        ("dp4a", ["s32", "s32"]) => IntegerOp::Dp4aSigned,
+        ("dp4a", [left @ ("u32" | "s32"), right @ ("u32" | "s32")]) => {
+            immediate = i32::from(is_signed(left)) | i32::from(is_signed(right)) << 1;
+            IntegerOp::DotBytes
+        }
+        ("dp2a", [half @ ("lo" | "hi"), left @ ("u32" | "s32"), right @ ("u32" | "s32")]) => {
+            immediate = i32::from(is_signed(left)) | i32::from(is_signed(right)) << 1;
+            immediate |= i32::from(*half == "hi") << 2;
+            IntegerOp::DotHalves
+        }
         _ => return Err(UNSUPPORTED),
     };
     let logic = op == IntegerOp::Logic3;
     s.expect_operands(4 + usize::from(logic), 4 + usize::from(logic))?;
     let d = b.destination(s, 0, 32)?;
     let sources = [b.source(s, 1, 32)?, b.source(s, 2, 32)?, b.source(s, 3, 32)?];
-    let mut instruction = with_rows(Op::Integer32(op), d, &sources);
     if logic {
-        instruction.immediate = b.immediate(s, 4)?;
+        immediate = b.immediate(s, 4)?;
     }
-    Ok(instruction)
+    Ok(Instruction { immediate, ..with_rows(Op::Integer32(op), d, &sources) })
 }

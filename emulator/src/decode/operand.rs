@@ -19,6 +19,12 @@ fn fits(class: Class, bits: u32) -> bool {
     }
 }
 
+/// Whether a special register is one of so many.
+fn is_numbered(name: &str, family: &str, count: u32) -> bool {
+    let number = name.strip_prefix(family).and_then(|number| number.parse().ok());
+    number.is_some_and(|number: u32| number < count)
+}
+
 /// The value of a special register.
 fn special(name: &str) -> Option<Special> {
     let (name, dimension) = match name.split_once('.') {
@@ -46,8 +52,10 @@ fn special(name: &str) -> Option<Special> {
         ("%lanemask_gt", 3) => Special::LaneMaskGt,
         ("%lanemask_ge", 3) => Special::LaneMaskGe,
         ("%dynamic_smem_size", 3) => Special::DynamicSharedBytes,
-        ("%total_smem_size", 3) => Special::TotalSharedBytes,
+        ("%total_smem_size" | "%aggr_smem_size", 3) => Special::TotalSharedBytes,
         ("%smid" | "%gridid" | "%cluster_ctarank", 3) => Special::Zero,
+        // Nobody has set or started these.
+        (name, 3) if is_numbered(name, "%envreg", 32) || is_numbered(name, "%pm", 8) => Special::Zero,
         // The clocks, which count instructions, do not get that far.
         ("%clock_hi" | "%globaltimer_hi", 3) => Special::Zero,
         ("%nsmid" | "%cluster_nctarank", 3) => Special::One,
@@ -75,6 +83,7 @@ impl<'a> Builder<'a, '_> {
             Scalar::Name(name) if name.starts_with('%') => match special(name) {
                 Some(value) if !wide => self.fill(Fill::Special(value), false),
                 Some(Special::Zero) if name == "%gridid" => self.constant(0, true),
+                None if wide && name == "%current_graph_exec" => self.constant(0, true),
                 _ => Err(ParseErrorKind::UnknownName(name.to_string())),
             },
             Scalar::Name(name) => self.symbol_address(name, 0, wide),

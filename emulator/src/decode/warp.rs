@@ -40,13 +40,13 @@ fn shuffle<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction
     Ok(Instruction { immediate: in_range as i32, ..with_rows(Op::Shuffle(op), d, &rows) })
 }
 
-/// `vote.sync.mode.type d, {!}p, membermask;`
+/// `vote.sync.mode.type d, {!}p, membermask;`, or with `sync` behind the mode.
 fn vote<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let op = match s.modifiers() {
-        ["sync", "all", "pred"] => VoteOp::All,
-        ["sync", "any", "pred"] => VoteOp::Any,
-        ["sync", "uni", "pred"] => VoteOp::Uniform,
-        ["sync", "ballot", "b32"] => VoteOp::Ballot,
+        ["sync", "all", "pred"] | ["all", "sync", "pred"] => VoteOp::All,
+        ["sync", "any", "pred"] | ["any", "sync", "pred"] => VoteOp::Any,
+        ["sync", "uni", "pred"] | ["uni", "sync", "pred"] => VoteOp::Uniform,
+        ["sync", "ballot", "b32"] | ["ballot", "sync", "b32"] => VoteOp::Ballot,
         _ => return Err(UNSUPPORTED),
     };
     s.expect_operands(3, 3)?;

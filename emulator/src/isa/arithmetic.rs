@@ -67,6 +67,10 @@ pub enum IntegerOp {
     MinSigned,
     /// Signed maximum.
     MaxSigned,
+    /// `a` if the signed 32-bit number `c` is at least 0, else `b`.
+    SelectBySign,
+    /// `a` if the f32 `c` is at least 0, else `b`.
+    SelectByFloat,
     /// Number of bits set.
     PopulationCount,
     /// Number of leading zeros.
@@ -81,10 +85,28 @@ pub enum IntegerOp {
     FieldExtractUnsigned,
     /// Signed bit field.
     FieldExtractSigned,
+    /// By how much to shift left to have the highest bit that differs from a zero extension at the top.
+    ShiftToHighUnsigned,
+    /// The same of the highest bit that differs from the sign.
+    ShiftToHighSigned,
+    /// `b` ones from bit `a` on, both modulo 32.
+    BitMaskWrap,
+    /// The same, cut off at 32.
+    BitMaskClamp,
+    /// The lower `b` bits, a number modulo 32, extended with zeros.
+    ExtendUnsignedWrap,
+    /// The same with the sign.
+    ExtendSignedWrap,
+    /// The lower `b` bits extended with zeros; with 32 and more, all.
+    ExtendUnsignedClamp,
+    /// The same with the sign.
+    ExtendSignedClamp,
     /// Bit field insertion: `a` into `b` at `c`, length `e`.
     FieldInsert,
     /// Byte permutation.
     Permute,
+    /// Byte permutation of a mode, by its number in `immediate`, and the lower two bits of `c`.
+    PermuteByTable,
     /// Three-input logic by the table in `immediate`.
     Logic3,
     /// Funnel shift left, amount modulo 32.
@@ -95,18 +117,49 @@ pub enum IntegerOp {
     FunnelRightWrap,
     /// Funnel shift right, amount clamped to 32.
     FunnelRightClamp,
-    /// Lower 24-bit unsigned product.
+    /// Lower 32 bits of the product of unsigned numbers of 24 bits.
     Mul24Unsigned,
-    /// Lower 24-bit signed product.
+    /// The same of signed ones.
     Mul24Signed,
+    /// Upper 32 of its 48 bits.
+    Mul24HighUnsigned,
+    /// The same of signed ones.
+    Mul24HighSigned,
+    /// Lower 32 bits of the product of unsigned numbers of 24 bits, plus `c`.
+    Mad24Unsigned,
+    /// The same of signed ones.
+    Mad24Signed,
+    /// Upper 32 of the product's 48 bits, plus `c`.
+    Mad24HighUnsigned,
+    /// The same of signed ones.
+    Mad24HighSigned,
+    /// Signed minimum, at least 0.
+    MinRelu,
+    /// Signed maximum, at least 0.
+    MaxRelu,
+    /// Sums of the halves.
+    AddPair,
+    /// Minima of unsigned halves.
+    MinPairUnsigned,
+    /// Maxima of unsigned halves.
+    MaxPairUnsigned,
+    /// Minima of signed halves.
+    MinPairSigned,
+    /// Maxima of signed halves.
+    MaxPairSigned,
+    /// Minima of signed halves, at least 0.
+    MinPairRelu,
+    /// Maxima of signed halves, at least 0.
+    MaxPairRelu,
     /// Sum of absolute differences, unsigned.
     SadUnsigned,
     /// Sum of absolute differences, signed.
     SadSigned,
-    /// Four-way dot product of unsigned bytes, plus `c`.
-    Dp4aUnsigned,
-    /// Four-way dot product of signed bytes, plus `c`.
-    Dp4aSigned,
+    /// Dot product of the bytes of `a` and `b`, plus `c`: signed ones of `a` by bit 0 of `immediate`, of `b`
+    /// by bit 1.
+    DotBytes,
+    /// Dot product of the halves of `a` and the lower or, by bit 2, the upper two bytes of `b`, plus `c`.
+    DotHalves,
 }
 
 /// Operations on floating-point numbers.

@@ -60,7 +60,8 @@ pub enum Op {
     ConvertPairBfloat,
     /// Two f32 to a pair of f16.
     ConvertPairHalf,
-    /// f32 to the nearest tf32, ties away from zero.
+    /// f32 to the nearest tf32, ties away from zero; to even in the variant; with the saturate flag towards
+    /// zero.
     ConvertTf32,
     /// Widening u32 to u64.
     ConvertU32ToU64,
@@ -241,6 +242,13 @@ pub enum MatrixOp {
     M16N8K8Tf32,
     /// m16n8k4, tf32 inputs, f32 accumulators.
     M16N8K4Tf32,
+    /// m16n8k32, bytes, i32 accumulators: signed ones of A by bit 0 of `immediate`, of B by bit 1; by bit 2
+    /// results are clamped to the range of i32.
+    M16N8K32Bytes,
+    /// m16n8k16 of the same.
+    M16N8K16Bytes,
+    /// m8n8k16 of the same.
+    M8N8K16Bytes,
     /// `ldmatrix` of `count` matrices into the list at `d`.
     LoadMatrix,
     /// `stmatrix` of `count` matrices from the list at `d`.

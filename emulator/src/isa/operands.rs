@@ -189,15 +189,17 @@ fn integer(
         I::PopulationCount | I::LeadingZeros | I::FindHighUnsigned | I::FindHighSigned => {
             [1, one, 0, 0, 0]
         }
+        I::ShiftToHighUnsigned | I::ShiftToHighSigned => [1, one, 0, 0, 0],
         I::ShiftLeft | I::ShiftRightUnsigned | I::ShiftRightSigned => [one, one, 1, 0, 0],
         I::MulWideUnsigned | I::MulWideSigned => [two, one, one, 0, 0],
         I::MadWideUnsigned | I::MadWideSigned => [two, one, one, two, 0],
         I::Mad | I::MadHighUnsigned | I::MadHighSigned => [one, one, one, one, 0],
         I::FieldExtractUnsigned | I::FieldExtractSigned => [one, one, 1, 1, 0],
         I::FieldInsert => [one, one, one, 1, 1],
-        I::Permute | I::Logic3 | I::SadUnsigned | I::SadSigned | I::Dp4aUnsigned | I::Dp4aSigned => {
-            [1, 1, 1, 1, 0]
-        }
+        I::SelectBySign | I::SelectByFloat => [one, one, one, 1, 0],
+        I::Permute | I::PermuteByTable | I::Logic3 | I::SadUnsigned | I::SadSigned => [1, 1, 1, 1, 0],
+        I::DotBytes | I::DotHalves => [1, 1, 1, 1, 0],
+        I::Mad24Unsigned | I::Mad24Signed | I::Mad24HighUnsigned | I::Mad24HighSigned => [1, 1, 1, 1, 0],
         I::FunnelLeftWrap | I::FunnelLeftClamp | I::FunnelRightWrap | I::FunnelRightClamp => {
             [1, 1, 1, 1, 0]
         }
@@ -267,9 +269,12 @@ fn matrix(
     lists: &mut [u32],
     f: &mut impl FnMut(&mut u32, u32, Role),
 ) {
-    let (a, b) = match op {
-        MatrixOp::M16N8K16Bf16 | MatrixOp::M16N8K16F16 | MatrixOp::M16N8K8Tf32 => (4, 2),
-        MatrixOp::M16N8K8Bf16 | MatrixOp::M16N8K8F16 | MatrixOp::M16N8K4Tf32 => (2, 1),
+    let (a, b, d) = match op {
+        MatrixOp::M16N8K16Bf16 | MatrixOp::M16N8K16F16 | MatrixOp::M16N8K8Tf32 => (4, 2, 4),
+        MatrixOp::M16N8K8Bf16 | MatrixOp::M16N8K8F16 | MatrixOp::M16N8K4Tf32 => (2, 1, 4),
+        MatrixOp::M16N8K32Bytes => (4, 2, 4),
+        MatrixOp::M16N8K16Bytes => (2, 1, 4),
+        MatrixOp::M8N8K16Bytes => (1, 1, 2),
         MatrixOp::LoadMatrix | MatrixOp::StoreMatrix => {
             address(i, f);
             let role = if op == MatrixOp::LoadMatrix { Role::Write } else { Role::Read };
@@ -279,8 +284,8 @@ fn matrix(
     };
     list(lists, i.a, a, 1, Role::Read, f);
     list(lists, i.b, b, 1, Role::Read, f);
-    list(lists, i.c, 4, 1, Role::Read, f);
-    list(lists, i.d, 4, 1, Role::Write, f);
+    list(lists, i.c, d, 1, Role::Read, f);
+    list(lists, i.d, d, 1, Role::Write, f);
 }
 
 fn mbarrier(i: &mut Instruction, op: MbarrierOp, f: &mut impl FnMut(&mut u32, u32, Role)) {

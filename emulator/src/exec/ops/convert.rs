@@ -20,15 +20,29 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, op: Op) {
         Op::ConvertU32ToU16 => map1(r, i, m, |a: u32| a & 0xffff),
         Op::ConvertBfloatToF32 => map1(r, i, m, |a: Bfloat| a.to_f32()),
         Op::ConvertHalfToF32 => map1(r, i, m, |a: Half| canonical(a.to_f32())),
-        // Half of what is cut off is added first: the carry rounds. tf32 has 10 bits of f32's 23.
-        Op::ConvertTf32 => map1(r, i, m, |a: u32| match a & 0x7fff_ffff {
-            0x7f80_0001.. => canonical(f32::NAN),
-            _ => a.wrapping_add(0x1000) & !0x1fff,
-        }),
+        Op::ConvertTf32 => tf32(r, i, m),
         Op::ConvertPairBfloat => pair::<Bfloat>(r, i, m),
         Op::ConvertPairHalf => pair::<Half>(r, i, m),
         _ => typed(r, i, m),
     }
+}
+
+/// 10 of the 23 bits of f32. What is cut off rounds by what is added first, of which the carry stays: half of
+/// it, away from 0 in the middle; or less, where the last bit that stays is even; or nothing.
+#[inline(always)]
+fn tf32(r: &mut Registers, i: &Instruction, m: u32) {
+    let (to_even, to_zero) = (i.has(FLAG_VARIANT), i.has(FLAG_SATURATE));
+    map1(r, i, m, |a: u32| {
+        let added = match (to_even, to_zero) {
+            (true, _) => 0xfff + (a >> 13 & 1),
+            (_, true) => 0,
+            _ => 0x1000,
+        };
+        match a & 0x7fff_ffff {
+            0x7f80_0001.. => canonical(f32::NAN),
+            _ => a.wrapping_add(added) & !0x1fff,
+        }
+    });
 }
 
 #[inline(always)]

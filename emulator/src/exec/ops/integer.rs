@@ -2,7 +2,7 @@
 
 use crate::exec::values::map::{map1, map2, map3, map4};
 use crate::exec::values::registers::Registers;
-use crate::isa::{Instruction, IntegerOp};
+use crate::isa::{FLAG_FTZ, Instruction, IntegerOp};
 
 /// Operations that exist for every width.
 macro_rules! common {
@@ -47,6 +47,14 @@ macro_rules! common {
             IntegerOp::MaxUnsigned => map2($r, $i, $m, |a: $u, b: $u| a.max(b)),
             IntegerOp::MinSigned => map2($r, $i, $m, |a: $s, b: $s| a.min(b)),
             IntegerOp::MaxSigned => map2($r, $i, $m, |a: $s, b: $s| a.max(b)),
+            IntegerOp::SelectBySign => {
+                map3($r, $i, $m, |a: $u, b: $u, c: i32| if c >= 0 { a } else { b });
+            }
+            IntegerOp::SelectByFloat => {
+                // Flushed, a number below the smallest normal one is a zero.
+                let least = if $i.has(FLAG_FTZ) { -f32::MIN_POSITIVE } else { 0.0 };
+                map3($r, $i, $m, |a: $u, b: $u, c: f32| if c >= 0.0 || c > least { a } else { b });
+            }
             _ => $rest,
         }
     };
@@ -92,6 +100,13 @@ macro_rules! bits {
             IntegerOp::FindHighSigned => map1($r, $i, $m, |a: $s| {
                 let magnitude = (if a < 0 { !a } else { a }) as $u;
                 (<$u>::BITS - 1).wrapping_sub(magnitude.leading_zeros())
+            }),
+            IntegerOp::ShiftToHighUnsigned => {
+                map1($r, $i, $m, |a: $u| if a == 0 { !0 } else { a.leading_zeros() });
+            }
+            IntegerOp::ShiftToHighSigned => map1($r, $i, $m, |a: $s| {
+                let magnitude = (if a < 0 { !a } else { a }) as $u;
+                if magnitude == 0 { !0 } else { magnitude.leading_zeros() }
             }),
             IntegerOp::FieldExtractUnsigned => map3($r, $i, $m, |a: $u, position: u32, length: u32| {
                 let (position, length) = (position & 0xff, length & 0xff);
@@ -161,7 +176,30 @@ fn only32(r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) {
     match op {
         IntegerOp::AddSaturating => map2(r, i, m, i32::saturating_add),
         IntegerOp::SubSaturating => map2(r, i, m, i32::saturating_sub),
-        IntegerOp::Permute => permute(r, i, m),
+        IntegerOp::Permute => permute(r, i, m, |selector| selector),
+        IntegerOp::PermuteByTable => {
+            let table = PERMUTATIONS[i.immediate as usize];
+            permute(r, i, m, |selector| table[selector as usize & 3]);
+        }
+        IntegerOp::BitMaskWrap => map2(r, i, m, |a: u32, b: u32| bit_mask(a & 31, b & 31)),
+        IntegerOp::BitMaskClamp => map2(r, i, m, |a: u32, b: u32| bit_mask(a, b)),
+        IntegerOp::ExtendUnsignedWrap => map2(r, i, m, |a: u32, b: u32| extend(a, b & 31, false)),
+        IntegerOp::ExtendSignedWrap => map2(r, i, m, |a: u32, b: u32| extend(a, b & 31, true)),
+        IntegerOp::ExtendUnsignedClamp => map2(r, i, m, |a: u32, b: u32| extend(a, b, false)),
+        IntegerOp::ExtendSignedClamp => map2(r, i, m, |a: u32, b: u32| extend(a, b, true)),
+        IntegerOp::MinRelu => map2(r, i, m, |a: i32, b: i32| a.min(b).max(0)),
+        IntegerOp::MaxRelu => map2(r, i, m, |a: i32, b: i32| a.max(b).max(0)),
+        IntegerOp::AddPair => map2(r, i, m, |a: u32, b: u32| pair(a, b, i16::wrapping_add)),
+        IntegerOp::MinPairSigned => map2(r, i, m, |a: u32, b: u32| pair(a, b, i16::min)),
+        IntegerOp::MaxPairSigned => map2(r, i, m, |a: u32, b: u32| pair(a, b, i16::max)),
+        IntegerOp::MinPairUnsigned => {
+            map2(r, i, m, |a: u32, b: u32| pair(a, b, |a, b| (a as u16).min(b as u16) as i16));
+        }
+        IntegerOp::MaxPairUnsigned => {
+            map2(r, i, m, |a: u32, b: u32| pair(a, b, |a, b| (a as u16).max(b as u16) as i16));
+        }
+        IntegerOp::MinPairRelu => map2(r, i, m, |a: u32, b: u32| pair(a, b, |a, b| a.min(b).max(0))),
+        IntegerOp::MaxPairRelu => map2(r, i, m, |a: u32, b: u32| pair(a, b, |a, b| a.max(b).max(0))),
         IntegerOp::Logic3 => logic3(r, i, m),
         IntegerOp::FunnelLeftWrap => {
             map3(r, i, m, |a: u32, b: u32, c: u32| ((join(a, b) << (c & 31)) >> 32) as u32);
@@ -175,33 +213,103 @@ fn only32(r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) {
         IntegerOp::FunnelRightClamp => {
             map3(r, i, m, |a: u32, b: u32, c: u32| (join(a, b) >> c.min(32)) as u32);
         }
-        IntegerOp::Mul24Unsigned => {
-            map2(r, i, m, |a: u32, b: u32| (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff));
+        IntegerOp::Mul24Unsigned => map2(r, i, m, |a: u32, b: u32| unsigned24(a, b) as u32),
+        IntegerOp::Mul24Signed => map2(r, i, m, |a: i32, b: i32| signed24(a, b) as u32),
+        IntegerOp::Mul24HighUnsigned => map2(r, i, m, |a: u32, b: u32| (unsigned24(a, b) >> 16) as u32),
+        IntegerOp::Mul24HighSigned => map2(r, i, m, |a: i32, b: i32| (signed24(a, b) >> 16) as u32),
+        IntegerOp::Mad24Unsigned => {
+            map3(r, i, m, |a: u32, b: u32, c: u32| (unsigned24(a, b) as u32).wrapping_add(c));
         }
-        IntegerOp::Mul24Signed => {
-            map2(r, i, m, |a: i32, b: i32| (a << 8 >> 8).wrapping_mul(b << 8 >> 8));
+        IntegerOp::Mad24Signed => {
+            map3(r, i, m, |a: i32, b: i32, c: u32| (signed24(a, b) as u32).wrapping_add(c));
+        }
+        IntegerOp::Mad24HighUnsigned => {
+            map3(r, i, m, |a: u32, b: u32, c: u32| ((unsigned24(a, b) >> 16) as u32).wrapping_add(c));
+        }
+        IntegerOp::Mad24HighSigned => {
+            map3(r, i, m, |a: i32, b: i32, c: u32| ((signed24(a, b) >> 16) as u32).wrapping_add(c));
         }
         IntegerOp::SadUnsigned => {
             map3(r, i, m, |a: u32, b: u32, c: u32| c.wrapping_add(a.abs_diff(b)));
         }
         IntegerOp::SadSigned => map3(r, i, m, |a: i32, b: i32, c: u32| c.wrapping_add(a.abs_diff(b))),
-        IntegerOp::Dp4aUnsigned => map3(r, i, m, |a: u32, b: u32, c: u32| {
-            let products = a.to_le_bytes().into_iter().zip(b.to_le_bytes());
-            products.fold(c, |sum, (x, y)| sum.wrapping_add(u32::from(x) * u32::from(y)))
+        IntegerOp::DotBytes => dot(r, i, m, |a, is_signed| {
+            a.to_le_bytes().map(|byte| extended(u32::from(byte), 8, is_signed))
         }),
-        IntegerOp::Dp4aSigned => map3(r, i, m, |a: u32, b: u32, c: i32| {
-            let products = a.to_le_bytes().into_iter().zip(b.to_le_bytes());
-            products.fold(c, |sum, (x, y)| sum.wrapping_add(i32::from(x as i8) * i32::from(y as i8)))
-        }),
+        IntegerOp::DotHalves => {
+            // Those of `b` that have no half beside them count for nothing.
+            dot(r, i, m, |a, is_signed| {
+                [extended(a, 16, is_signed), extended(a >> 16, 16, is_signed), 0, 0]
+            });
+        }
         _ => unknown(op),
     }
 }
 
-/// `prmt`: each nibble of the selector picks a byte of `b:a`, or its sign spread over eight bits.
+/// The lower bits of a number, with zeros or the sign.
+fn extended(value: u32, bits: u32, is_signed: bool) -> i64 {
+    let shifted = value << (32 - bits);
+    if is_signed { i64::from(shifted as i32 >> (32 - bits)) } else { i64::from(shifted >> (32 - bits)) }
+}
+
+/// `dp4a` and `dp2a`: what `parts` makes of `a`, times the bytes of `b`, plus `c`.
 #[inline(always)]
-fn permute(r: &mut Registers, i: &Instruction, m: u32) {
-    map3(r, i, m, |a: u32, b: u32, selector: u32| {
+fn dot(r: &mut Registers, i: &Instruction, m: u32, parts: impl Fn(u32, bool) -> [i64; 4]) {
+    let flags = i.immediate;
+    map3(r, i, m, |a: u32, b: u32, c: u32| {
+        let b = if flags & 4 != 0 { b >> 16 } else { b };
+        let bytes = b.to_le_bytes().map(|byte| extended(u32::from(byte), 8, flags & 2 != 0));
+        let products = parts(a, flags & 1 != 0).into_iter().zip(bytes).map(|(a, b)| a * b);
+        (i64::from(c) + products.sum::<i64>()) as u32
+    });
+}
+
+fn unsigned24(a: u32, b: u32) -> u64 {
+    u64::from(a & 0xff_ffff) * u64::from(b & 0xff_ffff)
+}
+
+fn signed24(a: i32, b: i32) -> i64 {
+    i64::from(a << 8 >> 8) * i64::from(b << 8 >> 8)
+}
+
+/// `bmsk`: so many ones from a bit on, as far as there are bits.
+fn bit_mask(first: u32, count: u32) -> u32 {
+    let ones = if count < 32 { (1 << count) - 1 } else { !0 };
+    if first < 32 { ones << first } else { 0 }
+}
+
+/// `szext`: the lower bits, extended; with 32 and more, all.
+fn extend(value: u32, bits: u32, is_signed: bool) -> u32 {
+    match bits {
+        0 => 0,
+        1..32 => extended(value, bits, is_signed) as u32,
+        _ => value,
+    }
+}
+
+/// Both halves.
+fn pair(a: u32, b: u32, f: impl Fn(i16, i16) -> i16) -> u32 {
+    let half = |shift: u32| u32::from(f((a >> shift) as i16, (b >> shift) as i16) as u16);
+    half(0) | half(16) << 16
+}
+
+/// The modes of `prmt`, f4e, b4e, rc8, ecl, ecr and rc16: selectors by the lower two bits of `c`.
+const PERMUTATIONS: [[u32; 4]; 6] = [
+    [0x3210, 0x4321, 0x5432, 0x6543],
+    [0x5670, 0x6701, 0x7012, 0x0123],
+    [0x0000, 0x1111, 0x2222, 0x3333],
+    [0x3210, 0x3211, 0x3222, 0x3333],
+    [0x0000, 0x1110, 0x2210, 0x3210],
+    [0x1010, 0x3232, 0x1010, 0x3232],
+];
+
+/// `prmt`: each nibble of what `selector` makes of `c` picks a byte of `b:a`, or its sign spread over
+/// eight bits.
+#[inline(always)]
+fn permute(r: &mut Registers, i: &Instruction, m: u32, selector: impl Fn(u32) -> u32) {
+    map3(r, i, m, |a: u32, b: u32, c: u32| {
         let bytes = u64::from(b) << 32 | u64::from(a);
+        let selector = selector(c);
         let mut out = 0;
         for position in 0..4 {
             let nibble = selector >> (4 * position);

@@ -31,6 +31,9 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Matri
         MatrixOp::M16N8K8F16 => multiply16::<Half, 8>(&mut w.registers, i, m, lists),
         MatrixOp::M16N8K8Tf32 => multiply32::<8>(&mut w.registers, i, m, lists),
         MatrixOp::M16N8K4Tf32 => multiply32::<4>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K32Bytes => multiply8::<16, 32>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K16Bytes => multiply8::<16, 16>(&mut w.registers, i, m, lists),
+        MatrixOp::M8N8K16Bytes => multiply8::<8, 16>(&mut w.registers, i, m, lists),
     }
     c.statistics.matrix_instructions += 1;
     Ok(())
@@ -108,6 +111,51 @@ fn multiply32<const K: usize>(r: &mut Registers, i: &Instruction, m: u32, lists:
         }
     }
     accumulate::<K>(r, i, m, lists, &left, &right);
+}
+
+/// Bytes, exact. Four lanes hold 16 values of k of a row of A, or of a column of B, in a register, four a
+/// lane; registers 0 and 1 of A are of rows 0 to 7 and 8 to 15, and the next ones of the next values of k. C
+/// and D are as for [`accumulate`].
+fn multiply8<const ROWS: usize, const K: usize>(
+    r: &mut Registers,
+    i: &Instruction,
+    m: u32,
+    lists: &[u32],
+) {
+    let value = |word: u32, byte: usize, is_signed: bool| {
+        let byte = word.to_le_bytes()[byte];
+        if is_signed { i64::from(byte as i8) } else { i64::from(byte) }
+    };
+    let (a_is_signed, b_is_signed) = (i.immediate & 1 != 0, i.immediate & 2 != 0);
+    let (mut left, mut right) = ([[0; K]; ROWS], [[0; K]; 8]);
+    let halves = ROWS / 8;
+    for k in 0..K {
+        let (block, quad, byte) = (k / 16, k % 16 / 4, k % 4);
+        for half in 0..halves {
+            let words = *r.row32(lists[i.a as usize + block * halves + half]);
+            for row in 0..8 {
+                left[half * 8 + row][k] = value(words[row * 4 + quad], byte, a_is_signed);
+            }
+        }
+        let words = *r.row32(lists[i.b as usize + block]);
+        for column in 0..8 {
+            right[column][k] = value(words[column * 4 + quad], byte, b_is_signed);
+        }
+    }
+    let mut out = [Row([0; LANES]); 4];
+    for (register, sums) in out.iter_mut().enumerate().take(2 * halves) {
+        sums.0 = *r.row32(lists[i.c as usize + register]);
+        for (lane, sum) in sums.0.iter_mut().enumerate() {
+            let (row, column) = (register / 2 * 8 + lane / 4, lane % 4 * 2 + register % 2);
+            let products = left[row].iter().zip(&right[column]).map(|(a, b)| a * b);
+            let total = i64::from(*sum as i32) + products.sum::<i64>();
+            let clamped = total.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
+            *sum = if i.immediate & 4 != 0 { clamped } else { total } as u32;
+        }
+    }
+    for (register, sums) in out.iter().enumerate().take(2 * halves) {
+        r.set32(lists[i.d as usize + register], m, &sums.0);
+    }
 }
 
 /// `d = a * b + c`. Registers 0 and 1 of C and D hold the even and the odd columns of rows 0 to 7, four

@@ -163,9 +163,9 @@ fn heads_together(kernel: &str) -> Vec<Case> {
     let in_f32 = |case: &Case| Case { output_dtype: Dtype::F32, ..case.clone() };
     let odd = Case { value_dim: dim - 15, ..three.clone() };
     let dead = Case { mask: window, key_rows: 5, ..four.clone() };
-    let mut cases = vec![
-        three.clone(),
-        full.clone(),
+    let mut cases = vec![three.clone(), full.clone()];
+    cases.extend(featured_at_edges(&three));
+    cases.extend([
         Case { num_splits: Some(3), ..three.clone() },
         Case { num_splits: Some(3), ..packed.clone() },
         Case { scale: Some(-0.2), softcap: Some(2.0), ..packed.clone() },
@@ -189,10 +189,9 @@ fn heads_together(kernel: &str) -> Vec<Case> {
         Case { query_rows: 3, ..full },
         Case { features: Features { has_sinks: true, ..Features::default() }, ..three.clone() },
         Case { features: Features { has_sinks: true, ..Features::default() }, ..packed.clone() },
-        with_features(Case { num_splits: Some(3), ..three.clone() }, true),
+        with_features(Case { num_splits: Some(3), ..three }, true),
         with_features(packed, false),
-    ];
-    cases.extend(featured_at_edges(&three));
+    ]);
     cases
 }
 
@@ -283,6 +282,9 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         with_features(packed.clone(), false),
         in_f32(Case { seed: 5, scale: Some(-0.1), ..packed }),
         window,
+    ];
+    cases.extend(featured_at_edges(&ragged));
+    cases.extend([
         in_f32(odd.clone()),
         odd,
         Case { softcap: Some(2.0), scale: Some(-0.2), ..ragged.clone() },
@@ -293,8 +295,7 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         Case { value_dim: 24, ..ragged.clone() },
         Case { head_dim: 3, ..ragged.clone() },
         Case { query_rows: 2 * ragged.query_rows, key_rows: 5, query_heads: 4, key_heads: 2, ..full },
-    ];
-    cases.extend(featured_at_edges(&ragged));
+    ]);
     if is_forward && spec(kernel).splits_keys() {
         // Three ranges of a key tile, of which rows see nothing, a part or all. The last warp has few rows: what it
         // wrote of others would be the next ones', or behind the workspace.

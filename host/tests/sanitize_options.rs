@@ -128,6 +128,26 @@ fn schedules_may_be_as_many_as_there_are_seeds() {
     }
 }
 
+/// Not that it has other parameters than it is given: those of its text may be what is wrong.
+#[test]
+fn a_kernel_whose_text_is_wrong_is_refused_for_that_beside_a_good_one() {
+    let good = ".visible .entry good(.param .u64 p) { ret; }\n";
+    for (bad, wrong) in [
+        ("(.param .u64 p) { .reg .b32 %r<2>; mov.u32 %r1, %nope; ret; }", "unknown name %nope"),
+        ("(.param .u64 p, u32 n) { ret; }", "expected .param"),
+    ] {
+        let head = ".version 7.8\n.target sm_80\n.address_size 64\n";
+        let ptx = File::new("two.ptx", &format!("{head}.visible .entry bad{bad}\n{good}"));
+        let run = |entry: &str, code| {
+            let arguments = ["--ptx", ptx.text(), "--entry", entry, "--block", "1"];
+            answer(&[&arguments[..], &["--arg", "buf:u32:1:zeros"]].concat(), code)
+        };
+        let text = run("bad", 2);
+        assert!(text.starts_with("fattn: bad: PTX line 4: ") && text.contains(wrong), "{text}");
+        assert!(run("good", 0).ends_with("nothing found\n"));
+    }
+}
+
 #[test]
 fn text_that_is_no_ptx_is_quoted() {
     let ptx = File::new("hello", "hello");

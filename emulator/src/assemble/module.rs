@@ -166,7 +166,7 @@ impl<'a> ModuleParser<'a> {
             if self.cursor.skip_body().is_err() {
                 return Err(error);
             }
-            kernel = KernelData { name: kernel.name, error: Some(error), ..KernelData::default() };
+            kernel.error = Some(error);
         }
         self.kernels.push(kernel);
         Ok(())

@@ -12,7 +12,7 @@ use buffer::Buffer;
 use clap::{Args, ValueEnum};
 use error::{Result, SanitizeError, expected};
 use launch::Setup;
-use ptx_emulator::{Checks, Kernel, Module, Options, Region, Schedule};
+use ptx_emulator::{Checks, Kernel, LaunchError, Module, Options, Region, Schedule};
 use report::Summary;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -108,6 +108,11 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
     let block = size("--block", &arguments.block)?;
     let module = module(&arguments.ptx)?;
     let kernel = kernel(&module, arguments.entry.as_deref())?;
+    if let Some(error) = kernel.error() {
+        // Before anything is said about arguments: its parameters may be what is wrong.
+        let kernel = kernel.name().to_owned();
+        return Err(SanitizeError::from(LaunchError::Unsupported { kernel, error }).into());
+    }
     let setup = Setup {
         grid,
         block,

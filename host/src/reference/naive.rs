@@ -24,8 +24,8 @@ pub fn naive(
     naive_with(sizes, &Scores::default(), [input, output], [q, k, v])
 }
 
-/// Scores, once they have bias and slopes, and probabilities, once dropout has dropped or scaled them, are
-/// rounded to `input`, sums are taken in f32 as `Accumulator` says, o is rounded to `output`.
+/// Scores, once they have bias and slopes, and probabilities, before and after dropout has dropped or scaled
+/// them, are rounded to `input`, sums are taken in f32 as `Accumulator` says, o is rounded to `output`.
 ///
 /// Shapes as in [`super::exact()`].
 pub fn naive_with(
@@ -74,7 +74,8 @@ fn naive_head(
         let sum = scores.iter().sum::<f32>() + (sink - largest).exp();
         let mut sums = Accumulator::new(input, sizes.value_dim);
         for (key_row, weight) in visible.into_iter().zip(&scores) {
-            let probability = input.round(weight / sum * row_scores.kept(key_row) as f32);
+            let probability = input.round(weight / sum);
+            let probability = input.round(probability * row_scores.kept(key_row) as f32);
             sums.add(probability, Sizes::row(v, v_shape, batch, key_row, key_head));
         }
         result.iter_mut().zip(sums.finish()).for_each(|(o, sum)| *o = output.round(sum));

@@ -52,8 +52,8 @@ pub fn naive_backward(
     naive_backward_with(sizes, &Scores::default(), precisions, tensors, given, d_lse)
 }
 
-/// Every tensor that unfused code writes to memory is rounded: scores, probabilities (as they are, and as
-/// dropout leaves them), dp (as dropout leaves it) and ds (before and after the derivative of a softcap,
+/// Every tensor that unfused code writes to memory is rounded: scores, probabilities and dp (as they are, and
+/// as dropout leaves what was rounded) and ds (before and after the derivative of a softcap,
 /// which comes from the rounded capped score) to `input`, gradients to `gradient`; lse, delta and sums (see
 /// `Accumulator`) are f32. Probabilities come from lse: in f32 the rounding of lse is what limits them. Delta
 /// comes from `o`, `[B, Sq, Hq, Dv]`, that of the forward, rounded to its type: whoever computes gradients is
@@ -126,9 +126,9 @@ fn head_gradients(
             let probability = |score: f32| input.round((score - lse).exp());
             let p: Vec<f32> = scores.iter().copied().map(probability).collect();
             let kept: Vec<f32> = visible.iter().map(|&row| row_scores.kept(row) as f32).collect();
-            let weight = |(&score, &kept): (&f32, &f32)| input.round((score - lse).exp() * kept);
-            let weights: Vec<f32> = scores.iter().zip(&kept).map(weight).collect();
-            let dp = |(&row, &kept): (&usize, &f32)| input.round(dot(d_o, value(row)) * kept);
+            let weights: Vec<f32> = p.iter().zip(&kept).map(|(p, kept)| input.round(p * kept)).collect();
+            let dp =
+                |(&row, &kept): (&usize, &f32)| input.round(input.round(dot(d_o, value(row))) * kept);
             let dp: Vec<f32> = visible.iter().zip(&kept).map(dp).collect();
             let mut dq_sums = Accumulator::new(input, head_dim);
             let delta = dot(d_o, o) - d_lse;

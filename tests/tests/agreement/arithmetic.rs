@@ -123,6 +123,10 @@ fn integers() -> Vec<Program> {
         "mul.hi.s32 {d}, {a}, {b};",
         "mul.hi.u32 {d}, {a}, {b};",
         "mul24.lo.s32 {d}, {a}, {b};",
+        "mul24.hi.s32 {d}, {a}, {b};",
+        "mul24.hi.u32 {d}, {a}, {b};",
+        "mad24.lo.s32 {d}, {a}, {b}, {c};",
+        "mad24.hi.u32 {d}, {a}, {b}, {c};",
         "mad.lo.s32 {d}, {a}, {b}, {c};",
         "mad.hi.u32 {d}, {a}, {b}, {c};",
         "sad.s32 {d}, {a}, {b}, {c};",
@@ -133,7 +137,21 @@ fn integers() -> Vec<Program> {
         "lop3.b32 {d}, {a}, {b}, {c}, 0x96;",
         "lop3.b32 {d}, {a}, {b}, {c}, 0xE8;",
         "prmt.b32 {d}, {a}, {b}, {c};",
+        "prmt.b32.f4e {d}, {a}, {b}, {c};",
+        "prmt.b32.b4e {d}, {a}, {b}, {c};",
+        "prmt.b32.rc8 {d}, {a}, {b}, {c};",
+        "prmt.b32.ecl {d}, {a}, {b}, {c};",
+        "prmt.b32.ecr {d}, {a}, {b}, {c};",
+        "prmt.b32.rc16 {d}, {a}, {b}, {c};",
+        "slct.s32.s32 {d}, {a}, {b}, {c};",
         "dp4a.s32.s32 {d}, {a}, {b}, {c};",
+        "dp4a.u32.u32 {d}, {a}, {b}, {c};",
+        "dp4a.s32.u32 {d}, {a}, {b}, {c};",
+        "dp4a.u32.s32 {d}, {a}, {b}, {c};",
+        "dp2a.lo.s32.s32 {d}, {a}, {b}, {c};",
+        "dp2a.hi.u32.u32 {d}, {a}, {b}, {c};",
+        "dp2a.hi.s32.u32 {d}, {a}, {b}, {c};",
+        "dp2a.lo.u32.s32 {d}, {a}, {b}, {c};",
     ]
     .map(|template| {
         let sources = if template.contains("{c}") { 3 } else { 2 };
@@ -149,6 +167,8 @@ fn integers() -> Vec<Program> {
         "brev.b32 {d}, {a};",
         "bfind.s32 {d}, {a};",
         "bfind.u32 {d}, {a};",
+        "bfind.shiftamt.s32 {d}, {a};",
+        "bfind.shiftamt.u32 {d}, {a};",
     ] {
         programs.push(expression(template, 32, &[word]));
     }
@@ -159,6 +179,16 @@ fn integers() -> Vec<Program> {
         programs.push(expression(template, 32, &[word, word, Column::Count]));
     }
     programs.push(expression("bfe.s32 {d}, {a}, {b}, {c};", 32, &[word, Column::Count, Column::Count]));
+    for template in ["bmsk.clamp.b32 {d}, {a}, {b};", "bmsk.wrap.b32 {d}, {a}, {b};"] {
+        programs.push(expression(template, 32, &[Column::Count, Column::Count]));
+    }
+    for template in ["szext.clamp.s32 {d}, {a}, {b};", "szext.wrap.u32 {d}, {a}, {b};"] {
+        programs.push(expression(template, 32, &[word, Column::Count]));
+    }
+    for (carry, borrow) in [("add.cc.u32", "addc.u32"), ("sub.cc.u32", "subc.u32")] {
+        let template = format!("{carry} {{d}}, {{a}}, {{b}}; {borrow} {{d}}, {{d}}, {{c}};");
+        programs.push(expression(&template, 32, &three));
+    }
     programs.push(expression(
         "bfi.b32 {d}, {a}, {d}, {b}, {c};".replace("{a}, {d}", "{a}, 0x5a5a5a5a").as_str(),
         32,
@@ -174,6 +204,15 @@ fn integers() -> Vec<Program> {
         programs.push(expression(template, 1, &[word, word]));
     }
     programs.push(expression("selp.b32 {d}, {a}, {b}, {c};", 32, &[word, word, Column::Flag]));
+    for template in [
+        "add.u16x2 {d}, {a}, {b};",
+        "min.s16x2 {d}, {a}, {b};",
+        "max.u16x2 {d}, {a}, {b};",
+        "min.relu.s32 {d}, {a}, {b};",
+        "max.relu.s16x2 {d}, {a}, {b};",
+    ] {
+        programs.push(Program { arch: Arch::Sm90a, ..expression(template, 32, &[word, word]) });
+    }
     programs
 }
 
@@ -280,6 +319,12 @@ fn conversions() -> Vec<Program> {
     }
     for template in ["cvt.rn.f16x2.f32 {d}, {a}, {b};", "cvt.rn.bf16x2.f32 {d}, {a}, {b};"] {
         programs.push(expression(template, 32, &[Column::Single, Column::Single]));
+    }
+    // PTX names no payload of a NaN of tf32.
+    let tf32 = |template| expression(template, 32, &[Column::Single]).within(0.0, 0.0);
+    programs.push(tf32("cvt.rna.tf32.f32 {d}, {a};"));
+    for template in ["cvt.rn.tf32.f32 {d}, {a};", "cvt.rz.tf32.f32 {d}, {a};"] {
+        programs.push(Program { arch: Arch::Sm90a, ..tf32(template) });
     }
     programs.push(expression("cvt.f32.f16 {d}, {a};", 32, &[Column::Bits(16)]));
     for template in ["cvt.rn.f32.s32 {d}, {a};", "cvt.rz.f32.u32 {d}, {a};"] {

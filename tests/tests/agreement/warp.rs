@@ -98,7 +98,44 @@ fn matrices() -> Vec<Program> {
             programs.push(product(types, k, [a, b], exact));
         }
     }
+    for types in ["s8.s8", "u8.u8", "s8.u8", "u8.s8"] {
+        for satfinite in ["", ".satfinite"] {
+            programs.push(byte_product("m16n8k32", satfinite, types, [4, 2, 4]));
+        }
+        programs.push(byte_product("m16n8k16", "", types, [2, 1, 4]));
+        programs.push(byte_product("m8n8k16", "", types, [1, 1, 2]));
+    }
     programs
+}
+
+/// One `mma` of bytes, all of whose registers are words of the input; sums of the saturated are near their limits.
+fn byte_product(shape: &str, satfinite: &str, types: &str, [a, b, c]: [u32; 3]) -> Program {
+    let loads: String = (0..a + b + c)
+        .map(|index| format!("ld.global.b32 %r{}, [%d1+{}];", 10 + index, 128 * index))
+        .collect();
+    let list = |first: u32, count: u32| {
+        let names: Vec<String> = (first..first + count).map(|index| format!("%r{index}")).collect();
+        format!("{{{}}}", names.join(", "))
+    };
+    let (left, right, sum, result) = (list(10, a), list(10 + a, b), list(10 + a + b, c), list(40, c));
+    let stores: String = (0..c)
+        .map(|index| format!("st.global.b32 [%mine+{}], %r{};", 128 * index, 40 + index))
+        .collect();
+    let body = format!(
+        "mul.wide.u32 %d1, %thread, 4; add.u64 %d1, %d1, %data; {loads}
+         mma.sync.aligned.{shape}.row.col{satfinite}.s32.{types}.s32 {result}, {left}, {right}, {sum}; {stores}"
+    );
+    let program = warp(&format!("mma {shape}{satfinite} {types}"), &body);
+    let operands = (a + b) * 32;
+    let is_near_limits = !satfinite.is_empty();
+    program.on_words(move |index| {
+        let word = Random(u64::from(index) * 977 + 1).next() as u32;
+        match index {
+            _ if index < operands || !is_near_limits => word,
+            _ if word % 2 == 0 => i32::MAX as u32 - word % 4096,
+            _ => i32::MIN as u32 + word % 4096,
+        }
+    })
 }
 
 /// One `mma`, with registers of A and B from words of the input, and C from 4 more.

@@ -39,7 +39,8 @@ fn tf32(r: &mut Registers, i: &Instruction, m: u32) {
             _ => 0x1000,
         };
         match a & 0x7fff_ffff {
-            0x7f80_0001.. => canonical(f32::NAN),
+            // Canonical, of the bits that the type has: the lower ones are 0 on a GPU, too.
+            0x7f80_0001.. => canonical(f32::NAN) & !0x1fff,
             _ => a.wrapping_add(added) & !0x1fff,
         }
     });

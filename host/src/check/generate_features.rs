@@ -37,9 +37,10 @@ pub fn featured_case(seed: u64, id: usize) -> Case {
 /// Shares of probabilities that are dropped.
 const DROPOUT_RATES: [f32; 5] = [0.001, 0.1, 0.5, 0.9, 0.999];
 
-/// Pairs that dropout leaves, of those that there are: of fewer, the tolerance rule would compare chances.
-/// The largest error of either side is that of the few rows where a pair of a large probability is left.
-const ENOUGH_PAIRS: f64 = 64.0;
+/// Pairs that dropout leaves, of those that a boolean mask shows: of fewer, the tolerance rule would compare
+/// chances. The largest error of either side is that of the few rows where a pair of a large probability is
+/// left.
+const ENOUGH_PAIRS: f64 = 256.0;
 
 /// The same with another bias where the rule cannot judge rows of a type's lowest number. Gradients come from
 /// lse, which holds nothing beside it; and what is added to that of f16 may lead out of its range, in which
@@ -48,7 +49,8 @@ const ENOUGH_PAIRS: f64 = 64.0;
 /// rounds, before its factor or after, is the error of the whole tensor.
 pub fn judgeable(mut case: Case) -> Case {
     let pairs = case.batches * case.query_heads * case.query_rows * case.key_rows;
-    let leaves_enough = |rate: f32| (1.0 - f64::from(rate)) * pairs as f64 >= ENOUGH_PAIRS;
+    let visible = pairs as f64 * case.features.mask.map_or(1.0, |mask| mask.density);
+    let leaves_enough = |rate: f32| (1.0 - f64::from(rate)) * visible >= ENOUGH_PAIRS;
     case.features.dropout = case.features.dropout.map(|rate| {
         let smaller = [0.99, 0.9, 0.5].into_iter().filter(|&smaller| smaller < rate);
         let mut rates = std::iter::once(rate).chain(smaller);
@@ -150,9 +152,9 @@ mod tests {
         }
         let with_dropout = cases.iter().filter(|case| case.features.dropout.is_some()).count();
         assert!((50..110).contains(&with_dropout), "{with_dropout}");
-        for rate in [0.001, 0.1, 0.5, 0.9, 0.99] {
+        for (rate, at_least) in [(0.001, 6), (0.1, 6), (0.5, 6), (0.9, 6), (0.99, 1)] {
             let of_rate = cases.iter().filter(|case| case.features.dropout == Some(rate)).count();
-            assert!(of_rate > 5, "{rate}: {of_rate}");
+            assert!(of_rate >= at_least, "{rate}: {of_rate}");
         }
         let offsets = cases.iter().filter_map(|case| case.dropout().map(|dropout| dropout.offset));
         let high: Vec<bool> = offsets.map(|offset| offset >> 32 != 0).collect();

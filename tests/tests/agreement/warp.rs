@@ -132,7 +132,7 @@ fn byte_product(shape: &str, satfinite: &str, types: &str, [a, b, c]: [u32; 3]) 
         let word = Random(u64::from(index) * 977 + 1).next() as u32;
         match index {
             _ if index < operands || !is_near_limits => word,
-            _ if word % 2 == 0 => i32::MAX as u32 - word % 4096,
+            _ if word.is_multiple_of(2) => i32::MAX as u32 - word % 4096,
             _ => i32::MIN as u32 + word % 4096,
         }
     })

@@ -51,6 +51,17 @@ fn dropout_in_f32_is_within_the_rule() {
     accurate("dropout-f32", 30, of(Dtype::F32));
 }
 
+/// Rates that random cases are too small for, of numbers that are always the same.
+#[test]
+fn a_rate_of_0_999_is_within_the_rule() {
+    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+        let features = Features { dropout: Some(0.999), ..Features::default() };
+        let case = Case { query_rows: 257, key_rows: 301, value_dim: 32, features, ..base(dtype) };
+        let result = within_the_rule(&open(), &case, Inputs::drawn);
+        assert!(result.is_ok(), "{dtype:?}: {}", result.err().unwrap_or_default());
+    }
+}
+
 /// Ranges of keys, a single query, and heads that share keys, which without dropout would be rows of a tile.
 #[test]
 fn dropout_of_few_queries_is_within_the_rule() {

@@ -59,8 +59,8 @@ pub fn run_case(device: &Device, case: &Case) -> Outcome {
 ///
 /// The rule compares the largest error in a tensor with the largest of unfused code, and where few rows
 /// decide both, two equally good results fail it in one case of a thousand or two. So a failure by
-/// less than a factor 2 (8 for gradients of sinks, which are few) is judged again in company: the same case
-/// with 15 more batches, with numbers from other seeds. The elements that failed are still among them.
+/// less than a factor 2 is judged again in company: the same case with 15 more batches, with numbers
+/// from other seeds. The elements that failed are still among them.
 ///
 /// # Errors
 /// Errors of the problem, of the planner, and of the device.

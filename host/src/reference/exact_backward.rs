@@ -83,6 +83,29 @@ pub fn exact_backward_with<T: Copy + Into<f64> + Sync>(
     }
 }
 
+/// Gradients of the sinks, `[Hq]`, of the o that a backward was given: `dsink = -sum exp(sink - lse)
+/// (dO . o - dLSE)`, with the exact `lse [B, Hq, Sq]`; `o` and `d_o` as in [`exact_backward_with`].
+/// What o has lost to its rounding is no error of the backward. A row that sees no key (lse is `-inf`)
+/// gives nothing.
+pub fn exact_d_sinks_of(
+    sizes: &Sizes,
+    sinks: &[f32],
+    lse: &[f64],
+    [o, d_o]: [&[f32]; 2],
+    d_lse: Option<&[f32]>,
+) -> Vec<f64> {
+    let shape = [sizes.batches, sizes.query_rows, sizes.query_heads, sizes.value_dim];
+    let mut d_sinks = vec![0.0; sizes.query_heads];
+    for (at, &lse) in lse.iter().enumerate().filter(|(_, lse)| **lse != f64::NEG_INFINITY) {
+        let (row, head) = (at % sizes.query_rows, at / sizes.query_rows % sizes.query_heads);
+        let batch = at / sizes.query_rows / sizes.query_heads;
+        let [o, d_o] = [o, d_o].map(|rows| widened(Sizes::row(rows, shape, batch, row, head)));
+        let delta = dot(&d_o, &o) - d_lse.map_or(0.0, |d_lse| f64::from(d_lse[at]));
+        d_sinks[head] -= (f64::from(sinks[head]) - lse).exp() * delta;
+    }
+    d_sinks
+}
+
 fn head_gradients<T: Copy + Into<f64>>(
     sizes: &Sizes,
     tensors: &Tensors<'_, T>,

@@ -24,7 +24,7 @@ mod tolerance;
 
 pub use dropout::DropoutNumbers;
 pub use exact::{Exact, exact, exact_with};
-pub use exact_backward::{ExactGradients, exact_backward, exact_backward_with};
+pub use exact_backward::{ExactGradients, exact_backward, exact_backward_with, exact_d_sinks_of};
 pub use msda::{
     ExactMsdaGradients, MsdaSizes, MsdaTensors, NaiveMsdaGradients, exact_msda, exact_msda_backward,
     naive_msda, naive_msda_backward,

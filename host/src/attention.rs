@@ -18,11 +18,12 @@ pub use scores::{BiasSlice, Elements, MaskSlice, ScoreSlices};
 use crate::device::Device;
 use crate::driver::{Driver, Queued, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
-use crate::plan::{CombinePlan, ForwardPlan, ForwardPointers, plan_forward};
+use crate::plan::{AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, plan_forward};
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
-    BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams, ForwardParams,
-    MSDA_MAX_LEVELS, MaskBitsParams, MsdaLevel, MsdaParams, ScoreParams, ScoreView, TensorMap,
+    AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams,
+    ForwardParams, MSDA_MAX_LEVELS, MaskBitsParams, MsdaLevel, MsdaParams, ScoreParams, ScoreView,
+    TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -94,6 +95,36 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
     let launched = unsafe { launch_kernels(device, plan, &params, Some((combine, &last)), stream) };
     // SAFETY: allocated above in the order of this stream, and nothing that is queued later knows of it.
     launched.and(unsafe { driver.free_in_order(workspace, stream) })
+}
+
+/// Launches the kernel that combines parts of an output.
+///
+/// # Errors
+/// Errors of the driver.
+///
+/// # Safety
+/// The parts are there, for all work queued up to this kernel, and o and lse are as for [`forward`].
+pub(crate) unsafe fn launch_combine(device: &Device, plan: &CombinePlan, stream: Stream) -> Result<()> {
+    let queued = Queued { variant: plan.variant, blocks: plan.blocks, params: plan.params.bytes() };
+    // SAFETY: passed on to the caller.
+    unsafe { device.driver().launch_in_order(&[queued], stream) }
+}
+
+/// Launches the kernel that adds f32 tensors.
+///
+/// # Errors
+/// Errors of the driver.
+///
+/// # Safety
+/// The terms are readable, and the output is writable, for all work queued up to this kernel.
+pub(crate) unsafe fn launch_accumulate(
+    device: &Device,
+    plan: &AccumulatePlan,
+    stream: Stream,
+) -> Result<()> {
+    let queued = Queued { variant: plan.variant, blocks: plan.blocks, params: plan.params.bytes() };
+    // SAFETY: passed on to the caller.
+    unsafe { device.driver().launch_in_order(&[queued], stream) }
 }
 
 /// Launches the kernels of a plan with these parameters: the main one, and what combines, if anything does.
@@ -174,6 +205,10 @@ const _: () = assert!(
     size_of::<BackwardParams>()
         == 8 * 32 + 12 * 8 + 36 * 4 + size_of::<ScoreParams>() + size_of::<ScoreView>() + 4 * 4 + 8
 );
+
+// SAFETY: three views and six 32-bit fields: no padding.
+unsafe impl Params for AccumulateParams {}
+const _: () = assert!(size_of::<AccumulateParams>() == 3 * 32 + 6 * 4);
 
 // SAFETY: a view, a 64-bit and six 32-bit fields: no padding.
 unsafe impl Params for MaskBitsParams {}

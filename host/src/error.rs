@@ -1,7 +1,9 @@
 //! Everything that can go wrong, with the argument's name, what was expected and what came.
 
+mod text;
+
 use crate::problem::MAX_SCALE;
-use std::fmt::Write as _;
+use text::{comma, count_text, detail_text, list_text, plural};
 
 /// Short for a result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -420,39 +422,75 @@ pub enum Error {
         /// One text per finding.
         findings: Vec<String>,
     },
+    /// A layout of context parallelism that there is not.
+    #[error("layout: expected contiguous, zigzag, stripe or gathered, got {got}")]
+    ContextLayout {
+        /// What was asked for.
+        got: String,
+    },
+    /// Something that scores can have, but not where sequences are shared out among ranks.
+    #[error("{argument}: expected none, since sequences are shared out among ranks, got one")]
+    NotInContext {
+        /// Which tensor or option.
+        argument: &'static str,
+    },
+    /// A tensor that is sent to other ranks is not dense.
+    #[error("{argument}: expected strides {expected:?}, since it is sent to other ranks, got {got:?}")]
+    NotDense {
+        /// Which tensor.
+        argument: &'static str,
+        /// Strides of a dense tensor, in elements.
+        expected: [i64; 4],
+        /// Those that it has.
+        got: [i64; 4],
+    },
+    /// Ranks that work on one problem together were given different ones.
+    #[error("{argument}: expected {expected} like rank {rank}, got {got} on rank {peer}")]
+    RanksDisagree {
+        /// What differs.
+        argument: &'static str,
+        /// This rank.
+        rank: usize,
+        /// What it was given.
+        expected: String,
+        /// The other rank.
+        peer: usize,
+        /// What that one was given.
+        got: String,
+    },
+    /// A backward pass is of another problem than its forward pass.
+    #[error("problem: expected the forward pass that was prepared, got another one")]
+    WrongForward,
+    /// Outputs of more ranks than can be combined.
+    #[error("ranks: expected at most {max} whose keys a query sees, got {got}")]
+    TooManyRanks {
+        /// How many can be.
+        max: usize,
+        /// How many there are.
+        got: usize,
+    },
+    /// A call to NCCL failed, or there is no NCCL.
+    #[error("NCCL: {call} failed: {reason}")]
+    Nccl {
+        /// The function that was called; `dlopen` if the library was not found.
+        call: &'static str,
+        /// What it says.
+        reason: String,
+    },
+    /// Another rank has failed, or does not come.
+    #[error("rank {rank}: rank {peer} {reason}")]
+    Peer {
+        /// This rank.
+        rank: usize,
+        /// The other one.
+        peer: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The emulator could not run the kernel at all, or was used wrongly.
     #[error("emulator: {reason}")]
     Emulator {
         /// What is wrong.
         reason: String,
     },
-}
-
-/// `: detail`, or nothing.
-fn detail_text(detail: &str) -> String {
-    if detail.is_empty() { String::new() } else { format!(": {detail}") }
-}
-
-/// `1 finding`, `3 findings`.
-fn count_text(findings: &[String]) -> String {
-    format!("{} finding{}", findings.len(), plural(findings.len()))
-}
-
-/// Another size that is as good, behind a comma.
-fn comma(size: Option<usize>) -> String {
-    size.map_or_else(String::new, |size| format!(", {size}"))
-}
-
-/// What follows a noun of which there are so many.
-fn plural(count: usize) -> &'static str {
-    if count == 1 { "" } else { "s" }
-}
-
-/// The findings, a line each.
-fn list_text(findings: &[String]) -> String {
-    findings.iter().fold(String::new(), |mut text, finding| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "\n- {finding}");
-        text
-    })
 }

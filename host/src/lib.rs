@@ -8,6 +8,7 @@ pub mod attention;
 pub mod buffer;
 pub mod c_api;
 pub mod check;
+pub mod context_parallel;
 mod counters;
 pub mod device;
 pub mod driver;

@@ -1,6 +1,7 @@
 //! What is decided: which kernels, how many blocks, in which order. A pure function of the problem, the
 //! device and the addresses, so that it can be printed and tested with no GPU.
 
+mod accumulate;
 mod backward;
 #[cfg(test)]
 mod backward_tests;
@@ -24,11 +25,13 @@ mod tests;
 mod waves;
 mod workspace;
 
+pub(crate) use accumulate::{AccumulatePlan, Term, plan_accumulate};
 pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
 pub use msda::{MsdaBackwardPointers, MsdaPlan, MsdaPointers, plan_msda_backward, plan_msda_forward};
 pub use score::ScorePointers;
 pub use split::CombinePlan;
+pub(crate) use split::{Parts, plan_combine, plan_part};
 
 use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::{Error, Result};
@@ -211,6 +214,7 @@ fn family_name(family: Family) -> &'static str {
         | Family::Backward
         | Family::BackwardConvert
         | Family::BackwardSum
+        | Family::Accumulate
         | Family::BiasGradient
         | Family::SinkGradient => "backward",
         Family::MaskBits => "mask",

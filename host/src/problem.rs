@@ -22,6 +22,7 @@ pub use msda::{
 pub use score::{AlibiSlopes, Bias, MaskShape, SCORE_DIMENSIONS, ScoreLayout};
 pub use sequences::Sequences;
 use sequences::check_row_count;
+pub(crate) use sequences::sequence_offsets;
 pub use softcap::Softcap;
 
 /// The most ranges of keys that are worked on side by side.
@@ -389,6 +390,14 @@ impl ValidForward {
             scale,
             softcap,
         }
+    }
+
+    /// The same pass where query i sees keys `i - left` to `i + right`, which may be negative: a part of a
+    /// whole, whose diagonal is elsewhere. All keys of a side that is `WINDOW_OPEN`.
+    pub(crate) fn seen_between(mut self, left: i32, right: i32) -> Self {
+        self.bottom_right = false;
+        (self.window_left, self.window_right) = (left, right);
+        self
     }
 
     /// Whether o and lse have no elements, so that there is nothing to launch.

@@ -1,5 +1,6 @@
 //! What the host and the kernels agree on: launch parameters and the table of kernels.
 
+mod accumulate;
 #[macro_use]
 mod instances;
 mod kernel;
@@ -13,6 +14,7 @@ mod softcap;
 mod table;
 mod variant;
 
+pub use accumulate::{ACCUMULATE_THREADS, AccumulateParams};
 pub use kernel::{Access, Arch, Dtype, Family, KernelSpec, MsdaStage, tiles_split_keys};
 pub use layout::{
     backward_sm90a_d_o_stages, backward_sm90a_query_stages, backward_sm90a_warpgroups,
@@ -125,7 +127,9 @@ pub struct ForwardParams {
     /// [split keys](KernelSpec::splits_keys) need it.
     pub splits: u32,
     /// Keys of a range, a multiple of [`KernelSpec::key_rows`]; the last range has what is left, one at
-    /// least if there are any keys. Not used where `splits` is 1.
+    /// least if there are any keys. 0: o and lse are those of all keys. Not 0 with one range, which then has
+    /// all keys that are here: other keys of the same queries are elsewhere, and o and the numbers in place
+    /// of lse are what a combining kernel takes.
     pub split_keys: u32,
     /// Query heads that stand side by side as rows of a query tile ([`crate::geometry::row_heads`]), a
     /// divisor of Hq / Hk: `query_heads`, `group_size` and `heads_per_wave` count so many heads as one. 1

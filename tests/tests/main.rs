@@ -8,6 +8,8 @@ mod accuracy;
 mod agreement;
 #[path = "completion.rs"]
 mod completion;
+#[path = "context_parallel.rs"]
+mod context_parallel;
 #[path = "dead_rows.rs"]
 mod dead_rows;
 #[path = "dropout.rs"]

@@ -17,6 +17,7 @@ mod judge;
 mod memory;
 pub mod msda;
 mod placement;
+mod ranks;
 mod run;
 mod scores;
 
@@ -35,4 +36,5 @@ pub use inputs::{GradientInputs, Inputs};
 pub use judge::TensorVerdict;
 pub use memory::{GUARD_BYTES, Stored, Strided, Surroundings, TensorMemory};
 pub use placement::Placement;
+pub use ranks::{compute_over_ranks, run_case_over_ranks};
 pub use run::{Outcome, run_case, run_case_with, sweep, sweep_of};

@@ -69,7 +69,15 @@ pub fn run_case_with(
     case: &Case,
     numbers: impl Fn(&Case) -> Inputs,
 ) -> Result<(Outcome, Computed)> {
-    let computed = compute_case(device, case, &numbers)?;
+    judge_case(case, |case| compute_case(device, case, &numbers))
+}
+
+/// Compares what `compute` makes of a case with the reference, as [`run_case_with`].
+pub(super) fn judge_case(
+    case: &Case,
+    compute: impl Fn(&Case) -> Result<Computed>,
+) -> Result<(Outcome, Computed)> {
+    let computed = compute(case)?;
     let mut results = Results::of(case, &computed);
     let mut tensors = results.verdicts();
     let mut judged = 1;
@@ -77,7 +85,7 @@ pub fn run_case_with(
         while judged < MANY {
             let seed = case.seed.wrapping_add(judged as u64);
             let other = Case { seed, ..case.clone() };
-            results.append(Results::of(&other, &compute_case(device, &other, &numbers)?));
+            results.append(Results::of(&other, &compute(&other)?));
             judged += 1;
         }
         tensors = results.verdicts();

@@ -5,6 +5,7 @@ pub mod emulated;
 
 use crate::error::Error;
 use kernels_gpu::abi::{KernelVariant, TensorMap};
+use std::sync::Arc;
 
 /// An address in device memory (of the GPU, or of the emulator's memory).
 pub type DevicePointer = u64;
@@ -53,6 +54,11 @@ pub struct TensorMapDescription {
     /// What is fetched at a time; results are the same.
     pub l2_promotion: L2Promotion,
 }
+
+/// A point in the work queued on a stream: see [`Driver::mark`]. Of a device that does everything at once,
+/// nothing.
+#[derive(Clone, Default)]
+pub struct Mark(pub(crate) Option<Arc<cuda::CudaEvent>>);
 
 /// One kernel of several that are launched in order: see [`Driver::launch`].
 #[derive(Clone, Copy, Debug)]
@@ -158,4 +164,61 @@ pub trait Driver: Send + Sync {
 
     /// Waits for everything queued on `stream`, and reports what went wrong since the last call.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;
+
+    /// Whether all that is queued on `stream` is done; waits for nothing.
+    ///
+    /// # Errors
+    /// What went wrong on the device since the last call.
+    fn is_idle(&self, stream: Stream) -> Result<bool, Error> {
+        self.synchronize(stream).map(|()| true)
+    }
+
+    /// A stream beside the default one, of high priority: for what is to go on beside kernels.
+    fn create_stream(&self) -> Result<Stream, Error> {
+        Ok(Stream::default())
+    }
+
+    /// Destroys what [`Driver::create_stream`] gave, behind all that is queued on it.
+    ///
+    /// # Safety
+    /// `stream` came from `create_stream` of this driver and is not used again.
+    unsafe fn destroy_stream(&self, stream: Stream) -> Result<(), Error> {
+        let _ = stream;
+        Ok(())
+    }
+
+    /// The point behind all that is queued on `stream`.
+    fn mark(&self, stream: Stream) -> Result<Mark, Error> {
+        let _ = stream;
+        Ok(Mark::default())
+    }
+
+    /// What is queued on `stream` from now on waits for a mark of this device or another one.
+    fn wait_for_mark(&self, stream: Stream, mark: &Mark) -> Result<(), Error> {
+        let _ = (stream, mark);
+        Ok(())
+    }
+
+    /// Queues a copy from the memory of `peer`, which may be this device.
+    ///
+    /// # Safety
+    /// Both ranges are there until the copy is done, nobody writes the source, and nobody uses the
+    /// destination.
+    unsafe fn copy_from_peer(
+        &self,
+        destination: DevicePointer,
+        (peer, source): (&dyn Driver, DevicePointer),
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let mut copied = vec![0; bytes];
+        peer.copy_to_host(&mut copied, source, Stream::default())?;
+        self.synchronize(stream)?;
+        self.copy_to_device(destination, &copied)
+    }
+
+    /// The GPU that it is, if it is one.
+    fn as_cuda(&self) -> Option<&cuda::CudaDriver> {
+        None
+    }
 }

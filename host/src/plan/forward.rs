@@ -160,6 +160,20 @@ pub fn plan_forward(
     plan_kernel(valid, pointers, device, kernel, 1, reasons).map(Some)
 }
 
+/// Plans a pass over all keys at once that writes a part of an output, by a kernel that can.
+///
+/// # Errors
+/// As [`plan_forward`].
+pub(super) fn plan_alone(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+    mut reasons: Vec<String>,
+) -> Result<ForwardPlan> {
+    let kernel = choose(valid, pointers, device, true, &mut reasons)?;
+    plan_kernel(valid, pointers, device, kernel, 1, reasons)
+}
+
 /// Plans a forward pass in ranges of keys; `None` if all keys are worked on at once.
 fn plan_split(
     valid: &ValidForward,

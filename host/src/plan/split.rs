@@ -5,12 +5,12 @@ mod cost;
 
 use super::row_heads::TileRows;
 use super::{ForwardPlan, ForwardPointers, count_blocks, view};
-use crate::driver::DeviceProperties;
+use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::{Error, Result};
 use crate::problem::{ForwardProblem, Layout, ValidForward};
 use kernels_gpu::abi::{
-    COMBINE_WARPS, CombineParams, Dtype, Family, KERNELS, KernelSpec, KernelVariant, MAX_SPLITS,
-    OUTPUT_F32_FOR_NOW, WINDOW_OPEN,
+    Arch, COMBINE_WARPS, CombineParams, Dtype, Family, ForwardParams, KERNELS, KernelSpec,
+    KernelVariant, MAX_SPLITS, OUTPUT_F32_FOR_NOW, WINDOW_OPEN,
 };
 
 /// How the keys of a forward pass are split.
@@ -194,11 +194,44 @@ pub(super) fn combine(
     main: &mut ForwardPlan,
     device: &DeviceProperties,
 ) -> Result<CombinePlan> {
-    let problem = &valid.problem;
-    let params = &mut main.params;
     let Split { ranges, keys } = *split;
-    let columns = part_columns(valid.value_dim);
-    let [_, query_rows, heads, _] = problem.o.shape;
+    let (variant, blocks) = combine_kernel(valid, ranges, main.variant.kernel.arch, device)?;
+    let params = &mut main.params;
+    let combine = CombineParams {
+        cu_seqlens_q: params.cu_seqlens_q,
+        cu_seqlens_k: params.cu_seqlens_k,
+        split_keys: keys,
+        kept: params.score.dropout.scale,
+        ..combine_params(valid, pointers, ranges)
+    };
+    (params.splits, params.split_keys) = (ranges, keys);
+    to_parts(valid, params, &combine);
+    let workspace_bytes = workspace_bytes(valid, ranges);
+    Ok(CombinePlan { variant, blocks, params: combine, workspace_bytes })
+}
+
+/// Has the main kernel of a pass write what the combining kernel reads.
+fn to_parts(valid: &ValidForward, params: &mut ForwardParams, combine: &CombineParams) {
+    let [_, query_rows, heads, _] = valid.problem.o.shape;
+    if combine.output_f32 == 0 {
+        params.output_f32 = OUTPUT_F32_FOR_NOW;
+    }
+    (params.o.address, params.lse) = (combine.part_o, combine.part_statistics);
+    params.lse_batch_stride = (heads * query_rows) as i64;
+    params.lse_head_stride = query_rows as i64;
+}
+
+/// The kernel that combines `ranges` ranges of keys behind a main kernel for `arch`, and its blocks.
+///
+/// # Errors
+/// [`Error::GridTooLarge`], [`Error::KernelMissing`].
+fn combine_kernel(
+    valid: &ValidForward,
+    ranges: u32,
+    arch: Arch,
+    device: &DeviceProperties,
+) -> Result<(KernelVariant, u32)> {
+    let problem = &valid.problem;
     let block_rows = block_rows(rows(valid), ranges, device);
     let what = format!("groups of {block_rows} rows of o");
     let blocks = count_blocks(rows(valid).div_ceil(block_rows.into()) as u32, &what, 1, 1)?;
@@ -209,7 +242,7 @@ pub(super) fn combine(
             let KernelSpec { family, dtype, query_rows, .. } = **kernel;
             (family, dtype, query_rows) == (Family::ForwardCombine, problem.dtype, block_rows)
         })
-        .max_by_key(|kernel| kernel.arch == main.variant.kernel.arch)
+        .max_by_key(|kernel| kernel.arch == arch)
         .ok_or_else(|| Error::KernelMissing {
             device: device.name.clone(),
             family: super::family_name(Family::ForwardCombine),
@@ -217,37 +250,107 @@ pub(super) fn combine(
             head_dim: valid.value_dim,
             reason: "there is none that combines ranges of keys".to_owned(),
         })?;
+    Ok((kernel.into(), blocks))
+}
+
+/// What the combining kernel is told of `ranges` parts in a workspace that begins at address 0, where
+/// sequences are not packed and all keys are in some range.
+fn combine_params(valid: &ValidForward, pointers: &ForwardPointers, ranges: u32) -> CombineParams {
+    let problem = &valid.problem;
+    let columns = part_columns(valid.value_dim);
+    let [_, query_rows, ..] = problem.o.shape;
     let [lse_batch_stride, lse_head_stride] = valid.lse_strides();
     let is_aligned = problem.o.rows_aligned(pointers.o, problem.output_dtype, 16);
-    let combine = CombineParams {
+    CombineParams {
         o: view(pointers.o, &problem.o),
         lse: if problem.wants_lse { pointers.lse } else { 0 },
         lse_batch_stride,
         lse_head_stride,
         part_o: 0,
         part_statistics: rows(valid) * u64::from(ranges) * 4 * u64::from(columns),
-        cu_seqlens_q: params.cu_seqlens_q,
-        cu_seqlens_k: params.cu_seqlens_k,
+        cu_seqlens_q: 0,
+        cu_seqlens_k: 0,
         rows: rows(valid) as u32,
         batches: valid.batches,
         query_heads: valid.query_heads,
         query_rows: query_rows as u32,
         value_dim: valid.value_dim,
         splits: ranges,
-        split_keys: keys,
+        split_keys: 0,
         sinks: if problem.has_sinks { pointers.score.sinks } else { 0 },
         scale: reference_scale(valid),
         output_f32: u32::from(problem.output_dtype == Dtype::F32),
         is_aligned: u32::from(is_aligned),
-        kept: params.score.dropout.scale,
+        kept: 1.0,
         reserved: 0,
-    };
-    (params.splits, params.split_keys) = (ranges, keys);
-    if combine.output_f32 == 0 {
-        params.output_f32 = OUTPUT_F32_FOR_NOW;
     }
-    (params.o.address, params.lse) = (combine.part_o, combine.part_statistics);
-    params.lse_batch_stride = (heads * query_rows) as i64;
-    let workspace_bytes = workspace_bytes(valid, ranges);
-    Ok(CombinePlan { variant: kernel.into(), blocks, params: combine, workspace_bytes })
+}
+
+/// Where the parts of an output stand: those of keys that are seen one after the other, each by a pass of its
+/// own ([`plan_part`]), until the last kernel combines them ([`plan_combine`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parts {
+    /// Address of the workspace.
+    pub workspace: DevicePointer,
+    /// How many there are, 1 to [`MAX_SPLITS`].
+    pub count: u32,
+}
+
+impl Parts {
+    /// Bytes of the workspace for the outputs of this problem.
+    pub(crate) fn bytes(valid: &ValidForward, count: u32) -> u64 {
+        workspace_bytes(valid, count)
+    }
+}
+
+/// Plans the pass whose outputs are part `index` of those of a problem: its keys are not all that there are.
+///
+/// # Errors
+/// Those of [`super::plan_forward`].
+pub(crate) fn plan_part(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    parts: &Parts,
+    index: u32,
+    device: &DeviceProperties,
+) -> Result<ForwardPlan> {
+    let whole = Split { ranges: 1, keys: valid.key_rows };
+    let (alone, places) = self::parts(valid, pointers, &whole);
+    let reasons = vec![format!("part {index} of {}: other keys are elsewhere", parts.count)];
+    let mut plan = super::forward::plan_alone(&alone, &places, device, reasons)?;
+    let kernel = plan.variant.kernel;
+    let params = &mut plan.params;
+    let count = i64::from(parts.count);
+    let combine = combine_params(valid, pointers, parts.count);
+    to_parts(valid, params, &combine);
+    (params.splits, params.split_keys) =
+        (1, valid.key_rows.max(1).div_ceil(kernel.key_rows) * kernel.key_rows);
+    let [_, query_rows, heads, _] = valid.problem.o.shape;
+    let rows = heads as u64 * query_rows as u64 * u64::from(index);
+    params.o.address += parts.workspace + 4 * rows * u64::from(part_columns(valid.value_dim));
+    params.lse += parts.workspace + 8 * rows;
+    params.o.batch_stride *= count;
+    params.lse_batch_stride *= count;
+    Ok(plan)
+}
+
+/// Plans the kernel that makes o and lse of parts that are there.
+///
+/// # Errors
+/// [`Error::GridTooLarge`], [`Error::KernelMissing`].
+pub(crate) fn plan_combine(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    parts: &Parts,
+    arch: Arch,
+    device: &DeviceProperties,
+) -> Result<CombinePlan> {
+    let (variant, blocks) = combine_kernel(valid, parts.count, arch, device)?;
+    let mut params = combine_params(valid, pointers, parts.count);
+    params.part_o += parts.workspace;
+    params.part_statistics += parts.workspace;
+    // Packed rows are those of one batch.
+    params.batches = valid.problem.o.shape[0] as u32;
+    let workspace_bytes = workspace_bytes(valid, parts.count);
+    Ok(CombinePlan { variant, blocks, params, workspace_bytes })
 }

@@ -82,6 +82,19 @@ impl Sequences {
     }
 }
 
+/// Offsets of packed sequences of q and of k, checked, as host numbers.
+///
+/// # Errors
+/// [`Error::OffsetCount`] and [`Error::Offset`], unless both ascend from 0 and are as many.
+pub(crate) fn sequence_offsets(
+    cu_seqlens_q: &[i32],
+    cu_seqlens_k: &[i32],
+) -> Result<(Vec<usize>, Vec<usize>)> {
+    Sequences::from_offsets(cu_seqlens_q, cu_seqlens_k)?;
+    let numbers = |offsets: &[i32]| offsets.iter().map(|&offset| offset as usize).collect();
+    Ok((numbers(cu_seqlens_q), numbers(cu_seqlens_k)))
+}
+
 /// No sequence has more rows than kernels can count.
 pub(super) fn check_row_count(
     argument: &'static str,

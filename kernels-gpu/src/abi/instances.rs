@@ -254,6 +254,18 @@ macro_rules! for_each_backward_sum_sm90a {
     };
 }
 
+/// Calls `$callback!` with name and element type of each kernel that adds f32 tensors.
+#[macro_export]
+macro_rules! for_each_accumulate_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (accumulate_bf16_sm80, Bf16)
+            (accumulate_f16_sm80, F16)
+            (accumulate_f32_sm80, F32)
+        }
+    };
+}
+
 /// Calls `$callback!` with one row for each kernel that ends a backward of
 /// [`for_each_backward_mma_sm80`]: columns as there.
 #[macro_export]

@@ -109,6 +109,8 @@ pub enum Family {
     /// The last one of a backward for Hopper that has divided key tiles: their dk and dv. Any head dim, any
     /// strides.
     BackwardSum,
+    /// Sums of f32 tensors, rounded. Any head dim, any strides.
+    Accumulate,
     /// The gradient of the bias, behind the first kernel of a backward.
     BiasGradient,
     /// The gradient of the sinks, behind the first kernel of a backward. Any head dim, any strides.
@@ -218,6 +220,7 @@ impl KernelSpec {
             Family::ForwardCombine
             | Family::BackwardDelta
             | Family::BackwardSum
+            | Family::Accumulate
             | Family::SinkGradient
             | Family::MaskBits => true,
             Family::Forward | Family::Backward | Family::BackwardConvert | Family::BiasGradient => false,

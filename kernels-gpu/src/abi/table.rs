@@ -2,8 +2,8 @@
 
 use super::shared_bytes::*;
 use super::{
-    Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec, MASK_BITS_THREADS, MsdaStage,
-    SINK_GRADIENT_THREADS, Switches, backward_sm90a_warpgroups, layout,
+    ACCUMULATE_THREADS, Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec, MASK_BITS_THREADS,
+    MsdaStage, SINK_GRADIENT_THREADS, Switches, backward_sm90a_warpgroups, layout,
 };
 
 /// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
@@ -137,6 +137,17 @@ const BACKWARD_SUM: &[KernelSpec] = {
         };
     }
     for_each_backward_sum_sm90a!(rows)
+};
+
+const ACCUMULATE: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident))*) => {
+            &[$(spec!(
+                Accumulate, Sm80, ($name, $dtype, 256, Element, 1, 1, ACCUMULATE_THREADS, 1), 0, false
+            )),*]
+        };
+    }
+    for_each_accumulate_sm80!(rows)
 };
 
 const BACKWARD_MMA: &[KernelSpec] = {
@@ -278,6 +289,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     BACKWARD_CONVERT_MMA,
     BACKWARD_CONVERT_FMA,
     BACKWARD_SUM,
+    ACCUMULATE,
     BIAS_GRADIENT_MMA,
     BIAS_GRADIENT_FMA,
     OF_ANY_DTYPE,

@@ -113,6 +113,7 @@ impl Switches {
             | Family::BackwardDelta
             | Family::BackwardConvert
             | Family::BackwardSum
+            | Family::Accumulate
             | Family::SinkGradient
             | Family::MaskBits
             | Family::Msda(_) => Switches::NONE,

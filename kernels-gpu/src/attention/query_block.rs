@@ -99,10 +99,11 @@ fn schedule(p: &ForwardParams, rows: u32, tiles: u32) -> Schedule {
     }
 }
 
-/// Whether a kernel with `rows` query rows a tile works on ranges of keys.
+/// Whether a kernel with `rows` query rows a tile works on ranges of keys, or on keys that are not all there
+/// are.
 #[inline(always)]
 pub fn is_split(p: &ForwardParams, rows: u32) -> bool {
-    tiles_split_keys(rows) && p.splits > 1
+    tiles_split_keys(rows) && p.split_keys != 0
 }
 
 impl QueryBlock {

@@ -1,5 +1,6 @@
 //! The kernels: one file per family, instantiated from the tables in [`crate::abi`].
 
+pub mod accumulate;
 pub mod backward_convert;
 pub mod backward_delta;
 pub mod backward_fma;

@@ -11,12 +11,13 @@ mod msda;
 mod output;
 mod plans;
 mod plot;
+mod ring;
 mod run;
 mod sanitize;
 mod task;
 mod trace_nonfinite;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Exact attention on NVIDIA GPUs, checked with no GPU at all.
@@ -40,6 +41,8 @@ enum Command {
     Gradcheck(gradcheck::GradcheckArguments),
     /// Attention on tensors from a safetensors file.
     Run(run::RunArguments),
+    /// The same over several ranks, each with some rows of every sequence; with --bench, time that on GPUs.
+    Ring(ring::RingArguments),
     /// Multi-scale deformable attention on tensors from a safetensors file.
     Msda(msda::MsdaArguments),
     /// Run any PTX in the emulator with every check; exit code 1 if it finds anything.
@@ -54,13 +57,22 @@ enum Command {
     Devices,
 }
 
+/// All commands. One of them can do without the file that it shares with others.
+fn command() -> clap::Command {
+    Arguments::command().mut_subcommand("ring", |ring| {
+        ring.mut_arg("input", |input| input.required(false).required_unless_present("bench"))
+    })
+}
+
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let arguments = Arguments::from_arg_matches(&command().get_matches());
+    let result = match arguments.unwrap_or_else(|error| error.exit()).command {
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Equivalence(arguments) => equivalence::run(&arguments),
         Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Run(arguments) => run::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Ring(arguments) => ring::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Msda(arguments) => msda::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Sanitize(arguments) => sanitize::run(&arguments),
         Command::TraceNonfinite(arguments) => trace_nonfinite::run(&arguments),
@@ -75,8 +87,8 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::Arguments;
-    use clap::{ArgAction, CommandFactory};
+    use super::command;
+    use clap::ArgAction;
 
     /// Options that name one of several things each. All others count once: of two, one would win silently.
     const REPEATED: [(&str, &str); 3] =
@@ -84,7 +96,7 @@ mod tests {
 
     #[test]
     fn options_are_given_once_unless_they_name_one_of_several_things() {
-        let command = Arguments::command();
+        let command = command();
         let mut repeated = Vec::new();
         for subcommand in command.get_subcommands() {
             for argument in subcommand.get_arguments() {

@@ -11,7 +11,7 @@ use finite_attention::{BackwardOutput, Device, Dtype, Element, ForwardOutput, Fo
 use half::{bf16, f16};
 use safetensors::Dtype as FileDtype;
 use safetensors::tensor::TensorView;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to compute, and where the results go.
 #[derive(Args)]
@@ -52,7 +52,13 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
         (Dtype::F32, _) => file::<f32, f32>(&task, &device)?,
     };
     output.write(&written)?;
-    let path = output.path().display();
+    report(&task, &name.to_string(), output.path())
+}
+
+/// Says what was written, by what, and where.
+pub fn report(task: &Task<'_>, by: &str, path: &Path) -> Result<()> {
+    let problem = &task.problem;
+    let path = path.display();
     let backward = task.backward_problem()?;
     let d_bias = backward.is_some_and(|backward| backward.d_bias.is_some());
     let d_sinks = backward.is_some_and(|backward| backward.wants_d_sinks);
@@ -62,17 +68,22 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
             .filter_map(|(is_there, names)| is_there.then_some(names))
             .collect();
     let dtype = problem.output_dtype.name();
-    println!("o {:?} {dtype}, lse f32{gradients}, on {name}: {path}", task.shape(&problem.o));
+    println!("o {:?} {dtype}, lse f32{gradients}, on {by}: {path}", task.shape(&problem.o));
     Ok(())
 }
 
 /// The bytes of the output file. `T` is the element type of q, k, v and do, `O` that of o, dq, dk and dv.
 fn file<T: Element, O: Element>(task: &Task<'_>, device: &Device) -> Result<Vec<u8>> {
-    let Results { forward: ForwardOutput { o, lse }, gradients } = task.compute::<T, O>(device)?;
+    serialized(task, &task.compute::<T, O>(device)?)
+}
+
+/// Results as the bytes of a file.
+pub fn serialized<O: Element>(task: &Task<'_>, results: &Results<O>) -> Result<Vec<u8>> {
+    let Results { forward: ForwardOutput { o, lse }, gradients } = results;
     let ForwardProblem { q, k, v, o: o_layout, .. } = &task.problem;
-    let lse = TensorView::new(FileDtype::F32, task.lse_shape(), cast_slice(&lse))?;
-    let mut tensors = vec![("o", view(task, o_layout, &o)?), ("lse", lse)];
-    if let Some(BackwardOutput { dq, dk, dv, d_bias, d_sinks }) = &gradients {
+    let lse = TensorView::new(FileDtype::F32, task.lse_shape(), cast_slice(lse))?;
+    let mut tensors = vec![("o", view(task, o_layout, o)?), ("lse", lse)];
+    if let Some(BackwardOutput { dq, dk, dv, d_bias, d_sinks }) = gradients {
         tensors.push(("dq", view(task, q, dq)?));
         tensors.push(("dk", view(task, k, dk)?));
         tensors.push(("dv", view(task, v, dv)?));

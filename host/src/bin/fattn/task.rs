@@ -8,6 +8,10 @@ use crate::device::DeviceArguments;
 use anyhow::{Context, Result, bail, ensure};
 use bytemuck::allocation::pod_collect_to_vec;
 use clap::{ArgAction, Args, ValueEnum};
+use finite_attention::context_parallel::host::{
+    ContextInputs, ContextOutput, context_parallel_connected,
+};
+use finite_attention::context_parallel::{Communicator, ContextLayout};
 use finite_attention::problem::{Bias, Dropout, MAX_SCALE, ScoreLayout, common_dtype};
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
@@ -29,8 +33,8 @@ pub struct TaskArguments {
     /// added, mask (bool, of such a shape) hides keys where it is false, alibi_slopes `[Hq]` or `[B, Hq]`
     /// (f32) times distances are subtracted, and sinks `[Hq]` (f32) are in the denominators. Of packed
     /// sequences B, Sq and Sk are here how many there are and the longest.
-    #[arg(long)]
-    input: PathBuf,
+    #[arg(long, required = true)]
+    pub input: Option<PathBuf>,
     /// A query sees the keys up to its own position, counted from the end; with --window, of those the ones
     /// that the window shows.
     #[arg(long)]
@@ -74,16 +78,21 @@ pub struct TaskArguments {
 impl TaskArguments {
     /// The bytes of the input file.
     pub fn read(&self) -> Result<Vec<u8>> {
-        std::fs::read(&self.input).with_context(|| self.text())
+        std::fs::read(self.path()).with_context(|| self.text())
     }
 
     /// The files that are read, with the options that name them.
     pub fn inputs(&self) -> Vec<(&'static str, &Path)> {
-        [("--input", self.input.as_path())].into_iter().chain(self.device.inputs()).collect()
+        [("--input", self.path())].into_iter().chain(self.device.inputs()).collect()
     }
 
     fn text(&self) -> String {
-        format!("--input {}", self.input.display())
+        format!("--input {}", self.path().display())
+    }
+
+    /// Of the input file: there is one, unless a command can do without and has looked.
+    fn path(&self) -> &Path {
+        self.input.as_deref().unwrap_or(Path::new(""))
     }
 }
 
@@ -397,6 +406,28 @@ impl<'f> Task<'f> {
     /// The shape of a tensor in the file: packed ones have no batches.
     pub fn shape(&self, layout: &Layout) -> Vec<usize> {
         layout.shape[usize::from(self.inputs.offsets.is_some())..].to_vec()
+    }
+
+    /// Computes over several ranks. `T` is the element type of q, k, v and do, `O` that of o, dq, dk and dv.
+    pub fn compute_over_ranks<T: Element, O: Element>(
+        &self,
+        count: usize,
+        connect: impl Fn(usize) -> Result<(Device, Box<dyn Communicator>), Error> + Sync,
+        layout: ContextLayout,
+    ) -> Result<Results<O>> {
+        let Inputs { q, k, v, d_o, d_lse, offsets, .. } = &self.inputs;
+        let [q, k, v] = [q, k, v].map(Input::elements::<T>);
+        let d_o = d_o.as_ref().map_or(Vec::new(), Input::elements::<T>);
+        let d_lse = d_lse.as_ref().map_or(Vec::new(), Input::elements::<f32>);
+        let [cu_seqlens_q, cu_seqlens_k] =
+            offsets.as_ref().map_or([[].as_slice(); 2], |offsets| offsets.each_ref().map(Vec::as_slice));
+        let (q, k, v, d_o, d_lse) = (&q[..], &k[..], &v[..], &d_o[..], &d_lse[..]);
+        let inputs = ContextInputs { q, k, v, d_o, d_lse, cu_seqlens_q, cu_seqlens_k };
+        let backward = self.backward_problem()?;
+        let (problem, backward) = (&self.problem, backward.as_ref());
+        let output: ContextOutput<O> =
+            context_parallel_connected(count, connect, layout, problem, backward, &inputs)?;
+        Ok(Results { forward: output.forward, gradients: output.gradients })
     }
 
     /// Computes. `T` is the element type of q, k, v and do, `O` that of o, dq, dk and dv.

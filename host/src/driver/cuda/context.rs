@@ -21,6 +21,11 @@ impl PrimaryContext {
         Ok(PrimaryContext(context))
     }
 
+    /// `CUcontext`, alive as long as `self`.
+    pub fn raw(&self) -> *mut std::ffi::c_void {
+        self.0.as_raw().cast()
+    }
+
     /// Makes the context current on this thread until the guard is dropped, then what was current
     /// before.
     pub fn enter(&self) -> Result<Entered<'_>, Failure> {

@@ -1,4 +1,4 @@
-//! Timing on the device.
+//! Points in the work queued on a stream: what waits for them, and when the device passes them.
 
 use super::CudaDriver;
 use super::context::PrimaryContext;
@@ -19,12 +19,35 @@ impl CudaEvent {
     /// # Errors
     /// [`crate::Error::Cuda`].
     pub fn new(driver: &CudaDriver) -> Result<Self> {
+        CudaEvent::with_timing(driver, true)
+    }
+
+    /// The same without the time, which costs less.
+    ///
+    /// # Errors
+    /// [`crate::Error::Cuda`].
+    pub(super) fn untimed(driver: &CudaDriver) -> Result<Self> {
+        CudaEvent::with_timing(driver, false)
+    }
+
+    fn with_timing(driver: &CudaDriver, is_timed: bool) -> Result<Self> {
         let context = driver.context.clone();
         let handle = {
             let _entered = context.enter()?;
-            raw::event_create()? as usize
+            raw::event_create(is_timed)? as usize
         };
         Ok(CudaEvent { context, handle })
+    }
+
+    /// What is queued on the stream from now on, of this or another GPU, waits for the event. That GPU's
+    /// context is current.
+    ///
+    /// # Safety
+    /// `stream` is a live stream, or 0.
+    pub(super) unsafe fn hold_back(&self, stream: Stream) -> Result<()> {
+        // SAFETY: the event is alive; the stream is the caller's promise.
+        unsafe { raw::stream_wait(stream.0 as StreamHandle, self.handle as raw::EventHandle) }
+            .map_err(Into::into)
     }
 
     /// Queues the event on a stream.

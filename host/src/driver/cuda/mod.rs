@@ -15,7 +15,7 @@ mod trampolines;
 
 pub use event::CudaEvent;
 
-use super::{DevicePointer, DeviceProperties, Driver, Stream, TensorMapDescription};
+use super::{DevicePointer, DeviceProperties, Driver, Mark, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use context::PrimaryContext;
@@ -107,6 +107,15 @@ impl CudaDriver {
                 device_properties(device)
             })
             .collect()
+    }
+
+    /// Runs `work` with the device's context current on this thread.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub(crate) fn with_context<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
+        let _entered = self.context.enter()?;
+        Ok(work())
     }
 
     /// That there is no memory left, or what else was wrong with an allocation.
@@ -246,5 +255,70 @@ impl Driver for CudaDriver {
         let _entered = self.context.enter()?;
         // SAFETY: a stream is 0 or a live handle by contract of `Stream`.
         unsafe { raw::synchronize(stream.0 as raw::StreamHandle) }.map_err(|failure| self.late(failure))
+    }
+
+    fn is_idle(&self, stream: Stream) -> Result<bool> {
+        let _entered = self.context.enter()?;
+        // SAFETY: a stream is 0 or a live handle by contract of `Stream`.
+        unsafe { raw::stream_is_idle(stream.0 as raw::StreamHandle) }
+            .map_err(|failure| self.late(failure))
+    }
+
+    fn create_stream(&self) -> Result<Stream> {
+        let _entered = self.context.enter()?;
+        Ok(Stream(raw::stream_create()? as usize))
+    }
+
+    unsafe fn destroy_stream(&self, stream: Stream) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: passed on to the caller.
+        unsafe { raw::stream_destroy(stream.0 as raw::StreamHandle) }
+            .map_err(|failure| self.late(failure))
+    }
+
+    fn mark(&self, stream: Stream) -> Result<Mark> {
+        let event = CudaEvent::untimed(self)?;
+        // SAFETY: a stream is 0 or a live handle by contract of `Stream`.
+        unsafe { event.record(stream) }?;
+        Ok(Mark(Some(Arc::new(event))))
+    }
+
+    fn wait_for_mark(&self, stream: Stream, mark: &Mark) -> Result<()> {
+        let Some(event) = &mark.0 else { return Ok(()) };
+        let _entered = self.context.enter()?;
+        // SAFETY: a stream is 0 or a live handle by contract of `Stream`.
+        unsafe { event.hold_back(stream) }
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        destination: DevicePointer,
+        (peer, source): (&dyn Driver, DevicePointer),
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let Some(peer) = peer.as_cuda() else {
+            let mut copied = vec![0; bytes];
+            peer.copy_to_host(&mut copied, source, Stream::default())?;
+            self.synchronize(stream)?;
+            return self.copy_to_device(destination, &copied);
+        };
+        let (own, other) = (self.context.raw(), peer.context.raw());
+        let _entered = self.context.enter()?;
+        if own != other {
+            // SAFETY: both are alive as long as their drivers.
+            unsafe { raw::enable_peer_access(other) }?;
+        }
+        let handle = stream.0 as raw::StreamHandle;
+        // SAFETY: passed on to the caller; contexts are alive.
+        unsafe { raw::copy_from_peer((destination, own), (source, other), bytes, handle) }
+            .map_err(|failure| self.late(failure))
+    }
+
+    fn as_cuda(&self) -> Option<&CudaDriver> {
+        Some(self)
     }
 }

@@ -6,6 +6,7 @@
 //! may return codes that no enumeration of `cust_raw` has.
 
 mod launch;
+mod streams;
 
 use crate::driver::{L2Promotion, TensorMapDescription};
 use crate::error::Error;
@@ -14,6 +15,9 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
 pub(super) use launch::{LaunchShape, launch};
+pub(super) use streams::{
+    copy_from_peer, enable_peer_access, stream_create, stream_destroy, stream_is_idle, stream_wait,
+};
 
 /// `CUmodule`.
 pub(super) type Module = *mut c_void;
@@ -404,11 +408,15 @@ pub(super) unsafe fn free_in_order(pointer: u64, stream: StreamHandle) -> Result
     check("cuMemFreeAsync", unsafe { cuMemFreeAsync(pointer, stream) })
 }
 
-/// A new event with timing, in the current context.
-pub(super) fn event_create() -> Result<EventHandle, Failure> {
+/// A new event in the current context, with or without timing.
+pub(super) fn event_create(is_timed: bool) -> Result<EventHandle, Failure> {
+    /// `CU_EVENT_DISABLE_TIMING`.
+    const DISABLE_TIMING: u32 = 2;
     let mut event = ptr::null_mut();
     // SAFETY: `event` is writable.
-    check("cuEventCreate", unsafe { cuEventCreate(&mut event, 0) })?;
+    check("cuEventCreate", unsafe {
+        cuEventCreate(&mut event, if is_timed { 0 } else { DISABLE_TIMING })
+    })?;
     Ok(event)
 }
 

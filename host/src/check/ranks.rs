@@ -1,0 +1,126 @@
+//! Cases whose sequences are shared out among ranks.
+
+use super::run::judge_case;
+use super::{Case, Computed, ComputedGradients, GradientInputs, Inputs, Outcome};
+use crate::attention::Element;
+use crate::context_parallel::host::{ContextInputs, ContextOutput, context_parallel_host};
+use crate::context_parallel::{ContextLayout, LocalCommunicator};
+use crate::device::Device;
+use crate::error::Result;
+use crate::problem::Layout;
+use half::{bf16, f16};
+use kernels_gpu::abi::Dtype;
+use std::time::Instant;
+
+/// Runs one case over the ranks that `open` gives, each time anew, and compares it with the reference, by the
+/// rule for a single device. Scores have nothing but q, k and a softcap; gradients are of the dtype of o.
+///
+/// # Errors
+/// Errors of the problem, of the devices, and of the ranks.
+pub fn run_case_over_ranks(
+    open: impl Fn() -> Result<Vec<(Device, LocalCommunicator)>>,
+    layout: ContextLayout,
+    case: &Case,
+) -> Result<(Outcome, Computed)> {
+    judge_case(case, |case| compute_over_ranks(open()?, layout, case))
+}
+
+/// What ranks make of a case.
+///
+/// # Errors
+/// As [`run_case_over_ranks`].
+pub fn compute_over_ranks(
+    ranks: Vec<(Device, LocalCommunicator)>,
+    layout: ContextLayout,
+    case: &Case,
+) -> Result<Computed> {
+    let compute = match (case.dtype, case.output_dtype) {
+        (Dtype::Bf16, Dtype::F32) => compute_typed::<bf16, f32>,
+        (Dtype::Bf16, _) => compute_typed::<bf16, bf16>,
+        (Dtype::F16, Dtype::F32) => compute_typed::<f16, f32>,
+        (Dtype::F16, _) => compute_typed::<f16, f16>,
+        (Dtype::F32, _) => compute_typed::<f32, f32>,
+    };
+    compute(ranks, layout, case)
+}
+
+/// Elements as they stand in a layout, of numbers in logical order; 0 between them.
+fn placed<T: Element>(layout: &Layout, numbers: &[f32]) -> Vec<T> {
+    let mut elements = vec![T::from_f32(0.0); layout.span()];
+    for (index, &number) in places(layout).into_iter().zip(numbers) {
+        elements[index] = T::from_f32(number);
+    }
+    elements
+}
+
+/// Numbers in logical order, of elements as they stand in a layout.
+fn logical<T: Element>(layout: &Layout, elements: &[T]) -> Vec<f32> {
+    places(layout).into_iter().map(|index| elements[index].to_f32()).collect()
+}
+
+/// Where each element stands, in logical order.
+fn places(layout: &Layout) -> Vec<usize> {
+    let [batches, rows, heads, columns] = layout.shape;
+    let mut places = Vec::with_capacity(layout.elements() as usize);
+    for batch in 0..batches {
+        for row in 0..rows {
+            for head in 0..heads {
+                for column in 0..columns {
+                    let offset = layout.offset([batch, row, head, column]);
+                    places.push(layout.origin().wrapping_add_signed(offset));
+                }
+            }
+        }
+    }
+    places
+}
+
+fn compute_typed<T: Element, O: Element>(
+    ranks: Vec<(Device, LocalCommunicator)>,
+    layout: ContextLayout,
+    case: &Case,
+) -> Result<Computed> {
+    let (drawn, gradients) = (Inputs::drawn(case), GradientInputs::drawn(case));
+    let (problem, backward) = (case.problem(), case.backward_problem());
+    let [cu_seqlens_q, cu_seqlens_k] = if case.packed { case.offsets() } else { Default::default() };
+    let (q, k, v) = (
+        placed::<T>(&problem.q, &drawn.q),
+        placed::<T>(&problem.k, &drawn.k),
+        placed::<T>(&problem.v, &drawn.v),
+    );
+    let d_o = backward.map_or(Vec::new(), |backward| placed::<T>(&backward.d_o, &gradients.d_o));
+    let inputs = ContextInputs {
+        q: &q,
+        k: &k,
+        v: &v,
+        d_o: &d_o,
+        d_lse: &gradients.d_lse,
+        cu_seqlens_q: &cu_seqlens_q,
+        cu_seqlens_k: &cu_seqlens_k,
+    };
+    let start = Instant::now();
+    let count = ranks.len();
+    let ContextOutput { forward, gradients: got } =
+        context_parallel_host::<T, O>(ranks, layout, &problem, backward.as_ref(), &inputs)?;
+    let elapsed = start.elapsed();
+    let kernel = format!("{count} ranks, {layout}");
+    let written = |layout: &Layout, elements: &[T]| logical(layout, elements);
+    let gradients = backward.zip(got).map(|(backward, got)| ComputedGradients {
+        kernel: kernel.clone(),
+        inputs: GradientInputs { d_o: written(&backward.d_o, &d_o), d_lse: gradients.d_lse.clone() },
+        dq: logical(&backward.dq, &got.dq),
+        dk: logical(&backward.dk, &got.dk),
+        dv: logical(&backward.dv, &got.dv),
+        d_bias: Vec::new(),
+        d_sinks: Vec::new(),
+        spilled: None,
+    });
+    let inputs = Inputs {
+        q: written(&problem.q, &q),
+        k: written(&problem.k, &k),
+        v: written(&problem.v, &v),
+        scores: drawn.scores,
+    };
+    let o = logical(&problem.o, &forward.o);
+    Ok(Computed { kernel, inputs, o, lse: forward.lse, gradients, spilled: None, elapsed })
+}

@@ -1,0 +1,258 @@
+//! Context parallelism: one sequence over several GPUs, with errors that do not grow with them.
+//!
+//! Each rank has some rows of q, k and v ([`ContextLayout`]), and makes those rows of o, and of the
+//! gradients. Keys and values go round from rank to rank, or are gathered; what of them a rank computes, and
+//! when, is a pure function ([`schedule`](mod@schedule)). All that is only a part of a result stays f32:
+//! outputs of parts have a reference and a sum beside them, as those of ranges of keys have, and are combined
+//! once (docs/semantics.md, section 6); partial gradients are added in f32 and rounded once.
+//!
+//! ```
+//! use finite_attention::context_parallel::{
+//!     ContextLayout, ContextParallel, ContextProblem, LocalCommunicator,
+//! };
+//! use finite_attention::{Arch, Device, Dtype, ForwardPointers, ForwardProblem, Layout, Stream};
+//! use finite_attention::buffer::{DeviceBuffer, InDeviceMemory};
+//! use std::time::Duration;
+//!
+//! // 64 rows over two ranks, here threads with an emulator each. On GPUs: `Device::cuda(rank)`.
+//! let ranks = LocalCommunicator::create(2, Duration::from_secs(60));
+//! let threads: Vec<_> = ranks
+//!     .into_iter()
+//!     .map(|communicator| {
+//!         std::thread::spawn(move || -> finite_attention::Result<Vec<f32>> {
+//!             let device = Device::emulated(Arch::Sm80)?;
+//!             let own = Layout::bshd([1, 32, 1, 8]);
+//!             let forward = ForwardProblem::new(Dtype::F32, own, own, own).causal();
+//!             let problem = ContextProblem::new(forward, 64, 64);
+//!             let group = ContextParallel::new(device.clone(), communicator, ContextLayout::Zigzag)?;
+//!             let mut pass = group.prepare(&problem)?;
+//!             let ones = DeviceBuffer::from_slice(&device, &[1.0_f32; 32 * 8])?;
+//!             let (o, lse) = (DeviceBuffer::<f32>::uninitialised(&device, 32 * 8)?,
+//!                             DeviceBuffer::<f32>::uninitialised(&device, 32)?);
+//!             let pointers = ForwardPointers {
+//!                 q: ones.device_pointer(), k: ones.device_pointer(), v: ones.device_pointer(),
+//!                 o: o.device_pointer(), lse: lse.device_pointer(), ..Default::default()
+//!             };
+//!             // SAFETY: the buffers are as large as the problem says, and live until `wait`.
+//!             unsafe { pass.forward(&pointers, Stream::default()) }?;
+//!             group.wait(Stream::default())?;
+//!             o.to_vec(Stream::default())
+//!         })
+//!     })
+//!     .collect();
+//! for thread in threads {
+//!     assert_eq!(thread.join().unwrap()?, [1.0; 32 * 8]);
+//! }
+//! # Ok::<(), finite_attention::Error>(())
+//! ```
+
+mod backward;
+mod communicator;
+mod exchange;
+mod forward;
+pub mod host;
+mod layout;
+mod problem;
+pub mod schedule;
+#[cfg(test)]
+mod tests;
+mod views;
+
+pub use communicator::{Communicator, LocalCommunicator, Message, NcclCommunicator, NcclId};
+pub use layout::{Chunk, ContextLayout};
+pub use problem::ContextProblem;
+
+use crate::buffer::DeviceBuffer;
+use crate::device::Device;
+use crate::driver::{DevicePointer, Stream};
+use crate::error::{Error, Result};
+use problem::ValidContext;
+use schedule::Piece;
+use std::collections::HashMap;
+use views::Offsets;
+
+/// What a rank says whose problem is refused.
+const REFUSED: &[u8] = b"refused";
+
+/// A rank of a group: its device, how it talks to the others, and how sequences are shared out.
+pub struct ContextParallel {
+    device: Device,
+    communicator: Box<dyn Communicator>,
+    layout: ContextLayout,
+    /// What is sent and received goes on beside the kernels.
+    beside: Stream,
+}
+
+impl ContextParallel {
+    /// This rank of the group of `communicator`.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn new(
+        device: Device,
+        communicator: impl Communicator + 'static,
+        layout: ContextLayout,
+    ) -> Result<Self> {
+        let beside = device.driver().create_stream()?;
+        Ok(ContextParallel { device, communicator: Box::new(communicator), layout, beside })
+    }
+
+    /// How sequences are shared out.
+    pub fn layout(&self) -> ContextLayout {
+        self.layout
+    }
+
+    /// Which rank this is.
+    pub fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.communicator.ranks()
+    }
+
+    /// Checks a problem, and that all ranks have the same one, and says what this rank does and when. All
+    /// ranks call it together, also one whose problem is refused: the others then get [`Error::Peer`].
+    ///
+    /// # Errors
+    /// What [`ContextProblem`] says; [`Error::RanksDisagree`] on every rank, if one of them has another
+    /// problem; [`Error::Peer`]; [`Error::OutOfMemory`].
+    pub fn prepare(&self, problem: &ContextProblem) -> Result<ContextPass<'_>> {
+        let (ranks, rank) = (self.ranks(), self.rank());
+        let valid = problem.validate(self.layout, ranks, rank).inspect_err(|_| {
+            // The others need not wait. What they say does not matter any more.
+            let _ = self.communicator.all_gather(REFUSED);
+        })?;
+        self.agree(&valid.description())?;
+        let pieces = schedule::schedule(self.layout, (ranks, rank), &valid.lengths(), valid.mask());
+        let offsets = Offsets::new(&self.device, &valid, self.layout, (ranks, rank))?;
+        Ok(ContextPass { group: self, valid, pieces, offsets, room: Room::default() })
+    }
+
+    /// Waits until all ranks have come here.
+    ///
+    /// # Errors
+    /// [`Error::Peer`].
+    pub fn meet(&self) -> Result<()> {
+        self.communicator.all_gather(&[]).map(|_| ())
+    }
+
+    /// Waits for all that is queued on `stream`, and reports what became of it, and of other ranks.
+    ///
+    /// # Errors
+    /// [`Error::Peer`], and errors of the driver.
+    pub fn wait(&self, stream: Stream) -> Result<()> {
+        self.communicator.wait(&self.device, stream)
+    }
+
+    /// All ranks describe the same problem.
+    fn agree(&self, own: &[(&'static str, String)]) -> Result<()> {
+        let text: Vec<String> =
+            own.iter().map(|(argument, value)| format!("{argument}={value}")).collect();
+        let own_text = text.join("\n");
+        for (peer, theirs) in self.communicator.all_gather(own_text.as_bytes())?.iter().enumerate() {
+            if theirs == REFUSED {
+                let reason = "was given a problem that is refused".to_owned();
+                return Err(Error::Peer { rank: self.rank(), peer, reason });
+            }
+            let theirs = String::from_utf8_lossy(theirs);
+            let lines = theirs.lines().chain(std::iter::repeat(""));
+            let wrong = own.iter().zip(lines).find_map(|((argument, expected), line)| {
+                let got = line.strip_prefix(argument).and_then(|rest| rest.strip_prefix('='));
+                (got != Some(expected.as_str())).then(|| Error::RanksDisagree {
+                    argument,
+                    rank: self.rank(),
+                    expected: expected.clone(),
+                    peer,
+                    got: got.unwrap_or("another call").to_owned(),
+                })
+            });
+            if let Some(error) = wrong {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ContextParallel {
+    fn drop(&mut self) {
+        // SAFETY: made by this device, and what was queued on it is behind `wait`, or is waited for.
+        let _ = unsafe { self.device.driver().destroy_stream(self.beside) };
+    }
+}
+
+/// A problem that all ranks agree on, what this rank does for it, and the memory for that: made once, used
+/// for any number of passes.
+///
+/// Memory of a rank, beside its tensors: keys and values of two other ranks (of all of them, if they are
+/// gathered); for a forward pass its o in f32 for each rank whose keys it sees; for a backward pass dq twice,
+/// and dk and dv three times, in f32, and the workspace of one pass. It is allocated when it is first needed,
+/// and kept.
+pub struct ContextPass<'c> {
+    group: &'c ContextParallel,
+    valid: ValidContext,
+    pieces: Vec<Piece>,
+    offsets: Offsets,
+    room: Room,
+}
+
+impl ContextPass<'_> {
+    /// What this rank computes.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Has what is queued on `stream` wait for what is queued on `before`.
+    fn order(&self, before: Stream, stream: Stream) -> Result<()> {
+        let driver = self.group.device.driver();
+        driver.wait_for_mark(stream, &driver.mark(before)?)
+    }
+}
+
+/// What a piece of memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Use {
+    /// Keys and values that have come from another rank, at even and odd steps; or all of them, gathered.
+    Keys(usize),
+    Values(usize),
+    /// Parts of o, of a piece.
+    Output(usize),
+    /// dk and dv, added up so far, at even and odd steps.
+    DkSum(usize),
+    DvSum(usize),
+    /// dk and dv of one part, or of a rank that has sent its own.
+    DkPart,
+    DvPart,
+    /// dq, added up so far, of all pieces, and of one part.
+    DqSum,
+    DqPart,
+    /// What the kernels of a backward pass use between them.
+    Workspace,
+}
+
+/// Memory that is kept from pass to pass, and grows as it is needed.
+#[derive(Default)]
+struct Room {
+    buffers: HashMap<Use, DeviceBuffer<u8>>,
+    outgrown: Vec<DeviceBuffer<u8>>,
+}
+
+impl Room {
+    /// Memory of at least so many bytes. What it holds is anything.
+    fn of(&mut self, device: &Device, for_what: Use, bytes: u64) -> Result<DevicePointer> {
+        use crate::buffer::InDeviceMemory as _;
+        let wanted = usize::try_from(bytes).map_err(|_| Error::OutOfMemory {
+            device: device.properties().name.clone(),
+            bytes: usize::MAX,
+        })?;
+        let is_enough = self.buffers.get(&for_what).is_some_and(|buffer| buffer.len() >= wanted);
+        if !is_enough {
+            // Kernels that use it may be on their way.
+            self.outgrown.extend(self.buffers.remove(&for_what));
+            self.buffers.insert(for_what, DeviceBuffer::uninitialised(device, wanted)?);
+        }
+        Ok(self.buffers[&for_what].device_pointer())
+    }
+}

@@ -1,0 +1,187 @@
+//! Keys, values and their gradients on their way from rank to rank.
+
+use super::communicator::Message;
+use super::views::View;
+use super::{ContextPass, Use};
+use crate::driver::{DevicePointer, Stream};
+use crate::error::Result;
+use crate::problem::Layout;
+use kernels_gpu::abi::Dtype;
+
+/// Rows that stand side by side here and in the whole.
+struct Run {
+    /// The first one of a rank's own tensor.
+    own: usize,
+    /// The first one of the whole.
+    whole: usize,
+    count: usize,
+}
+
+impl ContextPass<'_> {
+    /// The rank whose keys are here at a step.
+    pub(super) fn source(&self, step: usize) -> usize {
+        (self.group.rank() + self.group.ranks() - step) % self.group.ranks()
+    }
+
+    /// Queues, beside the kernels, what sends `own` to the next rank and receives `next` from the one before.
+    pub(super) fn pass_on(&self, own: &[View], next: &[View]) -> Result<()> {
+        let (rank, ranks) = (self.group.rank(), self.group.ranks());
+        let messages = |views: &[View], peer: usize| -> Vec<Message> {
+            let message =
+                |view: &View| Message { peer, pointer: view.pointer, bytes: view.bytes() as usize };
+            views.iter().map(message).filter(|message| message.bytes > 0).collect()
+        };
+        let sends = messages(own, (rank + 1) % ranks);
+        let receives = messages(next, (rank + ranks - 1) % ranks);
+        // SAFETY: memory of this pass, or tensors of the caller of `forward` or `backward`; what is queued on
+        // the stream beside the kernels is waited for.
+        unsafe {
+            self.group.communicator.exchange(&self.group.device, &sends, &receives, self.group.beside)
+        }
+    }
+
+    /// k or v as they have come from another rank at a step; this rank's own at step 0.
+    pub(super) fn keys_at(&mut self, own: [View; 2], step: usize) -> Result<[View; 2]> {
+        if step == 0 {
+            return Ok(own);
+        }
+        let rows = self.valid.key_rows_of(self.source(step));
+        let place = [Use::Keys(step % 2), Use::Values(step % 2)];
+        self.room_for(place, own, rows)
+    }
+
+    /// Memory for dense tensors as these, of `rows` rows, and no less than that for the keys of any rank.
+    pub(super) fn room_for(
+        &mut self,
+        place: [Use; 2],
+        views: [View; 2],
+        rows: usize,
+    ) -> Result<[View; 2]> {
+        let most = (0..self.group.ranks()).map(|rank| self.valid.key_rows_of(rank)).max().unwrap_or(0);
+        let mut placed = views.map(|view| with_rows(&view, rows));
+        for (for_what, view) in place.into_iter().zip(&mut placed) {
+            let bytes = with_rows(view, rows.max(most)).bytes();
+            view.pointer = self.room.of(&self.group.device, for_what, bytes)?;
+        }
+        Ok(placed)
+    }
+
+    /// Queues what gathers all keys and values, and gives them as they stand in the whole.
+    pub(super) fn gather(&mut self, own: [View; 2]) -> Result<[View; 2]> {
+        let rows = self.valid.all_key_rows();
+        let whole = self.room_for([Use::Keys(0), Use::Values(0)], own, rows)?;
+        let (rank, beside) = (self.group.rank(), self.group.beside);
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for peer in (0..self.group.ranks()).filter(|&peer| peer != rank) {
+            for (own, whole) in own.iter().zip(&whole) {
+                sends.extend(self.messages(own, peer, rank, Side::Own));
+                receives.extend(self.messages(whole, peer, peer, Side::Whole));
+            }
+        }
+        // SAFETY: as in `pass_on`.
+        unsafe { self.group.communicator.exchange(&self.group.device, &sends, &receives, beside) }?;
+        for (own, whole) in own.iter().zip(&whole) {
+            self.copy_runs((own, Side::Own), (whole, Side::Whole), beside)?;
+        }
+        Ok(whole)
+    }
+
+    /// Queues what sends each rank its rows of f32 gradients of the whole, and receives this rank's own from
+    /// `peer` after `peer`, each handed to `add`, whose kernels must be done before the next one comes.
+    pub(super) fn scatter(
+        &mut self,
+        whole: [View; 2],
+        parts: [View; 2],
+        mut add: impl FnMut(&mut Self) -> Result<()>,
+        stream: Stream,
+    ) -> Result<()> {
+        let (rank, ranks, beside) = (self.group.rank(), self.group.ranks(), self.group.beside);
+        for distance in 1..ranks {
+            let (to, from) = ((rank + distance) % ranks, (rank + ranks - distance) % ranks);
+            let (mut sends, mut receives) = (Vec::new(), Vec::new());
+            for (whole, part) in whole.iter().zip(&parts) {
+                sends.extend(self.messages(whole, to, to, Side::Whole));
+                receives.extend(self.messages(part, from, rank, Side::Own));
+            }
+            self.order(stream, beside)?;
+            // SAFETY: as in `pass_on`.
+            unsafe { self.group.communicator.exchange(&self.group.device, &sends, &receives, beside) }?;
+            self.order(beside, stream)?;
+            add(self)?;
+        }
+        Ok(())
+    }
+
+    /// Queues a copy of this rank's rows from the whole to a tensor of its own, or back.
+    pub(super) fn copy_runs(
+        &self,
+        (from, from_side): (&View, Side),
+        (to, to_side): (&View, Side),
+        stream: Stream,
+    ) -> Result<()> {
+        let (rank, driver) = (self.group.rank(), self.group.device.driver());
+        let sources = self.messages(from, rank, rank, from_side);
+        for (source, target) in sources.iter().zip(self.messages(to, rank, rank, to_side)) {
+            // SAFETY: as in `pass_on`.
+            unsafe {
+                driver.copy_from_peer(target.pointer, (driver, source.pointer), source.bytes, stream)
+            }?;
+        }
+        Ok(())
+    }
+
+    /// Where the keys of rank `of` stand in a tensor, in the order in which they are sent.
+    fn messages(&self, view: &View, peer: usize, of: usize, side: Side) -> Vec<Message> {
+        let row_bytes = view.layout.strides[1] as usize * view.dtype.bytes() as usize;
+        let batch_rows = view.layout.shape[1];
+        let runs = self.runs(of);
+        (0..view.layout.shape[0])
+            .flat_map(|batch| {
+                runs.iter().map(move |run| {
+                    let first = match side {
+                        Side::Own => run.own,
+                        Side::Whole => run.whole,
+                    };
+                    let row = batch * batch_rows + first;
+                    let pointer = view.pointer + (row * row_bytes) as DevicePointer;
+                    Message { peer, pointer, bytes: run.count * row_bytes }
+                })
+            })
+            .filter(|message| message.bytes > 0)
+            .collect()
+    }
+
+    /// The rows of k that a rank has.
+    fn runs(&self, rank: usize) -> Vec<Run> {
+        let offsets = self.valid.lengths().keys;
+        let layout = self.group.layout;
+        let mut own = 0;
+        let mut runs = Vec::new();
+        for chunk in 0..layout.chunks_per_rank() {
+            for pair in offsets.windows(2) {
+                let chunk = layout.chunks(self.group.ranks(), rank, pair[1] - pair[0])[chunk];
+                runs.push(Run { own, whole: pair[0] + chunk.first, count: chunk.rows });
+                own += chunk.rows;
+            }
+        }
+        runs
+    }
+}
+
+/// Whether a tensor holds the rows of one rank, or all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Own,
+    Whole,
+}
+
+/// A dense tensor as this one, of other rows.
+pub(super) fn with_rows(view: &View, rows: usize) -> View {
+    let [batches, _, heads, columns] = view.layout.shape;
+    View { layout: Layout::bshd([batches, rows, heads, columns]), ..*view }
+}
+
+/// A dense f32 tensor of the shape of this one.
+pub(super) fn in_f32(view: &View) -> View {
+    View { layout: Layout::bshd(view.layout.shape), dtype: Dtype::F32, ..*view }
+}

@@ -1,0 +1,159 @@
+//! The forward pass of a rank.
+
+use super::layout::ContextLayout;
+use super::schedule::{Part, Piece};
+use super::views::{PartPlace, View, of_part};
+use super::{ContextPass, Use};
+use crate::attention::{launch_combine, launch_forward};
+use crate::driver::Stream;
+use crate::error::{Error, Result};
+use crate::plan::{ForwardPointers, Parts, ScorePointers, plan_combine, plan_part};
+use crate::problem::{MAX_SPLITS, ValidForward};
+use kernels_gpu::abi::Arch;
+
+/// What a piece still needs, once its parts are there.
+struct Open {
+    valid: ValidForward,
+    parts: Parts,
+    arch: Arch,
+}
+
+impl ContextPass<'_> {
+    /// Queues one forward pass on `stream`. All ranks call it together; it waits for them on the host, but
+    /// not for kernels.
+    ///
+    /// # Errors
+    /// Everything that [`crate::attention::forward`] refuses, [`Error::Peer`], [`Error::OutOfMemory`], and
+    /// errors of the driver.
+    ///
+    /// # Safety
+    /// As for [`crate::attention::forward`], for the rank's own tensors, until
+    /// [`ContextParallel::wait`](super::ContextParallel::wait) or the same on the caller's side; this pass
+    /// is not used on another stream before that.
+    pub unsafe fn forward(&mut self, pointers: &ForwardPointers, stream: Stream) -> Result<()> {
+        let local = self.valid.local.problem;
+        self.check(pointers)?;
+        let q = View { pointer: pointers.q, layout: local.q, dtype: local.dtype };
+        let o = View { pointer: pointers.o, layout: local.o, dtype: local.output_dtype };
+        let own = self.own_keys([pointers.k, pointers.v]);
+        let pieces = self.pieces.clone();
+        let mut open: Vec<Option<Open>> = pieces.iter().map(|_| None).collect();
+        let lse = if local.wants_lse { pointers.lse } else { 0 };
+        self.for_each_step(own, stream, |pass, step, keys| {
+            for (index, piece) in pieces.iter().enumerate() {
+                for (number, part) in piece.parts.iter().enumerate() {
+                    if part.step != step {
+                        continue;
+                    }
+                    let place = of_part(&pass.valid, &pass.offsets, [q, o], keys, (piece, part))?;
+                    pass.launch_part(&mut open[index], (index, number), piece, place, stream)?;
+                }
+                if piece.parts.last().is_some_and(|part| part.step == step)
+                    && let Some(done) = &open[index]
+                {
+                    pass.combine(piece, done, (o, lse), stream)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Every tensor that has elements has an address, as the whole pass would ask for.
+    fn check(&self, pointers: &ForwardPointers) -> Result<()> {
+        crate::plan::plan_forward(&self.valid.local, self.group.device.properties(), pointers)
+            .map(|_| ())
+    }
+
+    /// k and v of this rank.
+    pub(super) fn own_keys(&self, [k, v]: [u64; 2]) -> [View; 2] {
+        let local = &self.valid.local.problem;
+        [View::dense(k, local.k.shape, local.dtype), View::dense(v, local.v.shape, local.dtype)]
+    }
+
+    /// Calls `work` with the keys and values of each step, when they are there, as far as kernels on `stream`
+    /// are concerned; those of the next step are on their way meanwhile.
+    pub(super) fn for_each_step(
+        &mut self,
+        own: [View; 2],
+        stream: Stream,
+        mut work: impl FnMut(&mut Self, usize, [View; 2]) -> Result<()>,
+    ) -> Result<()> {
+        let (ranks, beside) = (self.group.ranks(), self.group.beside);
+        if self.group.layout == ContextLayout::Gathered {
+            self.order(stream, beside)?;
+            let whole = self.gather(own)?;
+            self.order(beside, stream)?;
+            return work(self, 0, whole);
+        }
+        let mut here = own;
+        for step in 0..ranks {
+            let mut next = here;
+            if step + 1 < ranks {
+                next = self.keys_at(own, step + 1)?;
+                // Kernels of the step before read what is overwritten now.
+                self.order(stream, beside)?;
+                self.pass_on(&here, &next)?;
+            }
+            work(self, step, here)?;
+            self.order(beside, stream)?;
+            here = next;
+        }
+        Ok(())
+    }
+
+    fn launch_part(
+        &mut self,
+        open: &mut Option<Open>,
+        (index, number): (usize, usize),
+        piece: &Piece,
+        place: PartPlace,
+        stream: Stream,
+    ) -> Result<()> {
+        let device = self.group.device.clone();
+        let PartPlace { q, k, v, o: _, cu_seqlens: [cu_seqlens_q, cu_seqlens_k], valid } = place;
+        if valid.is_empty() {
+            return Ok(());
+        }
+        let count = u32::try_from(piece.parts.len()).ok().filter(|&count| count <= MAX_SPLITS);
+        let count =
+            count.ok_or(Error::TooManyRanks { max: MAX_SPLITS as usize, got: piece.parts.len() })?;
+        let workspace = self.room.of(&device, Use::Output(index), Parts::bytes(&valid, count))?;
+        let parts = Parts { workspace, count };
+        let pointers = ForwardPointers {
+            q: q.pointer,
+            k: k.pointer,
+            v: v.pointer,
+            o: 0,
+            lse: 0,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            score: ScorePointers::default(),
+        };
+        let plan = plan_part(&valid, &pointers, &parts, number as u32, device.properties())?;
+        let arch = plan.variant.kernel.arch;
+        // SAFETY: the caller of `forward` vouches for q, k and v, or they are memory of this pass; the parts
+        // are.
+        unsafe { launch_forward(&device, &plan, stream) }?;
+        *open = Some(Open { valid, parts, arch });
+        Ok(())
+    }
+
+    /// o and lse of a piece whose parts are all there.
+    fn combine(&self, piece: &Piece, done: &Open, (o, lse): (View, u64), stream: Stream) -> Result<()> {
+        let device = &self.group.device;
+        let o = o.rows(&piece.queries);
+        let first = 4 * piece.queries.first as u64;
+        let lse = if lse == 0 { 0 } else { lse + first };
+        let pointers = ForwardPointers { o: o.pointer, lse, ..ForwardPointers::default() };
+        let mut plan =
+            plan_combine(&done.valid, &pointers, &done.parts, done.arch, device.properties())?;
+        [plan.params.lse_batch_stride, plan.params.lse_head_stride] = self.valid.local.lse_strides();
+        // SAFETY: the parts are memory of this pass, the caller of `forward` vouches for o and lse.
+        unsafe { launch_combine(device, &plan, stream) }
+    }
+}
+
+/// How many keys of the rank that it comes from a part covers.
+pub(super) fn covers_all(part: &Part, rows: usize) -> bool {
+    part.keys.first == 0 && part.keys.count == rows
+}

@@ -1,0 +1,228 @@
+//! What ranks refuse, alone and together, and what becomes of all when one fails.
+
+use super::{
+    Communicator, ContextLayout, ContextParallel, ContextPass, ContextProblem, LocalCommunicator,
+    Message,
+};
+use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
+use crate::device::Device;
+use crate::driver::Stream;
+use crate::error::{Error, Result};
+use crate::plan::{BackwardPointers, ForwardPointers};
+use crate::problem::{BackwardProblem, Bias, ForwardProblem, Layout, ScoreLayout};
+use kernels_gpu::abi::{Arch, Dtype};
+use std::cell::Cell;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const ROWS: usize = 12;
+
+fn local(rows: usize) -> ForwardProblem {
+    let layout = Layout::bshd([1, rows, 1, 8]);
+    ForwardProblem::new(Dtype::F32, layout, layout, layout).causal()
+}
+
+/// What each of `count` ranks returns of a problem of [`ROWS`] rows.
+fn run<T: Send, C: Communicator + 'static>(
+    (count, layout): (usize, ContextLayout),
+    communicator: impl Fn(LocalCommunicator) -> C + Sync,
+    body: impl Fn(&ContextParallel, ContextProblem) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    thread::scope(|scope| {
+        let (communicator, body) = (&communicator, &body);
+        let threads: Vec<_> = LocalCommunicator::create(count, LIMIT)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, own)| {
+                scope.spawn(move || {
+                    let device = Device::emulated(Arch::Sm80)?;
+                    let rows = layout.rows_of_rank(count, rank, ROWS);
+                    let group = ContextParallel::new(device, communicator(own), layout)?;
+                    body(&group, ContextProblem::new(local(rows), ROWS, ROWS))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// A forward and a backward pass of ones.
+fn compute(group: &ContextParallel, pass: &mut ContextPass<'_>, problem: &ForwardProblem) -> Result<()> {
+    let elements = problem.q.elements() as usize;
+    let ones = DeviceBuffer::from_slice(&group.device, &vec![1_f32; elements])?;
+    let output = || DeviceBuffer::<f32>::uninitialised(&group.device, elements);
+    let (o, dq, dk, dv) = (output()?, output()?, output()?, output()?);
+    let lse = DeviceBuffer::<f32>::uninitialised(&group.device, elements / 8)?;
+    let [q, k, v, d_o] = [ones.device_pointer(); 4];
+    let (o, lse) = (o.device_pointer(), lse.device_pointer());
+    let forward = ForwardPointers { q, k, v, o, lse, ..ForwardPointers::default() };
+    let [dq, dk, dv] = [&dq, &dk, &dv].map(|buffer| buffer.device_pointer());
+    let backward = BackwardPointers { q, k, v, o, lse, d_o, dq, dk, dv, ..BackwardPointers::default() };
+    // SAFETY: the buffers live until `wait`.
+    unsafe {
+        pass.forward(&forward, Stream::default())?;
+        pass.backward(&BackwardProblem::new(*problem), &backward, Stream::default())?;
+    }
+    group.wait(Stream::default())
+}
+
+/// Fails at its n-th exchange.
+struct FailsAt {
+    inner: LocalCommunicator,
+    left: Cell<usize>,
+}
+
+impl Communicator for FailsAt {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.inner.ranks()
+    }
+
+    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.inner.all_gather(own)
+    }
+
+    unsafe fn exchange(
+        &self,
+        device: &Device,
+        sends: &[Message],
+        receives: &[Message],
+        stream: Stream,
+    ) -> Result<()> {
+        let Some(left) = self.left.get().checked_sub(1) else {
+            return Err(Error::Emulator { reason: "planted".to_owned() });
+        };
+        self.left.set(left);
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.exchange(device, sends, receives, stream) }
+    }
+}
+
+#[test]
+fn a_rank_that_fails_in_the_middle_is_an_error_of_all() {
+    for layout in ContextLayout::ALL {
+        let mut completed = 0;
+        for exchanges in 0..12 {
+            let start = Instant::now();
+            let failing = |inner: LocalCommunicator| {
+                let left = if inner.rank() == 1 { exchanges } else { usize::MAX };
+                FailsAt { inner, left: Cell::new(left) }
+            };
+            let results = run((3, layout), failing, |group, problem| {
+                let mut pass = group.prepare(&problem)?;
+                compute(group, &mut pass, &problem.local)
+            });
+            assert!(start.elapsed() < LIMIT / 2);
+            if results[1].is_ok() {
+                // It made no more exchanges than it was allowed.
+                assert!(results.iter().all(Result::is_ok), "{layout} {exchanges}: {results:?}");
+                completed += 1;
+                continue;
+            }
+            assert_eq!(results[1], Err(Error::Emulator { reason: "planted".to_owned() }));
+            for rank in [0, 2] {
+                assert!(
+                    matches!(results[rank], Err(Error::Peer { .. })),
+                    "{layout} {exchanges}: {results:?}"
+                );
+            }
+        }
+        assert!((1..12).contains(&completed), "{layout}: {completed}");
+    }
+}
+
+#[test]
+fn ranks_with_different_problems_are_told_what_differs() {
+    let results = run(
+        (3, ContextLayout::Zigzag),
+        |own| own,
+        |group, mut problem| {
+            if group.rank() == 1 {
+                problem.local.scale = Some(0.5);
+            }
+            group.prepare(&problem).map(|_| ())
+        },
+    );
+    let texts = results.map_text();
+    assert_eq!(texts[0], "scale: expected 0.35355338 like rank 0, got 0.5 on rank 1");
+    assert_eq!(texts[1], "scale: expected 0.5 like rank 1, got 0.35355338 on rank 0");
+    assert_eq!(texts[2], "scale: expected 0.35355338 like rank 2, got 0.5 on rank 1");
+}
+
+#[test]
+fn a_problem_that_one_rank_refuses_is_an_error_of_all() {
+    let results = run(
+        (2, ContextLayout::Stripe),
+        |own| own,
+        |group, mut problem| {
+            if group.rank() == 0 {
+                let layout = ScoreLayout::dense([1, 1, 1, 1]);
+                problem.local = problem.local.with_bias(Bias { layout, dtype: Dtype::F32 });
+            }
+            group.prepare(&problem).map(|_| ())
+        },
+    );
+    let texts = results.map_text();
+    assert_eq!(texts[0], "bias: expected none, since sequences are shared out among ranks, got one");
+    assert_eq!(texts[1], "rank 1: rank 0 was given a problem that is refused");
+}
+
+trait Texts {
+    fn map_text(self) -> Vec<String>;
+}
+
+impl Texts for Vec<Result<()>> {
+    fn map_text(self) -> Vec<String> {
+        self.into_iter().map(|result| result.unwrap_err().to_string()).collect()
+    }
+}
+
+#[test]
+fn rows_and_strides_that_do_not_fit_are_refused() {
+    let one = |change: &(dyn Fn(&mut ContextProblem) + Sync)| {
+        let results = run(
+            (1, ContextLayout::Contiguous),
+            |own| own,
+            |group, mut problem| {
+                change(&mut problem);
+                group.prepare(&problem).map(|_| ())
+            },
+        );
+        results.map_text().remove(0)
+    };
+    assert_eq!(
+        one(&|problem| problem.query_offsets = vec![0, 13]),
+        "q: expected rows 13 like the layout on this rank, got 12"
+    );
+    assert_eq!(
+        one(&|problem| problem.key_offsets = vec![0, 5, 12]),
+        "cu_seqlens_k: expected 2 offsets, got 3"
+    );
+    let apart = Layout { shape: [1, ROWS, 1, 8], strides: [192, 16, 8, 1] };
+    assert_eq!(
+        one(&|problem| problem.local.k = apart),
+        "k: expected strides [96, 8, 8, 1], since it is sent to other ranks, got [192, 16, 8, 1]"
+    );
+}
+
+#[test]
+fn a_backward_pass_of_another_problem_is_refused() {
+    let results = run(
+        (1, ContextLayout::Contiguous),
+        |own| own,
+        |group, problem| {
+            let mut pass = group.prepare(&problem)?;
+            let other = BackwardProblem::new(problem.local.with_scale(2.0));
+            // SAFETY: refused before anything is read.
+            unsafe { pass.backward(&other, &BackwardPointers::default(), Stream::default()) }
+        },
+    );
+    assert_eq!(
+        results.map_text()[0],
+        "problem: expected the forward pass that was prepared, got another one"
+    );
+}

@@ -1,0 +1,255 @@
+//! One sequence over several ranks: the result is that of one, whatever the layout and whoever runs first; and
+//! a rank that fails, or has another problem, is an error of all of them.
+
+use finite_attention::check::{
+    Case, Computed, Gradients, Placement, compute_over_ranks, expected, extended_case,
+    run_case_over_ranks,
+};
+use finite_attention::context_parallel::{ContextLayout, LocalCommunicator};
+use finite_attention::driver::emulated::{Options, Schedule};
+use finite_attention::{Arch, CausalAlignment, Device, Dtype, KernelImages, Mask, Mode};
+use finite_attention_tests::device::{emulated, emulated_archs, open};
+use finite_attention_tests::property::{Finding, count_from_environment, seed_from_environment};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Each rank with a device of its own, as `like`; on a GPU with that one.
+fn ranks(like: &Device, count: usize, turns: u64) -> Vec<(Device, LocalCommunicator)> {
+    let open = |rank: usize| {
+        if like.driver().as_cuda().is_some() {
+            return like.clone();
+        }
+        let (major, _) = like.properties().compute_capability;
+        let arch = if major == 9 { Arch::Sm90a } else { Arch::Sm80 };
+        let schedule = Schedule::Random(turns ^ rank as u64);
+        emulated(arch, KernelImages::embedded(), Options { schedule, ..Options::default() })
+    };
+    let communicators = LocalCommunicator::in_turns(count, LIMIT, turns).into_iter();
+    communicators.enumerate().map(|(rank, own)| (open(rank), own)).collect()
+}
+
+fn within_the_rule(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> Finding {
+    let run = run_case_over_ranks(|| Ok(ranks(like, count, case.seed)), layout, case);
+    let (outcome, _) = run.map_err(|error| format!("{count} ranks, {layout}: {error}"))?;
+    outcome.failure.map_or(Ok(()), |failure| Err(format!("{count} ranks, {layout}: {failure}")))
+}
+
+/// What ranks can do, small.
+fn shared_out(mut case: Case) -> Option<Case> {
+    case.query_rows = case.query_rows.min(150);
+    case.key_rows = case.key_rows.min(150);
+    case.batches = case.batches.min(3);
+    case.num_splits = None;
+    case.placement = Placement::Bshd;
+    let dtype = case.output_dtype;
+    case.gradients = case.gradients.map(|gradients| Gradients { dtype, ..gradients });
+    Some(case)
+}
+
+/// Random cases, over as many ranks and in such a layout as their seed says: `FATTN_CASES` of them.
+#[test]
+fn ranks_together_are_within_the_rule() {
+    let cases = count_from_environment(60, 3);
+    let seed = seed_from_environment();
+    eprintln!("ranks_together_are_within_the_rule: {cases} cases, FATTN_SEED={seed}");
+    for number in 0..cases {
+        let Some(case) =
+            shared_out(extended_case(seed.wrapping_add(u64::from(number)), number as usize))
+        else {
+            continue;
+        };
+        let archs = emulated_archs();
+        let arch = archs.get(case.seed as usize % archs.len().max(1));
+        let emulated = arch.map(|&arch| emulated(arch, KernelImages::embedded(), Options::default()));
+        let gpu = if emulated.is_none() { Some(open()) } else { None };
+        let like = emulated.as_ref().or(gpu.as_deref()).expect("one of the two");
+        let layout = ContextLayout::ALL[(case.seed / 2 % 4) as usize];
+        let count = [1, 2, 3, 4, 8][(case.seed / 8 % 5) as usize];
+        within_the_rule(like, count, layout, &case)
+            .unwrap_or_else(|wrong| panic!("{wrong}\nFATTN_SEED={seed}, number {number}: {case:#?}"));
+    }
+}
+
+const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
+const WINDOW: Mask =
+    Mask::Window { left: Some(11), right: Some(3), alignment: CausalAlignment::BottomRight };
+
+/// Ragged, of one layout, packed or not, under one mask.
+fn ragged(mask: Mask, packed: bool) -> Case {
+    let rows = if packed { 23 } else { 45 };
+    let mode = Mode::Deterministic;
+    Case {
+        seed: 11,
+        batches: if packed { 3 } else { 2 },
+        query_rows: rows,
+        key_rows: rows,
+        query_heads: 2,
+        key_heads: 1,
+        head_dim: 16,
+        value_dim: 8,
+        mask,
+        packed,
+        gradients: Some(Gradients { dtype: Dtype::Bf16, has_d_lse: false, mode }),
+        ..Case::small()
+    }
+}
+
+fn bits(computed: &Computed) -> Vec<Vec<u32>> {
+    let gradients = computed.gradients.as_ref().expect("they were asked for");
+    [&computed.o, &computed.lse, &gradients.dq, &gradients.dk, &gradients.dv]
+        .map(|tensor| tensor.iter().map(|number| number.to_bits()).collect())
+        .to_vec()
+}
+
+/// How many orders of the ranks each case is run in: `FATTN_SCHEDULES`, 2 if it is not set.
+fn orders() -> u64 {
+    std::env::var("FATTN_SCHEDULES").map_or(2, |text| text.parse().expect("FATTN_SCHEDULES is a number"))
+}
+
+/// Whether everything is run, and not a part of it.
+fn runs_everything() -> bool {
+    std::env::var("FATTN_CASES").is_ok_and(|text| text == "all")
+}
+
+/// Each number of ranks under each mask, for one of the targets, or with `FATTN_CASES=all` for all of them.
+fn every_number_of_ranks(layout: ContextLayout) {
+    let mut number = 0;
+    for (mask, packed) in
+        [CAUSAL, Mask::Full, WINDOW].into_iter().flat_map(|mask| [(mask, false), (mask, true)])
+    {
+        for count in [1, 2, 3, 4, 8] {
+            for (index, arch) in Arch::ALL.into_iter().enumerate() {
+                if runs_everything() || number % 2 == index {
+                    one_number_of_ranks(arch, layout, count, &ragged(mask, packed));
+                }
+            }
+            number += 1;
+        }
+    }
+}
+
+fn one_number_of_ranks(arch: Arch, layout: ContextLayout, count: usize, case: &Case) {
+    let like = emulated(arch, KernelImages::embedded(), Options::default());
+    let what =
+        format!("{count} ranks, {layout}, {}, {}, packed {}", arch.name(), case.mask, case.packed);
+    let run = run_case_over_ranks(|| Ok(ranks(&like, count, case.seed)), layout, case);
+    let (outcome, first) = run.unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(outcome.failure, None, "{what}");
+    // Whoever runs first, the bits are the same.
+    for order in 1..orders() {
+        let other = compute_over_ranks(ranks(&like, count, order), layout, case).unwrap();
+        assert_eq!(bits(&other), bits(&first), "{what}");
+    }
+}
+
+#[test]
+fn contiguous_sequences_over_any_ranks() {
+    every_number_of_ranks(ContextLayout::Contiguous);
+}
+
+#[test]
+fn zigzag_sequences_over_any_ranks() {
+    every_number_of_ranks(ContextLayout::Zigzag);
+}
+
+#[test]
+fn striped_sequences_over_any_ranks() {
+    every_number_of_ranks(ContextLayout::Stripe);
+}
+
+#[test]
+fn gathered_sequences_over_any_ranks() {
+    every_number_of_ranks(ContextLayout::Gathered);
+}
+
+/// dq of a piece is stored by the part that comes first, and that need not be the first of its parts: of packed
+/// sequences of different lengths the longer chunk of keys does. It was added to memory that held nothing.
+#[test]
+fn dq_of_the_part_that_comes_first_is_stored() {
+    let like = emulated(Arch::Sm80, KernelImages::embedded(), Options::default());
+    let gradients = Gradients { dtype: Dtype::F32, has_d_lse: false, mode: Mode::Deterministic };
+    let case = Case {
+        seed: 18_028_789_412_742_400_637,
+        batches: 3,
+        query_rows: 8,
+        key_rows: 103,
+        query_heads: 1,
+        head_dim: 7,
+        value_dim: 7,
+        dtype: Dtype::F32,
+        output_dtype: Dtype::F32,
+        packed: true,
+        gradients: Some(gradients),
+        ..Case::small()
+    };
+    within_the_rule(&like, 8, ContextLayout::Zigzag, &case).unwrap();
+}
+
+/// Squares of the errors of o, dq, dk and dv, and of what they should be.
+fn squares(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [[f64; 2]; 4] {
+    let computed = compute_over_ranks(ranks(like, count, 1), layout, case).unwrap();
+    let gradients = computed.gradients.as_ref().expect("they were asked for");
+    let expected = expected(case, &computed.inputs, &gradients.inputs, &computed.o);
+    let (exact, _) = expected.gradients.expect("they were asked for");
+    let of = |got: &[f32], exact: &[f64]| {
+        let sum =
+            |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|number| number * number).sum::<f64>();
+        let wrong = sum(&mut got.iter().zip(exact).map(|(&got, exact)| f64::from(got) - exact));
+        [wrong, sum(&mut exact.iter().copied())]
+    };
+    [
+        of(&computed.o, &expected.o),
+        of(&gradients.dq, &exact.dq),
+        of(&gradients.dk, &exact.dk),
+        of(&gradients.dv, &exact.dv),
+    ]
+}
+
+/// Relative errors of o, dq, dk and dv in the Euclidean norm, of several cases together: of one, a few rows with
+/// large gradients decide, and whose roundings were lucky there.
+fn errors(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [f64; 4] {
+    let mut sums = [[0.0; 2]; 4];
+    for seed in 0..4 {
+        let of = squares(like, count, layout, &Case { seed, ..case.clone() });
+        sums.iter_mut().flatten().zip(of.into_iter().flatten()).for_each(|(sum, of)| *sum += of);
+    }
+    sums.map(|[wrong, all]: [f64; 2]| (wrong / all).sqrt())
+}
+
+/// Partial results in 16 bits are what made errors grow with every rank elsewhere. With `FATTN_CASES=all` over all
+/// layouts and numbers of ranks.
+#[test]
+fn errors_do_not_grow_with_the_ranks() {
+    let like = emulated(Arch::Sm90a, KernelImages::embedded(), Options::default());
+    let few = [(ContextLayout::Zigzag, 8), (ContextLayout::Stripe, 4)];
+    let all: Vec<_> = ContextLayout::ALL
+        .into_iter()
+        .flat_map(|layout| [2, 4, 8].map(|count| (layout, count)))
+        .collect();
+    let groups = if runs_everything() { &all[..] } else { &few[..] };
+    for (dtype, allowed) in [(Dtype::Bf16, 1.03), (Dtype::F16, 1.03), (Dtype::F32, 1.2)] {
+        let case = Case {
+            query_rows: 256,
+            key_rows: 256,
+            query_heads: 4,
+            key_heads: 2,
+            dtype,
+            output_dtype: dtype,
+            mask: CAUSAL,
+            gradients: Some(Gradients { dtype, has_d_lse: false, mode: Mode::Fast }),
+            ..Case::small()
+        };
+        let one = errors(&like, 1, ContextLayout::Zigzag, &case);
+        for &(layout, count) in groups {
+            let of = errors(&like, count, layout, &case);
+            for ((of, one), name) in of.into_iter().zip(one).zip(["o", "dq", "dk", "dv"]) {
+                assert!(
+                    of <= allowed * one,
+                    "{name} of {count} ranks, {layout}, {}: {of:.3e}, of one {one:.3e}",
+                    dtype.name()
+                );
+            }
+        }
+    }
+}

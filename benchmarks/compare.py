@@ -22,13 +22,19 @@ Peers: flash, cudnn, efficient and flex come with PyTorch. fa3 is the wheel fa3-
 flash-attn-4; one that is asked for and cannot be imported stops the run. Who does not take a case is
 printed and listed with the reason.
 
+--what msda times multi-scale deformable attention, forward, backward and deterministic backward, beside torch's
+grid_sample (grid), msda-triton, and kernels of deformops (deformops, deformops-f32acc; by name also
+deformops-autotuned and deformops-cuda): comparison/msda_peers.py says what each is. One that is not there, or whose
+results are too far from ours, is left out with the reason. Of the options --library, --dtype, --peers, --rows,
+--modes (the first), --rounds, --json and --markdown count.
+
     python3 compare.py --markdown table.md --json out.json --svg out.svg
     python3 compare.py --shapes 4,4096,16,128 2,8192,32,128,8 --pass forward backward --causal both
     python3 compare.py --shapes 4,4096,16,128 --pass backward --deterministic all --modes burst
     python3 compare.py --shapes --varlen --odd --pass forward backward --rounds 3
     python3 compare.py --peers cudnn fa3 --fa3 fa3_fwd.whl --cublas --dtype bf16 f16
     python3 compare.py --shapes --window 1024,0 512,512 --peers fa4 flex --pass forward backward
-    python3 compare.py --what msda --dtype f32 bf16 --modes burst
+    python3 compare.py --what msda --dtype f32 bf16 --modes burst --rounds 3 --json msda.json --markdown msda.md
     python3 compare.py --from out.json more.json --markdown table.md --svg out.svg
 """
 
@@ -36,7 +42,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from comparison import CannotRun, first_line, masks, peers_flash
+from comparison import CannotRun, first_line, masks, msda_peers, msda_rows, peers_flash
 from comparison.arguments import count, output, shape
 from comparison.peers import PEERS
 from comparison.report import Report
@@ -57,14 +63,16 @@ def arguments():
     add = parser.add_argument
     add("--library", type=Path, default=library, help="libfinite_attention.so")
     add("--what", default="attention", choices=["attention", "msda"],
-        help="msda: multi-scale deformable attention of an encoder and a decoder beside grid_sample and, where it"
-        " can be imported, msda-triton; of the options --dtype, --modes (the first), --rounds and --markdown count")
+        help="msda: multi-scale deformable attention, see above")
     add("--shapes", nargs="*", default=DEFAULT_SHAPES, type=shape, metavar="B,S,H,D[,Hk]", help="none if empty")
     add("--pass", nargs="+", dest="passes", default=["forward"], choices=["forward", "backward"])
     add("--dtype", nargs="+", default=["bf16"], choices=["bf16", "f16", "f32"])
     add("--causal", default="both", choices=["no", "yes", "both"])
-    add("--peers", nargs="*", default=["flash", "cudnn"], choices=PEERS,
-        help="f32 always runs against efficient")
+    add("--peers", nargs="*", metavar="NAME",
+        help=f"of {', '.join(PEERS)} (flash and cudnn; f32 always runs against efficient), with --what msda of"
+        f" {', '.join(msda_peers.PEERS)} (the first four)")
+    add("--rows", nargs="+", default=list(msda_rows.SHAPES), choices=list(msda_rows.SHAPES),
+        help="with --what msda: which shapes")
     add("--fa3", type=peers_flash.package, metavar="PATH",
         help="the wheel fa3-fwd, or the folder that it was unpacked into")
     add("--deterministic", default="ours", choices=["no", "ours", "all"],
@@ -86,6 +94,12 @@ def arguments():
     add("--from", nargs="+", dest="earlier", default=[], type=Path, metavar="JSON",
         help="time nothing: tables and plot of what earlier runs wrote")
     options = parser.parse_args()
+    known, default = {"attention": (PEERS, ["flash", "cudnn"]), "msda": (msda_peers.PEERS, msda_peers.DEFAULT)}[
+        options.what]
+    options.peers = list(default) if options.peers is None else options.peers
+    for name in options.peers:
+        if name not in known:
+            parser.error(f"--peers: expected of {', '.join(known)} with --what {options.what}, got {name}")
     if options.fa3 and "fa3" not in options.peers:
         parser.error("--fa3 without fa3 in --peers")
     if not options.earlier and not options.library.is_file():
@@ -241,7 +255,7 @@ def measured(options):
     if options.what == "msda":
         from comparison import msda
 
-        return msda.run(options, opened(options.library))
+        return msda.run(options, opened(options.library), facts(options.rounds))
     paths = {"fa3": options.fa3, "fa4": None}
     versions = {name: peers_flash.load(name, paths[name]) for name in options.peers if name in paths}
     about = {**facts(options.rounds), **versions}

@@ -54,6 +54,9 @@ class CommandLine(unittest.TestCase):
             (["--library", "none.so"], "--library: no file none.so"),
             (["--peers", "fa3", "--fa3", "none.whl"], "--fa3: expected a wheel or a folder with"),
             (["--fa3", wheel], "--fa3 without fa3 in --peers"),
+            (["--peers", "grid"], "fa4, flex with --what attention, got grid"),
+            (["--what", "msda", "--peers", "grid", "flash"], "deformops-cuda with --what msda, got flash"),
+            (["--rows", "x"], "--rows: invalid choice: 'x'"),
         ):
             refused = self.run_with("--library", self.library, *given)
             self.assertEqual(refused.returncode, 2, given)

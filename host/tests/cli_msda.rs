@@ -151,3 +151,27 @@ fn check_runs_cases_of_msda() {
         "fattn: --features: deformable attention has none; use --what attention\n"
     );
 }
+
+#[test]
+fn check_runs_the_tests_of_msda_triton() {
+    let suite =
+        ["check", "--what", "msda", "--suite", "msda-triton", "--seed", "5", "--device", "emulated"];
+    let answer = fattn(&[&suite[..], &["--cases", "3", "--only", "2", "--json"]].concat());
+    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!((report["first_seed"].as_u64(), report["seeds"].as_u64()), (Some(7), Some(1)));
+    assert_eq!((report["passed"].as_u64(), report["failed"].as_u64()), (Some(28), Some(0)));
+    let backward = &report["tests"][27];
+    let what = (backward["test"].as_str(), backward["mode"].as_str(), backward["passed"].as_u64());
+    assert_eq!(what, (Some("backward"), Some("deterministic"), Some(1)));
+    let share = &backward["tensors"]["dlocations"];
+    assert_eq!(share["seed"].as_u64(), Some(7));
+    assert!(share["largest_share"].as_f64().is_some_and(|share| share > 0.0 && share < 1.0), "{share}");
+    let answer = fattn(&[&suite[..], &["--cases", "1"]].concat());
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert!(text.contains("seeds 5 to 5\n28 passed, 0 failed\n"), "{text}");
+    assert_eq!(
+        wrong(&["check", "--suite", "msda-triton", "--device", "emulated"]),
+        "fattn: --suite msda-triton: expected --what msda, got attention\n"
+    );
+}

@@ -88,14 +88,15 @@ impl MsdaSizes {
         self.batches * self.queries * self.heads * self.points()
     }
 
-    fn all(&self, locations: &[f32]) -> Vec<Point> {
+    fn all(&self, locations: &[f32]) -> impl Iterator<Item = Point> {
         let border = self.padding == Padding::Border;
         let sampling = Sampling { align_corners: self.align_corners, border };
         let mut starts = vec![0];
         for [height, width] in &self.shapes {
             starts.push(starts[starts.len() - 1] + height * width);
         }
-        let point = |index: usize| {
+        let cells = self.cells();
+        let point = move |index: usize| {
             let (query, in_query) = (index / self.points(), index % self.points());
             let (head, batch) = (query % self.heads, query / self.heads / self.queries);
             let level = in_query / self.level_points;
@@ -105,13 +106,13 @@ impl MsdaSizes {
             let corner = |down: i32, right: i32| {
                 let row = usize::try_from(y.cell + down).ok().filter(|&row| row < height)?;
                 let column = usize::try_from(x.cell + right).ok().filter(|&column| column < width)?;
-                let cell = batch * self.cells() + starts[level] + row * width + column;
+                let cell = batch * cells + starts[level] + row * width + column;
                 Some((cell * self.heads + head) * self.channels)
             };
             let corners = [corner(0, 0), corner(0, 1), corner(1, 0), corner(1, 1)];
             Point { index, query, x, y, corners }
         };
-        (0..self.all_points()).map(point).collect()
+        (0..self.all_points()).map(point)
     }
 }
 
@@ -120,6 +121,11 @@ impl Point {
     fn shares(&self) -> [f64; 4] {
         let (x, y) = (f64::from(self.x.fraction), f64::from(self.y.fraction));
         [(1.0 - y) * (1.0 - x), (1.0 - y) * x, y * (1.0 - x), y * x]
+    }
+
+    /// The channels of each corner, which are `zeros` outside.
+    fn rows<'v>(&self, value: &'v [f32], zeros: &'v [f32]) -> [&'v [f32]; 4] {
+        self.corners.map(|corner| corner.map_or(zeros, |first| &value[first..]))
     }
 
     /// The corners of one channel.
@@ -144,11 +150,14 @@ fn sum(products: [f64; 4], factors: [f64; 4]) -> f64 {
 pub fn exact_msda(sizes: &MsdaSizes, tensors: MsdaTensors<'_>) -> Vec<f64> {
     let channels = sizes.channels;
     let mut o = vec![0.0; sizes.batches * sizes.queries * sizes.heads * channels];
+    let zeros = vec![0.0; channels];
     for point in sizes.all(tensors.locations) {
-        let weight = f64::from(tensors.weights[point.index]);
+        let (weight, shares) = (f64::from(tensors.weights[point.index]), point.shares());
+        let [v00, v01, v10, v11] = point.rows(tensors.value, &zeros).map(|row| &row[..channels]);
         let row = &mut o[point.query * channels..][..channels];
         for (channel, o) in row.iter_mut().enumerate() {
-            *o += weight * sum(point.shares(), point.values(tensors.value, channel));
+            let values = [v00[channel], v01[channel], v10[channel], v11[channel]].map(f64::from);
+            *o += weight * sum(shares, values);
         }
     }
     o
@@ -164,20 +173,25 @@ pub fn exact_msda_backward(
     let mut d_value = vec![0.0; tensors.value.len()];
     let mut d_locations = vec![0.0; tensors.locations.len()];
     let mut d_weights = vec![0.0; tensors.weights.len()];
+    let zeros = vec![0.0; channels];
     for point in sizes.all(tensors.locations) {
-        let weight = f64::from(tensors.weights[point.index]);
-        let (mut d_x, mut d_y) = (0.0, 0.0);
-        for channel in 0..channels {
-            let g = f64::from(d_o[point.query * channels + channel]);
-            let values = point.values(tensors.value, channel);
-            d_weights[point.index] += g * sum(point.shares(), values);
+        let (weight, shares) = (f64::from(tensors.weights[point.index]), point.shares());
+        let [v00, v01, v10, v11] = point.rows(tensors.value, &zeros).map(|row| &row[..channels]);
+        let gradient = &d_o[point.query * channels..][..channels];
+        let (mut d_weight, mut d_x, mut d_y) = (0.0, 0.0, 0.0);
+        for (channel, &g) in gradient.iter().enumerate() {
+            let g = f64::from(g);
+            let values = [v00[channel], v01[channel], v10[channel], v11[channel]].map(f64::from);
+            d_weight += g * sum(shares, values);
             let [along_x, along_y] = point.slopes(values);
             d_x += g * along_x;
             d_y += g * along_y;
-            for (corner, share) in point.corners.iter().zip(point.shares()) {
-                if let Some(first) = corner {
-                    d_value[first + channel] += g * weight * share;
-                }
+        }
+        d_weights[point.index] = d_weight;
+        for (corner, share) in point.corners.iter().zip(shares) {
+            let Some(first) = *corner else { continue };
+            for (d_value, &g) in d_value[first..][..channels].iter_mut().zip(gradient) {
+                *d_value += f64::from(g) * weight * share;
             }
         }
         // NaN of either coordinate is that of both.
@@ -320,7 +334,7 @@ mod tests {
                     };
                     if which == 1 {
                         let of = |locations: &[f32]| {
-                            let point = &sizes.all(locations)[index / 2];
+                            let point = sizes.all(locations).nth(index / 2).unwrap();
                             (point.x.cell, point.y.cell, point.x.slope, point.y.slope)
                         };
                         if of(&up) != of(&locations) || of(&down) != of(&locations) {

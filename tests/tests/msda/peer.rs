@@ -1,88 +1,84 @@
-//! The shapes that msda-triton 90cda22 tests itself with (`tests/test_msda.py`), at the tolerances of these tests,
-//! against the reference in f64. Its `test_backward` fails in about one run of eleven: it compares with a formula
-//! of positions that is rounded otherwise, and now and then a location falls into another cell. Here every seed
-//! passes; `FATTN_MSDA_SEEDS` says how many are tried.
+//! The tests that msda-triton 90cda22 has of itself (`tests/test_msda.py`), against the reference in f64 at their
+//! tolerances. Its `test_backward` fails in about one run of eleven: it compares with a formula of positions that is
+//! rounded otherwise, and now and then a location falls into another cell. Here every seed passes; `FATTN_MSDA_SEEDS`
+//! says how many are tried, from 0 on.
 
-use super::{SAMPLINGS, computed};
-use finite_attention::check::msda::{MsdaCase, MsdaNumbers};
+use finite_attention::check::msda::{MsdaTritonSize, run_msda_triton};
+use finite_attention::check::sweep_of;
+use finite_attention::driver::emulated::Options;
 use finite_attention::problem::Sampling;
-use finite_attention::reference::{MsdaTensors, exact_msda, exact_msda_backward};
-use finite_attention::{Dtype, Mode};
-use finite_attention_tests::device::{emulated_arch, open};
+use finite_attention::{Device, Dtype, KernelImages, Mode};
+use finite_attention_tests::device::{emulated, emulated_arch, emulated_archs, open};
+use finite_attention_tests::property::seed_from_environment;
+use finite_attention_tests::ptx::{Ptx, Which, dropped, off_by_one, spec};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::ops::Range;
+use std::thread::available_parallelism;
 
-/// `|got - exact| <= absolute + relative |exact|` for each element: `torch.testing.assert_close`.
-fn assert_close(name: &str, [absolute, relative]: [f64; 2], got: &[f32], exact: &[f64]) {
-    assert_eq!(got.len(), exact.len(), "{name}");
-    for (index, (&got, exact)) in got.iter().zip(exact).enumerate() {
-        let error = (f64::from(got) - exact).abs();
-        assert!(error <= absolute + relative * exact.abs(), "{name} {index}: {got}, exactly {exact}");
-    }
+/// Seeds up to here are those of a whole run; which of them one run draws moves with `FATTN_SEED`.
+const SEEDS: u64 = 1000;
+
+/// The seeds that `FATTN_MSDA_SEEDS` says, from 0 on; if it says nothing, one.
+fn seeds() -> Range<u64> {
+    let Ok(text) = std::env::var("FATTN_MSDA_SEEDS") else {
+        let first = seed_from_environment() % SEEDS;
+        return first..first + 1;
+    };
+    let count = text.parse();
+    0..count.unwrap_or_else(|_| panic!("FATTN_MSDA_SEEDS: expected a number, got `{text}`"))
 }
 
-/// As its tests draw them: values normal, locations and dO uniform from 0 to 1, weights a softmax.
-fn drawn(case: &MsdaCase) -> MsdaNumbers {
-    let mut random = StdRng::seed_from_u64(!case.seed);
-    let numbers = MsdaNumbers::drawn(case);
-    let mut uniform = |count: usize| -> Vec<f32> { (0..count).map(|_| random.random()).collect() };
-    let (locations, d_o) = (uniform(numbers.locations.len()), uniform(numbers.d_o.len()));
-    let mut weights = uniform(numbers.weights.len());
-    for of_query in weights.chunks_mut(case.sizes().points()) {
-        of_query.iter_mut().for_each(|weight| *weight = (4.0 * *weight - 2.0).exp());
-        let sum: f32 = of_query.iter().sum();
-        of_query.iter_mut().for_each(|weight| *weight /= sum);
-    }
-    MsdaNumbers { locations, weights, d_o, ..numbers }
-}
-
-/// `FATTN_MSDA_SEEDS`, 1 unless it is said.
-fn seed_count() -> u64 {
-    let Ok(text) = std::env::var("FATTN_MSDA_SEEDS") else { return 1 };
-    text.parse().unwrap_or_else(|_| panic!("FATTN_MSDA_SEEDS: expected a number, got `{text}`"))
-}
-
+/// Every parametrisation of its tests, for every seed: in the emulator for each target, or that of `FATTN_DEVICE`.
 #[test]
 fn shapes_of_msda_triton_are_within_its_own_tolerances() {
-    let device = open();
-    let is_emulated = emulated_arch().is_some();
-    // Queries, batches and heads are all alike: the emulator takes some of them.
-    let ([batches, heads], queries) = if is_emulated { ([1, 2], 150) } else { ([4, 8], 1000) };
-    for seed in 0..seed_count() {
-        for (padding, align_corners) in SAMPLINGS {
-            for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-                let case = MsdaCase {
-                    seed,
-                    batches,
-                    queries,
-                    heads,
-                    channels: 32,
-                    shapes: vec![[64, 64], [32, 32], [16, 16], [8, 8]],
-                    level_points: 3,
-                    dtype,
-                    locations_dtype: dtype,
-                    weights_dtype: dtype,
-                    padding,
-                    align_corners,
-                    mode: Mode::Fast,
-                    ..MsdaCase::small()
-                };
-                let result = computed(&device, &case, &drawn(&case));
-                let MsdaNumbers { value, locations, weights, d_o } = &result.numbers;
-                let tensors = MsdaTensors { value, locations, weights };
-                let sizes = case.sizes();
-                // Absolute and relative. It has no tolerance for gradients of 16 bits, nor any for bf16.
-                let of_o = if dtype == Dtype::F32 { [1e-4, 1e-3] } else { [1e-1, 1e-1] };
-                assert_close("o", of_o, &result.o, &exact_msda(&sizes, tensors));
-                if dtype == Dtype::F32 {
-                    let (exact, of) = (exact_msda_backward(&sizes, tensors, d_o), [1e-3, 1e-2]);
-                    assert_close("dvalue", of, &result.d_value, &exact.d_value);
-                    assert_close("dlocations", of, &result.d_locations, &exact.d_locations);
-                    assert_close("dweights", of, &result.d_weights, &exact.d_weights);
-                }
+    let (seeds, workers) = (seeds(), available_parallelism().map_or(1, usize::from));
+    let count = (seeds.end - seeds.start) as usize;
+    let check = |size| {
+        move |device: &Device, index: usize| {
+            let outcome = run_msda_triton(device, seeds.start + index as u64, size);
+            for result in outcome.results {
+                assert_eq!(result.failure, None, "seed {}: {:?}", outcome.seed, result.test);
             }
         }
+    };
+    let archs = emulated_archs();
+    if archs.is_empty() {
+        let gpu = open();
+        sweep_of(count, check(MsdaTritonSize::FULL), workers, || Ok(gpu.clone()), |()| ()).unwrap();
     }
+    for arch in archs {
+        let open = || Ok(emulated(arch, KernelImages::embedded(), Options::default()));
+        sweep_of(count, check(MsdaTritonSize::EMULATED), workers, open, |()| ()).unwrap();
+    }
+}
+
+/// An addition to dvalue too few, and a corner taken that is outside: each fails its own tests, and no other.
+#[test]
+fn broken_kernels_fail_the_tests_of_msda_triton() {
+    if emulated_arch().is_none() {
+        return;
+    }
+    let failed = |kernel: &str, opcode: &str, lines: &[&str], which, edit: fn(&str) -> String| {
+        let broken = Ptx::shipped(kernel).edited_at(opcode, lines, which, edit);
+        let device = emulated(spec(kernel).arch, broken.images(), Options::default());
+        let outcome =
+            run_msda_triton(&device, 0, MsdaTritonSize { queries: 20, ..MsdaTritonSize::EMULATED });
+        let failed =
+            outcome.results.into_iter().filter_map(|result| Some((result.failure?, result.test)));
+        failed.collect::<Vec<_>>()
+    };
+    let all = failed("msda_backward_f32_sm80", "red.global.add.f32", &[], Which::Number(5), dropped);
+    assert_eq!(all.len(), 4, "{all:?}");
+    for (failure, test) in all {
+        assert!(test.name == "backward" && test.case.mode == Mode::Fast, "{test:?}");
+        assert!(failure.starts_with("dvalue: error "), "{failure}");
+    }
+    let line = ["sample.rs: ((self.cell + 1) as u32) < size"];
+    let all = failed("msda_forward_f32_sm80", "setp.lt.u32", &line, Which::All, off_by_one);
+    assert!(!all.is_empty());
+    assert!(all.iter().all(|(_, test)| test.case.dtype == Dtype::F32), "{all:?}");
+    assert!(all.iter().any(|(_, test)| test.name == "forward_oob_sampling"), "{all:?}");
 }
 
 /// Why a test that compares with another formula is flaky: of so many random coordinates, some fall into

@@ -1,6 +1,7 @@
 //! `fattn check`: the kernels against the reference.
 
 mod msda;
+mod msda_triton;
 
 use crate::device::DeviceArguments;
 use anyhow::{Result, ensure};
@@ -25,6 +26,11 @@ pub struct CheckArguments {
     /// What is checked: attention, or multi-scale deformable attention.
     #[arg(long, default_value = "attention")]
     what: What,
+    /// Of deformable attention: random cases by the tolerance rule, or the tests of msda-triton at its
+    /// tolerances, all of them with each of --cases seeds from --seed on; in the emulator with fewer batches,
+    /// heads and queries.
+    #[arg(long, default_value = "random")]
+    suite: Suite,
     /// Number of cases.
     #[arg(long, default_value_t = 240)]
     cases: usize,
@@ -49,6 +55,13 @@ enum What {
     Msda,
 }
 
+/// Which cases of deformable attention.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    Random,
+    MsdaTriton,
+}
+
 /// Runs the sweep and prints it; exit code 1 if a case failed.
 pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
     let &CheckArguments { cases, seed, only, features, .. } = arguments;
@@ -59,8 +72,15 @@ pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
     let (first, count) = only.map_or((0, cases), |only| (only, 1));
     if arguments.what == What::Msda {
         ensure!(!features, "--features: deformable attention has none; use --what attention");
-        return msda::run(arguments, first, count);
+        return match arguments.suite {
+            Suite::Random => msda::run(arguments, first, count),
+            Suite::MsdaTriton => msda_triton::run(arguments, first, count),
+        };
     }
+    ensure!(
+        arguments.suite == Suite::Random,
+        "--suite msda-triton: expected --what msda, got attention"
+    );
     let case = if features { featured_case } else { extended_case };
     let run = |device: &Device, index| run_case(device, &case(seed, first + index));
     let swept = sweep_all(&arguments.device, count, run)?;

@@ -108,10 +108,12 @@ def worker(of):
             try:
                 set_rotate_method(rotation)
                 q, k, v = tensor(of.heads, 1), tensor(heads_k, 2), tensor(heads_k, 3)
-                for one in (q, k, v):
-                    one.requires_grad_(True)
                 with context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2],
                         no_restore_buffers={q, k, v}), sdpa_kernel([kinds[backend]]):
+                    # They are this rank's shares now.
+                    for one in (q, k, v):
+                        one.requires_grad_(True)
+
                     def attention():
                         return functional.scaled_dot_product_attention(q, k, v, is_causal=True,
                             enable_gqa=heads_k != of.heads)

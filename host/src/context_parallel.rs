@@ -53,6 +53,7 @@ mod forward;
 pub mod host;
 mod layout;
 mod problem;
+mod rows;
 pub mod schedule;
 #[cfg(test)]
 mod tests;
@@ -67,6 +68,7 @@ use crate::device::Device;
 use crate::driver::{DevicePointer, Stream};
 use crate::error::{Error, Result};
 use problem::ValidContext;
+use rows::RowSet;
 use schedule::Piece;
 use std::collections::HashMap;
 use views::Offsets;
@@ -125,9 +127,17 @@ impl ContextParallel {
             let _ = self.communicator.all_gather(REFUSED);
         })?;
         self.agree(&valid.description())?;
-        let pieces = schedule::schedule(self.layout, (ranks, rank), &valid.lengths(), valid.mask());
+        let mut touched = Vec::new();
+        let mut pieces = Vec::new();
+        for of in 0..ranks {
+            let theirs = schedule::schedule(self.layout, (ranks, of), &valid.lengths(), valid.mask());
+            touched.push((0..ranks).map(|step| touched_at(&theirs, step)).collect());
+            if of == rank {
+                pieces = theirs;
+            }
+        }
         let offsets = Offsets::new(&self.device, &valid, self.layout, (ranks, rank))?;
-        Ok(ContextPass { group: self, valid, pieces, offsets, room: Room::default() })
+        Ok(ContextPass { group: self, valid, pieces, touched, offsets, room: Room::default() })
     }
 
     /// Waits until all ranks have come here.
@@ -188,14 +198,24 @@ impl Drop for ContextParallel {
 ///
 /// Memory of a rank, beside its tensors: keys and values of two other ranks (of all of them, if they are
 /// gathered); for a forward pass its o in f32 for each rank whose keys it sees; for a backward pass dq twice,
-/// and dk and dv three times, in f32, and the workspace of one pass. It is allocated when it is first needed,
+/// and dk and dv five times, in f32, and the workspace of one pass. It is allocated when it is first needed,
 /// and kept.
 pub struct ContextPass<'c> {
     group: &'c ContextParallel,
     valid: ValidContext,
     pieces: Vec<Piece>,
+    /// By rank and step, the keys that parts of that rank then see.
+    touched: Vec<Vec<RowSet>>,
     offsets: Offsets,
     room: Room,
+}
+
+/// The keys that parts of a step see.
+fn touched_at(pieces: &[Piece], step: usize) -> RowSet {
+    let mut rows = RowSet::default();
+    let parts = pieces.iter().flat_map(|piece| &piece.parts);
+    parts.filter(|part| part.step == step).for_each(|part| rows.insert(&part.keys));
+    rows
 }
 
 impl ContextPass<'_> {
@@ -219,9 +239,14 @@ enum Use {
     Values(usize),
     /// Parts of o, of a piece.
     Output(usize),
-    /// dk and dv, added up so far, at even and odd steps.
+    /// dk and dv of keys of other ranks, at even and odd steps; or of all keys, and of this rank's own.
     DkSum(usize),
     DvSum(usize),
+    /// dk and dv of this rank's own keys, added up so far, and what comes from another rank.
+    DkHome,
+    DvHome,
+    DkComing,
+    DvComing,
     /// dk and dv of one part, or of a rank that has sent its own.
     DkPart,
     DvPart,

@@ -2,8 +2,8 @@
 //! gradients in f32 are added to those of the parts before.
 
 use super::exchange::{Side, in_f32};
-use super::forward::covers_all;
 use super::layout::ContextLayout;
+use super::rows::RowSet;
 use super::schedule::{Part, Piece, Rows};
 use super::views::{PartPlace, View, of_part};
 use super::{ContextPass, Use};
@@ -31,15 +31,15 @@ struct Own {
 /// dq of all pieces, as far as it is added up.
 struct QuerySums {
     sum: View,
-    /// Whether that of each piece holds anything yet.
-    are_there: Vec<bool>,
+    /// How many parts each piece has had, and how many it has.
+    parts: Vec<(usize, usize)>,
 }
 
-/// dk and dv of the keys that are here, as far as they are added up.
+/// dk and dv of keys, as far as they are added up.
 struct KeySums {
     sums: [View; 2],
-    /// Whether they hold anything yet.
-    are_there: bool,
+    /// The rows that hold anything yet.
+    touched: RowSet,
 }
 
 impl ContextPass<'_> {
@@ -88,90 +88,202 @@ impl ContextPass<'_> {
         let dq = in_f32(&own.q);
         let dq = View { pointer: self.room.of(&self.group.device, Use::DqSum, dq.bytes())?, ..dq };
         let pieces = self.pieces.clone();
-        let mut dq = QuerySums { sum: dq, are_there: vec![false; pieces.len()] };
-        let gathered = self.group.layout == ContextLayout::Gathered;
-        let ranks = self.group.ranks();
-        let mut sums: Option<KeySums> = None;
+        let parts = pieces.iter().map(|piece| (0, piece.parts.len())).collect();
+        let mut dq = QuerySums { sum: dq, parts };
+        if self.group.layout == ContextLayout::Gathered {
+            return self.backward_gathered(&own, keys, &mut dq, &pieces, stream);
+        }
+        let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
+        let rows = own.dk.layout.shape[1];
+        let sums = self.room_for([Use::DkHome, Use::DvHome], shapes, rows)?;
+        let mut home = KeySums { sums, touched: RowSet::default() };
+        // Of this rank's own keys the smallest part is computed while those of the next rank come, and the
+        // others while the last gradients from other ranks do.
+        let mut at_home: Vec<(usize, Part)> = parts_of(&pieces, 0);
+        let later = at_home.split_off(usize::from(at_home.len() > 1));
+        let mut coming: Option<[View; 2]> = None;
         self.for_each_step(keys, stream, |pass, step, keys| {
-            let places = [Use::DkSum(step % 2), Use::DvSum(step % 2)];
+            if step == 0 {
+                let parts = std::mem::take(&mut at_home);
+                return pass.add_parts(&own, &mut dq, keys, (&pieces, &parts), &mut home, stream);
+            }
             let rows = keys[0].layout.shape[1];
-            let here = pass.room_for(places, keys.map(|view| in_f32(&view)), rows)?;
-            let are_there = sums.take().is_some_and(|sums| sums.are_there);
-            let mut own_sums = KeySums { sums: here, are_there };
-            pass.step(&own, &mut dq, (step, keys), &pieces, &mut own_sums, stream)?;
-            if !own_sums.are_there {
-                for sum in own_sums.sums {
-                    pass.add(sum, [None, None], stream)?;
-                }
-                own_sums.are_there = true;
+            let places = [Use::DkSum(step % 2), Use::DvSum(step % 2)];
+            let sums = pass.room_for(places, shapes, rows)?;
+            let mut away = KeySums { sums, touched: RowSet::default() };
+            let mut parts = parts_of(&pieces, step);
+            // What covers most keys first: the others add to it.
+            parts.reverse();
+            pass.add_parts(&own, &mut dq, keys, (&pieces, &parts), &mut away, stream)?;
+            if let Some(came) = coming.take() {
+                pass.take_in(&mut home, came, step - 1, stream)?;
             }
-            if !gathered && ranks > 1 {
-                own_sums = pass.send_sums(&own, own_sums, step, stream)?;
-            }
-            sums = Some(own_sums);
+            coming = Some(pass.send_home(&own, &away, step, stream)?);
             Ok(())
         })?;
-        self.order(self.group.beside, stream)?;
-        let sums = sums.expect("there is a step").sums;
-        if gathered {
-            self.add_up(&own, sums, stream)?;
-        } else {
-            for (target, sum) in [own.dk, own.dv].into_iter().zip(sums) {
-                self.add(target, [Some(sum), None], stream)?;
-            }
-        }
-        self.add(own.dq, [Some(dq.sum), None], stream)
+        self.add_parts(&own, &mut dq, keys, (&pieces, &later), &mut home, stream)?;
+        self.finish_keys(&own, &mut home, coming, stream)?;
+        self.order(self.group.beside, stream)
     }
 
-    /// The gradients of all parts of a step.
-    fn step(
+    /// The same where all keys are there at once.
+    fn backward_gathered(
+        &mut self,
+        own: &Own,
+        keys: [View; 2],
+        dq: &mut QuerySums,
+        pieces: &[Piece],
+        stream: Stream,
+    ) -> Result<()> {
+        let rows = self.valid.all_key_rows();
+        let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
+        let sums = self.room_for([Use::DkSum(0), Use::DvSum(0)], shapes, rows)?;
+        let mut whole = KeySums { sums, touched: RowSet::default() };
+        self.for_each_step(keys, stream, |pass, step, keys| {
+            let mut parts = parts_of(pieces, step);
+            parts.reverse();
+            pass.add_parts(own, dq, keys, (pieces, &parts), &mut whole, stream)
+        })?;
+        self.zero_gaps(&mut whole, &all_rows(rows), stream)?;
+        self.add_up(own, whole.sums, stream)?;
+        self.order(self.group.beside, stream)
+    }
+
+    /// Adds the gradients of parts, which see these keys.
+    fn add_parts(
         &mut self,
         own: &Own,
         dq: &mut QuerySums,
-        (step, keys): (usize, [View; 2]),
-        pieces: &[Piece],
+        keys: [View; 2],
+        (pieces, parts): (&[Piece], &[(usize, Part)]),
         sums: &mut KeySums,
         stream: Stream,
     ) -> Result<()> {
-        let mut parts: Vec<(usize, &Part)> = pieces
-            .iter()
-            .enumerate()
-            .flat_map(|(index, piece)| piece.parts.iter().map(move |part| (index, part)))
-            .filter(|(_, part)| part.step == step)
-            .collect();
-        // What covers all keys first: nothing needs to be zeroed then.
-        parts.sort_by_key(|(_, part)| std::cmp::Reverse(part.keys.count));
         for (index, part) in parts {
-            let piece = &pieces[index];
-            let is_first = !std::mem::replace(&mut dq.are_there[index], true);
+            let piece = &pieces[*index];
             let place = of_part(&self.valid, &self.offsets, [own.q, own.o], keys, (piece, part))?;
             let dq_sum = dq.sum.rows(&piece.queries);
+            let (had, has) = &mut dq.parts[*index];
+            let (is_first, is_last) = (*had == 0, *had + 1 == *has);
+            *had += 1;
             let dq_target = if is_first { dq_sum } else { self.temporary(Use::DqPart, &dq_sum)? };
-            let covers_all = covers_all(part, keys[0].layout.shape[1]);
-            let stores = covers_all && !sums.are_there;
-            if !covers_all && !sums.are_there {
-                for sum in sums.sums {
-                    self.add(sum, [None, None], stream)?;
-                }
+            let is_new = sums.touched.gaps(&part.keys) == [part.keys.range()];
+            if !is_new {
+                self.zero_gaps(sums, &part.keys, stream)?;
             }
             let key_sums = sums.sums.map(|sum| sum.rows(&part.keys));
-            let key_targets = if stores {
+            let key_targets = if is_new {
                 key_sums
             } else {
                 [self.temporary(Use::DkPart, &key_sums[0])?, self.temporary(Use::DvPart, &key_sums[1])?]
             };
             self.launch(own, &piece.queries, &place, (dq_target, key_targets), stream)?;
-            if !is_first {
+            if is_last {
+                let terms =
+                    if is_first { [Some(dq_sum), None] } else { [Some(dq_sum), Some(dq_target)] };
+                self.add(own.dq.rows(&piece.queries), terms, stream)?;
+            } else if !is_first {
                 self.add(dq_sum, [Some(dq_sum), Some(dq_target)], stream)?;
             }
-            if !stores {
-                // Sums of the ranks before may still be on their way.
-                self.order(self.group.beside, stream)?;
+            if !is_new {
                 for (sum, part) in key_sums.into_iter().zip(key_targets) {
                     self.add(sum, [Some(sum), Some(part)], stream)?;
                 }
             }
-            sums.are_there = true;
+            sums.touched.insert(&part.keys);
+        }
+        Ok(())
+    }
+
+    /// Writes zeros to those of the rows that hold nothing yet.
+    fn zero_gaps(&self, sums: &mut KeySums, rows: &Rows, stream: Stream) -> Result<()> {
+        for gap in sums.touched.gaps(rows).into_iter().map(Rows::from) {
+            for sum in sums.sums {
+                self.add(sum.rows(&gap), [None, None], stream)?;
+            }
+        }
+        sums.touched.insert(rows);
+        Ok(())
+    }
+
+    /// Queues, beside the kernels, what sends the gradients of a step to the rank whose keys they are of, and
+    /// receives those of this rank's keys.
+    fn send_home(
+        &mut self,
+        own: &Own,
+        away: &KeySums,
+        step: usize,
+        stream: Stream,
+    ) -> Result<[View; 2]> {
+        let (rank, ranks) = (self.group.rank(), self.group.ranks());
+        let (home, from) = (self.source(step), (rank + step) % ranks);
+        let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
+        let rows = own.dk.layout.shape[1];
+        let coming = self.room_for([Use::DkComing, Use::DvComing], shapes, rows)?;
+        self.order(stream, self.group.beside)?;
+        self.exchange_rows(
+            (&away.sums, home, &self.touched[rank][step]),
+            (&coming, from, &self.touched[from][step]),
+        )?;
+        Ok(coming)
+    }
+
+    /// The rows of this rank's keys whose gradients come at a step.
+    fn rows_coming(&self, step: usize) -> &RowSet {
+        let from = (self.group.rank() + step) % self.group.ranks();
+        &self.touched[from][step]
+    }
+
+    /// Adds what has come at a step.
+    fn take_in(
+        &mut self,
+        home: &mut KeySums,
+        came: [View; 2],
+        step: usize,
+        stream: Stream,
+    ) -> Result<()> {
+        self.order(self.group.beside, stream)?;
+        for range in self.rows_coming(step).clone().ranges() {
+            let rows = Rows::from(range);
+            let is_new = home.touched.gaps(&rows) == [rows.range()];
+            if !is_new {
+                self.zero_gaps(home, &rows, stream)?;
+            }
+            for (sum, came) in home.sums.into_iter().zip(came) {
+                let (sum, came) = (sum.rows(&rows), came.rows(&rows));
+                self.add(sum, [Some(came), if is_new { None } else { Some(sum) }], stream)?;
+            }
+            home.touched.insert(&rows);
+        }
+        Ok(())
+    }
+
+    /// Rounds dk and dv, with what has come last.
+    fn finish_keys(
+        &mut self,
+        own: &Own,
+        home: &mut KeySums,
+        coming: Option<[View; 2]>,
+        stream: Stream,
+    ) -> Result<()> {
+        let all = all_rows(own.dk.layout.shape[1]);
+        self.zero_gaps(home, &all, stream)?;
+        self.order(self.group.beside, stream)?;
+        let last = match coming {
+            Some(_) => self.rows_coming(self.group.ranks() - 1).clone(),
+            None => RowSet::default(),
+        };
+        for (which, target) in [own.dk, own.dv].into_iter().enumerate() {
+            let sum = home.sums[which];
+            for range in last.ranges() {
+                let rows = Rows::from(range);
+                let came = coming.map(|came| came[which].rows(&rows));
+                self.add(target.rows(&rows), [Some(sum.rows(&rows)), came], stream)?;
+            }
+            for gap in last.gaps(&all) {
+                let rows = Rows::from(gap);
+                self.add(target.rows(&rows), [Some(sum.rows(&rows)), None], stream)?;
+            }
         }
         Ok(())
     }
@@ -227,20 +339,6 @@ impl ContextPass<'_> {
         unsafe { launch_backward(&device, &plan, workspace, stream) }
     }
 
-    /// Sends the sums of the keys that are here on to where these keys go next, and gives those that come for
-    /// the next step, or, after the last one, for this rank's own keys.
-    fn send_sums(&mut self, own: &Own, here: KeySums, step: usize, stream: Stream) -> Result<KeySums> {
-        let (ranks, beside) = (self.group.ranks(), self.group.beside);
-        let next = (step + 1) % ranks;
-        let rows = self.valid.key_rows_of(self.source(next));
-        let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
-        let places = [Use::DkSum((step + 1) % 2), Use::DvSum((step + 1) % 2)];
-        let coming = self.room_for(places, shapes, rows)?;
-        self.order(stream, beside)?;
-        self.pass_on(&here.sums, &coming)?;
-        Ok(KeySums { sums: coming, are_there: true })
-    }
-
     /// dk and dv of this rank's keys, from those of all keys that each rank has.
     fn add_up(&mut self, own: &Own, whole: [View; 2], stream: Stream) -> Result<()> {
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
@@ -277,4 +375,19 @@ impl ContextPass<'_> {
         // SAFETY: the caller of `backward` vouches for its tensors; all others are memory of this pass.
         plan.map_or(Ok(()), |plan| unsafe { launch_accumulate(device, &plan, stream) })
     }
+}
+
+/// The parts of a step with the pieces that they are of, those of few keys first.
+fn parts_of(pieces: &[Piece], step: usize) -> Vec<(usize, Part)> {
+    let of_piece = |(index, piece): (usize, &Piece)| {
+        let parts = piece.parts.clone().into_iter().filter(move |part| part.step == step);
+        parts.map(move |part| (index, part)).collect::<Vec<_>>()
+    };
+    let mut parts: Vec<_> = pieces.iter().enumerate().flat_map(of_piece).collect();
+    parts.sort_by_key(|(_, part)| part.keys.count);
+    parts
+}
+
+fn all_rows(count: usize) -> Rows {
+    Rows { first: 0, count, chunk: None }
 }

@@ -1,6 +1,7 @@
 //! Keys, values and their gradients on their way from rank to rank.
 
 use super::communicator::Message;
+use super::rows::RowSet;
 use super::views::View;
 use super::{ContextPass, Use};
 use crate::driver::{DevicePointer, Stream};
@@ -35,6 +36,30 @@ impl ContextPass<'_> {
         let receives = messages(next, (rank + ranks - 1) % ranks);
         // SAFETY: memory of this pass, or tensors of the caller of `forward` or `backward`; what is queued on
         // the stream beside the kernels is waited for.
+        unsafe {
+            self.group.communicator.exchange(&self.group.device, &sends, &receives, self.group.beside)
+        }
+    }
+
+    /// Queues, beside the kernels, what sends some rows of f32 tensors to a rank, and receives some of one.
+    pub(super) fn exchange_rows(
+        &self,
+        (own, to, sent): (&[View; 2], usize, &RowSet),
+        (coming, from, received): (&[View; 2], usize, &RowSet),
+    ) -> Result<()> {
+        let messages = |views: &[View; 2], peer: usize, rows: &RowSet| -> Vec<Message> {
+            let mut messages = Vec::new();
+            for view in views {
+                let runs: Vec<Run> = rows
+                    .ranges()
+                    .map(|range| Run { own: range.start, whole: range.start, count: range.len() })
+                    .collect();
+                messages.extend(messages_of(view, peer, &runs, Side::Own));
+            }
+            messages
+        };
+        let (sends, receives) = (messages(own, to, sent), messages(coming, from, received));
+        // SAFETY: memory of this pass; what is queued on the stream beside the kernels is waited for.
         unsafe {
             self.group.communicator.exchange(&self.group.device, &sends, &receives, self.group.beside)
         }
@@ -132,23 +157,7 @@ impl ContextPass<'_> {
 
     /// Where the keys of rank `of` stand in a tensor, in the order in which they are sent.
     fn messages(&self, view: &View, peer: usize, of: usize, side: Side) -> Vec<Message> {
-        let row_bytes = view.layout.strides[1] as usize * view.dtype.bytes() as usize;
-        let batch_rows = view.layout.shape[1];
-        let runs = self.runs(of);
-        (0..view.layout.shape[0])
-            .flat_map(|batch| {
-                runs.iter().map(move |run| {
-                    let first = match side {
-                        Side::Own => run.own,
-                        Side::Whole => run.whole,
-                    };
-                    let row = batch * batch_rows + first;
-                    let pointer = view.pointer + (row * row_bytes) as DevicePointer;
-                    Message { peer, pointer, bytes: run.count * row_bytes }
-                })
-            })
-            .filter(|message| message.bytes > 0)
-            .collect()
+        messages_of(view, peer, &self.runs(of), side)
     }
 
     /// The rows of k that a rank has.
@@ -166,6 +175,25 @@ impl ContextPass<'_> {
         }
         runs
     }
+}
+
+/// A message for each run of rows of each batch.
+fn messages_of(view: &View, peer: usize, runs: &[Run], side: Side) -> Vec<Message> {
+    let row_bytes = view.layout.strides[1] as usize * view.dtype.bytes() as usize;
+    let mut messages = Vec::new();
+    for batch in 0..view.layout.shape[0] {
+        for run in runs {
+            let first = match side {
+                Side::Own => run.own,
+                Side::Whole => run.whole,
+            };
+            let row = batch * view.layout.shape[1] + first;
+            let pointer = view.pointer + (row * row_bytes) as DevicePointer;
+            messages.push(Message { peer, pointer, bytes: run.count * row_bytes });
+        }
+    }
+    messages.retain(|message| message.bytes > 0);
+    messages
 }
 
 /// Whether a tensor holds the rows of one rank, or all of them.

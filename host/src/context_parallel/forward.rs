@@ -1,7 +1,7 @@
 //! The forward pass of a rank.
 
 use super::layout::ContextLayout;
-use super::schedule::{Part, Piece};
+use super::schedule::Piece;
 use super::views::{PartPlace, View, of_part};
 use super::{ContextPass, Use};
 use crate::attention::{launch_combine, launch_forward};
@@ -87,16 +87,17 @@ impl ContextPass<'_> {
         }
         let mut here = own;
         for step in 0..ranks {
-            let mut next = here;
-            if step + 1 < ranks {
-                next = self.keys_at(own, step + 1)?;
-                // Kernels of the step before read what is overwritten now.
-                self.order(stream, beside)?;
-                self.pass_on(&here, &next)?;
-            }
+            // Kernels of the step before read what the next keys overwrite; those of this one are queued before
+            // the host waits for other ranks.
+            let before = self.group.device.driver().mark(stream)?;
             work(self, step, here)?;
-            self.order(beside, stream)?;
-            here = next;
+            if step + 1 < ranks {
+                let next = self.keys_at(own, step + 1)?;
+                self.group.device.driver().wait_for_mark(beside, &before)?;
+                self.pass_on(&here, &next)?;
+                self.order(beside, stream)?;
+                here = next;
+            }
         }
         Ok(())
     }
@@ -151,9 +152,4 @@ impl ContextPass<'_> {
         // SAFETY: the parts are memory of this pass, the caller of `forward` vouches for o and lse.
         unsafe { launch_combine(device, &plan, stream) }
     }
-}
-
-/// How many keys of the rank that it comes from a part covers.
-pub(super) fn covers_all(part: &Part, rows: usize) -> bool {
-    part.keys.first == 0 && part.keys.count == rows
 }

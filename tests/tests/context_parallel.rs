@@ -210,7 +210,7 @@ fn squares(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [
 /// large gradients decide, and whose roundings were lucky there.
 fn errors(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [f64; 4] {
     let mut sums = [[0.0; 2]; 4];
-    for seed in 0..4 {
+    for seed in 0..3 {
         let of = squares(like, count, layout, &Case { seed, ..case.clone() });
         sums.iter_mut().flatten().zip(of.into_iter().flatten()).for_each(|(sum, of)| *sum += of);
     }
@@ -227,8 +227,10 @@ fn errors_do_not_grow_with_the_ranks() {
         .into_iter()
         .flat_map(|layout| [2, 4, 8].map(|count| (layout, count)))
         .collect();
-    let groups = if runs_everything() { &all[..] } else { &few[..] };
-    for (dtype, allowed) in [(Dtype::Bf16, 1.03), (Dtype::F16, 1.03), (Dtype::F32, 1.2)] {
+    for (dtype, allowed, groups) in
+        [(Dtype::Bf16, 1.03, &few[..]), (Dtype::F16, 1.03, &few[..1]), (Dtype::F32, 1.2, &few[..1])]
+    {
+        let groups = if runs_everything() { &all[..] } else { groups };
         let case = Case {
             query_rows: 256,
             key_rows: 256,

@@ -2,13 +2,14 @@
 //! gradients in f32 are added to those of the parts before.
 
 use super::exchange::{Side, in_f32};
+use super::forward::Phase;
 use super::layout::ContextLayout;
 use super::rows::RowSet;
 use super::schedule::{Part, Piece, Rows};
 use super::views::{PartPlace, View, of_part};
 use super::{ContextPass, Use};
 use crate::attention::{Workspace, launch_accumulate, launch_backward};
-use crate::driver::Stream;
+use crate::driver::{Mark, Stream};
 use crate::error::{Error, Result};
 use crate::plan::{BackwardPointers, ScorePointers, Term, plan_accumulate, plan_backward};
 use crate::problem::{BackwardProblem, Layout, ValidBackward};
@@ -40,6 +41,14 @@ struct KeySums {
     sums: [View; 2],
     /// The rows that hold anything yet.
     touched: RowSet,
+}
+
+/// Gradients of this rank's keys on their way from another one.
+struct Coming {
+    sums: [View; 2],
+    rows: RowSet,
+    /// They are there.
+    mark: Mark,
 }
 
 impl ContextPass<'_> {
@@ -101,24 +110,29 @@ impl ContextPass<'_> {
         // others while the last gradients from other ranks do.
         let mut at_home: Vec<(usize, Part)> = parts_of(&pieces, 0);
         let later = at_home.split_off(usize::from(at_home.len() > 1));
-        let mut coming: Option<[View; 2]> = None;
-        self.for_each_step(keys, stream, |pass, step, keys| {
+        let mut coming: Option<Coming> = None;
+        let mut away = None;
+        self.for_each_step(keys, stream, |pass, phase, step, keys| {
             if step == 0 {
                 let parts = std::mem::take(&mut at_home);
                 return pass.add_parts(&own, &mut dq, keys, (&pieces, &parts), &mut home, stream);
             }
+            if let (Phase::Send, Some(done)) = (phase, away.take()) {
+                if let Some(came) = coming.take() {
+                    pass.take_in(&mut home, &came, stream)?;
+                }
+                coming = Some(pass.send_home(&own, &done, step, stream)?);
+                return Ok(());
+            }
             let rows = keys[0].layout.shape[1];
             let places = [Use::DkSum(step % 2), Use::DvSum(step % 2)];
             let sums = pass.room_for(places, shapes, rows)?;
-            let mut away = KeySums { sums, touched: RowSet::default() };
+            let mut sums = KeySums { sums, touched: RowSet::default() };
             let mut parts = parts_of(&pieces, step);
             // What covers most keys first: the others add to it.
             parts.reverse();
-            pass.add_parts(&own, &mut dq, keys, (&pieces, &parts), &mut away, stream)?;
-            if let Some(came) = coming.take() {
-                pass.take_in(&mut home, came, step - 1, stream)?;
-            }
-            coming = Some(pass.send_home(&own, &away, step, stream)?);
+            pass.add_parts(&own, &mut dq, keys, (&pieces, &parts), &mut sums, stream)?;
+            away = Some(sums);
             Ok(())
         })?;
         self.add_parts(&own, &mut dq, keys, (&pieces, &later), &mut home, stream)?;
@@ -139,7 +153,10 @@ impl ContextPass<'_> {
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
         let sums = self.room_for([Use::DkSum(0), Use::DvSum(0)], shapes, rows)?;
         let mut whole = KeySums { sums, touched: RowSet::default() };
-        self.for_each_step(keys, stream, |pass, step, keys| {
+        self.for_each_step(keys, stream, |pass, phase, step, keys| {
+            if phase == Phase::Send {
+                return Ok(());
+            }
             let mut parts = parts_of(pieces, step);
             parts.reverse();
             pass.add_parts(own, dq, keys, (pieces, &parts), &mut whole, stream)
@@ -208,13 +225,7 @@ impl ContextPass<'_> {
 
     /// Queues, beside the kernels, what sends the gradients of a step to the rank whose keys they are of, and
     /// receives those of this rank's keys.
-    fn send_home(
-        &mut self,
-        own: &Own,
-        away: &KeySums,
-        step: usize,
-        stream: Stream,
-    ) -> Result<[View; 2]> {
+    fn send_home(&mut self, own: &Own, away: &KeySums, step: usize, stream: Stream) -> Result<Coming> {
         let (rank, ranks) = (self.group.rank(), self.group.ranks());
         let (home, from) = (self.source(step), (rank + step) % ranks);
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
@@ -225,31 +236,19 @@ impl ContextPass<'_> {
             (&away.sums, home, &self.touched[rank][step]),
             (&coming, from, &self.touched[from][step]),
         )?;
-        Ok(coming)
+        let mark = self.group.device.driver().mark(self.group.beside)?;
+        Ok(Coming { sums: coming, rows: self.touched[from][step].clone(), mark })
     }
 
-    /// The rows of this rank's keys whose gradients come at a step.
-    fn rows_coming(&self, step: usize) -> &RowSet {
-        let from = (self.group.rank() + step) % self.group.ranks();
-        &self.touched[from][step]
-    }
-
-    /// Adds what has come at a step.
-    fn take_in(
-        &mut self,
-        home: &mut KeySums,
-        came: [View; 2],
-        step: usize,
-        stream: Stream,
-    ) -> Result<()> {
-        self.order(self.group.beside, stream)?;
-        for range in self.rows_coming(step).clone().ranges() {
-            let rows = Rows::from(range);
+    /// Adds what has come.
+    fn take_in(&mut self, home: &mut KeySums, came: &Coming, stream: Stream) -> Result<()> {
+        self.group.device.driver().wait_for_mark(stream, &came.mark)?;
+        for rows in came.rows.ranges().map(Rows::from) {
             let is_new = home.touched.gaps(&rows) == [rows.range()];
             if !is_new {
                 self.zero_gaps(home, &rows, stream)?;
             }
-            for (sum, came) in home.sums.into_iter().zip(came) {
+            for (sum, came) in home.sums.into_iter().zip(came.sums) {
                 let (sum, came) = (sum.rows(&rows), came.rows(&rows));
                 self.add(sum, [Some(came), if is_new { None } else { Some(sum) }], stream)?;
             }
@@ -263,21 +262,21 @@ impl ContextPass<'_> {
         &mut self,
         own: &Own,
         home: &mut KeySums,
-        coming: Option<[View; 2]>,
+        coming: Option<Coming>,
         stream: Stream,
     ) -> Result<()> {
         let all = all_rows(own.dk.layout.shape[1]);
         self.zero_gaps(home, &all, stream)?;
-        self.order(self.group.beside, stream)?;
-        let last = match coming {
-            Some(_) => self.rows_coming(self.group.ranks() - 1).clone(),
-            None => RowSet::default(),
-        };
+        let mut last = RowSet::default();
+        if let Some(came) = &coming {
+            self.group.device.driver().wait_for_mark(stream, &came.mark)?;
+            last = came.rows.clone();
+        }
         for (which, target) in [own.dk, own.dv].into_iter().enumerate() {
             let sum = home.sums[which];
             for range in last.ranges() {
                 let rows = Rows::from(range);
-                let came = coming.map(|came| came[which].rows(&rows));
+                let came = coming.as_ref().map(|came| came.sums[which].rows(&rows));
                 self.add(target.rows(&rows), [Some(sum.rows(&rows)), came], stream)?;
             }
             for gap in last.gaps(&all) {

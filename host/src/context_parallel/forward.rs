@@ -11,6 +11,15 @@ use crate::plan::{ForwardPointers, Parts, ScorePointers, plan_combine, plan_part
 use crate::problem::{MAX_SPLITS, ValidForward};
 use kernels_gpu::abi::Arch;
 
+/// What is to be queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Kernels.
+    Compute,
+    /// What is sent to other ranks, and what is done with what has come from them.
+    Send,
+}
+
 /// What a piece still needs, once its parts are there.
 struct Open {
     valid: ValidForward,
@@ -39,7 +48,10 @@ impl ContextPass<'_> {
         let pieces = self.pieces.clone();
         let mut open: Vec<Option<Open>> = pieces.iter().map(|_| None).collect();
         let lse = if local.wants_lse { pointers.lse } else { 0 };
-        self.for_each_step(own, stream, |pass, step, keys| {
+        self.for_each_step(own, stream, |pass, phase, step, keys| {
+            if phase == Phase::Send {
+                return Ok(());
+            }
             for (index, piece) in pieces.iter().enumerate() {
                 for (number, part) in piece.parts.iter().enumerate() {
                     if part.step != step {
@@ -71,33 +83,42 @@ impl ContextPass<'_> {
     }
 
     /// Calls `work` with the keys and values of each step, when they are there, as far as kernels on `stream`
-    /// are concerned; those of the next step are on their way meanwhile.
+    /// are concerned; those of the next step are on their way meanwhile. Each step has two phases: what is
+    /// sent in the second one is queued behind the next keys.
     pub(super) fn for_each_step(
         &mut self,
         own: [View; 2],
         stream: Stream,
-        mut work: impl FnMut(&mut Self, usize, [View; 2]) -> Result<()>,
+        mut work: impl FnMut(&mut Self, Phase, usize, [View; 2]) -> Result<()>,
     ) -> Result<()> {
         let (ranks, beside) = (self.group.ranks(), self.group.beside);
         if self.group.layout == ContextLayout::Gathered {
             self.order(stream, beside)?;
             let whole = self.gather(own)?;
             self.order(beside, stream)?;
-            return work(self, 0, whole);
+            work(self, Phase::Compute, 0, whole)?;
+            return work(self, Phase::Send, 0, whole);
         }
         let mut here = own;
         for step in 0..ranks {
             // Kernels of the step before read what the next keys overwrite; those of this one are queued before
             // the host waits for other ranks.
             let before = self.group.device.driver().mark(stream)?;
-            work(self, step, here)?;
+            work(self, Phase::Compute, step, here)?;
+            let mut next = here;
+            let mut comes = None;
             if step + 1 < ranks {
-                let next = self.keys_at(own, step + 1)?;
-                self.group.device.driver().wait_for_mark(beside, &before)?;
+                next = self.keys_at(own, step + 1)?;
+                let driver = self.group.device.driver();
+                driver.wait_for_mark(beside, &before)?;
                 self.pass_on(&here, &next)?;
-                self.order(beside, stream)?;
-                here = next;
+                comes = Some(driver.mark(beside)?);
             }
+            work(self, Phase::Send, step, here)?;
+            if let Some(mark) = comes {
+                self.group.device.driver().wait_for_mark(stream, &mark)?;
+            }
+            here = next;
         }
         Ok(())
     }

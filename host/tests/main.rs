@@ -15,6 +15,9 @@ mod check;
 #[path = "cli.rs"]
 mod cli;
 #[cfg(feature = "cli")]
+#[path = "cli_console.rs"]
+mod cli_console;
+#[cfg(feature = "cli")]
 #[path = "cli_dropout.rs"]
 mod cli_dropout;
 #[cfg(feature = "cli")]

@@ -1,7 +1,10 @@
 //! `fattn`: checks, times and runs the kernels from the command line.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)] // they panic: `console` does not
+
 mod bench;
 mod check;
+mod console;
 mod device;
 mod devices;
 mod equivalence;
@@ -11,12 +14,14 @@ mod msda;
 mod output;
 mod plans;
 mod plot;
+mod progress;
 mod run;
 mod sanitize;
 mod task;
 mod trace_nonfinite;
 
 use clap::{Parser, Subcommand};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// Exact attention on NVIDIA GPUs, checked with no GPU at all.
@@ -55,7 +60,26 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    console::show_warnings();
+    run().unwrap_or_else(|error| console::failed(&error))
+}
+
+fn run() -> anyhow::Result<ExitCode> {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        // What is asked for by --help and --version goes to standard output.
+        Err(text) if !text.use_stderr() => {
+            let terminal = std::io::stdout().is_terminal();
+            let text = text.render();
+            match terminal {
+                true => console::write(format_args!("{}", text.ansi()))?,
+                false => console::write(format_args!("{text}"))?,
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(error) => error.exit(),
+    };
+    match arguments.command {
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Equivalence(arguments) => equivalence::run(&arguments),
@@ -66,11 +90,7 @@ fn main() -> ExitCode {
         Command::TraceNonfinite(arguments) => trace_nonfinite::run(&arguments),
         Command::FirstCall(arguments) => first_call::run(&arguments),
         Command::Devices => devices::run().map(|()| ExitCode::SUCCESS),
-    };
-    result.unwrap_or_else(|error| {
-        eprintln!("fattn: {error:#}");
-        ExitCode::from(2)
-    })
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod part;
 
+use crate::console::outln;
 use crate::task::{Results, Task, TaskArguments};
 use anyhow::Result;
 use clap::Args;
@@ -71,9 +72,9 @@ pub fn run(arguments: &TraceArguments) -> Result<ExitCode> {
     };
     let (tensors, cause) = run(&task, &device, &images)?;
     if arguments.json {
-        println!("{}", report(name, &tensors, &cause));
+        outln!("{}", report(name, &tensors, &cause))?;
     } else {
-        print(name, &tensors, &cause);
+        print(name, &tensors, &cause)?;
     }
     Ok(if matches!(cause, Cause::AllFinite) { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
@@ -218,46 +219,47 @@ fn scan_results<T: Element, O: Element>(
     named(results).map(scanned).collect()
 }
 
-fn print(device: DeviceName, tensors: &[Scanned], cause: &Cause) {
+fn print(device: DeviceName, tensors: &[Scanned], cause: &Cause) -> Result<()> {
     let width = tensors.iter().map(|tensor| tensor.name.len()).fold("tensor".len(), usize::max);
-    println!("{:<width$} {:<20} {:>9} {:>9} {:>9}  first", "tensor", "shape", "NaN", "+inf", "-inf");
+    outln!("{:<width$} {:<20} {:>9} {:>9} {:>9}  first", "tensor", "shape", "NaN", "+inf", "-inf")?;
     for tensor in tensors {
         let NonFinite { nan, positive_infinity, negative_infinity, .. } = tensor.found;
         let shape = format!("{:?}", tensor.shape);
         let first = tensor.first().map_or("-".to_owned(), |first| format!("{first:?}"));
         let name = tensor.name;
-        println!(
+        outln!(
             "{name:<width$} {shape:<20} {nan:>9} {positive_infinity:>9} {negative_infinity:>9}  {first}"
-        );
+        )?;
     }
-    println!("device {device}");
+    outln!("device {device}")?;
     match cause {
-        Cause::AllFinite => println!("all finite"),
+        Cause::AllFinite => outln!("all finite")?,
         Cause::Input => {
             let first = tensors.iter().find(|tensor| tensor.is_input && tensor.found.count() != 0);
             if let Some((tensor, at)) = first.and_then(|tensor| Some((tensor, tensor.first()?))) {
-                println!("the input {} is not finite at {at:?}: nothing was traced", tensor.name);
+                outln!("the input {} is not finite at {at:?}: nothing was traced", tensor.name)?;
             }
         }
         Cause::Instruction { part, kernel, stage, trace } => {
-            println!("traced in the emulator: {}", part_text(part));
+            outln!("traced in the emulator: {}", part_text(part))?;
             let (origin, others, what) = match (&trace.first, &trace.suspect) {
                 (Some(origin), _) => (origin, trace.origins - 1, "origin"),
                 (None, Some(suspect)) => (suspect, trace.suspects - 1, "suspect, there is no origin"),
-                (None, None) => return,
+                (None, None) => return Ok(()),
             };
-            println!("stage {stage} of {kernel} ({what}; {others} elements more of the kind)");
-            println!("{origin}");
+            outln!("stage {stage} of {kernel} ({what}; {others} elements more of the kind)")?;
+            outln!("{origin}")?;
         }
         Cause::Findings { part, error } => {
-            println!("the emulator finds fault with the kernel, for {}", part_text(part));
-            println!("{error}");
+            outln!("the emulator finds fault with the kernel, for {}", part_text(part))?;
+            outln!("{error}")?;
         }
         Cause::NotReproduced { parts } => {
-            println!("the emulator computes finite numbers for what was tried:");
-            parts.iter().for_each(|part| println!("  {}", part_text(part)));
+            outln!("the emulator computes finite numbers for what was tried:")?;
+            parts.iter().try_for_each(|part| outln!("  {}", part_text(part)))?;
         }
     }
+    Ok(())
 }
 
 fn part_text(part: &Part) -> String {

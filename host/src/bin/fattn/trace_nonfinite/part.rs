@@ -27,9 +27,12 @@ pub struct Sizes<T> {
     group: usize,
     query_heads: usize,
     key_heads: usize,
-    packed: bool,
-    /// First row and rows of each sequence, of q and of k.
-    sequences: Vec<[(usize, usize); 2]>,
+    /// How many sequences.
+    batches: usize,
+    /// Rows of each sequence in q and in k, where they are not packed.
+    rows: [usize; 2],
+    /// Offsets of packed sequences in q and in k.
+    offsets: Option<[Vec<i32>; 2]>,
     mask: Mask,
     scores: ScoreElements<T>,
     /// Whether slopes or dropout make it matter where in its sequence a pair is.
@@ -41,21 +44,16 @@ impl<T: Element> Sizes<T> {
     pub fn new(task: &Task<'_>) -> Result<Self> {
         let [batches, query_rows, query_heads, _] = task.problem.q.shape;
         let [_, key_rows, key_heads, _] = task.problem.k.shape;
-        let sequences = match &task.inputs.offsets {
-            None => (0..batches)
-                .map(|batch| [(batch * query_rows, query_rows), (batch * key_rows, key_rows)])
-                .collect(),
-            Some([q, k]) => {
-                let of = |offsets: &[i32]| (offsets[0] as usize, (offsets[1] - offsets[0]) as usize);
-                q.windows(2).zip(k.windows(2)).map(|(q, k)| [of(q), of(k)]).collect()
-            }
-        };
+        let offsets = task.inputs.offsets.clone();
+        // Nothing is made of the number of batches: with no elements, there can be billions of them.
+        let batches = offsets.as_ref().map_or(batches, |[q, _]| q.len().saturating_sub(1));
         Ok(Sizes {
             group: query_heads / key_heads.max(1),
             query_heads,
             key_heads,
-            packed: task.inputs.offsets.is_some(),
-            sequences,
+            batches,
+            rows: [query_rows, key_rows],
+            offsets,
             mask: task.problem.mask,
             scores: task.inputs.scores.elements()?,
             counts_positions: task.problem.alibi.is_some() || task.problem.dropout.is_some(),
@@ -63,9 +61,20 @@ impl<T: Element> Sizes<T> {
         })
     }
 
+    /// First row and rows of a sequence, of q and of k.
+    fn rows_of(&self, batch: usize) -> [(usize, usize); 2] {
+        match &self.offsets {
+            None => self.rows.map(|rows| (batch * rows, rows)),
+            Some(offsets) => offsets.each_ref().map(|offsets| {
+                let first = offsets[batch] as usize;
+                (first, offsets[batch + 1] as usize - first)
+            }),
+        }
+    }
+
     /// The keys that a query of a sequence sees.
     fn visible(&self, batch: usize, query: usize) -> Range<usize> {
-        let [(_, queries), (_, keys)] = self.sequences[batch];
+        let [(_, queries), (_, keys)] = self.rows_of(batch);
         if self.mask == Mask::Full {
             return 0..keys;
         }
@@ -83,17 +92,25 @@ impl<T: Element> Sizes<T> {
 
     /// The sequence of a row of q (`side` 0) or k (1), and its place there.
     fn sequence(&self, side: usize, row: usize) -> Option<(usize, usize)> {
-        let holds = |(first, rows): (usize, usize)| row >= first && row < first + rows;
-        let batch = self.sequences.iter().position(|sequence| holds(sequence[side]))?;
-        Some((batch, row - self.sequences[batch][side].0))
+        let batch = match &self.offsets {
+            None => row.checked_div(self.rows[side])?,
+            // The last one that begins there or before: those before it that begin there have no rows.
+            Some(offsets) => {
+                offsets[side].partition_point(|&first| first as usize <= row).checked_sub(1)?
+            }
+        };
+        let (first, rows) = (batch < self.batches).then(|| self.rows_of(batch)[side])?;
+        (row < first + rows).then_some((batch, row - first))
     }
 
     /// Batch, head and query of an element of lse.
     fn lse_element(&self, index: usize) -> Option<(usize, usize, usize)> {
-        let rows: usize = self.sequences.iter().map(|sequence| sequence[0].1).sum();
-        let per_batch = if self.packed { rows } else { self.sequences.first()?[0].1 };
-        let (line, at) = (index / per_batch.max(1), index % per_batch.max(1));
-        if self.packed {
+        let per_line = match &self.offsets {
+            None => self.rows[0],
+            Some([offsets, _]) => *offsets.last()? as usize,
+        };
+        let (line, at) = (index.checked_div(per_line)?, index % per_line);
+        if self.offsets.is_some() {
             let (batch, query) = self.sequence(0, at)?;
             return Some((batch, line, query));
         }
@@ -138,7 +155,7 @@ impl<T: Element> Sizes<T> {
 
     /// A sequence with one key head and all that use it.
     fn whole(&self, batch: usize, key_head: usize) -> Part {
-        let [(_, queries), (_, keys)] = self.sequences[batch];
+        let [(_, queries), (_, keys)] = self.rows_of(batch);
         let query_heads = key_head * self.group..(key_head + 1) * self.group;
         Part { batch, queries: 0..queries, query_heads, keys: 0..keys, key_head }
     }
@@ -154,7 +171,7 @@ impl<T: Element> Sizes<T> {
             }
             _ => (None, Some(index / self.group.max(1))),
         };
-        let batches = 0..self.sequences.len();
+        let batches = 0..self.batches;
         let wanted = |(at, head): &(usize, usize)| {
             batch.is_none_or(|batch| batch == *at) && key_head.is_none_or(|wanted| wanted == *head)
         };
@@ -252,7 +269,7 @@ impl Part {
         device: &Device,
         gradients: bool,
     ) -> Result<Results<O>> {
-        let [(first_query, _), (first_key, _)] = sizes.sequences[self.batch];
+        let [(first_query, _), (first_key, _)] = sizes.rows_of(self.batch);
         let rows = first_query + self.queries.start..first_query + self.queries.end;
         let keys = first_key + self.keys.start..first_key + self.keys.end;
         let key_heads = self.key_head..self.key_head + 1;
@@ -306,11 +323,11 @@ impl Part {
     /// dLSE of the part: `[1, heads, queries]`.
     fn d_lse<T: Element>(&self, input: &Input<'_>, sizes: &Sizes<T>, rows: Range<usize>) -> Vec<f32> {
         let elements = input.elements::<f32>();
-        let line = |head: usize| match sizes.packed {
-            true => head * (elements.len() / sizes.query_heads),
-            false => (self.batch * sizes.query_heads + head) * sizes.sequences[self.batch][0].1,
+        let line = |head: usize| match sizes.offsets {
+            Some(_) => head * (elements.len() / sizes.query_heads),
+            None => (self.batch * sizes.query_heads + head) * sizes.rows[0],
         };
-        let rows = if sizes.packed { rows } else { self.queries.clone() };
+        let rows = if sizes.offsets.is_some() { rows } else { self.queries.clone() };
         let of_head = |head: usize| &elements[line(head) + rows.start..line(head) + rows.end];
         self.query_heads.clone().flat_map(of_head).copied().collect()
     }

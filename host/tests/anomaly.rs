@@ -236,15 +236,20 @@ fn rows_that_a_mask_hides_everything_from_are_no_finding() {
     assert!(lse[3] == f32::NEG_INFINITY && lse[8] == f32::NEG_INFINITY && lse[2].is_finite());
 }
 
-/// What the first stage is for gradients of two queries and one key, with these numbers in q, k, v and dO.
-fn backward_stage<T: Element>(arch: Arch, [q, k, v, d_o]: [f32; 4]) -> (&'static str, Option<Stage>) {
+/// What the first stage is for gradients of two queries and one key of so many columns, with these numbers in q, k, v
+/// and dO.
+fn backward_stage<T: Element>(
+    arch: Arch,
+    columns: usize,
+    [q, k, v, d_o]: [f32; 4],
+) -> (&'static str, Option<Stage>) {
     let value = move |name: &str, _: [usize; 4]| match name {
         "q" => q,
         "k" => k,
         "v" => v,
         _ => d_o,
     };
-    let pass = Pass::<T>::new(arch, problem::<T>([1, 2, 1, 64], [1, 1, 1, 64]), value);
+    let pass = Pass::<T>::new(arch, problem::<T>([1, 2, 1, columns], [1, 1, 1, columns]), value);
     assert!(pass.forward().is_finite());
     let report = pass.backward();
     (report.first().unwrap().name, report.stage())
@@ -254,14 +259,16 @@ fn backward_stage<T: Element>(arch: Arch, [q, k, v, d_o]: [f32; 4]) -> (&'static
 fn stages_of_the_backward_are_told_apart_on_every_target() {
     for arch in Arch::ALL {
         // dv is the sum of two gradients of 40000 each: more than f16 holds.
-        let stage = backward_stage::<f16>(arch, [1.0, 1.0, 1.0, 40000.0]);
-        assert_eq!(stage, ("dv", Some(Stage::Dv)), "{arch:?}");
+        for columns in [40, 64, 128, 256] {
+            let stage = backward_stage::<f16>(arch, columns, [0.1, 0.1, 1.0, 40000.0]);
+            assert_eq!(stage, ("dv", Some(Stage::Dv)), "{arch:?} {columns}");
+        }
         // The sum of 64 products of 1e20 and 1e20: too large for f32.
-        let (_, stage) = backward_stage::<bf16>(arch, [1.0, 1.0, 1e20, 1e20]);
+        let (_, stage) = backward_stage::<bf16>(arch, 64, [1.0, 1.0, 1e20, 1e20]);
         assert_eq!(stage, Some(Stage::Delta), "{arch:?}");
-        let (_, stage) = backward_stage::<f32>(arch, [1.0, 1.0, 1e20, 1e20]);
+        let (_, stage) = backward_stage::<f32>(arch, 64, [1.0, 1.0, 1e20, 1e20]);
         assert_eq!(stage, Some(Stage::Delta), "{arch:?}");
-        let stage = backward_stage::<f32>(arch, [1.0, 1.0, 1e-20, 3e38]);
+        let stage = backward_stage::<f32>(arch, 64, [1.0, 1.0, 1e-20, 3e38]);
         assert_eq!(stage, ("dv", Some(Stage::Dv)), "{arch:?}");
     }
 }

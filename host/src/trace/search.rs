@@ -107,7 +107,8 @@ impl fmt::Display for Cause {
 /// Computes the smallest part that shows the element `index` of a result again, in the emulator of `arch`,
 /// and asks which instruction made the first value that is not finite; of larger and larger parts, until
 /// there is one. Those of more than `most_pairs` pairs of a query and a key are left out: the emulator needs
-/// about a second for a million of them. `G` is the element type of gradients.
+/// about a second for a million of them. Where an instruction is of a stage that the result does not depend
+/// on, kernels for compute capability 8.0 are asked as well. `G` is the element type of gradients.
 ///
 /// # Errors
 /// What the emulator and the device refuse, but for findings.
@@ -119,29 +120,69 @@ pub fn search<T: Element, O: Element, G: Element>(
     images: &KernelImages,
     most_pairs: u128,
 ) -> Result<Cause> {
-    let gradients = !["o", "lse"].contains(&tensor);
     let mut parts = of.parts(tensor, index);
     parts.retain(|part| part.pairs() <= most_pairs);
+    // Another target has other kernels for the same stages.
+    let other = (arch != Arch::Sm80).then_some(Arch::Sm80);
+    let mut doubtful = None;
     for part in &parts {
-        let driver = EmulatedDriver::new(arch, images.clone())?;
-        let driver = Arc::new(driver.with_options(Options { trace: true, ..Options::default() }));
-        let emulated = Device::from_driver(driver.clone());
-        let results = match part.compute::<T, O, G>(of, &emulated, gradients) {
-            Ok(results) => results,
-            Err(error @ Error::Findings { .. }) => {
-                return Ok(Cause::Findings { part: part.clone(), error });
+        for arch in [Some(arch), other].into_iter().flatten() {
+            match traced::<T, O, G>(of, tensor, part, arch, images)? {
+                Some(cause @ Cause::Instruction { stage, .. }) if !leads_to(stage, tensor) => {
+                    doubtful = doubtful.or(Some(cause));
+                }
+                Some(cause) => return Ok(cause),
+                None => {}
             }
-            Err(other) => return Err(other),
-        };
-        if !results.iter().any(|(name, values)| is_not_finite(name, values)) {
-            continue;
-        }
-        if let Some((kernel, trace, origin)) = first_origin(driver.take_traces()) {
-            let (part, stage, trace) = (part.clone(), stage(&origin), Box::new(trace));
-            return Ok(Cause::Instruction { part, kernel, stage, trace });
         }
     }
-    Ok(Cause::NotReproduced { parts })
+    Ok(doubtful.unwrap_or(Cause::NotReproduced { parts }))
+}
+
+/// Why a part is not finite on a target, if it is not.
+fn traced<T: Element, O: Element, G: Element>(
+    of: &Computation<'_, T, O>,
+    tensor: &str,
+    part: &Part,
+    arch: Arch,
+    images: &KernelImages,
+) -> Result<Option<Cause>> {
+    let driver = EmulatedDriver::new(arch, images.clone())?;
+    let driver = Arc::new(driver.with_options(Options { trace: true, ..Options::default() }));
+    let emulated = Device::from_driver(driver.clone());
+    let gradients = !["o", "lse"].contains(&tensor);
+    let results = match part.compute::<T, O, G>(of, &emulated, gradients) {
+        Ok(results) => results,
+        Err(error @ Error::Findings { .. }) => {
+            return Ok(Some(Cause::Findings { part: part.clone(), error }));
+        }
+        Err(other) => return Err(other),
+    };
+    if !results.iter().any(|(name, values)| is_not_finite(name, values)) {
+        return Ok(None);
+    }
+    Ok(first_origin(driver.take_traces()).map(|(kernel, trace, origin)| {
+        let (part, stage, trace) = (part.clone(), stage(&origin), Box::new(trace));
+        Cause::Instruction { part, kernel, stage, trace }
+    }))
+}
+
+/// Whether a tensor depends on a stage. A kernel may well compute infinities that go nowhere, of keys behind
+/// the last one for example, before the one that is looked for.
+fn leads_to(stage: Stage, tensor: &str) -> bool {
+    match stage {
+        Stage::Scores | Stage::Probabilities => true,
+        Stage::Lse => tensor != "o",
+        Stage::Output => !["lse", "dv"].contains(&tensor),
+        Stage::Delta => ["dq", "dk", "dbias", "dsinks"].contains(&tensor),
+        Stage::Dp | Stage::Ds => ["dq", "dk", "dbias"].contains(&tensor),
+        Stage::Dq => tensor == "dq",
+        Stage::Dk => tensor == "dk",
+        Stage::Dv => tensor == "dv",
+        Stage::DBias => tensor == "dbias",
+        Stage::DSinks => tensor == "dsinks",
+        Stage::Unknown => false,
+    }
 }
 
 /// Whether a result of a part is not finite; queries that see no key are left out.

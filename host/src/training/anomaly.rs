@@ -29,6 +29,28 @@ const MOST_PAIRS: u128 = 1 << 22;
 /// dP, dS, dQ, dK, dV, dBias) and the instruction. PyTorch's anomaly mode sees NaN alone; this sees
 /// infinities, too.
 ///
+/// ```
+/// use finite_attention::buffer::{DeviceBuffer, InDeviceMemory};
+/// use finite_attention::trace::Stage;
+/// use finite_attention::training::AnomalyMode;
+/// use finite_attention::{Arch, Device, Dtype, ForwardPointers, ForwardProblem, Layout, Stream};
+/// let device = Device::emulated(Arch::Sm80)?;
+/// let layout = Layout::bshd([1, 2, 1, 8]);
+/// let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout);
+/// // Products of such queries and keys are more than f32 holds.
+/// let large = DeviceBuffer::from_slice(&device, &[3e30f32; 16])?;
+/// let (v, o) = (DeviceBuffer::from_slice(&device, &[1f32; 16])?, DeviceBuffer::<f32>::zeroed(&device, 16)?);
+/// let lse = DeviceBuffer::<f32>::zeroed(&device, 2)?;
+/// let (q, k, v) = (large.device_pointer(), large.device_pointer(), v.device_pointer());
+/// let (o, lse) = (o.device_pointer(), lse.device_pointer());
+/// let pointers = ForwardPointers { q, k, v, o, lse, ..Default::default() };
+/// // SAFETY: each buffer is as long as its tensor, and used by nobody else.
+/// let report = unsafe { AnomalyMode::new(&device).forward(&problem, &pointers, Stream::default()) }?;
+/// assert_eq!(report.first().map(|tensor| tensor.name), Some("o"));
+/// assert_eq!(report.stage(), Some(Stage::Scores));
+/// # Ok::<(), finite_attention::training::TrainingError>(())
+/// ```
+///
 /// What is meant to be infinite is no finding: lse of a query that sees no key, and minus infinity in a bias,
 /// which hides a key, and in a sink.
 #[derive(Clone, Debug)]
@@ -114,7 +136,7 @@ impl AnomalyMode {
     /// Those of [`forward`], and errors of the device. What is not finite is none: it is in the report.
     ///
     /// # Safety
-    /// As [`forward`], until the call returns.
+    /// As [`forward`], until the call returns; and what is between the elements of an input is readable.
     pub unsafe fn forward(
         &self,
         problem: &ForwardProblem,
@@ -141,7 +163,7 @@ impl AnomalyMode {
     /// report.
     ///
     /// # Safety
-    /// As [`backward_and_wait`].
+    /// As [`backward_and_wait`]; and what is between the elements of an input is readable.
     pub unsafe fn backward(
         &self,
         problem: &BackwardProblem,

@@ -27,7 +27,7 @@ pub fn write(text: Arguments<'_>) -> Result<(), ConsoleError> {
     stdout.write_fmt(text).and_then(|()| stdout.flush()).map_err(ConsoleError)
 }
 
-/// Writes a line to standard output: [`write`] with the arguments of `println!`.
+/// Writes a line to standard output: [`write()`] with the arguments of `println!`.
 macro_rules! outln {
     ($($text:tt)*) => { $crate::console::write(format_args!("{}\n", format_args!($($text)*))) };
 }

@@ -47,7 +47,12 @@ fn source_table(root: &Path, folder: &Path, table: &mut String) {
         let numbered = || text.lines().zip(1u32..).map(|(line, number)| (number, line.trim()));
         let functions: Vec<_> =
             numbered().filter_map(|(number, line)| Some((number, function(line)?))).collect();
-        let is_telling = |line: &str| is_entry && (line.contains("multiply_") || line.contains("*="));
+        let is_telling = |line: &str| {
+            is_entry
+                && ["multiply_", "*=", "::start_", "KeyGradient::", "pack::"]
+                    .iter()
+                    .any(|part| line.contains(part))
+        };
         let lines: Vec<_> = numbered().filter(|(_, line)| is_telling(line)).collect();
         let name = name.display().to_string().replace('\\', "/");
         writeln!(table, "    ({name:?}, &{functions:?}, &{lines:?}),").expect("writing to a string");

@@ -90,3 +90,6 @@ pub use report::trace::{Number, Operand, Origin, OriginKind, Trace};
 pub use report::{Finding, FindingKind, Report, Statistics};
 pub use space::{Address, Space};
 pub use tensor_map::{TensorMap, TensorMapElement, TensorMapError, TensorMapSwizzle};
+
+/// With which `opt-level` the crate was built: "0" is 20 to 140 times slower than "3".
+pub const OPT_LEVEL: &str = env!("PTX_EMULATOR_OPT_LEVEL");

@@ -22,8 +22,8 @@ use crate::plan::{AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, pla
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
     AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams,
-    ForwardParams, MSDA_MAX_LEVELS, MaskBitsParams, MsdaLevel, MsdaParams, ScoreParams, ScoreView,
-    TensorMap,
+    ForwardParams, MSDA_MAX_LEVELS, MaskBitsParams, MsdaLevel, MsdaParams, ScanParams, ScoreParams,
+    ScoreView, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -213,6 +213,10 @@ const _: () = assert!(size_of::<AccumulateParams>() == 3 * 32 + 6 * 4);
 // SAFETY: a view, a 64-bit and six 32-bit fields: no padding.
 unsafe impl Params for MaskBitsParams {}
 const _: () = assert!(size_of::<MaskBitsParams>() == size_of::<ScoreView>() + 8 + 6 * 4);
+
+// SAFETY: seven 64-bit and twelve 32-bit fields: no padding.
+unsafe impl Params for ScanParams {}
+const _: () = assert!(size_of::<ScanParams>() == 7 * 8 + 12 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}

@@ -53,14 +53,47 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// Room for `len` elements, all zero.
     ///
+    /// ```
+    /// use finite_attention::{Arch, Device, Stream, buffer::DeviceBuffer};
+    /// let device = Device::emulated(Arch::Sm80)?;
+    /// let mut buffer = DeviceBuffer::<f32>::zeroed(&device, 2)?;
+    /// assert_eq!(buffer.to_vec(Stream::default())?, [0.0, 0.0]);
+    /// buffer.copy_from_slice(&[1.0, 2.0], Stream::default())?;
+    /// assert_eq!(buffer.to_vec(Stream::default())?, [1.0, 2.0]);
+    /// # Ok::<(), finite_attention::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::OutOfMemory`], also of the host, and errors of the device.
-    pub(crate) fn zeroed(device: &Device, len: usize) -> Result<Self> {
+    pub fn zeroed(device: &Device, len: usize) -> Result<Self> {
         let buffer = DeviceBuffer::uninitialised(device, len)?;
         if len != 0 {
             device.driver().copy_to_device(buffer.pointer, cast_slice(&zeros::<T>(len)?))?;
         }
         Ok(buffer)
+    }
+
+    /// Overwrites all elements after all work queued on `stream`, which may still use the old ones; done when
+    /// it returns.
+    ///
+    /// # Errors
+    /// [`Error::WrongLength`] if there are not as many as the buffer holds, which is then unchanged; and
+    /// errors of the device, also those of the work before the copy.
+    pub fn copy_from_slice(&mut self, elements: &[T], stream: Stream) -> Result<()> {
+        let (expected, got) = (self.len, elements.len());
+        if got != expected {
+            return Err(Error::WrongLength {
+                argument: "elements",
+                expected,
+                shape: vec![expected],
+                got,
+            });
+        }
+        self.device.synchronize(stream)?;
+        if elements.is_empty() {
+            return Ok(());
+        }
+        self.device.driver().copy_to_device(self.pointer, cast_slice(elements))
     }
 
     /// Copies the elements to the host after all work queued on `stream`.

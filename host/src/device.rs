@@ -10,7 +10,7 @@ use crate::plan::Kernels;
 use kernels_gpu::abi::Arch;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 /// The name of a device: `cuda:0`, `cuda:0:sm_80`, `emulated:sm_80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,7 +101,8 @@ impl Device {
         Device::open(text.parse()?, KernelImages::embedded())
     }
 
-    /// The first GPU if there is one, else the emulator.
+    /// The first GPU if there is one, else the emulator: then a warning says so through `tracing`, once in a
+    /// process. Who must have a GPU asks for [`Device::cuda`].
     ///
     /// # Errors
     /// As [`Device::open`]; that there is no GPU is none.
@@ -110,16 +111,18 @@ impl Device {
         Device::open_any(KernelImages::embedded()).map(|(_, device)| device)
     }
 
-    /// As [`Device::default`], with kernels from `images`; says which device it became.
+    /// As [`Device::default`], with kernels from `images`; returns which device it became.
     ///
     /// # Errors
     /// As [`Device::default`].
     pub fn open_any(images: KernelImages) -> Result<(DeviceName, Self)> {
+        static SAID: Once = Once::new();
         let cuda = DeviceName::Cuda(0);
         match Device::open(cuda, images.clone()) {
             Ok(device) => Ok((cuda, device)),
-            Err(Error::NoDevice { .. }) => {
+            Err(Error::NoDevice { reason, .. }) => {
                 let emulated = DeviceName::Emulated(Arch::Sm80);
+                SAID.call_once(|| tracing::warn!("{}", fallback_text(emulated, &reason)));
                 Ok((emulated, Device::open(emulated, images)?))
             }
             Err(error) => Err(error),
@@ -204,9 +207,26 @@ impl fmt::Debug for Device {
     }
 }
 
+/// What a program that did not ask for the emulator should know.
+fn fallback_text(emulated: DeviceName, reason: &str) -> String {
+    format!(
+        "no GPU ({reason}): everything runs in the emulator, {emulated}, which checks every access and is \
+         slower by far"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn falling_back_to_the_emulator_is_said_with_its_reason() {
+        assert_eq!(
+            fallback_text(DeviceName::Emulated(Arch::Sm80), "no CUDA driver"),
+            "no GPU (no CUDA driver): everything runs in the emulator, emulated:sm_80, which checks every \
+             access and is slower by far"
+        );
+    }
 
     #[test]
     fn a_name_is_what_its_text_parses_to() {

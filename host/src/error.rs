@@ -178,8 +178,8 @@ pub enum Error {
         /// How many elements the tensor has.
         elements: u128,
     },
-    /// A host slice or a device buffer is too short for its layout.
-    #[error("{argument}: expected at least {expected} elements for shape {shape:?}, got {got}")]
+    /// A host slice has not exactly the elements of its layout, or of the device buffer that it is for.
+    #[error("{argument}: expected {expected} elements for shape {shape:?}, got {got}")]
     WrongLength {
         /// Which tensor.
         argument: &'static str,

@@ -19,6 +19,7 @@ pub mod plan;
 pub mod problem;
 pub mod reference;
 pub mod trace;
+pub mod training;
 
 pub use attention::{
     BackwardInputs, BackwardOutput, Element, ForwardInputs, ForwardOutput, ScoreSlices, Workspace,

@@ -152,7 +152,7 @@ pub struct MsdaGradients<T, X = f32, A = f32> {
 ///
 /// # Errors
 /// [`Error::WrongDtype`] if `T`, `X` or `A` is not the dtype that the problem says, [`Error::WrongLength`] if
-/// a slice is too short, [`Error::OutOfMemory`], and all that [`msda_forward`] refuses.
+/// a slice is too short or too long, [`Error::OutOfMemory`], and all that [`msda_forward`] refuses.
 pub fn msda_forward_host<T: Element, X: Element, A: Element>(
     device: &Device,
     problem: &MsdaProblem,

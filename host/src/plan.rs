@@ -218,6 +218,7 @@ fn family_name(family: Family) -> &'static str {
         | Family::BiasGradient
         | Family::SinkGradient => "backward",
         Family::MaskBits => "mask",
+        Family::Scan => "scan",
         Family::Msda(_) => "multi-scale deformable attention",
     }
 }

@@ -126,8 +126,8 @@ fn slices_of_the_wrong_type_or_length() {
     let (wide, narrow) = ([bf16::ZERO; 5120], [0f32; 40]);
     let inputs = BackwardInputs {
         q: &wide,
-        k: &wide,
-        v: &wide,
+        k: &wide[..4608],
+        v: &wide[..4608],
         o: &wide,
         lse: &narrow,
         d_o: &wide,
@@ -140,16 +140,21 @@ fn slices_of_the_wrong_type_or_length() {
     let short = BackwardInputs { lse: &narrow[1..], ..inputs };
     assert_eq!(
         backward_host::<_, _, bf16>(&device, &problem(), &short).unwrap_err().to_string(),
-        "lse: expected at least 40 elements for shape [2, 4, 5], got 39"
+        "lse: expected 40 elements for shape [2, 4, 5], got 39"
     );
     let short = BackwardInputs { d_o: &wide[1..], ..inputs };
     assert_eq!(
         backward_host::<_, _, bf16>(&device, &problem(), &short).unwrap_err().to_string(),
-        "do: expected at least 5120 elements for shape [2, 5, 4, 128], got 5119"
+        "do: expected 5120 elements for shape [2, 5, 4, 128], got 5119"
+    );
+    let long = BackwardInputs { k: &wide, ..inputs };
+    assert_eq!(
+        backward_host::<_, _, bf16>(&device, &problem(), &long).unwrap_err().to_string(),
+        "k: expected 4608 elements for shape [2, 9, 2, 128], got 5120"
     );
     assert_eq!(
         backward_host::<_, _, bf16>(&device, &problem().with_d_lse(), &inputs).unwrap_err().to_string(),
-        "dlse: expected at least 40 elements for shape [2, 4, 5], got 0"
+        "dlse: expected 40 elements for shape [2, 4, 5], got 0"
     );
     assert_eq!(
         backward_host::<_, _, f16>(&device, &problem(), &inputs).unwrap_err().to_string(),

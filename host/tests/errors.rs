@@ -2,6 +2,7 @@
 
 mod support;
 
+use finite_attention::buffer::DeviceBuffer;
 use finite_attention::device::DeviceName;
 use finite_attention::problem::{MAX_SCALE, common_dtype};
 use finite_attention::{
@@ -234,10 +235,44 @@ fn slices_that_are_too_short() {
     let error =
         |q, k, v| forward_host::<bf16, bf16>(&device(Fault::None), &problem(), q, k, v).unwrap_err();
     assert_eq!(
-        error(&long, &long, &short).to_string(),
-        "v: expected at least 4608 elements for shape [2, 9, 2, 128], got 4607"
+        error(&long, &long[..4608], &short).to_string(),
+        "v: expected 4608 elements for shape [2, 9, 2, 128], got 4607"
     );
-    assert!(error(&[], &[], &[]).to_string().starts_with("q: expected at least 5120 elements"));
+    assert!(error(&[], &[], &[]).to_string().starts_with("q: expected 5120 elements"));
+}
+
+#[test]
+fn slices_that_are_too_long() {
+    let long = [bf16::ZERO; 5121];
+    let error = |q, k, v| {
+        let error = forward_host::<bf16, bf16>(&device(Fault::None), &problem(), q, k, v).unwrap_err();
+        error.to_string()
+    };
+    let (q, k) = (&long[..5120], &long[..4608]);
+    assert_eq!(error(&long, k, k), "q: expected 5120 elements for shape [2, 5, 4, 128], got 5121");
+    assert_eq!(error(q, q, k), "k: expected 4608 elements for shape [2, 9, 2, 128], got 5120");
+    assert_eq!(error(q, k, q), "v: expected 4608 elements for shape [2, 9, 2, 128], got 5120");
+}
+
+#[test]
+fn a_device_buffer_takes_exactly_the_elements_that_it_holds() {
+    let device = Device::emulated(Arch::Sm80).unwrap();
+    let stream = Stream::default();
+    let mut buffer = DeviceBuffer::<f32>::zeroed(&device, 3).unwrap();
+    assert_eq!(buffer.to_vec(stream).unwrap(), [0.0; 3]);
+    buffer.copy_from_slice(&[1.0, 2.0, 3.0], stream).unwrap();
+    for wrong in [&[5.0; 2][..], &[5.0; 4]] {
+        assert_eq!(
+            buffer.copy_from_slice(wrong, stream).unwrap_err().to_string(),
+            format!("elements: expected 3 elements for shape [3], got {}", wrong.len())
+        );
+    }
+    assert_eq!(buffer.to_vec(stream).unwrap(), [1.0, 2.0, 3.0]);
+    let mut none = DeviceBuffer::<f32>::zeroed(&device, 0).unwrap();
+    none.copy_from_slice(&[], stream).unwrap();
+    assert!(none.is_empty());
+    let error = DeviceBuffer::<f32>::zeroed(&device, usize::MAX).unwrap_err().to_string();
+    assert!(error.contains("out of memory"), "{error}");
 }
 
 /// Every buffer that a layout asks for is refused where there is no memory for it.
@@ -296,7 +331,7 @@ fn device_failures() {
     let inputs = [bf16::ONE; 5120];
     let text = |fault| {
         let device = device(fault);
-        forward_host::<bf16, bf16>(&device, &problem(), &inputs, &inputs, &inputs)
+        forward_host::<bf16, bf16>(&device, &problem(), &inputs, &inputs[..4608], &inputs[..4608])
             .unwrap_err()
             .to_string()
     };

@@ -3,6 +3,8 @@
 //! One program, since each takes long to link. Files have paths, so that those in folders are found from each of them.
 #![expect(clippy::duplicate_mod, reason = "each file has its own copy of the helpers it uses")]
 
+#[path = "anomaly.rs"]
+mod anomaly;
 #[path = "backward.rs"]
 mod backward;
 #[path = "backward_errors.rs"]
@@ -14,6 +16,9 @@ mod check;
 #[cfg(feature = "cli")]
 #[path = "cli.rs"]
 mod cli;
+#[cfg(feature = "cli")]
+#[path = "cli_console.rs"]
+mod cli_console;
 #[cfg(feature = "cli")]
 #[path = "cli_dropout.rs"]
 mod cli_dropout;

@@ -183,7 +183,12 @@ fn host_slices() {
     let short = MsdaInputs { weights: &weights[1..], ..inputs };
     assert_eq!(
         msda_forward_host(&device, &problem(), &short).unwrap_err().to_string(),
-        "weights: expected at least 240 elements for shape [2, 5, 3, 8], got 239"
+        "weights: expected 240 elements for shape [2, 5, 3, 8], got 239"
+    );
+    let long = MsdaInputs { locations: &[0.5; 481], ..inputs };
+    assert_eq!(
+        msda_forward_host(&device, &problem(), &long).unwrap_err().to_string(),
+        "locations: expected 480 elements for shape [2, 5, 3, 16], got 481"
     );
     let other = problem().with_weights(problem().weights, Dtype::Bf16);
     assert_eq!(

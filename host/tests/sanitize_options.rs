@@ -109,6 +109,15 @@ fn no_schedule_follows_one_that_does_not_end() {
     assert!(text.contains("under 1 of 1 schedules"), "{text}");
 }
 
+/// Without an option it takes seconds, not an hour.
+#[test]
+fn an_endless_kernel_ends_by_itself() {
+    let ptx = File::kernel("endless-default", "sm_80", "AGAIN: bra AGAIN;");
+    let text = answer(&["--ptx", ptx.text(), "--block", "1"], 1);
+    assert!(text.contains("1. step limit reached: 134217728 warp instructions\n"), "{text}");
+    assert!(text.contains("1 schedule: eager\n"), "{text}");
+}
+
 /// They are made one by one: the first one ends this run.
 #[test]
 fn schedules_may_be_as_many_as_there_are_seeds() {

@@ -142,7 +142,7 @@ fn slices_that_are_too_short_or_not_in_the_problem() {
     let none = ScoreSlices::<bf16>::default();
     let of = |problem, scores| slices(problem, scores).to_string();
     let with_bias = problem().with_bias(bias([1, 2, 5, 9]));
-    let short = "expected at least 90 elements for shape [1, 2, 5, 9], got";
+    let short = "expected 90 elements for shape [1, 2, 5, 9], got";
     assert_eq!(of(with_bias, none), format!("bias: {short} 0"));
     let bias = |elements| ScoreSlices { bias: Some(elements), ..none };
     assert_eq!(of(with_bias, bias(BiasSlice::LikeQ(&zeros[1..]))), format!("bias: {short} 89"));
@@ -178,21 +178,22 @@ fn slices_that_are_too_short_or_not_in_the_problem() {
     let slopes = |count| ScoreSlices { alibi_slopes: &numbers[..count], ..none };
     assert_eq!(
         of(problem().with_alibi(AlibiSlopes::PerHead), slopes(3)),
-        "alibi_slopes: expected at least 4 elements for shape [4], got 3"
+        "alibi_slopes: expected 4 elements for shape [4], got 3"
     );
     assert_eq!(
         of(problem().with_alibi(AlibiSlopes::PerBatchAndHead), slopes(4)),
-        "alibi_slopes: expected at least 8 elements for shape [2, 4], got 4"
+        "alibi_slopes: expected 8 elements for shape [2, 4], got 4"
     );
     assert_eq!(
         of(problem(), slopes(4)),
         "alibi_slopes: expected no elements, as the problem has no alibi_slopes, got 4"
     );
-    let sinks = |count| ScoreSlices { sinks: &numbers[..count], ..none };
     assert_eq!(
-        of(problem().with_sinks(), sinks(3)),
-        "sinks: expected at least 4 elements for shape [4], got 3"
+        of(problem().with_alibi(AlibiSlopes::PerHead), slopes(5)),
+        "alibi_slopes: expected 4 elements for shape [4], got 5"
     );
+    let sinks = |count| ScoreSlices { sinks: &numbers[..count], ..none };
+    assert_eq!(of(problem().with_sinks(), sinks(3)), "sinks: expected 4 elements for shape [4], got 3");
     assert_eq!(
         of(problem(), sinks(4)),
         "sinks: expected no elements, as the problem has no sinks, got 4"

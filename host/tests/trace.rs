@@ -41,7 +41,12 @@ fn trace(
         let mut command = Command::new(env!("CARGO_BIN_EXE_fattn"));
         command.args(["trace-nonfinite", "--input", path.to_str().unwrap()]).args(options).args(more);
         let output = command.output().unwrap();
-        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        // Nothing, but for what runs in the emulator unasked.
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            said.is_empty() || said.starts_with("fattn: no GPU (") && said.lines().count() == 1,
+            "{said}"
+        );
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     let ((code, text), (_, json)) = (run(&[]), run(&["--json"]));

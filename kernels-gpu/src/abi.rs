@@ -8,6 +8,7 @@ pub mod layout;
 mod marker;
 mod msda;
 pub mod regions;
+mod scan;
 mod score;
 mod shared_bytes;
 mod softcap;
@@ -27,6 +28,7 @@ pub use msda::{
     MSDA_POINT_BYTES, MSDA_SCAN_THREADS, MSDA_SMALL_THREADS, MSDA_TABLE_BYTES, MsdaEntry, MsdaLevel,
     MsdaParams,
 };
+pub use scan::{SCAN_GROUP_BYTES, SCAN_PIECES, SCAN_THREADS, ScanParams, ScanRecord};
 pub use score::{
     DropoutParams, MASK_BITS, MASK_BITS_THREADS, MaskBitsParams, SINK_GRADIENT_THREADS, ScoreParams,
     ScoreView,

@@ -20,6 +20,10 @@ mod features_range;
 mod forward_range;
 #[path = "gradients.rs"]
 mod gradients;
+#[path = "guards.rs"]
+mod guards;
+#[path = "guards_mutants.rs"]
+mod guards_mutants;
 #[path = "kernels.rs"]
 mod kernels;
 #[path = "large_logits.rs"]

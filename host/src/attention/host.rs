@@ -20,7 +20,8 @@ pub struct ForwardOutput<T> {
 }
 
 /// Forward pass on host slices. A slice starts with the element of the lowest address (with non-negative
-/// strides: element (0, 0, 0, 0)) and holds at least [`Layout::span`] elements of its layout.
+/// strides: element (0, 0, 0, 0)) and holds exactly [`Layout::span`] elements of its layout: of a buffer that
+/// goes on, `&elements[..layout.span()]`.
 ///
 /// `T` is the element type of q, k and v, `O` that of o: `T` again, or f32.
 ///
@@ -38,7 +39,7 @@ pub struct ForwardOutput<T> {
 ///
 /// # Errors
 /// [`Error::WrongDtype`] if `T` or `O` is not the problem's dtype, [`Error::WrongLength`] if a slice is
-/// too short, [`Error::OutOfMemory`], also of the host, and everything that [`forward`] refuses.
+/// too short or too long, [`Error::OutOfMemory`], also of the host, and everything that [`forward`] refuses.
 pub fn forward_host<T: Element, O: Element>(
     device: &Device,
     problem: &ForwardProblem,
@@ -289,19 +290,23 @@ fn like_lse(
 ) -> Result<DeviceBuffer<f32>> {
     DeviceBuffer::from_slice(
         device,
-        first(argument, valid.lse_elements(), &valid.lse_shape(), elements)?,
+        exactly(argument, valid.lse_elements(), &valid.lse_shape(), elements)?,
     )
 }
 
-/// As many elements as a tensor of this shape spans.
-pub(super) fn first<'e, T>(
+/// The elements, if they are as many as a tensor of this shape spans: who gives more has mistaken a shape.
+pub(super) fn exactly<'e, T>(
     argument: &'static str,
     expected: usize,
     shape: &[usize],
     elements: &'e [T],
 ) -> Result<&'e [T]> {
     let (shape, got) = (shape.to_vec(), elements.len());
-    elements.get(..expected).ok_or(Error::WrongLength { argument, expected, shape, got })
+    if got == expected {
+        Ok(elements)
+    } else {
+        Err(Error::WrongLength { argument, expected, shape, got })
+    }
 }
 
 /// A tensor copied to the device.
@@ -318,7 +323,7 @@ impl<T: Element> Copied<T> {
         layout: &Layout,
         elements: &[T],
     ) -> Result<Self> {
-        let elements = first(argument, layout.span(), &layout.shape, elements)?;
+        let elements = exactly(argument, layout.span(), &layout.shape, elements)?;
         Ok(Copied { buffer: DeviceBuffer::from_slice(device, elements)?, origin: layout.origin() })
     }
 

@@ -91,6 +91,12 @@ impl PreparedMask {
         Ok(PreparedMask { shape, bits })
     }
 
+    /// The bits of a problem without queries or heads, which nobody looks at: however many keys there are,
+    /// memory for one word stands for them.
+    pub(super) fn of_nothing(device: &Device, shape: MaskShape) -> Result<Self> {
+        Ok(PreparedMask { shape, bits: DeviceBuffer::uninitialised(device, 1)? })
+    }
+
     /// What [`ForwardProblem::with_attn_mask`](crate::ForwardProblem::with_attn_mask) takes.
     pub const fn shape(&self) -> MaskShape {
         self.shape

@@ -1,7 +1,7 @@
 //! Bias, boolean mask, slopes and sinks in host slices, and on their way to the device.
 
 use super::Element;
-use super::host::{elements_of, first};
+use super::host::{elements_of, exactly};
 use super::mask::PreparedMask;
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
@@ -19,7 +19,7 @@ use kernels_gpu::abi::Dtype;
 /// `T` is the element type of q.
 #[derive(Clone, Copy, Debug)]
 pub struct ScoreSlices<'s, T> {
-    /// The bias, at least [`ScoreLayout::span`] elements of its layout.
+    /// The bias, exactly [`ScoreLayout::span`] elements of its layout.
     pub bias: Option<BiasSlice<'s, T>>,
     /// The boolean mask.
     pub mask: Option<MaskSlice<'s>>,
@@ -44,7 +44,7 @@ pub struct MaskSlice<'s> {
     /// Where its elements stand; batch, heads and queries as the problem's
     /// [`ForwardProblem::attn_mask`](crate::ForwardProblem::attn_mask) has them, and its keys or 1.
     pub layout: ScoreLayout,
-    /// At least [`ScoreLayout::span`].
+    /// Exactly [`ScoreLayout::span`].
     pub elements: &'s [bool],
 }
 
@@ -127,7 +127,7 @@ impl CopiedScores {
     ) -> Result<Self> {
         let problem = &valid.problem;
         let bias = copied_bias(device, problem.bias, slices.bias)?;
-        let mask = copied_mask(device, problem.attn_mask, slices.mask, stream)?;
+        let mask = copied_mask(device, valid, slices.mask, stream)?;
         let heads = valid.query_heads as usize;
         let shape = match problem.alibi {
             None => vec![],
@@ -172,9 +172,11 @@ fn copied_bias<T: Element>(
     }
     let (span, shape) = (layout.span(), &layout.shape);
     let bytes: &[u8] = match slice {
-        None => bytemuck::cast_slice(first::<f32>("bias", span, shape, &[])?),
-        Some(BiasSlice::LikeQ(elements)) => bytemuck::cast_slice(first("bias", span, shape, elements)?),
-        Some(BiasSlice::F32(elements)) => bytemuck::cast_slice(first("bias", span, shape, elements)?),
+        None => bytemuck::cast_slice(exactly::<f32>("bias", span, shape, &[])?),
+        Some(BiasSlice::LikeQ(elements)) => {
+            bytemuck::cast_slice(exactly("bias", span, shape, elements)?)
+        }
+        Some(BiasSlice::F32(elements)) => bytemuck::cast_slice(exactly("bias", span, shape, elements)?),
     };
     let origin = (layout.origin() * expected.bytes() as usize) as u64;
     Ok(Some(CopiedBias { buffer: DeviceBuffer::from_slice(device, bytes)?, origin }))
@@ -182,21 +184,21 @@ fn copied_bias<T: Element>(
 
 fn copied_mask(
     device: &Device,
-    mask: Option<MaskShape>,
+    valid: &ValidForward,
     slice: Option<MaskSlice<'_>>,
     stream: Stream,
 ) -> Result<Option<(DeviceBuffer<u8>, PreparedMask)>> {
-    let Some(MaskShape { batches, heads, queries, keys }) = mask else {
+    let Some(MaskShape { batches, heads, queries, keys }) = valid.problem.attn_mask else {
         let got = slice.map(|slice| slice.elements.len());
         return got.map_or(Ok(None), |got| Err(not_in_problem("mask", got)));
     };
     let Some(MaskSlice { layout, elements }) = slice else {
         let dense = ScoreLayout::dense([batches, heads, queries, keys]);
-        first::<bool>("mask", dense.span(), &dense.shape, &[])?;
+        exactly::<bool>("mask", dense.span(), &dense.shape, &[])?;
         return Ok(None);
     };
     // Before anything is made of its strides.
-    MaskShape::of(&layout, keys)?;
+    let shape = MaskShape::of(&layout, keys)?;
     let sizes = [batches, heads, queries].into_iter().zip(layout.shape).zip(SCORE_DIMENSIONS);
     for ((expected, got), dimension) in sizes {
         if got != expected {
@@ -204,8 +206,11 @@ fn copied_mask(
             return Err(Error::WrongSize { argument, dimension, expected, like, got });
         }
     }
-    let elements = first("mask", layout.span(), &layout.shape, elements)?;
+    let elements = exactly("mask", layout.span(), &layout.shape, elements)?;
     let buffer = DeviceBuffer::<u8>::from_slice(device, bytemuck::cast_slice(elements))?;
+    if valid.is_empty() {
+        return Ok(Some((buffer, PreparedMask::of_nothing(device, shape)?)));
+    }
     let address = buffer.device_pointer() + layout.origin() as u64;
     // SAFETY: the buffer holds the span of the layout, and lives as long as what is returned, which is past
     // the end of the work.
@@ -224,7 +229,7 @@ fn copied_numbers(
         return Err(not_in_problem(argument, numbers.len()));
     }
     let expected = if shape.is_empty() { 0 } else { shape.iter().product() };
-    DeviceBuffer::from_slice(device, first(argument, expected, shape, numbers)?)
+    DeviceBuffer::from_slice(device, exactly(argument, expected, shape, numbers)?)
 }
 
 fn not_in_problem(argument: &'static str, got: usize) -> Error {

@@ -101,8 +101,8 @@ impl ContextPass<'_> {
         }
         let mut here = own;
         for step in 0..ranks {
-            // Kernels of the step before read what the next keys overwrite; those of this one are queued before
-            // the host waits for other ranks.
+            // Kernels of the step before read what the next keys overwrite; those of this one are queued
+            // before the host waits for other ranks.
             let before = self.group.device.driver().mark(stream)?;
             work(self, Phase::Compute, step, here)?;
             let mut next = here;

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
 pub use ptx_emulator::{
     Checks, Number, Operand, Options, Origin, OriginKind, Schedule, SourceLocation, Trace,
@@ -50,11 +50,16 @@ pub struct EmulatedDriver {
 }
 
 impl EmulatedDriver {
-    /// A device of this target, with every check on and blocks run one after the other.
+    /// A device of this target, with every check on and blocks run one after the other. Of an emulator that
+    /// was built without optimisation a warning says so through `tracing`, once in a process.
     ///
     /// # Errors
     /// None yet.
     pub fn new(arch: Arch, images: KernelImages) -> Result<Self> {
+        static SAID: Once = Once::new();
+        if let Some(text) = slow_text(ptx_emulator::OPT_LEVEL) {
+            SAID.call_once(|| tracing::warn!("{text}"));
+        }
         let (memory, options) = (Memory::new(), Options::default());
         let properties = properties(arch);
         let (allocations, modules, traces) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
@@ -124,6 +129,13 @@ impl EmulatedDriver {
         let findings = report.findings.iter().map(ToString::to_string).collect();
         Err(Error::Findings { kernel: variant.to_string(), findings })
     }
+}
+
+/// What to do about an emulator that was built without optimisation.
+fn slow_text(opt_level: &str) -> Option<&'static str> {
+    let text = "the emulator was built without optimisation and is 20 to 140 times slower than it could \
+                be; in Cargo.toml: [profile.dev.package.ptx-emulator] opt-level = 3";
+    (opt_level == "0").then_some(text)
 }
 
 /// What an A100, or for Hopper's target an H200, says of itself.

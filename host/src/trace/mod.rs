@@ -1,9 +1,17 @@
 //! Values that are not finite: which tensors have them, and which stage of a kernel made the first.
 
+mod part;
+mod scores;
+mod search;
 mod source;
 mod stage;
+mod tensors;
 
+pub use part::Part;
+pub use scores::{BiasElements, ScoreElements};
+pub use search::{Cause, ScannedTensor, arch_of, search};
 pub use stage::{Stage, stage};
+pub use tensors::{Computation, Source, lse_layout, named};
 
 use serde::Serialize;
 

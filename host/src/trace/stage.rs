@@ -82,6 +82,7 @@ pub fn stage(origin: &Origin) -> Stage {
         "kernels/forward_combine.rs" => return Stage::Output,
         "kernels/backward_mma.rs" => backward_mma,
         "kernels/backward_fma.rs" => backward_fma,
+        file if file.starts_with("kernels/backward_hopper") => backward_hopper,
         "kernels/backward_delta.rs" => return Stage::Delta,
         "kernels/backward_convert.rs" => return Stage::Dq,
         "kernels/bias_gradient.rs" => bias_gradient,
@@ -134,6 +135,24 @@ fn backward_fma(frame: &Frame, _thread: u32) -> Option<Stage> {
         "backward" if says("multiply_accumulate") && says("&mut dv") => Stage::Dv,
         "backward" if says("multiply_accumulate") && says("&mut dk") => Stage::Dk,
         "backward" if says("dk[i] *=") => Stage::Dk,
+        _ => return None,
+    })
+}
+
+fn backward_hopper(frame: &Frame, _thread: u32) -> Option<Stage> {
+    let says = |text: &str| frame.text.contains(text);
+    Some(match frame.function {
+        "exponents" | "exponents_of_either" | "exponentiate" => Stage::Probabilities,
+        "probabilities" | "probabilities_of_either" => Stage::Probabilities,
+        "apply_to_dp" => Stage::Dp,
+        "subtract_delta" | "subtract_loaded_delta" | "range_factor" | "multiply_all" => Stage::Ds,
+        _ if says("start_scores") && says("(keys") => Stage::Scores,
+        _ if says("start_scores") && says("(values") => Stage::Dp,
+        _ if says("start_gradient(&mut dv") || says("KeyGradient::Dv") => Stage::Dv,
+        _ if says("start_gradient(&mut dk") || says("KeyGradient::Dk") => Stage::Dk,
+        _ if says("start_dq") => Stage::Dq,
+        _ if says("pack::") && says("(&probability)") => Stage::Probabilities,
+        _ if says("pack::") && says("(&dp)") => Stage::Ds,
         _ => return None,
     })
 }

@@ -21,12 +21,23 @@ impl File {
 
     /// Tensors of zeros.
     pub fn with(name: &str, tensors: &[(&str, Dtype, &[usize])]) -> Self {
-        let file = File::new(name);
-        let bytes: Vec<Vec<u8>> = tensors
+        let zeros = |dtype: Dtype, shape: &[usize]| {
+            vec![
+                0;
+                shape.iter().map(|&size| size as u128).product::<u128>() as usize * dtype.bitsize() / 8
+            ]
+        };
+        let tensors: Vec<_> = tensors
             .iter()
-            .map(|(_, dtype, shape)| vec![0; shape.iter().product::<usize>() * dtype.bitsize() / 8])
+            .map(|&(name, dtype, shape)| (name, dtype, shape, zeros(dtype, shape)))
             .collect();
-        let views = tensors.iter().zip(&bytes).map(|((name, dtype, shape), bytes)| {
+        File::with_bytes(name, &tensors)
+    }
+
+    /// Tensors of these bytes.
+    pub fn with_bytes(name: &str, tensors: &[(&str, Dtype, &[usize], Vec<u8>)]) -> Self {
+        let file = File::new(name);
+        let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
             (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap())
         });
         std::fs::write(&file.0, safetensors::serialize(views, None).unwrap()).unwrap();

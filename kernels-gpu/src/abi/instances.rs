@@ -431,3 +431,15 @@ macro_rules! for_each_msda_scan_sm80 {
         $callback! { (msda_scan_f32_sm80, F32) }
     };
 }
+
+/// The same of each kernel that scans a tensor.
+#[macro_export]
+macro_rules! for_each_scan_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (scan_bf16_sm80, Bf16)
+            (scan_f16_sm80, F16)
+            (scan_f32_sm80, F32)
+        }
+    };
+}

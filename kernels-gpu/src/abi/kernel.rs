@@ -117,6 +117,8 @@ pub enum Family {
     SinkGradient,
     /// The bits of a boolean mask, for the kernels that make scores.
     MaskBits,
+    /// What is in a tensor of one element type: how much is not finite, and the sum of squares. Any strides.
+    Scan,
     /// A kernel of multi-scale deformable attention. Any number of channels.
     Msda(MsdaStage),
 }
@@ -209,9 +211,9 @@ impl KernelSpec {
         matches!((self.family, self.arch), (Family::Msda(MsdaStage::Backward), Arch::Sm90a))
     }
 
-    /// Whether it is a kernel of attention, and not of multi-scale deformable attention.
+    /// Whether it is a kernel of attention, and not of multi-scale deformable attention or of any tensor.
     pub const fn is_attention(&self) -> bool {
-        !matches!(self.family, Family::Msda(_))
+        !matches!(self.family, Family::Msda(_) | Family::Scan)
     }
 
     /// Whether it is the same for every head dim and every access.
@@ -222,7 +224,8 @@ impl KernelSpec {
             | Family::BackwardSum
             | Family::Accumulate
             | Family::SinkGradient
-            | Family::MaskBits => true,
+            | Family::MaskBits
+            | Family::Scan => true,
             Family::Forward | Family::Backward | Family::BackwardConvert | Family::BiasGradient => false,
             Family::Msda(stage) => {
                 !matches!(stage, MsdaStage::Forward | MsdaStage::Backward | MsdaStage::Gather)

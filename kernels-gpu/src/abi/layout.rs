@@ -331,6 +331,13 @@ pub const fn sink_gradient() -> Regions {
     regions
 }
 
+/// The kernels that scan a tensor: a record for each warp.
+pub const fn scan() -> Regions {
+    let mut regions = Regions::new();
+    regions.add("records", 1, super::SCAN_THREADS / 32 * size_of::<super::ScanRecord>() as u32);
+    regions
+}
+
 /// The gradient of the bias: a tile each of q, k, dO and v, of `rows` rows.
 pub const fn bias_gradient(element_bytes: u32, head_dim: u32, rows: u32) -> Regions {
     let mut regions = Regions::new();

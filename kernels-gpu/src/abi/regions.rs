@@ -130,6 +130,7 @@ impl KernelSpec {
                 ..,
             ) => Regions::new(),
             (Family::SinkGradient, ..) => layout::sink_gradient(),
+            (Family::Scan, ..) => layout::scan(),
             (Family::BiasGradient, _, Dtype::F32) => layout::bias_gradient(4, head_dim, query_rows),
             (Family::BiasGradient, ..) => layout::bias_gradient(2, head_dim, query_rows),
             (Family::BackwardDelta, ..) => layout::backward_delta(query_rows),
@@ -157,7 +158,11 @@ mod tests {
                 end += region.bytes;
             }
             let uses_shared = match spec.family {
-                Family::Forward | Family::Backward | Family::BiasGradient | Family::SinkGradient => true,
+                Family::Forward
+                | Family::Backward
+                | Family::BiasGradient
+                | Family::SinkGradient
+                | Family::Scan => true,
                 Family::ForwardCombine => spec.query_rows == 1,
                 Family::BackwardDelta => spec.dtype != Dtype::F32,
                 Family::BackwardConvert

@@ -3,7 +3,7 @@
 use super::shared_bytes::*;
 use super::{
     ACCUMULATE_THREADS, Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec, MASK_BITS_THREADS,
-    MsdaStage, SINK_GRADIENT_THREADS, Switches, backward_sm90a_warpgroups, layout,
+    MsdaStage, SCAN_THREADS, SINK_GRADIENT_THREADS, Switches, backward_sm90a_warpgroups, layout,
 };
 
 /// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
@@ -192,6 +192,18 @@ const OF_ANY_DTYPE: &[KernelSpec] = &[
     spec!(MaskBits, Sm80, (mask_bits_sm80, F32, 256, Element, 1, 32, MASK_BITS_THREADS, 1), 0, false),
 ];
 
+const SCAN: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident))*) => {
+            &[$(spec!(
+                Scan, Sm80, ($name, $dtype, 256, Element, 1, 1, SCAN_THREADS, 4),
+                layout::scan().bytes(), false
+            )),*]
+        };
+    }
+    for_each_scan_sm80!(rows)
+};
+
 const BACKWARD_SM90A: &[KernelSpec] = for_each_backward_sm90a!(backward_sm90a_table);
 
 const BACKWARD_THREE_SM90A: &[KernelSpec] = for_each_backward_three_sm90a!(backward_sm90a_table);
@@ -293,6 +305,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     BIAS_GRADIENT_MMA,
     BIAS_GRADIENT_FMA,
     OF_ANY_DTYPE,
+    SCAN,
     MSDA_SAMPLING,
     MSDA_BACKWARD_SM90A,
     MSDA_SORT,

@@ -116,6 +116,7 @@ impl Switches {
             | Family::Accumulate
             | Family::SinkGradient
             | Family::MaskBits
+            | Family::Scan
             | Family::Msda(_) => Switches::NONE,
         }
     }

@@ -316,3 +316,14 @@ pub unsafe fn claim_u32(address: u64, value: u32) -> u32 {
 pub unsafe fn store_release_u32(address: u64, value: u32) {
     asm!("st.release.gpu.global.u32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
 }
+
+/// Reads 16 bits that this thread may write later. PTX: `ld.global.b16`.
+///
+/// # Safety
+/// `address` is readable and aligned to 2; nobody else writes it during the kernel.
+#[inline(always)]
+pub unsafe fn load_written_u16(address: u64) -> u16 {
+    let value: u16;
+    asm!("ld.global.b16 {}, [{}];", out(reg16) value, in(reg64) address, options(nostack));
+    value
+}

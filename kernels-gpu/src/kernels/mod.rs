@@ -18,4 +18,5 @@ pub mod msda_forward;
 pub mod msda_gather;
 pub mod msda_sort;
 pub mod msda_sums;
+pub mod scan;
 pub mod sink_gradient;

@@ -10,10 +10,12 @@ mod features;
 mod gpu;
 mod task;
 
+use crate::console::outln;
 use crate::device::DeviceArguments;
 use crate::plans::{self, Explained};
 use anyhow::{Result, ensure};
 use clap::{ArgAction, Args, ValueEnum};
+use finite_attention::Error;
 use finite_attention::device::DeviceName;
 use finite_attention::driver::DeviceProperties;
 use gpu::{Bench, median};
@@ -126,6 +128,10 @@ const REST: Duration = Duration::from_millis(300);
 const WARM_UP_MS: f32 = 150.0;
 const MEASURE_MS: f32 = 150.0;
 
+/// What can be had where there is no GPU.
+const WITHOUT_GPU: &str =
+    "bench times a GPU; with --device emulated:sm_90a --explain it prints the plans alone";
+
 /// One problem, how it is computed, and what it took.
 #[derive(Serialize)]
 struct Row {
@@ -182,7 +188,10 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
             return report(arguments, device.properties(), &tasks, plan);
         }
     };
-    let bench = Bench::new(ordinal, arch, arguments.device.images()?)?;
+    let bench = Bench::new(ordinal, arch, arguments.device.images()?).map_err(|error| {
+        let without = matches!(error.downcast_ref(), Some(Error::NoDevice { .. }));
+        if without { error.context(WITHOUT_GPU) } else { error }
+    })?;
     report(arguments, bench.properties(), &tasks, |task| timed(&bench, task, arguments))
 }
 
@@ -195,14 +204,14 @@ fn report(
 ) -> Result<()> {
     let mut rows = Vec::new();
     if !arguments.json {
-        println!("{}\n{}", properties.name, heading());
+        outln!("{}\n{}", properties.name, heading())?;
     }
     for task in tasks {
         let row = row(task)?;
         if !arguments.json {
-            println!("{}", line(&row));
+            outln!("{}", line(&row))?;
             if arguments.explain {
-                println!("  {}\n  {}", plans::mask(&task.problem), row.plan.replace('\n', "\n  "));
+                outln!("  {}\n  {}", plans::mask(&task.problem), row.plan.replace('\n', "\n  "))?;
             }
         }
         rows.push(row);
@@ -215,7 +224,7 @@ fn report(
             "multiprocessors": properties.multiprocessors,
             "rows": rows,
         });
-        println!("{report}");
+        outln!("{report}")?;
     }
     Ok(())
 }

@@ -3,7 +3,9 @@
 mod msda;
 mod msda_triton;
 
+use crate::console::{self, outln};
 use crate::device::DeviceArguments;
+use crate::progress::Progress;
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use finite_attention::check::msda::MsdaOutcome;
@@ -12,10 +14,11 @@ use finite_attention::check::{
 };
 use finite_attention::device::DeviceName;
 use finite_attention::problem::AlibiSlopes;
-use finite_attention::{Device, Dtype, Mode};
-use indicatif::{ProgressBar, ProgressStyle};
+use finite_attention::{Device, Dtype, KernelImages, Mode};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::thread::available_parallelism;
 
 /// How many cases, and where.
@@ -83,17 +86,31 @@ pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
     );
     let case = if features { featured_case } else { extended_case };
     let run = |device: &Device, index| run_case(device, &case(seed, first + index));
-    let swept = sweep_all(&arguments.device, count, run)?;
-    let Swept { name, device_text, outcomes } = swept;
-    let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
+    let sweep = Sweep::open(&arguments.device)?;
+    let Sweep { name, device_text, .. } = &sweep;
     if arguments.json {
-        println!("{}", json_report(&device_text, seed, &outcomes, failed));
-    } else {
-        print_table(&outcomes);
-        println!("device {name} ({device_text}), seed {seed}");
-        println!("{} passed, {failed} failed", outcomes.len() - failed);
+        let outcomes = sweep.run(count, run, None)?;
+        let failed = count_failed(&outcomes);
+        outln!("{}", json_report(device_text, seed, &outcomes, failed))?;
+        return Ok(exit_code(failed));
     }
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    outln!("{}", heading())?;
+    let outcomes = sweep.run(count, run, Some(&line))?;
+    let failed = count_failed(&outcomes);
+    outln!("o, lse and gradients: largest error as a share of what is allowed")?;
+    outln!("device {name} ({device_text}), seed {seed}")?;
+    outln!("{} passed, {failed} failed", outcomes.len() - failed)?;
+    Ok(exit_code(failed))
+}
+
+/// How many cases failed.
+pub fn count_failed(outcomes: &[impl CaseOutcome]) -> usize {
+    outcomes.iter().filter(|outcome| outcome.failed().is_some()).count()
+}
+
+/// 1 if a case failed.
+pub fn exit_code(failed: usize) -> ExitCode {
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
 /// What came of a case, as far as a sweep shows it.
@@ -114,43 +131,79 @@ impl CaseOutcome for MsdaOutcome {
     }
 }
 
-/// What came of some cases.
-pub struct Swept<O> {
+/// Cases on a device, on all cores: threads share a GPU, and have an emulator each.
+pub struct Sweep {
     pub name: DeviceName,
     pub device_text: String,
-    pub outcomes: Vec<O>,
+    first: Device,
+    images: KernelImages,
 }
 
-/// Runs `count` cases by their index with a progress bar, on all cores: threads share a GPU, and have an
-/// emulator each.
-pub fn sweep_all<O: CaseOutcome>(
-    device: &DeviceArguments,
-    count: usize,
-    run: impl Fn(&Device, usize) -> O + Sync,
-) -> Result<Swept<O>> {
-    let (name, first) = device.open()?;
-    let device_text = first.properties().name.clone();
-    let workers = available_parallelism().map_or(1, usize::from);
-    let images = device.images()?;
-    let open = || match name {
-        DeviceName::Cuda(_) | DeviceName::CudaAs(..) => Ok(first.clone()),
-        DeviceName::Emulated(_) => Device::open(name, images.clone()),
-    };
-    let progress = ProgressBar::new(count as u64)
-        .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} cases, {elapsed} {msg}")?);
-    let outcomes = sweep_of(count, run, workers, open, |outcome: &O| {
-        progress.inc(1);
-        if let Some(id) = outcome.failed() {
-            progress.set_message(format!("case {id} failed"));
+/// The lines of outcomes that have come, until those before them have.
+#[derive(Default)]
+struct InOrder {
+    next: usize,
+    waiting: BTreeMap<usize, String>,
+}
+
+impl InOrder {
+    /// The lines that can be shown now that one more has come.
+    fn ready(&mut self, index: usize, line: String) -> Vec<String> {
+        self.waiting.insert(index, line);
+        let mut ready = Vec::new();
+        while let Some(line) = self.waiting.remove(&self.next) {
+            ready.push(line);
+            self.next += 1;
         }
-    })?;
-    progress.finish_and_clear();
-    Ok(Swept { name, device_text, outcomes })
+        ready
+    }
 }
 
-/// Errors of all outputs of a case, each as a share of what is allowed.
-fn print_table(outcomes: &[Outcome]) {
-    println!(
+impl Sweep {
+    /// The device of these arguments.
+    pub fn open(device: &DeviceArguments) -> Result<Self> {
+        let (name, first) = device.open()?;
+        let device_text = first.properties().name.clone();
+        Ok(Sweep { name, device_text, first, images: device.images()? })
+    }
+
+    /// Runs `count` cases by their index. With a `line`, that of each case is printed as soon as those of all
+    /// before it are, without one a word now and then says how far it is.
+    pub fn run<O: CaseOutcome>(
+        &self,
+        count: usize,
+        run: impl Fn(&Device, usize) -> O + Sync,
+        line: Option<&(dyn Fn(&O) -> String + Sync)>,
+    ) -> Result<Vec<O>> {
+        let workers = available_parallelism().map_or(1, usize::from);
+        let open = || match self.name {
+            DeviceName::Cuda(_) | DeviceName::CudaAs(..) => Ok(self.first.clone()),
+            DeviceName::Emulated(_) => Device::open(self.name, self.images.clone()),
+        };
+        let progress = Progress::new("cases", Some(count), line.is_none());
+        let lines = Mutex::new(InOrder::default());
+        let run = |device: &Device, index| {
+            let outcome = run(device, index);
+            progress.step();
+            if let Some(id) = outcome.failed() {
+                progress.remark(format!("case {id} failed"));
+            }
+            if let Some(line) = line {
+                let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+                for line in lines.ready(index, line(&outcome)) {
+                    // Nobody is left to see the rest.
+                    progress.aside(|| outln!("{line}")).unwrap_or_else(|error| console::leave(error));
+                }
+            }
+            outcome
+        };
+        Ok(sweep_of(count, run, workers, open, |_: &O| ())?)
+    }
+}
+
+/// What stands above the lines.
+fn heading() -> String {
+    format!(
         "{:>4} {:<26} {:<10} {:<18} {:>7} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6}  {:<28}  \
          verdict",
         "case",
@@ -168,36 +221,36 @@ fn print_table(outcomes: &[Outcome]) {
         "dbias",
         "dsinks",
         "scores",
-    );
-    for outcome in outcomes {
-        let case = &outcome.case;
-        let share = |name| match outcome.tensor(name).map(|tensor| tensor.verdict) {
-            None => "-".to_owned(),
-            Some(verdict) if verdict.error == 0.0 => "0".to_owned(),
-            Some(verdict) => format!("{:.2}", verdict.error / verdict.allowed),
-        };
-        println!(
-            "{:>4} {:<26} {:<10} {:<18} {:>7} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6}  \
-             {:<28}  {}",
-            case.id,
-            case.shape_text(),
-            dtype_text(case.dtype.name(), case.output_dtype.name()),
-            case.mask,
-            softcap_text(case),
-            case.placement.name(),
-            gradients_text(case),
-            share("o"),
-            share("lse"),
-            share("dq"),
-            share("dk"),
-            share("dv"),
-            share("dbias"),
-            share("dsinks"),
-            case.features.text(),
-            verdict_text(outcome),
-        );
-    }
-    println!("o, lse and gradients: largest error as a share of what is allowed");
+    )
+}
+
+/// Errors of all outputs of a case, each as a share of what is allowed.
+fn line(outcome: &Outcome) -> String {
+    let case = &outcome.case;
+    let share = |name| match outcome.tensor(name).map(|tensor| tensor.verdict) {
+        None => "-".to_owned(),
+        Some(verdict) if verdict.error == 0.0 => "0".to_owned(),
+        Some(verdict) => format!("{:.2}", verdict.error / verdict.allowed),
+    };
+    format!(
+        "{:>4} {:<26} {:<10} {:<18} {:>7} {:<9} {:<6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6}  {:<28}  {}",
+        case.id,
+        case.shape_text(),
+        dtype_text(case.dtype.name(), case.output_dtype.name()),
+        case.mask,
+        softcap_text(case),
+        case.placement.name(),
+        gradients_text(case),
+        share("o"),
+        share("lse"),
+        share("dq"),
+        share("dk"),
+        share("dv"),
+        share("dbias"),
+        share("dsinks"),
+        case.features.text(),
+        verdict_text(outcome),
+    )
 }
 
 /// `pass`, `pass (of 16 as one)` where more cases of the kind had to be judged as one, or what is wrong.

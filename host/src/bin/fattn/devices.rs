@@ -1,5 +1,6 @@
 //! `fattn devices`: what there is to run on. Works without a driver.
 
+use crate::console::outln;
 use anyhow::Result;
 use finite_attention::device::DeviceName;
 use finite_attention::{Device, Error, KernelImages};
@@ -10,30 +11,30 @@ pub fn run() -> Result<()> {
     let images = KernelImages::embedded();
     for ordinal in 0.. {
         match Device::open(DeviceName::Cuda(ordinal), images.clone()) {
-            Ok(device) => describe(DeviceName::Cuda(ordinal), &device),
+            Ok(device) => describe(DeviceName::Cuda(ordinal), &device)?,
             // After the last GPU; before the first one it is worth saying.
             Err(Error::NoDevice { .. }) if ordinal > 0 => break,
             Err(Error::NoDevice { reason, .. }) => {
-                println!("cuda            none: {reason}");
+                outln!("cuda            none: {reason}")?;
                 break;
             }
             Err(error) => {
-                println!("{:<15} {error}", DeviceName::Cuda(ordinal).to_string());
+                outln!("{:<15} {error}", DeviceName::Cuda(ordinal).to_string())?;
                 break;
             }
         }
     }
     for emulated in Arch::ALL.map(DeviceName::Emulated) {
-        describe(emulated, &Device::open(emulated, images.clone())?);
+        describe(emulated, &Device::open(emulated, images.clone())?)?;
     }
-    println!("{} kernels built in", images.names().len());
+    outln!("{} kernels built in", images.names().len())?;
     Ok(())
 }
 
-fn describe(name: DeviceName, device: &Device) {
+fn describe(name: DeviceName, device: &Device) -> Result<()> {
     let facts = device.properties();
     let (major, minor) = facts.compute_capability;
-    println!(
+    outln!(
         "{:<15} {}, compute capability {major}.{minor}, {} multiprocessors, {} KiB shared per block, \
          {} MiB L2",
         name.to_string(),
@@ -41,5 +42,6 @@ fn describe(name: DeviceName, device: &Device) {
         facts.multiprocessors,
         facts.shared_bytes_per_block >> 10,
         facts.l2_bytes >> 20
-    );
+    )?;
+    Ok(())
 }

@@ -1,14 +1,15 @@
 //! `fattn equivalence`: errors of every output over a regular grid of lengths, head dimensions and
 //! masks.
 
-use crate::check::{Swept, json_case, sweep_all};
+use crate::check::{Sweep, count_failed, exit_code, json_case};
+use crate::console::outln;
 use crate::device::DeviceArguments;
 use crate::output::{OutputFile, all_different};
 use crate::plot::{Curve, Plot};
 use anyhow::{Context, Result, ensure};
 use clap::{ArgAction, Args, ValueEnum};
-use finite_attention::Dtype;
 use finite_attention::check::{Outcome, equivalence_cases, run_case};
+use finite_attention::{Device, Dtype};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -65,13 +66,27 @@ pub fn run(arguments: &EquivalenceArguments) -> Result<ExitCode> {
         case.problem().validate().with_context(|| format!("--head-dim {head_dim}"))?;
     }
     let [mut json, mut svg] = outputs(arguments)?;
-    let swept =
-        sweep_all(&arguments.device, cases.len(), |device, index| run_case(device, &cases[index]))?;
-    print(&swept, dtype);
+    let sweep = Sweep::open(&arguments.device)?;
+    let device_text = &sweep.device_text;
+    outln!("{device_text}, {}", dtype.name())?;
+    outln!(
+        "{:<13} {:>4} {:>6} {:<4} {:>9} {:>9} {:>9} {:>10} {:>5}",
+        "mask",
+        "dim",
+        "length",
+        "",
+        "error",
+        "relative",
+        "allowed",
+        "non-finite",
+        "first"
+    )?;
+    let run = |device: &Device, index: usize| run_case(device, &cases[index]);
+    let outcomes = sweep.run(cases.len(), run, Some(&lines))?;
     if let Some(file) = &mut json {
-        let cases: Vec<_> = swept.outcomes.iter().map(json_case).collect();
+        let cases: Vec<_> = outcomes.iter().map(json_case).collect();
         let report = json!({
-            "device": swept.device_text,
+            "device": device_text,
             "dtype": dtype.name(),
             "softcap": arguments.softcap,
             "cases": cases,
@@ -79,11 +94,11 @@ pub fn run(arguments: &EquivalenceArguments) -> Result<ExitCode> {
         file.write(format!("{report:#}\n").as_bytes())?;
     }
     if let Some(file) = &mut svg {
-        file.write(plot(&swept, dtype).svg().as_bytes())?;
+        file.write(plot(&outcomes, device_text, dtype).svg().as_bytes())?;
     }
-    let failed = swept.outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
-    println!("{} passed, {failed} failed", swept.outcomes.len() - failed);
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    let failed = count_failed(&outcomes);
+    outln!("{} passed, {failed} failed", outcomes.len() - failed)?;
+    Ok(exit_code(failed))
 }
 
 /// The files of --json and --svg, if they are asked for.
@@ -97,39 +112,35 @@ fn outputs(arguments: &EquivalenceArguments) -> Result<[Option<OutputFile>; 2]> 
     Ok(files)
 }
 
-/// A line per case and output.
-fn print(swept: &Swept<Outcome>, dtype: Dtype) {
-    println!("{}, {}", swept.device_text, dtype.name());
-    println!(
-        "{:<13} {:>4} {:>6} {:<4} {:>9} {:>9} {:>9} {:>10} {:>5}",
-        "mask", "dim", "length", "", "error", "relative", "allowed", "non-finite", "first"
-    );
-    for Outcome { case, tensors, failure, .. } in &swept.outcomes {
-        for tensor in tensors {
-            println!(
-                "{:<13} {:>4} {:>6} {:<4} {:>9.2e} {:>9.2e} {:>9.2e} {:>10} {:>5}",
-                case.mask,
-                case.head_dim,
-                case.query_rows,
-                tensor.name,
-                tensor.verdict.error,
-                tensor.relative,
-                tensor.verdict.allowed,
-                tensor.non_finite,
-                tensor.first_non_finite.map_or("-".to_owned(), |index| index.to_string()),
-            );
-        }
-        if let Some(failure) = failure {
-            println!("{} {} {}: FAIL {failure}", case.mask, case.head_dim, case.query_rows);
-        }
+/// A line per output of a case.
+fn lines(outcome: &Outcome) -> String {
+    let Outcome { case, tensors, failure, .. } = outcome;
+    let mut lines = Vec::new();
+    for tensor in tensors {
+        lines.push(format!(
+            "{:<13} {:>4} {:>6} {:<4} {:>9.2e} {:>9.2e} {:>9.2e} {:>10} {:>5}",
+            case.mask,
+            case.head_dim,
+            case.query_rows,
+            tensor.name,
+            tensor.verdict.error,
+            tensor.relative,
+            tensor.verdict.allowed,
+            tensor.non_finite,
+            tensor.first_non_finite.map_or("-".to_owned(), |index| index.to_string()),
+        ));
     }
+    if let Some(failure) = failure {
+        lines.push(format!("{} {} {}: FAIL {failure}", case.mask, case.head_dim, case.query_rows));
+    }
+    lines.join("\n")
 }
 
 /// Largest error of each output at each length, over all masks and head dimensions.
-fn plot(swept: &Swept<Outcome>, dtype: Dtype) -> Plot {
+fn plot(outcomes: &[Outcome], device_text: &str, dtype: Dtype) -> Plot {
     let curve = |name: &'static str, number: fn(&finite_attention::check::TensorVerdict) -> f64| {
         let mut points: Vec<(f64, f64)> = Vec::new();
-        for outcome in &swept.outcomes {
+        for outcome in outcomes {
             let Some(tensor) = outcome.tensor(name) else { continue };
             let (length, value) = (outcome.case.query_rows as f64, number(tensor));
             match points.iter_mut().find(|(at, _)| *at == length) {
@@ -146,7 +157,7 @@ fn plot(swept: &Swept<Outcome>, dtype: Dtype) -> Plot {
         curves.push(Curve { name, dashed: true, points: curve(name, |tensor| tensor.verdict.allowed) });
     }
     Plot {
-        title: format!("{} on {}: largest error (dashed: allowed)", dtype.name(), swept.device_text),
+        title: format!("{} on {}: largest error (dashed: allowed)", dtype.name(), device_text),
         x_label: "rows and keys",
         y_label: "absolute error",
         curves,

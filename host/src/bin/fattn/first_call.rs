@@ -5,6 +5,7 @@
 //! driver's cache of compiled kernels off: once with kernels as they are built in, assembled where they are,
 //! and once from PTX alone.
 
+use crate::console::outln;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{ArgAction, Args};
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory};
@@ -53,22 +54,17 @@ const COLUMNS: [&str; 6] = ["open", "prepare", "forward", "backward", "together"
 pub fn run(arguments: &FirstCallArguments) -> Result<ExitCode> {
     if arguments.here {
         let [head_dim] = arguments.head_dims[..] else { bail!("--here takes one head dimension") };
-        println!("{}", measured(arguments, head_dim)?.map(|time| time.to_string()).join(" "));
+        outln!("{}", measured(arguments, head_dim)?.map(|time| time.to_string()).join(" "))?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!("milliseconds on {}, {} rows, 8 heads, causal:", arguments.device, arguments.rows);
-    println!(
-        "{:>8} {:<9} {}",
-        "head dim",
-        "kernels",
-        COLUMNS.map(|name| format!("{name:>9}")).join(" ")
-    );
+    outln!("milliseconds on {}, {} rows, 8 heads, causal:", arguments.device, arguments.rows)?;
+    outln!("{:>8} {:<9} {}", "head dim", "kernels", COLUMNS.map(|name| format!("{name:>9}")).join(" "))?;
     let mut is_within = true;
     for &head_dim in &arguments.head_dims {
         for (kernels, ptx_only) in [("built in", "0"), ("PTX", "1")] {
             let times = in_a_process(arguments, head_dim, ptx_only)?;
             let columns = times.map(|time| format!("{time:>9.1}")).join(" ");
-            println!("{head_dim:>8} {kernels:<9} {columns}");
+            outln!("{head_dim:>8} {kernels:<9} {columns}")?;
             is_within &= ptx_only == "1" || arguments.limit.is_none_or(|limit| times[4] <= limit);
         }
     }

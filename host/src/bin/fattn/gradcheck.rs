@@ -1,14 +1,15 @@
 //! `fattn gradcheck`: the reference's gradients against finite differences, and the kernels' against the
 //! reference's.
 
-use crate::check::{softcap_text, sweep_all};
+use crate::check::{Sweep, softcap_text};
+use crate::console::outln;
 use crate::device::DeviceArguments;
 use anyhow::Result;
 use clap::Args;
-use finite_attention::Dtype;
 use finite_attention::check::{
     Case, Gradients, Outcome, gradcheck, gradcheck_cases, run_case, with_enough_rows,
 };
+use finite_attention::{Device, Dtype};
 use std::process::ExitCode;
 
 /// Where the kernels run.
@@ -24,11 +25,21 @@ pub struct GradcheckArguments {
 /// Prints both comparisons; exit code 1 if any difference is too large.
 pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
     let cases = gradcheck_cases();
-    println!("f64 reference against central differences, relative to the largest element or 1:");
-    println!(
+    outln!("f64 reference against central differences, relative to the largest element or 1:")?;
+    outln!(
         "{:>4} {:<20} {:<20} {:>7} {:<28} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
-        "case", "shape", "mask", "softcap", "scores", "dq", "dk", "dv", "dbias", "dsinks", "allowed"
-    );
+        "case",
+        "shape",
+        "mask",
+        "softcap",
+        "scores",
+        "dq",
+        "dk",
+        "dv",
+        "dbias",
+        "dsinks",
+        "allowed"
+    )?;
     let mut passed = true;
     for row in cases.iter().map(gradcheck) {
         let difference = |name| {
@@ -38,7 +49,7 @@ pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
         let [dq, dk, dv, dbias, dsinks] = ["dq", "dk", "dv", "dbias", "dsinks"].map(difference);
         let verdict = if row.passes() { "pass" } else { "FAIL" };
         let shape = row.case.shape_text();
-        println!(
+        outln!(
             "{:>4} {shape:<20} {:<20} {:>7} {:<28} {dq:>9} {dk:>9} {dv:>9} {dbias:>9} {dsinks:>9} {:>9.1e}  \
              {verdict}",
             row.case.id,
@@ -46,7 +57,7 @@ pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
             softcap_text(&row.case),
             row.case.features.text(),
             row.allowed
-        );
+        )?;
         passed &= row.passes();
     }
     let in_each_dtype = [Dtype::Bf16, Dtype::F16, Dtype::F32].into_iter().flat_map(|dtype| {
@@ -57,16 +68,22 @@ pub fn run(arguments: &GradcheckArguments) -> Result<ExitCode> {
         })
     });
     let all: Vec<Case> = in_each_dtype.collect();
-    let swept = sweep_all(&arguments.device, all.len(), |device, index| run_case(device, &all[index]))?;
-    println!("kernels on {} against the f64 reference, largest error of what is allowed:", swept.name);
-    println!(
+    let sweep = Sweep::open(&arguments.device)?;
+    outln!("kernels on {} against the f64 reference, largest error of what is allowed:", sweep.name)?;
+    outln!(
         "{:>4} {:<20} {:<16} {:>7} {:<5} {:>17} {:>17} {:>17}",
-        "case", "shape", "mask", "softcap", "dtype", "dq", "dk", "dv"
-    );
-    for outcome in &swept.outcomes {
-        println!("{}", line(outcome));
-        passed &= outcome.failure.is_none();
-    }
+        "case",
+        "shape",
+        "mask",
+        "softcap",
+        "dtype",
+        "dq",
+        "dk",
+        "dv"
+    )?;
+    let run = |device: &Device, index: usize| run_case(device, &all[index]);
+    let outcomes = sweep.run(all.len(), run, Some(&line))?;
+    passed &= outcomes.iter().all(|outcome| outcome.failure.is_none());
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 

@@ -1,7 +1,10 @@
 //! `fattn`: checks, times and runs the kernels from the command line.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)] // they panic: `console` does not
+
 mod bench;
 mod check;
+mod console;
 mod device;
 mod devices;
 mod equivalence;
@@ -11,6 +14,7 @@ mod msda;
 mod output;
 mod plans;
 mod plot;
+mod progress;
 mod ring;
 mod run;
 mod sanitize;
@@ -18,6 +22,7 @@ mod task;
 mod trace_nonfinite;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// Exact attention on NVIDIA GPUs, checked with no GPU at all.
@@ -65,8 +70,27 @@ fn command() -> clap::Command {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_arg_matches(&command().get_matches());
-    let result = match arguments.unwrap_or_else(|error| error.exit()).command {
+    console::show_warnings();
+    run().unwrap_or_else(|error| console::failed(&error))
+}
+
+fn run() -> anyhow::Result<ExitCode> {
+    let parsed = command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
+    let arguments = match parsed {
+        Ok(arguments) => arguments,
+        // What is asked for by --help and --version goes to standard output.
+        Err(text) if !text.use_stderr() => {
+            let terminal = std::io::stdout().is_terminal();
+            let text = text.render();
+            match terminal {
+                true => console::write(format_args!("{}", text.ansi()))?,
+                false => console::write(format_args!("{text}"))?,
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(error) => error.exit(),
+    };
+    match arguments.command {
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Equivalence(arguments) => equivalence::run(&arguments),
@@ -78,11 +102,7 @@ fn main() -> ExitCode {
         Command::TraceNonfinite(arguments) => trace_nonfinite::run(&arguments),
         Command::FirstCall(arguments) => first_call::run(&arguments),
         Command::Devices => devices::run().map(|()| ExitCode::SUCCESS),
-    };
-    result.unwrap_or_else(|error| {
-        eprintln!("fattn: {error:#}");
-        ExitCode::from(2)
-    })
+    }
 }
 
 #[cfg(test)]

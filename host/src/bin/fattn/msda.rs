@@ -1,5 +1,6 @@
 //! `fattn msda`: multi-scale deformable attention on tensors from a safetensors file.
 
+use crate::console::outln;
 use crate::device::DeviceArguments;
 use crate::output::OutputFile;
 use crate::task::{Input, refuse_unknown};
@@ -92,7 +93,7 @@ pub fn run(arguments: &MsdaArguments) -> Result<()> {
     output.write(&written)?;
     let gradients = if task.d_o.is_some() { ", dvalue, dlocations, dweights" } else { "" };
     let (shape, dtype, path) = (forward.o.shape, forward.dtype.name(), output.path().display());
-    println!("o {shape:?} {dtype}{gradients}, on {name}: {path}");
+    outln!("o {shape:?} {dtype}{gradients}, on {name}: {path}")?;
     Ok(())
 }
 
@@ -157,7 +158,7 @@ impl<'f> Task<'f> {
         let at = 256;
         let forward = MsdaPointers { value: at, locations: at, weights: at, o: at };
         let valid = self.problem.forward.validate()?;
-        println!("{:#}", plan_msda_forward(&valid, device.properties(), &forward)?);
+        outln!("{:#}", plan_msda_forward(&valid, device.properties(), &forward)?)?;
         if self.d_o.is_some() {
             let pointers = MsdaBackwardPointers {
                 value: at,
@@ -169,7 +170,7 @@ impl<'f> Task<'f> {
                 d_weights: at,
             };
             let valid = self.problem.validate()?;
-            println!("{:#}", plan_msda_backward(&valid, device.properties(), &pointers)?);
+            outln!("{:#}", plan_msda_backward(&valid, device.properties(), &pointers)?)?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod bench;
 
+use crate::console::outln;
 use crate::output::OutputFile;
 use crate::plans;
 use crate::run::{report, serialized};
@@ -66,8 +67,8 @@ pub fn run(arguments: &RingArguments) -> Result<()> {
     let device = devices[0].properties().name.clone();
     let connections = Connections::new(arguments.communicator, count, limit)?;
     if arguments.explain {
-        println!("{}", plans::mask(&task.problem));
-        println!("{}", explain(&task, count, layout));
+        outln!("{}", plans::mask(&task.problem))?;
+        outln!("{}", explain(&task, count, layout))?;
     }
     let compute = match (task.problem.dtype, task.problem.output_dtype) {
         (Dtype::Bf16, Dtype::F32) => file::<bf16, f32>,

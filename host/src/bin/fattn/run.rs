@@ -1,5 +1,6 @@
 //! `fattn run`: attention on tensors from a safetensors file.
 
+use crate::console::outln;
 use crate::output::OutputFile;
 use crate::plans;
 use crate::task::{Results, Task, TaskArguments};
@@ -37,11 +38,11 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
     let (name, device) = arguments.task.device.open()?;
     let problem = &task.problem;
     if arguments.explain {
-        println!("{}", plans::mask(problem));
-        plans::scores(problem).iter().for_each(|line| println!("{line}"));
-        println!("{}", plans::forward(problem, device.properties())?.text);
+        outln!("{}", plans::mask(problem))?;
+        plans::scores(problem).iter().try_for_each(|line| outln!("{line}"))?;
+        outln!("{}", plans::forward(problem, device.properties())?.text)?;
         if let Some(backward) = task.backward_problem()? {
-            println!("{}", plans::backward(&backward, device.properties())?.text);
+            outln!("{}", plans::backward(&backward, device.properties())?.text)?;
         }
     }
     let written = match (problem.dtype, problem.output_dtype) {
@@ -68,7 +69,7 @@ pub fn report(task: &Task<'_>, by: &str, path: &Path) -> Result<()> {
             .filter_map(|(is_there, names)| is_there.then_some(names))
             .collect();
     let dtype = problem.output_dtype.name();
-    println!("o {:?} {dtype}, lse f32{gradients}, on {by}: {path}", task.shape(&problem.o));
+    outln!("o {:?} {dtype}, lse f32{gradients}, on {by}: {path}", task.shape(&problem.o))?;
     Ok(())
 }
 

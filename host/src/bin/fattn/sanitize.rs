@@ -7,7 +7,9 @@ mod error;
 mod launch;
 mod report;
 
+use crate::console::{self, outln};
 use crate::output::{OutputFile, all_different};
+use crate::progress::Progress;
 use buffer::Buffer;
 use clap::{Args, ValueEnum};
 use error::{Result, SanitizeError, expected};
@@ -123,6 +125,7 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
     let mut outputs = outputs(arguments, &setup)?;
     let mut summary =
         Summary::new(&setup, module.target(), !arguments.any_order, arguments.max_findings);
+    let progress = Progress::new("schedules run", schedules.size_hint().1, true);
     for schedule in schedules {
         let options = Options {
             checks: Checks::all(),
@@ -133,19 +136,21 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
             trace: false,
         };
         summary.add(schedule, setup.run(&options)?);
+        progress.step();
         if summary.is_endless() {
             break;
         }
     }
+    drop(progress);
     for (output, (_, bytes)) in outputs.iter_mut().zip(summary.bytes()) {
         if let Some(file) = output {
             file.write(bytes)?;
         }
     }
     if arguments.json {
-        println!("{}", summary.json());
+        outln!("{}", summary.json())?;
     } else {
-        print!("{}", summary.text());
+        console::write(format_args!("{}", summary.text()))?;
     }
     Ok(ExitCode::from(u8::from(summary.count() > 0)))
 }

@@ -2,8 +2,6 @@
 
 mod scores;
 
-pub use scores::{Corner, ScoreElements};
-
 use crate::device::DeviceArguments;
 use anyhow::{Context, Result, bail, ensure};
 use bytemuck::allocation::pod_collect_to_vec;

@@ -1,21 +1,17 @@
 //! `fattn trace-nonfinite`: which tensor has a value that is not finite, and which instruction made it.
 
-mod part;
-
-use crate::task::{Results, Task, TaskArguments};
+use crate::console::outln;
+use crate::task::{Input, Results, Task, TaskArguments};
 use anyhow::Result;
 use clap::Args;
-use finite_attention::attention::Elements;
 use finite_attention::device::DeviceName;
-use finite_attention::driver::emulated::{EmulatedDriver, Options, Origin, Trace};
-use finite_attention::trace::{NonFinite, Stage, coordinates, stage};
-use finite_attention::{Device, Dtype, Element, Error, KernelImages};
+use finite_attention::trace::{
+    Cause, Computation, NonFinite, ScannedTensor, Source, arch_of, lse_layout, named, search,
+};
+use finite_attention::{Device, Dtype, Element, ForwardOutput, KernelImages};
 use half::{bf16, f16};
-use kernels_gpu::abi::{Arch, KernelVariant};
-use part::{Part, Sizes};
 use serde_json::{Value, json};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 /// What to compute, and how to print what is found.
 #[derive(Args)]
@@ -27,35 +23,6 @@ pub struct TraceArguments {
     json: bool,
 }
 
-/// A tensor and what is not finite in it.
-struct Scanned {
-    name: &'static str,
-    is_input: bool,
-    shape: Vec<usize>,
-    found: NonFinite,
-}
-
-impl Scanned {
-    /// The indices of the first element that is not finite.
-    fn first(&self) -> Option<Vec<usize>> {
-        self.found.first.map(|index| coordinates(&self.shape, index))
-    }
-}
-
-/// Why the first result that is not finite is not.
-enum Cause {
-    /// There is none.
-    AllFinite,
-    /// It was in an input.
-    Input,
-    /// An instruction made it, or, if the kind is a suspect, may have.
-    Instruction { part: Part, kernel: KernelVariant, stage: Stage, trace: Box<Trace> },
-    /// The emulator finds fault with the kernel.
-    Findings { part: Part, error: Error },
-    /// The emulator computes finite numbers for the parts that were tried.
-    NotReproduced { parts: Vec<Part> },
-}
-
 /// Computes, scans, traces, prints; exit code 1 if something is not finite.
 pub fn run(arguments: &TraceArguments) -> Result<ExitCode> {
     let bytes = arguments.task.read()?;
@@ -63,86 +30,61 @@ pub fn run(arguments: &TraceArguments) -> Result<ExitCode> {
     let (name, device) = arguments.task.device.open()?;
     let images = arguments.task.device.images()?;
     let run = match (task.problem.dtype, task.problem.output_dtype) {
-        (Dtype::Bf16, Dtype::F32) => search::<bf16, f32>,
-        (Dtype::Bf16, _) => search::<bf16, bf16>,
-        (Dtype::F16, Dtype::F32) => search::<f16, f32>,
-        (Dtype::F16, _) => search::<f16, f16>,
-        (Dtype::F32, _) => search::<f32, f32>,
+        (Dtype::Bf16, Dtype::F32) => find::<bf16, f32>,
+        (Dtype::Bf16, _) => find::<bf16, bf16>,
+        (Dtype::F16, Dtype::F32) => find::<f16, f32>,
+        (Dtype::F16, _) => find::<f16, f16>,
+        (Dtype::F32, _) => find::<f32, f32>,
     };
     let (tensors, cause) = run(&task, &device, &images)?;
     if arguments.json {
-        println!("{}", report(name, &tensors, &cause));
+        outln!("{}", report(name, &tensors, &cause))?;
     } else {
-        print(name, &tensors, &cause);
+        print(name, &tensors, &cause)?;
     }
     Ok(if matches!(cause, Cause::AllFinite) { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-fn search<T: Element, O: Element>(
+fn find<T: Element, O: Element>(
     task: &Task<'_>,
     device: &Device,
     images: &KernelImages,
-) -> Result<(Vec<Scanned>, Cause)> {
-    let sizes = Sizes::<T>::new(task)?;
+) -> Result<(Vec<ScannedTensor>, Cause)> {
     let mut tensors = scan_inputs::<T>(task);
     let in_inputs = tensors.iter().any(|tensor| tensor.found.count() != 0);
     let results = task.compute::<T, O>(device)?;
-    tensors.extend(scan_results(task, &sizes, &results));
+    let inputs = &task.inputs;
+    let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(Input::elements::<T>);
+    let d_o = inputs.d_o.as_ref().map(Input::elements::<T>);
+    let d_lse = inputs.d_lse.as_ref().map(Input::elements::<f32>);
+    let (forward, lse) = (task.problem, lse_layout(&task.problem));
+    let ForwardOutput { o, lse: lse_elements } = &results.forward;
+    let computation = Computation {
+        forward,
+        backward: task.backward_problem()?,
+        q: Source::host(forward.q, &q),
+        k: Source::host(forward.k, &k),
+        v: Source::host(forward.v, &v),
+        d_o: d_o.as_ref().map(|d_o| Source::host(forward.o, d_o)),
+        d_lse: d_lse.as_ref().map(|d_lse| Source::host(lse, d_lse)),
+        output: Some((Source::host(forward.o, o), Source::host(lse, lse_elements))),
+        scores: inputs.scores.elements()?,
+        offsets: inputs.offsets.clone(),
+    };
+    tensors.extend(scan_results(task, &computation, &results));
     let first = tensors.iter().find_map(|tensor| Some((tensor, tensor.found.first?)));
     let Some((tensor, index)) = first else { return Ok((tensors, Cause::AllFinite)) };
     if in_inputs {
         return Ok((tensors, Cause::Input));
     }
-    let columns = if tensor.name == "lse" { 1 } else { *tensor.shape.last().unwrap_or(&1) };
-    let parts = sizes.parts(tensor.name, index, columns);
-    let gradients = !["o", "lse"].contains(&tensor.name);
-    for part in &parts {
-        let driver = EmulatedDriver::new(arch_of(device), images.clone())?;
-        let driver = Arc::new(driver.with_options(Options { trace: true, ..Options::default() }));
-        let emulated = Device::from_driver(driver.clone());
-        let results = match part.compute::<T, O>(task, &sizes, &emulated, gradients) {
-            Ok(results) => results,
-            Err(error) => match error.downcast::<Error>()? {
-                error @ Error::Findings { .. } => {
-                    return Ok((tensors, Cause::Findings { part: part.clone(), error }));
-                }
-                other => return Err(other.into()),
-            },
-        };
-        if !named(&results).any(|(name, values)| is_not_finite(name, values)) {
-            continue;
-        }
-        if let Some((kernel, trace, origin)) = first_origin(driver.take_traces()) {
-            let (part, stage) = (part.clone(), stage(&origin));
-            let trace = Box::new(trace);
-            return Ok((tensors, Cause::Instruction { part, kernel, stage, trace }));
-        }
-    }
-    Ok((tensors, Cause::NotReproduced { parts }))
+    let arch = arch_of(device);
+    let cause = search::<T, O, O>(&computation, tensor.name, index, arch, images, u128::MAX)?;
+    Ok((tensors, cause))
 }
 
-/// Whether a result of a part is not finite; queries that see no key are left out.
-fn is_not_finite(name: &str, values: Vec<f32>) -> bool {
-    NonFinite::scan(values, |_, value| name == "lse" && value == f32::NEG_INFINITY).count() != 0
-}
-
-/// The first origin of some launches, or, if there is none, the first suspect.
-fn first_origin(traces: Vec<(KernelVariant, Trace)>) -> Option<(KernelVariant, Trace, Origin)> {
-    let pick = |of: fn(&Trace) -> Option<&Origin>| {
-        traces.iter().find_map(|(kernel, trace)| Some((*kernel, trace.clone(), of(trace)?.clone())))
-    };
-    pick(|trace| trace.first.as_ref()).or_else(|| pick(|trace| trace.suspect.as_ref()))
-}
-
-/// The target whose kernels run on a device.
-fn arch_of(device: &Device) -> Arch {
-    let (major, minor) = device.properties().compute_capability;
-    Arch::ALL.into_iter().rfind(|arch| arch.runs_on(major, minor)).unwrap_or(Arch::Sm80)
-}
-
-fn scan_inputs<T: Element>(task: &Task<'_>) -> Vec<Scanned> {
+fn scan_inputs<T: Element>(task: &Task<'_>) -> Vec<ScannedTensor> {
     let inputs = &task.inputs;
-    let scanned = |name, shape: &[usize], values: Vec<f32>| Scanned {
+    let scanned = |name, shape: &[usize], values: Vec<f32>| ScannedTensor {
         name,
         is_input: true,
         shape: shape.to_vec(),
@@ -168,36 +110,16 @@ fn scan_inputs<T: Element>(task: &Task<'_>) -> Vec<Scanned> {
         let is_meant = input.name != "alibi_slopes";
         let meant = |_, value| is_meant && value == f32::NEG_INFINITY;
         let (name, shape) = (input.name, input.view.shape().to_vec());
-        Scanned { name, is_input: true, shape, found: NonFinite::scan(values, meant) }
+        ScannedTensor { name, is_input: true, shape, found: NonFinite::scan(values, meant) }
     });
     tensors.chain(d_lse).chain(of_scores).collect()
 }
 
-/// The results by name.
-fn named<O: Element>(results: &Results<O>) -> impl Iterator<Item = (&'static str, Vec<f32>)> {
-    let wide = |values: &[O]| -> Vec<f32> { values.iter().map(|value| value.to_f32()).collect() };
-    let forward = &results.forward;
-    let mut all = vec![("o", wide(&forward.o)), ("lse", forward.lse.clone())];
-    if let Some(gradients) = &results.gradients {
-        let [dq, dk, dv] = [&gradients.dq, &gradients.dk, &gradients.dv].map(|values| wide(values));
-        all.extend([("dq", dq), ("dk", dk), ("dv", dv)]);
-        let d_bias = gradients.d_bias.as_ref().map(|d_bias| match d_bias {
-            Elements::Bf16(elements) => elements.iter().map(|value| value.to_f32()).collect(),
-            Elements::F16(elements) => elements.iter().map(|value| value.to_f32()).collect(),
-            Elements::F32(elements) => elements.clone(),
-        });
-        all.extend(d_bias.map(|d_bias| ("dbias", d_bias)));
-        let d_sinks = &gradients.d_sinks;
-        all.extend((!d_sinks.is_empty()).then(|| ("dsinks", d_sinks.clone())));
-    }
-    all.into_iter()
-}
-
 fn scan_results<T: Element, O: Element>(
     task: &Task<'_>,
-    sizes: &Sizes<T>,
+    computation: &Computation<'_, T, O>,
     results: &Results<O>,
-) -> Vec<Scanned> {
+) -> Vec<ScannedTensor> {
     let problem = &task.problem;
     let scanned = |(name, values): (&'static str, Vec<f32>)| {
         let shape = match name {
@@ -211,63 +133,37 @@ fn scan_results<T: Element, O: Element>(
         };
         // The lse of a query that sees no key is minus infinity.
         let is_expected = |index: usize, value: f32| {
-            name == "lse" && value == f32::NEG_INFINITY && sizes.is_dead(index)
+            name == "lse" && value == f32::NEG_INFINITY && computation.is_dead(index)
         };
-        Scanned { name, is_input: false, shape, found: NonFinite::scan(values, is_expected) }
+        ScannedTensor { name, is_input: false, shape, found: NonFinite::scan(values, is_expected) }
     };
-    named(results).map(scanned).collect()
+    named(Some(&results.forward), results.gradients.as_ref()).into_iter().map(scanned).collect()
 }
 
-fn print(device: DeviceName, tensors: &[Scanned], cause: &Cause) {
+fn print(device: DeviceName, tensors: &[ScannedTensor], cause: &Cause) -> Result<()> {
     let width = tensors.iter().map(|tensor| tensor.name.len()).fold("tensor".len(), usize::max);
-    println!("{:<width$} {:<20} {:>9} {:>9} {:>9}  first", "tensor", "shape", "NaN", "+inf", "-inf");
+    outln!("{:<width$} {:<20} {:>9} {:>9} {:>9}  first", "tensor", "shape", "NaN", "+inf", "-inf")?;
     for tensor in tensors {
         let NonFinite { nan, positive_infinity, negative_infinity, .. } = tensor.found;
         let shape = format!("{:?}", tensor.shape);
         let first = tensor.first().map_or("-".to_owned(), |first| format!("{first:?}"));
         let name = tensor.name;
-        println!(
+        outln!(
             "{name:<width$} {shape:<20} {nan:>9} {positive_infinity:>9} {negative_infinity:>9}  {first}"
-        );
+        )?;
     }
-    println!("device {device}");
-    match cause {
-        Cause::AllFinite => println!("all finite"),
-        Cause::Input => {
-            let first = tensors.iter().find(|tensor| tensor.is_input && tensor.found.count() != 0);
-            if let Some((tensor, at)) = first.and_then(|tensor| Some((tensor, tensor.first()?))) {
-                println!("the input {} is not finite at {at:?}: nothing was traced", tensor.name);
-            }
+    outln!("device {device}")?;
+    let first = tensors.iter().find(|tensor| tensor.is_input && tensor.found.count() != 0);
+    match (cause, first.and_then(|tensor| Some((tensor, tensor.first()?)))) {
+        (Cause::Input, Some((tensor, at))) => {
+            outln!("the input {} is not finite at {at:?}: nothing was traced", tensor.name)?;
         }
-        Cause::Instruction { part, kernel, stage, trace } => {
-            println!("traced in the emulator: {}", part_text(part));
-            let (origin, others, what) = match (&trace.first, &trace.suspect) {
-                (Some(origin), _) => (origin, trace.origins - 1, "origin"),
-                (None, Some(suspect)) => (suspect, trace.suspects - 1, "suspect, there is no origin"),
-                (None, None) => return,
-            };
-            println!("stage {stage} of {kernel} ({what}; {others} elements more of the kind)");
-            println!("{origin}");
-        }
-        Cause::Findings { part, error } => {
-            println!("the emulator finds fault with the kernel, for {}", part_text(part));
-            println!("{error}");
-        }
-        Cause::NotReproduced { parts } => {
-            println!("the emulator computes finite numbers for what was tried:");
-            parts.iter().for_each(|part| println!("  {}", part_text(part)));
-        }
+        _ => outln!("{cause}")?,
     }
+    Ok(())
 }
 
-fn part_text(part: &Part) -> String {
-    let Part { batch, queries, query_heads, keys, key_head } = part;
-    format!(
-        "batch {batch}, queries {queries:?} of heads {query_heads:?}, keys {keys:?} of key head {key_head}"
-    )
-}
-
-fn report(device: DeviceName, tensors: &[Scanned], cause: &Cause) -> Value {
+fn report(device: DeviceName, tensors: &[ScannedTensor], cause: &Cause) -> Value {
     let tensors: Vec<Value> = tensors
         .iter()
         .map(|tensor| {
@@ -296,6 +192,7 @@ fn report(device: DeviceName, tensors: &[Scanned], cause: &Cause) -> Value {
             json!({ "kind": "findings", "part": part, "error": error.to_string() })
         }
         Cause::NotReproduced { parts } => json!({ "kind": "not_reproduced", "parts": parts }),
+        _ => json!({ "kind": "unknown" }),
     };
     json!({ "device": device.to_string(), "tensors": tensors, "cause": cause })
 }

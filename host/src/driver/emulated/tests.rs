@@ -250,3 +250,11 @@ fn kernels_are_prepared_side_by_side() {
     assert!(error.to_string().starts_with("kernel forward_bf16_d64_sm80: "), "{error}");
     assert_eq!(driver.modules.lock().unwrap().len(), 1);
 }
+
+#[test]
+fn an_emulator_that_is_not_optimised_says_how_to_change_that() {
+    let text = slow_text("0").unwrap();
+    assert!(text.contains("[profile.dev.package.ptx-emulator] opt-level = 3"), "{text}");
+    assert!(slow_text("2").is_none() && slow_text("3").is_none());
+    assert!(["0", "1", "2", "3", "s", "z"].contains(&ptx_emulator::OPT_LEVEL));
+}

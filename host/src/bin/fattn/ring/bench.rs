@@ -1,6 +1,7 @@
 //! `fattn ring --bench`: a causal pass over several GPUs beside the same pass on one of them.
 
 use super::Connections;
+use crate::console::outln;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use finite_attention::attention::{launch_backward, launch_forward};
@@ -70,19 +71,19 @@ pub fn run(
     let one = all[0].1.context("rank 0 times the pass on one GPU")?;
     let (forward, backward) = (worst(0), worst(1));
     let rate = |one: f32, ring: f32| 100.0 * one / (ring * ranks as f32);
-    println!(
+    outln!(
         "{ranks} ranks, {layout}, {} rows each, {}:{} heads, head_dim {}, {}",
         shape.rows,
         shape.heads,
         shape.heads_k,
         shape.head_dim,
         if shape.full { "full" } else { "causal" }
-    );
-    println!("                      one GPU    {ranks} ranks    % of one GPU's rate");
-    println!("forward            {:10.3} {forward:10.3} {:10.1}", one[0], rate(one[0], forward));
-    println!("backward           {:10.3} {backward:10.3} {:10.1}", one[1], rate(one[1], backward));
+    )?;
+    outln!("                      one GPU    {ranks} ranks    % of one GPU's rate")?;
+    outln!("forward            {:10.3} {forward:10.3} {:10.1}", one[0], rate(one[0], forward))?;
+    outln!("backward           {:10.3} {backward:10.3} {:10.1}", one[1], rate(one[1], backward))?;
     let (one, ring) = (one[0] + one[1], forward + backward);
-    println!("forward + backward {one:10.3} {ring:10.3} {:10.1}", rate(one, ring));
+    outln!("forward + backward {one:10.3} {ring:10.3} {:10.1}", rate(one, ring))?;
     Ok(())
 }
 

@@ -22,7 +22,8 @@ use crate::plan::{CombinePlan, ForwardPlan, ForwardPointers, plan_forward};
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
     BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams, ForwardParams,
-    MSDA_MAX_LEVELS, MaskBitsParams, MsdaLevel, MsdaParams, ScoreParams, ScoreView, TensorMap,
+    MSDA_MAX_LEVELS, MaskBitsParams, MaskMapParams, MsdaLevel, MsdaParams, ScoreParams, ScoreView,
+    TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -150,9 +151,9 @@ pub(crate) unsafe trait Params: Copy {
     }
 }
 
-// Six 64-bit fields; two such views, three 64-bit and two 32-bit fields: no padding.
+// Six 64-bit fields; three such views, three 64-bit and two 32-bit fields: no padding.
 const _: () = assert!(size_of::<ScoreView>() == 6 * 8);
-const _: () = assert!(size_of::<ScoreParams>() == 2 * size_of::<ScoreView>() + 3 * 8 + 10 * 4);
+const _: () = assert!(size_of::<ScoreParams>() == 3 * size_of::<ScoreView>() + 3 * 8 + 10 * 4);
 
 // SAFETY: four views of 32 bytes, five 64-bit and 30 32-bit fields, and a struct without padding: no padding.
 unsafe impl Params for ForwardParams {}
@@ -178,6 +179,10 @@ const _: () = assert!(
 // SAFETY: a view, a 64-bit and six 32-bit fields: no padding.
 unsafe impl Params for MaskBitsParams {}
 const _: () = assert!(size_of::<MaskBitsParams>() == size_of::<ScoreView>() + 8 + 6 * 4);
+
+// SAFETY: two 64-bit and six 32-bit fields: no padding.
+unsafe impl Params for MaskMapParams {}
+const _: () = assert!(size_of::<MaskMapParams>() == 2 * 8 + 6 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}

@@ -213,7 +213,7 @@ fn family_name(family: Family) -> &'static str {
         | Family::BackwardSum
         | Family::BiasGradient
         | Family::SinkGradient => "backward",
-        Family::MaskBits => "mask",
+        Family::MaskBits | Family::MaskMap => "mask",
         Family::Msda(_) => "multi-scale deformable attention",
     }
 }

@@ -26,8 +26,8 @@ pub use msda::{
     MsdaParams,
 };
 pub use score::{
-    DropoutParams, MASK_BITS, MASK_BITS_THREADS, MaskBitsParams, SINK_GRADIENT_THREADS, ScoreParams,
-    ScoreView,
+    DropoutParams, MASK_BITS, MASK_BITS_THREADS, MaskBitsParams, MaskMapParams, SINK_GRADIENT_THREADS,
+    ScoreParams, ScoreView,
 };
 pub use softcap::SoftcapPolynomial;
 pub use table::KERNELS;

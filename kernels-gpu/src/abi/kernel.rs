@@ -115,6 +115,8 @@ pub enum Family {
     SinkGradient,
     /// The bits of a boolean mask, for the kernels that make scores.
     MaskBits,
+    /// Which tiles of it are empty, and which full.
+    MaskMap,
     /// A kernel of multi-scale deformable attention. Any number of channels.
     Msda(MsdaStage),
 }
@@ -219,7 +221,8 @@ impl KernelSpec {
             | Family::BackwardDelta
             | Family::BackwardSum
             | Family::SinkGradient
-            | Family::MaskBits => true,
+            | Family::MaskBits
+            | Family::MaskMap => true,
             Family::Forward | Family::Backward | Family::BackwardConvert | Family::BiasGradient => false,
             Family::Msda(stage) => {
                 !matches!(stage, MsdaStage::Forward | MsdaStage::Backward | MsdaStage::Gather)
@@ -229,7 +232,7 @@ impl KernelSpec {
 
     /// Whether it is the same for every element type of q.
     pub const fn takes_any_dtype(&self) -> bool {
-        matches!(self.family, Family::SinkGradient | Family::MaskBits)
+        matches!(self.family, Family::SinkGradient | Family::MaskBits | Family::MaskMap)
     }
 
     /// Whether it may start while the kernel before it ends, since it waits for that one itself.

@@ -125,7 +125,8 @@ impl KernelSpec {
             }
             (Family::ForwardCombine, ..) => layout::forward_combine(head_dim, query_rows),
             (Family::BackwardDelta, _, Dtype::F32)
-            | (Family::BackwardConvert | Family::BackwardSum | Family::MaskBits, ..) => Regions::new(),
+            | (Family::BackwardConvert | Family::BackwardSum, ..)
+            | (Family::MaskBits | Family::MaskMap, ..) => Regions::new(),
             (Family::SinkGradient, ..) => layout::sink_gradient(),
             (Family::BiasGradient, _, Dtype::F32) => layout::bias_gradient(4, head_dim, query_rows),
             (Family::BiasGradient, ..) => layout::bias_gradient(2, head_dim, query_rows),
@@ -157,7 +158,8 @@ mod tests {
                 Family::Forward | Family::Backward | Family::BiasGradient | Family::SinkGradient => true,
                 Family::ForwardCombine => spec.query_rows == 1,
                 Family::BackwardDelta => spec.dtype != Dtype::F32,
-                Family::BackwardConvert | Family::BackwardSum | Family::MaskBits => false,
+                Family::BackwardConvert | Family::BackwardSum => false,
+                Family::MaskBits | Family::MaskMap => false,
                 Family::Msda(_) => spec.shared_bytes > 0,
             };
             assert_eq!(!regions.as_slice().is_empty(), uses_shared, "{}", spec.name);

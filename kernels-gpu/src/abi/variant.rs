@@ -115,6 +115,7 @@ impl Switches {
             | Family::BackwardSum
             | Family::SinkGradient
             | Family::MaskBits
+            | Family::MaskMap
             | Family::Msda(_) => Switches::NONE,
         }
     }

@@ -236,7 +236,8 @@ int32_t fattn_prepare_backward(const fattn_device *device, const fattn_backward_
 int32_t fattn_backward_workspace_bytes(const fattn_device *device, const fattn_backward_args *args,
                                        uint64_t *bytes);
 
-/* Queues on a stream what makes bits of a boolean mask: a tensor of bytes, 0 where a query does not see a
+/* Queues on a stream what makes bits of a boolean mask, and a map of its tiles, of which passes skip the empty
+ * ones: a tensor of bytes, 0 where a query does not see a
  * key, as fattn_scores says, for problems of so many keys (Sk; of packed sequences max_key_rows). One mask
  * serves any number of passes on the device that are queued behind it. The tensor must stay as it is until
  * that is done. */

@@ -22,8 +22,8 @@ use crate::plan::{AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, pla
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
     AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams,
-    ForwardParams, MSDA_MAX_LEVELS, MaskBitsParams, MsdaLevel, MsdaParams, ScanParams, ScoreParams,
-    ScoreView, TensorMap,
+    ForwardParams, MSDA_MAX_LEVELS, MaskBitsParams, MaskMapParams, MsdaLevel, MsdaParams, ScanParams,
+    ScoreParams, ScoreView, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -181,9 +181,9 @@ pub(crate) unsafe trait Params: Copy {
     }
 }
 
-// Six 64-bit fields; two such views, three 64-bit and two 32-bit fields: no padding.
+// Six 64-bit fields; three such views, three 64-bit and two 32-bit fields: no padding.
 const _: () = assert!(size_of::<ScoreView>() == 6 * 8);
-const _: () = assert!(size_of::<ScoreParams>() == 2 * size_of::<ScoreView>() + 3 * 8 + 10 * 4);
+const _: () = assert!(size_of::<ScoreParams>() == 3 * size_of::<ScoreView>() + 3 * 8 + 10 * 4);
 
 // SAFETY: four views of 32 bytes, five 64-bit and 30 32-bit fields, and a struct without padding: no padding.
 unsafe impl Params for ForwardParams {}
@@ -217,6 +217,10 @@ const _: () = assert!(size_of::<MaskBitsParams>() == size_of::<ScoreView>() + 8 
 // SAFETY: seven 64-bit and twelve 32-bit fields: no padding.
 unsafe impl Params for ScanParams {}
 const _: () = assert!(size_of::<ScanParams>() == 7 * 8 + 12 * 4);
+
+// SAFETY: two 64-bit and six 32-bit fields: no padding.
+unsafe impl Params for MaskMapParams {}
+const _: () = assert!(size_of::<MaskMapParams>() == 2 * 8 + 6 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}

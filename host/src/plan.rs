@@ -217,7 +217,7 @@ fn family_name(family: Family) -> &'static str {
         | Family::Accumulate
         | Family::BiasGradient
         | Family::SinkGradient => "backward",
-        Family::MaskBits => "mask",
+        Family::MaskBits | Family::MaskMap => "mask",
         Family::Scan => "scan",
         Family::Msda(_) => "multi-scale deformable attention",
     }

@@ -30,8 +30,8 @@ pub use msda::{
 };
 pub use scan::{SCAN_GROUP_BYTES, SCAN_PIECES, SCAN_THREADS, ScanParams, ScanRecord};
 pub use score::{
-    DropoutParams, MASK_BITS, MASK_BITS_THREADS, MaskBitsParams, SINK_GRADIENT_THREADS, ScoreParams,
-    ScoreView,
+    DropoutParams, MASK_BITS, MASK_BITS_THREADS, MaskBitsParams, MaskMapParams, SINK_GRADIENT_THREADS,
+    ScoreParams, ScoreView,
 };
 pub use softcap::SoftcapPolynomial;
 pub use table::KERNELS;

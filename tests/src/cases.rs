@@ -180,7 +180,7 @@ fn size(case: &Case) -> usize {
 }
 
 /// What of its features keeps a case from being the simplest.
-fn feature_options(features: &Features) -> [bool; 14] {
+fn feature_options(features: &Features) -> [bool; 15] {
     let (bias, mask) = (features.bias, features.mask);
     [
         bias.is_some(),
@@ -192,6 +192,7 @@ fn feature_options(features: &Features) -> [bool; 14] {
         mask.is_some_and(|mask| mask.has_dead_rows),
         mask.is_some_and(|mask| mask.placement != ScorePlacement::Dense),
         mask.is_some_and(|mask| mask.density < 1.0),
+        mask.is_some_and(|mask| mask.block > 1),
         features.alibi.is_some(),
         features.has_sinks,
         features.wants_d_sinks,
@@ -227,6 +228,7 @@ fn simpler_features(features: &Features) -> Vec<Features> {
             MaskFeature { has_dead_rows: false, ..mask },
             MaskFeature { placement: ScorePlacement::Dense, ..mask },
             MaskFeature { density: 1.0, ..mask },
+            MaskFeature { block: 1, ..mask },
         ];
         found.extend(simpler.map(|mask| Features { mask: Some(mask), ..whole }));
     }

@@ -88,9 +88,20 @@ pub fn nothing_to_repair(kernel: &str) -> Case {
     Case { packed: true, batches: 1, query_rows, key_rows, ..many_key_tiles(kernel) }
 }
 
-/// Of a case, a bias and a boolean mask that end where their memory ends, or at other times f32 with queries side by
+/// Whether plans take another kernel where there is a boolean mask: one whose tiles are of 64 or 128 rows.
+fn gives_way_to_masks(spec: &KernelSpec) -> bool {
+    let is_alone = !KERNELS.iter().any(|other| {
+        let problems = |spec: &KernelSpec| {
+            (spec.family, spec.arch, spec.dtype, spec.access, spec.head_dim, spec.gathers_heads)
+        };
+        problems(other) == problems(spec) && other.name != spec.name
+    });
+    !is_alone && [spec.query_rows, spec.key_rows].iter().any(|rows| ![64, 128].contains(rows))
+}
+
+/// Of a case for this kernel, a bias and a boolean mask that end where their memory ends, or at other times f32 with queries side by
 /// side, slopes, sinks and dropout; with rows that see nothing.
-fn with_features(case: Case, in_f32: bool) -> Case {
+fn with_features(kernel: &str, case: Case, in_f32: bool) -> Case {
     let dimensions = Dimensions { batches: true, heads: ScoreHeads::Query, queries: true, keys: true };
     let (dtype, placement, values) = if in_f32 {
         (Dtype::F32, ScorePlacement::Transposed, BiasValues::Normal)
@@ -99,10 +110,10 @@ fn with_features(case: Case, in_f32: bool) -> Case {
     };
     let bias = BiasFeature { dtype, dimensions, placement, values, gradient: None };
     let placement = ScorePlacement::Dense;
-    let mask = MaskFeature { dimensions, placement, density: 0.7, has_dead_rows: true };
+    let mask = MaskFeature { dimensions, placement, density: 0.7, block: 1, has_dead_rows: true };
     let features = Features {
         bias: Some(bias),
-        mask: Some(mask),
+        mask: (!gives_way_to_masks(spec(kernel))).then_some(mask),
         alibi: in_f32.then_some(AlibiSlopes::PerBatchAndHead),
         has_sinks: in_f32,
         wants_d_sinks: false,
@@ -114,9 +125,10 @@ fn with_features(case: Case, in_f32: bool) -> Case {
 
 /// Of a case, such of which the last row is a lane's first one, and so is the last key; and of a forward, rows that a
 /// mask or a bias hides all keys from: all, and those of a window among keys that are shown.
-fn featured_at_edges(case: &Case) -> Vec<Case> {
+fn featured_at_edges(kernel: &str, case: &Case) -> Vec<Case> {
     let mut cases = vec![];
-    for case in [with_features(case.clone(), false), with_features(case.clone(), true)] {
+    let featured = [false, true].map(|in_f32| with_features(kernel, case.clone(), in_f32));
+    for case in featured {
         let (query_rows, key_rows) = (case.query_rows / 16 * 16 + 1, case.key_rows / 16 * 16 + 1);
         let bias = case.features.bias.map(|b| BiasFeature { placement: ScorePlacement::Padded, ..b });
         let features = Features { bias, ..case.features };
@@ -135,12 +147,27 @@ fn featured_at_edges(case: &Case) -> Vec<Case> {
 
 /// [`ragged`] with a bias in its element type and a boolean mask.
 pub fn featured(kernel: &str) -> Case {
-    with_features(ragged(kernel), false)
+    with_features(kernel, ragged(kernel), false)
+}
+
+/// Several tiles either way, under a boolean mask of blocks of 64 of which half are hidden, and nothing else.
+pub fn of_blocks(kernel: &str) -> Case {
+    let spec = spec(kernel);
+    let dimensions = Dimensions { batches: true, heads: ScoreHeads::Query, queries: true, keys: true };
+    let placement = ScorePlacement::Dense;
+    let mask = MaskFeature { dimensions, placement, density: 0.5, block: 64, has_dead_rows: true };
+    Case {
+        query_rows: 3 * spec.query_rows as usize + 9,
+        key_rows: 5 * spec.key_rows as usize + 13,
+        mask: Mask::Full,
+        features: Features { mask: Some(mask), ..Features::default() },
+        ..ragged(kernel)
+    }
 }
 
 /// [`ragged`] with a bias in f32, a boolean mask, slopes, sinks and dropout.
 pub fn featured_in_f32(kernel: &str) -> Case {
-    with_features(ragged(kernel), true)
+    with_features(kernel, ragged(kernel), true)
 }
 
 /// Rows of a tile are those of three heads, 42 queries, which leaves two rows of 128 to nobody, or of four heads, 32
@@ -164,7 +191,7 @@ fn heads_together(kernel: &str) -> Vec<Case> {
     let odd = Case { value_dim: dim - 15, ..three.clone() };
     let dead = Case { mask: window, key_rows: 5, ..four.clone() };
     let mut cases = vec![three.clone(), full.clone()];
-    cases.extend(featured_at_edges(&three));
+    cases.extend(featured_at_edges(kernel, &three));
     cases.extend([
         Case { num_splits: Some(3), ..three.clone() },
         Case { num_splits: Some(3), ..packed.clone() },
@@ -189,8 +216,8 @@ fn heads_together(kernel: &str) -> Vec<Case> {
         Case { query_rows: 3, ..full },
         Case { features: Features { has_sinks: true, ..Features::default() }, ..three.clone() },
         Case { features: Features { has_sinks: true, ..Features::default() }, ..packed.clone() },
-        with_features(Case { num_splits: Some(3), ..three }, true),
-        with_features(packed, false),
+        with_features(kernel, Case { num_splits: Some(3), ..three }, true),
+        with_features(kernel, packed, false),
     ]);
     cases
 }
@@ -279,11 +306,11 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         featured_in_f32(kernel),
         Case { softcap: Some(2.0), ..featured(kernel) },
         Case { softcap: Some(2.0), ..featured_in_f32(kernel) },
-        with_features(packed.clone(), false),
+        with_features(kernel, packed.clone(), false),
         in_f32(Case { seed: 5, scale: Some(-0.1), ..packed }),
         window,
     ];
-    cases.extend(featured_at_edges(&ragged));
+    cases.extend(featured_at_edges(kernel, &ragged));
     cases.extend([
         in_f32(odd.clone()),
         odd,

@@ -32,6 +32,8 @@ mod large_logits;
 mod large_values;
 #[path = "long_sequences.rs"]
 mod long_sequences;
+#[path = "mask_tiles.rs"]
+mod mask_tiles;
 #[path = "msda/main.rs"]
 mod msda;
 #[path = "mutants.rs"]

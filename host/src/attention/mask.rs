@@ -1,16 +1,23 @@
-//! Boolean masks, prepared once for all passes that use them.
+//! Boolean masks, prepared once for all passes that use them: bits, and behind them the map of their tiles.
 
 use super::Params as _;
-use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
+use crate::buffer::{DeviceBuffer, InDeviceMemory};
 use crate::device::Device;
 use crate::driver::{DevicePointer, Queued, Stream};
 use crate::error::{Error, Result};
 use crate::plan::MAX_BLOCKS;
 use crate::problem::{MaskShape, ScoreLayout};
-use kernels_gpu::abi::{Family, KERNELS, KernelVariant, MASK_BITS_THREADS, MaskBitsParams, ScoreView};
+use kernels_gpu::abi::{
+    Family, KERNELS, KernelVariant, MASK_BITS_THREADS, MaskBitsParams, MaskMapParams, ScoreView,
+};
+use kernels_gpu::geometry::mask_map::LEVELS;
 
 /// A boolean mask in device memory, a bit for each pair: made of a tensor once, and then used by any number
 /// of forward and backward passes, of all layers that share it.
+///
+/// Behind the bits stands which blocks of 64 queries and 64 keys show no pair, and which show all. Tiles
+/// that show none are skipped, forward and backward: their keys, values and queries are not read, but for
+/// tiles that another query, key or head needs. Of tiles that show all the bits are not looked at.
 ///
 /// ```no_run
 /// # use finite_attention::*;
@@ -29,6 +36,7 @@ use kernels_gpu::abi::{Family, KERNELS, KernelVariant, MASK_BITS_THREADS, MaskBi
 #[derive(Debug)]
 pub struct PreparedMask {
     shape: MaskShape,
+    /// The bits, and the map from [`MaskShape::map_offset`] on.
     bits: DeviceBuffer<u32>,
 }
 
@@ -59,10 +67,13 @@ impl PreparedMask {
         if words == 0 {
             return Ok(PreparedMask { shape, bits: DeviceBuffer::uninitialised(device, 0)? });
         }
-        let variant = kernel(device)?;
-        let bits = DeviceBuffer::<u32>::uninitialised(device, words as usize)?;
+        let [of_bits, of_map] = [kernel(device, Family::MaskBits)?, kernel(device, Family::MaskMap)?];
+        // No more than words of bits: at least one row of one word each.
+        let warps = shape.map_shape().into_iter().product::<usize>();
+        let all = shape.map_offset() as usize + 2 * LEVELS as usize * warps;
+        let bits = DeviceBuffer::<u32>::uninitialised(device, all)?;
         // A warp for each word: fewer blocks than a grid can have.
-        let blocks = words.div_ceil(MASK_BITS_THREADS / 32);
+        let blocks = |words: u32| words.div_ceil(MASK_BITS_THREADS / 32);
         const { assert!(u32::MAX.div_ceil(MASK_BITS_THREADS / 32) <= MAX_BLOCKS) };
         let stride = |dimension: usize| {
             if layout.shape[dimension] <= 1 { 0 } else { layout.strides[dimension] }
@@ -85,9 +96,23 @@ impl PreparedMask {
             words: row_words,
             reserved: 0,
         };
-        let queued = Queued { variant, blocks, params: params.bytes() };
-        // SAFETY: the caller vouches for the tensor, and the bits have just been allocated.
-        unsafe { device.driver().launch_in_order(&[queued], stream) }?;
+        let [batches, heads, windows, granules] = shape.map_shape();
+        let map = MaskMapParams {
+            bits: params.bits,
+            map: params.bits + 4 * shape.map_offset(),
+            pairs: (batches * heads) as u32,
+            granules: granules as u32,
+            queries: params.queries,
+            keys: params.keys,
+            words: row_words,
+            windows: windows as u32,
+        };
+        let queue = [
+            Queued { variant: of_bits, blocks: blocks(words), params: params.bytes() },
+            Queued { variant: of_map, blocks: blocks(warps as u32), params: map.bytes() },
+        ];
+        // SAFETY: the caller vouches for the tensor, and bits and map have just been allocated.
+        unsafe { device.driver().launch_in_order(&queue, stream) }?;
         Ok(PreparedMask { shape, bits })
     }
 
@@ -102,15 +127,22 @@ impl PreparedMask {
         self.shape
     }
 
-    /// Where the bits stand: [`ScorePointers::mask_bits`](crate::plan::ScorePointers::mask_bits).
+    /// Where the bits stand, and behind them the map:
+    /// [`ScorePointers::mask_bits`](crate::plan::ScorePointers::mask_bits).
     pub fn device_pointer(&self) -> DevicePointer {
         self.bits.device_pointer()
     }
 }
 
-/// The kernel that makes bits.
-fn kernel(device: &Device) -> Result<KernelVariant> {
-    let found = KERNELS.iter().find(|spec| spec.family == Family::MaskBits);
+impl InDeviceMemory for PreparedMask {
+    fn device_pointer(&self) -> DevicePointer {
+        self.bits.device_pointer()
+    }
+}
+
+/// The kernel that makes bits, or the map.
+fn kernel(device: &Device, family: Family) -> Result<KernelVariant> {
+    let found = KERNELS.iter().find(|spec| spec.family == family);
     let runs = |(major, minor)| found.filter(|spec| spec.arch.runs_on(major, minor));
     let properties = device.properties();
     runs(properties.compute_capability).map(KernelVariant::from).ok_or_else(|| Error::KernelMissing {
@@ -121,3 +153,6 @@ fn kernel(device: &Device) -> Result<KernelVariant> {
         reason: "there is none for its compute capability".to_owned(),
     })
 }
+
+#[cfg(test)]
+mod tests;

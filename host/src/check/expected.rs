@@ -231,6 +231,7 @@ mod tests {
                         dimensions: of_mask,
                         placement,
                         density: 0.7,
+                        block: 1,
                         has_dead_rows: true,
                     }),
                     alibi: Some(AlibiSlopes::PerBatchAndHead),

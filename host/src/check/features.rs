@@ -45,9 +45,11 @@ pub struct MaskFeature {
     pub dimensions: Dimensions,
     /// Where it stands.
     pub placement: ScorePlacement,
-    /// The share of pairs that it shows.
+    /// The share of pairs, or blocks of them, that it shows.
     pub density: f64,
-    /// Whether it hides some rows as a whole.
+    /// Queries, and keys, of blocks of pairs that are shown or hidden together; 1 is each pair for itself.
+    pub block: usize,
+    /// Whether it hides some rows, or rows of blocks, as a whole.
     pub has_dead_rows: bool,
 }
 
@@ -113,7 +115,10 @@ impl Features {
             };
             format!("bias({},{}{values})", bias.dimensions.text(), bias.dtype.name())
         });
-        let mask = self.mask.map(|mask| format!("mask({})", mask.dimensions.text()));
+        let mask = self.mask.map(|mask| {
+            let blocks = if mask.block == 1 { String::new() } else { format!(",{}", mask.block) };
+            format!("mask({}{blocks})", mask.dimensions.text())
+        });
         let alibi = self.alibi.map(|alibi| match alibi {
             AlibiSlopes::PerHead => "alibi".to_owned(),
             AlibiSlopes::PerBatchAndHead => "alibi(b)".to_owned(),
@@ -341,11 +346,20 @@ fn draw_bias(case: &Case, feature: &BiasFeature, random: &mut StdRng) -> Vec<f32
 
 fn draw_mask(case: &Case, feature: &MaskFeature, random: &mut StdRng) -> Vec<bool> {
     let [batches, heads, queries, keys] = feature.placement.input(case, &feature.dimensions).shape;
+    let block = feature.block;
     let mut row = |_| {
         let dead = feature.has_dead_rows && random.random_bool(0.25);
-        (0..keys).map(|_| !dead && random.random_bool(feature.density)).collect::<Vec<bool>>()
+        let blocks = keys.div_ceil(block);
+        (0..blocks).map(|_| !dead && random.random_bool(feature.density)).collect::<Vec<bool>>()
     };
-    (0..batches * heads * queries).flat_map(&mut row).collect()
+    let rows_of_blocks = queries.div_ceil(block);
+    let drawn: Vec<_> = (0..batches * heads * rows_of_blocks).map(&mut row).collect();
+    let shown = |row: usize| {
+        let (pair, query) = (row / queries, row % queries);
+        let blocks = &drawn[pair * rows_of_blocks + query / block];
+        (0..keys).map(move |key| blocks[key / block])
+    };
+    (0..batches * heads * queries).flat_map(shown).collect()
 }
 
 /// Those of the paper for the first batch, and others near them for others.
@@ -377,7 +391,7 @@ mod tests {
         let (dtype, gradient) = (Dtype::Bf16, Some(Dtype::F32));
         let bias = Some(BiasFeature { dtype, dimensions, placement, values, gradient });
         let (density, has_dead_rows) = (0.5, true);
-        let mask = Some(MaskFeature { dimensions, placement, density, has_dead_rows });
+        let mask = Some(MaskFeature { dimensions, placement, density, block: 1, has_dead_rows });
         let alibi = Some(AlibiSlopes::PerBatchAndHead);
         let features =
             Features { bias, mask, alibi, has_sinks: true, wants_d_sinks: true, dropout: None };

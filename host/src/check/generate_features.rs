@@ -30,9 +30,20 @@ pub fn featured_case(seed: u64, id: usize) -> Case {
     };
     // Last: what else is drawn for a seed does not depend on it.
     let dropout = random.random_bool(0.25).then(|| DROPOUT_RATES[random.random_range(0..5)]);
-    let features = Features { dropout, ..features };
+    let mut features = Features { dropout, ..features };
+    let block = random.random_bool(0.45).then(|| MASK_BLOCKS[random.random_range(0..MASK_BLOCKS.len())]);
+    // What is left of few blocks may be too little for the rule, as [`judgeable`] says of pairs; and the
+    // gradient of a sink, of which there may be one, is a sum over the few rows that see something.
+    let is_judged =
+        dropout.is_none_or(|rate| rate <= 0.1) && !(features.has_sinks && features.wants_d_sinks);
+    if let (Some(mask), Some(block), true) = (&mut features.mask, block, is_judged) {
+        mask.block = block;
+    }
     judgeable(Case { features, ..case })
 }
+
+/// Queries and keys of blocks that a boolean mask shows or hides together.
+const MASK_BLOCKS: [usize; 6] = [16, 48, 64, 64, 80, 128];
 
 /// Shares of probabilities that are dropped.
 const DROPOUT_RATES: [f32; 5] = [0.001, 0.1, 0.5, 0.9, 0.999];
@@ -93,6 +104,7 @@ fn draw_mask(random: &mut StdRng) -> MaskFeature {
         dimensions: draw_dimensions(random),
         placement: draw_placement(random),
         density: densities[random.random_range(0..densities.len())],
+        block: 1,
         has_dead_rows: random.random_bool(0.4),
     }
 }
@@ -162,6 +174,8 @@ mod tests {
         let masks: Vec<_> = cases.iter().filter_map(|case| case.features.mask).collect();
         let densities: HashSet<_> = masks.iter().map(|mask| mask.density.to_bits()).collect();
         assert_eq!(densities.len(), 9);
+        let blocks: HashSet<_> = masks.iter().map(|mask| mask.block).collect();
+        assert_eq!(blocks.len(), 6);
     }
 
     /// Of 127 x 64 pairs of 6 heads half are visible and 24 of them left: one row held the largest

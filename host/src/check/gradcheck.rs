@@ -83,7 +83,7 @@ fn cases_with_features(grouped: &Case) -> Vec<Case> {
     let of_queries = Dimensions { keys: false, ..all };
     let mask = |dimensions, density| {
         let (placement, has_dead_rows) = (ScorePlacement::Dense, true);
-        Some(MaskFeature { dimensions, placement, density, has_dead_rows })
+        Some(MaskFeature { dimensions, placement, density, block: 1, has_dead_rows })
     };
     let with_sinks = Features { has_sinks: true, wants_d_sinks: true, ..none };
     let everything = Features {

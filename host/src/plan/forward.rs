@@ -365,10 +365,13 @@ const WIDE_WINDOW: i32 = 1024;
 ///
 /// At head dim 64 tall tiles are faster also where they have 13 or 20 % more rows: causal S 512, 640 and 1024
 /// 6, 4 and 8 %, in a window of 1024 at S 1024 7 %, of 256 at S 640 2 %.
+///
+/// Under a boolean mask short ones, with 128 keys a step mostly: blocks of masks are of 64 or 128 queries and
+/// keys, and tiles of other sizes reach into more of them than they must.
 fn prefers_short_tiles(valid: &ValidForward) -> bool {
     let rows = valid.query_rows;
     let columns = valid.head_dim.max(valid.value_dim);
-    if rows <= 128 || columns > 128 {
+    if rows <= 128 || columns > 128 || valid.problem.attn_mask.is_some() {
         return true;
     }
     let is_full = valid.sees_all();

@@ -5,6 +5,7 @@ use crate::driver::DevicePointer;
 use crate::error::Result;
 use crate::problem::{AlibiSlopes, Bias, MaskShape, ScoreLayout, ValidForward};
 use kernels_gpu::abi::{Dtype, MASK_BITS, ScoreParams, ScoreView};
+use kernels_gpu::geometry::mask_map::LEVELS;
 
 /// Where what scores have beside stands in device memory; what the problem does not have is not looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,9 +52,11 @@ impl ScorePointers {
         let is_f32 = problem.bias.is_some_and(|bias| bias.dtype != problem.dtype);
         let (bias, in_pairs) = bias.unwrap_or_default();
         let mask = problem.attn_mask.map(|shape| mask_view(self.mask_bits, &shape, valid));
+        let mask_map = problem.attn_mask.map(|shape| map_view(self.mask_bits, &shape, valid));
         let mut params = ScoreParams {
             bias,
             mask: mask.unwrap_or_default(),
+            mask_map: mask_map.unwrap_or_default(),
             alibi_slopes: if problem.alibi.is_some() { self.alibi_slopes } else { 0 },
             alibi_batch_stride: match problem.alibi {
                 Some(AlibiSlopes::PerBatchAndHead) => valid.query_heads.into(),
@@ -97,6 +100,16 @@ fn mask_view(address: DevicePointer, shape: &MaskShape, valid: &ValidForward) ->
     let row = shape.row_words() * (32 / MASK_BITS as usize);
     let layout = ScoreLayout::dense([batches, heads, queries, row]);
     ScoreView { key_stride: 1, ..score_view(address, &layout, valid) }
+}
+
+/// The view of the map of its tiles, which stands behind the bits.
+fn map_view(address: DevicePointer, shape: &MaskShape, valid: &ValidForward) -> ScoreView {
+    let address = if address == 0 { 0 } else { address.wrapping_add(4 * shape.map_offset()) };
+    let [batches, heads, windows, granules] = shape.map_shape();
+    let window = granules * LEVELS as usize;
+    let layout = ScoreLayout::dense([batches, heads, windows, window]);
+    let query_stride = i64::from(shape.queries > 1);
+    ScoreView { query_stride, key_stride: window as i64, ..score_view(address, &layout, valid) }
 }
 
 /// Whether elements of neighbouring keys, of `bytes` bytes each, can be read together.

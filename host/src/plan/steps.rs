@@ -32,8 +32,13 @@ const MOST_SAMPLES: u32 = 256;
 /// After so many key tiles those of 64 and 80 queries stand to keys as at first: 5 x 128 = 10 x 64 = 8 x 80.
 const PERIOD: u32 = 5;
 
-/// Whether to take the kernel with fewer queries a step, of those for heads of `head_dim`.
+/// Whether to take the kernel with fewer queries a step, of those for heads of `head_dim`. Under a boolean
+/// mask the one whose steps are of 64 or 128 queries and of 128 keys, as blocks of masks are: it skips what
+/// the mask hides. That with 192 keys does not.
 pub(super) fn are_short(valid: &ValidForward, head_dim: u32, device: &DeviceProperties) -> bool {
+    if valid.problem.attn_mask.is_some() {
+        return head_dim > 64;
+    }
     if head_dim <= 64 { suits_192(valid, device.multiprocessors) } else { !suits_80(valid) }
 }
 
@@ -106,7 +111,7 @@ impl Count {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{CausalAlignment, ForwardProblem, Layout, Mask, Sequences};
+    use crate::problem::{CausalAlignment, ForwardProblem, Layout, Mask, MaskShape, Sequences};
     use kernels_gpu::abi::{Arch, Dtype, Family, KERNELS, KernelSpec};
 
     fn problem(rows: usize) -> ForwardProblem {
@@ -158,6 +163,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn steps_under_a_boolean_mask_are_of_128_keys_by_64_or_128_queries() {
+        let device = crate::plan::tests::device();
+        let mask = MaskShape { batches: 1, heads: 1, queries: 16384, keys: 16384 };
+        let are_short = |head_dim, problem: ForwardProblem| {
+            super::are_short(&problem.validate().unwrap(), head_dim, &device)
+        };
+        assert!(!are_short(128, problem(16384)));
+        assert!(are_short(128, problem(16384).with_attn_mask(mask)));
+        let layout = Layout::bshd([1, 16384, 32, 64]);
+        let narrow = ForwardProblem::new(Dtype::Bf16, layout, layout, layout);
+        assert!(are_short(64, narrow));
+        assert!(!are_short(64, narrow.with_attn_mask(mask)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What is planned for a forward pass.
 
 use super::*;
-use crate::problem::{CausalAlignment, ForwardProblem, Mask, Sequences};
+use crate::problem::{CausalAlignment, ForwardProblem, Mask, MaskShape, Sequences};
 use kernels_gpu::abi::Switch;
 
 pub(super) fn device() -> DeviceProperties {
@@ -241,6 +241,42 @@ fn the_output_has_a_map_in_16_bits() {
     assert!(text.contains("\n  o is not stored by the tensor memory accelerator: o is f32"), "{text}");
     // On sm_80 nobody looks at it.
     assert_eq!(plan(&problem(Dtype::Bf16, 63), &pointers()).params.o_is_mapped, 0);
+}
+
+/// A problem of two batches and four heads under a boolean mask of so many batches, heads and queries.
+fn masked(head_dim: usize, rows: usize, [batches, heads, queries]: [usize; 3]) -> ForwardProblem {
+    let layout = Layout::bshd([2, rows, 4, head_dim]);
+    let mask = MaskShape { batches, heads, queries, keys: rows };
+    ForwardProblem::new(Dtype::Bf16, layout, layout, layout).with_attn_mask(mask)
+}
+
+#[test]
+fn tiles_under_a_boolean_mask_are_of_as_many_rows_as_its_blocks() {
+    let score = ScorePointers { mask_bits: 0x6000, ..Default::default() };
+    for head_dim in [64, 80, 96, 128] {
+        let plan = plan(&masked(head_dim, 4096, [1; 3]), &ForwardPointers { score, ..pointers() });
+        let kernel = plan.variant.kernel;
+        assert_eq!((kernel.query_rows, kernel.key_rows), (128, 128), "{}", kernel.name);
+    }
+}
+
+#[test]
+fn the_map_of_a_mask_stands_behind_its_bits() {
+    let score = ScorePointers { mask_bits: 0x6000, ..Default::default() };
+    let view = |shape| {
+        let problem = masked(64, 2500, shape);
+        plan(&problem, &ForwardPointers { score, ..pointers() }).params.score.mask_map
+    };
+    // Three windows of 1024 keys, of four levels of 40 granules of queries.
+    let all = view([2, 4, 2500]);
+    assert_eq!(all.address, 0x6000 + 4 * 2 * 4 * 2500 * 79);
+    assert_eq!([all.batch_stride, all.head_stride, all.key_head_stride], [4 * 480, 480, 0]);
+    assert_eq!([all.query_stride, all.key_stride], [1, 160]);
+    // 79 words of one row, and one more: elements are of eight bytes.
+    let of_keys = view([1; 3]);
+    assert_eq!(of_keys.address, 0x6000 + 4 * 80);
+    assert_eq!([of_keys.batch_stride, of_keys.head_stride, of_keys.key_head_stride], [0; 3]);
+    assert_eq!([of_keys.query_stride, of_keys.key_stride], [0, 4]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use kernels_gpu::abi::{Dtype, Switch, Switches};
+use kernels_gpu::geometry::mask_map;
 
 /// Names of the four dimensions of a tensor over scores, as they appear in errors.
 pub const SCORE_DIMENSIONS: [&str; 4] = ["batch", "heads", "queries", "keys"];
@@ -79,6 +80,17 @@ impl MaskShape {
     /// Words of 32 bits of all rows.
     pub fn words(&self) -> u128 {
         layout::elements([self.batches, self.heads, self.queries, self.row_words()])
+    }
+
+    /// Batches, heads, windows of keys and granules of queries of the map of its tiles
+    /// ([`mask_map`](kernels_gpu::geometry::mask_map)).
+    pub(crate) const fn map_shape(&self) -> [usize; 4] {
+        [self.batches, self.heads, mask_map::windows(self.keys), mask_map::granules(self.queries)]
+    }
+
+    /// Words of 32 bits before the map, behind the bits: elements of the map are of eight bytes.
+    pub(crate) fn map_offset(&self) -> u64 {
+        (self.words() as u64).next_multiple_of(2)
     }
 }
 

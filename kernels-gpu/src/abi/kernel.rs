@@ -119,6 +119,8 @@ pub enum Family {
     MaskBits,
     /// What is in a tensor of one element type: how much is not finite, and the sum of squares. Any strides.
     Scan,
+    /// Which tiles of it are empty, and which full.
+    MaskMap,
     /// A kernel of multi-scale deformable attention. Any number of channels.
     Msda(MsdaStage),
 }
@@ -225,6 +227,7 @@ impl KernelSpec {
             | Family::Accumulate
             | Family::SinkGradient
             | Family::MaskBits
+            | Family::MaskMap
             | Family::Scan => true,
             Family::Forward | Family::Backward | Family::BackwardConvert | Family::BiasGradient => false,
             Family::Msda(stage) => {
@@ -235,7 +238,7 @@ impl KernelSpec {
 
     /// Whether it is the same for every element type of q.
     pub const fn takes_any_dtype(&self) -> bool {
-        matches!(self.family, Family::SinkGradient | Family::MaskBits)
+        matches!(self.family, Family::SinkGradient | Family::MaskBits | Family::MaskMap)
     }
 
     /// Whether it may start while the kernel before it ends, since it waits for that one itself.

@@ -26,6 +26,9 @@ const FORWARD_CONTROL_BYTES: u32 = 768;
 pub const KEY_RANGE_BYTES: u32 = 32;
 /// Consumer warps that it has at most.
 const MOST_FORWARD_WARPS: u32 = 12;
+/// Steps of the backward for Hopper that are told of under a boolean mask at a time: two that are on their
+/// way or at the computing warps, and two that are at the writers.
+pub const VISITED_STEPS: u32 = 4;
 /// Threads that write dQ in the backward for Hopper.
 pub const WRITERS: u32 = 2;
 
@@ -182,6 +185,8 @@ pub struct BackwardHopperLayout {
     pub d_o_barriers: u32,
     /// Barriers of dQ, then those of tiles that wait for repair.
     pub barriers: u32,
+    /// Steps that are visited, two words each.
+    pub visited: u32,
     /// A word for each computing warp, then a factor and a word for each writer.
     pub scratch: u32,
     /// All of it by name.
@@ -220,6 +225,7 @@ impl BackwardHopperLayout {
         let d_o_barriers = add_stages(&mut regions, "do barriers", d_o_stages);
         let barriers = regions.add("dq barriers", WRITERS, 2 * BARRIER_BYTES);
         regions.add("raw barriers", 1, (2 + query_stages + d_o_stages) * BARRIER_BYTES);
+        let visited = regions.add("visited", VISITED_STEPS, 8);
         let scratch = regions.add("scratch", 1, 4 * warpgroups * 4);
         regions.add("factor", 1, 4);
         regions.add("allowed", WRITERS, 4);
@@ -237,6 +243,7 @@ impl BackwardHopperLayout {
             q_barriers,
             d_o_barriers,
             barriers,
+            visited,
             scratch,
             regions,
         }

@@ -125,10 +125,8 @@ impl KernelSpec {
             }
             (Family::ForwardCombine, ..) => layout::forward_combine(head_dim, query_rows),
             (Family::BackwardDelta, _, Dtype::F32)
-            | (
-                Family::BackwardConvert | Family::BackwardSum | Family::Accumulate | Family::MaskBits,
-                ..,
-            ) => Regions::new(),
+            | (Family::BackwardConvert | Family::BackwardSum | Family::Accumulate, ..)
+            | (Family::MaskBits | Family::MaskMap, ..) => Regions::new(),
             (Family::SinkGradient, ..) => layout::sink_gradient(),
             (Family::Scan, ..) => layout::scan(),
             (Family::BiasGradient, _, Dtype::F32) => layout::bias_gradient(4, head_dim, query_rows),
@@ -165,10 +163,8 @@ mod tests {
                 | Family::Scan => true,
                 Family::ForwardCombine => spec.query_rows == 1,
                 Family::BackwardDelta => spec.dtype != Dtype::F32,
-                Family::BackwardConvert
-                | Family::BackwardSum
-                | Family::Accumulate
-                | Family::MaskBits => false,
+                Family::BackwardConvert | Family::BackwardSum | Family::Accumulate => false,
+                Family::MaskBits | Family::MaskMap => false,
                 Family::Msda(_) => spec.shared_bytes > 0,
             };
             assert_eq!(!regions.as_slice().is_empty(), uses_shared, "{}", spec.name);

@@ -28,6 +28,11 @@ pub struct ScoreParams {
     /// The boolean mask as bits, [`MASK_BITS`] keys to an element of u16: bit `j % 16` of element `j / 16` is
     /// 1 where key j is visible.
     pub mask: ScoreView,
+    /// The map of its tiles ([`mask_map`](crate::geometry::mask_map)): elements of two words of u32, a bit
+    /// for each granule of keys, of those that show a pair, and of those that show all. Queries are granules
+    /// of them, 0 apart if there is one query for all; keys are windows, of which each has
+    /// [`LEVELS`](crate::geometry::mask_map::LEVELS) times as many elements as there are granules.
+    pub mask_map: ScoreView,
     /// Device address of the slopes of ALiBi, f32 `[B, Hq]` or `[Hq]`.
     pub alibi_slopes: u64,
     /// f32 elements from one batch's slopes to the next; 0 if all have the same.
@@ -106,8 +111,31 @@ pub struct MaskBitsParams {
     pub reserved: u32,
 }
 
+/// Parameters of the kernel that makes the map of a boolean mask's tiles, passed by value as the only kernel
+/// parameter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskMapParams {
+    /// Device address of the bits, as [`MaskBitsParams::bits`].
+    pub bits: u64,
+    /// Device address of the map: u32 `[batch, head, window, level, granule of queries, 2]`, dense.
+    pub map: u64,
+    /// Batches times heads.
+    pub pairs: u32,
+    /// Granules of queries.
+    pub granules: u32,
+    /// Queries of the mask.
+    pub queries: u32,
+    /// Keys.
+    pub keys: u32,
+    /// Words of a row of bits.
+    pub words: u32,
+    /// Windows of keys.
+    pub windows: u32,
+}
+
 /// Threads of a block of the kernel for the gradient of the sinks.
 pub const SINK_GRADIENT_THREADS: u32 = 256;
 
-/// Threads of a block of the kernel that makes bits.
+/// Threads of a block of the kernels that make bits, and the map of their tiles.
 pub const MASK_BITS_THREADS: u32 = 256;

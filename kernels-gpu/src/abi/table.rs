@@ -180,7 +180,7 @@ const BIAS_GRADIENT_FMA: &[KernelSpec] = {
     for_each_bias_gradient_fma_sm80!(rows)
 };
 
-/// The gradient of the sinks, and the bits of a boolean mask: for all element types of q.
+/// The gradient of the sinks, the bits of a boolean mask and the map of its tiles: for all element types.
 const OF_ANY_DTYPE: &[KernelSpec] = &[
     spec!(
         SinkGradient,
@@ -190,6 +190,7 @@ const OF_ANY_DTYPE: &[KernelSpec] = &[
         false
     ),
     spec!(MaskBits, Sm80, (mask_bits_sm80, F32, 256, Element, 1, 32, MASK_BITS_THREADS, 1), 0, false),
+    spec!(MaskMap, Sm80, (mask_map_sm80, F32, 256, Element, 64, 64, MASK_BITS_THREADS, 1), 0, false),
 ];
 
 const SCAN: &[KernelSpec] = {

@@ -117,6 +117,7 @@ impl Switches {
             | Family::SinkGradient
             | Family::MaskBits
             | Family::Scan
+            | Family::MaskMap
             | Family::Msda(_) => Switches::NONE,
         }
     }

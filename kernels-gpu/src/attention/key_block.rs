@@ -1,12 +1,13 @@
 //! What a block of threads of the backward works on.
 
-use super::score::{ScorePlace, ScoreTile};
+use super::score::{ScorePlace, ScoreTile, mask_map};
 use super::sequence::{Sequence, Sequences};
 use crate::abi::{
     BackwardParams, DQ_STAGGERED, NOTE_ROWS, RowStatistic, TensorView, packed_batch,
     workspace_row_packed,
 };
-use crate::arch::{math, thread};
+use crate::arch::{math, specialize, thread};
+use crate::geometry::mask_map::Shown;
 use crate::geometry::row_heads::RowHeads;
 use crate::geometry::schedule::{Schedule, Work};
 use crate::geometry::stretch::Stretch;
@@ -85,6 +86,86 @@ impl KeyBlock {
     #[inline(always)]
     pub fn score_place(&self, p: &BackwardParams, head: u32) -> ScorePlace {
         ScorePlace { sequence: self.index(p), head, key_head: self.key_head, first_key: 0 }
+    }
+
+    /// What the boolean mask shows of the pairs of key tile `key_tile`, of `keys` keys, and query tile
+    /// `query_tile`, of `queries` queries, for query head `head` of all.
+    ///
+    /// # Safety
+    /// `p` is as [`BackwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn shown(
+        &self,
+        p: &BackwardParams,
+        (key_tile, keys): (u32, u32),
+        (query_tile, queries): (i32, u32),
+        head: u32,
+    ) -> Shown {
+        let range = |tile: i32, rows: i32, all: i32| {
+            let end = (tile + 1) * rows;
+            (tile * rows, if end < all { end } else { all } - 1)
+        };
+        let place = ScorePlace { sequence: self.index(p), head, key_head: self.key_head, first_key: 0 };
+        let of_queries = range(query_tile, queries as i32, self.sequence.query_rows);
+        let of_keys = range(key_tile as i32, keys as i32, self.sequence.visible.key_rows);
+        mask_map::shown(&p.score, &place, 1, of_queries, of_keys)
+    }
+
+    /// From step `at` on, the first one of `walk`, over the query tiles of key tile `key_tile`, of which a
+    /// boolean mask shows something, and whether it shows all; past the walk if there is none. Without a mask
+    /// that is `at`.
+    ///
+    /// # Safety
+    /// `p` is as [`BackwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn first_shown(
+        &self,
+        p: &BackwardParams,
+        key_tile: (u32, u32),
+        queries: u32,
+        walk: &Walk,
+        mut at: Step,
+    ) -> (Step, bool) {
+        let mut shown = Shown::NOTHING;
+        if specialize::attn_mask() {
+            while at.step < walk.steps && !shown.some {
+                let head = self.key_head * p.group_size + at.head;
+                shown = self.shown(p, key_tile, (at.tile, queries), head);
+                if !shown.some {
+                    at = walk.next(&at);
+                }
+            }
+        }
+        (at, shown.all)
+    }
+
+    /// The next key tile behind its first one, of `keys` keys, that visits query tile `query_tile` for query
+    /// head `head` of all: by position, and by the boolean mask.
+    ///
+    /// # Safety
+    /// `p` is as [`BackwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn next_visitor(
+        &self,
+        p: &BackwardParams,
+        keys: u32,
+        (query_tile, queries): (i32, u32),
+        head: u32,
+    ) -> Option<u32> {
+        let mut key_tile = self.first_tile + 1;
+        while self.has_key(key_tile * keys) {
+            let TileRange { begin, end, .. } =
+                self.walk(p, (key_tile * keys) as i32, keys, queries).tiles;
+            // Key tiles further on see no earlier queries.
+            if begin > query_tile {
+                return None;
+            }
+            if query_tile < end && self.shown(p, (key_tile, keys), (query_tile, queries), head).some {
+                return Some(key_tile);
+            }
+            key_tile += 1;
+        }
+        None
     }
 
     /// Where the tiles of a step come from, with `queries` rows of q and dO; `with_norms` if dO's norms are

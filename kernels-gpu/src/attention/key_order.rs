@@ -89,6 +89,15 @@ impl KeyOrder {
         ]);
     }
 
+    /// Writes, in place of the steps, that there are none.
+    ///
+    /// # Safety
+    /// As [`Letter::write`].
+    #[inline(always)]
+    pub unsafe fn write_no_steps(letter: Letter) {
+        letter.write::<3>([0; 4]);
+    }
+
     /// Writes the stretch.
     ///
     /// # Safety

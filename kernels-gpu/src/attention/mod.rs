@@ -11,4 +11,5 @@ pub mod query_rows;
 pub mod score;
 pub mod sequence;
 pub mod softmax;
+pub mod visited;
 pub mod work_tile;

@@ -1,9 +1,11 @@
 //! What a block of threads of the forward works on.
 
-use super::score::{ScorePlace, ScoreTile, features};
+use super::score::{ScorePlace, ScoreTile, features, mask_map};
 use super::sequence::{Sequence, Sequences};
+use super::visited::NextTile;
 use crate::abi::{ForwardParams, TensorView, tiles_split_keys};
 use crate::arch::{global, math, specialize, thread};
+use crate::geometry::mask_map::Shown;
 use crate::geometry::row_heads::RowHeads;
 use crate::geometry::schedule::{Schedule, Work, missing_rows, tile_rows};
 use crate::geometry::visible::TileRange;
@@ -258,6 +260,51 @@ impl QueryBlock {
         let last = if last < self.end_row { last } else { self.end_row } - 1;
         let (first, last) = (self.row_heads.query(self.first_row), self.row_heads.query(last));
         self.sequence.visible.tiles(first, last, keys as i32)
+    }
+
+    /// What the boolean mask shows its (at most `rows`) rows of key tile `tile`, of `keys` keys. The block
+    /// has its key head.
+    ///
+    /// # Safety
+    /// `p` is as [`ForwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn shown(&self, p: &ForwardParams, rows: u32, keys: u32, tile: i32) -> Shown {
+        let (rows, keys, key_rows) = (rows as i32, keys as i32, self.sequence.visible.key_rows);
+        let end = self.first_row + rows;
+        let end = if end < self.end_row { end } else { self.end_row };
+        let queries = (self.row_heads.query(self.first_row), self.row_heads.query(end - 1));
+        let (first, end) = (tile * keys, (tile + 1) * keys);
+        let last = if end < key_rows { end } else { key_rows } - 1;
+        let place = ScorePlace {
+            sequence: self.index,
+            head: self.head,
+            key_head: self.key_head,
+            first_key: self.first_key,
+        };
+        mask_map::shown(&p.score, &place, self.row_heads.count(), queries, (first, last))
+    }
+
+    /// The last key tile of `begin..end` of which the boolean mask shows the rows something; below `begin` if
+    /// there is none. As [`QueryBlock::shown`].
+    ///
+    /// # Safety
+    /// `p` is as [`ForwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn last_shown(
+        &self,
+        p: &ForwardParams,
+        (rows, keys): (u32, u32),
+        begin: i32,
+        end: i32,
+    ) -> NextTile {
+        let mut next = NextTile { tile: end, shown: Shown::NOTHING };
+        while next.tile >= begin && !next.shown.some {
+            next.tile -= 1;
+            if next.tile >= begin {
+                next.shown = self.shown(p, rows, keys, next.tile);
+            }
+        }
+        next
     }
 
     /// Its rows of q.

@@ -13,7 +13,8 @@ use super::query_block::{QueryBlock, is_split};
 use super::score::{self, Scale, ScorePlace, ScoreTile, features, split_sign};
 use super::softmax::OnlineSoftmax;
 use crate::abi::ForwardParams;
-use crate::arch::{thread, warp};
+use crate::arch::{specialize, thread, warp};
+use crate::geometry::mask_map::Shown;
 use crate::geometry::visible::TileRange;
 use crate::tile::element::Element;
 use crate::tile::fragment::Fragment;
@@ -72,6 +73,25 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         }
     }
 
+    /// From key tile `tile`, of `keys` keys, on, the first one of which a boolean mask shows the block
+    /// something, and whether it shows all; past its tiles if there is none. Without a mask that is `tile`.
+    ///
+    /// # Safety
+    /// All threads of the block call it alike.
+    #[inline(always)]
+    pub unsafe fn first_shown(&self, mut tile: i32, keys: u32) -> (i32, bool) {
+        let mut shown = Shown::NOTHING;
+        if specialize::attn_mask() {
+            while tile < self.tiles.end && !shown.some {
+                shown = self.block.shown(self.p, self.queries, keys, tile);
+                if !shown.some {
+                    tile += 1;
+                }
+            }
+        }
+        (tile, shown.all)
+    }
+
     /// Whether there is such a row as the warp's first. Past the last query a warp only helps to load.
     #[inline(always)]
     pub fn exist(&self) -> bool {
@@ -104,7 +124,7 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
     }
 
     /// Turns the products of q with key tile `tile`, of `keys` keys, into unnormalised probabilities, and
-    /// rescales the output if a row max moved.
+    /// rescales the output if a row max moved. `shows_all`: the boolean mask, if there is one, hides nothing.
     ///
     /// # Safety
     /// All 32 lanes call it together.
@@ -114,6 +134,7 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         scores: &mut [[f32; S]; M],
         tile: i32,
         keys: u32,
+        shows_all: bool,
     ) where
         F: Fragment<ROWS, S> + Fragment<ROWS, O>,
     {
@@ -126,6 +147,7 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
                 &self.scale,
                 self.p,
                 is_masked,
+                shows_all,
                 score_tile,
                 || self.block.score_place(self.p),
             );

@@ -20,6 +20,7 @@ mod bias;
 pub mod dropout;
 pub mod features;
 pub mod mask;
+pub mod mask_map;
 pub mod references;
 pub mod scale;
 pub mod softcap;
@@ -114,7 +115,8 @@ pub unsafe fn drop<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
 
 /// Makes scores of the products q k^T of a tile of the forward. `is_masked`: some pair of it is hidden by
 /// positions; only then, and with features, is `tile` asked where it stands, and in which lane this is. With
-/// features alone `place` is asked for the rest.
+/// features alone `place` is asked for the rest. `shows_all`: the boolean mask, if there is one, hides
+/// nothing.
 ///
 /// # Safety
 /// All 32 lanes call it together; the tensors are as [`ForwardParams`] says.
@@ -124,6 +126,7 @@ pub unsafe fn apply<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N
     scale: &Scale,
     p: &ForwardParams,
     is_masked: bool,
+    shows_all: bool,
     tile: impl Fn() -> (u32, ScoreTile),
     place: impl FnOnce() -> ScorePlace,
 ) {
@@ -133,7 +136,7 @@ pub unsafe fn apply<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N
     if features::are_on::<E>() {
         let (lane, tile) = tile();
         let factor = scale::natural_factor(p);
-        features::apply::<E, F, ROWS, N>(lane, scores, &p.score, &tile, &place(), factor);
+        features::apply::<E, F, ROWS, N>(lane, scores, &p.score, &tile, &place(), factor, shows_all);
     }
     if is_masked {
         let (lane, tile) = tile();

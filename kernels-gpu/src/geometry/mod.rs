@@ -2,6 +2,7 @@
 
 pub mod descriptor;
 pub mod fragment;
+pub mod mask_map;
 pub mod philox;
 pub mod row_heads;
 pub mod sample;

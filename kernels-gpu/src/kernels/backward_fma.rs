@@ -66,13 +66,14 @@ unsafe fn backward<
         let first_key = (key_tile * KEYS) as i32;
         let walk = block.walk(p, first_key, KEYS, QUERIES);
         let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
-        let mut at = walk.start();
+        let tile = (key_tile, KEYS);
+        let (mut at, mut shows_all) = block.first_shown(p, tile, QUERIES, &walk, walk.start());
         let has_keys = block.has_key(key_tile * KEYS + warp_row);
         if !has_keys {
             // Past the last key: the warp does nothing, but dQ reads its part of ds.
             store_probabilities::<_, _, R, S>(lane, &[0.0; S], ds_tile, warp_row);
         }
-        if walk.steps > 0 {
+        if at.step < walk.steps {
             let k = block.key_rows::<4>(&p.k, first_key, p.head_dim);
             let v = block.key_rows::<4>(&p.v, first_key, p.value_dim);
             k_tile.load::<F32, THREADS, VECTOR>(thread, &k);
@@ -80,7 +81,7 @@ unsafe fn backward<
             ring.request::<F32>(0, &block.source::<4>(p, &at, QUERIES, false));
         }
         while at.step < walk.steps {
-            let next = walk.next(&at);
+            let (next, next_shows_all) = block.first_shown(p, tile, QUERIES, &walk, walk.next(&at));
             ring.wait();
             if has_keys {
                 let mut scores: [f32; S] =
@@ -92,6 +93,7 @@ unsafe fn backward<
                     scale: &scale,
                     references: &References::find::<F32, QUERIES>(p, ring.lse(0), references),
                     score: &p.score,
+                    shows_all,
                     tile: || {
                         let first_row = first_key + warp_row as i32;
                         (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
@@ -123,7 +125,7 @@ unsafe fn backward<
             let dq: [f32; N] =
                 multiply_left_transposed::<_, _, _, C, N>(lane, ds_tile, k_tile, warp * 4 * C as u32);
             add_in_lane_order(lane, warp, &dq, block.dq_accumulator(p, &at, QUERIES));
-            at = next;
+            (at, shows_all) = (next, next_shows_all);
         }
         barrier::block_sync();
         let mut i = 0;

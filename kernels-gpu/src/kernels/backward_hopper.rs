@@ -179,6 +179,11 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                 loop {
                     let stage = stages.stage();
                     self.queries.wait(&stages);
+                    let mut shows_all = false;
+                    if Self::skips_steps() {
+                        let visited = self.visited(&stages);
+                        (at, shows_all) = (visited.step(steps), visited.tile.shows_all);
+                    }
                     let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
                     if Self::hands_over_late::<E>() {
                         let turn = stages.previous().in_step();
@@ -186,14 +191,14 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         written = wgmma::one();
                     }
                     let lse = self.lse(stage);
-                    let references =
-                        || KeyOrder::references(self.orders.letter_here(&orders), p, &at, QUERIES);
+                    let references = || self.references(p, self.orders.letter_here(&orders), &at);
                     let step = StepScores {
                         lane,
                         lse,
                         scale: &scale,
                         references: &References::find::<E, QUERIES>(p, lse, references),
                         score: &p.score,
+                        shows_all,
                         tile: || self.tile(p, self.orders.letter_here(&orders), &at),
                         place: || self.place_of(p, self.orders.letter_here(&orders), &at),
                     };

@@ -79,8 +79,11 @@ unsafe fn backward<
         let first_key = (key_tile * KEYS) as i32;
         let walk = block.walk(p, first_key, KEYS, QUERIES);
         let mut gradient = [[0.0; O]; M];
-        let mut at = walk.start();
-        if walk.steps > 0 {
+        let tile = (key_tile, KEYS);
+        let (mut at, mut shows_all) = block.first_shown(p, tile, QUERIES, &walk, walk.start());
+        // How many steps have been taken, where some are skipped.
+        let mut taken = 0;
+        if at.step < walk.steps {
             let k = block.key_rows::<2>(&p.k, first_key, p.head_dim);
             let v = block.key_rows::<2>(&p.v, first_key, p.value_dim);
             k_tile.load::<E, THREADS, VECTOR>(thread, &k);
@@ -88,7 +91,7 @@ unsafe fn backward<
             ring.request::<E>(0, &block.source::<2>(p, &at, QUERIES, E::NARROW));
         }
         let mut largest_value = 0.0;
-        if E::NARROW && walk.steps > 0 {
+        if E::NARROW && at.step < walk.steps {
             ring.wait();
             largest_value = block_max::<THREADS>(
                 thread,
@@ -98,22 +101,23 @@ unsafe fn backward<
             ) * dropout::dp_scale(&p.score);
         }
         while at.step < walk.steps {
-            let next = walk.next(&at);
+            let (next, next_shows_all) = block.first_shown(p, tile, QUERIES, &walk, walk.next(&at));
+            let stage = if specialize::attn_mask() { taken } else { at.step };
             ring.wait();
             if next.step < walk.steps {
-                ring.request::<E>(next.step, &block.source::<2>(p, &next, QUERIES, E::NARROW));
+                ring.request::<E>(stage + 1, &block.source::<2>(p, &next, QUERIES, E::NARROW));
             }
             // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
             // always 1.
             let mut factor = p.ds_scale;
             if E::NARROW {
-                let (norm, delta) = (ring.norm(at.step), ring.delta(at.step));
+                let (norm, delta) = (ring.norm(stage), ring.delta(stage));
                 factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
             }
             let (own, first, second) = if is_key_warp {
-                (v_tile, ring.d_o(at.step), ring.q(at.step))
+                (v_tile, ring.d_o(stage), ring.q(stage))
             } else {
-                (k_tile, ring.q(at.step), ring.d_o(at.step))
+                (k_tile, ring.q(stage), ring.d_o(stage))
             };
             let mut scores: [[f32; S]; M] =
                 multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
@@ -121,7 +125,7 @@ unsafe fn backward<
                 let has_dropout = specialize::dropout();
                 let mut m = 0;
                 while m < M && !has_dropout {
-                    subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(at.step));
+                    subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(stage));
                     m += 1;
                 }
                 exchange.receive();
@@ -142,7 +146,7 @@ unsafe fn backward<
                     }
                     if has_dropout {
                         dropout::apply_to_dp(&mut scores[m], &mut probability, &p.score);
-                        subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(at.step));
+                        subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(stage));
                     }
                     multiply_all(&mut scores[m], &probability);
                     m += 1;
@@ -162,7 +166,7 @@ unsafe fn backward<
                 }
                 packed
             } else {
-                let (lse, is_masked) = (ring.lse(at.step), walk.is_masked(&at));
+                let (lse, is_masked) = (ring.lse(stage), walk.is_masked(&at));
                 let references = || block.references(p, &at, QUERIES);
                 let references = References::find::<E, QUERIES>(p, lse, references);
                 if references.are_needed::<E>() {
@@ -181,6 +185,7 @@ unsafe fn backward<
                         scale: &scale,
                         references: &references,
                         score: &p.score,
+                        shows_all,
                         tile: || {
                             let first_row = first_key + (pair_row + 16 * m as u32) as i32;
                             (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
@@ -215,7 +220,8 @@ unsafe fn backward<
                 scale_all(dq.as_flattened_mut(), 1.0 / factor);
             }
             add_in_lane_order(lane, warp, dq.as_flattened(), block.dq_accumulator(p, &at, QUERIES));
-            at = next;
+            (at, shows_all) = (next, next_shows_all);
+            taken += 1;
         }
         barrier::block_sync();
         let kept = dropout::scale(&p.score);

@@ -17,7 +17,7 @@
 use crate::abi::{Access, BackwardParams, RowStatistic};
 use crate::arch::{async_copy, barrier, global, math, shared, specialize, thread};
 use crate::attention::key_block::{self, references, statistics};
-use crate::attention::score::{BackwardScale, ScorePlace, ScoreTile, dropout, features};
+use crate::attention::score::{BackwardScale, ScorePlace, ScoreTile, dropout, features, mask_map};
 use crate::attention::sequence::Sequence;
 use crate::geometry::row_heads::RowHeads;
 use crate::tile::element::{self, Element, F32, TensorCoreElement};
@@ -173,8 +173,11 @@ unsafe fn gradient<
                 let first_query = (query_tile * ROWS) as i32;
                 let mut key_tile = key_tiles.begin;
                 while key_tile < key_tiles.end {
-                    if is_visible(&sequence, first_query, ROWS, key_tile) {
-                        let first_key = (key_tile * ROWS) as i32;
+                    let first_key = (key_tile * ROWS) as i32;
+                    let place = ScorePlace { sequence: batch, head, key_head, first_key: 0 };
+                    if is_visible(&sequence, first_query, ROWS, key_tile)
+                        && shows_some(p, &sequence, &place, (first_query, first_key), ROWS)
+                    {
                         load::<M::E, VECTOR, ROWS, ROW_BYTES, THREADS>(
                             p,
                             &sequence,
@@ -186,7 +189,6 @@ unsafe fn gradient<
                         if specialize::softcap() {
                             scale.softcap.apply::<M::E, true, S>(&mut scores, true);
                         }
-                        let place = ScorePlace { sequence: batch, head, key_head, first_key: 0 };
                         let tile = ScoreTile {
                             first_row: first_query + warp_row as i32,
                             first_column: first_key,
@@ -201,6 +203,7 @@ unsafe fn gradient<
                             &tile,
                             &place,
                             scale.factor,
+                            false,
                         );
                         tile.apply_mask::<M::F, LANE_ROWS, S>(lane, &mut scores);
                         let mut dp = M::multiply(lane, d_o_tile, warp_row, v_tile);
@@ -255,6 +258,28 @@ fn is_visible(sequence: &Sequence, first_query: i32, rows: u32, key_tile: u32) -
     let last = if last < sequence.query_rows { last } else { sequence.query_rows } - 1;
     let tiles = sequence.visible.tiles(first_query, last, rows as i32);
     (key_tile as i32) >= tiles.begin && (key_tile as i32) < tiles.end
+}
+
+/// Whether a boolean mask, if there is one, shows some pair of a tile of `rows` queries and keys from these
+/// on.
+#[inline(always)]
+unsafe fn shows_some(
+    p: &BackwardParams,
+    sequence: &Sequence,
+    place: &ScorePlace,
+    (first_query, first_key): (i32, i32),
+    rows: u32,
+) -> bool {
+    if !specialize::attn_mask() {
+        return true;
+    }
+    let tile = |first: i32, all: i32| {
+        let end = first + rows as i32;
+        (first, if end < all { end } else { all } - 1)
+    };
+    let queries = tile(first_query, sequence.query_rows);
+    let keys = tile(first_key, sequence.visible.key_rows);
+    mask_map::shown(&p.score, place, 1, queries, keys).some
 }
 
 /// What is known of a row ([`RowStatistic`]). Of no row, what makes its probabilities 0.

@@ -49,7 +49,7 @@ unsafe fn forward<
     let after_p = p_tile.address + QUERIES * P_ROW_BYTES;
     let key_value = KeyValueTurns::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_p, thread, k, v);
 
-    let mut tile = rows.tiles.begin;
+    let (mut tile, mut shows_all) = rows.first_shown(rows.tiles.begin, KEYS);
     if tile < rows.tiles.end {
         q.load::<F32, THREADS, VECTOR>(thread, &block.q::<4>(p));
         key_value.request_key::<F32>(tile);
@@ -66,13 +66,14 @@ unsafe fn forward<
             let k = key_value.key;
             let scores = multiply_transposed::<_, _, _, LANE_ROWS, S>(rows.lane, q, rows.first_row, k);
             let mut scores = [scores];
-            rows.probabilities::<F32, FmaFragment, S>(&mut scores, tile, KEYS);
+            rows.probabilities::<F32, FmaFragment, S>(&mut scores, tile, KEYS, shows_all);
             rows.drop::<FmaFragment, S>(&mut scores, tile, KEYS);
             store_probabilities::<_, _, LANE_ROWS, S>(rows.lane, &scores[0], p_tile, rows.first_row);
         }
         key_value.wait();
-        if tile + 1 < rows.tiles.end {
-            key_value.request_key::<F32>(tile + 1);
+        let (next, next_shows_all) = rows.first_shown(tile + 1, KEYS);
+        if next < rows.tiles.end {
+            key_value.request_key::<F32>(next);
         }
         if has_rows {
             let (output, v) = (&mut rows.output[0], key_value.value);
@@ -84,7 +85,7 @@ unsafe fn forward<
                 v,
             );
         }
-        tile += 1;
+        (tile, shows_all) = (next, next_shows_all);
     }
     if !has_rows {
         return;

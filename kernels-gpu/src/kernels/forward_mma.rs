@@ -15,7 +15,7 @@
 //! All but the products is [`QueryRows`].
 
 use crate::abi::{Access, ForwardParams};
-use crate::arch::{shared, thread};
+use crate::arch::{shared, specialize, thread};
 use crate::attention::query_block::QueryBlock;
 use crate::attention::query_rows::QueryRows;
 use crate::pipeline::key_value_ring::KeyValueRing;
@@ -57,10 +57,12 @@ unsafe fn forward<
     let after_q = q.address + SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     let ring = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_q, thread, k, v);
 
-    let mut tile = rows.tiles.begin;
+    let (mut tile, mut shows_all) = rows.first_shown(rows.tiles.begin, KEYS);
+    // Where tiles are skipped, one that counts those that are not.
+    let mut taken = 0;
     if tile < rows.tiles.end {
         q.load::<E, THREADS, VECTOR>(thread, &block.q::<2>(p));
-        ring.request::<E>(tile);
+        ring.request::<E>(tile, if specialize::attn_mask() { 0 } else { tile });
         if rows.need_sign() {
             ring.wait();
             rows.apply_sign::<E, _, _>(q);
@@ -69,18 +71,21 @@ unsafe fn forward<
     let has_rows = rows.exist();
     while tile < rows.tiles.end {
         ring.wait();
-        if tile + 1 < rows.tiles.end {
-            ring.request::<E>(tile + 1);
+        let (next, next_shows_all) = rows.first_shown(tile + 1, KEYS);
+        let step = if specialize::attn_mask() { taken } else { tile };
+        if next < rows.tiles.end {
+            ring.request::<E>(next, step + 1);
         }
         if has_rows {
             let mut scores: [[f32; S]; M] =
-                multiply_transposed::<E, _, _, _, M, S>(rows.lane, q, rows.first_row, ring.key(tile));
-            rows.probabilities::<E, MmaFragment, S>(&mut scores, tile, KEYS);
+                multiply_transposed::<E, _, _, _, M, S>(rows.lane, q, rows.first_row, ring.key(step));
+            rows.probabilities::<E, MmaFragment, S>(&mut scores, tile, KEYS, shows_all);
             let mut p: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
             rows.drop_packed::<MmaFragment, S, P>(&mut p, tile, KEYS);
-            multiply_accumulate::<E, _, _, M, P, O>(rows.lane, &mut rows.output, &p, ring.value(tile));
+            multiply_accumulate::<E, _, _, M, P, O>(rows.lane, &mut rows.output, &p, ring.value(step));
         }
-        tile += 1;
+        (tile, shows_all) = (next, next_shows_all);
+        taken += 1;
     }
     if !has_rows {
         return;

@@ -13,6 +13,7 @@ pub mod forward_fma;
 pub mod forward_hopper;
 pub mod forward_mma;
 pub mod mask_bits;
+pub mod mask_map;
 pub mod msda_backward;
 pub mod msda_forward;
 pub mod msda_gather;

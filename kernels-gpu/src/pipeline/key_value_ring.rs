@@ -32,27 +32,28 @@ impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bo
         KeyValueRing { address, thread, k, v }
     }
 
-    /// The key tile of step `tile`.
+    /// The key tile of step `step`.
     #[inline(always)]
-    pub fn key(&self, tile: i32) -> SharedTile<KEYS, ROW_BYTES> {
-        SharedTile { address: self.address + (tile as u32 & 1) * Self::PAIR_BYTES }
+    pub fn key(&self, step: i32) -> SharedTile<KEYS, ROW_BYTES> {
+        SharedTile { address: self.address + (step as u32 & 1) * Self::PAIR_BYTES }
     }
 
-    /// The value tile of step `tile`.
+    /// The value tile of step `step`.
     #[inline(always)]
-    pub fn value(&self, tile: i32) -> SharedTile<KEYS, ROW_BYTES> {
-        SharedTile { address: self.key(tile).address + KEYS * ROW_BYTES }
+    pub fn value(&self, step: i32) -> SharedTile<KEYS, ROW_BYTES> {
+        SharedTile { address: self.key(step).address + KEYS * ROW_BYTES }
     }
 
-    /// Requests key and value tile `tile`, together with what was requested since the last call.
+    /// Requests key and value tile `tile` for step `step`, together with what was requested since the last
+    /// call.
     ///
     /// # Safety
-    /// All threads of the block call it, after a barrier that follows the use of tile `tile - 2`.
+    /// All threads of the block call it, after a barrier that follows step `step - 2`.
     #[inline(always)]
-    pub unsafe fn request<E: Element>(&self, tile: i32) {
+    pub unsafe fn request<E: Element>(&self, tile: i32, step: i32) {
         let first = tile * KEYS as i32;
-        self.key(tile).load::<E, THREADS, VECTOR>(self.thread, &self.k.skip(first));
-        self.value(tile).load::<E, THREADS, VECTOR>(self.thread, &self.v.skip(first));
+        self.key(step).load::<E, THREADS, VECTOR>(self.thread, &self.k.skip(first));
+        self.value(step).load::<E, THREADS, VECTOR>(self.thread, &self.v.skip(first));
         async_copy::commit();
     }
 

@@ -407,7 +407,7 @@ fn helpers() -> Vec<Mutant> {
             .edit(
                 "mbarrier.arrive.shared",
                 &["helpers.rs: self.orders.end(&mut progress.orders);"],
-                Which::Number(1),
+                Which::Last,
                 dropped,
             )
             .finding(DEADLOCK, &["self.orders.wait(&orders)"]),
@@ -487,6 +487,7 @@ fn mutants() -> Vec<Mutant> {
         .into_iter()
         .chain(files)
         .chain([softcap::mutants(), range::mutants(), features::backward(KERNEL)])
+        .chain([features::told(KERNEL, "d"), features::visited_in_order(KERNEL)])
         .flatten()
         .collect()
 }

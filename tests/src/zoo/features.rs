@@ -2,12 +2,16 @@
 
 use super::{Mutant, moved, result_is};
 use crate::ptx::{Which, operand, with_operand};
-use crate::shapes::{featured, featured_in_f32};
+use crate::shapes::{featured, featured_in_f32, of_blocks};
+use finite_attention::Mode;
+use finite_attention::check::{Case, Gradients};
 
 const BIAS_PAIR: &str = "bias.rs: let (even, odd) = B::load_pair(address);";
 const BIAS: &str = "bias.rs: let value = B::load_if(address, is_there);";
 const MASK: &str = "features.rs: global::load_u32_if(bits.key(keys / MASK_BITS), is_there)";
 const MASK_TRANSPOSED: &str = "features.rs: word = global::load_u16_if(bits.query(";
+const MAP: &str = "mask_map.rs: shown = shown.and(global::load_u32x2(address), at.bits);";
+const VISITED: &str = "visited.rs: tile: (word >> 2) as i32,";
 const SLOPED: &str = "features.rs: scores[register] = math::fma(-slope,";
 const NUMBERS: &str = "philox.rs: x0 = (second >> 32) as u32 ^ x1 ^ k0;";
 const TAKEN: &str = "dropout.rs: let taken = [warp::exchange(";
@@ -18,10 +22,31 @@ fn bytes_on(bytes: i64) -> impl Fn(&str) -> String {
     move |line| moved(line, if line.contains(".v2.") { 2 } else { 1 }, "u64", bytes)
 }
 
+/// Those of a kernel for Hopper whose producer tells which tiles are visited, of a case of [`of_blocks`].
+pub(super) fn told(kernel: &'static str, wrong: &'static str) -> Vec<Mutant> {
+    let mutant =
+        Mutant::new("tiles are taken for those of half their number", kernel, of_blocks(kernel));
+    vec![mutant.edit("shr.u32", &[VISITED], Which::All, |line| with_operand(line, 2, "3")).wrong(wrong)]
+}
+
+/// Those of a kernel for Hopper that makes gradients in order.
+pub(super) fn visited_in_order(kernel: &'static str) -> Vec<Mutant> {
+    let case = of_blocks(kernel);
+    let gradients = case.gradients.map(|of| Gradients { mode: Mode::Deterministic, ..of });
+    let mutant = |name| Mutant::new(name, kernel, Case { gradients, ..case.clone() });
+    vec![
+        mutant("a key tile adds behind one that skips the query tile")
+            .edit("ld.global", &[MAP, "block.next_visitor("], Which::All, bytes_on(8))
+            .wrong("dq")
+            .finding("deadlock", &[]),
+    ]
+}
+
 /// Those of a forward kernel for 16-bit elements.
 pub(super) fn forward(kernel: &'static str) -> Vec<Mutant> {
     let mutant = |name| Mutant::new(name, kernel, featured(kernel));
     let in_f32 = |name| Mutant::new(name, kernel, featured_in_f32(kernel));
+    let of_blocks = |name| Mutant::new(name, kernel, of_blocks(kernel));
     vec![
         mutant("bias is that of the next two keys")
             .edit("ld.global", &[BIAS_PAIR], Which::All, bytes_on(4))
@@ -34,6 +59,9 @@ pub(super) fn forward(kernel: &'static str) -> Vec<Mutant> {
             .edit("ld.global", &[MASK], Which::All, bytes_on(4))
             .wrong("o")
             .finding("out-of-bounds global access", &[MASK]),
+        of_blocks("the map of the mask's tiles is that of the next 64 queries")
+            .edit("ld.global", &[MAP], Which::All, bytes_on(8))
+            .wrong("o"),
         in_f32("slopes are left out")
             .edit("fma.rn.f32", &[SLOPED], Which::All, |line| result_is(line, operand(line, 3)))
             .wrong("o"),
@@ -50,6 +78,7 @@ pub(super) fn forward(kernel: &'static str) -> Vec<Mutant> {
 pub(super) fn backward(kernel: &'static str) -> Vec<Mutant> {
     let mutant = |name| Mutant::new(name, kernel, featured(kernel));
     let in_f32 = |name| Mutant::new(name, kernel, featured_in_f32(kernel));
+    let of_blocks = |name| Mutant::new(name, kernel, of_blocks(kernel));
     vec![
         mutant("bias is that of the next key")
             .edit("ld.global", &[BIAS], Which::All, bytes_on(2))
@@ -59,6 +88,9 @@ pub(super) fn backward(kernel: &'static str) -> Vec<Mutant> {
             .edit("ld.global", &[MASK_TRANSPOSED], Which::All, bytes_on(2))
             .wrong("d")
             .finding("out-of-bounds global access", &[MASK_TRANSPOSED]),
+        of_blocks("the map of the mask's tiles is that of the next 64 queries")
+            .edit("ld.global", &[MAP], Which::All, bytes_on(8))
+            .wrong("d"),
         in_f32("slopes are left out")
             .edit("fma.rn.f32", &[SLOPED], Which::All, |line| result_is(line, operand(line, 3)))
             .wrong("d"),

@@ -63,10 +63,10 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("barrier divergence", &[RING_BARRIER]),
         Mutant::new("rows past the end are not replaced by zeros", KERNEL, tight.clone())
-            .edit("cp.async.cg", &["key_value_ring.rs: self.value(tile).load"], Which::All, |line| {
+            .edit("cp.async.cg", &["key_value_ring.rs: self.value(step).load"], Which::All, |line| {
                 with_operand(line, 3, "16")
             })
-            .finding("out-of-bounds global access", &["async_copy::copy16_if", "self.value(tile).load"]),
+            .finding("out-of-bounds global access", &["async_copy::copy16_if", "self.value(step).load"]),
         mutant("rows past the end are stored")
             .edit("setp.ge.s32", &["store.rs: ", "store::store_staged"], Which::All, |line| {
                 with_operand(&line.replacen(".ge.", ".ne.", 1), 2, operand(line, 1))
@@ -80,7 +80,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("sub.s32", &[VISIBLE_END], Which::All, one_more)
             .wrong("o"),
         mutant("values are written on top of keys")
-            .edit("add.s32", &["key_value_ring.rs: SharedTile { address: self.key(tile).address"], Which::All, |line| {
+            .edit("add.s32", &["key_value_ring.rs: SharedTile { address: self.key(step).address"], Which::All, |line| {
                 with_operand(line, 2, "0")
             })
             .finding("uninitialised shared read", &["forward_mma.rs: multiply_accumulate"]),

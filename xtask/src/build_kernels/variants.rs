@@ -2,8 +2,8 @@
 
 use kernels_gpu::abi::{KernelSpec, KernelVariant, Marker, Switch, Switches};
 
-/// Variants whose figures are pinned: for each switch, kernels of both passes, of both targets, and of f32.
-const PINNED: [(&str, Switch); 8] = [
+/// Variants whose figures are pinned: kernels of both passes, of both targets, and of f32.
+const PINNED: [(&str, Switch); 14] = [
     ("forward_bf16_d64_sm90a", Switch::Softcap),
     ("forward_bf16_d128_sm90a", Switch::Softcap),
     ("forward_bf16_d128_sm80", Switch::Softcap),
@@ -12,6 +12,12 @@ const PINNED: [(&str, Switch); 8] = [
     ("backward_bf16_d128_sm90a", Switch::Softcap),
     ("backward_bf16_d128_sm80", Switch::Softcap),
     ("backward_f32_d64_sm80", Switch::Softcap),
+    ("forward_bf16_d64_q128_sm90a", Switch::AttnMask),
+    ("forward_bf16_d128_q128_sm90a", Switch::AttnMask),
+    ("forward_bf16_d128_sm80", Switch::AttnMask),
+    ("backward_bf16_d64_sm90a", Switch::AttnMask),
+    ("backward_bf16_d128_sm90a", Switch::AttnMask),
+    ("backward_bf16_d128_sm80", Switch::AttnMask),
 ];
 
 /// The kernel as it is compiled, then its variants that are pinned.

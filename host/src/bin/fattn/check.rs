@@ -350,6 +350,7 @@ fn json_features(case: &Case) -> Value {
             "dimensions": mask.dimensions.text(),
             "layout": mask.placement.name(),
             "density": mask.density,
+            "block": mask.block,
             "dead_rows": mask.has_dead_rows,
         })
     });

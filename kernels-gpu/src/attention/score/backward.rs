@@ -112,6 +112,8 @@ where
     pub references: &'a References<R>,
     /// What else is done to scores.
     pub score: &'a ScoreParams,
+    /// Whether the boolean mask, if there is one, hides nothing.
+    pub shows_all: bool,
     /// Where the tile stands.
     pub tile: T,
     /// And among all scores.
@@ -263,7 +265,7 @@ where
             if features::are_natural::<E>() && !specialize::softcap() {
                 self.natural_exponents::<E, F, ROWS, N>(scores, &tile, &place);
             }
-            if specialize::attn_mask() {
+            if specialize::attn_mask() && !self.shows_all {
                 features::hide_transposed::<F, ROWS, N>(self.lane, scores, self.score, &tile, &place);
             }
         }

@@ -266,8 +266,8 @@ pub unsafe fn hide_transposed<F: Fragment<ROWS, N>, const ROWS: usize, const N: 
     }
 }
 
-/// [`add`] if something is added, and [`hide`] if there is a boolean mask, over a tile whose rows are
-/// queries.
+/// [`add`] if something is added, and [`hide`] if there is a boolean mask, unless it `shows_all`, over a tile
+/// whose rows are queries.
 ///
 /// # Safety
 /// The tensors are as [`ScoreParams`] says.
@@ -279,11 +279,12 @@ pub unsafe fn apply<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N
     tile: &ScoreTile,
     place: &ScorePlace,
     factor: f32,
+    shows_all: bool,
 ) {
     if are_natural::<E>() {
         add::<E, F, ROWS, N, false>(lane, scores, p, tile, place, factor);
     }
-    if specialize::attn_mask() {
+    if specialize::attn_mask() && !shows_all {
         hide::<F, ROWS, N>(lane, scores, p, tile, place);
     }
 }

@@ -8,6 +8,8 @@ use crate::attention::key_block::Step;
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_schedule::KeySchedule;
 use crate::attention::key_stretch::division;
+use crate::attention::visited::{VisitedStep, VisitedTile};
+use crate::geometry::mask_map::Shown;
 use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::{Helper, Recruit};
 use crate::pipeline::stages::Cursor;
@@ -108,9 +110,13 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                 KeyOrder::write_tiles(letter, p, KEYS, QUERIES);
                 bulk_copy::fence();
                 KeyOrder::write_steps(letter, p);
-                let turn = progress.orders.in_step();
-                self.orders.end(&mut progress.orders);
-                self.bring::<E>(p, maps, &turn, &mut progress.stages, letter, &mut queue);
+                if Self::skips_steps() {
+                    self.bring_shown::<E>(p, maps, &mut progress, letter, &mut queue);
+                } else {
+                    let turn = progress.orders.in_step();
+                    self.orders.end(&mut progress.orders);
+                    self.bring::<E>(p, maps, &turn, &mut progress.stages, letter, &mut queue);
+                }
                 let done = KeyOrder::stretch(letter);
                 if !division(p).goes_on(&done) {
                     break;
@@ -132,6 +138,93 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         letter: Letter,
         queue: &mut TileQueue,
     ) {
+        self.bring_keys(p, maps, turn, letter);
+        // Read again: there are no registers to keep it in meanwhile.
+        let mut order = KeyOrder::read(letter, p, KEYS);
+        let walk = order.walk;
+        let mut at = walk.start();
+        // Heads are counted from the first of all.
+        at.head += order.block.key_head * p.group_size;
+        order.block.key_head = 0;
+        let order = &order;
+        let mut left = walk.steps;
+        while left > 0 {
+            if left <= ASK_AHEAD {
+                queue.ask();
+            }
+            left -= 1;
+            let raw = repairs_queries(p, order, &at, QUERIES);
+            self.bring_queries::<E>(p, maps, stages, order, &at, raw);
+            at = walk.next_of_head(&at);
+        }
+    }
+
+    /// The same of the steps of which a boolean mask shows something; the order, which is written, is sent
+    /// before. Others are told which these are, each with its queries.
+    #[inline(always)]
+    unsafe fn bring_shown<E: TensorCoreElement>(
+        &self,
+        p: &BackwardParams,
+        maps: &Maps,
+        progress: &mut Progress<STAGES>,
+        letter: Letter,
+        queue: &mut TileQueue,
+    ) {
+        let mut order = KeyOrder::read(letter, p, KEYS);
+        let walk = order.walk;
+        let key_head = order.block.key_head;
+        // The step that is looked at, and one that is visited and waits for it to be known whether it is the
+        // last; with heads of all.
+        let mut look = walk.start();
+        look.head += key_head * p.group_size;
+        let (mut at, mut at_shown) = (look, Shown::NOTHING);
+        let mut is_sent = false;
+        let mut left = walk.steps;
+        loop {
+            let mut shown = Shown::NOTHING;
+            order.block.key_head = key_head;
+            let key_tile = (order.block.first_tile, KEYS);
+            while left > 0 && !shown.some {
+                let tile = (look.tile, QUERIES);
+                shown = order.block.shown(p, key_tile, tile, look.head);
+                left -= 1;
+                if !shown.some {
+                    look = walk.next_of_head(&look);
+                }
+            }
+            if !is_sent && (at_shown.some || !shown.some) {
+                if !at_shown.some {
+                    KeyOrder::write_no_steps(letter);
+                }
+                let turn = progress.orders.in_step();
+                self.orders.end(&mut progress.orders);
+                self.bring_keys(p, maps, &turn, letter);
+                is_sent = true;
+            }
+            if at_shown.some {
+                let is_last = !shown.some;
+                if is_last {
+                    queue.ask();
+                }
+                let tile = VisitedTile { tile: at.tile, is_last, shows_all: at_shown.all };
+                self.queries.acquire(&progress.stages);
+                self.write_visited(&progress.stages, VisitedStep { tile, head: at.head });
+                order.block.key_head = 0;
+                // The repairer, who learns of a step with its queries, looks at all of them.
+                let raw = p.cu_seqlens_q != 0;
+                self.bring_queries::<E>(p, maps, &mut progress.stages, &order, &at, raw);
+            }
+            if !shown.some {
+                return;
+            }
+            (at, at_shown) = (look, shown);
+            look = walk.next_of_head(&look);
+        }
+    }
+
+    /// Requests keys and values.
+    #[inline(always)]
+    unsafe fn bring_keys(&self, p: &BackwardParams, maps: &Maps, turn: &Cursor<1>, letter: Letter) {
         let order = &KeyOrder::read(letter, p, KEYS);
         let block = &order.block;
         let raw = repairs_keys(p, order);
@@ -148,46 +241,42 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         self.values.acquire(turn);
         mbarrier::arrive_expect(value_full, Self::KEY_BYTES);
         self.value.request(maps.v, &place, value_full);
+    }
 
-        // Read again: there are no registers to keep it in meanwhile.
-        let mut order = KeyOrder::read(letter, p, KEYS);
-        let walk = order.walk;
-        let mut at = walk.start();
-        // Heads are counted from the first of all.
-        at.head += order.block.key_head * p.group_size;
-        order.block.key_head = 0;
-        let (block, order) = (&order.block, &order);
-        let mut left = walk.steps;
-        while left > 0 {
-            if left <= ASK_AHEAD {
-                queue.ask();
-            }
-            left -= 1;
-            let source = block.source::<2>(p, &at, QUERIES, E::NARROW);
-            let row = block.sequence.first_query + at.tile * QUERIES as i32;
-            let place = Place::of_rows(row, at.head, block.sequence.batch);
-            let raw = repairs_queries(p, order, &at, QUERIES);
-            let stage = stages.stage();
-            self.queries.acquire(stages);
-            let barrier = if raw { self.raw_query(stage) } else { self.queries.full(stage) };
-            mbarrier::arrive_expect(barrier, Self::QUERY_BYTES + Self::STATISTIC_BYTES);
-            self.query(stage).request(maps.q, &place, barrier);
-            bulk_copy::load_bytes(self.lse(stage), source.lse, Self::STATISTIC_BYTES, barrier);
+    /// Requests what a step needs, with a head of all: `raw` if it waits for repair.
+    #[inline(always)]
+    unsafe fn bring_queries<E: TensorCoreElement>(
+        &self,
+        p: &BackwardParams,
+        maps: &Maps,
+        stages: &mut Cursor<STAGES>,
+        order: &KeyOrder,
+        at: &Step,
+        raw: bool,
+    ) {
+        let block = &order.block;
+        let source = block.source::<2>(p, at, QUERIES, E::NARROW);
+        let row = block.sequence.first_query + at.tile * QUERIES as i32;
+        let place = Place::of_rows(row, at.head, block.sequence.batch);
+        let stage = stages.stage();
+        self.queries.acquire(stages);
+        let barrier = if raw { self.raw_query(stage) } else { self.queries.full(stage) };
+        mbarrier::arrive_expect(barrier, Self::QUERY_BYTES + Self::STATISTIC_BYTES);
+        self.query(stage).request(maps.q, &place, barrier);
+        bulk_copy::load_bytes(self.lse(stage), source.lse, Self::STATISTIC_BYTES, barrier);
 
-            let turn = stages.in_step();
-            let stage = turn.stage();
-            self.d_os.acquire(&turn);
-            let barrier = if raw { self.raw_d_o(stage) } else { self.d_os.full(stage) };
-            let statistics = if E::NARROW { 2 } else { 1 } * Self::STATISTIC_BYTES;
-            mbarrier::arrive_expect(barrier, Self::QUERY_BYTES + statistics);
-            self.d_o(stage).request(maps.d_o, &place, barrier);
-            bulk_copy::load_bytes(self.delta(stage), source.delta, Self::STATISTIC_BYTES, barrier);
-            if E::NARROW {
-                bulk_copy::load_bytes(self.norm(stage), source.norm, Self::STATISTIC_BYTES, barrier);
-            }
-            stages.advance();
-            at = walk.next_of_head(&at);
+        let turn = stages.in_step();
+        let stage = turn.stage();
+        self.d_os.acquire(&turn);
+        let barrier = if raw { self.raw_d_o(stage) } else { self.d_os.full(stage) };
+        let statistics = if E::NARROW { 2 } else { 1 } * Self::STATISTIC_BYTES;
+        mbarrier::arrive_expect(barrier, Self::QUERY_BYTES + statistics);
+        self.d_o(stage).request(maps.d_o, &place, barrier);
+        bulk_copy::load_bytes(self.delta(stage), source.delta, Self::STATISTIC_BYTES, barrier);
+        if E::NARROW {
+            bulk_copy::load_bytes(self.norm(stage), source.norm, Self::STATISTIC_BYTES, barrier);
         }
+        stages.advance();
     }
 
     /// The repairer, one warp: zeroes rows past the end of a packed sequence.
@@ -212,16 +301,24 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             self.orders.discard(&mut orders, lane);
             let KeyOrder { block, walk, .. } = order;
             let mut at = walk.start();
+            let mut is_first = true;
             while at.step < walk.steps {
                 let stage = stages.stage();
-                let raw = repairs_queries(p, &order, &at, QUERIES);
-                let rows = (block.sequence.query_rows - at.tile * QUERIES as i32) as u32;
-                let raw_keys = at.step == 0 && repairs_keys(p, &order);
+                let raw = Self::skips_steps() || repairs_queries(p, &order, &at, QUERIES);
+                let raw_keys = is_first && repairs_keys(p, &order);
+                is_first = false;
                 let key_rows =
                     (block.sequence.visible.key_rows - (block.first_tile * KEYS) as i32) as u32;
                 if raw {
                     mbarrier::wait(self.raw_query(stage), query_parities >> stage & 1);
                     query_parities ^= 1 << stage;
+                    if Self::skips_steps() {
+                        at = self.visited(&stages).step(walk.steps);
+                    }
+                }
+                let rows = (block.sequence.query_rows - at.tile * QUERIES as i32) as u32;
+                let rows = if rows < QUERIES { rows } else { QUERIES };
+                if raw {
                     self.query(stage).clear_rows(lane, rows);
                     repaired(self.queries.full(stage));
                 }

@@ -38,7 +38,19 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     #[inline(always)]
     pub(super) unsafe fn place_of(&self, p: &BackwardParams, letter: Letter, at: &Step) -> ScorePlace {
         let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
-        block.score_place(p, KeyOrder::head(letter, p, at))
+        let head = if Self::skips_steps() { at.head } else { KeyOrder::head(letter, p, at) };
+        block.score_place(p, head)
+    }
+
+    /// Device address of the references of a step's rows.
+    #[inline(always)]
+    pub(super) unsafe fn references(&self, p: &BackwardParams, letter: Letter, at: &Step) -> u64 {
+        if !Self::skips_steps() {
+            return KeyOrder::references(letter, p, at, QUERIES);
+        }
+        let KeyOrder { mut block, .. } = KeyOrder::read(letter, p, KEYS);
+        block.key_head = 0;
+        block.references(p, at, QUERIES)
     }
 
     /// The largest value of the tile, times what dropout multiplies dp by, for `THREADS` threads that meet at

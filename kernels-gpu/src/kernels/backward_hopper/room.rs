@@ -1,11 +1,12 @@
 //! The shared memory of a block of the Hopper backward: tiles, row statistics, barriers.
 
-use crate::abi::layout::{BackwardHopperLayout, WRITERS};
+use crate::abi::layout::{BackwardHopperLayout, VISITED_STEPS, WRITERS};
 use crate::abi::{BackwardParams, backward_sm90a_warpgroups};
 use crate::arch::barrier::block_sync;
-use crate::arch::{grid, mbarrier, shared, thread};
+use crate::arch::{grid, mbarrier, shared, specialize, thread};
 use crate::attention::key_order::KeyOrders;
-use crate::pipeline::stages::{BARRIER_BYTES, Stages};
+use crate::attention::visited::VisitedStep;
+use crate::pipeline::stages::{BARRIER_BYTES, Cursor, Stages};
 use crate::tile::shared_tile::SharedTile;
 
 /// Rows of statistics: lse, delta, and for f16 the norm of dO.
@@ -42,6 +43,8 @@ pub(super) struct Room<
     /// Output gradients and their delta (and norm).
     pub d_os: Stages<D_O_STAGES>,
     barriers: u32,
+    /// Steps that are visited.
+    visited: u32,
     /// A word for each computing warp.
     pub scratch: u32,
 }
@@ -79,7 +82,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         assert!(all.d_o_barriers - all.q_barriers == Stages::<STAGES>::BYTES);
         assert!(all.barriers - all.d_o_barriers == Stages::<D_O_STAGES>::BYTES);
         let raw_bytes = Self::RAW_BARRIERS * BARRIER_BYTES;
-        assert!(all.scratch - all.barriers == WRITERS * Stages::<1>::BYTES + raw_bytes);
+        assert!(all.visited - all.barriers == WRITERS * Stages::<1>::BYTES + raw_bytes);
+        assert!(all.scratch - all.visited == VISITED_STEPS * 8 && all.visited % 8 == 0);
         all
     };
 
@@ -133,6 +137,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             queries: Stages::new(queries),
             d_os: Stages::new(d_os),
             barriers,
+            visited: key + const { Self::LAYOUT.visited },
             scratch: key + const { Self::LAYOUT.scratch },
         }
     }
@@ -171,6 +176,35 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         block_sync();
         grid::wait_for_previous();
         grid::allow_next();
+    }
+
+    /// Whether only steps are visited of which a boolean mask shows something. Not where the writers take
+    /// turns: who waits for its own steps only does not learn whether another one's was the last.
+    #[inline(always)]
+    pub fn skips_steps() -> bool {
+        !Self::WRITERS_TAKE_TURNS && specialize::attn_mask()
+    }
+
+    /// Writes which step comes with the queries of a stage. There are [`VISITED_STEPS`] places: when the
+    /// queries of the second step before have been released, the writers are done with the fourth.
+    ///
+    /// # Safety
+    /// The producer, who has acquired the stage; where steps are skipped.
+    #[inline(always)]
+    pub unsafe fn write_visited(&self, stages: &Cursor<STAGES>, step: VisitedStep) {
+        let place = stages.in_step::<VISITED_STEPS>().stage();
+        shared::store_u32x2(self.visited + 8 * place, step.words());
+    }
+
+    /// Which step came with the queries of a stage, of as many stages as there may be.
+    ///
+    /// # Safety
+    /// The queries have come, or a share of dQ that was made of them, and are not yet released, or it is not;
+    /// where steps are skipped.
+    #[inline(always)]
+    pub unsafe fn visited<const COUNT: u32>(&self, stages: &Cursor<COUNT>) -> VisitedStep {
+        let place = stages.in_step::<VISITED_STEPS>().stage();
+        VisitedStep::from_words(shared::load_u32x2(self.visited + 8 * place))
     }
 
     #[inline(always)]

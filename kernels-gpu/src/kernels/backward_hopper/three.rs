@@ -120,14 +120,14 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                         factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
                     }
                     let lse = self.lse(stage);
-                    let references =
-                        || KeyOrder::references(self.orders.letter_here(&orders), p, &at, QUERIES);
+                    let references = || self.references(p, self.orders.letter_here(&orders), &at);
                     let step = StepScores {
                         lane,
                         lse,
                         scale: &scale,
                         references: &References::find::<E, QUERIES>(p, lse, references),
                         score: &p.score,
+                        shows_all: false,
                         tile: || self.tile(p, letter, &at),
                         place: || self.place_of(p, letter, &at),
                     };

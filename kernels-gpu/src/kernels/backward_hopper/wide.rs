@@ -95,16 +95,21 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                 loop {
                     let stage = stages.stage();
                     self.queries.wait(&stages);
+                    let mut shows_all = false;
+                    if Self::skips_steps() {
+                        let visited = self.visited(&stages);
+                        (at, shows_all) = (visited.step(steps), visited.tile.shows_all);
+                    }
                     let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
                     let lse = self.lse(stage);
-                    let references =
-                        || KeyOrder::references(self.orders.letter_here(&orders), p, &at, QUERIES);
+                    let references = || self.references(p, self.orders.letter_here(&orders), &at);
                     let step = StepScores {
                         lane,
                         lse,
                         scale: &scale,
                         references: &References::find::<E, QUERIES>(p, lse, references),
                         score: &p.score,
+                        shows_all,
                         tile: || self.tile(p, letter, &at),
                         place: || self.place_of(p, letter, &at),
                     };
@@ -266,6 +271,9 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
 
                     let mut dq = E::start_dq::<QUERIES>(ds_tile.descriptor(0), dq_keys);
                     self.queries.wait(&stages);
+                    if Self::skips_steps() {
+                        step = self.visited(&stages).step(steps).step;
+                    }
                     let queries = self.query(stages.stage()).descriptor(0);
                     E::start_gradient(&mut dk, &ds, queries);
                     dq.wait::<1>();

@@ -17,10 +17,10 @@
 //! The wait until a copy was written is the fence between the proxies that the next copy needs.
 
 use super::room::Room;
-use crate::abi::layout::dq_is_transposed;
+use crate::abi::layout::{VISITED_STEPS, dq_is_transposed};
 use crate::abi::{BackwardParams, DQ_IN_ORDER};
 use crate::arch::{bulk_copy, global, shared};
-use crate::attention::key_block::{self, CLAIMED, KeyBlock, STORED, UNTOUCHED};
+use crate::attention::key_block::{self, CLAIMED, KeyBlock, STORED, Step, UNTOUCHED};
 use crate::attention::key_order::KeyOrder;
 use crate::pipeline::stages::Cursor;
 
@@ -54,6 +54,26 @@ impl Shares {
         Shares { adds_from, before, after }
     }
 
+    /// Those of a step, with a head of all, where steps are skipped: if dQ has an order, the next key tile
+    /// that visits its query tile adds before.
+    #[inline(always)]
+    unsafe fn of_step(
+        self,
+        p: &BackwardParams,
+        block: &KeyBlock,
+        at: &Step,
+        keys: u32,
+        queries: u32,
+    ) -> Self {
+        if p.dq_order != DQ_IN_ORDER {
+            return self;
+        }
+        match block.next_visitor(p, keys, (at.tile, queries), at.head) {
+            Some(next) => Shares { adds_from: 0, before: key_block::added_by(next), ..self },
+            None => Shares { adds_from: i32::MAX, ..self },
+        }
+    }
+
     /// A copy that was started is written: the note says so.
     #[inline(always)]
     unsafe fn publish(&self, note: u64) {
@@ -84,6 +104,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         let mut earlier_steps = 0;
         let mut turns = Cursor::start();
         let mut orders = Cursor::start();
+        // Of all steps, where some are skipped.
+        let mut steps = Cursor::<VISITED_STEPS>::start();
         loop {
             let letter = self.orders.wait(&orders);
             if KeyOrder::ends(letter) {
@@ -91,7 +113,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             }
             let KeyOrder { block, walk, stretch } = KeyOrder::read(letter, p, KEYS);
             self.orders.discard_alone(&mut orders);
-            let shares = Shares::of(p, &block, KEYS, QUERIES);
+            let mut shares = Shares::of(p, &block, KEYS, QUERIES);
             let mut unpublished = 0;
             let mut at = walk.start();
             while at.step < walk.steps {
@@ -102,8 +124,18 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                         continue;
                     }
                 }
+                // Where heads are counted from the first of all.
+                let mut block = block;
+                if Self::skips_steps() {
+                    stage.wait(&turns);
+                    at = self.visited(&steps).step(walk.steps);
+                    steps.advance();
+                    shares = shares.of_step(p, &block, &at, KEYS, QUERIES);
+                    block.key_head = 0;
+                }
                 let note = block.dq_note(p, &at, QUERIES, half);
                 let claims = Self::CLAIMS_EARLY
+                    && !Self::skips_steps()
                     && !in_order
                     && shared::load_relaxed_u32(other_allowed) >= earlier_steps;
                 let found = if claims {

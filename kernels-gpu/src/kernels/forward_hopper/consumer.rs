@@ -195,7 +195,7 @@ where
     unsafe fn receive(&mut self) -> Queries<A> {
         let work_tile = self.pipelines.work_tile();
         let q = self.pipelines.wait_for_queries(self.warpgroup);
-        if Self::HAS_RANGE {
+        if self.has_range() {
             let first_row = WARPGROUP_ROWS * self.warpgroup;
             let range = work_tile.tiles_of_rows(
                 self.p,
@@ -233,9 +233,14 @@ where
     ) -> Last<QUERY_STAGES> {
         let range = self.key_tiles();
         let mut tile = range.end - 1;
+        let (mut first, mut shows_all) = (range.begin, false);
+        if self.pipelines.skips_key_tiles() {
+            let visited = self.pipelines.first_visited();
+            (first, shows_all) = (visited.last(), visited.shows_all);
+        }
         t.output.restart();
         let mut softmax = OnlineSoftmax::<2>::new(self.p.is_exact());
-        self.apply(&mut t.scores, tile, &range);
+        self.apply(&mut t.scores, tile, &range, shows_all);
         t.probabilities = self.first_probabilities(&mut softmax, &t.scores);
         self.drop(&mut t.probabilities, tile);
         if Self::SENDS_OUTPUT && Self::KEEPS_QUERIES {
@@ -244,10 +249,14 @@ where
             self.pipelines.release_sent_queries(&sent, self.lane == 0 && is_sending);
         }
         self.skip_leading_values();
-        let mut first = range.begin;
         while tile > first {
             tile -= 1;
-            self.pipelines.wait_for_keys();
+            if self.pipelines.skips_key_tiles() {
+                let visited = self.pipelines.wait_for_visited();
+                (tile, first, shows_all) = (visited.tile, visited.last(), visited.shows_all);
+            } else {
+                self.pipelines.wait_for_keys();
+            }
             self.scheduler.wait();
             t.scores = E::start_scores::<QUERIES>(&t.q, self.pipelines.key());
             self.pipelines.wait_for_values();
@@ -255,11 +264,13 @@ where
             self.scheduler.pass();
 
             let range = self.key_tiles();
-            first = range.begin;
+            if !self.pipelines.skips_key_tiles() {
+                first = range.begin;
+            }
             t.scores.wait::<1>();
             self.pipelines.release_keys(self.lane == 0);
             self.pipelines.keys.advance();
-            self.apply(&mut t.scores, tile, &range);
+            self.apply(&mut t.scores, tile, &range, shows_all);
 
             t.output.values.wait::<0>();
             self.pipelines.release_values(self.lane == 0);
@@ -287,21 +298,21 @@ where
     /// Skips the values of leading key tiles, and the turns of their products.
     #[inline(always)]
     unsafe fn skip_leading_values(&mut self) {
-        if Self::HAS_RANGE {
+        if self.has_range() {
             let leading = self.key_range.leading(self.pipelines.work_tile());
             self.pipelines.skip_values(leading, self.lane);
             self.scheduler.skip(leading);
         }
     }
 
-    /// Scores of the products of key tile `tile`.
+    /// Scores of the products of key tile `tile`, of which the boolean mask may show all.
     #[inline(always)]
-    unsafe fn apply(&self, scores: &mut [f32; S], tile: i32, range: &TileRange) {
+    unsafe fn apply(&self, scores: &mut [f32; S], tile: i32, range: &TileRange, shows_all: bool) {
         let (p, is_masked) = (self.p, range.is_masked(tile));
         let block = || self.pipelines.work_tile().block(p, Self::QUERY_TILES);
         let at = || (lane_and_row().0, block().score_tile(lane_and_row().1, tile * KEYS as i32));
         let place = || block().score_place(p);
-        score::apply::<E, MmaFragment, 2, S>(scores, &self.scale, p, is_masked, at, place);
+        score::apply::<E, MmaFragment, 2, S>(scores, &self.scale, p, is_masked, shows_all, at, place);
     }
 
     /// Drops probabilities of key tile `tile`.
@@ -325,7 +336,7 @@ where
         let query = self.pipelines.queries;
         self.pipelines.queries.advance();
         let block = work_tile.block(self.p, Self::QUERY_TILES);
-        if Self::HAS_RANGE {
+        if self.has_range() {
             self.key_range.keep_trailing(work_tile, first, self.lane);
         }
         if Self::SENDS_OUTPUT && Self::VALUES_FIRST && self.lane == 0 {
@@ -346,7 +357,7 @@ where
         if Self::VALUES_FIRST {
             E::start_output(&mut t.output, &t.probabilities, self.pipelines.value());
         }
-        if Self::HAS_RANGE {
+        if self.has_range() {
             let trailing = self.key_range.trailing();
             self.pipelines.skip_keys(trailing);
             self.scheduler.skip(trailing);
@@ -446,7 +457,7 @@ where
         }
         self.release_output(&last.query, next, lane == 0);
         self.pipelines.values.advance();
-        if Self::HAS_RANGE {
+        if self.has_range() {
             self.pipelines.skip_values(self.key_range.trailing(), lane);
         }
         // Two warpgroups never go on behind another message than work: without a condition the assembler
@@ -472,9 +483,16 @@ where
         }
     }
 
+    /// Whether this warpgroup has a range of key tiles of its own. Where some are skipped it visits all that
+    /// the producer brings.
+    #[inline(always)]
+    fn has_range(&self) -> bool {
+        Self::HAS_RANGE && !self.pipelines.skips_key_tiles()
+    }
+
     /// The key tiles of this warpgroup.
     #[inline(always)]
     unsafe fn key_tiles(&self) -> TileRange {
-        if Self::HAS_RANGE { self.key_range.load() } else { self.pipelines.work_tile().tiles() }
+        if self.has_range() { self.key_range.load() } else { self.pipelines.work_tile().tiles() }
     }
 }

@@ -3,6 +3,7 @@
 use super::shared_storage::SharedStorage;
 use super::tile::{ForwardTile, WARPGROUP_ROWS};
 use crate::arch::{bulk_copy, thread, warp};
+use crate::attention::visited::VisitedTile;
 use crate::attention::work_tile::WorkTileSlot;
 use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::stages::Cursor;
@@ -130,6 +131,36 @@ impl<
     #[inline(always)]
     pub unsafe fn wait_for_keys(&self) {
         self.storage.keys.wait(&self.keys);
+    }
+
+    /// Whether only key tiles are visited of which a boolean mask shows something.
+    #[inline(always)]
+    pub fn skips_key_tiles(&self) -> bool {
+        SharedStorage::<
+            QUERIES,
+            KEYS,
+            ROW_BYTES,
+            QUERY_STAGES,
+            KEY_STAGES,
+            VALUE_STAGES,
+            GATHERS_HEADS,
+        >::skips_key_tiles()
+    }
+
+    /// Where key tiles are skipped: the first one of the work tile.
+    #[inline(always)]
+    pub unsafe fn first_visited(&self) -> VisitedTile {
+        self.storage.first_visited(self.work_tiles.stage())
+    }
+
+    /// Where key tiles are skipped: waits for the keys, and says of which tile they are.
+    #[inline(always)]
+    pub unsafe fn wait_for_visited(&self) -> VisitedTile {
+        self.wait_for_keys();
+        let tile = self.storage.visited(Self::uniform(self.keys.stage()));
+        // All have read it when one of them releases the keys.
+        warp::warp_sync();
+        tile
     }
 
     /// The descriptor of the key tile.

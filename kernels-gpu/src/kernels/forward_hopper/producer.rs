@@ -6,7 +6,10 @@ use crate::arch::{bulk_copy, math, mbarrier, thread, warp};
 use crate::attention::packed_work::PackedWork;
 use crate::attention::query_block::QueryBlock;
 use crate::attention::score::split_sign;
+use crate::attention::visited::{NextTile, VisitedTile};
 use crate::attention::work_tile::{WorkTileInfo, WorkTileSlot};
+use crate::geometry::mask_map::Shown;
+use crate::geometry::visible::TileRange;
 use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::stages::Cursor;
 use crate::pipeline::tile_queue::TileQueue;
@@ -107,12 +110,103 @@ impl<
         queue: &mut TileQueue,
         block: &QueryBlock,
     ) {
-        let PipelineStates { work_tiles, queries, keys, values } = states;
         // One count is enough, if there are as many.
-        values.follow(keys);
+        states.values.follow(&states.keys);
+        if Self::skips_key_tiles() {
+            self.bring_shown(p, maps, states, queue, block);
+            return;
+        }
+        let tiles = block.key_tiles(QUERIES, KEYS);
+        let mut zeroes = self.announce(p, maps, states, block, &tiles);
+        let mut tile = tiles.end;
+        if tiles.begin >= tile {
+            return;
+        }
+        while tile >= tiles.begin {
+            if tile <= tiles.begin + ASK_AHEAD {
+                queue.ask();
+            }
+            // Keys are one tile ahead of values.
+            if tile > tiles.begin {
+                self.bring_keys(maps, &mut states.keys, block, tile - 1);
+            }
+            if tile < tiles.end {
+                self.bring_values(maps, &mut states.values, block, tile, zeroes);
+                zeroes = false;
+            }
+            tile -= 1;
+        }
+    }
+
+    /// The same under a boolean mask, for key tiles of which it shows something. Consumers are told which
+    /// these are: the first one with the work tile, and each with its keys.
+    #[inline(always)]
+    unsafe fn bring_shown(
+        &self,
+        p: &ForwardHopperParams,
+        maps: &Maps,
+        states: &mut PipelineStates<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>,
+        queue: &mut TileQueue,
+        block: &QueryBlock,
+    ) {
+        let tiles = block.key_tiles(QUERIES, KEYS);
+        self.work_tiles.begin(&states.work_tiles);
+        // The tile whose keys come next, and the one whose values do; none below all.
+        let mut key = NextTile { tile: -1, shown: Shown::NOTHING };
+        let mut value = -1;
+        let mut zeroes = false;
+        let mut end = tiles.end;
+        loop {
+            let after = block.last_shown(&p.forward, (QUERIES, KEYS), tiles.begin, end);
+            let (has_key, is_last) = (key.tile >= tiles.begin, after.tile < tiles.begin);
+            let visited = VisitedTile { tile: key.tile, is_last, shows_all: key.shown.all };
+            if value < 0 && (has_key || is_last) {
+                let mut seen = TileRange { begin: 0, full_begin: 0, full_end: 0, end: 0 };
+                if has_key {
+                    self.write_first_visited(states.work_tiles.stage(), visited);
+                    seen = TileRange { end: key.tile + 1, ..tiles };
+                }
+                zeroes = self.announce(p, maps, states, block, &seen);
+                if !has_key {
+                    return;
+                }
+            }
+            if has_key {
+                if is_last {
+                    queue.ask();
+                }
+                self.keys.acquire(&states.keys);
+                self.write_visited(states.keys.stage(), visited);
+                self.bring_keys(maps, &mut states.keys, block, key.tile);
+            }
+            if value >= 0 {
+                self.bring_values(maps, &mut states.values, block, value, zeroes);
+                zeroes = false;
+                if !has_key {
+                    return;
+                }
+            }
+            if has_key {
+                value = key.tile;
+            }
+            (key, end) = (after, after.tile);
+        }
+    }
+
+    /// Tells the other warps of a query block that visits these key tiles, and requests its queries if there
+    /// are any. Gives whether rows of the values of the last tile must be zeroed before use.
+    #[inline(always)]
+    unsafe fn announce(
+        &self,
+        p: &ForwardHopperParams,
+        maps: &Maps,
+        states: &mut PipelineStates<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>,
+        block: &QueryBlock,
+        tiles: &TileRange,
+    ) -> bool {
+        let PipelineStates { work_tiles, queries, values, .. } = states;
         let packed = p.forward.cu_seqlens_q != 0;
         let flips = !(p.forward.scale > 0.0);
-        let tiles = block.key_tiles(QUERIES, KEYS);
         let any = tiles.begin < tiles.end;
         let sequence = &block.sequence;
         // Also where the rows that are not its own are the next tile's: to tell that apart takes a register.
@@ -120,7 +214,7 @@ impl<
         let last_end = tiles.end * KEYS as i32;
         let work_tile = WorkTileInfo {
             block: *block,
-            tiles,
+            tiles: *tiles,
             zeroes_queries: any && (flips || (packed || Self::lacks_rows(&p.forward)) && ragged),
             zeroes_values: any && packed && last_end > sequence.visible.key_rows,
             query_stage: queries.stage(),
@@ -128,7 +222,7 @@ impl<
         };
         self.work_tiles.send(work_tiles, work_tile.message());
         if !any {
-            return;
+            return false;
         }
         self.queries.acquire(queries);
         let stage = queries.stage();
@@ -143,36 +237,41 @@ impl<
         };
         self.query(stage).request(maps.q, &place, barrier);
         queries.advance();
+        work_tile.zeroes_values
+    }
 
-        let place = |tile: i32| {
-            let row = sequence.first_key + tile * KEYS as i32;
-            Place::of_rows(row, block.key_head, sequence.batch)
-        };
-        let mut zeroes = work_tile.zeroes_values;
-        let mut tile = tiles.end;
-        while tile >= tiles.begin {
-            if tile <= tiles.begin + ASK_AHEAD {
-                queue.ask();
-            }
-            // Keys are one tile ahead of values.
-            if tile > tiles.begin {
-                self.keys.acquire(keys);
-                let barrier = self.keys.full(keys.stage());
-                mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-                self.key(keys.stage()).request(maps.k, &place(tile - 1), barrier);
-                keys.advance();
-            }
-            if tile < tiles.end {
-                self.values.acquire(values);
-                let stage = values.stage();
-                let barrier = if zeroes { self.landed_value(stage) } else { self.values.full(stage) };
-                zeroes = false;
-                mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-                self.value(stage).request(maps.v, &place(tile), barrier);
-                values.advance();
-            }
-            tile -= 1;
-        }
+    /// Requests the keys of a key tile.
+    #[inline(always)]
+    unsafe fn bring_keys(
+        &self,
+        maps: &Maps,
+        keys: &mut Cursor<KEY_STAGES>,
+        block: &QueryBlock,
+        tile: i32,
+    ) {
+        self.keys.acquire(keys);
+        let barrier = self.keys.full(keys.stage());
+        mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
+        self.key(keys.stage()).request(maps.k, &key_place::<KEYS>(block, tile), barrier);
+        keys.advance();
+    }
+
+    /// Requests the values of a key tile, whose last rows may have to be zeroed before use.
+    #[inline(always)]
+    unsafe fn bring_values(
+        &self,
+        maps: &Maps,
+        values: &mut Cursor<VALUE_STAGES>,
+        block: &QueryBlock,
+        tile: i32,
+        zeroes: bool,
+    ) {
+        self.values.acquire(values);
+        let stage = values.stage();
+        let barrier = if zeroes { self.landed_value(stage) } else { self.values.full(stage) };
+        mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
+        self.value(stage).request(maps.v, &key_place::<KEYS>(block, tile), barrier);
+        values.advance();
     }
 
     /// The tail-zeroing warp: overwrites with zeros the rows of a tile that has landed which are not its own,
@@ -211,6 +310,13 @@ impl<
             }
         }
     }
+}
+
+/// Where a key tile of a query block stands.
+#[inline(always)]
+fn key_place<const KEYS: u32>(block: &QueryBlock, tile: i32) -> Place {
+    let row = block.sequence.first_key + tile * KEYS as i32;
+    Place::of_rows(row, block.key_head, block.sequence.batch)
 }
 
 /// Says at `barrier` that a tile is there whose tail is zeros now, to products and threads.

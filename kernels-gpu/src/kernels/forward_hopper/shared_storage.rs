@@ -3,11 +3,12 @@
 use super::tile::{ForwardTile, OutputPath};
 use crate::abi::{
     ForwardParams,
-    layout::{ForwardHopperLayout, KEY_RANGE_BYTES},
+    layout::{ForwardHopperLayout, KEY_RANGE_BYTES, MESSAGES},
 };
 use crate::arch::barrier::block_sync;
-use crate::arch::{mbarrier, shared, thread};
+use crate::arch::{mbarrier, shared, specialize, thread};
 use crate::attention::query_block::QueryTiles;
+use crate::attention::visited::VisitedTile;
 use crate::attention::work_tile::WorkTiles;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
 use crate::tile::shared_tile::SharedTile;
@@ -33,7 +34,8 @@ pub(super) struct SharedStorage<
     landed_queries: u32,
     landed_values: u32,
     pub work_tiles: WorkTiles,
-    /// Ranges of key tiles of the consumer warps.
+    /// Ranges of key tiles of the consumer warps. Where key tiles are skipped they have none, and the key
+    /// tiles that are visited stand there: the first one of each work tile, and that of each stage of keys.
     pub key_ranges: u32,
 }
 
@@ -70,6 +72,7 @@ impl<
         assert!(all.orders - all.v == VALUE_STAGES * Self::KEY_BYTES);
         assert!(all.key_ranges - all.orders == WorkTiles::BYTES && WorkTiles::BYTES % 16 == 0);
         assert!(all.q_barriers - all.key_ranges >= Self::CONSUMER_WARPS * KEY_RANGE_BYTES);
+        assert!(MESSAGES + KEY_STAGES <= Self::CONSUMER_WARPS * KEY_RANGE_BYTES / 4);
         assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
         assert!(all.v_barriers - all.k_barriers == Stages::<KEY_STAGES>::BYTES);
         assert!(all.landed_q - all.v_barriers == Stages::<VALUE_STAGES>::BYTES);
@@ -110,6 +113,48 @@ impl<
             mbarrier::fence_init();
         }
         block_sync();
+    }
+
+    /// Whether only key tiles are visited of which a boolean mask shows something.
+    #[inline(always)]
+    pub fn skips_key_tiles() -> bool {
+        Self::TILE.skips_key_tiles() && specialize::attn_mask()
+    }
+
+    /// Writes that `tile` is the first key tile of the work tile in slot `slot`.
+    ///
+    /// # Safety
+    /// The producer, who has acquired the slot; where key tiles are skipped.
+    #[inline(always)]
+    pub unsafe fn write_first_visited(&self, slot: u32, tile: VisitedTile) {
+        shared::store_u32(self.key_ranges + 4 * slot, tile.word());
+    }
+
+    /// The first key tile of the work tile in slot `slot`.
+    ///
+    /// # Safety
+    /// Before the work tile is discarded; where key tiles are skipped.
+    #[inline(always)]
+    pub unsafe fn first_visited(&self, slot: u32) -> VisitedTile {
+        VisitedTile::from_word(shared::load_u32(self.key_ranges + 4 * slot))
+    }
+
+    /// Writes that `tile` is the key tile of stage `stage`.
+    ///
+    /// # Safety
+    /// The producer, who has acquired the stage; where key tiles are skipped.
+    #[inline(always)]
+    pub unsafe fn write_visited(&self, stage: u32, tile: VisitedTile) {
+        shared::store_u32(self.key_ranges + 4 * (MESSAGES + stage), tile.word());
+    }
+
+    /// The key tile of stage `stage`.
+    ///
+    /// # Safety
+    /// Between the wait for the keys and their release; where key tiles are skipped.
+    #[inline(always)]
+    pub unsafe fn visited(&self, stage: u32) -> VisitedTile {
+        VisitedTile::from_word(shared::load_u32(self.key_ranges + 4 * (MESSAGES + stage)))
     }
 
     /// Bytes of a query tile that are brought.

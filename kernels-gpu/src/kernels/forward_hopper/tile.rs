@@ -117,6 +117,12 @@ impl ForwardTile {
         }
     }
 
+    /// Whether only key tiles are visited of which a boolean mask shows something. Not with three warpgroups,
+    /// whose tiles of 192 rows no plan takes under a mask: they have no register left for it.
+    pub const fn skips_key_tiles(self) -> bool {
+        self.warpgroups() == 2
+    }
+
     /// How many key tiles a warpgroup skips behind its range at most. While it waits for the keys of the next
     /// work tile it still has the stage of its last values: values of more tiles than there are other stages
     /// would never come, nor what comes after them.

@@ -99,9 +99,8 @@ impl FeatureArguments {
         problem.bias.filter(|_| self.dbias)
     }
 
-    /// The bits of the boolean mask of `problem`.
-    pub fn mask_words(&self, shape: &MaskShape) -> Vec<u32> {
-        let words = shape.row_words();
+    /// The boolean mask, dense and with an entry for each key.
+    pub fn mask_bytes(&self, shape: &MaskShape) -> Vec<u8> {
         let block = self.mask_block;
         // All keys are as the first where the mask has one entry for them.
         let varies = self.attn_mask.is_none_or(|Dimensions([.., keys])| keys);
@@ -114,13 +113,9 @@ impl FeatureArguments {
             let mixed = (of + key as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             ((mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32 <= threshold
         };
-        let word = |index: usize| {
-            let (row, first) = (index / words, index % words * 32);
-            let bit =
-                |bit: usize| u32::from(first + bit < shape.keys && is_shown(row, first + bit)) << bit;
-            (0..32).map(bit).sum()
-        };
-        (0..shape.words() as usize).map(word).collect()
+        let rows = shape.batches * shape.heads * shape.queries;
+        let row = |row| (0..shape.keys).map(move |key| u8::from(is_shown(row, key)));
+        (0..rows).flat_map(row).collect()
     }
 }
 
@@ -153,8 +148,9 @@ mod tests {
         let rows = |dims: &str| -> Vec<u64> {
             let features = features(dims);
             let shape = features.add_to(problem()).unwrap().attn_mask.unwrap();
-            let words = features.mask_words(&shape);
-            words.chunks(2).map(|row| u64::from(row[0]) | u64::from(row[1]) << 32).collect()
+            let bits =
+                |row: &[u8]| row.iter().rev().fold(0, |bits, &shown| bits << 1 | u64::from(shown));
+            features.mask_bytes(&shape).chunks(40).map(bits).collect()
         };
         let all = (1 << 40) - 1;
         let of_rows = rows("hq");

@@ -4,11 +4,12 @@ use super::task::Task;
 use crate::plans::Explained;
 use anyhow::{Result, bail};
 use bytemuck::cast_slice;
-use finite_attention::attention::{launch_backward, launch_forward};
+use finite_attention::attention::{PreparedMask, launch_backward, launch_forward};
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory};
 use finite_attention::driver::cuda::{CudaDriver, CudaEvent};
 use finite_attention::driver::{DeviceProperties, Driver};
 use finite_attention::plan::{BackwardPlan, ForwardPlan, ScorePointers, plan_backward, plan_forward};
+use finite_attention::problem::{MaskShape, ScoreLayout};
 use finite_attention::{
     BackwardPointers, BackwardProblem, Device, Dtype, Element, ForwardPointers, KernelImages, Layout,
     Stream, Workspace,
@@ -204,8 +205,14 @@ impl<T: Element> Memory<'_, T> {
             };
         }
         if let Some(shape) = problem.attn_mask {
-            let words = task.features.mask_words(&shape);
-            pointers.mask_bits = self.keep(DeviceBuffer::from_slice(self.device, &words)?);
+            let MaskShape { batches, heads, queries, keys } = shape;
+            let layout = ScoreLayout::dense([batches, heads, queries, keys]);
+            let bytes = DeviceBuffer::from_slice(self.device, &task.features.mask_bytes(&shape))?;
+            let (pointer, stream) = (bytes.device_pointer(), Stream::default());
+            // SAFETY: the buffer holds the layout, and lives until the work is done.
+            let mask = unsafe { PreparedMask::new(self.device, &layout, keys, pointer, stream) }?;
+            self.device.synchronize(stream)?;
+            pointers.mask_bits = self.keep(mask);
         }
         let slopes: Vec<f32> =
             (1..=heads).map(|head| (-8.0 * head as f32 / heads as f32).exp2()).collect();

@@ -1,6 +1,7 @@
 //! `fattn check --what msda --suite msda-triton`: the tests that msda-triton has of its kernels, run on ours.
 
-use super::{CaseOutcome, CheckArguments, Swept, sweep_all};
+use super::{CaseOutcome, CheckArguments, Sweep};
+use crate::console::outln;
 use anyhow::{Result, ensure};
 use finite_attention::Device;
 use finite_attention::check::msda::{
@@ -39,13 +40,14 @@ pub fn run(arguments: &CheckArguments, first: usize, count: usize) -> Result<Exi
         arguments.seed
     );
     let first = arguments.seed + first as u64;
-    let (name, _) = arguments.device.open()?;
+    let sweep = Sweep::open(&arguments.device)?;
+    let Sweep { name, device_text, .. } = &sweep;
     let size = match name {
         DeviceName::Emulated(_) => MsdaTritonSize::EMULATED,
         DeviceName::Cuda(_) | DeviceName::CudaAs(..) => MsdaTritonSize::FULL,
     };
     let run = |device: &Device, index| run_msda_triton(device, first + index as u64, size);
-    let Swept { name, device_text, outcomes } = sweep_all(&arguments.device, count, run)?;
+    let outcomes = sweep.run(count, run, None)?;
     let rows: Vec<Row> =
         (0..msda_triton_tests(first, size).len()).map(|test| Row::new(&outcomes, test)).collect();
     let failed: usize = rows.iter().map(Row::failed).sum();
@@ -57,15 +59,15 @@ pub fn run(arguments: &CheckArguments, first: usize, count: usize) -> Result<Exi
             "batches": size.batches, "queries": size.queries, "heads": size.heads,
             "tests": tests, "passed": passed, "failed": failed,
         });
-        println!("{report}");
+        outln!("{report}")?;
     } else {
-        print_table(&rows);
+        print_table(&rows)?;
         let last = first + count as u64 - 1;
-        println!(
+        outln!(
             "{} at its tolerances, device {name} ({device_text}), seeds {first} to {last}",
             shape(&rows)
-        );
-        println!("{passed} passed, {failed} failed");
+        )?;
+        outln!("{passed} passed, {failed} failed")?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
@@ -139,28 +141,35 @@ impl<'o> Row<'o> {
 }
 
 /// Of each test how many seeds passed, and the largest errors of all seeds as shares of what is allowed.
-fn print_table(rows: &[Row]) {
-    println!(
+fn print_table(rows: &[Row]) -> Result<()> {
+    outln!(
         "{:<58} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6}",
-        "test", "passed", "failed", "o", "dval", "dloc", "dwgt"
-    );
+        "test",
+        "passed",
+        "failed",
+        "o",
+        "dval",
+        "dloc",
+        "dwgt"
+    )?;
     for row in rows {
         let [o, d_value, d_locations, d_weights] = TENSORS.map(|name| {
             row.share(name).map_or_else(|| "-".to_owned(), |(share, _)| format!("{share:.3}"))
         });
         let failed = row.failed();
-        println!(
+        outln!(
             "{:<58} {:>6} {failed:>6} {o:>6} {d_value:>6} {d_locations:>6} {d_weights:>6}",
             row.text(),
             row.results.len() - failed,
-        );
+        )?;
     }
-    println!("largest errors of all seeds, as shares of what is allowed");
+    outln!("largest errors of all seeds, as shares of what is allowed")?;
     let failures = rows.iter().flat_map(|row| row.failures().map(|failure| (row.text(), failure)));
     for (test, (seed, failure)) in failures.take(QUOTED) {
-        println!(
+        outln!(
             "FAIL seed {seed}, {}: {failure}",
             test.split_whitespace().collect::<Vec<_>>().join(" ")
-        );
+        )?;
     }
+    Ok(())
 }

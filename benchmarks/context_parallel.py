@@ -40,18 +40,14 @@ def arguments():
 
 
 def ours(of, ranks, heads_k):
-    """Milliseconds of a forward and a backward: of one GPU and of all ranks."""
+    """Milliseconds of a forward, and of forward and backward: of one GPU and of all ranks."""
     command = [of.fattn, "ring", "--bench", "--ranks", ranks, "--rows-per-rank", of.rows_per_rank, "--heads",
         of.heads, "--heads-k", heads_k, "--head-dim", of.head_dim, "--passes", of.passes]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
-    times = {}
-    for line in done.stdout.splitlines():
-        words = line.split()
-        if words and words[0] in ("forward", "backward") and "+" not in words:
-            times[words[0]] = [float(words[1]), float(words[2])]
-    return times["forward"], times["backward"]
+    rows = [line.rsplit(maxsplit=3) for line in done.stdout.splitlines() if line.startswith("forward")]
+    return [[float(one), float(ring)] for _, one, ring, _ in rows]
 
 
 def theirs(of, ranks, heads_k):
@@ -155,8 +151,8 @@ def main():
                     else:
                         other.setdefault(name, []).append(pair)
             median = lambda pick: statistics.median(map(pick, own))
-            one = [median(lambda t: t[0][0]), median(lambda t: t[0][0] + t[1][0])]
-            ring = [median(lambda t: t[0][1]), median(lambda t: t[0][1] + t[1][1])]
+            one = [median(lambda t, i=i: t[i][0]) for i in range(2)]
+            ring = [median(lambda t, i=i: t[i][1]) for i in range(2)]
             rate = [100 * one[i] / (ranks * ring[i]) for i in range(2)]
             print(f"P {ranks}, heads {of.heads}:{heads_k}")
             print(f"  one GPU             {one[0]:8.3f} / {one[1]:8.3f}")

@@ -85,8 +85,8 @@ fn are_run_and_right(dtype: Dtype) {
     let runs_here = |kernel: &&KernelSpec| {
         kernel.dtype == dtype
             && kernel.is_attention()
-            // Those of score features have properties of their own.
-            && !matches!(kernel.family, Family::BiasGradient | Family::SinkGradient)
+            // Those of score features and of ranks have properties of their own.
+            && !matches!(kernel.family, Family::BiasGradient | Family::SinkGradient | Family::Accumulate)
             && !matches!(kernel.family, Family::MaskBits | Family::MaskMap)
             && kernel.arch.runs_on(major, minor)
             && !(Arch::Sm90a.runs_on(major, minor) && gives_way_to_hopper(kernel))

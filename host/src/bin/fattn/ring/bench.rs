@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use finite_attention::attention::{launch_backward, launch_forward};
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory as _};
-use finite_attention::context_parallel::{ContextLayout, ContextParallel, ContextProblem};
+use finite_attention::context_parallel::{ContextLayout, ContextParallel, ContextPass, ContextProblem};
 use finite_attention::driver::cuda::{CudaDriver, CudaEvent};
 use finite_attention::plan::{plan_backward, plan_forward};
 use finite_attention::{
@@ -43,7 +43,7 @@ pub struct BenchArguments {
     passes: usize,
 }
 
-/// Milliseconds of a forward, and of a backward.
+/// Milliseconds of a forward, and of forward and backward.
 type Times = [f32; 2];
 
 /// Prints a table.
@@ -69,7 +69,7 @@ pub fn run(
     let shape = Shape::of(arguments, ranks);
     let worst = |pass: usize| all.iter().map(|(ring, _)| ring[pass]).fold(0.0, f32::max);
     let one = all[0].1.context("rank 0 times the pass on one GPU")?;
-    let (forward, backward) = (worst(0), worst(1));
+    let (forward, both) = (worst(0), worst(1));
     let rate = |one: f32, ring: f32| 100.0 * one / (ring * ranks as f32);
     outln!(
         "{ranks} ranks, {layout}, {} rows each, {}:{} heads, head_dim {}, {}",
@@ -81,9 +81,7 @@ pub fn run(
     )?;
     outln!("                      one GPU    {ranks} ranks    % of one GPU's rate")?;
     outln!("forward            {:10.3} {forward:10.3} {:10.1}", one[0], rate(one[0], forward))?;
-    outln!("backward           {:10.3} {backward:10.3} {:10.1}", one[1], rate(one[1], backward))?;
-    let (one, ring) = (one[0] + one[1], forward + backward);
-    outln!("forward + backward {one:10.3} {ring:10.3} {:10.1}", rate(one, ring))?;
+    outln!("forward + backward {:10.3} {both:10.3} {:10.1}", one[1], rate(one[1], both))?;
     Ok(())
 }
 
@@ -179,36 +177,41 @@ impl Shape {
         let group = ContextParallel::new(device.clone(), communicator, layout)?;
         let rows = self.rows * self.ranks;
         let mut pass = group.prepare(&ContextProblem::new(own.problem.forward, rows, rows))?;
-        let mut alone = whole.as_ref().map(|whole| Alone::new(&device, whole)).transpose()?;
+        let alone = whole.as_ref().map(|whole| Alone::new(&device, whole)).transpose()?;
         let stream = Stream::default();
         let (mut ring, mut one): (Vec<Times>, Vec<Times>) = (Vec::new(), Vec::new());
+        let backward = |pass: &mut ContextPass<'_>| {
+            // SAFETY: the tensors live until `wait`.
+            unsafe { pass.backward(&own.problem, &own.backward, stream) }
+        };
+        let forward = |pass: &mut ContextPass<'_>| {
+            // SAFETY: as above.
+            unsafe { pass.forward(&own.forward, stream) }
+        };
         // The first ones load kernels and warm the GPU up.
         const WARM: usize = 3;
         for round in 0..WARM + self.passes {
-            let times = timed(&driver, |which| match (&mut alone, which) {
-                (Some(alone), 0) => alone.forward(&device),
-                (Some(alone), _) => alone.backward(&device),
-                (None, _) => Ok(()),
+            let alone = alone.as_ref();
+            let whole = [
+                timed(&driver, || alone.map_or(Ok(()), |alone| alone.forward(&device)))?,
+                timed(&driver, || {
+                    let Some(alone) = alone else { return Ok(()) };
+                    alone.forward(&device)?;
+                    alone.backward(&device)
+                })?,
+            ];
+            group.meet()?;
+            // One after the other: ranks end at different times, and who is early would wait in what follows.
+            let shared_forward = timed(&driver, || Ok(forward(&mut pass)?))?;
+            group.meet()?;
+            let shared_both = timed(&driver, || {
+                forward(&mut pass)?;
+                Ok(backward(&mut pass)?)
             })?;
             group.meet()?;
-            // A GPU that has idled is slower at first: one pass before the one that is timed.
-            let mut last = [0.0; 2];
-            for _ in 0..2 {
-                last = timed(&driver, |which| {
-                    // SAFETY: the tensors live until `wait`.
-                    unsafe {
-                        match which {
-                            0 => pass.forward(&own.forward, stream)?,
-                            _ => pass.backward(&own.problem, &own.backward, stream)?,
-                        }
-                    }
-                    Ok(())
-                })?;
-            }
-            group.meet()?;
             if round >= WARM {
-                ring.push(last);
-                one.push(times);
+                ring.push([shared_forward, shared_both]);
+                one.push(whole);
             }
         }
         group.wait(stream)?;
@@ -216,18 +219,17 @@ impl Shape {
     }
 }
 
-/// Milliseconds of both halves of `work`.
-fn timed(driver: &CudaDriver, mut work: impl FnMut(usize) -> Result<()>) -> Result<Times> {
+/// Milliseconds of `work`, which has run once just before: a GPU that has idled is slower at first.
+fn timed(driver: &CudaDriver, mut work: impl FnMut() -> Result<()>) -> Result<f32> {
     let stream = Stream::default();
-    let events = [CudaEvent::new(driver)?, CudaEvent::new(driver)?, CudaEvent::new(driver)?];
-    for (which, event) in events.iter().enumerate() {
-        // SAFETY: the default stream always exists.
-        unsafe { event.record(stream) }?;
-        if which < 2 {
-            work(which)?;
-        }
-    }
-    Ok([events[1].milliseconds_since(&events[0])?, events[2].milliseconds_since(&events[1])?])
+    work()?;
+    let (start, end) = (CudaEvent::new(driver)?, CudaEvent::new(driver)?);
+    // SAFETY: the default stream always exists.
+    unsafe { start.record(stream) }?;
+    work()?;
+    // SAFETY: as above.
+    unsafe { end.record(stream) }?;
+    Ok(end.milliseconds_since(&start)?)
 }
 
 fn medians(times: &[Times]) -> Times {

@@ -312,6 +312,12 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "bra",
+        through: &["score/backward.rs: if specialize::attn_mask() && !self.shows_all {"],
+        why: "the bits of a tile that the map shows whole hide nothing",
+    },
+    Explanation {
+        kernel: None,
         opcode: "fence.proxy.async.shared",
         through: &["helpers.rs: self.produce::<E>(p, maps);", "helpers.rs: bulk_copy::fence();"],
         why: "the async proxy has no part in the message: the fences keep its parts from being computed together",

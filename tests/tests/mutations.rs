@@ -1,13 +1,15 @@
 //! Taking a barrier, a wait, an arrival, a fence or a guard out of a kernel shows, or it is written down why not.
 //!
 //! A sample of what `cargo xtask mutate` tries: every 24th edit, starting elsewhere at every run of another
-//! `FATTN_SEED`. `FATTN_MUTATIONS=all` tries all.
+//! `FATTN_SEED`. `FATTN_MUTATIONS=all` tries all, `FATTN_MUTATIONS=through:visited|mask_map` those whose source goes
+//! through a line with one of these texts, in the file or in the line.
 
 use finite_attention_tests::device::emulated_arch;
 use finite_attention_tests::property::seed_from_environment;
 use finite_attention_tests::ptx::Ptx;
 use finite_attention_tests::shapes::cases;
-use finite_attention_tests::sweep::{Class, EXPLANATIONS, KERNELS, edits, explanation, verdict};
+use finite_attention_tests::sources::goes_through;
+use finite_attention_tests::sweep::{Class, EXPLANATIONS, Edit, KERNELS, edits, explanation, verdict};
 use finite_attention_tests::verdict::Verdict;
 use std::collections::BTreeSet;
 
@@ -22,12 +24,18 @@ fn every_edit_shows_or_is_explained(kernel: &str) {
     let edits = edits(&shipped);
     let classes: BTreeSet<Class> = edits.iter().map(|edit| edit.class).collect();
     assert!(classes.len() >= 4 && edits.len() > 100, "{kernel}: {} edits of {classes:?}", edits.len());
-    let all = std::env::var("FATTN_MUTATIONS").is_ok_and(|value| value == "all");
+    let asked = std::env::var("FATTN_MUTATIONS").unwrap_or_default();
+    let texts: Option<Vec<&str>> =
+        asked.strip_prefix("through:").map(|texts| texts.split('|').collect());
+    let is_wanted = |edit: &&Edit| {
+        let places = &edit.site.places;
+        texts.as_ref().is_none_or(|texts| texts.iter().any(|text| goes_through(places, &[text])))
+    };
     let first = (seed_from_environment() % SAMPLE as u64) as usize;
-    let (first, step) = if all { (0, 1) } else { (first, SAMPLE) };
+    let (first, step) = if asked == "all" || texts.is_some() { (0, 1) } else { (first, SAMPLE) };
     let cases = cases(kernel);
-    let tried =
-        edits.iter().skip(first).step_by(step).filter(|edit| explanation(kernel, edit).is_none());
+    let sample = edits.iter().skip(first).step_by(step).filter(is_wanted);
+    let tried = sample.filter(|edit| explanation(kernel, edit).is_none());
     let unseen: Vec<_> = tried
         .filter(|edit| matches!(verdict(kernel, &shipped, edit, &cases), Verdict::Clean))
         .map(|edit| &edit.site)

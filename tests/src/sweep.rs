@@ -313,6 +313,21 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "bra",
+        through: &["score/features.rs: if specialize::attn_mask() && !shows_all {"],
+        why: "the bits of a tile that the map shows whole hide nothing",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "bar.warp.sync",
+        through: &[
+            "pipelines.rs: warp::warp_sync();",
+            "consumer.rs: let visited = self.pipelines.wait_for_visited();",
+        ],
+        why: "products with these keys bring the lanes together before one of them lets go of the stage",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "bra",
         through: &["score/backward.rs: if specialize::attn_mask() && !self.shows_all {"],
         why: "the bits of a tile that the map shows whole hide nothing",
     },

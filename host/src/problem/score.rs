@@ -88,9 +88,11 @@ impl MaskShape {
         [self.batches, self.heads, mask_map::windows(self.keys), mask_map::granules(self.queries)]
     }
 
-    /// Words of 32 bits before the map, behind the bits: elements of the map are of eight bytes.
+    /// Words of 32 bits before the map, behind the bits and a gap: elements of the map are of eight bytes.
     pub(crate) fn map_offset(&self) -> u64 {
-        (self.words() as u64).next_multiple_of(2)
+        /// Nobody writes these words, so that the emulator sees who reads on behind the bits.
+        const GAP: u64 = 32;
+        (self.words() as u64 + GAP).next_multiple_of(2)
     }
 }
 

@@ -233,6 +233,6 @@ fn masks_that_cannot_be_prepared() {
     // As much as there may be, but for the memory.
     assert_eq!(
         of(repeated([1, 1, u32::MAX as usize, 1]), 32, 64),
-        "device mock: out of memory: could not allocate 19327352960 bytes"
+        "device mock: out of memory: could not allocate 19327353024 bytes"
     );
 }

@@ -311,6 +311,18 @@ pub const EXPLANATIONS: &[Explanation] = &[
         why: "all rows have references, and those of rows that are not steep are 0",
     },
     Explanation {
+        kernel: Some("forward_bf16_d128_sm90a"),
+        opcode: "ld.global",
+        through: &["score/features.rs: hide::<F, ROWS, N>(lane, scores, p, tile, place);"],
+        why: "where there is a boolean mask plans take the kernel with tiles of 128 rows",
+    },
+    Explanation {
+        kernel: Some("backward_bf16_d128_sm90a"),
+        opcode: "mbarrier.try_wait",
+        through: &["helpers.rs: self.queries.acquire(&progress.stages);"],
+        why: "the stage is acquired again right behind, and the ring of visited steps is twice as long as the stages",
+    },
+    Explanation {
         kernel: None,
         opcode: "bra",
         through: &["score/features.rs: if specialize::attn_mask() && !shows_all {"],

@@ -269,12 +269,12 @@ fn the_map_of_a_mask_stands_behind_its_bits() {
     };
     // Three windows of 1024 keys, of four levels of 40 granules of queries.
     let all = view([2, 4, 2500]);
-    assert_eq!(all.address, 0x6000 + 4 * (2 * 4 * 2500 * 79 + 32));
+    assert_eq!(all.address, 0x6000 + 4 * (2 * 4 * 2500 * 79 + 16 * 79 + 32));
     assert_eq!([all.batch_stride, all.head_stride, all.key_head_stride], [4 * 480, 480, 0]);
     assert_eq!([all.query_stride, all.key_stride], [1, 160]);
-    // 79 words of one row, a gap of 32, and one more: elements are of eight bytes.
+    // 79 words of one row, a gap of 16 rows and 32 words, and one more: elements are of eight bytes.
     let of_keys = view([1; 3]);
-    assert_eq!(of_keys.address, 0x6000 + 4 * 112);
+    assert_eq!(of_keys.address, 0x6000 + 4 * (17 * 79 + 32 + 1));
     assert_eq!([of_keys.batch_stride, of_keys.head_stride, of_keys.key_head_stride], [0; 3]);
     assert_eq!([of_keys.query_stride, of_keys.key_stride], [0, 4]);
 }

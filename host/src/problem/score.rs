@@ -90,9 +90,11 @@ impl MaskShape {
 
     /// Words of 32 bits before the map, behind the bits and a gap: elements of the map are of eight bytes.
     pub(crate) fn map_offset(&self) -> u64 {
-        /// Nobody writes these words, so that the emulator sees who reads on behind the bits.
+        /// Nobody writes these rows, as many as a lane's may be apart, nor the words behind them, so that the
+        /// emulator sees who reads on behind the bits.
+        const GAP_ROWS: u64 = 16;
         const GAP: u64 = 32;
-        (self.words() as u64 + GAP).next_multiple_of(2)
+        (self.words() as u64 + GAP_ROWS * self.row_words() as u64 + GAP).next_multiple_of(2)
     }
 }
 

@@ -105,9 +105,9 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
 /// # Safety
 /// The parts are there, for all work queued up to this kernel, and o and lse are as for [`forward`].
 pub(crate) unsafe fn launch_combine(device: &Device, plan: &CombinePlan, stream: Stream) -> Result<()> {
-    let queued = Queued { variant: plan.variant, blocks: plan.blocks, params: plan.params.bytes() };
+    let CombinePlan { variant, blocks, params, .. } = plan;
     // SAFETY: passed on to the caller.
-    unsafe { device.driver().launch_in_order(&[queued], stream) }
+    unsafe { device.driver().launch(*variant, *blocks, params.bytes(), stream) }
 }
 
 /// Launches the kernel that adds f32 tensors.
@@ -122,9 +122,9 @@ pub(crate) unsafe fn launch_accumulate(
     plan: &AccumulatePlan,
     stream: Stream,
 ) -> Result<()> {
-    let queued = Queued { variant: plan.variant, blocks: plan.blocks, params: plan.params.bytes() };
+    let AccumulatePlan { variant, blocks, params } = plan;
     // SAFETY: passed on to the caller.
-    unsafe { device.driver().launch_in_order(&[queued], stream) }
+    unsafe { device.driver().launch(*variant, *blocks, params.bytes(), stream) }
 }
 
 /// Launches the kernels of a plan with these parameters: the main one, and what combines, if anything does.

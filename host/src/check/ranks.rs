@@ -1,9 +1,10 @@
 //! Cases whose sequences are shared out among ranks.
 
+use super::compute::widened;
 use super::run::judge_case;
 use super::{Case, Computed, ComputedGradients, GradientInputs, Inputs, Outcome};
 use crate::attention::Element;
-use crate::context_parallel::host::{ContextInputs, ContextOutput, context_parallel_host};
+use crate::context_parallel::host::{ContextInputs, ContextOutput, context_parallel_host, put, take};
 use crate::context_parallel::{ContextLayout, LocalCommunicator};
 use crate::device::Device;
 use crate::error::Result;
@@ -47,32 +48,18 @@ pub fn compute_over_ranks(
 /// Elements as they stand in a layout, of numbers in logical order; 0 between them.
 fn placed<T: Element>(layout: &Layout, numbers: &[f32]) -> Vec<T> {
     let mut elements = vec![T::from_f32(0.0); layout.span()];
-    for (index, &number) in places(layout).into_iter().zip(numbers) {
-        elements[index] = T::from_f32(number);
-    }
+    let rounded: Vec<T> = numbers.iter().copied().map(T::from_f32).collect();
+    put(&mut elements, layout, &all_rows(layout), &rounded);
     elements
 }
 
 /// Numbers in logical order, of elements as they stand in a layout.
 fn logical<T: Element>(layout: &Layout, elements: &[T]) -> Vec<f32> {
-    places(layout).into_iter().map(|index| elements[index].to_f32()).collect()
+    widened(take(elements, layout, &all_rows(layout)))
 }
 
-/// Where each element stands, in logical order.
-fn places(layout: &Layout) -> Vec<usize> {
-    let [batches, rows, heads, columns] = layout.shape;
-    let mut places = Vec::with_capacity(layout.elements() as usize);
-    for batch in 0..batches {
-        for row in 0..rows {
-            for head in 0..heads {
-                for column in 0..columns {
-                    let offset = layout.offset([batch, row, head, column]);
-                    places.push(layout.origin().wrapping_add_signed(offset));
-                }
-            }
-        }
-    }
-    places
+fn all_rows(layout: &Layout) -> Vec<usize> {
+    (0..layout.shape[1]).collect()
 }
 
 fn compute_typed<T: Element, O: Element>(
@@ -104,10 +91,9 @@ fn compute_typed<T: Element, O: Element>(
         context_parallel_host::<T, O>(ranks, layout, &problem, backward.as_ref(), &inputs)?;
     let elapsed = start.elapsed();
     let kernel = format!("{count} ranks, {layout}");
-    let written = |layout: &Layout, elements: &[T]| logical(layout, elements);
     let gradients = backward.zip(got).map(|(backward, got)| ComputedGradients {
         kernel: kernel.clone(),
-        inputs: GradientInputs { d_o: written(&backward.d_o, &d_o), d_lse: gradients.d_lse.clone() },
+        inputs: GradientInputs { d_o: logical(&backward.d_o, &d_o), d_lse: gradients.d_lse.clone() },
         dq: logical(&backward.dq, &got.dq),
         dk: logical(&backward.dk, &got.dk),
         dv: logical(&backward.dv, &got.dv),
@@ -116,9 +102,9 @@ fn compute_typed<T: Element, O: Element>(
         spilled: None,
     });
     let inputs = Inputs {
-        q: written(&problem.q, &q),
-        k: written(&problem.k, &k),
-        v: written(&problem.v, &v),
+        q: logical(&problem.q, &q),
+        k: logical(&problem.k, &k),
+        v: logical(&problem.v, &v),
         scores: drawn.scores,
     };
     let o = logical(&problem.o, &forward.o);

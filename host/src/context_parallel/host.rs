@@ -213,37 +213,13 @@ fn with_rows(layout: &Layout, rows: usize) -> Layout {
 }
 
 /// These rows of a tensor, dense.
-fn take<T: Copy>(elements: &[T], layout: &Layout, rows: &[usize]) -> Vec<T> {
-    let [batches, _, heads, columns] = layout.shape;
-    let mut taken = Vec::with_capacity(batches * rows.len() * heads * columns);
-    for batch in 0..batches {
-        for &row in rows {
-            for head in 0..heads {
-                for column in 0..columns {
-                    let offset = layout.offset([batch, row, head, column]);
-                    taken.push(elements[layout.origin().wrapping_add_signed(offset)]);
-                }
-            }
-        }
-    }
-    taken
+pub(crate) fn take<T: Copy>(elements: &[T], layout: &Layout, rows: &[usize]) -> Vec<T> {
+    layout.places_of_rows(rows).map(|place| elements[place]).collect()
 }
 
 /// The reverse of [`take`].
-fn put<T: Copy>(elements: &mut [T], layout: &Layout, rows: &[usize], taken: &[T]) {
-    let [batches, _, heads, columns] = layout.shape;
-    let mut taken = taken.iter();
-    for batch in 0..batches {
-        for &row in rows {
-            for head in 0..heads {
-                for column in 0..columns {
-                    let offset = layout.offset([batch, row, head, column]);
-                    let place = layout.origin().wrapping_add_signed(offset);
-                    elements[place] = *taken.next().expect("as many as were taken");
-                }
-            }
-        }
-    }
+pub(crate) fn put<T: Copy>(elements: &mut [T], layout: &Layout, rows: &[usize], taken: &[T]) {
+    layout.places_of_rows(rows).zip(taken).for_each(|(place, &element)| elements[place] = element);
 }
 
 /// lse of a rank as it stands there, `[B, Hq, rows]`, as a tensor of rows.

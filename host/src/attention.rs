@@ -6,7 +6,7 @@ pub(crate) mod host;
 mod mask;
 mod scores;
 
-pub use backward::{Workspace, backward, backward_and_wait, launch_backward};
+pub use backward::{Workspace, backward, backward_and_wait, backward_partial, launch_backward};
 pub use element::Element;
 pub use host::{
     BackwardInputs, BackwardOutput, ForwardInputs, ForwardOutput, backward_host, forward_host,
@@ -18,12 +18,15 @@ pub use scores::{BiasSlice, Elements, MaskSlice, ScoreSlices};
 use crate::device::Device;
 use crate::driver::{Driver, Queued, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
-use crate::plan::{AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, plan_forward};
+use crate::plan::{
+    AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, PartialForward, plan_forward,
+    plan_forward_partial,
+};
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
     AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams,
-    ForwardParams, MSDA_MAX_LEVELS, MaskBitsParams, MaskMapParams, MsdaLevel, MsdaParams, ScanParams,
-    ScoreParams, ScoreView, TensorMap,
+    ForwardParams, MSDA_MAX_LEVELS, MaskBitsParams, MaskMapParams, MsdaLevel, MsdaParams,
+    PreviousParams, ScanParams, ScoreParams, ScoreView, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -71,6 +74,33 @@ pub unsafe fn forward(
     }
 }
 
+/// Queues one of several forward passes over some of the keys of the same queries, which merges with what
+/// those before it have left: for keys that are not all there at the same time, or not in one piece.
+///
+/// As exact as one pass over all keys, in any order of the passes: what is left is f32, is not normalised, and
+/// is rounded once, by the last pass.
+///
+/// # Errors
+/// Everything that [`ForwardProblem::validate`] and [`plan_forward_partial`] refuse, and errors of the driver.
+///
+/// # Safety
+/// As for [`forward`]; of a pass that is not the last, o and lse need not be. For all work queued up to the
+/// last pass the state is [`ValidForward::state_bytes`](crate::problem::ValidForward::state_bytes) bytes that
+/// passes over these keys alone use, one after the other, of problems that differ in k, v and what goes with
+/// them only.
+pub unsafe fn forward_partial(
+    device: &Device,
+    problem: &ForwardProblem,
+    pointers: &ForwardPointers,
+    partial: &PartialForward,
+    stream: Stream,
+) -> Result<()> {
+    let (valid, properties) = (problem.validate()?, device.properties());
+    let Some(plan) = plan_forward_partial(&valid, properties, pointers, partial)? else { return Ok(()) };
+    // SAFETY: the plan was made from these pointers, and the caller vouches for them.
+    unsafe { launch_forward(device, &plan, stream) }
+}
+
 /// Launches what was planned: for callers that plan once and launch often.
 ///
 /// # Errors
@@ -95,19 +125,6 @@ pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream
     let launched = unsafe { launch_kernels(device, plan, &params, Some((combine, &last)), stream) };
     // SAFETY: allocated above in the order of this stream, and nothing that is queued later knows of it.
     launched.and(unsafe { driver.free_in_order(workspace, stream) })
-}
-
-/// Launches the kernel that combines parts of an output.
-///
-/// # Errors
-/// Errors of the driver.
-///
-/// # Safety
-/// The parts are there, for all work queued up to this kernel, and o and lse are as for [`forward`].
-pub(crate) unsafe fn launch_combine(device: &Device, plan: &CombinePlan, stream: Stream) -> Result<()> {
-    let CombinePlan { variant, blocks, params, .. } = plan;
-    // SAFETY: passed on to the caller.
-    unsafe { device.driver().launch(*variant, *blocks, params.bytes(), stream) }
 }
 
 /// Launches the kernel that adds f32 tensors.
@@ -185,9 +202,13 @@ pub(crate) unsafe trait Params: Copy {
 const _: () = assert!(size_of::<ScoreView>() == 6 * 8);
 const _: () = assert!(size_of::<ScoreParams>() == 3 * size_of::<ScoreView>() + 3 * 8 + 10 * 4);
 
-// SAFETY: four views of 32 bytes, five 64-bit and 30 32-bit fields, and a struct without padding: no padding.
+// SAFETY: four views of 32 bytes, five 64-bit and 30 32-bit fields, and two structs without padding: no padding.
 unsafe impl Params for ForwardParams {}
-const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 30 * 4 + size_of::<ScoreParams>());
+const _: () = assert!(
+    size_of::<ForwardParams>()
+        == 4 * 32 + 5 * 8 + 30 * 4 + size_of::<ScoreParams>() + size_of::<PreviousParams>()
+);
+const _: () = assert!(size_of::<PreviousParams>() == 32 + 3 * 8);
 
 // SAFETY: a view of 32 bytes, eight 64-bit and ten 32-bit fields: no padding.
 unsafe impl Params for CombineParams {}
@@ -198,12 +219,12 @@ const _: () = assert!(size_of::<CombineParams>() == 32 + 8 * 8 + 12 * 4);
 unsafe impl Params for ForwardHopperParams {}
 const _: () = assert!(size_of::<ForwardHopperParams>() == 4 * 128 + size_of::<ForwardParams>() + 8);
 
-// SAFETY: eight views of 32 bytes, twelve 64-bit and 36 32-bit fields, two structs without padding, four
+// SAFETY: nine views of 32 bytes, twelve 64-bit and 38 32-bit fields, two structs without padding, four
 // 32-bit fields and a 64-bit one: no padding.
 unsafe impl Params for BackwardParams {}
 const _: () = assert!(
     size_of::<BackwardParams>()
-        == 8 * 32 + 12 * 8 + 36 * 4 + size_of::<ScoreParams>() + size_of::<ScoreView>() + 4 * 4 + 8
+        == 9 * 32 + 12 * 8 + 38 * 4 + size_of::<ScoreParams>() + size_of::<ScoreView>() + 4 * 4 + 8
 );
 
 // SAFETY: three views and six 32-bit fields: no padding.

@@ -3,8 +3,9 @@
 //! Each rank has some rows of q, k and v ([`ContextLayout`]), and makes those rows of o, and of the
 //! gradients. Keys and values go round from rank to rank, or are gathered; what of them a rank computes, and
 //! when, is a pure function ([`schedule`](mod@schedule)). All that is only a part of a result stays f32:
-//! outputs of parts have a reference and a sum beside them, as those of ranges of keys have, and are combined
-//! once (docs/semantics.md, section 6); partial gradients are added in f32 and rounded once.
+//! each pass over keys that have come merges with what those before it have left
+//! ([`forward_partial`](crate::attention::forward_partial)), and the last one rounds
+//! (docs/semantics.md, section 6); partial gradients are added in f32 and rounded once.
 //!
 //! ```
 //! use finite_attention::context_parallel::{
@@ -197,8 +198,8 @@ impl Drop for ContextParallel {
 /// for any number of passes.
 ///
 /// Memory of a rank, beside its tensors: keys and values of two other ranks (of all of them, if they are
-/// gathered); for a forward pass its o in f32 for each rank whose keys it sees; for a backward pass dq twice,
-/// and dk and dv five times, in f32, and the workspace of one pass. It is allocated when it is first needed,
+/// gathered); for a forward pass its o in f32; for a backward pass dq, and dk and dv four times, in f32, and
+/// the workspace of one pass. It is allocated when it is first needed,
 /// and kept.
 pub struct ContextPass<'c> {
     group: &'c ContextParallel,
@@ -237,8 +238,8 @@ enum Use {
     /// Keys and values that have come from another rank, at even and odd steps; or all of them, gathered.
     Keys(usize),
     Values(usize),
-    /// Parts of o, of a piece.
-    Output(usize),
+    /// What parts of a piece leave to each other: o in f32, and two numbers a row.
+    State(usize),
     /// dk and dv of keys of other ranks, at even and odd steps; or of all keys, and of this rank's own.
     DkSum(usize),
     DvSum(usize),
@@ -250,9 +251,8 @@ enum Use {
     /// dk and dv of one part, or of a rank that has sent its own.
     DkPart,
     DvPart,
-    /// dq, added up so far, of all pieces, and of one part.
-    DqSum,
-    DqPart,
+    /// dq of a piece, added up so far.
+    DqState(usize),
     /// What the kernels of a backward pass use between them.
     Workspace,
 }

@@ -13,6 +13,7 @@ mod dropout_tests;
 mod forward;
 mod lengths;
 mod msda;
+mod partial;
 mod row_heads;
 mod score;
 mod single_query;
@@ -29,9 +30,9 @@ pub(crate) use accumulate::{AccumulatePlan, Term, plan_accumulate};
 pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
 pub use msda::{MsdaBackwardPointers, MsdaPlan, MsdaPointers, plan_msda_backward, plan_msda_forward};
+pub use partial::{PartialBackward, PartialForward, plan_backward_partial, plan_forward_partial};
 pub use score::ScorePointers;
 pub use split::CombinePlan;
-pub(crate) use split::{Parts, plan_combine, plan_part};
 
 use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::{Error, Result};

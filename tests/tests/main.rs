@@ -44,6 +44,8 @@ mod mutations;
 mod nan_propagation;
 #[path = "pack_gqa.rs"]
 mod pack_gqa;
+#[path = "partial.rs"]
+mod partial;
 #[path = "poison.rs"]
 mod poison;
 #[path = "range.rs"]

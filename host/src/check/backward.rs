@@ -99,7 +99,7 @@ fn compute_typed<T: Element, O: Element, G: Element>(
         d_sinks,
     };
     let plan = plan_backward(&valid, device.properties(), &pointers)?;
-    let workspace_spilled = run(device, &plan)?;
+    let workspace_spilled = run_plan(device, &plan)?;
     let stream = Stream::default();
     let [(dq, dq_spilled), (dk, dk_spilled), (dv, dv_spilled)] =
         [dq.read(stream)?, dk.read(stream)?, dv.read(stream)?];
@@ -118,7 +118,7 @@ fn compute_typed<T: Element, O: Element, G: Element>(
 }
 
 /// Launches the plan with a workspace of NaN, waits, and says where something outside of that changed.
-fn run(device: &Device, plan: &BackwardPlan) -> Result<Option<isize>> {
+pub(super) fn run_plan(device: &Device, plan: &BackwardPlan) -> Result<Option<isize>> {
     let (bytes, stream) = (plan.workspace_bytes(), Stream::default());
     let layout = Layout::bshd([1, 1, 1, (bytes / 4) as usize]);
     let memory = TensorMemory::<f32>::new(device, layout, 0, true, None, Surroundings::Nan)?;

@@ -11,8 +11,11 @@ use super::{ContextPass, Use};
 use crate::attention::{Workspace, launch_accumulate, launch_backward};
 use crate::driver::{Mark, Stream};
 use crate::error::{Error, Result};
-use crate::plan::{BackwardPointers, ScorePointers, Term, plan_accumulate, plan_backward};
-use crate::problem::{BackwardProblem, Layout, ValidBackward};
+use crate::plan::{
+    BackwardPointers, PartialBackward, ScorePointers, Term, plan_accumulate, plan_backward,
+    plan_backward_partial,
+};
+use crate::problem::{BackwardProblem, ValidBackward};
 use kernels_gpu::abi::Dtype;
 
 /// The rank's own tensors of a backward pass.
@@ -29,12 +32,8 @@ struct Own {
     problem: BackwardProblem,
 }
 
-/// dq of all pieces, as far as it is added up.
-struct QuerySums {
-    sum: View,
-    /// How many parts each piece has had, and how many it has.
-    parts: Vec<(usize, usize)>,
-}
+/// How many parts each piece has had, and how many it has.
+type Turns = Vec<(usize, usize)>;
 
 /// dk and dv of keys, as far as they are added up.
 struct KeySums {
@@ -94,13 +93,10 @@ impl ContextPass<'_> {
             problem: *problem,
         };
         let keys = self.own_keys([pointers.k, pointers.v]);
-        let dq = in_f32(&own.q);
-        let dq = View { pointer: self.room.of(&self.group.device, Use::DqSum, dq.bytes())?, ..dq };
         let pieces = self.pieces.clone();
-        let parts = pieces.iter().map(|piece| (0, piece.parts.len())).collect();
-        let mut dq = QuerySums { sum: dq, parts };
+        let mut turns: Turns = pieces.iter().map(|piece| (0, piece.parts.len())).collect();
         if self.group.layout == ContextLayout::Gathered {
-            return self.backward_gathered(&own, keys, &mut dq, &pieces, stream);
+            return self.backward_gathered(&own, keys, &mut turns, &pieces, stream);
         }
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
         let rows = own.dk.layout.shape[1];
@@ -115,7 +111,7 @@ impl ContextPass<'_> {
         self.for_each_step(keys, stream, |pass, phase, step, keys| {
             if step == 0 {
                 let parts = std::mem::take(&mut at_home);
-                return pass.add_parts(&own, &mut dq, keys, (&pieces, &parts), &mut home, stream);
+                return pass.add_parts(&own, &mut turns, keys, (&pieces, &parts), &mut home, stream);
             }
             if let (Phase::Send, Some(done)) = (phase, away.take()) {
                 if let Some(came) = coming.take() {
@@ -131,11 +127,11 @@ impl ContextPass<'_> {
             let mut parts = parts_of(&pieces, step);
             // What covers most keys first: the others add to it.
             parts.reverse();
-            pass.add_parts(&own, &mut dq, keys, (&pieces, &parts), &mut sums, stream)?;
+            pass.add_parts(&own, &mut turns, keys, (&pieces, &parts), &mut sums, stream)?;
             away = Some(sums);
             Ok(())
         })?;
-        self.add_parts(&own, &mut dq, keys, (&pieces, &later), &mut home, stream)?;
+        self.add_parts(&own, &mut turns, keys, (&pieces, &later), &mut home, stream)?;
         self.finish_keys(&own, &mut home, coming, stream)?;
         self.order(self.group.beside, stream)
     }
@@ -145,7 +141,7 @@ impl ContextPass<'_> {
         &mut self,
         own: &Own,
         keys: [View; 2],
-        dq: &mut QuerySums,
+        turns: &mut Turns,
         pieces: &[Piece],
         stream: Stream,
     ) -> Result<()> {
@@ -159,7 +155,7 @@ impl ContextPass<'_> {
             }
             let mut parts = parts_of(pieces, step);
             parts.reverse();
-            pass.add_parts(own, dq, keys, (pieces, &parts), &mut whole, stream)
+            pass.add_parts(own, turns, keys, (pieces, &parts), &mut whole, stream)
         })?;
         self.zero_gaps(&mut whole, &all_rows(rows), stream)?;
         self.add_up(own, whole.sums, stream)?;
@@ -170,7 +166,7 @@ impl ContextPass<'_> {
     fn add_parts(
         &mut self,
         own: &Own,
-        dq: &mut QuerySums,
+        turns: &mut Turns,
         keys: [View; 2],
         (pieces, parts): (&[Piece], &[(usize, Part)]),
         sums: &mut KeySums,
@@ -179,34 +175,22 @@ impl ContextPass<'_> {
         for (index, part) in parts {
             let piece = &pieces[*index];
             let place = of_part(&self.valid, &self.offsets, [own.q, own.o], keys, (piece, part))?;
-            let dq_sum = dq.sum.rows(&piece.queries);
-            let (had, has) = &mut dq.parts[*index];
+            let (had, has) = &mut turns[*index];
             let (is_first, is_last) = (*had == 0, *had + 1 == *has);
             *had += 1;
-            let dq_target = if is_first { dq_sum } else { self.temporary(Use::DqPart, &dq_sum)? };
             let is_new = sums.touched.gaps(&part.keys) == [part.keys.range()];
             if !is_new {
                 self.zero_gaps(sums, &part.keys, stream)?;
             }
-            let key_sums = sums.sums.map(|sum| sum.rows(&part.keys));
-            let key_targets = if is_new {
-                key_sums
-            } else {
-                [self.temporary(Use::DkPart, &key_sums[0])?, self.temporary(Use::DvPart, &key_sums[1])?]
+            let targets = sums.sums.map(|sum| sum.rows(&part.keys));
+            let partial = PartialBackward {
+                state: 0,
+                is_first,
+                is_last,
+                dq_dtype: own.problem.gradient_dtype,
+                adds_to_keys: !is_new,
             };
-            self.launch(own, &piece.queries, &place, (dq_target, key_targets), stream)?;
-            if is_last {
-                let terms =
-                    if is_first { [Some(dq_sum), None] } else { [Some(dq_sum), Some(dq_target)] };
-                self.add(own.dq.rows(&piece.queries), terms, stream)?;
-            } else if !is_first {
-                self.add(dq_sum, [Some(dq_sum), Some(dq_target)], stream)?;
-            }
-            if !is_new {
-                for (sum, part) in key_sums.into_iter().zip(key_targets) {
-                    self.add(sum, [Some(sum), Some(part)], stream)?;
-                }
-            }
+            self.launch(own, (*index, &piece.queries), &place, partial, targets, stream)?;
             sums.touched.insert(&part.keys);
         }
         Ok(())
@@ -291,14 +275,15 @@ impl ContextPass<'_> {
     fn launch(
         &mut self,
         own: &Own,
-        queries: &Rows,
+        (index, queries): (usize, &Rows),
         place: &PartPlace,
-        (dq, [dk, dv]): (View, [View; 2]),
+        mut partial: PartialBackward,
+        [dk, dv]: [View; 2],
         stream: Stream,
     ) -> Result<()> {
         let device = self.group.device.clone();
         let PartPlace { q, k, v, o, cu_seqlens: [cu_seqlens_q, cu_seqlens_k], valid } = place;
-        let d_o = own.d_o.rows(queries);
+        let (d_o, dq) = (own.d_o.rows(queries), own.dq.rows(queries));
         let problem = BackwardProblem {
             forward: valid.problem,
             d_o: d_o.layout,
@@ -330,7 +315,8 @@ impl ContextPass<'_> {
             d_bias: 0,
             d_sinks: 0,
         };
-        let mut plan = plan_backward(&valid, device.properties(), &pointers)?;
+        partial.state = self.room.of(&device, Use::DqState(index), valid.state_bytes())?;
+        let mut plan = plan_backward_partial(&valid, device.properties(), &pointers, &partial)?;
         [plan.params.lse_batch_stride, plan.params.lse_head_stride] = self.valid.local.lse_strides();
         let bytes = plan.workspace_bytes();
         let workspace = Workspace { pointer: self.room.of(&device, Use::Workspace, bytes)?, bytes };
@@ -357,12 +343,6 @@ impl ContextPass<'_> {
             self.add(target, [Some(sum), None], stream)?;
         }
         Ok(())
-    }
-
-    /// Memory for a dense f32 tensor of the shape of `like`.
-    fn temporary(&mut self, for_what: Use, like: &View) -> Result<View> {
-        let dense = View { layout: Layout::bshd(like.layout.shape), dtype: Dtype::F32, pointer: 0 };
-        Ok(View { pointer: self.room.of(&self.group.device, for_what, dense.bytes())?, ..dense })
     }
 
     /// Queues `target = first + second`, rounded once.

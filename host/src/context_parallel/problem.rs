@@ -133,6 +133,12 @@ impl ValidContext {
         self.key_offsets.last().map_or(0, |&rows| rows)
     }
 
+    /// Keys of the longest sequence.
+    pub fn most_keys(&self) -> u32 {
+        let keys = self.key_offsets.windows(2).map(|pair| pair[1] - pair[0]).max();
+        keys.map_or(0, |keys| u32::try_from(keys).unwrap_or(u32::MAX))
+    }
+
     /// What all ranks must have the same of.
     pub fn description(&self) -> Vec<(&'static str, String)> {
         let ForwardProblem { q, k, v, dtype, mask, .. } = &self.local.problem;

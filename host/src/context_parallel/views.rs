@@ -146,7 +146,7 @@ pub(super) fn of_part(
         has_sinks,
         dropout,
         sequences: _,
-        wants_lse: _,
+        wants_lse,
         num_splits: _,
         pack_gqa,
     } = local.problem;
@@ -166,7 +166,7 @@ pub(super) fn of_part(
         has_sinks,
         dropout,
         sequences,
-        wants_lse: true,
+        wants_lse,
         num_splits: Some(1),
         pack_gqa,
     };

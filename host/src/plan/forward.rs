@@ -46,8 +46,14 @@ impl ForwardPointers {
     /// Every tensor with elements has an address, and it is a multiple of the element size.
     fn check(&self, valid: &ValidForward) -> Result<()> {
         let lse_elements = if valid.problem.wants_lse { valid.lse_elements() } else { 0 };
-        self.tensors(valid).iter().try_for_each(Tensor::check)?;
+        self.tensors(valid)[3].check()?;
         check_pointer("lse", self.lse, Dtype::F32, lse_elements as u128)?;
+        self.check_inputs(valid)
+    }
+
+    /// The same of all but o and lse.
+    pub(super) fn check_inputs(&self, valid: &ValidForward) -> Result<()> {
+        self.tensors(valid)[..3].iter().try_for_each(Tensor::check)?;
         self.score.check(valid)?;
         check_offsets(valid, self.cu_seqlens_q, self.cu_seqlens_k)
     }
@@ -156,8 +162,31 @@ pub fn plan_forward(
     {
         return Ok(Some(plan));
     }
+    plan_at_once(valid, pointers, device, reasons).map(Some)
+}
+
+/// Plans a pass over all keys at once, that writes an output.
+///
+/// # Errors
+/// As [`plan_forward`].
+pub(super) fn plan_whole(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+    reasons: Vec<String>,
+) -> Result<ForwardPlan> {
+    pointers.check(valid)?;
+    plan_at_once(valid, pointers, device, reasons)
+}
+
+fn plan_at_once(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+    mut reasons: Vec<String>,
+) -> Result<ForwardPlan> {
     let kernel = choose(valid, pointers, device, prefers_short_tiles(valid), &mut reasons)?;
-    plan_kernel(valid, pointers, device, kernel, 1, reasons).map(Some)
+    plan_kernel(valid, pointers, device, kernel, 1, reasons)
 }
 
 /// Plans a pass over all keys at once that writes a part of an output, by a kernel that can.

@@ -1,6 +1,9 @@
 //! Everything that can go wrong, with the argument's name, what was expected and what came.
 
+mod partial;
 mod text;
+
+pub use partial::PartialError;
 
 use crate::problem::MAX_SCALE;
 use text::{comma, count_text, detail_text, list_text, plural};
@@ -434,28 +437,9 @@ pub enum Error {
         /// Which tensor or option.
         argument: &'static str,
     },
-    /// Something that scores can have, but not where keys are taken apart: it goes by positions in the whole.
-    #[error("{argument}: expected none, since this pass sees some of the keys only, got one")]
-    NotInPartial {
-        /// Which tensor or option.
-        argument: &'static str,
-    },
-    /// Gradients of keys that are to be added to what is there are not f32.
-    #[error("{argument}: expected f32, since it is added to what is there, got {got}")]
-    NotAdded {
-        /// Which gradient.
-        argument: &'static str,
-        /// Its dtype.
-        got: &'static str,
-    },
-    /// There are fewer keys in all passes together than in one of them.
-    #[error("total_keys: expected {expected} at least, those of this pass, got {got}")]
-    TotalKeys {
-        /// Keys of a pass.
-        expected: u32,
-        /// Keys of all of them.
-        got: u32,
-    },
+    /// A pass over some of the keys that cannot be.
+    #[error(transparent)]
+    Partial(#[from] PartialError),
     /// A tensor that is sent to other ranks is not dense.
     #[error("{argument}: expected strides {expected:?}, since it is sent to other ranks, got {got:?}")]
     NotDense {

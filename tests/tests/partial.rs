@@ -6,12 +6,15 @@ use finite_attention::check::{
     BiasFeature, Case, Features, Gradients, MaskFeature, Outcome, Placement, ScorePlacement,
     run_case_in_parts,
 };
+use finite_attention::driver::emulated::Schedule;
 use finite_attention::plan::PartialForward;
 use finite_attention::problem::AlibiSlopes;
 use finite_attention::{Device, Dtype, ForwardPointers, ForwardProblem, Layout, Mask, Mode, Stream};
 use finite_attention_tests::cases::Cases;
-use finite_attention_tests::device::open;
+use finite_attention_tests::device::{emulated_arch, open};
 use finite_attention_tests::property::{Finding, check};
+use finite_attention_tests::ptx::{Ptx, Which, operand};
+use finite_attention_tests::verdict::{Verdict, judge_in_parts};
 use kernels_gpu::abi::Switch;
 use std::ops::Range;
 
@@ -162,4 +165,42 @@ fn what_a_pass_cannot_have_is_named() {
     assert!(error(&plain, &nowhere).starts_with("state: "), "{}", error(&plain, &nowhere));
     let askew = PartialForward { state: 2056, ..partial };
     assert!(error(&plain, &askew).starts_with("state: "), "{}", error(&plain, &askew));
+}
+
+/// Kernels that merge with one thing of that taken away: found in passes over some of the keys.
+#[test]
+fn mutants_of_merging_are_found() {
+    if emulated_arch().is_none() {
+        return;
+    }
+    let dropped_loads: (&str, &[&str]) = ("ld.global", &["add.rs: "]);
+    let no_sync: (&str, &[&str]) = ("bar.warp.sync", &["finish.rs: warp::warp_sync();"]);
+    let weights: (&str, &[&str]) = ("ex2.approx", &["merge.rs: math::exp2("]);
+    let statistics: (&str, &[&str]) = ("ld.global.v2", &["query_block.rs: let [reference, sum]"]);
+    let forward = [dropped_loads, no_sync, weights, statistics];
+    let backward = [dropped_loads];
+    for (kernel, mutants) in [
+        ("forward_bf16_d64_sm80", &forward[..]),
+        ("forward_f32_d64_sm80", &forward[..]),
+        ("forward_bf16_d64_sm90a", &forward[..]),
+        ("forward_bf16_d128_heads_sm90a", &forward[..]),
+        ("backward_bf16_d64_sm80", &backward[..]),
+        ("backward_f32_d64_sm80", &backward[..]),
+        ("backward_bf16_d64_sm90a", &backward[..]),
+        ("backward_bf16_d256_sm90a", &backward[..]),
+    ] {
+        let shipped = Ptx::shipped(kernel);
+        let verdict = |ptx: &Ptx| judge_in_parts(kernel, ptx.images(), Schedule::Latest);
+        let clean = verdict(&shipped);
+        assert!(matches!(clean, Verdict::Clean), "{kernel}: {clean:?}");
+        for (opcode, through) in mutants {
+            let mutant = shipped.edited_at(opcode, through, Which::All, |line| match *opcode {
+                "ex2.approx" => format!("mov.b32 {}, 0f3F800000;", operand(line, 0)),
+                _ => String::new(),
+            });
+            let found = verdict(&mutant);
+            let is_found = matches!(found, Verdict::Findings(_) | Verdict::Wrong(_));
+            assert!(is_found, "{kernel} without {opcode} {through:?}: {found:?}");
+        }
+    }
 }

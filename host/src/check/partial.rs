@@ -1,4 +1,5 @@
-//! Cases whose keys are taken apart: passes over some of them each, forward and backward, one after the other.
+//! Cases whose keys are taken apart: passes over some of them each, forward and backward, one after the
+//! other.
 
 use super::backward::run_plan;
 use super::compute::{input, spill, widened};
@@ -23,8 +24,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 /// As [`super::run_case_with`], in passes over these keys each, in this order, and backward in the other one:
-/// all of them together are the keys of the case, each once. The case is not packed, and has neither dBias nor
-/// dSinks. Where gradients are f32 every other pass adds dk and dv to zeros.
+/// all of them together are the keys of the case, each once. The case is not packed, and has neither dBias
+/// nor dSinks. Where gradients are f32 every other pass adds dk and dv to zeros.
 ///
 /// # Errors
 /// Errors of the problem, of the planner, and of the device.
@@ -114,7 +115,7 @@ fn forward<T: Element, O: Element>(
     passes: &[Keys<'_, T>],
 ) -> Result<(String, Option<isize>)> {
     let (mut kernels, stream) = (Vec::new(), Stream::default());
-    let state = state(device, case.problem().validate()?.state_bytes())?;
+    let state = state(device, case, case.problem().validate()?.state_bytes())?;
     for (number, keys) in passes.iter().enumerate() {
         let pointers = ForwardPointers {
             q: queries.q.pointer(),
@@ -155,7 +156,7 @@ fn backward<T: Element, O: Element, G: Element>(
     let d_lse = Layout::bshd([1, 1, 1, drawn.d_lse.len()]);
     let d_lse = input::<f32>(device, case, d_lse, &drawn.d_lse, NAN)?;
     let dq = TensorMemory::<G>::new(device, problem.dq, case.placement.lead(), true, None, NAN)?;
-    let state = state(device, problem.validate()?.state_bytes())?;
+    let state = state(device, case, problem.validate()?.state_bytes())?;
     let key_rows = case.batches * case.key_rows * case.key_heads;
     let mut dk = vec![f32::NAN; key_rows * case.head_dim];
     let mut dv = vec![f32::NAN; key_rows * case.value_dim];
@@ -166,7 +167,7 @@ fn backward<T: Element, O: Element, G: Element>(
         let target = |layout: Layout| {
             let zeros = vec![G::from_f32(0.0); layout.elements() as usize];
             let zeros = adds_to_keys.then_some(zeros.as_slice());
-            TensorMemory::<G>::new(device, layout, case.placement.lead(), true, zeros, NAN)
+            TensorMemory::<G>::new(device, layout, case.placement.lead(), !case.tight, zeros, NAN)
         };
         let (dk_part, dv_part) = (target(problem.dk)?, target(problem.dv)?);
         let pointers = BackwardPointers {
@@ -218,9 +219,9 @@ fn backward<T: Element, O: Element, G: Element>(
 }
 
 /// A state, NaN at first.
-fn state(device: &Device, bytes: u64) -> Result<TensorMemory<'_, f32>> {
+fn state<'d>(device: &'d Device, case: &Case, bytes: u64) -> Result<TensorMemory<'d, f32>> {
     let layout = Layout::bshd([1, 1, 1, (bytes / 4) as usize]);
-    TensorMemory::new(device, layout, 0, true, None, NAN)
+    TensorMemory::new(device, layout, 0, !case.tight, None, NAN)
 }
 
 /// Puts the rows of a pass, `[B, rows, ...]`, where they belong in `[B, Sk, ...]`.

@@ -3,10 +3,10 @@
 
 use super::backward::{BackwardPlan, BackwardPointers, plan_backward_into};
 use super::forward::{ForwardPlan, ForwardPointers, plan_alone, plan_whole};
-use super::split::{Split, layout_of_parts, part_columns, part_row_bytes, parts, rows, to_parts};
+use super::split::{Split, layout_of_parts, part_columns, parts, rows, to_parts};
 use super::{check_pointer, view};
 use crate::driver::{DevicePointer, DeviceProperties};
-use crate::error::{Error, Result};
+use crate::error::{Error, PartialError, Result};
 use crate::problem::{ForwardProblem, Layout, ValidBackward, ValidForward};
 use kernels_gpu::abi::{Dtype, Family, PreviousParams, Switch, probability_unit_log2};
 
@@ -18,15 +18,15 @@ const STATE_ALIGNMENT: u32 = 16;
 /// them, rounded once (docs/semantics.md, section 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialForward {
-    /// Device address of what passes leave to each other: [`ValidForward::state_bytes`], a multiple of 16. Not
-    /// looked at by a pass that is first and last.
+    /// Device address of what passes leave to each other: [`ValidForward::state_bytes`], a multiple of 16.
+    /// Not looked at by a pass that is first and last.
     pub state: DevicePointer,
     /// Nothing is merged: what the state holds does not matter.
     pub is_first: bool,
     /// o and lse are written; otherwise the state, and o and lse are not looked at.
     pub is_last: bool,
-    /// Keys of the queries in all passes together, those of the longest of packed sequences: the same number in
-    /// each pass.
+    /// Keys of the queries in all passes together, those of the longest of packed sequences: the same number
+    /// in each pass.
     pub total_keys: u32,
 }
 
@@ -34,7 +34,8 @@ impl PartialForward {
     fn check(&self, valid: &ValidForward) -> Result<()> {
         refuse_positions(&valid.problem)?;
         if self.total_keys < valid.key_rows {
-            return Err(Error::TotalKeys { expected: valid.key_rows, got: self.total_keys });
+            let (expected, got) = (valid.key_rows, self.total_keys);
+            return Err(PartialError::TotalKeys { expected, got }.into());
         }
         check_state(self.state, valid.state_bytes())
     }
@@ -44,7 +45,7 @@ impl PartialForward {
 fn refuse_positions(problem: &ForwardProblem) -> Result<()> {
     let there = [("dropout", problem.dropout.is_some()), ("alibi_slopes", problem.alibi.is_some())];
     let refused = there.into_iter().find(|(_, is_there)| *is_there);
-    refused.map_or(Ok(()), |(argument, _)| Err(Error::NotInPartial { argument }))
+    refused.map_or(Ok(()), |(argument, _)| Err(PartialError::Positions { argument }.into()))
 }
 
 /// A state has an address, if it has any bytes.
@@ -60,8 +61,13 @@ impl ValidForward {
     /// Bytes of device memory for what passes over some of the keys leave to each other: for every row of o
     /// its columns in f32, rounded up to a multiple of 4, and two numbers.
     pub fn state_bytes(&self) -> u64 {
-        rows(self) * part_row_bytes(self.value_dim)
+        statistics_bytes(self) + 4 * rows(self) * u64::from(part_columns(self.value_dim))
     }
+}
+
+/// Bytes of the reference and the sum of every row, rounded up: o stands behind them.
+fn statistics_bytes(valid: &ValidForward) -> u64 {
+    (8 * rows(valid)).next_multiple_of(STATE_ALIGNMENT.into())
 }
 
 /// Plans one of several forward passes over some of the keys; `None` where there is no row of o.
@@ -71,8 +77,8 @@ impl ValidForward {
 /// are those of this pass's keys; sinks count in the last one.
 ///
 /// # Errors
-/// Those of [`plan_forward`](super::plan_forward); [`Error::NotInPartial`] for dropout and ALiBi, which go by positions in the
-/// whole; [`Error::TotalKeys`].
+/// Those of [`plan_forward`](super::plan_forward); [`PartialError::Positions`] for dropout and ALiBi, which go by
+/// positions in the whole; [`PartialError::TotalKeys`].
 pub fn plan_forward_partial(
     valid: &ValidForward,
     device: &DeviceProperties,
@@ -86,7 +92,8 @@ pub fn plan_forward_partial(
         return plan_whole(valid, pointers, device, vec!["all keys at once".to_owned()]).map(Some);
     }
     partial.check(valid)?;
-    let statistics = partial.state + valid.state_bytes() - 8 * rows(valid);
+    // o last: what is read behind its last row is outside of the state.
+    let (statistics, o) = (partial.state, partial.state + statistics_bytes(valid));
     let mut plan = if partial.is_last {
         let why = "the last of several passes over keys: merges with what is there".to_owned();
         plan_whole(valid, pointers, device, vec![why])?
@@ -97,14 +104,14 @@ pub fn plan_forward_partial(
         let (alone, places) = parts(valid, pointers, &whole);
         let mut plan = plan_alone(&alone, &places, device, vec![why])?;
         let keys = plan.variant.kernel.key_rows;
-        to_parts(valid, &mut plan.params, [partial.state, statistics]);
+        to_parts(valid, &mut plan.params, [o, statistics]);
         plan.params.split_keys = valid.key_rows.max(1).next_multiple_of(keys);
         plan
     };
     let [_, rows, heads, _] = valid.problem.o.shape;
     let params = &mut plan.params;
     params.previous = PreviousParams {
-        o: view(partial.state, &layout_of_parts(valid, 1)),
+        o: view(o, &layout_of_parts(valid, 1)),
         statistics: if partial.is_first { 0 } else { statistics },
         batch_stride: (heads * rows) as i64,
         head_stride: rows as i64,
@@ -138,7 +145,8 @@ impl PartialBackward {
         let (problem, forward) = (&valid.problem, &valid.problem.forward);
         refuse_positions(forward)?;
         if self.adds_to_keys && problem.gradient_dtype != Dtype::F32 {
-            return Err(Error::NotAdded { argument: "dk", got: problem.gradient_dtype.name() });
+            let got = problem.gradient_dtype.name();
+            return Err(PartialError::NotAdded { argument: "dk", got }.into());
         }
         if self.dq_dtype != forward.dtype && self.dq_dtype != Dtype::F32 {
             return Err(Error::UnsupportedDtype {
@@ -176,7 +184,7 @@ impl ValidBackward {
 /// Positions are as for [`plan_forward_partial`].
 ///
 /// # Errors
-/// Those of [`plan_backward`](super::plan_backward); [`Error::NotInPartial`]; [`Error::NotAdded`] for dk and
+/// Those of [`plan_backward`](super::plan_backward); [`PartialError::Positions`]; [`PartialError::NotAdded`] for dk and
 /// dv that are to be added but are not f32.
 pub fn plan_backward_partial(
     valid: &ValidBackward,

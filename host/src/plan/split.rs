@@ -90,7 +90,7 @@ fn workspace_bytes(valid: &ValidForward, ranges: u32) -> u64 {
 }
 
 /// Bytes of o, reference and sum of a row in a range.
-pub(super) fn part_row_bytes(value_dim: u32) -> u64 {
+fn part_row_bytes(value_dim: u32) -> u64 {
     4 * (u64::from(part_columns(value_dim)) + 2)
 }
 
@@ -213,8 +213,8 @@ pub(super) fn combine(
     Ok(CombinePlan { variant, blocks, params: combine, workspace_bytes })
 }
 
-/// Has the main kernel of a pass write o in f32, and reference and sum of each row, dense from these addresses
-/// on.
+/// Has the main kernel of a pass write o in f32, and reference and sum of each row, dense from these
+/// addresses on.
 pub(super) fn to_parts(valid: &ValidForward, params: &mut ForwardParams, [o, statistics]: [u64; 2]) {
     let [_, query_rows, heads, _] = valid.problem.o.shape;
     if valid.problem.output_dtype != Dtype::F32 {

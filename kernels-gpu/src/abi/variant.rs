@@ -22,8 +22,8 @@ pub enum Switch {
     /// Probabilities are dropped at random: [`ScoreParams::dropout`](super::ScoreParams::dropout).
     Dropout,
     /// What passes over other keys have left is merged in: in the forward
-    /// [`ForwardParams::previous`](super::ForwardParams::previous), in the backward dk and dv as they are, and
-    /// [`BackwardParams::previous_dq`](super::BackwardParams::previous_dq).
+    /// [`ForwardParams::previous`](super::ForwardParams::previous), in the backward dk and dv as they are,
+    /// and [`BackwardParams::previous_dq`](super::BackwardParams::previous_dq).
     Merge,
 }
 
@@ -89,7 +89,8 @@ impl Switches {
         self.0 == 0
     }
 
-    /// Those that the kernels of a backward have for what the forward had: a sink is in lse, and so are all keys.
+    /// Those that the kernels of a backward have for what the forward had: a sink is in lse, and so are all
+    /// keys.
     #[must_use]
     pub const fn of_scores(self) -> Self {
         Switches(self.0 & !(Switch::Sinks.bit() | Switch::Merge.bit()))

@@ -205,9 +205,9 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         }
     }
 
-    /// Normalises the output of fragment `m` and writes lse of its rows (or their reference and sum, of a range
-    /// of keys). What passes before have left is to be added, times the factors that this gives; the output is
-    /// then the caller's to store.
+    /// Normalises the output of fragment `m` and writes lse of its rows (or their reference and sum, of a
+    /// range of keys). What passes before have left is to be added, times the factors that this gives; the
+    /// output is then the caller's to store.
     ///
     /// # Safety
     /// All 32 lanes call it together; `p.lse` is as [`ForwardParams::lse`] says.
@@ -232,10 +232,6 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
             let is_dead = |row| block.is_dead(row_of(row));
             softmax.finalize::<F, O>(output, scale, is_split, is_dead, sink, previous)
         };
-        if specialize::merge() {
-            // All lanes of a row have read what one of them overwrites.
-            warp::warp_sync();
-        }
         let mut row = 0;
         while row < ROWS {
             // One of the lanes that share the row.

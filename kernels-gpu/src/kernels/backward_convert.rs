@@ -1,6 +1,6 @@
 //! Last kernel of the backward: dQ from its accumulators, `dq = scale * sum over splits`, rounded once; 0 for
-//! rows that see no key, whose NaN of q or dO a sum of zeros holds. Where gradients are merged, with what passes
-//! over other keys have left.
+//! rows that see no key, whose NaN of q or dO a sum of zeros holds. Where gradients are merged, with what
+//! passes over other keys have left.
 //!
 //! The accumulator holds each query tile in the order in which the lanes of [`super::backward_mma`] had
 //! it. The same warps and lanes read it back, and write rows; [`convert_hopper_transposed`] does otherwise.

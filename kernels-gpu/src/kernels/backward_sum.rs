@@ -1,5 +1,6 @@
 //! The last kernel of a backward for Hopper that has divided key tiles: dK and dV of these, summed over their
-//! stretches in the order of the steps, and rounded once or, where gradients are merged, added to what is there.
+//! stretches in the order of the steps, and rounded once or, where gradients are merged, added to what is
+//! there.
 //!
 //! It reads what [`super::backward_hopper`] left in slots ([`crate::attention::key_stretch`]). A block has
 //! [`ROWS`] rows of one gradient of one tile, a thread eight columns of a row at a time.

@@ -3,7 +3,7 @@
 
 use super::merge::{MergedKeys, SeenKeys};
 use super::{OnlineSoftmax, Rescale};
-use crate::arch::{math, specialize};
+use crate::arch::{math, specialize, warp};
 use crate::attention::score::Scale;
 use crate::tile::fragment::Fragment;
 use core::f32::consts::{LN_2, LOG2_E};
@@ -71,6 +71,10 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             }
             row += 1;
         }
+        if specialize::merge() {
+            // All lanes of a row have read what one of them is about to overwrite.
+            warp::warp_sync();
+        }
         finished
     }
 
@@ -122,8 +126,11 @@ pub struct Finished<const ROWS: usize> {
 
 impl<const ROWS: usize> Finished<ROWS> {
     /// No row sees a key in this pass: what is left are `previous`.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
     #[inline(always)]
-    pub fn of_previous(
+    pub unsafe fn of_previous(
         scale: &Scale,
         of_range: bool,
         sink: impl Fn(usize) -> f32,
@@ -141,6 +148,8 @@ impl<const ROWS: usize> Finished<ROWS> {
             finished.merge(row, &merged, scale, of_range, || sink(row));
             row += 1;
         }
+        // As in `finalize_early`.
+        warp::warp_sync();
         finished
     }
 

@@ -101,9 +101,6 @@ pub unsafe fn finalize<E: TensorCoreElement, const O: usize>(
 }
 
 /// Writes lse of a warp's 16 rows from `row` on, or reference and sum.
-///
-/// # Safety
-/// All 32 lanes call it together.
 #[inline(always)]
 unsafe fn store_statistics<const O: usize>(
     p: &ForwardParams,
@@ -112,10 +109,6 @@ unsafe fn store_statistics<const O: usize>(
     (lane, row): (u32, u32),
     finished: &Finished<2>,
 ) {
-    if specialize::merge() {
-        // All lanes of a row have read what one of them overwrites.
-        warp::warp_sync();
-    }
     // Of the four lanes that share two rows, each of the first two writes one.
     let half = (lane % 4) as usize;
     if half < 2 {

@@ -139,7 +139,7 @@ echo "$failed failed"
 pub fn run(args: &Args) -> Result<()> {
     let output = args.output.clone().unwrap_or_else(|| workspace::target_dir().join("bundle"));
     let release = ["--release", "--message-format=json-render-diagnostics"];
-    let built = cargo("build", &release, &["finite-attention", TESTS])?;
+    let built = cargo("build", &release, &["finite-attention", "finite-attention-c", TESTS])?;
     let tested = cargo("test", &[&release[..], &["--no-run"]].concat(), &TESTED)?;
     let program = |name: &str| find(&built, |artifact| artifact.executable && artifact.name == name);
     let (fattn, zoo) = (program("fattn")?, program("zoo")?);

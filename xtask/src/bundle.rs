@@ -44,8 +44,16 @@ const TESTED: [&str; 2] = ["finite-attention", TESTS];
 const TESTS: &str = "finite-attention-tests";
 
 /// Files of tests that look for the command, or the source, where cargo built it.
-const LEFT_OUT: [&str; 7] =
-    ["c_header", "cli", "cli_options", "cli_output", "sanitize", "sanitize_options", "trace"];
+const LEFT_OUT: [&str; 8] = [
+    "c_header",
+    "cli",
+    "cli_options",
+    "cli_output",
+    "cli_readme",
+    "sanitize",
+    "sanitize_options",
+    "trace",
+];
 
 /// What runs on the other machine.
 const RUN: &str = r#"#!/bin/sh

@@ -1,8 +1,9 @@
 //! Devices, primary contexts and memory: through `cust` with the feature `cust`, by the same calls of the
 //! driver without. Nothing else differs between the two builds of this library.
 //!
-//! With `cust`, its buffers and pointers can be passed as they are ([`InDeviceMemory`]), and its build script
-//! wants a CUDA toolkit. Without, nothing but this crate and the driver's library is needed.
+//! With `cust`, its buffers and pointers can be passed as they are
+//! ([`InDeviceMemory`](crate::buffer::InDeviceMemory)), and its build script wants a CUDA toolkit. Without,
+//! nothing but this crate and the driver's library is needed.
 
 use super::raw::Failure;
 

@@ -91,12 +91,14 @@ fn write_consumer(consumer: &Path, sources: &Path, version: &str) -> Result<()> 
     let patches = CRATES
         .map(|name| format!("{name} = {{ path = {:?} }}\n", sources.join(format!("{name}-{version}"))));
     fs::create_dir_all(consumer.join("src"))?;
-    fs::create_dir_all(consumer.join("tests"))?;
+    fs::create_dir_all(consumer.join("tests/support"))?;
     fs::write(consumer.join("Cargo.toml"), manifest + &patches.concat())?;
     fs::write(consumer.join("src/main.rs"), program)?;
     // The versions that everything else is tested with.
     fs::copy(root().join("Cargo.lock"), consumer.join("Cargo.lock"))?;
-    fs::copy(root().join("host/tests/no_device.rs"), consumer.join("tests/no_device.rs"))?;
+    for test in ["no_device.rs", "support/driver.c"] {
+        fs::copy(root().join("host/tests").join(test), consumer.join("tests").join(test))?;
+    }
     Ok(())
 }
 

@@ -4,9 +4,26 @@
 //! return 0, or one of the numbers of [`Status`].
 
 mod convert;
+mod init;
+mod memory;
 mod msda;
+mod training;
 mod types;
 
+pub use init::{
+    fattn_backward_args_init, fattn_forward_args_init, fattn_msda_backward_args_init,
+    fattn_msda_forward_args_init,
+};
+pub use memory::{
+    fattn_allocate, fattn_copy_to_device, fattn_copy_to_host, fattn_free, fattn_synchronize,
+    fattn_version,
+};
+pub use training::{
+    CDeviceTensor, CGradScalerValues, CScanResult, fattn_clip_by_global_norm, fattn_grad_scaler_create,
+    fattn_grad_scaler_destroy, fattn_grad_scaler_note_unscaled, fattn_grad_scaler_scale,
+    fattn_grad_scaler_state, fattn_grad_scaler_step, fattn_grad_scaler_unscale,
+    fattn_grad_scaler_update, fattn_scan,
+};
 pub use types::{
     CAttention, CBackwardArgs, CDropout, CForwardArgs, CMsda, CMsdaBackwardArgs, CMsdaForwardArgs,
     CScores, CTensor, Status,
@@ -65,14 +82,11 @@ unsafe fn inputs<'a, A: Versioned>(
     else {
         return Err(invalid(format!("{function}: expected a device and arguments, got null")));
     };
-    let expected = size_of::<A>();
-    if got as usize != expected && !A::EARLIER.contains(&(got as usize)) {
-        return Err(invalid(format!("{function}: expected struct_bytes {expected}, got {got}")));
-    }
+    let bytes = A::known_size(function, got)?;
     let mut whole = A::default();
     // SAFETY: not null, of the size just checked, which is at most that of an `A`, and with the zeros behind
     // it a value.
-    unsafe { args.cast::<u8>().copy_to_nonoverlapping((&raw mut whole).cast(), got as usize) };
+    unsafe { args.cast::<u8>().copy_to_nonoverlapping((&raw mut whole).cast(), bytes) };
     match whole.reserved() {
         None => Ok((device, whole)),
         Some((field, got)) => Err(invalid(format!("{function}: expected 0 in {field}, got {got}"))),
@@ -396,6 +410,12 @@ pub extern "C" fn fattn_last_error() -> *const c_char {
 }
 
 #[cfg(test)]
+mod init_tests;
+#[cfg(test)]
+mod memory_tests;
+#[cfg(test)]
 mod msda_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod training_tests;

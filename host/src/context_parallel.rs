@@ -42,7 +42,8 @@
 //!     })
 //!     .collect();
 //! for thread in threads {
-//!     assert_eq!(thread.join().unwrap()?, [1.0; 32 * 8]);
+//!     // Weights of a row sum to 1, up to rounding.
+//!     assert!(thread.join().unwrap()?.iter().all(|o| (o - 1.0).abs() < 1e-6));
 //! }
 //! # Ok::<(), finite_attention::Error>(())
 //! ```

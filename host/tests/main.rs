@@ -32,6 +32,9 @@ mod cli_options;
 #[path = "cli_output.rs"]
 mod cli_output;
 #[cfg(feature = "cli")]
+#[path = "cli_readme.rs"]
+mod cli_readme;
+#[cfg(feature = "cli")]
 #[path = "cli_scores.rs"]
 mod cli_scores;
 #[path = "errors.rs"]

@@ -176,6 +176,16 @@ pub struct BackwardInputs<'s, T, O> {
     pub cu_seqlens_k: &'s [i32],
 }
 
+impl<'s, T, O> BackwardInputs<'s, T, O> {
+    /// Those of a forward pass on q, k and v and what it gave, with dO; nothing else of scores, no dLSE, and
+    /// no packed sequences.
+    pub fn new(q: &'s [T], k: &'s [T], v: &'s [T], output: &'s ForwardOutput<O>, d_o: &'s [T]) -> Self {
+        let scores = ScoreSlices::default();
+        let ForwardOutput { o, lse } = output;
+        BackwardInputs { q, k, v, o, lse, d_o, d_lse: &[], scores, cu_seqlens_q: &[], cu_seqlens_k: &[] }
+    }
+}
+
 /// What a backward pass gives, on the host: each in its layout of the problem, [`Layout::span`]
 /// elements, zeros between them.
 #[derive(Clone, Debug, PartialEq)]
@@ -193,6 +203,21 @@ pub struct BackwardOutput<G> {
 }
 
 /// Backward pass on host slices. `G` is the element type of dq, dk and dv: `T`, or f32.
+///
+/// ```
+/// use finite_attention::*;
+/// # fn main() -> Result<()> {
+/// let device = Device::emulated(Arch::Sm80)?;
+/// let layout = Layout::bshd([1, 2, 1, 4]);
+/// let (q, k, v, d_o) = ([0.5f32; 8], [1f32; 8], [2f32; 8], [1f32; 8]);
+/// let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout);
+/// let output: ForwardOutput<f32> = forward_host(&device, &problem, &q, &k, &v)?;
+/// let inputs = BackwardInputs::new(&q, &k, &v, &output, &d_o);
+/// let gradients: BackwardOutput<f32> = backward_host(&device, &BackwardProblem::new(problem), &inputs)?;
+/// assert_eq!((gradients.dq, gradients.dv), (vec![0.0; 8], vec![1.0; 8]));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`forward_inputs_host`], for every tensor, and [`Error::NotInProblem`] for a dLSE that the problem does

@@ -1,5 +1,6 @@
 //! The structs of the C interface. `include/finite_attention.h` says more of their fields.
 
+use super::{Failure, invalid};
 use crate::attention::PreparedMask;
 use kernels_gpu::abi::MSDA_MAX_LEVELS;
 use std::mem::offset_of;
@@ -19,6 +20,8 @@ pub enum Status {
     DeviceFailed = 3,
     /// The library is at fault.
     Panicked = 4,
+    /// The norm of gradients is not finite; nothing was changed.
+    NonFinite = 5,
 }
 
 /// `fattn_tensor`.
@@ -257,6 +260,15 @@ pub struct CMsdaBackwardArgs {
 pub(super) unsafe trait Versioned: Copy + Default {
     /// Sizes of earlier versions.
     const EARLIER: &'static [usize];
+
+    /// The size of a caller's struct, if it is that of this version or of an earlier one.
+    fn known_size(function: &str, struct_bytes: u32) -> Result<usize, Failure> {
+        let (expected, got) = (size_of::<Self>(), struct_bytes as usize);
+        if got == expected || Self::EARLIER.contains(&got) {
+            return Ok(got);
+        }
+        Err(invalid(format!("{function}: expected struct_bytes {expected}, got {got}")))
+    }
 
     /// The first field that must be 0 and is not.
     fn reserved(&self) -> Option<(&'static str, u32)>;

@@ -77,8 +77,8 @@ fn statistics_bytes(valid: &ValidForward) -> u64 {
 /// are those of this pass's keys; sinks count in the last one.
 ///
 /// # Errors
-/// Those of [`plan_forward`](super::plan_forward); [`PartialError::Positions`] for dropout and ALiBi, which go by
-/// positions in the whole; [`PartialError::TotalKeys`].
+/// Those of [`plan_forward`](super::plan_forward); [`PartialError::Positions`] for dropout and ALiBi, which
+/// go by positions in the whole; [`PartialError::TotalKeys`].
 pub fn plan_forward_partial(
     valid: &ValidForward,
     device: &DeviceProperties,
@@ -184,8 +184,8 @@ impl ValidBackward {
 /// Positions are as for [`plan_forward_partial`].
 ///
 /// # Errors
-/// Those of [`plan_backward`](super::plan_backward); [`PartialError::Positions`]; [`PartialError::NotAdded`] for dk and
-/// dv that are to be added but are not f32.
+/// Those of [`plan_backward`](super::plan_backward); [`PartialError::Positions`]; [`PartialError::NotAdded`]
+/// for dk and dv that are to be added but are not f32.
 pub fn plan_backward_partial(
     valid: &ValidBackward,
     device: &DeviceProperties,

@@ -2,6 +2,7 @@
 
 mod backward;
 mod dropout;
+mod dynamic;
 mod layout;
 mod mask;
 mod msda;
@@ -13,6 +14,8 @@ mod tests;
 
 pub use backward::{BackwardProblem, Mode, ValidBackward};
 pub use dropout::Dropout;
+pub(crate) use dynamic::lowest;
+pub use dynamic::{DynamicMask, DynamicRule};
 pub use layout::{DIMENSIONS, Layout};
 pub use mask::{CausalAlignment, Mask};
 pub use msda::{

@@ -12,8 +12,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// `argument` is always the name of a tensor or parameter: `q`, `k`, `v`, `o`, `lse`, `dq`, `dk`, `dv`,
 /// `cu_seqlens_q`, `cu_seqlens_k`, `max_query_rows`, `max_key_rows`, `scale`, `softcap`, `dropout_rate`,
-/// `num_splits`, `bias`, `mask`, `dynamic_mask`, `alibi_slopes`, `sinks`, `dbias`, `dsinks`, `workspace`; of multi-scale
-/// deformable attention `value`, `shapes`, `level_points`, `locations`, `weights`, and `dvalue`,
+/// `num_splits`, `bias`, `mask`, `dynamic_mask`, `alibi_slopes`, `sinks`, `dbias`, `dsinks`, `workspace`; of
+/// multi-scale deformable attention `value`, `shapes`, `level_points`, `locations`, `weights`, and `dvalue`,
 /// `dlocations`, `dweights`. The gradients of o and lse are `do` and `dlse`, as in files; in Rust, which
 /// keeps `do` for itself, the fields are `d_o` and `d_lse`, and so with `d_bias` and `d_sinks`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -211,7 +211,7 @@ pub enum Error {
     /// A dynamic mask that cannot be made.
     #[error("dynamic_mask: expected {expected}, got {got}")]
     DynamicMask {
-        /// What it needs: a number of at least 1, or a bias.
+        /// What it needs.
         expected: &'static str,
         /// What there is.
         got: String,

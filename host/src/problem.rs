@@ -14,8 +14,8 @@ mod tests;
 
 pub use backward::{BackwardProblem, Mode, ValidBackward};
 pub use dropout::Dropout;
-pub(crate) use dynamic::lowest;
-pub use dynamic::{DynamicMask, DynamicRule};
+pub use dynamic::{DynamicMask, DynamicRule, DynamicWay};
+pub(crate) use dynamic::{lowest, no_bias};
 pub use layout::{DIMENSIONS, Layout};
 pub use mask::{CausalAlignment, Mask};
 pub use msda::{

@@ -1,8 +1,8 @@
 //! `include/finite_attention.h` is what a C compiler accepts, and says what the library does.
 
 use finite_attention::c_api::{
-    CAttention, CBackwardArgs, CDropout, CForwardArgs, CMsda, CMsdaBackwardArgs, CMsdaForwardArgs,
-    CScores, CTensor, Status,
+    CAttention, CBackwardArgs, CDropout, CDynamicMask, CForwardArgs, CMsda, CMsdaBackwardArgs,
+    CMsdaForwardArgs, CScores, CTensor, Status,
 };
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -53,6 +53,7 @@ fn program() -> String {
         bias bias_dtype alibi_per_batch mask alibi_slopes sinks
     );
     text += &same_layout!("fattn_dropout", CDropout, rate reserved seed offset);
+    text += &same_layout!("fattn_dynamic_mask", CDynamicMask, window block_size way reserved);
     text += &same_layout!(
         "fattn_msda", CMsda,
         dtype locations_dtype weights_dtype padding align_corners levels level_points shapes value locations
@@ -105,8 +106,8 @@ fn functions(text: &str, before: &[&str]) -> BTreeSet<String> {
 #[test]
 fn the_header_declares_every_function_and_no_others() {
     let declared = functions(HEADER, &["int32_t ", "void ", "const char *"]);
-    let source = include_str!("../src/c_api.rs");
-    let exported = functions(source, &["pub unsafe extern \"C\" fn ", "pub extern \"C\" fn "]);
+    let source = [include_str!("../src/c_api.rs"), include_str!("../src/c_api/dynamic.rs")].concat();
+    let exported = functions(&source, &["pub unsafe extern \"C\" fn ", "pub extern \"C\" fn "]);
     assert_eq!(declared, exported);
-    assert_eq!(declared.len(), 15);
+    assert_eq!(declared.len(), 20);
 }

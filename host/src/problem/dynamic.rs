@@ -24,6 +24,29 @@ pub struct DynamicMask {
     /// Keys that are kept or dropped together: a block is kept if more than half of it is, the last one by
     /// its own length. 1 is each key for itself; at least 1.
     pub block_size: usize,
+    /// How attention goes about it; what costs less if none is given.
+    pub way: Option<DynamicWay>,
+}
+
+/// How attention goes about a dynamic mask. Results differ by rounding alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DynamicWay {
+    /// As under any boolean mask: tiles without a kept key are skipped.
+    Mask,
+    /// Kept keys are gathered, and attention runs over these alone. It needs a bias that has one row of keys
+    /// for all queries, and for a key head's query heads, and whatever knows positions of keys to be
+    /// elsewhere: no dropout, no ALiBi, no packed sequences, and a rule that says how many keys are kept.
+    Gather,
+}
+
+impl DynamicWay {
+    /// The name used in plans and errors: `mask`, `gather`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DynamicWay::Mask => "mask",
+            DynamicWay::Gather => "gather",
+        }
+    }
 }
 
 /// Which keys of a row a dynamic mask keeps.
@@ -43,18 +66,24 @@ pub enum DynamicRule {
 impl DynamicMask {
     /// The `window` largest.
     pub const fn top_k(window: usize) -> Self {
-        DynamicMask { rule: DynamicRule::TopK { window }, block_size: 1 }
+        DynamicMask { rule: DynamicRule::TopK { window }, block_size: 1, way: None }
     }
 
     /// Those above 0.
     pub const fn relu() -> Self {
-        DynamicMask { rule: DynamicRule::Relu, block_size: 1 }
+        DynamicMask { rule: DynamicRule::Relu, block_size: 1, way: None }
     }
 
     /// Keeps and drops so many keys together.
     #[must_use]
     pub const fn with_block_size(self, block_size: usize) -> Self {
         DynamicMask { block_size, ..self }
+    }
+
+    /// Says how attention goes about it.
+    #[must_use]
+    pub const fn with_way(self, way: DynamicWay) -> Self {
+        DynamicMask { way: Some(way), ..self }
     }
 
     /// The most keys of a row of `keys` that can be kept, if that is known without the bias's numbers.
@@ -97,7 +126,8 @@ impl std::fmt::Display for DynamicMask {
     }
 }
 
-fn no_bias() -> Error {
+/// Of a dynamic mask without a bias.
+pub(crate) fn no_bias() -> Error {
     Error::DynamicMask { expected: "a bias, of which it is made", got: "none".to_owned() }
 }
 
@@ -111,35 +141,22 @@ pub(crate) fn lowest(dtype: Dtype) -> f32 {
 }
 
 impl ForwardProblem {
-    /// The shape of the boolean mask that a dynamic one becomes, of this problem's bias and a padding mask:
-    /// a dimension is 1 if both have it as 1; that of packed sequences has all of them, as their lengths
-    /// differ. The padding mask of the problem, [`ForwardProblem::attn_mask`], is not looked at.
+    /// The shape of the boolean mask that a dynamic one becomes, of this problem's bias and its
+    /// [`ForwardProblem::attn_mask`], which is a padding mask then: a dimension is 1 if both have it as 1;
+    /// that of packed sequences has all of them, as their lengths differ.
     ///
     /// # Errors
-    /// What [`ForwardProblem::validate`] refuses, [`Error::DynamicMask`], [`Error::MaskWords`], and
-    /// [`Error::BroadcastSize`] of a padding mask.
-    pub fn dynamic_mask_shape(
-        &self,
-        mask: &DynamicMask,
-        padding: Option<&MaskShape>,
-    ) -> Result<MaskShape> {
+    /// What [`ForwardProblem::validate`] refuses, [`Error::DynamicMask`], and [`Error::MaskWords`].
+    pub fn dynamic_mask_shape(&self, mask: &DynamicMask) -> Result<MaskShape> {
         mask.check()?;
         let Some(Bias { layout, .. }) = &self.bias else { return Err(no_bias()) };
-        let problem = ForwardProblem { attn_mask: padding.copied(), ..*self };
-        problem.validate()?;
+        self.validate()?;
         let [count, _, _, keys] = self.score_shape();
-        let one = MaskShape { batches: 1, heads: 1, queries: 1, keys };
-        let padding = padding.unwrap_or(&one);
+        let padding = self.attn_mask.unwrap_or(MaskShape { batches: 1, heads: 1, queries: 1, keys });
         let [batches, heads, queries, _] = layout.shape;
-        // A dimension of 0 is that of the problem, and a 1 beside it stands for all of none.
-        let both = |a: usize, b: usize| {
-            if a == 1 {
-                b
-            } else if b == 1 {
-                a
-            } else {
-                a.max(b)
-            }
+        let both = |a: usize, b: usize| match (a, b) {
+            (1, other) | (other, 1) => other,
+            (one, other) => one.max(other),
         };
         let batches = match self.sequences {
             Sequences::Strided => both(batches, padding.batches),
@@ -147,12 +164,5 @@ impl ForwardProblem {
         };
         let (heads, queries) = (both(heads, padding.heads), both(queries, padding.queries));
         MaskShape::of(&ScoreLayout::dense([batches, heads, queries, keys]), keys)
-    }
-
-    /// Whether all queries of a batch, and all query heads that share a key head, have one choice of keys
-    /// under a dynamic mask of this shape.
-    pub(crate) fn shares_choice(&self, shape: &MaskShape) -> bool {
-        let key_heads = self.k.shape[2];
-        shape.queries == 1 && (shape.heads == 1 || shape.heads == key_heads)
     }
 }

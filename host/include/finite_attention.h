@@ -153,6 +153,24 @@ typedef struct {
     uint64_t offset;   /* which numbers of the seed, such as the count of calls before */
 } fattn_dropout;
 
+/* How attention under a dynamic mask goes about it. */
+enum fattn_dynamic_way {
+    FATTN_DYNAMIC_ANY = 0,   /* what costs less */
+    FATTN_DYNAMIC_MASK = 1,  /* tiles without a chosen key are skipped */
+    FATTN_DYNAMIC_GATHER = 2 /* chosen keys are gathered, where all queries have one choice */
+};
+
+/* Which keys a bias chooses: see docs/dynamic-masks.md. */
+typedef struct {
+    int64_t window;     /* how many of each row, the largest; 0 for those above 0 */
+    int64_t block_size; /* keys that are kept or dropped together; 0 and 1 for each by itself */
+    int32_t way;        /* fattn_dynamic_way */
+    uint32_t reserved;  /* 0 */
+} fattn_dynamic_mask;
+
+/* Keys that a bias has chosen, made by fattn_choose_keys. */
+typedef struct fattn_chosen_keys fattn_chosen_keys;
+
 /* Of fattn_forward. Writes attention.o, and attention.lse unless its address is 0. */
 typedef struct {
     uint32_t struct_bytes; /* sizeof(fattn_forward_args). Those of earlier versions, which ended before
@@ -298,6 +316,25 @@ int32_t fattn_prepare_mask(const fattn_device *device, const fattn_tensor *mask,
 
 /* Frees a prepared mask. Work that uses it must have been waited for. A null pointer is allowed. */
 void fattn_free_mask(fattn_mask_bits *prepared);
+
+/* Queues on a stream the choice of keys of a forward pass by its bias, which must be there; scores.mask is a
+ * padding mask, whose hidden keys are not chosen. o and lse are not touched. The choice serves any number of
+ * forward and backward passes of these arguments that are queued behind it; q, k, v, bias and mask must stay
+ * as they are. */
+int32_t fattn_choose_keys(const fattn_device *device, const fattn_forward_args *args,
+                          const fattn_dynamic_mask *mask, fattn_chosen_keys **chosen, void *stream);
+
+/* Queues the choice anew, by the bias as it is now, without allocating: behind all work that uses the last
+ * one, on the same stream. */
+int32_t fattn_choose_keys_again(const fattn_chosen_keys *chosen, const fattn_forward_args *args, void *stream);
+
+/* As fattn_forward and fattn_backward, over chosen keys, with the arguments that they were chosen with. The
+ * workspace is not looked at: the call has its own. Gradients of keys that were not chosen are 0. */
+int32_t fattn_dynamic_forward(const fattn_chosen_keys *chosen, const fattn_forward_args *args, void *stream);
+int32_t fattn_dynamic_backward(const fattn_chosen_keys *chosen, const fattn_backward_args *args, void *stream);
+
+/* Frees chosen keys. Work that uses them must have been waited for. A null pointer is allowed. */
+void fattn_free_chosen_keys(fattn_chosen_keys *chosen);
 
 /* Queues a forward pass of multi-scale deformable attention on a stream. As fattn_forward, without workspace. */
 int32_t fattn_msda_forward(const fattn_device *device, const fattn_msda_forward_args *args, void *stream);

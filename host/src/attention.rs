@@ -1,12 +1,14 @@
 //! Attention on a device: the core takes raw device pointers, the doors above it take host slices.
 
 mod backward;
+mod dynamic;
 mod element;
 pub(crate) mod host;
 mod mask;
 mod scores;
 
 pub use backward::{Workspace, backward, backward_and_wait, backward_partial, launch_backward};
+pub use dynamic::DynamicAttention;
 pub use element::Element;
 pub use host::{
     BackwardInputs, BackwardOutput, ForwardInputs, ForwardOutput, backward_host, forward_host,
@@ -25,8 +27,8 @@ use crate::plan::{
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
     AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams,
-    ForwardParams, MSDA_MAX_LEVELS, MaskBitsParams, MaskMapParams, MsdaLevel, MsdaParams,
-    PreviousParams, ScanParams, ScoreParams, ScoreView, TensorMap,
+    ForwardParams, GatherParams, MSDA_MAX_LEVELS, MaskBitsParams, MaskBlocksParams, MaskMapParams,
+    MsdaLevel, MsdaParams, PreviousParams, ScanParams, ScoreParams, ScoreView, SelectParams, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -81,13 +83,14 @@ pub unsafe fn forward(
 /// is rounded once, by the last pass.
 ///
 /// # Errors
-/// Everything that [`ForwardProblem::validate`] and [`plan_forward_partial`] refuse, and errors of the driver.
+/// Everything that [`ForwardProblem::validate`] and [`plan_forward_partial`] refuse, and errors of the
+/// driver.
 ///
 /// # Safety
 /// As for [`forward`]; of a pass that is not the last, o and lse need not be. For all work queued up to the
-/// last pass the state is [`ValidForward::state_bytes`](crate::problem::ValidForward::state_bytes) bytes that
-/// passes over these keys alone use, one after the other, of problems that differ in k, v and what goes with
-/// them only.
+/// last pass the state is [`ValidForward::state_bytes`](crate::problem::ValidForward::state_bytes) bytes
+/// that passes over these keys alone use, one after the other, of problems that differ in k, v and what goes
+/// with them only.
 pub unsafe fn forward_partial(
     device: &Device,
     problem: &ForwardProblem,
@@ -202,7 +205,8 @@ pub(crate) unsafe trait Params: Copy {
 const _: () = assert!(size_of::<ScoreView>() == 6 * 8);
 const _: () = assert!(size_of::<ScoreParams>() == 3 * size_of::<ScoreView>() + 3 * 8 + 10 * 4);
 
-// SAFETY: four views of 32 bytes, five 64-bit and 30 32-bit fields, and two structs without padding: no padding.
+// SAFETY: four views of 32 bytes, five 64-bit and 30 32-bit fields, and two structs without padding: no
+// padding.
 unsafe impl Params for ForwardParams {}
 const _: () = assert!(
     size_of::<ForwardParams>()
@@ -242,6 +246,18 @@ const _: () = assert!(size_of::<ScanParams>() == 7 * 8 + 12 * 4);
 // SAFETY: two 64-bit and six 32-bit fields: no padding.
 unsafe impl Params for MaskMapParams {}
 const _: () = assert!(size_of::<MaskMapParams>() == 2 * 8 + 6 * 4);
+
+// SAFETY: two views, five 64-bit and 18 32-bit fields: no padding.
+unsafe impl Params for SelectParams {}
+const _: () = assert!(size_of::<SelectParams>() == 2 * size_of::<ScoreView>() + 5 * 8 + 18 * 4);
+
+// SAFETY: a view, three 64-bit and eight 32-bit fields: no padding.
+unsafe impl Params for MaskBlocksParams {}
+const _: () = assert!(size_of::<MaskBlocksParams>() == size_of::<ScoreView>() + 3 * 8 + 8 * 4);
+
+// SAFETY: four views of 32 bytes and another one, five 64-bit and 18 32-bit fields: no padding.
+unsafe impl Params for GatherParams {}
+const _: () = assert!(size_of::<GatherParams>() == 4 * 32 + size_of::<ScoreView>() + 5 * 8 + 18 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}

@@ -4,12 +4,17 @@
 //! return 0, or one of the numbers of [`Status`].
 
 mod convert;
+mod dynamic;
 mod init;
 mod memory;
 mod msda;
 mod training;
 mod types;
 
+pub use dynamic::{
+    fattn_choose_keys, fattn_choose_keys_again, fattn_dynamic_backward, fattn_dynamic_forward,
+    fattn_free_chosen_keys,
+};
 pub use init::{
     fattn_backward_args_init, fattn_forward_args_init, fattn_msda_backward_args_init,
     fattn_msda_forward_args_init,
@@ -25,8 +30,8 @@ pub use training::{
     fattn_grad_scaler_update, fattn_scan,
 };
 pub use types::{
-    CAttention, CBackwardArgs, CDropout, CForwardArgs, CMsda, CMsdaBackwardArgs, CMsdaForwardArgs,
-    CScores, CTensor, Status,
+    CAttention, CBackwardArgs, CDropout, CDynamicMask, CForwardArgs, CMsda, CMsdaBackwardArgs,
+    CMsdaForwardArgs, CScores, CTensor, Status,
 };
 
 use crate::attention::{PreparedMask, backward, forward};
@@ -409,6 +414,8 @@ pub extern "C" fn fattn_last_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())
 }
 
+#[cfg(test)]
+mod dynamic_tests;
 #[cfg(test)]
 mod init_tests;
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod decoding_tests;
 mod dq;
 #[cfg(test)]
 mod dropout_tests;
+mod dynamic;
 mod forward;
 mod lengths;
 mod msda;
@@ -28,6 +29,8 @@ mod workspace;
 
 pub(crate) use accumulate::{AccumulatePlan, Term, plan_accumulate};
 pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
+pub use dynamic::{DynamicPlan, plan_dynamic};
+pub(crate) use dynamic::{GatherPlan, GatherPointers, Rows, dynamic_kernel};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
 pub use msda::{MsdaBackwardPointers, MsdaPlan, MsdaPointers, plan_msda_backward, plan_msda_forward};
 pub use partial::{PartialBackward, PartialForward, plan_backward_partial, plan_forward_partial};
@@ -218,7 +221,7 @@ fn family_name(family: Family) -> &'static str {
         | Family::Accumulate
         | Family::BiasGradient
         | Family::SinkGradient => "backward",
-        Family::MaskBits | Family::MaskMap => "mask",
+        Family::MaskBits | Family::MaskMap | Family::Dynamic(_) => "mask",
         Family::Scan => "scan",
         Family::Msda(_) => "multi-scale deformable attention",
     }

@@ -1,8 +1,8 @@
 //! `include/finite_attention.h` is what a C compiler accepts, and says what the library does.
 
 use finite_attention::c_api::{
-    CAttention, CBackwardArgs, CDeviceTensor, CDropout, CForwardArgs, CGradScalerValues, CMsda,
-    CMsdaBackwardArgs, CMsdaForwardArgs, CScanResult, CScores, CTensor, Status,
+    CAttention, CBackwardArgs, CDeviceTensor, CDropout, CDynamicMask, CForwardArgs, CGradScalerValues,
+    CMsda, CMsdaBackwardArgs, CMsdaForwardArgs, CScanResult, CScores, CTensor, Status,
 };
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -53,6 +53,7 @@ fn program() -> String {
         bias bias_dtype alibi_per_batch mask alibi_slopes sinks
     );
     text += &same_layout!("fattn_dropout", CDropout, rate reserved seed offset);
+    text += &same_layout!("fattn_dynamic_mask", CDynamicMask, window block_size way reserved);
     text += &same_layout!(
         "fattn_msda", CMsda,
         dtype locations_dtype weights_dtype padding align_corners levels level_points shapes value locations
@@ -117,6 +118,7 @@ fn the_header_declares_every_function_and_no_others() {
     let declared = functions(HEADER, &["int32_t ", "void ", "const char *"]);
     let sources = [
         include_str!("../src/c_api.rs"),
+        include_str!("../src/c_api/dynamic.rs"),
         include_str!("../src/c_api/init.rs"),
         include_str!("../src/c_api/memory.rs"),
         include_str!("../src/c_api/training.rs"),
@@ -125,7 +127,7 @@ fn the_header_declares_every_function_and_no_others() {
     let exported: BTreeSet<_> =
         sources.into_iter().flat_map(|source| functions(source, &starts)).collect();
     assert_eq!(declared, exported);
-    assert_eq!(declared.len(), 35);
+    assert_eq!(declared.len(), 40);
     let version = format!("#define FATTN_VERSION \"{}\"", env!("CARGO_PKG_VERSION"));
     assert!(HEADER.contains(&version), "{version}");
 }

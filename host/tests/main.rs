@@ -23,6 +23,9 @@ mod cli_console;
 #[path = "cli_dropout.rs"]
 mod cli_dropout;
 #[cfg(feature = "cli")]
+#[path = "cli_dynamic.rs"]
+mod cli_dynamic;
+#[cfg(feature = "cli")]
 #[path = "cli_msda.rs"]
 mod cli_msda;
 #[cfg(feature = "cli")]

@@ -2,6 +2,7 @@
 
 mod accumulate;
 mod combine;
+mod dynamic;
 #[macro_use]
 mod instances;
 mod kernel;
@@ -18,7 +19,8 @@ mod variant;
 
 pub use accumulate::{ACCUMULATE_THREADS, AccumulateParams};
 pub use combine::{CombineParams, PreviousParams};
-pub use kernel::{Access, Arch, Dtype, Family, KernelSpec, MsdaStage, tiles_split_keys};
+pub use dynamic::*;
+pub use kernel::*;
 pub use layout::{
     backward_sm90a_d_o_stages, backward_sm90a_query_stages, backward_sm90a_warpgroups,
     forward_sm90a_keeps_output_apart, forward_sm90a_key_and_value_stages, forward_sm90a_query_stages,
@@ -31,10 +33,7 @@ pub use msda::{
     MsdaParams,
 };
 pub use scan::{SCAN_GROUP_BYTES, SCAN_PIECES, SCAN_THREADS, ScanParams, ScanRecord};
-pub use score::{
-    DropoutParams, MASK_BITS, MASK_BITS_THREADS, MaskBitsParams, MaskMapParams, SINK_GRADIENT_THREADS,
-    ScoreParams, ScoreView,
-};
+pub use score::*;
 pub use softcap::SoftcapPolynomial;
 pub use table::KERNELS;
 pub use variant::{KernelVariant, Switch, Switches, VariantKey};

@@ -120,6 +120,7 @@ fn with_features(kernel: &str, case: Case, in_f32: bool) -> Case {
         wants_d_sinks: false,
         // Not where heads are worked on together.
         dropout: (in_f32 && case.pack_gqa != Some(true)).then_some(0.3),
+        dynamic_mask: None,
     };
     Case { features, tight: true, ..case }
 }

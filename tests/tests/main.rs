@@ -14,6 +14,8 @@ mod context_parallel;
 mod dead_rows;
 #[path = "dropout.rs"]
 mod dropout;
+#[path = "dynamic.rs"]
+mod dynamic;
 #[path = "features_range.rs"]
 mod features_range;
 #[path = "forward_range.rs"]

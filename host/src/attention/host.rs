@@ -1,7 +1,7 @@
 //! Attention on host slices: copied to the device, computed, copied back.
 
 use super::scores::{CopiedScores, Elements, ScoreGradients, ScoreSlices};
-use super::{Element, backward_and_wait, forward};
+use super::{DynamicAttention, Element, backward_and_wait, forward};
 use crate::buffer::{DeviceBuffer, InDeviceMemory};
 use crate::device::Device;
 use crate::driver::{DevicePointer, Stream};
@@ -119,6 +119,7 @@ pub fn forward_inputs_host<T: Element, O: Element>(
     inputs: &ForwardInputs<'_, T>,
 ) -> Result<ForwardOutput<O>> {
     let &ForwardInputs { q, k, v, ref scores, cu_seqlens_q, cu_seqlens_k } = inputs;
+    let dynamic_mask = scores.dynamic_mask;
     common_dtype(&[("problem", problem.dtype), ("q", T::DTYPE)])?;
     common_dtype(&[("problem", problem.output_dtype), ("o", O::DTYPE)])?;
     check_offsets(problem, cu_seqlens_q, cu_seqlens_k)?;
@@ -144,8 +145,19 @@ pub fn forward_inputs_host<T: Element, O: Element>(
         score: scores.pointers(),
     };
     // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past
-    // `synchronize`; the offsets were checked.
-    unsafe { forward(device, problem, &pointers, stream) }?;
+    // `synchronize`, as does the choice of keys; the offsets were checked.
+    let _chosen = match dynamic_mask {
+        None => {
+            unsafe { forward(device, problem, &pointers, stream) }?;
+            None
+        }
+        Some(mask) => unsafe {
+            let chosen = DynamicAttention::new(device, problem, &mask)?;
+            chosen.choose(&pointers, stream)?;
+            chosen.forward(&pointers, stream)?;
+            Some(chosen)
+        },
+    };
     device.synchronize(stream)?;
     Ok(ForwardOutput { o: o.to_vec(stream)?, lse: lse.to_vec(stream)? })
 }
@@ -274,11 +286,25 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
         d_sinks,
     };
     // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past the
-    // end of the call, which waits; the offsets were checked.
-    unsafe { backward_and_wait(device, problem, &pointers, stream) }?;
+    // end of the call, which waits, as does the choice of keys; the offsets were checked.
+    match inputs.scores.dynamic_mask {
+        None => unsafe { backward_and_wait(device, problem, &pointers, stream) }?,
+        Some(mask) => unsafe {
+            let chosen = DynamicAttention::new(device, forward, &mask)?;
+            chosen.choose(&forward_pointers(&pointers), stream)?;
+            let launched = chosen.backward(problem, &pointers, stream);
+            launched.and(device.synchronize(stream))?;
+        },
+    }
     let (d_bias, d_sinks) = of_scores.read(stream)?;
     let (dq, dk, dv) = (dq.to_vec(stream)?, dk.to_vec(stream)?, dv.to_vec(stream)?);
     Ok(BackwardOutput { dq, dk, dv, d_bias, d_sinks })
+}
+
+/// What a forward pass has of the pointers of its backward pass: the choice of keys takes these.
+fn forward_pointers(of: &BackwardPointers) -> ForwardPointers {
+    let &BackwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, score, .. } = of;
+    ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, score }
 }
 
 /// The offsets of packed sequences fit the rows. Before all else is checked: where they do not, it is they

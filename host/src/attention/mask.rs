@@ -68,10 +68,7 @@ impl PreparedMask {
             return Ok(PreparedMask { shape, bits: DeviceBuffer::uninitialised(device, 0)? });
         }
         let [of_bits, of_map] = [kernel(device, Family::MaskBits)?, kernel(device, Family::MaskMap)?];
-        // No more than words of bits: at least one row of one word each.
-        let warps = shape.map_shape().into_iter().product::<usize>();
-        let all = shape.map_offset() as usize + 2 * LEVELS as usize * warps;
-        let bits = DeviceBuffer::<u32>::uninitialised(device, all)?;
+        let mask = PreparedMask::unmade(device, shape)?;
         // A warp for each word: fewer blocks than a grid can have.
         let blocks = |words: u32| words.div_ceil(MASK_BITS_THREADS / 32);
         const { assert!(u32::MAX.div_ceil(MASK_BITS_THREADS / 32) <= MAX_BLOCKS) };
@@ -88,7 +85,7 @@ impl PreparedMask {
                 query_stride: stride(2),
                 key_stride: stride(3),
             },
-            bits: bits.device_pointer(),
+            bits: mask.device_pointer(),
             rows: words / row_words,
             heads: shape.heads as u32,
             queries: shape.queries as u32,
@@ -96,24 +93,45 @@ impl PreparedMask {
             words: row_words,
             reserved: 0,
         };
-        let [batches, heads, windows, granules] = shape.map_shape();
-        let map = MaskMapParams {
-            bits: params.bits,
-            map: params.bits + 4 * shape.map_offset(),
-            pairs: (batches * heads) as u32,
-            granules: granules as u32,
-            queries: params.queries,
-            keys: params.keys,
-            words: row_words,
-            windows: windows as u32,
-        };
+        let (map, map_blocks) = mask.map_params();
         let queue = [
             Queued { variant: of_bits, blocks: blocks(words), params: params.bytes() },
-            Queued { variant: of_map, blocks: blocks(warps as u32), params: map.bytes() },
+            Queued { variant: of_map, blocks: map_blocks, params: map.bytes() },
         ];
         // SAFETY: the caller vouches for the tensor, and bits and map have just been allocated.
         unsafe { device.driver().launch_in_order(&queue, stream) }?;
-        Ok(PreparedMask { shape, bits })
+        Ok(mask)
+    }
+
+    /// Memory for bits and map of a mask that has some.
+    pub(super) fn unmade(device: &Device, shape: MaskShape) -> Result<Self> {
+        // No more than words of bits: at least one row of one word each.
+        let warps = shape.map_shape().into_iter().product::<usize>();
+        let all = shape.map_offset() as usize + 2 * LEVELS as usize * warps;
+        Ok(PreparedMask { shape, bits: DeviceBuffer::uninitialised(device, all)? })
+    }
+
+    /// What the kernel is told that makes the map of the bits, and how many blocks it has.
+    pub(super) fn map_params(&self) -> (MaskMapParams, u32) {
+        let [batches, heads, windows, granules] = self.shape.map_shape();
+        let params = MaskMapParams {
+            bits: self.device_pointer(),
+            map: self.device_pointer() + 4 * self.shape.map_offset(),
+            pairs: (batches * heads) as u32,
+            granules: granules as u32,
+            queries: self.shape.queries as u32,
+            keys: self.shape.keys as u32,
+            words: self.shape.row_words() as u32,
+            windows: windows as u32,
+        };
+        let warps = (batches * heads * windows * granules) as u32;
+        (params, warps.div_ceil(MASK_BITS_THREADS / 32))
+    }
+
+    /// The bits, and what is behind them.
+    #[cfg(test)]
+    pub(super) fn words(&self, stream: Stream) -> Result<Vec<u32>> {
+        self.bits.to_vec(stream)
     }
 
     /// The bits of a problem without queries or heads, which nobody looks at: however many keys there are,
@@ -141,7 +159,7 @@ impl InDeviceMemory for PreparedMask {
 }
 
 /// The kernel that makes bits, or the map.
-fn kernel(device: &Device, family: Family) -> Result<KernelVariant> {
+pub(super) fn kernel(device: &Device, family: Family) -> Result<KernelVariant> {
     let found = KERNELS.iter().find(|spec| spec.family == family);
     let runs = |(major, minor)| found.filter(|spec| spec.arch.runs_on(major, minor));
     let properties = device.properties();

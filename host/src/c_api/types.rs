@@ -318,11 +318,26 @@ unsafe impl Versioned for CMsdaBackwardArgs {
     }
 }
 
+/// `fattn_dynamic_mask`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CDynamicMask {
+    /// How many keys of a row are kept; 0: those above 0.
+    pub window: i64,
+    /// Keys that are kept or dropped together; 0 and 1: each for itself.
+    pub block_size: i64,
+    /// `fattn_dynamic_way`.
+    pub way: i32,
+    /// 0.
+    pub reserved: u32,
+}
+
 // The sizes that callers in other languages count on: no padding anywhere.
 const _: () = assert!(size_of::<CTensor>() == 72);
 const _: () = assert!(size_of::<CAttention>() == 40 + 4 * 72 + 6 * 8);
 const _: () = assert!(size_of::<CScores>() == 72 + 8 + 3 * 8);
 const _: () = assert!(size_of::<CDropout>() == 8 + 2 * 8);
+const _: () = assert!(size_of::<CDynamicMask>() == 2 * 8 + 8);
 const _: () = assert!(offset_of!(CForwardArgs, scores) == 16 + size_of::<CAttention>());
 const _: () =
     assert!(offset_of!(CBackwardArgs, scores) == 16 + size_of::<CAttention>() + 4 * 72 + 3 * 8);

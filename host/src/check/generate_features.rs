@@ -27,6 +27,7 @@ pub fn featured_case(seed: u64, id: usize) -> Case {
         has_sinks: random.random_bool(0.35),
         wants_d_sinks: random.random_bool(0.75),
         dropout: None,
+        dynamic_mask: None,
     };
     // Last: what else is drawn for a seed does not depend on it.
     let dropout = random.random_bool(0.25).then(|| DROPOUT_RATES[random.random_range(0..5)]);

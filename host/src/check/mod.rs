@@ -6,9 +6,11 @@
 mod backward;
 mod case;
 mod compute;
+mod dynamic;
 mod equivalence;
 mod expected;
 mod features;
+mod flash_dmattn;
 mod generate;
 mod generate_features;
 mod gradcheck;
@@ -25,11 +27,13 @@ mod scores;
 pub use backward::ComputedGradients;
 pub use case::{Case, Gradients, Part};
 pub use compute::{Computed, compute, compute_with};
+pub use dynamic::{Kept, dynamic_case, with_dynamic_mask};
 pub use equivalence::equivalence_cases;
 pub use expected::{Expected, expected, visible_keys};
 pub use features::{
     BiasFeature, BiasValues, Dimensions, Features, MaskFeature, ScoreHeads, ScoreInputs, ScorePlacement,
 };
+pub use flash_dmattn::{FlashDmattnSize, flash_dmattn_cases};
 pub use generate::{LENGTHS, case, cases, extended_case, with_enough_rows};
 pub use generate_features::{featured_case, judgeable};
 pub use gradcheck::{GradcheckRow, gradcheck, gradcheck_cases};

@@ -125,6 +125,7 @@ impl Switches {
             | Family::MaskBits
             | Family::Scan
             | Family::MaskMap
+            | Family::Dynamic(_)
             | Family::Msda(_) => Switches::NONE,
         }
     }

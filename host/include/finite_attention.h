@@ -171,6 +171,18 @@ typedef struct {
 /* Keys that a bias has chosen, made by fattn_choose_keys. */
 typedef struct fattn_chosen_keys fattn_chosen_keys;
 
+/* Which of several passes over some of the keys of the same queries one is. */
+typedef struct {
+    uint64_t state;        /* address, a multiple of 16, of what passes leave to each other; not looked at if the pass is
+                              first and last */
+    uint32_t is_first;     /* 1: what the state holds does not matter */
+    uint32_t is_last;      /* 1: o and lse, or dq, are written, and not the state */
+    uint32_t total_keys;   /* forward: keys of the queries in all passes together, of packed sequences of the longest */
+    uint32_t adds_to_keys; /* backward: 1 if dk and dv, which are FATTN_F32, are added to what is there */
+    uint32_t dq_f32;       /* backward: 1 for dq of FATTN_F32, 0 for the dtype of q; gradients_f32 is for dk and dv */
+    uint32_t reserved;     /* 0 */
+} fattn_partial;
+
 /* Of fattn_forward. Writes attention.o, and attention.lse unless its address is 0. */
 typedef struct {
     uint32_t struct_bytes; /* sizeof(fattn_forward_args). Those of earlier versions, which ended before
@@ -335,6 +347,21 @@ int32_t fattn_dynamic_backward(const fattn_chosen_keys *chosen, const fattn_back
 
 /* Frees chosen keys. Work that uses them must have been waited for. A null pointer is allowed. */
 void fattn_free_chosen_keys(fattn_chosen_keys *chosen);
+
+/* Queues one of several passes over some of the keys of the same queries, one after the other in any order, each
+ * of which merges with what those before it have left: as fattn_forward and fattn_backward, with the keys, the
+ * mask, the bias and the boolean mask of this pass; sinks count in the last one; no ALiBi and no dropout. The
+ * backward takes o and lse of all keys. What passes leave is float, and is rounded once. */
+int32_t fattn_forward_partial(const fattn_device *device, const fattn_forward_args *args, const fattn_partial *partial,
+                              void *stream);
+int32_t fattn_backward_partial(const fattn_device *device, const fattn_backward_args *args,
+                               const fattn_partial *partial, void *stream);
+
+/* How many bytes the state of such passes needs, and the workspace of a backward one. */
+int32_t fattn_forward_state_bytes(const fattn_device *device, const fattn_forward_args *args, uint64_t *bytes);
+int32_t fattn_backward_state_bytes(const fattn_device *device, const fattn_backward_args *args, uint64_t *bytes);
+int32_t fattn_backward_partial_workspace_bytes(const fattn_device *device, const fattn_backward_args *args,
+                                               const fattn_partial *partial, uint64_t *bytes);
 
 /* Queues a forward pass of multi-scale deformable attention on a stream. As fattn_forward, without workspace. */
 int32_t fattn_msda_forward(const fattn_device *device, const fattn_msda_forward_args *args, void *stream);

@@ -10,6 +10,7 @@ mod scores;
 pub use backward::{Workspace, backward, backward_and_wait, backward_partial, launch_backward};
 pub use dynamic::DynamicAttention;
 pub use element::Element;
+pub(crate) use host::exactly;
 pub use host::{
     BackwardInputs, BackwardOutput, ForwardInputs, ForwardOutput, backward_host, forward_host,
     forward_inputs_host, forward_packed_host,
@@ -79,8 +80,8 @@ pub unsafe fn forward(
 /// Queues one of several forward passes over some of the keys of the same queries, which merges with what
 /// those before it have left: for keys that are not all there at the same time, or not in one piece.
 ///
-/// As exact as one pass over all keys, in any order of the passes: what is left is f32, is not normalised, and
-/// is rounded once, by the last pass.
+/// As exact as one pass over all keys, in any order of the passes: what is left is f32, is not normalised,
+/// and is rounded once, by the last pass.
 ///
 /// # Errors
 /// Everything that [`ForwardProblem::validate`] and [`plan_forward_partial`] refuse, and errors of the

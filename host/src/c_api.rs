@@ -8,6 +8,7 @@ mod dynamic;
 mod init;
 mod memory;
 mod msda;
+mod partial;
 mod training;
 mod types;
 
@@ -23,6 +24,10 @@ pub use memory::{
     fattn_allocate, fattn_copy_to_device, fattn_copy_to_host, fattn_free, fattn_synchronize,
     fattn_version,
 };
+pub use partial::{
+    fattn_backward_partial, fattn_backward_partial_workspace_bytes, fattn_backward_state_bytes,
+    fattn_forward_partial, fattn_forward_state_bytes,
+};
 pub use training::{
     CDeviceTensor, CGradScalerValues, CScanResult, fattn_clip_by_global_norm, fattn_grad_scaler_create,
     fattn_grad_scaler_destroy, fattn_grad_scaler_note_unscaled, fattn_grad_scaler_scale,
@@ -31,7 +36,7 @@ pub use training::{
 };
 pub use types::{
     CAttention, CBackwardArgs, CDropout, CDynamicMask, CForwardArgs, CMsda, CMsdaBackwardArgs,
-    CMsdaForwardArgs, CScores, CTensor, Status,
+    CMsdaForwardArgs, CPartial, CScores, CTensor, Status,
 };
 
 use crate::attention::{PreparedMask, backward, forward};
@@ -422,6 +427,8 @@ mod init_tests;
 mod memory_tests;
 #[cfg(test)]
 mod msda_tests;
+#[cfg(test)]
+mod partial_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

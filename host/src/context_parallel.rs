@@ -57,6 +57,7 @@ mod layout;
 mod problem;
 mod rows;
 pub mod schedule;
+mod scores;
 #[cfg(test)]
 mod tests;
 mod views;
@@ -65,13 +66,14 @@ pub use communicator::{Communicator, LocalCommunicator, Message, NcclCommunicato
 pub use layout::{Chunk, ContextLayout};
 pub use problem::ContextProblem;
 
+use crate::attention::PreparedMask;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
 use crate::driver::{DevicePointer, Stream};
 use crate::error::{Error, Result};
 use problem::ValidContext;
 use rows::RowSet;
-use schedule::Piece;
+use schedule::{Piece, schedule_of_chunks};
 use std::collections::HashMap;
 use views::Offsets;
 
@@ -132,14 +134,16 @@ impl ContextParallel {
         let mut touched = Vec::new();
         let mut pieces = Vec::new();
         for of in 0..ranks {
-            let theirs = schedule::schedule(self.layout, (ranks, of), &valid.lengths(), valid.mask());
+            let (lengths, joins) = (valid.lengths(), valid.scores.are_none());
+            let theirs = schedule_of_chunks(self.layout, (ranks, of), &lengths, valid.mask(), joins);
             touched.push((0..ranks).map(|step| touched_at(&theirs, step)).collect());
             if of == rank {
                 pieces = theirs;
             }
         }
         let offsets = Offsets::new(&self.device, &valid, self.layout, (ranks, rank))?;
-        Ok(ContextPass { group: self, valid, pieces, touched, offsets, room: Room::default() })
+        let (masks, room) = (HashMap::new(), Room::default());
+        Ok(ContextPass { group: self, valid, pieces, touched, offsets, masks, room })
     }
 
     /// Waits until all ranks have come here.
@@ -209,6 +213,8 @@ pub struct ContextPass<'c> {
     /// By rank and step, the keys that parts of that rank then see.
     touched: Vec<Vec<RowSet>>,
     offsets: Offsets,
+    /// The boolean mask, by piece and part.
+    masks: HashMap<(usize, usize), PreparedMask>,
     room: Room,
 }
 
@@ -254,6 +260,8 @@ enum Use {
     DvPart,
     /// dq of a piece, added up so far.
     DqState(usize),
+    /// Gradients of the sinks, of a piece.
+    DSinks,
     /// What the kernels of a backward pass use between them.
     Workspace,
 }

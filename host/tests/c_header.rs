@@ -2,7 +2,7 @@
 
 use finite_attention::c_api::{
     CAttention, CBackwardArgs, CDeviceTensor, CDropout, CDynamicMask, CForwardArgs, CGradScalerValues,
-    CMsda, CMsdaBackwardArgs, CMsdaForwardArgs, CScanResult, CScores, CTensor, Status,
+    CMsda, CMsdaBackwardArgs, CMsdaForwardArgs, CPartial, CScanResult, CScores, CTensor, Status,
 };
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -54,6 +54,10 @@ fn program() -> String {
     );
     text += &same_layout!("fattn_dropout", CDropout, rate reserved seed offset);
     text += &same_layout!("fattn_dynamic_mask", CDynamicMask, window block_size way reserved);
+    text += &same_layout!(
+        "fattn_partial", CPartial,
+        state is_first is_last total_keys adds_to_keys dq_f32 reserved
+    );
     text += &same_layout!(
         "fattn_msda", CMsda,
         dtype locations_dtype weights_dtype padding align_corners levels level_points shapes value locations
@@ -121,13 +125,14 @@ fn the_header_declares_every_function_and_no_others() {
         include_str!("../src/c_api/dynamic.rs"),
         include_str!("../src/c_api/init.rs"),
         include_str!("../src/c_api/memory.rs"),
+        include_str!("../src/c_api/partial.rs"),
         include_str!("../src/c_api/training.rs"),
     ];
     let starts = ["pub unsafe extern \"C\" fn ", "pub extern \"C\" fn "];
     let exported: BTreeSet<_> =
         sources.into_iter().flat_map(|source| functions(source, &starts)).collect();
     assert_eq!(declared, exported);
-    assert_eq!(declared.len(), 40);
+    assert_eq!(declared.len(), 45);
     let version = format!("#define FATTN_VERSION \"{}\"", env!("CARGO_PKG_VERSION"));
     assert!(HEADER.contains(&version), "{version}");
 }

@@ -346,7 +346,7 @@ fn like_lse(
 }
 
 /// The elements, if they are as many as a tensor of this shape spans: who gives more has mistaken a shape.
-pub(super) fn exactly<'e, T>(
+pub(crate) fn exactly<'e, T>(
     argument: &'static str,
     expected: usize,
     shape: &[usize],

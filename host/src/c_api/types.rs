@@ -332,12 +332,33 @@ pub struct CDynamicMask {
     pub reserved: u32,
 }
 
+/// `fattn_partial`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CPartial {
+    /// Address of what passes leave to each other.
+    pub state: u64,
+    /// Whether it is the first pass.
+    pub is_first: u32,
+    /// Whether it is the last pass.
+    pub is_last: u32,
+    /// Keys in all passes; of forward passes.
+    pub total_keys: u32,
+    /// Whether dk and dv are added to what is there; of backward passes.
+    pub adds_to_keys: u32,
+    /// Whether dq is f32; of backward passes.
+    pub dq_f32: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 // The sizes that callers in other languages count on: no padding anywhere.
 const _: () = assert!(size_of::<CTensor>() == 72);
 const _: () = assert!(size_of::<CAttention>() == 40 + 4 * 72 + 6 * 8);
 const _: () = assert!(size_of::<CScores>() == 72 + 8 + 3 * 8);
 const _: () = assert!(size_of::<CDropout>() == 8 + 2 * 8);
 const _: () = assert!(size_of::<CDynamicMask>() == 2 * 8 + 8);
+const _: () = assert!(size_of::<CPartial>() == 8 + 6 * 4);
 const _: () = assert!(offset_of!(CForwardArgs, scores) == 16 + size_of::<CAttention>());
 const _: () =
     assert!(offset_of!(CBackwardArgs, scores) == 16 + size_of::<CAttention>() + 4 * 72 + 3 * 8);

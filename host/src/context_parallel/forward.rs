@@ -47,8 +47,12 @@ impl ContextPass<'_> {
                     if part.step != step {
                         continue;
                     }
-                    let place = of_part(&pass.valid, &pass.offsets, [q, o], keys, (piece, part))?;
-                    pass.launch_part((index, number), piece, place, lse, stream)?;
+                    let places = pass.places(piece, part);
+                    let (valid, offsets) = (&pass.valid, &pass.offsets);
+                    let of = (piece, part);
+                    let place = of_part(valid, offsets, [q, o], keys, of, places.each_ref())?;
+                    let score = pass.score_pointers((index, number), &place, &pointers.score)?;
+                    pass.launch_part((index, number), piece, place, (lse, score), stream)?;
                 }
             }
             Ok(())
@@ -114,11 +118,11 @@ impl ContextPass<'_> {
         (index, number): (usize, usize),
         piece: &Piece,
         place: PartPlace,
-        lse: DevicePointer,
+        (lse, score): (DevicePointer, ScorePointers),
         stream: Stream,
     ) -> Result<()> {
         let device = self.group.device.clone();
-        let PartPlace { q, k, v, o, cu_seqlens: [cu_seqlens_q, cu_seqlens_k], valid } = place;
+        let PartPlace { q, k, v, o, cu_seqlens: [cu_seqlens_q, cu_seqlens_k], valid, .. } = place;
         if valid.is_empty() {
             return Ok(());
         }
@@ -136,7 +140,7 @@ impl ContextPass<'_> {
             lse: if lse == 0 { 0 } else { lse + 4 * piece.queries.first as u64 },
             cu_seqlens_q,
             cu_seqlens_k,
-            score: ScorePointers::default(),
+            score,
         };
         let plan = plan_forward_partial(&valid, device.properties(), &pointers, &partial)?;
         let Some(mut plan) = plan else { return Ok(()) };

@@ -423,14 +423,16 @@ impl<'f> Task<'f> {
         connect: impl Fn(usize) -> Result<(Device, Box<dyn Communicator>), Error> + Sync,
         layout: ContextLayout,
     ) -> Result<Results<O>> {
-        let Inputs { q, k, v, d_o, d_lse, offsets, .. } = &self.inputs;
+        let Inputs { q, k, v, d_o, d_lse, offsets, scores, .. } = &self.inputs;
         let [q, k, v] = [q, k, v].map(Input::elements::<T>);
+        let scores = scores.elements::<T>()?;
         let d_o = d_o.as_ref().map_or(Vec::new(), Input::elements::<T>);
         let d_lse = d_lse.as_ref().map_or(Vec::new(), Input::elements::<f32>);
         let [cu_seqlens_q, cu_seqlens_k] =
             offsets.as_ref().map_or([[].as_slice(); 2], |offsets| offsets.each_ref().map(Vec::as_slice));
         let (q, k, v, d_o, d_lse) = (&q[..], &k[..], &v[..], &d_o[..], &d_lse[..]);
-        let inputs = ContextInputs { q, k, v, d_o, d_lse, cu_seqlens_q, cu_seqlens_k };
+        let scores = scores.slices();
+        let inputs = ContextInputs { q, k, v, d_o, d_lse, cu_seqlens_q, cu_seqlens_k, scores };
         let backward = self.backward_problem()?;
         let (problem, backward) = (&self.problem, backward.as_ref());
         let output: ContextOutput<O> =

@@ -3,6 +3,7 @@
 //! `include/finite_attention.h` declares it, and says what every number, field and function means. Functions
 //! return 0, or one of the numbers of [`Status`].
 
+mod anomaly;
 mod convert;
 mod init;
 mod memory;
@@ -10,6 +11,7 @@ mod msda;
 mod training;
 mod types;
 
+pub use anomaly::{fattn_anomaly_backward, fattn_anomaly_forward};
 pub use init::{
     fattn_backward_args_init, fattn_forward_args_init, fattn_msda_backward_args_init,
     fattn_msda_forward_args_init,
@@ -409,6 +411,8 @@ pub extern "C" fn fattn_last_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())
 }
 
+#[cfg(test)]
+mod anomaly_tests;
 #[cfg(test)]
 mod init_tests;
 #[cfg(test)]

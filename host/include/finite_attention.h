@@ -43,7 +43,8 @@ enum fattn_status {
     FATTN_NO_DEVICE = 2,        /* there is no such device */
     FATTN_DEVICE_FAILED = 3,    /* the device, its driver or the emulator failed, or memory is used up */
     FATTN_PANICKED = 4,         /* the library is at fault */
-    FATTN_NON_FINITE = 5        /* the norm of gradients is not finite; nothing was changed */
+    FATTN_NON_FINITE = 5        /* the norm of gradients is not finite, and nothing was changed; or, of a pass in
+                                   anomaly mode, a tensor is not finite */
 };
 
 /* The version of the library that this file is of: what fattn_version gives. */
@@ -457,6 +458,14 @@ int32_t fattn_grad_scaler_step(fattn_grad_scaler *scaler, uint64_t optimizer, in
 
 /* Ends a step of training: the scale of the next one. */
 int32_t fattn_grad_scaler_update(fattn_grad_scaler *scaler, float *scale);
+
+/* Passes in anomaly mode: fattn_forward and fattn_backward, with a look at every tensor that they were given and gave,
+ * and an end that is waited for. FATTN_NON_FINITE if one is not finite; fattn_last_error then says which, how many
+ * elements, the first index, and where all inputs are finite the stage that made the first such value, which the smallest
+ * part of the pass shows in the emulator. Minus infinity in lse, a bias and a sink is meant. The backward pass has a
+ * workspace of its own; what is between the elements of an input must be readable. */
+int32_t fattn_anomaly_forward(const fattn_device *device, const fattn_forward_args *args, void *stream);
+int32_t fattn_anomaly_backward(const fattn_device *device, const fattn_backward_args *args, void *stream);
 
 /* Closes a device. Work queued on it must have been waited for. A null pointer is allowed. */
 void fattn_device_close(fattn_device *device);

@@ -3,6 +3,7 @@
 //! `include/finite_attention.h` declares it, and says what every number, field and function means. Functions
 //! return 0, or one of the numbers of [`Status`].
 
+mod anomaly;
 mod convert;
 mod dynamic;
 mod init;
@@ -12,10 +13,14 @@ mod partial;
 mod training;
 mod types;
 
+<<<<<<< HEAD
 pub use dynamic::{
     fattn_choose_keys, fattn_choose_keys_again, fattn_dynamic_backward, fattn_dynamic_forward,
     fattn_free_chosen_keys,
 };
+=======
+pub use anomaly::{fattn_anomaly_backward, fattn_anomaly_forward};
+>>>>>>> wip-doors
 pub use init::{
     fattn_backward_args_init, fattn_forward_args_init, fattn_msda_backward_args_init,
     fattn_msda_forward_args_init,
@@ -420,7 +425,11 @@ pub extern "C" fn fattn_last_error() -> *const c_char {
 }
 
 #[cfg(test)]
+<<<<<<< HEAD
 mod dynamic_tests;
+=======
+mod anomaly_tests;
+>>>>>>> wip-doors
 #[cfg(test)]
 mod init_tests;
 #[cfg(test)]

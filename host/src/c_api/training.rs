@@ -76,7 +76,7 @@ const _: () = assert!(size_of::<CScanResult>() == 40);
 const _: () = assert!(size_of::<CGradScalerValues>() == 32);
 
 /// Status and text of a guard's error.
-fn refused(error: TrainingError) -> Failure {
+pub fn refused(error: TrainingError) -> Failure {
     match error {
         TrainingError::Library(error) => failure(error),
         TrainingError::NonFiniteNorm { .. } => (Status::NonFinite, error.to_string()),

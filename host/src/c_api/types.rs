@@ -20,7 +20,7 @@ pub enum Status {
     DeviceFailed = 3,
     /// The library is at fault.
     Panicked = 4,
-    /// The norm of gradients is not finite; nothing was changed.
+    /// The norm of gradients is not finite, and nothing was changed; or a tensor of a pass in anomaly mode.
     NonFinite = 5,
 }
 

@@ -12,7 +12,7 @@ pub use host::{
     BackwardInputs, BackwardOutput, ForwardInputs, ForwardOutput, backward_host, forward_host,
     forward_inputs_host, forward_packed_host,
 };
-pub use mask::PreparedMask;
+pub use mask::{PreparedMask, prepare_mask, prepared_mask_bytes};
 pub use scores::{BiasSlice, Elements, MaskSlice, ScoreSlices};
 
 use crate::device::Device;

@@ -3,6 +3,7 @@
 mod build_kernels;
 mod bundle;
 mod ci;
+mod integrations;
 mod mutate;
 #[path = "../../tests/src/seed.rs"]
 mod seed;
@@ -27,6 +28,8 @@ enum Xtask {
     Tidy,
     /// Run everything that must be green, with the time of each step.
     Ci(ci::Args),
+    /// Build and test the doors for other frameworks: the Python package.
+    Integrations(integrations::Args),
     /// Run all random cases for every target, every edit of the sweep, and build all kernels: hours.
     Soak(ci::SoakArgs),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Xtask::Mutate(args) => mutate::run(&args),
         Xtask::Tidy => tidy::run(),
         Xtask::Ci(args) => ci::run(&args),
+        Xtask::Integrations(args) => integrations::run(&args),
         Xtask::Soak(args) => ci::soak(&args),
     };
     match done {

@@ -24,7 +24,7 @@ const PYTHON: &str = "integrations/python";
 
 /// What the package is made of, and what of the library it calls: its public interface, not what is behind
 /// it, which has tests of its own.
-const PYTHON_INPUTS: [&str; 17] = [
+const PYTHON_INPUTS: [&str; 18] = [
     "integrations/python/Cargo.toml",
     "integrations/python/Cargo.lock",
     "integrations/python/pyproject.toml",
@@ -32,6 +32,7 @@ const PYTHON_INPUTS: [&str; 17] = [
     "integrations/python/src",
     "integrations/python/python",
     "integrations/python/tests",
+    "integrations/python/examples",
     "host/Cargo.toml",
     "host/src/lib.rs",
     "host/src/attention.rs",

@@ -3,10 +3,10 @@
 use crate::error::{Failure, Result};
 use crate::options::Options;
 use crate::tensor::Tensor;
-use finite_attention::plan::{ScorePointers, plan_backward};
+use finite_attention::plan::ScorePointers;
 use finite_attention::problem::{AlibiSlopes, Bias, MaskShape, common_dtype};
 use finite_attention::{
-    BackwardPointers, BackwardProblem, Device, DevicePointer, ForwardPointers, ForwardProblem, Sequences,
+    BackwardPointers, BackwardProblem, DevicePointer, ForwardPointers, ForwardProblem, Sequences,
 };
 use pyo3::FromPyObject;
 
@@ -117,16 +117,6 @@ pub fn backward_problem(
         d_sinks: d_sinks.as_ref().map_or(Ok(0), |sinks| sinks.dense("dsinks", F32, &[&[heads]]))?,
     };
     Ok((problem, pointers))
-}
-
-/// Bytes of workspace that a backward pass needs.
-pub fn workspace_bytes(
-    device: &Device,
-    problem: &BackwardProblem,
-    pointers: &BackwardPointers,
-) -> Result<u64> {
-    let plan = plan_backward(&problem.validate()?, device.properties(), pointers)?;
-    Ok(plan.workspace_bytes())
 }
 
 /// How sequences stand, and where their offsets are.

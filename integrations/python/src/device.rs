@@ -6,11 +6,15 @@ use crate::msda;
 use crate::options::Options;
 use crate::tensor::Tensor;
 use crate::training;
-use finite_attention::attention::{prepare_mask, prepared_mask_bytes};
+use finite_attention::attention::{
+    launch_backward, launch_forward_in, prepare_mask, prepared_mask_bytes,
+};
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory as _};
+use finite_attention::msda::launch_msda;
+use finite_attention::plan::{plan_backward, plan_forward, plan_msda_backward};
 use finite_attention::training::NonFiniteNorm;
-use finite_attention::{DevicePointer, Stream};
-use pyo3::types::PyTuple;
+use finite_attention::{DevicePointer, Stream, Workspace};
+use pyo3::types::{PyAny, PyAnyMethods as _, PyTuple};
 use pyo3::{Bound, Python, pyclass, pymethods};
 
 /// A GPU, or the emulator: `cuda:0`, `emulated:sm_80`, `emulated:sm_90a`.
@@ -25,6 +29,14 @@ impl Device {
     pub fn inner(&self) -> &finite_attention::Device {
         &self.0
     }
+}
+
+/// Memory of the caller's allocator for what kernels have between them.
+fn workspace(allocate: &Bound<'_, PyAny>, bytes: u64) -> Result<Workspace> {
+    if bytes == 0 {
+        return Ok(Workspace::default());
+    }
+    Ok(Workspace { pointer: allocate.call1((bytes,))?.extract()?, bytes })
 }
 
 #[pymethods]
@@ -107,59 +119,40 @@ impl Device {
         Ok(())
     }
 
-    /// Queues a forward pass.
+    /// Queues a forward pass. `allocate` is called with a number of bytes if there is to be a workspace, and
+    /// gives the address of memory that lives until the work is done, or in the order of the stream.
     fn forward(
         &self,
         py: Python<'_>,
-        options: &Bound<'_, Options>,
-        inputs: Inputs,
-        scores: Scores,
-        outputs: Outputs,
+        problem: (Bound<'_, Options>, Inputs, Scores, Outputs),
+        allocate: &Bound<'_, PyAny>,
         stream: usize,
     ) -> Result<()> {
+        let (options, inputs, scores, outputs) = problem;
         let (problem, pointers) = attention::forward_problem(options.get(), &inputs, &scores, &outputs)?;
+        let plan = plan_forward(&problem.validate()?, self.0.properties(), &pointers)?;
+        let Some(plan) = plan else { return Ok(()) };
+        let workspace = workspace(allocate, plan.workspace_bytes())?;
         // SAFETY: as for `prepare_mask`.
-        py.detach(|| unsafe {
-            finite_attention::forward(&self.0, &problem, &pointers, Stream(stream))
-        })?;
+        py.detach(|| unsafe { launch_forward_in(&self.0, &plan, workspace, Stream(stream)) })?;
         Ok(())
     }
 
-    /// Bytes of workspace of a backward pass.
-    fn backward_workspace(
-        &self,
-        py: Python<'_>,
-        options: &Bound<'_, Options>,
-        inputs: Inputs,
-        scores: Scores,
-        outputs: Outputs,
-        gradients: Gradients,
-    ) -> Result<u64> {
-        let (problem, pointers) =
-            attention::backward_problem(options.get(), &inputs, &scores, &outputs, &gradients)?;
-        py.detach(|| attention::workspace_bytes(&self.0, &problem, &pointers))
-    }
-
-    /// Queues a backward pass. `workspace`: address and bytes.
-    #[expect(clippy::too_many_arguments, reason = "groups of tensors")]
+    /// Queues a backward pass. `allocate` as for `forward`.
     fn backward(
         &self,
         py: Python<'_>,
-        options: &Bound<'_, Options>,
-        inputs: Inputs,
-        scores: Scores,
-        outputs: Outputs,
-        gradients: Gradients,
-        workspace: (DevicePointer, u64),
+        problem: (Bound<'_, Options>, Inputs, Scores, Outputs, Gradients),
+        allocate: &Bound<'_, PyAny>,
         stream: usize,
     ) -> Result<()> {
+        let (options, inputs, scores, outputs, gradients) = problem;
         let (problem, pointers) =
             attention::backward_problem(options.get(), &inputs, &scores, &outputs, &gradients)?;
-        let workspace = finite_attention::Workspace { pointer: workspace.0, bytes: workspace.1 };
+        let plan = plan_backward(&problem.validate()?, self.0.properties(), &pointers)?;
+        let workspace = workspace(allocate, plan.workspace_bytes())?;
         // SAFETY: as for `prepare_mask`.
-        py.detach(|| unsafe {
-            finite_attention::backward(&self.0, &problem, &pointers, workspace, Stream(stream))
-        })?;
+        py.detach(|| unsafe { launch_backward(&self.0, &plan, workspace, Stream(stream)) })?;
         Ok(())
     }
 
@@ -179,33 +172,21 @@ impl Device {
         Ok(())
     }
 
-    /// Bytes of workspace of a backward pass of multi-scale deformable attention.
-    fn msda_backward_workspace(
-        &self,
-        problem: msda::Problem,
-        gradients: msda::Gradients,
-        deterministic: bool,
-    ) -> Result<u64> {
-        let (problem, pointers) = msda::backward_problem(&problem, &gradients, deterministic)?;
-        msda::workspace_bytes(&self.0, &problem, &pointers)
-    }
-
-    /// Queues a backward pass of multi-scale deformable attention.
+    /// Queues a backward pass of multi-scale deformable attention. `allocate` as for `forward`.
     fn msda_backward(
         &self,
         py: Python<'_>,
         problem: msda::Problem,
         gradients: msda::Gradients,
         deterministic: bool,
-        workspace: (DevicePointer, u64),
+        allocate: &Bound<'_, PyAny>,
         stream: usize,
     ) -> Result<()> {
         let (problem, pointers) = msda::backward_problem(&problem, &gradients, deterministic)?;
-        let workspace = finite_attention::Workspace { pointer: workspace.0, bytes: workspace.1 };
+        let plan = plan_msda_backward(&problem.validate()?, self.0.properties(), &pointers)?;
+        let workspace = workspace(allocate, plan.workspace_bytes())?;
         // SAFETY: as for `prepare_mask`.
-        py.detach(|| unsafe {
-            finite_attention::msda_backward(&self.0, &problem, &pointers, workspace, Stream(stream))
-        })?;
+        py.detach(|| unsafe { launch_msda(&self.0, &plan, workspace, Stream(stream)) })?;
         Ok(())
     }
 

@@ -2,9 +2,8 @@
 
 use crate::error::Result;
 use crate::tensor::Tensor;
-use finite_attention::plan::plan_msda_backward;
 use finite_attention::{
-    Device, Mode, MsdaBackwardPointers, MsdaBackwardProblem, MsdaPointers, MsdaProblem, Padding,
+    Mode, MsdaBackwardPointers, MsdaBackwardProblem, MsdaPointers, MsdaProblem, Padding,
 };
 use pyo3::FromPyObject;
 
@@ -58,16 +57,6 @@ pub fn backward_problem(
         d_weights: d_weights.address(),
     };
     Ok((backward, pointers))
-}
-
-/// Bytes of workspace that a backward pass needs.
-pub fn workspace_bytes(
-    device: &Device,
-    problem: &MsdaBackwardProblem,
-    pointers: &MsdaBackwardPointers,
-) -> Result<u64> {
-    let plan = plan_msda_backward(&problem.validate()?, device.properties(), pointers)?;
-    Ok(plan.workspace_bytes())
 }
 
 fn described(problem: &Problem, o: &Tensor) -> Result<MsdaProblem> {

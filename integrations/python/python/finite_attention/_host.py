@@ -70,11 +70,11 @@ class Transfer:
         self._held.append(buffer)
         return Room(buffer, shape, dtype)
 
-    def bytes(self, count: int) -> tuple[int, int]:
-        """Memory for the device alone: its address and its size."""
+    def allocate(self, count: int) -> int:
+        """Memory of so many bytes for the device alone: its address."""
         buffer = self.device.allocate(count)
         self._held.append(buffer)
-        return buffer.address, count
+        return buffer.address
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,10 @@ class Scores:
             if np.asarray(self.mask).dtype != np.bool_:
                 raise ValueError(f"mask: expected dtype bool, got {np.asarray(self.mask).dtype.name}")
             mask = transfer.put(self.mask)
-            memory = transfer.bytes(transfer.device.mask_bytes(mask, keys))
-            transfer.device.prepare_mask(mask, keys, memory, 0)
-            prepared = (mask, memory[0])
+            count = transfer.device.mask_bytes(mask, keys)
+            address = transfer.allocate(count)
+            transfer.device.prepare_mask(mask, keys, (address, count), 0)
+            prepared = (mask, address)
         return (transfer.put_any(self.bias), prepared, transfer.put_any(self.alibi_slopes),
                 transfer.put_any(self.sinks))
 
@@ -187,7 +188,8 @@ def forward(
     lse = transfer.room(inputs.lse_shape(), _DTYPES["float32"])
     on_device = inputs.put(transfer)
     score = scores.put(transfer, inputs.keys(options))
-    transfer.device.forward(native, on_device, score, (o.tensor, lse.tensor), 0)
+    problem: Any = (native, on_device, score, (o.tensor, lse.tensor))
+    transfer.device.forward(problem, transfer.allocate, 0)
     transfer.device.synchronize()
     return o.array(), lse.array()
 
@@ -228,9 +230,8 @@ def backward(
     of_forward = (transfer.put(outputs[0]), transfer.put(outputs[1]))
     gradients: Any = (transfer.put(d_o), transfer.put_any(d_lse),
                       *(None if room is None else room.tensor for room in rooms))
-    problem = (native, on_device, score, of_forward, gradients)
-    workspace = transfer.bytes(transfer.device.backward_workspace(*problem))
-    transfer.device.backward(*problem, workspace, 0)
+    problem: Any = (native, on_device, score, of_forward, gradients)
+    transfer.device.backward(problem, transfer.allocate, 0)
     transfer.device.synchronize()
     dq, dk, dv, d_bias, d_sinks = (None if room is None else room.array() for room in rooms)
     return dq, dk, dv, d_bias, d_sinks

@@ -187,8 +187,7 @@ def backward(
     ]
     d_value, d_locations, d_weights = rooms
     gradients = (transfer.put(do), d_value.tensor, d_locations.tensor, d_weights.tensor)
-    workspace = transfer.bytes(transfer.device.msda_backward_workspace(problem, gradients, deterministic))
-    transfer.device.msda_backward(problem, gradients, deterministic, workspace, 0)
+    transfer.device.msda_backward(problem, gradients, deterministic, transfer.allocate, 0)
     transfer.device.synchronize()
     return (d_value.array(), d_locations.array().reshape(locations.shape),
             d_weights.array().reshape(weights.shape))

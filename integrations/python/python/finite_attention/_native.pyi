@@ -1,6 +1,6 @@
 """The Rust half of the package: no part of what users call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 VERSION: str
 
@@ -55,31 +55,24 @@ class Device:
     def mask_bytes(self, mask: Tensor, keys: int) -> int: ...
     def prepare_mask(self, mask: Tensor, keys: int, memory: Memory, stream: int) -> None: ...
     def forward(
-        self, options: Options, inputs: Inputs, scores: Scores, outputs: Outputs, stream: int
+        self,
+        problem: tuple[Options, Inputs, Scores, Outputs],
+        allocate: Callable[[int], int],
+        stream: int,
     ) -> None: ...
-    def backward_workspace(
-        self, options: Options, inputs: Inputs, scores: Scores, outputs: Outputs, gradients: Gradients
-    ) -> int: ...
     def backward(
         self,
-        options: Options,
-        inputs: Inputs,
-        scores: Scores,
-        outputs: Outputs,
-        gradients: Gradients,
-        workspace: Memory,
+        problem: tuple[Options, Inputs, Scores, Outputs, Gradients],
+        allocate: Callable[[int], int],
         stream: int,
     ) -> None: ...
     def msda_forward(self, problem: MsdaProblem, o: Tensor, stream: int) -> None: ...
-    def msda_backward_workspace(
-        self, problem: MsdaProblem, gradients: MsdaGradients, deterministic: bool
-    ) -> int: ...
     def msda_backward(
         self,
         problem: MsdaProblem,
         gradients: MsdaGradients,
         deterministic: bool,
-        workspace: Memory,
+        allocate: Callable[[int], int],
         stream: int,
     ) -> None: ...
     def scan(self, tensor: Tensor, stream: int) -> Found: ...

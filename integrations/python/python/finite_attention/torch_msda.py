@@ -83,8 +83,7 @@ def _backward_gpu(d_o, value, shapes, locations, weights, padding, align_corners
     d_o = _columns(d_o)
     found = [tensor.new_empty(tensor.shape) for tensor in held]
     gradients = (_of_gpu(d_o), *(_of_gpu(tensor) for tensor in found))
-    workspace = gpu.bytes(gpu.device.msda_backward_workspace(problem, gradients, deterministic))
-    gpu.device.msda_backward(problem, gradients, deterministic, workspace, gpu.stream)
+    gpu.device.msda_backward(problem, gradients, deterministic, gpu.allocate, gpu.stream)
     return found[0], found[1].view(locations.shape), found[2].view(weights.shape)
 
 

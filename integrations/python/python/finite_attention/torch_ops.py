@@ -176,11 +176,11 @@ class _Gpu:
         self.stream = torch.cuda.current_stream(q.device).cuda_stream
         self._held: list[Tensor] = []
 
-    def bytes(self, count: int) -> tuple[int, int]:
-        """Memory for the device alone, of PyTorch's allocator."""
+    def allocate(self, count: int) -> int:
+        """Memory of so many bytes for the device alone, of PyTorch's allocator: its address."""
         memory = torch.empty(count, dtype=torch.uint8, device=self.place)
         self._held.append(memory)
-        return memory.data_ptr(), count
+        return memory.data_ptr()
 
     def scores(self, bias: Any, mask: Any, alibi_slopes: Any, sinks: Any, keys: int) -> Any:
         """What scores have beside q and k; the mask prepared."""
@@ -189,9 +189,10 @@ class _Gpu:
             if mask.dtype != torch.bool:
                 raise ValueError(f"mask: expected dtype bool, got {name_of(mask.dtype)}")
             of_mask = _of_gpu(mask)
-            memory = self.bytes(self.device.mask_bytes(of_mask, keys))
-            self.device.prepare_mask(of_mask, keys, memory, self.stream)
-            prepared = (of_mask, memory[0])
+            count = self.device.mask_bytes(of_mask, keys)
+            address = self.allocate(count)
+            self.device.prepare_mask(of_mask, keys, (address, count), self.stream)
+            prepared = (of_mask, address)
         self._held += [tensor for tensor in (alibi_slopes, sinks) if tensor is not None]
         return _of_gpu(bias), prepared, _of_gpu(alibi_slopes), _of_gpu(sinks)
 
@@ -208,7 +209,8 @@ def _forward_gpu(q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks, seed, off
     native = options.native()
     scores = gpu.scores(bias, mask, alibi_slopes, sinks, _keys(k, cu_k, options))
     inputs = (_of_gpu(q), _of_gpu(k), _of_gpu(v), _of_gpu(_dense(cu_q)), _of_gpu(_dense(cu_k)))
-    gpu.device.forward(native, inputs, scores, (_of_gpu(o), _of_gpu(lse)), gpu.stream)
+    problem: Any = (native, inputs, scores, (_of_gpu(o), _of_gpu(lse)))
+    gpu.device.forward(problem, gpu.allocate, gpu.stream)
     return o, lse, random
 
 
@@ -227,8 +229,7 @@ def _backward_gpu(d_o, d_lse, q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slo
     gradients = (_of_gpu(d_o), _of_gpu(d_lse), _of_gpu(dq), _of_gpu(dk), _of_gpu(dv),
                  _of_gpu(d_bias) if wants_d_bias else None, _of_gpu(d_sinks) if wants_d_sinks else None)
     problem = (native, inputs, scores, (_of_gpu(o), _of_gpu(lse)), gradients)
-    workspace = gpu.bytes(gpu.device.backward_workspace(*problem))
-    gpu.device.backward(*problem, workspace, gpu.stream)
+    gpu.device.backward(problem, gpu.allocate, gpu.stream)
     return dq, dk, dv, d_bias, d_sinks
 
 

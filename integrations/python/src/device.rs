@@ -12,7 +12,7 @@ use finite_attention::attention::{
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory as _};
 use finite_attention::msda::launch_msda;
 use finite_attention::plan::{plan_backward, plan_forward, plan_msda_backward};
-use finite_attention::training::NonFiniteNorm;
+use finite_attention::training::{AnomalyMode, NonFiniteNorm};
 use finite_attention::{DevicePointer, Stream, Workspace};
 use pyo3::types::{PyAny, PyAnyMethods as _, PyTuple};
 use pyo3::{Bound, Python, pyclass, pymethods};
@@ -154,6 +154,37 @@ impl Device {
         // SAFETY: as for `prepare_mask`.
         py.detach(|| unsafe { launch_backward(&self.0, &plan, workspace, Stream(stream)) })?;
         Ok(())
+    }
+
+    /// A forward pass that is looked at afterwards; what is not finite, if anything is. Waits.
+    fn watched_forward(
+        &self,
+        py: Python<'_>,
+        problem: (Bound<'_, Options>, Inputs, Scores, Outputs),
+        stream: usize,
+    ) -> Result<Option<training::Report>> {
+        let (options, inputs, scores, outputs) = problem;
+        let (problem, pointers) = attention::forward_problem(options.get(), &inputs, &scores, &outputs)?;
+        let mode = AnomalyMode::new(&self.0);
+        // SAFETY: as for `prepare_mask`; what is between the elements of a tensor is the same array's.
+        let report = py.detach(|| unsafe { mode.forward(&problem, &pointers, Stream(stream)) })?;
+        Ok(training::report(&report))
+    }
+
+    /// A backward pass that is looked at afterwards, as `watched_forward`.
+    fn watched_backward(
+        &self,
+        py: Python<'_>,
+        problem: (Bound<'_, Options>, Inputs, Scores, Outputs, Gradients),
+        stream: usize,
+    ) -> Result<Option<training::Report>> {
+        let (options, inputs, scores, outputs, gradients) = problem;
+        let (problem, pointers) =
+            attention::backward_problem(options.get(), &inputs, &scores, &outputs, &gradients)?;
+        let mode = AnomalyMode::new(&self.0);
+        // SAFETY: as for `watched_forward`.
+        let report = py.detach(|| unsafe { mode.backward(&problem, &pointers, Stream(stream)) })?;
+        Ok(training::report(&report))
     }
 
     /// Queues a forward pass of multi-scale deformable attention.

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 use finite_attention::Stream;
 use finite_attention::trace::NonFinite;
-use finite_attention::training::{self, DeviceTensor, GradScalerState, Scanned};
+use finite_attention::training::{self, AnomalyReport, DeviceTensor, GradScalerState, Scanned};
 use pyo3::types::PyTuple;
 use pyo3::{Bound, IntoPyObject as _, Python, pyclass, pymethods};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,6 +21,19 @@ pub fn found<'py>(py: Python<'py>, scanned: &Scanned) -> Result<Bound<'py, PyTup
     let first = scanned.first.as_ref().map(|first| PyTuple::new(py, first)).transpose()?;
     let fields = (nan, positive_infinity, negative_infinity, first, scanned.norm);
     Ok(fields.into_pyobject(py)?)
+}
+
+/// The first tensor of a pass that is not finite, the stage that made it so if that is known, and the whole
+/// report.
+pub type Report = (Option<&'static str>, Option<String>, String);
+
+/// What is not finite in a pass that was looked at.
+pub fn report(report: &AnomalyReport) -> Option<Report> {
+    if report.is_finite() {
+        return None;
+    }
+    let stage = report.stage().map(|stage| stage.to_string());
+    Some((report.first().map(|tensor| tensor.name), stage, report.to_string()))
 }
 
 /// The rules of loss scaling: see `finite_attention.GradScaler`.

@@ -161,6 +161,36 @@ def test_dropout_follows_the_generator():
     assert torch.allclose((o * do).sum(), (dv * v).sum(), rtol=1e-4, atol=1e-3)
 
 
+def test_seeds_of_64_bits_are_those_of_arrays():
+    q, k, v, _ = drawn(12, 1, 20, 20, 2, 2, 8, grad=False)
+    for seed, offset in ((-1, 0), ((1 << 64) - 1, 1 << 63), (1 << 70, 3)):
+        said = {"dropout": 0.4, "seed": seed, "offset": offset}
+        expected = fa.attention(*map(to_numpy, (q, k, v)), **said)
+        assert (to_numpy(fa.attention(q, k, v, **said)) == expected).all()
+
+
+@pytest.mark.parametrize("door", ["sdpa", "flash", "dropout"])
+def test_torch_compile_takes_the_doors_whole(door):
+    def step(q, k, v):
+        if door == "sdpa":
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return fa.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        dropout = 0.3 if door == "dropout" else 0.0
+        return fa.flash_attn_func(q, k, v, dropout, causal=True, window_size=(5, 0))
+
+    q, k, v, do = drawn(13, 1, 12, 12, 2, 2, 8)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    outcomes = []
+    for function in (step, compiled, compiled):
+        torch.manual_seed(4)
+        o = function(q, k, v)
+        outcomes.append((o, *torch.autograd.grad(o, (q, k, v), do)))
+    for other in outcomes[1:]:
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(outcomes[0], other))
+    if door == "dropout":  # the seed is not part of what was compiled
+        assert not torch.equal(compiled(q, k, v), compiled(q, k, v))
+
+
 def test_tensors_of_several_kinds_are_refused():
     q, k, v, _ = drawn(10, 1, 4, 4, 1, 1, 8)
     with pytest.raises(ValueError, match="^k: expected a tensor of PyTorch like q, got ndarray"):

@@ -146,3 +146,49 @@ def test_clipping_of_parameters_is_pytorchs():
     assert abs(fa.clip_grad_norm_(ours, 0.5).total_norm - float(total)) < 1e-5
     for mine, other in zip(ours[:2], theirs):
         assert torch.allclose(mine.grad, other.grad, rtol=1e-6)
+
+
+def large(shape, value):
+    return np.full(shape, value, np.float32)
+
+
+def test_an_anomaly_of_the_forward_is_named(device):
+    q, v = large((1, 3, 1, 8), 3e30), large((1, 3, 1, 8), 1)
+    text = "^forward pass of attention: o: "
+    with fa.detect_anomaly(), pytest.raises(fa.NonFiniteError, match=text) as caught:
+        fa.attention(q, q, v, device=device)
+    assert (caught.value.tensor, caught.value.stage) == ("o", "scores")
+    q[0, 1, 0, 2] = np.nan
+    text = r"q: 1 NaN, 0 \+inf, 0 -inf, the first at \[0, 1, 0, 2\]"
+    with fa.detect_anomaly(), pytest.raises(fa.NonFiniteError, match=text) as caught:
+        fa.attention(q, v, v, device=device)
+    assert caught.value.tensor == "q"
+    fa.attention(q, v, v, device=device)  # outside nothing is looked at
+
+
+def test_an_anomaly_of_the_backward_is_named_and_can_be_a_warning(device):
+    ones = large((1, 3, 1, 8), 1)
+    o, lse = fa.attention(ones, ones, ones, return_lse=True, device=device)
+    rows = np.arange(24, dtype=np.float32).reshape(1, 3, 1, 8)
+    with fa.detect_anomaly():
+        fa.attention_backward(rows, ones, ones, ones, o, lse, device=device)
+        with pytest.raises(fa.NonFiniteError, match="^backward pass of attention: d") as caught:
+            fa.attention_backward(large(rows.shape, 3e38), ones, ones, rows, o, lse, device=device)
+    assert caught.value.stage is not None
+    with fa.detect_anomaly(warn=True), pytest.warns(fa.NonFiniteWarning, match="^backward pass of attention"):
+        fa.attention_backward(large(rows.shape, 3e38), ones, ones, rows, o, lse, device=device)
+
+
+def test_dead_rows_are_no_anomaly():
+    q, k = large((1, 5, 1, 8), 1), large((1, 2, 1, 8), 1)
+    with fa.detect_anomaly():
+        o, lse = fa.attention(q, k, k, causal=True, return_lse=True)
+        fa.attention_backward(q, q, k, k, o, lse, causal=True)
+
+
+def test_an_anomaly_of_autograd_is_named():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    q = torch.ones(1, 3, 1, 8, requires_grad=True)
+    o = fa.attention(q, q, q)
+    with fa.detect_anomaly(), pytest.raises(fa.NonFiniteError, match="^backward pass of attention: do: 24"):
+        o.backward(torch.full_like(o, float("nan")))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._anomaly import NonFiniteError, NonFiniteWarning, detect_anomaly
 from ._attention import attention, attention_backward
 from ._device import default_device, set_default_device
 from ._dropout import dropout_mask
@@ -39,12 +40,15 @@ __all__ = [
     "Clipped",
     "DeviceError",
     "GradScaler",
+    "NonFiniteError",
+    "NonFiniteWarning",
     "Scanned",
     "__version__",
     "attention",
     "attention_backward",
     "clip_grad_norm_",
     "default_device",
+    "detect_anomaly",
     "dropout_mask",
     "flash_attn_func",
     "flash_attn_kvpacked_func",

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from . import _native
+from . import _anomaly, _native
 from ._device import default_device, open_device
 from ._options import Options, check_rank, check_together
 
@@ -189,7 +189,7 @@ def forward(
     on_device = inputs.put(transfer)
     score = scores.put(transfer, inputs.keys(options))
     problem: Any = (native, on_device, score, (o.tensor, lse.tensor))
-    transfer.device.forward(problem, transfer.allocate, 0)
+    _anomaly.forward(transfer.device, problem, transfer.allocate, 0)
     transfer.device.synchronize()
     return o.array(), lse.array()
 
@@ -231,7 +231,7 @@ def backward(
     gradients: Any = (transfer.put(d_o), transfer.put_any(d_lse),
                       *(None if room is None else room.tensor for room in rooms))
     problem: Any = (native, on_device, score, of_forward, gradients)
-    transfer.device.backward(problem, transfer.allocate, 0)
+    _anomaly.backward(transfer.device, problem, transfer.allocate, 0)
     transfer.device.synchronize()
     dq, dk, dv, d_bias, d_sinks = (None if room is None else room.array() for room in rooms)
     return dq, dk, dv, d_bias, d_sinks

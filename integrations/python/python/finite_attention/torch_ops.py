@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import _host
+from . import _anomaly, _host
 from ._device import open_device
 from ._options import Options, check_rank, check_together
 from .torch_host import name_of, to_numpy, to_torch
@@ -45,7 +45,7 @@ def forward(
     q, k, v, *offsets = inputs
     options = _completed(q, k, v, offsets, options)
     o, lse, _ = torch.ops.finite_attention.attention_forward(
-        q, k, v, *offsets, *_tensors(q, scores), options.seed, options.offset,
+        q, k, v, *offsets, *_tensors(q, scores), _signed(options.seed), _signed(options.offset),
         _torch_dtype("o", out_dtype), *_spread(options, device),
     )
     return o, lse
@@ -122,8 +122,12 @@ def _seed_tensor(options: Options) -> Tensor:
     """Seed and offset, in 64 bits each; none without dropout."""
     if options.dropout == 0.0 or options.seed is None:
         return torch.empty(0, dtype=torch.int64)
-    signed = [(number + _SIGN & 2 * _SIGN - 1) - _SIGN for number in (options.seed, options.offset)]
-    return torch.tensor(signed, dtype=torch.int64)
+    return torch.tensor([_signed(options.seed), _signed(options.offset)], dtype=torch.int64)
+
+
+def _signed(number: Any) -> Any:
+    """The 64 low bits of an integer, as a signed one."""
+    return None if number is None else (number + _SIGN & 2 * _SIGN - 1) - _SIGN
 
 
 def _with_seed(q: Tensor, options: Options) -> tuple[Options, Tensor]:
@@ -210,7 +214,7 @@ def _forward_gpu(q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks, seed, off
     scores = gpu.scores(bias, mask, alibi_slopes, sinks, _keys(k, cu_k, options))
     inputs = (_of_gpu(q), _of_gpu(k), _of_gpu(v), _of_gpu(_dense(cu_q)), _of_gpu(_dense(cu_k)))
     problem: Any = (native, inputs, scores, (_of_gpu(o), _of_gpu(lse)))
-    gpu.device.forward(problem, gpu.allocate, gpu.stream)
+    _anomaly.forward(gpu.device, problem, gpu.allocate, gpu.stream)
     return o, lse, random
 
 
@@ -229,7 +233,7 @@ def _backward_gpu(d_o, d_lse, q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slo
     gradients = (_of_gpu(d_o), _of_gpu(d_lse), _of_gpu(dq), _of_gpu(dk), _of_gpu(dv),
                  _of_gpu(d_bias) if wants_d_bias else None, _of_gpu(d_sinks) if wants_d_sinks else None)
     problem = (native, inputs, scores, (_of_gpu(o), _of_gpu(lse)), gradients)
-    gpu.device.backward(problem, gpu.allocate, gpu.stream)
+    _anomaly.backward(gpu.device, problem, gpu.allocate, gpu.stream)
     return dq, dk, dv, d_bias, d_sinks
 
 

@@ -252,3 +252,22 @@ def test_a_wrong_argument_is_named():
     with pytest.raises(ValueError, match="^device: expected cuda:0, where q is"):
         fa.attention(q, k, v, device="emulated:sm_90a")
     assert fa.attention(q, k, v, device="cuda:0:sm_80").shape == q.shape
+
+
+def test_arrays_of_cupy_are_taken_by_dlpack_and_given_back():
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    q, k, v, _ = drawn(11, 1, 40, 50, 2, 2, 64, dtype=F16)
+    o = fa.attention(*(cupy.from_dlpack(tensor.detach()) for tensor in (q, k, v)), causal=True)
+    assert isinstance(o, cupy.ndarray)
+    assert torch.equal(torch.from_dlpack(o), fa.attention(q, k, v, causal=True))
+
+
+def test_an_anomaly_of_autograd_is_named():
+    q = torch.ones(1, 3, 1, 64, device="cuda", requires_grad=True)
+    o = fa.attention(q, q, q)
+    with fa.detect_anomaly(), pytest.raises(fa.NonFiniteError, match="^backward pass of attention: do: 192"):
+        o.backward(torch.full_like(o, float("nan")))
+    large = torch.full((1, 3, 1, 64), 3e30, device="cuda")
+    with fa.detect_anomaly(), pytest.raises(fa.NonFiniteError) as caught:
+        fa.attention(large, large, q.detach())
+    assert (caught.value.tensor, caught.value.stage) == ("o", "scores")

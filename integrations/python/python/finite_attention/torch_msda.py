@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import _msda
-from .torch_host import to_numpy, to_torch
+from .torch_host import name_of, to_numpy, to_torch
 from .torch_ops import LIBRARY, _columns, _Gpu, _no_second, _nothing, _of_gpu
 
 Tensor = torch.Tensor
@@ -68,7 +68,7 @@ def _out_shape(value: Tensor, locations: Tensor) -> tuple[int, ...]:
 
 
 def _forward_gpu(value, shapes, locations, weights, padding, align_corners, deterministic, device):
-    gpu = _Gpu(device, q=value, locations=locations, weights=weights)
+    gpu = _Gpu(device, value=value, locations=locations, weights=weights)
     problem, _held = _problem(value, shapes, locations, weights, padding, align_corners)
     o = value.new_empty(_out_shape(value, locations))
     gpu.device.msda_forward(problem, _of_gpu(o), gpu.stream)
@@ -76,9 +76,9 @@ def _forward_gpu(value, shapes, locations, weights, padding, align_corners, dete
 
 
 def _backward_gpu(d_o, value, shapes, locations, weights, padding, align_corners, deterministic, device):
-    gpu = _Gpu(device, q=value, do=d_o, locations=locations, weights=weights)
+    gpu = _Gpu(device, value=value, do=d_o, locations=locations, weights=weights)
     if d_o.dtype != value.dtype:
-        raise ValueError(f"do: expected dtype {value.dtype} like value, got {d_o.dtype}")
+        raise ValueError(f"do: expected dtype {name_of(value.dtype)} like value, got {name_of(d_o.dtype)}")
     problem, held = _problem(value, shapes, locations, weights, padding, align_corners)
     d_o = _columns(d_o)
     found = [tensor.new_empty(tensor.shape) for tensor in held]

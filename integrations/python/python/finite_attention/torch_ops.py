@@ -167,17 +167,18 @@ class _Gpu:
     """The GPU of a call's tensors, and its current stream."""
 
     def __init__(self, name: str | None, **tensors: Tensor | None) -> None:
-        q = tensors["q"]
-        assert q is not None
+        like, first = next(iter(tensors.items()))
+        assert first is not None
+        place = first.device
         for argument, tensor in tensors.items():
-            if tensor is not None and tensor.device != q.device:
-                raise ValueError(f"{argument}: expected device {q.device} like q, got {tensor.device}")
-        own = f"cuda:{q.device.index}"
+            if tensor is not None and tensor.device != place:
+                raise ValueError(f"{argument}: expected device {place} like {like}, got {tensor.device}")
+        own = f"cuda:{place.index}"
         if name is not None and name != own and not name.startswith(own + ":"):
-            raise ValueError(f"device: expected {own}, where q is, or a target of it, got {name!r}")
-        self.place = q.device
+            raise ValueError(f"device: expected {own}, where {like} is, or a target of it, got {name!r}")
+        self.place = place
         self.device = open_device(name or own)
-        self.stream = torch.cuda.current_stream(q.device).cuda_stream
+        self.stream = torch.cuda.current_stream(place).cuda_stream
         self._held: list[Tensor] = []
 
     def allocate(self, count: int) -> int:

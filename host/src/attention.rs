@@ -15,7 +15,7 @@ pub use host::{
     BackwardInputs, BackwardOutput, ForwardInputs, ForwardOutput, backward_host, forward_host,
     forward_inputs_host, forward_packed_host,
 };
-pub use mask::PreparedMask;
+pub use mask::{PreparedMask, prepare_mask, prepared_mask_bytes};
 pub use scores::{BiasSlice, Elements, MaskSlice, ScoreSlices};
 
 use crate::device::Device;
@@ -113,22 +113,58 @@ pub unsafe fn forward_partial(
 /// # Safety
 /// As for [`forward`], for the pointers that the plan was made with.
 pub unsafe fn launch_forward(device: &Device, plan: &ForwardPlan, stream: Stream) -> Result<()> {
+    let bytes = plan.workspace_bytes();
+    if bytes == 0 {
+        // SAFETY: passed on to the caller.
+        return unsafe { launch_forward_in(device, plan, Workspace::default(), stream) };
+    }
+    let driver = device.driver();
+    let pointer = driver.allocate_in_order(usize::try_from(bytes).unwrap_or(usize::MAX), stream)?;
+    let workspace = Workspace { pointer, bytes };
+    // SAFETY: passed on to the caller; the workspace is as large as planned, and its own.
+    let launched = unsafe { launch_forward_in(device, plan, workspace, stream) };
+    // SAFETY: allocated above in the order of this stream, and nothing that is queued later knows of it.
+    launched.and(unsafe { driver.free_in_order(pointer, stream) })
+}
+
+/// As [`launch_forward`], in a workspace of the caller, of at least [`ForwardPlan::workspace_bytes`]: the
+/// library then allocates nothing. Where that is 0 the workspace is not looked at.
+///
+/// # Errors
+/// [`Error::WorkspaceTooSmall`], [`Error::NullPointer`], [`Error::Misaligned`] unless its address is a
+/// multiple of [`ForwardPlan::WORKSPACE_ALIGNMENT`], and errors of the driver.
+///
+/// # Safety
+/// As for [`launch_forward`]; and the workspace is writable, used by nothing else, and shares no memory with
+/// the tensors.
+pub unsafe fn launch_forward_in(
+    device: &Device,
+    plan: &ForwardPlan,
+    workspace: Workspace,
+    stream: Stream,
+) -> Result<()> {
     let Some(combine) = &plan.combine else {
         // SAFETY: passed on to the caller.
         return unsafe { launch_kernels(device, plan, &plan.params, None, stream) };
     };
-    let driver = device.driver();
-    let bytes = usize::try_from(combine.workspace_bytes).unwrap_or(usize::MAX);
-    let workspace = driver.allocate_in_order(bytes, stream)?;
-    let (mut params, mut last) = (plan.params, combine.params);
-    for address in [&mut params.o.address, &mut params.lse, &mut last.part_o, &mut last.part_statistics]
-    {
-        *address += workspace;
+    let Workspace { pointer: address, bytes: got } = workspace;
+    let (expected, alignment) = (combine.workspace_bytes, ForwardPlan::WORKSPACE_ALIGNMENT);
+    if got < expected {
+        return Err(Error::WorkspaceTooSmall { expected, got });
     }
-    // SAFETY: passed on to the caller; the workspace is as large as planned, and its own.
-    let launched = unsafe { launch_kernels(device, plan, &params, Some((combine, &last)), stream) };
-    // SAFETY: allocated above in the order of this stream, and nothing that is queued later knows of it.
-    launched.and(unsafe { driver.free_in_order(workspace, stream) })
+    if address == 0 {
+        let (argument, elements) = ("workspace", u128::from(expected) / 4);
+        return Err(Error::NullPointer { argument, elements });
+    }
+    if !address.is_multiple_of(u64::from(alignment)) {
+        return Err(Error::Misaligned { argument: "workspace", alignment, address });
+    }
+    let (mut params, mut last) = (plan.params, combine.params);
+    for part in [&mut params.o.address, &mut params.lse, &mut last.part_o, &mut last.part_statistics] {
+        *part += address;
+    }
+    // SAFETY: passed on to the caller; the workspace is as large as planned.
+    unsafe { launch_kernels(device, plan, &params, Some((combine, &last)), stream) }
 }
 
 /// Launches the kernel that adds f32 tensors.

@@ -13,14 +13,11 @@ mod partial;
 mod training;
 mod types;
 
-<<<<<<< HEAD
+pub use anomaly::{fattn_anomaly_backward, fattn_anomaly_forward};
 pub use dynamic::{
     fattn_choose_keys, fattn_choose_keys_again, fattn_dynamic_backward, fattn_dynamic_forward,
     fattn_free_chosen_keys,
 };
-=======
-pub use anomaly::{fattn_anomaly_backward, fattn_anomaly_forward};
->>>>>>> wip-doors
 pub use init::{
     fattn_backward_args_init, fattn_forward_args_init, fattn_msda_backward_args_init,
     fattn_msda_forward_args_init,
@@ -425,11 +422,9 @@ pub extern "C" fn fattn_last_error() -> *const c_char {
 }
 
 #[cfg(test)]
-<<<<<<< HEAD
-mod dynamic_tests;
-=======
 mod anomaly_tests;
->>>>>>> wip-doors
+#[cfg(test)]
+mod dynamic_tests;
 #[cfg(test)]
 mod init_tests;
 #[cfg(test)]

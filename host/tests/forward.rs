@@ -2,10 +2,14 @@
 
 mod support;
 
+use finite_attention::attention::launch_forward_in;
+use finite_attention::buffer::{DeviceBuffer, InDeviceMemory as _};
+use finite_attention::plan::plan_forward;
 use finite_attention::problem::MAX_SCALE;
 use finite_attention::{
-    Arch, BackwardInputs, BackwardOutput, BackwardProblem, Device, Dtype, Element, ForwardOutput,
-    ForwardProblem, Layout, ScoreSlices, backward_host, forward_host,
+    Arch, BackwardInputs, BackwardOutput, BackwardProblem, Device, Dtype, Element, Error, ForwardOutput,
+    ForwardPointers, ForwardProblem, Layout, ScoreSlices, Stream, Workspace, backward_host,
+    forward_host,
 };
 use half::{bf16, f16};
 use support::{Fault, device};
@@ -90,4 +94,47 @@ fn the_largest_scale_of_zeros_gives_zeros() {
         zeros_scaled::<f16>(arch, scale);
         zeros_scaled::<f32>(arch, scale);
     }
+}
+
+/// Keys that are split in the caller's memory give what they give in the library's, and too little memory is
+/// refused.
+#[test]
+fn a_forward_runs_in_a_workspace_of_the_caller() {
+    let (device, stream) = (Device::emulated(Arch::Sm80).unwrap(), Stream::default());
+    let (q, kv) = (Layout::bshd([1, 2, 2, 16]), Layout::bshd([1, 400, 1, 16]));
+    let problem = ForwardProblem::new(Dtype::F32, q, kv, kv).with_num_splits(3);
+    let numbers = |count: usize, step: f32| -> Vec<f32> {
+        (0..count).map(|index| (index as f32 * step).sin()).collect()
+    };
+    let [q, k, v] = [numbers(64, 0.7), numbers(6400, 0.3), numbers(6400, 0.2)];
+    let expected: ForwardOutput<f32> = forward_host(&device, &problem, &q, &k, &v).unwrap();
+    let [q, k, v] = [q, k, v].map(|slice| DeviceBuffer::from_slice(&device, &slice).unwrap());
+    let o = DeviceBuffer::<f32>::uninitialised(&device, 64).unwrap();
+    let lse = DeviceBuffer::<f32>::uninitialised(&device, 4).unwrap();
+    let pointers = ForwardPointers {
+        q: q.device_pointer(),
+        k: k.device_pointer(),
+        v: v.device_pointer(),
+        o: o.device_pointer(),
+        lse: lse.device_pointer(),
+        ..ForwardPointers::default()
+    };
+    let valid = problem.validate().unwrap();
+    let plan = plan_forward(&valid, device.properties(), &pointers).unwrap().unwrap();
+    let bytes = plan.workspace_bytes();
+    assert!(bytes > 0);
+    let memory = DeviceBuffer::<u8>::uninitialised(&device, bytes as usize).unwrap();
+    let pointer = memory.device_pointer();
+    let launch = |pointer, bytes| {
+        // SAFETY: all tensors and the workspace are this test's, and the emulator is done when it returns.
+        unsafe { launch_forward_in(&device, &plan, Workspace { pointer, bytes }, stream) }
+    };
+    assert_eq!(
+        launch(pointer, bytes - 1),
+        Err(Error::WorkspaceTooSmall { expected: bytes, got: bytes - 1 })
+    );
+    assert!(matches!(launch(0, bytes), Err(Error::NullPointer { argument: "workspace", .. })));
+    assert!(matches!(launch(pointer + 16, bytes), Err(Error::Misaligned { argument: "workspace", .. })));
+    launch(pointer, bytes).unwrap();
+    assert_eq!((o.to_vec(stream).unwrap(), lse.to_vec(stream).unwrap()), (expected.o, expected.lse));
 }

@@ -3,6 +3,7 @@
 mod build_kernels;
 mod bundle;
 mod ci;
+mod integrations;
 mod mutate;
 mod packaged;
 #[path = "../../tests/src/seed.rs"]
@@ -30,6 +31,8 @@ enum Xtask {
     Tidy,
     /// Run everything that must be green, with the time of each step.
     Ci(ci::Args),
+    /// Build and test the doors for other frameworks: the Python package.
+    Integrations(integrations::Args),
     /// Run all random cases for every target, every edit of the sweep, and build all kernels: hours.
     Soak(ci::SoakArgs),
 }
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Xtask::Packaged => packaged::run(),
         Xtask::Tidy => tidy::run(),
         Xtask::Ci(args) => ci::run(&args),
+        Xtask::Integrations(args) => integrations::run(&args),
         Xtask::Soak(args) => ci::soak(&args),
     };
     match done {

@@ -58,74 +58,22 @@ impl PreparedMask {
         stream: Stream,
     ) -> Result<Self> {
         let shape = MaskShape::of(layout, keys)?;
-        let elements = layout.elements();
-        if elements > 0 && pointer == 0 {
-            return Err(Error::NullPointer { argument: "mask", elements });
-        }
-        // As many as fit a u32: `of` has seen to it.
-        let words = shape.words() as u32;
-        if words == 0 {
-            return Ok(PreparedMask { shape, bits: DeviceBuffer::uninitialised(device, 0)? });
-        }
-        let [of_bits, of_map] = [kernel(device, Family::MaskBits)?, kernel(device, Family::MaskMap)?];
         let mask = PreparedMask::unmade(device, shape)?;
-        // A warp for each word: fewer blocks than a grid can have.
-        let blocks = |words: u32| words.div_ceil(MASK_BITS_THREADS / 32);
-        const { assert!(u32::MAX.div_ceil(MASK_BITS_THREADS / 32) <= MAX_BLOCKS) };
-        let stride = |dimension: usize| {
-            if layout.shape[dimension] <= 1 { 0 } else { layout.strides[dimension] }
-        };
-        let row_words = shape.row_words() as u32;
-        let params = MaskBitsParams {
-            mask: ScoreView {
-                address: pointer,
-                batch_stride: stride(0),
-                head_stride: stride(1),
-                key_head_stride: 0,
-                query_stride: stride(2),
-                key_stride: stride(3),
-            },
-            bits: mask.device_pointer(),
-            rows: words / row_words,
-            heads: shape.heads as u32,
-            queries: shape.queries as u32,
-            keys: keys as u32,
-            words: row_words,
-            reserved: 0,
-        };
-        let (map, map_blocks) = mask.map_params();
-        let queue = [
-            Queued { variant: of_bits, blocks: blocks(words), params: params.bytes() },
-            Queued { variant: of_map, blocks: map_blocks, params: map.bytes() },
-        ];
-        // SAFETY: the caller vouches for the tensor, and bits and map have just been allocated.
-        unsafe { device.driver().launch_in_order(&queue, stream) }?;
+        let memory = (mask.device_pointer(), mask.bits.len() as u64 * 4);
+        // SAFETY: the caller vouches for the tensor, and the bits have just been allocated.
+        unsafe { prepare_mask(device, layout, keys, pointer, memory, stream) }?;
         Ok(mask)
     }
 
-    /// Memory for bits and map of a mask that has some.
+    /// Memory for bits and map of a mask.
     pub(super) fn unmade(device: &Device, shape: MaskShape) -> Result<Self> {
-        // No more than words of bits: at least one row of one word each.
-        let warps = shape.map_shape().into_iter().product::<usize>();
-        let all = shape.map_offset() as usize + 2 * LEVELS as usize * warps;
-        Ok(PreparedMask { shape, bits: DeviceBuffer::uninitialised(device, all)? })
+        let bits = DeviceBuffer::<u32>::uninitialised(device, words_of(&shape) as usize)?;
+        Ok(PreparedMask { shape, bits })
     }
 
     /// What the kernel is told that makes the map of the bits, and how many blocks it has.
     pub(super) fn map_params(&self) -> (MaskMapParams, u32) {
-        let [batches, heads, windows, granules] = self.shape.map_shape();
-        let params = MaskMapParams {
-            bits: self.device_pointer(),
-            map: self.device_pointer() + 4 * self.shape.map_offset(),
-            pairs: (batches * heads) as u32,
-            granules: granules as u32,
-            queries: self.shape.queries as u32,
-            keys: self.shape.keys as u32,
-            words: self.shape.row_words() as u32,
-            windows: windows as u32,
-        };
-        let warps = (batches * heads * windows * granules) as u32;
-        (params, warps.div_ceil(MASK_BITS_THREADS / 32))
+        map_params(&self.shape, self.device_pointer())
     }
 
     /// The bits, and what is behind them.
@@ -156,6 +104,109 @@ impl InDeviceMemory for PreparedMask {
     fn device_pointer(&self) -> DevicePointer {
         self.bits.device_pointer()
     }
+}
+
+/// Bytes of the bits of a boolean mask and of the map of its tiles: what [`prepare_mask`] fills.
+///
+/// # Errors
+/// What [`MaskShape::of`] refuses.
+pub fn prepared_mask_bytes(layout: &ScoreLayout, keys: usize) -> Result<u64> {
+    Ok(4 * words_of(&MaskShape::of(layout, keys)?))
+}
+
+/// Words of the bits and of the map of a mask that [`MaskShape::of`] has accepted.
+fn words_of(shape: &MaskShape) -> u64 {
+    if shape.words() == 0 {
+        return 0;
+    }
+    // No more than words of bits: at least one row of one word each.
+    let warps = shape.map_shape().into_iter().product::<usize>() as u64;
+    shape.map_offset() + 2 * u64::from(LEVELS) * warps
+}
+
+/// As [`PreparedMask::new`], in memory of the caller: an address that is a multiple of 8, and at least
+/// [`prepared_mask_bytes`]. The address then is [`ScorePointers::mask_bits`](crate::plan::ScorePointers) of
+/// passes. Allocates nothing, so that a graph can capture it.
+///
+/// # Errors
+/// As [`PreparedMask::new`], [`Error::Misaligned`] and [`Error::WorkspaceTooSmall`].
+///
+/// # Safety
+/// As [`PreparedMask::new`]; and the memory is writable, and used by nothing else until the work is done.
+pub unsafe fn prepare_mask(
+    device: &Device,
+    layout: &ScoreLayout,
+    keys: usize,
+    pointer: DevicePointer,
+    (bits, bytes): (DevicePointer, u64),
+    stream: Stream,
+) -> Result<MaskShape> {
+    let shape = MaskShape::of(layout, keys)?;
+    let elements = layout.elements();
+    if elements > 0 && pointer == 0 {
+        return Err(Error::NullPointer { argument: "mask", elements });
+    }
+    // As many as fit a u32: `of` has seen to it.
+    let words = shape.words() as u32;
+    if words == 0 {
+        return Ok(shape);
+    }
+    let expected = 4 * words_of(&shape);
+    if bytes < expected {
+        return Err(Error::WorkspaceTooSmall { expected, got: bytes });
+    }
+    if bits == 0 || !bits.is_multiple_of(8) {
+        return Err(Error::Misaligned { argument: "mask", alignment: 8, address: bits });
+    }
+    let [of_bits, of_map] = [kernel(device, Family::MaskBits)?, kernel(device, Family::MaskMap)?];
+    // A warp for each word: fewer blocks than a grid can have.
+    let blocks = |words: u32| words.div_ceil(MASK_BITS_THREADS / 32);
+    const { assert!(u32::MAX.div_ceil(MASK_BITS_THREADS / 32) <= MAX_BLOCKS) };
+    let stride =
+        |dimension: usize| if layout.shape[dimension] <= 1 { 0 } else { layout.strides[dimension] };
+    let row_words = shape.row_words() as u32;
+    let params = MaskBitsParams {
+        mask: ScoreView {
+            address: pointer,
+            batch_stride: stride(0),
+            head_stride: stride(1),
+            key_head_stride: 0,
+            query_stride: stride(2),
+            key_stride: stride(3),
+        },
+        bits,
+        rows: words / row_words,
+        heads: shape.heads as u32,
+        queries: shape.queries as u32,
+        keys: keys as u32,
+        words: row_words,
+        reserved: 0,
+    };
+    let (map, map_blocks) = map_params(&shape, bits);
+    let queue = [
+        Queued { variant: of_bits, blocks: blocks(words), params: params.bytes() },
+        Queued { variant: of_map, blocks: map_blocks, params: map.bytes() },
+    ];
+    // SAFETY: the caller vouches for the tensor and for the memory.
+    unsafe { device.driver().launch_in_order(&queue, stream) }?;
+    Ok(shape)
+}
+
+/// What the kernel is told that makes the map of bits, and how many blocks it has.
+fn map_params(shape: &MaskShape, bits: DevicePointer) -> (MaskMapParams, u32) {
+    let [batches, heads, windows, granules] = shape.map_shape();
+    let params = MaskMapParams {
+        bits,
+        map: bits + 4 * shape.map_offset(),
+        pairs: (batches * heads) as u32,
+        granules: granules as u32,
+        queries: shape.queries as u32,
+        keys: shape.keys as u32,
+        words: shape.row_words() as u32,
+        windows: windows as u32,
+    };
+    let warps = (batches * heads * windows * granules) as u32;
+    (params, warps.div_ceil(MASK_BITS_THREADS / 32))
 }
 
 /// The kernel that makes bits, or the map.

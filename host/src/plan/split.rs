@@ -35,6 +35,17 @@ pub struct CombinePlan {
     pub workspace_bytes: u64,
 }
 
+impl ForwardPlan {
+    /// What the address of a workspace is a multiple of.
+    pub const WORKSPACE_ALIGNMENT: u32 = 256;
+
+    /// Device memory that the kernels need between them, 0 unless keys are split. Its contents do not matter
+    /// before or after.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.combine.as_ref().map_or(0, |combine| combine.workspace_bytes)
+    }
+}
+
 /// Most bytes of workspace for packed sequences, unless ranges are asked for: it has room for as many ranges
 /// of every row as the longest sequence has.
 const MOST_BYTES: u64 = 1 << 30;

@@ -12,7 +12,7 @@ mod post;
 mod ptx;
 mod ptxas;
 mod rustc;
-mod stamp;
+pub mod stamp;
 #[cfg(test)]
 mod tests;
 mod variants;

@@ -34,9 +34,17 @@ pub fn path() -> PathBuf {
 /// # Errors
 /// When a file cannot be read.
 pub fn of(compiler: &Compiler, ptxas: Option<&Ptxas>) -> Result<String> {
+    of_files(&INPUTS, &format!("{compiler:?}\n{ptxas:?}"))
+}
+
+/// A hash of files and folders, by their names in the tree, and of some words.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn of_files(inputs: &[&str], words: &str) -> Result<String> {
     let mut hash = Sha256::new();
-    hash.update(format!("{compiler:?}\n{ptxas:?}\n"));
-    for input in INPUTS {
+    hash.update(format!("{words}\n"));
+    for input in inputs {
         add(&root().join(input), input, &mut hash)?;
     }
     Ok(hex(&hash.finalize()))

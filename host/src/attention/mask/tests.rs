@@ -88,3 +88,36 @@ fn the_map_says_what_granules_show() {
 fn a_mask_of_one_entry_for_all_keys_has_a_map() {
     agrees([2, 1, 100, 70], true, 9);
 }
+
+/// The caller's memory has room for a word more, which stays as it was.
+#[test]
+fn a_mask_is_prepared_in_memory_of_the_caller() {
+    let device = Device::emulated(Arch::Sm80).unwrap();
+    let (shape, keys, stream) = ([2, 1, 70, 100], 100, Stream::default());
+    let layout = ScoreLayout::dense(shape);
+    let mask = DeviceBuffer::from_slice(&device, &drawn(shape, 5)).unwrap();
+    let pointer = mask.device_pointer();
+    // SAFETY: the buffer holds the layout, and lives until the words are read.
+    let owned = unsafe { PreparedMask::new(&device, &layout, keys, pointer, stream) }.unwrap();
+    let words = owned.bits.to_vec(stream).unwrap();
+    let bytes = prepared_mask_bytes(&layout, keys).unwrap();
+    assert_eq!(bytes as usize, 4 * words.len());
+
+    let memory = DeviceBuffer::from_slice(&device, &vec![7u32; words.len() + 1]).unwrap();
+    let place = |offset: u64, bytes| (memory.device_pointer() + offset, bytes);
+    // SAFETY: as above, and the memory is as large as is said.
+    let prepare = |memory| unsafe { prepare_mask(&device, &layout, keys, pointer, memory, stream) };
+    assert_eq!(prepare(place(0, bytes)), Ok(owned.shape()));
+    let got = memory.to_vec(stream).unwrap();
+    let gap = (2 * 70 * owned.shape().row_words())..owned.shape().map_offset() as usize;
+    for (index, (got, expected)) in got.iter().zip(&words).enumerate() {
+        assert!(gap.contains(&index) || got == expected, "word {index}");
+    }
+    assert_eq!(got[words.len()], 7);
+    assert_eq!(
+        prepare(place(0, bytes - 1)),
+        Err(Error::WorkspaceTooSmall { expected: bytes, got: bytes - 1 })
+    );
+    let text = prepare(place(4, bytes)).unwrap_err().to_string();
+    assert!(text.starts_with("mask: expected an address that is a multiple of 8 bytes"), "{text}");
+}

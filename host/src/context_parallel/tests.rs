@@ -9,7 +9,9 @@ use crate::device::Device;
 use crate::driver::Stream;
 use crate::error::{Error, Result};
 use crate::plan::{BackwardPointers, ForwardPointers};
-use crate::problem::{BackwardProblem, Bias, ForwardProblem, Layout, ScoreLayout};
+use crate::problem::{
+    AlibiSlopes, BackwardProblem, Bias, ForwardProblem, Layout, MaskShape, ScoreLayout,
+};
 use kernels_gpu::abi::{Arch, Dtype};
 use std::cell::Cell;
 use std::thread;
@@ -162,15 +164,51 @@ fn a_problem_that_one_rank_refuses_is_an_error_of_all() {
         |own| own,
         |group, mut problem| {
             if group.rank() == 0 {
-                let layout = ScoreLayout::dense([1, 1, 1, 1]);
-                problem.local = problem.local.with_bias(Bias { layout, dtype: Dtype::F32 });
+                problem.local = problem.local.with_alibi(AlibiSlopes::PerHead);
             }
             group.prepare(&problem).map(|_| ())
         },
     );
     let texts = results.map_text();
-    assert_eq!(texts[0], "bias: expected none, since sequences are shared out among ranks, got one");
+    assert_eq!(
+        texts[0],
+        "alibi_slopes: expected none, since sequences are shared out among ranks, got one"
+    );
     assert_eq!(texts[1], "rank 1: rank 0 was given a problem that is refused");
+}
+
+/// A bias has a column for each key of the whole, and a mask is prepared before it is used.
+#[test]
+fn a_bias_of_this_ranks_keys_and_a_mask_that_is_not_prepared_are_refused() {
+    let with_bias = |keys: usize| {
+        move |group: &ContextParallel, mut problem: ContextProblem| {
+            let layout = ScoreLayout::dense([1, 1, 1, keys]);
+            problem.local = problem.local.with_bias(Bias { layout, dtype: Dtype::F32 });
+            group.prepare(&problem).map(|_| ())
+        }
+    };
+    let both = (2, ContextLayout::Stripe);
+    let own = run(both, |own| own, with_bias(ROWS / 2)).map_text();
+    assert!(own[0].starts_with("bias: "), "{}", own[0]);
+    let whole = run(both, |own| own, with_bias(ROWS));
+    assert!(whole.iter().all(Result::is_ok), "{whole:?}");
+    let unprepared = run(
+        both,
+        |own| own,
+        |group, mut problem| {
+            let shape = MaskShape { batches: 1, heads: 1, queries: 1, keys: ROWS };
+            problem.local = problem.local.with_attn_mask(shape);
+            let mut pass = group.prepare(&problem)?;
+            // Of tensors nothing is looked at before the mask is missed.
+            let pointers =
+                ForwardPointers { q: 256, k: 512, v: 768, o: 1024, lse: 1280, ..Default::default() };
+            // SAFETY: it is refused before anything is launched.
+            unsafe { pass.forward(&pointers, Stream::default()) }
+        },
+    );
+    for text in unprepared.map_text() {
+        assert!(text.starts_with("mask: "), "{text}");
+    }
 }
 
 trait Texts {

@@ -85,6 +85,7 @@ pub use memory::global::{Memory, MemoryStatistics};
 pub use module::{Kernel, Module, Parameter, Unsupported};
 pub use options::{Checks, Launch, Options, Schedule};
 pub use region::Region;
+pub use report::severity::Severity;
 pub use report::source::SourceLocation;
 pub use report::trace::{Number, Operand, Origin, OriginKind, Trace};
 pub use report::{Finding, FindingKind, Report, Statistics};

@@ -69,7 +69,7 @@ fn filled(bytes: usize, value: u8) -> NonNull<u8> {
 }
 
 impl Allocation {
-    fn new(bytes: usize) -> Self {
+    pub(super) fn new(bytes: usize) -> Self {
         Allocation {
             data: filled(bytes, POISON),
             states: filled(bytes, State::Unwritten as u8),

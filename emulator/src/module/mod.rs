@@ -114,7 +114,10 @@ pub(crate) struct KernelData {
     pub(crate) min_blocks: Option<u32>,
     pub(crate) static_shared_bytes: u32,
     pub(crate) dynamic_shared_align: u32,
+    /// Local memory of a thread: its own variables, and behind them what calls take.
     pub(crate) local_bytes: u32,
+    /// Its own variables alone.
+    pub(crate) frame_bytes: u32,
     pub(crate) code: Code,
     pub(crate) unsupported: Vec<Unsupported>,
     /// What is wrong with its text, if anything.

@@ -39,6 +39,8 @@ pub struct Environment<'a> {
     /// and the place of this one among them.
     pub place: usize,
     pub variables: Arc<[Address]>,
+    /// What the blocks of a cooperative launch meet at: zeros; 0 where no kernel asks for it.
+    pub workspace: Address,
     /// Bytes of shared memory before the dynamic part.
     pub dynamic_offset: u32,
     /// Static and dynamic bytes.
@@ -123,6 +125,8 @@ pub struct Context<'a> {
     /// Whether some of it waits for the end of the grid before.
     pub awaits_grid: bool,
     pub findings: Vec<Finding>,
+    /// What it has printed.
+    pub output: String,
     /// Which kind at which instruction has which place in `findings`.
     known: HashMap<(FindingKind, u32), usize>,
     pub statistics: Statistics,
@@ -166,6 +170,7 @@ impl<'a> Context<'a> {
             lets_next_grid_start: false,
             awaits_grid: false,
             findings: Vec::new(),
+            output: String::new(),
             known: HashMap::new(),
             statistics: Statistics { blocks: 1, ..Statistics::default() },
             trace: environment.options.trace.then(Box::default),
@@ -198,6 +203,7 @@ impl<'a> Context<'a> {
         self.deeds = 0;
         (self.allows_next_grid, self.lets_next_grid_start, self.awaits_grid) = (false, false, false);
         self.findings.clear();
+        self.output.clear();
         self.known.clear();
         self.statistics = Statistics { blocks: 1, ..Statistics::default() };
         self.trace = self.environment.options.trace.then(Box::default);

@@ -5,6 +5,7 @@ mod buffer;
 mod element;
 mod error;
 mod launch;
+mod names;
 mod report;
 
 use crate::console::{self, outln};
@@ -80,6 +81,17 @@ pub struct SanitizeArguments {
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
+    /// What besides errors makes the exit code 1.
+    #[arg(long, value_name = "WHAT")]
+    deny: Option<Denied>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Denied {
+    /// Warnings.
+    Warnings,
+    /// Warnings and notes.
+    Notes,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -94,7 +106,7 @@ enum ScheduleChoice {
     Random,
 }
 
-/// Runs the kernel under all schedules and prints what was found; exit code 1 if anything was.
+/// Runs the kernel under all schedules and prints what was found; exit code 1 if there are errors.
 pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
     let schedules = schedules(arguments)?;
     if arguments.max_findings == 0 {
@@ -133,9 +145,15 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
             threads: arguments.threads,
             max_findings: usize::MAX, // all are counted, whatever is printed
             step_limit: Some(arguments.step_limit),
+            acquire_always: false,
             trace: false,
         };
-        summary.add(schedule, setup.run(&options)?);
+        let mut ran = setup.run(&options)?;
+        if Summary::has_global_race(&ran) {
+            let acquired = setup.run(&Options { acquire_always: true, ..options })?;
+            Summary::weigh_races(&mut ran, &acquired);
+        }
+        summary.add(schedule, ran);
         progress.step();
         if summary.is_endless() {
             break;
@@ -152,7 +170,13 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
     } else {
         console::write(format_args!("{}", summary.text()))?;
     }
-    Ok(ExitCode::from(u8::from(summary.count() > 0)))
+    let [errors, warnings, notes] = summary.counts();
+    let denied = match arguments.deny {
+        None => errors,
+        Some(Denied::Warnings) => errors + warnings,
+        Some(Denied::Notes) => errors + warnings + notes,
+    };
+    Ok(ExitCode::from(u8::from(denied > 0)))
 }
 
 /// The file of each buffer that has an `out=`.

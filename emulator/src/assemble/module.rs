@@ -148,7 +148,8 @@ impl<'a> ModuleParser<'a> {
             }
         }
         self.globals.variables.insert(one.name, index as u32);
-        self.variables.push(Variable { bytes, read_only, addresses: Vec::new() });
+        let name = one.name.to_string();
+        self.variables.push(Variable { name, bytes, read_only, addresses: Vec::new() });
         Ok(())
     }
 

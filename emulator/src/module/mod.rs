@@ -39,6 +39,8 @@ impl ModuleData {
 /// A `.global` or `.const` variable.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
+    /// Its name in the text.
+    pub name: String,
     /// Initial contents; zero where the declaration gave no values.
     pub bytes: Vec<u8>,
     /// Whether it is `.const`.
@@ -155,6 +157,11 @@ impl Kernel {
     /// Bytes of local memory of each thread.
     pub fn local_bytes(&self) -> u32 {
         self.data.local_bytes
+    }
+
+    /// The `.global` and `.const` variables of the module: name and bytes, in the order of the text.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.module.variables.iter().map(|variable| (variable.name.as_str(), variable.bytes.len()))
     }
 
     /// Instructions in the text, without the final exit.

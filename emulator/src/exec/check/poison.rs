@@ -142,7 +142,7 @@ impl Context<'_> {
                 }
                 Cause::Register(register) => {
                     let kind = FindingKind::UninitialisedRegister;
-                    self.report(kind, origin.pc, w.id, origin.lane, |context| {
+                    self.report(kind, origin.pc, origin.warp, origin.lane, |context| {
                         let name = &context.environment.code().watch.registers[register as usize].name;
                         let whereto = context.use_of(origin.pc, pc);
                         format!(
@@ -153,7 +153,7 @@ impl Context<'_> {
                 }
                 Cause::Memory { space, .. } => {
                     let kind = FindingKind::UninitialisedRead { space };
-                    self.report(kind, origin.pc, w.id, origin.lane, |context| {
+                    self.report(kind, origin.pc, origin.warp, origin.lane, |context| {
                         let whereto = context.use_of(origin.pc, pc);
                         format!("{}{whereto}", context.describe(origin.cause))
                     });
@@ -188,7 +188,7 @@ impl Context<'_> {
     pub fn poison_shuffled(&mut self, w: &mut Warp, i: &Instruction, m: u32, sources: &[u32; LANES]) {
         let mut poison = self.poison(w);
         let passed = poison.of(i.a, 1);
-        let number = poison.number(Origin { cause: Cause::Shuffle, pc: w.pc, lane: 0 });
+        let number = poison.number(Origin { cause: Cause::Shuffle, pc: w.pc, lane: 0, warp: w.id });
         let (mut taken, mut outside) = (Taint::NONE, 0);
         for lane in lanes(m) {
             let source = sources[lane] as usize;
@@ -219,7 +219,7 @@ impl Context<'_> {
         let code = self.environment.code();
         let mut taint = Taint::NONE;
         for lane in lanes(missing) {
-            let origin = Origin { cause: Cause::Register(register), pc, lane: lane as u32 };
+            let origin = Origin { cause: Cause::Register(register), pc, lane: lane as u32, warp: w.id };
             let number = poison.number(origin);
             taint.join(&Taint::of(1 << lane, number));
         }
@@ -281,7 +281,11 @@ impl Context<'_> {
                     offset: offset_in_space(w, window, lane),
                     written: state == State::Undefined,
                 };
-                let number = poison.number(Origin { cause, pc: w.pc, lane: lane as u32 });
+                let own = Origin { cause, pc: w.pc, lane: lane as u32, warp: w.id };
+                // What was carried through memory comes from where it was read first.
+                let place = undefined_place(w, window, at + byte);
+                let carried = self.undefined.get(&place).filter(|_| state == State::Undefined);
+                let number = poison.number(carried.copied().unwrap_or(own));
                 let count = if element >= 8 || wide { (element / 4).max(2) } else { 1 };
                 poison.set(row, count, 1 << lane, &Taint::of(1 << lane, number));
             }
@@ -312,11 +316,22 @@ impl Context<'_> {
                     let at = window.offsets[lane] as usize + position * element as usize;
                     // SAFETY: the window's offsets have been checked for all elements.
                     unsafe { window.shadow.set(at, element as usize, State::Undefined) };
+                    let origin = poison.origin(taint.origins[lane]);
+                    for word in (0..element as usize).step_by(4) {
+                        self.undefined.insert(undefined_place(w, window, at + word), origin);
+                    }
                 }
             }
         }
         w.poison = Some(poison);
     }
+}
+
+/// What a word of shared or local memory is called among those that are not defined, by an offset of the
+/// window.
+pub fn undefined_place(w: &Warp, window: &Window, offset: usize) -> u64 {
+    let word = offset as u64 / 4;
+    if window.space == Space::Local { word | u64::from(w.id + 1) << 48 } else { word }
 }
 
 /// The offset of a lane's bytes in their space, for messages.

@@ -1,5 +1,6 @@
 //! Values that are not defined in matrices: of a product, the rows of A and the columns of B that have any.
 
+use super::poison::undefined_place;
 use crate::exec::state::context::Context;
 use crate::exec::state::poison::{Cause, Origin, Poison, Taint};
 use crate::exec::state::warp::Warp;
@@ -123,7 +124,9 @@ impl Context<'_> {
             let offset = super::poison::offset_in_space(w, window, lane);
             let (byte, written) = (byte as u32, state == State::Undefined);
             let cause = Cause::Memory { space: Space::Shared, byte, bytes: 16, offset, written };
-            let number = poison.number(Origin { cause, pc: w.pc, lane: lane as u32 });
+            let own = Origin { cause, pc: w.pc, lane: lane as u32, warp: w.id };
+            let carried = self.undefined.get(&undefined_place(w, window, place + byte as usize));
+            let number = poison.number(carried.copied().filter(|_| written).unwrap_or(own));
             let (matrix, row) = (lane / 8, lane % 8);
             // A row belongs to four lanes; transposed it is a column, of which each row of lanes has one
             // element.
@@ -147,7 +150,7 @@ impl Context<'_> {
         let Some(poison) = &w.poison else { return };
         let lists = &self.environment.code().lists;
         for matrix in 0..usize::from(i.count) {
-            let taint = poison.of(lists[i.d as usize + matrix], 1).mask;
+            let taint = poison.of(lists[i.d as usize + matrix], 1);
             for row in (0..8).filter(|row| window.tracked && window.mask >> (matrix * 8 + row) & 1 != 0)
             {
                 for word in 0..4 {
@@ -156,10 +159,13 @@ impl Context<'_> {
                         true => [8 * word + row / 2, 8 * word + 4 + row / 2],
                         false => [4 * row + word; 2],
                     };
-                    if sources.iter().any(|&lane| taint >> lane & 1 != 0) {
+                    let source = sources.into_iter().find(|&lane| taint.mask >> lane & 1 != 0);
+                    if let Some(lane) = source {
                         let place = window.offsets[matrix * 8 + row] as usize + 4 * word;
                         // SAFETY: the window was checked for 16 bytes at each offset.
                         unsafe { window.shadow.set(place, 4, State::Undefined) };
+                        let origin = poison.origin(taint.origins[lane]);
+                        self.undefined.insert(undefined_place(w, window, place), origin);
                     }
                 }
             }

@@ -5,6 +5,7 @@ use super::bulk::BulkQueue;
 use super::chain::{Chain, Grid};
 use super::families::Families;
 use super::mbarrier::Mbarriers;
+use super::poison::Origin;
 use super::regions::Regions;
 use super::tiles::Tiles;
 use super::warpgroup::Warpgroups;
@@ -125,6 +126,8 @@ pub struct Context<'a> {
     /// Whether some of it waits for the end of the grid before.
     pub awaits_grid: bool,
     pub findings: Vec<Finding>,
+    /// Where values come from that are not defined and were stored in shared or local memory, by word.
+    pub undefined: HashMap<u64, Origin>,
     /// What it has printed.
     pub output: String,
     /// Which kind at which instruction has which place in `findings`.
@@ -170,6 +173,7 @@ impl<'a> Context<'a> {
             lets_next_grid_start: false,
             awaits_grid: false,
             findings: Vec::new(),
+            undefined: HashMap::new(),
             output: String::new(),
             known: HashMap::new(),
             statistics: Statistics { blocks: 1, ..Statistics::default() },
@@ -204,6 +208,7 @@ impl<'a> Context<'a> {
         (self.allows_next_grid, self.lets_next_grid_start, self.awaits_grid) = (false, false, false);
         self.findings.clear();
         self.output.clear();
+        self.undefined.clear();
         self.known.clear();
         self.statistics = Statistics { blocks: 1, ..Statistics::default() };
         self.trace = self.environment.options.trace.then(Box::default);

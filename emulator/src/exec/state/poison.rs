@@ -32,8 +32,10 @@ pub struct Origin {
     pub cause: Cause,
     /// The instruction that made or read it,
     pub pc: u32,
-    /// and in which lane.
+    /// and in which lane,
     pub lane: u32,
+    /// of which warp.
+    pub warp: u32,
 }
 
 /// The number of the origin of all that comes of refused accesses.
@@ -93,8 +95,8 @@ pub struct Poison {
     /// Operand lists, of which [`visit`] wants its own.
     lists: Vec<u32>,
     origins: Vec<Origin>,
-    /// The number of an origin by its instruction, lane and, of a register, that.
-    numbers: HashMap<(u32, u32, u32), u16>,
+    /// The number of an origin by its instruction, warp and lane and, of a register, that.
+    numbers: HashMap<(u32, u32, u32, u32), u16>,
 }
 
 impl Poison {
@@ -104,7 +106,7 @@ impl Poison {
             rows: vec![Taint::NONE; code.rows as usize],
             predicates: vec![Taint::NONE; code.predicates as usize],
             lists: code.lists.clone(),
-            origins: vec![Origin { cause: Cause::Refused, pc: 0, lane: 0 }],
+            origins: vec![Origin { cause: Cause::Refused, pc: 0, lane: 0, warp: 0 }],
             numbers: HashMap::new(),
         }
     }
@@ -116,7 +118,8 @@ impl Poison {
         }
         let next = self.origins.len().min(usize::from(u16::MAX)) as u16;
         let register = if let Cause::Register(register) = origin.cause { register } else { u32::MAX };
-        let number = *self.numbers.entry((origin.pc, origin.lane, register)).or_insert(next);
+        let number =
+            *self.numbers.entry((origin.pc, origin.warp, origin.lane, register)).or_insert(next);
         match self.origins.get_mut(usize::from(number)) {
             Some(known) => *known = origin,
             None => self.origins.push(origin),

@@ -53,6 +53,16 @@ pub struct SanitizeArguments {
     /// A buffer that no parameter points to, for tensor maps and structures; see below.
     #[arg(long = "buffer", value_name = "BUFFER")]
     buffers: Vec<String>,
+    /// What a `.const` or `.global` variable of the text holds before the launch: a number, `pack`, `ref`, or
+    /// the contents of `buf` or `file`.
+    #[arg(long = "symbol", value_name = "NAME=VALUE")]
+    symbols: Vec<String>,
+    /// Say where the first value comes from that is not finite.
+    #[arg(long)]
+    trace_nonfinite: bool,
+    /// Write findings to a file in SARIF, which editors and CI show.
+    #[arg(long, value_name = "FILE")]
+    sarif: Option<PathBuf>,
     /// How warps take turns, and when asynchronous copies land.
     #[arg(long, default_value = "all")]
     schedule: ScheduleChoice,
@@ -133,10 +143,15 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         shared_bytes: arguments.shared,
         regions: arguments.regions.iter().map(|text| region(text)).collect::<Result<_>>()?,
         ..Setup::new(kernel, &arguments.arguments, &arguments.buffers)?
+            .with_symbols(&arguments.symbols)?
     };
+    let inputs = [("--ptx", arguments.ptx.as_path())];
+    let sarif = arguments.sarif.as_deref().map(|path| OutputFile::new("--sarif", path, &inputs));
+    let mut sarif = sarif.transpose()?;
     let mut outputs = outputs(arguments, &setup)?;
     let mut summary =
         Summary::new(&setup, module.target(), !arguments.any_order, arguments.max_findings);
+    summary.traces = arguments.trace_nonfinite;
     let progress = Progress::new("schedules run", schedules.size_hint().1, true);
     for schedule in schedules {
         let options = Options {
@@ -146,7 +161,7 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
             max_findings: usize::MAX, // all are counted, whatever is printed
             step_limit: Some(arguments.step_limit),
             acquire_always: false,
-            trace: false,
+            trace: arguments.trace_nonfinite,
         };
         let mut ran = setup.run(&options)?;
         if Summary::has_global_race(&ran) {
@@ -164,6 +179,9 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         if let Some(file) = output {
             file.write(bytes)?;
         }
+    }
+    if let Some(file) = &mut sarif {
+        file.write(summary.sarif(&arguments.ptx).to_string().as_bytes())?;
     }
     if arguments.json {
         outln!("{}", summary.json())?;

@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn long_names_lose_the_arguments_of_templates() {
         let inner = "b<".repeat(30) + "int" + &">".repeat(30);
-        assert_eq!(shorten(&format!("f<{inner}>")), "f<b<…>>");
+        assert_eq!(shorten(&format!("f<{inner}>")), "f<b<b<…>>>");
         let wide = ["a_rather_long_type"; 9].join(", ");
         assert_eq!(shorten(&format!("g<{wide}>::h")), "g<…>::h");
         assert_eq!(elide("x::operator<<<int>", 0), "x::operator<<<…>");

@@ -1,12 +1,13 @@
 //! What all schedules together showed.
 
 mod elements;
+mod sarif;
 mod write;
 
 use super::buffer::Buffer;
 use super::launch::{Ran, Setup};
 use elements::Elements;
-use ptx_emulator::{Finding, FindingKind, Schedule, Severity, Statistics};
+use ptx_emulator::{Finding, FindingKind, Schedule, Severity, Statistics, Trace};
 
 /// A finding, and under which schedules.
 struct Found {
@@ -41,6 +42,10 @@ pub struct Summary<'k> {
     statistics: Statistics,
     /// What the last schedule printed.
     output: String,
+    /// Whether it is asked where values come from that are not finite.
+    pub traces: bool,
+    /// Where the first value came from that is not finite, if that is asked for.
+    trace: Option<Trace>,
 }
 
 /// `eager`, `latest`, `random (seed 3)`.
@@ -74,6 +79,8 @@ impl<'k> Summary<'k> {
             max_printed,
             statistics: Statistics::default(),
             output: String::new(),
+            traces: false,
+            trace: None,
         }
     }
 
@@ -109,6 +116,10 @@ impl<'k> Summary<'k> {
         }
         self.statistics = ran.report.statistics;
         self.output.clone_from(&ran.report.output);
+        let traced = self.trace.as_ref().is_some_and(|trace| trace.first.is_some());
+        if self.traces && !traced {
+            self.trace = Some(ran.report.trace.clone());
+        }
         self.schedules.push(schedule);
         self.last = Some(ran);
     }

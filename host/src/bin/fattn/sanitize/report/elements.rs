@@ -8,6 +8,8 @@ pub struct Elements {
     pub nan: Vec<usize>,
     pub infinite: Vec<usize>,
     pub unwritten: Vec<usize>,
+    /// Those that are not what is expected.
+    pub wrong: Vec<usize>,
 }
 
 impl Elements {
@@ -21,7 +23,16 @@ impl Elements {
             of_class.map(|(index, _)| index).collect()
         };
         let unwritten = (0..buffer.len()).filter(|&index| !is_written(index)).collect();
-        Elements { nan: all(Class::Nan), infinite: all(Class::Infinite), unwritten }
+        let wrong = buffer.expected.iter().flat_map(|expected| {
+            let pairs = bytes.chunks(size).zip(expected.bytes.chunks(size)).enumerate();
+            let (absolute, relative) = (expected.absolute, expected.relative);
+            let is_wrong = move |(got, wanted): (&[u8], &[u8])| {
+                !buffer.element.is_near(got, wanted, absolute, relative)
+            };
+            pairs.filter(move |&(_, pair)| is_wrong(pair)).map(|(index, _)| index)
+        });
+        let wrong = wrong.collect();
+        Elements { nan: all(Class::Nan), infinite: all(Class::Infinite), unwritten, wrong }
     }
 
     /// Which demands on the buffer do not hold.
@@ -29,6 +40,7 @@ impl Elements {
         let demands = [
             ("finite", buffer.finite && !(self.nan.is_empty() && self.infinite.is_empty())),
             ("written", buffer.written && !self.unwritten.is_empty()),
+            ("as expected", !self.wrong.is_empty()),
         ];
         demands.into_iter().filter(|&(_, broken)| broken).map(|(name, _)| name).collect()
     }
@@ -40,6 +52,9 @@ impl Elements {
             [first, ..] => format!("{} {what} (first: element {first})", places.len()),
         };
         let mut counts = vec![count("never written", &self.unwritten)];
+        if buffer.expected.is_some() {
+            counts.push(count("not as expected", &self.wrong));
+        }
         if buffer.element.is_float() {
             counts.insert(0, count("NaN", &self.nan));
             counts.insert(1, count("infinite", &self.infinite));

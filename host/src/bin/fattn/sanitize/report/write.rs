@@ -95,6 +95,13 @@ impl Summary<'_> {
             }
         }
         let _ = writeln!(text);
+        if let Some(trace) = &self.trace {
+            let first = trace.first.as_ref().or(trace.suspect.as_ref());
+            let _ = match first {
+                Some(origin) => writeln!(text, "first value that is not finite: {origin}\n"),
+                None => writeln!(text, "no value that is not finite comes from finite ones\n"),
+            };
+        }
         for line in self.output.lines() {
             let _ = writeln!(text, "printed: {line}");
         }
@@ -156,6 +163,8 @@ impl Summary<'_> {
                 "first_infinite": elements.infinite.first(),
                 "unwritten": elements.unwritten.len(),
                 "first_unwritten": elements.unwritten.first(),
+                "wrong": elements.wrong.len(),
+                "first_wrong": elements.wrong.first(),
                 "broken": elements.broken(buffer),
             })
         };
@@ -181,6 +190,7 @@ impl Summary<'_> {
             "buffers": self.elements().into_iter().map(elements).collect::<Vec<_>>(),
             "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
             "output": self.output,
+            "trace": self.trace,
             "statistics": self.statistics,
             "errors": errors,
             "warnings": warnings,

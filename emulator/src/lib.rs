@@ -57,10 +57,12 @@
 //! both run together, and their accesses to global memory are checked as if they were of one launch, until
 //! `griddepcontrol.wait`.
 //!
+//! Values that are not defined are followed until something comes of them. Kernels call functions, print and
+//! assert ([`Report::output`]).
+//!
 //! Not modelled: time, the memory model's reorderings, caches, and what `ptxas` does to the text. Not
-//! covered yet: calls, textures, clusters of more than one block, sparse and integer `wgmma`, races of the
-//! threads of a warp in global memory. A kernel that uses an instruction which is not covered refuses to
-//! launch and says so.
+//! covered yet: textures, clusters of more than one block, sparse matrices, `wmma`. A kernel that uses an
+//! instruction which is not covered refuses to launch and says so.
 
 #[cfg(test)]
 mod allocate_tests;
@@ -85,6 +87,7 @@ pub use memory::global::{Memory, MemoryStatistics};
 pub use module::{Kernel, Module, Parameter, Unsupported};
 pub use options::{Checks, Launch, Options, Schedule};
 pub use region::Region;
+pub use report::severity::Severity;
 pub use report::source::SourceLocation;
 pub use report::trace::{Number, Operand, Origin, OriginKind, Trace};
 pub use report::{Finding, FindingKind, Report, Statistics};

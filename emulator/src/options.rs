@@ -102,6 +102,9 @@ pub struct Options {
     pub max_findings: usize,
     /// Warp instructions that one block may execute. More is reported as a finding, not awaited.
     pub step_limit: Option<u64>,
+    /// Count every atomic operation and other strong access as an `acquire` of what it sees. What is a race
+    /// without this and none with it lacks only that.
+    pub acquire_always: bool,
     /// Look for the instructions whose results are the first that are not finite: [`crate::Trace`]. Off,
     /// it costs nothing; on, about as much as the floating-point instructions themselves.
     pub trace: bool,
@@ -116,6 +119,7 @@ impl Default for Options {
             threads: 1,
             max_findings: 64,
             step_limit: Some(1 << 32),
+            acquire_always: false,
             trace: false,
         }
     }

@@ -135,6 +135,86 @@ pub struct TensorMap {
     pub swizzle: TensorMapSwizzle,
 }
 
+/// What `tensormap.replace` replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[allow(missing_docs)]
+pub enum MapField {
+    Address,
+    Rank,
+    BoxDim,
+    Dim,
+    Stride,
+    ElementStride,
+    Element,
+    Interleave,
+    Swizzle,
+    Fill,
+}
+
+impl MapField {
+    /// Every field, in the order of their discriminants.
+    pub const ALL: [MapField; 10] = [
+        MapField::Address,
+        MapField::Rank,
+        MapField::BoxDim,
+        MapField::Dim,
+        MapField::Stride,
+        MapField::ElementStride,
+        MapField::Element,
+        MapField::Interleave,
+        MapField::Swizzle,
+        MapField::Fill,
+    ];
+}
+
+/// Replaces a field of an encoded map. Whether the whole is a map is looked at when a copy uses it.
+pub fn replace(
+    words: &mut [u64; 16],
+    field: MapField,
+    dimension: usize,
+    value: u64,
+) -> Result<(), TensorMapError> {
+    require(words[0] == MAGIC, "map", "bytes of a tensor map", words[0])?;
+    require(words[15] == checksum(words), "map", "bytes of a tensor map that is whole", words[15])?;
+    require(dimension < MAX_RANK, "dimension", "0 to 4", dimension as u64)?;
+    let low = |word: &mut u64, shift: u32, value: u64| *word = *word & !(0xff << shift) | value << shift;
+    match field {
+        MapField::Address => words[2] = value,
+        // One less than there are dimensions, as the instruction has it.
+        MapField::Rank => {
+            require(value < MAX_RANK as u64, "rank", "0 to 4", value)?;
+            low(&mut words[1], 16, value + 1);
+        }
+        MapField::BoxDim => {
+            require((1..=u64::from(MAX_BOX)).contains(&value), "box_dim", "1 to 256", value)?;
+            let (word, shift) = (12 + dimension / 3, dimension % 3 * 16);
+            words[word] = words[word] & !(0xffff << shift) | value << shift;
+        }
+        MapField::Dim => words[3 + dimension] = value,
+        MapField::Stride => {
+            require(dimension < MAX_RANK - 1, "dimension", "0 to 3", dimension as u64)?;
+            words[8 + dimension] = value;
+        }
+        MapField::ElementStride => require(value == 1, "element_stride", "1", value)?,
+        MapField::Element => {
+            use TensorMapElement::{Bf16, F16, F32, F64, I32, I64, U8, U16, U32, U64};
+            let types = [U8, U16, U32, I32, U64, I64, F16, F32, F32, F64, Bf16];
+            let element = types.get(value as usize).filter(|_| value != 8);
+            require(element.is_some(), "elemtype", "0 to 7, 9 or 10", value)?;
+            low(&mut words[1], 0, element.map_or(0, |&element| element as u64));
+        }
+        MapField::Interleave => require(value == 0, "interleave_layout", "0, which is none", value)?,
+        MapField::Swizzle => {
+            require(value < 4, "swizzle_mode", "0 to 3", value)?;
+            low(&mut words[1], 8, value);
+        }
+        MapField::Fill => require(value == 0, "fill_mode", "0, which is zeros", value)?,
+    }
+    words[15] = checksum(words);
+    Ok(())
+}
+
 /// A tensor map that the driver would refuse, or bytes that are none.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("tensor map: {field}: expected {expected}, got {got}")]

@@ -145,7 +145,7 @@ fn uninitialised_shared_and_local_reads() {
         format!(
             "mov.u32 %r1, dynamic; shl.b32 %r2, %tid, 2; add.s32 %r1, %r1, %r2;
              setp.ge.u32 %p1, %tid, {lanes}; @%p1 bra SKIP; st.shared.b32 [%r1], 0; SKIP: bar.sync 0;
-             ld.shared.b32 %r3, [%r1];"
+             ld.shared.b32 %r3, [%r1];\nst.global.b32 [%mine], %r3;"
         )
     };
     let kind = FindingKind::UninitialisedRead { space: Space::Shared };
@@ -153,13 +153,14 @@ fn uninitialised_shared_and_local_reads() {
     // One byte of four.
     let bytes = |last: &str| {
         format!(
-            "mov.b16 %h1, 0; mov.u32 %r1, dynamic; st.shared.b16 [%r1], %h1; st.shared.{last} [%r1+2], %h1;\nld.shared.b32 %r2, [%r1];"
+            "mov.b16 %h1, 0; mov.u32 %r1, dynamic; st.shared.b16 [%r1], %h1; st.shared.{last} [%r1+2], %h1;\nld.shared.b32 %r2, [%r1];\n
+             st.global.b32 [%mine], %r2;"
         )
     };
     expect(&bytes("b8"), &bytes("b16"), 1, kind, "ld.shared", 0);
     let body = |offset: u32| {
         format!(
-            ".local .align 4 .b8 depot[16]; mov.u64 %d1, depot; st.local.b32 [%d1+4], %tid;\nld.local.b32 %r1, [%d1+{offset}];"
+            ".local .align 4 .b8 depot[16]; mov.u64 %d1, depot; st.local.b32 [%d1+4], %tid;\nld.local.b32 %r1, [%d1+{offset}];\nst.global.b32 [%mine], %r1;"
         )
     };
     let kind = FindingKind::UninitialisedRead { space: Space::Local };
@@ -177,7 +178,7 @@ fn uninitialised_global_reads_go_on() {
          ld.param.u64 %d1, [data]; ld.param.u64 %d2, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %d3, %r1, 4;
          add.s64 %d4, %d1, %d3; add.s64 %d5, %d2, %d3;
          ld.global.b32 %r2, [%d4];
-         st.global.b32 [%d5], %r1; ret; }}"
+         st.global.b32 [%d5], %r2; ret; }}"
     );
     let params = [data.to_le_bytes(), out.to_le_bytes()].concat();
     // Both blocks write the same bytes.
@@ -202,7 +203,7 @@ fn shared_memory_is_fresh_in_every_block() {
     memory.write(data, &[0; 4096]).unwrap();
     let body =
         "mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra READ; st.shared.b32 [dynamic], 1;
-        READ:\nld.shared.b32 %r2, [dynamic];";
+        READ:\nld.shared.b32 %r2, [dynamic]; atom.global.add.u32 %r3, [%data], %r2;";
     let report = run_with(&kernel(body), &memory, 3, 1, 64, &data.to_le_bytes(), &latest());
     assert_eq!((report.findings.len(), report.findings[0].block), (1, [1, 0, 0]));
     assert_eq!(report.findings[0].occurrences, 2);
@@ -312,13 +313,14 @@ fn a_trap_stops_its_block_alone() {
 #[test]
 fn findings_are_bounded_and_print_what_matters() {
     let body =
-        "ld.shared.b32 %r1, [dynamic]; ld.shared.b32 %r1, [dynamic+4]; ld.shared.b32 %r1, [dynamic+8];";
+        "ld.shared.b32 %r1, [dynamic]; st.global.b32 [%mine], %r1; ld.shared.b32 %r1, [dynamic+4];
+         st.global.b32 [%mine], %r1; ld.shared.b32 %r1, [dynamic+8]; st.global.b32 [%mine], %r1;";
     let options = Options { max_findings: 2, ..latest() };
     let outcome = run_body(body, 32, &options);
     assert_eq!((outcome.report.findings.len(), outcome.report.statistics.faults), (2, 96));
     let text = outcome.report.findings[0].to_string();
     for part in [
-        "uninitialised shared read",
+        "error: uninitialised shared read",
         "in k, block (0, 0, 0), thread (0, 0, 0)",
         "PTX line",
         "ld.shared.b32",

@@ -413,3 +413,53 @@ fn f16_flushes_if_told() {
     let sum = evaluate("add.ftz.f16 {d}, {a}, {b};", 16, &[(16, vec![0x8200]), (16, vec![0x8000])]);
     assert_eq!(sum, [0x8000]);
 }
+
+/// The value on the required side is the nearest one, or its neighbour: whichever lies there, exactly.
+#[test]
+fn reciprocals_and_roots_round_to_one_side() {
+    let mut random = common::Random(11);
+    let edges =
+        [0.0f32, -0.0, 1.0, -3.0, f32::MAX, f32::MIN_POSITIVE, 1e-40, f32::INFINITY, 4.0, 2.0, -0.5];
+    let bits: Vec<u64> = edges
+        .iter()
+        .map(|value| u64::from(value.to_bits()))
+        .chain((0..2000).map(|_| random.next() >> 32))
+        .collect();
+    for (opcode, is_root) in [("rcp", false), ("sqrt", true)] {
+        for (side, below, above) in [("rz", true, true), ("rm", true, false), ("rp", false, true)] {
+            let got = common::evaluate(
+                &format!("{opcode}.{side}.f32 {{d}}, {{a}};"),
+                32,
+                &[(32, bits.clone())],
+            );
+            for (&bits, &got) in bits.iter().zip(&got) {
+                let (a, got) = (f32::from_bits(bits as u32), f32::from_bits(got as u32));
+                if a == 0.0 || !a.is_finite() || is_root && a < 0.0 {
+                    let want = if is_root { a.sqrt() } else { 1.0 / a };
+                    assert!(
+                        got == want || got.is_nan() && want.is_nan(),
+                        "{opcode}.{side} {a:e}: {got:e}"
+                    );
+                    continue;
+                }
+                // How a value compares with the exact one.
+                let beyond = |value: f32| match is_root {
+                    true => f64::from(value) * f64::from(value) - f64::from(a),
+                    false => (f64::from(value) * f64::from(a) - 1.0) * f64::from(a.signum()),
+                };
+                let towards_zero_from_above = side == "rz" && got < 0.0;
+                let (may_be_below, may_be_above) = match side {
+                    "rz" if towards_zero_from_above => (false, true),
+                    "rz" => (true, false),
+                    _ => (below, above),
+                };
+                assert!(beyond(got) <= 0.0 || may_be_above, "{opcode}.{side} {a:e}: {got:e}");
+                assert!(beyond(got) >= 0.0 || may_be_below, "{opcode}.{side} {a:e}: {got:e}");
+                let next = if beyond(got) < 0.0 { got.next_up() } else { got.next_down() };
+                let passes =
+                    beyond(got) == 0.0 || !next.is_finite() || beyond(next) * beyond(got) <= 0.0;
+                assert!(passes, "{opcode}.{side} {a:e}: {got:e}");
+            }
+        }
+    }
+}

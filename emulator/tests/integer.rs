@@ -443,7 +443,8 @@ fn products_carry() {
 #[test]
 fn a_carry_that_nothing_set_is_found() {
     let options = common::with_schedule(ptx_emulator::Schedule::Eager);
-    let finding = common::only_finding("addc.u32 %r1, %tid, %tid;", 32, &options);
+    let finding =
+        common::only_finding("addc.u32 %r1, %tid, %tid; st.global.b32 [%mine], %r1;", 32, &options);
     assert_eq!(finding.kind, ptx_emulator::FindingKind::UninitialisedRegister);
 }
 

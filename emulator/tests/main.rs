@@ -9,6 +9,8 @@ mod async_copy;
 mod atomic;
 #[path = "bulk.rs"]
 mod bulk;
+#[path = "calls.rs"]
+mod calls;
 #[path = "control.rs"]
 mod control;
 #[path = "convert.rs"]
@@ -19,6 +21,8 @@ mod dependent;
 mod faults;
 #[path = "float.rs"]
 mod float;
+#[path = "forms.rs"]
+mod forms;
 #[path = "hopper.rs"]
 mod hopper;
 #[path = "hopper_faults.rs"]
@@ -27,6 +31,8 @@ mod hopper_faults;
 mod integer;
 #[path = "matrix.rs"]
 mod matrix;
+#[path = "matrix_types.rs"]
+mod matrix_types;
 #[path = "mbarrier.rs"]
 mod mbarrier;
 #[path = "memory.rs"]
@@ -37,6 +43,8 @@ mod parse;
 mod proxies;
 #[path = "races.rs"]
 mod races;
+#[path = "rare.rs"]
+mod rare;
 #[path = "regions.rs"]
 mod regions;
 #[path = "registers.rs"]
@@ -49,6 +57,8 @@ mod select;
 mod strong;
 #[path = "stuck.rs"]
 mod stuck;
+#[path = "taint.rs"]
+mod taint;
 #[path = "targets.rs"]
 mod targets;
 #[path = "tensor_map.rs"]

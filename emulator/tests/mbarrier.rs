@@ -123,17 +123,17 @@ fn a_bulk_copy_needs_a_fence_behind_the_initialisation() {
     for issuer in [0, 40] {
         let racy = body(issuer, nothing, "");
         for twin in [body(issuer, init, ""), body(issuer, proxy, ""), body(issuer, nothing, proxy)] {
-            expect(&racy, &twin, FindingKind::MissingProxyFence, "cp.async.bulk");
+            expect(&racy, &twin, FindingKind::MissingMbarrierFence, "cp.async.bulk");
         }
     }
     // The fence of another warp, and one that others may not have seen yet, show nothing.
     let good = body(40, init, "");
-    expect(&body(40, nothing, init), &good, FindingKind::MissingProxyFence, "cp.async.bulk");
+    expect(&body(40, nothing, init), &good, FindingKind::MissingMbarrierFence, "cp.async.bulk");
     let late = format!("bar.sync 0; @%first {init} ");
     expect(
         &body(40, nothing, "").replace("bar.sync 0; ", &late),
         &good,
-        FindingKind::MissingProxyFence,
+        FindingKind::MissingMbarrierFence,
         "cp.async.bulk",
     );
 }

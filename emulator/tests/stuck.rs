@@ -108,7 +108,9 @@ fn blocks_that_ask_for_what_no_block_writes_are_a_deadlock() {
 
 #[test]
 fn findings_of_many_blocks_are_one_from_the_first() {
-    let ptx = kernel("mov.u32 %r1, dynamic;\nld.shared.b32 %r2, [%r1];");
+    let ptx = kernel(
+        "mov.u32 %r1, dynamic;\nld.shared.b32 %r2, [%r1]; setp.eq.u32 %p1, %r2, 1; @%p1 bra END; END:",
+    );
     for (report, _) in run(&ptx, 200, 32) {
         let [finding] = &report.findings[..] else { panic!("{:?}", report.findings) };
         assert_eq!((finding.block, finding.occurrences), ([0; 3], 200 * 32));

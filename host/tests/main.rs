@@ -54,6 +54,9 @@ mod sanitize;
 #[cfg(feature = "cli")]
 #[path = "sanitize_options.rs"]
 mod sanitize_options;
+#[cfg(feature = "cli")]
+#[path = "sanitize_values.rs"]
+mod sanitize_values;
 #[path = "score_errors.rs"]
 mod score_errors;
 #[cfg(feature = "cli")]

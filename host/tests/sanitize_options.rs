@@ -60,10 +60,12 @@ fn findings_beyond_those_printed_are_counted() {
         text.lines().filter(|line| line.contains(". ") && line.as_bytes()[0].is_ascii_digit()).count()
     };
     let all = run(&[]);
-    assert!(all.ends_with("\n4 findings\n") && numbered(&all) == 4, "{all}");
-    for (most, end) in
-        [("1", "\n4 findings, 1 shown\n"), ("3", "\n4 findings, 3 shown\n"), ("4", "\n4 findings\n")]
-    {
+    assert!(all.ends_with("\n4 errors\n") && numbered(&all) == 4, "{all}");
+    for (most, end) in [
+        ("1", "\n4 errors; 3 of them not shown\n"),
+        ("3", "\n4 errors; 1 of them not shown\n"),
+        ("4", "\n4 errors\n"),
+    ] {
         let text = run(&["--max-findings", most]);
         assert!(text.ends_with(end) && numbered(&text).to_string() == most, "{text}");
     }
@@ -71,8 +73,8 @@ fn findings_beyond_those_printed_are_counted() {
     assert_eq!((&report["count"], &report["shown"]), (&4.into(), &1.into()));
     assert_eq!(report["findings"].as_array().unwrap().len(), 1);
     // What is wrong with a buffer is printed in any case.
-    let text = answer(&broken("buf:f32:24x4:uninit,written", &["--max-findings", "1"]), 1);
-    assert!(text.ends_with(" -- not written\n5 findings, 2 shown\n"), "{text}");
+    let text = answer(&broken("buf:f32:24x4:uninit,finite", &["--max-findings", "1"]), 1);
+    assert!(text.ends_with(" -- not finite\n5 errors; 3 of them not shown\n"), "{text}");
     assert_eq!(
         answer(&broken(plain, &["--max-findings", "0"]), 2),
         "fattn: --max-findings: expected at least 1, got `0`\n"
@@ -105,7 +107,10 @@ fn a_block_may_take_a_step() {
 fn no_schedule_follows_one_that_does_not_end() {
     let ptx = File::kernel("endless", "sm_80", "AGAIN: bra AGAIN;");
     let text = answer(&["--ptx", ptx.text(), "--block", "1", "--step-limit", "1000"], 1);
-    assert!(text.contains("1 schedule: eager\n") && text.contains("1. step limit reached"), "{text}");
+    assert!(
+        text.contains("1 schedule: eager\n") && text.contains("1. error: step limit reached"),
+        "{text}"
+    );
     assert!(text.contains("under 1 of 1 schedules"), "{text}");
 }
 
@@ -114,7 +119,7 @@ fn no_schedule_follows_one_that_does_not_end() {
 fn an_endless_kernel_ends_by_itself() {
     let ptx = File::kernel("endless-default", "sm_80", "AGAIN: bra AGAIN;");
     let text = answer(&["--ptx", ptx.text(), "--block", "1"], 1);
-    assert!(text.contains("1. step limit reached: 134217728 warp instructions\n"), "{text}");
+    assert!(text.contains("1. error: step limit reached: 134217728 warp instructions\n"), "{text}");
     assert!(text.contains("1 schedule: eager\n"), "{text}");
 }
 

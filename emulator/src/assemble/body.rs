@@ -5,7 +5,7 @@ use crate::decode::builder::{Builder, Place};
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::allocate;
 use crate::isa::control_flow::{self, Graph};
-use crate::isa::{Code, Fill, Op, Touches, Watch, WgmmaOp};
+use crate::isa::{Code, Fill, Op, Touches, Watch, WgmmaOp, expected_loads};
 use crate::module::KernelData;
 use crate::module::locations::Locations;
 use crate::module::quote::quote;
@@ -23,7 +23,26 @@ pub fn read<'a>(
     kernel: &mut KernelData,
     locations: &mut Locations,
 ) -> Result<(), ParseError> {
-    cursor.expect(b'{', "a kernel body")?;
+    statements(cursor, builder, locations)?;
+    while let Some((number, body)) = builder.next_function() {
+        let behind = cursor.place();
+        cursor.go_back(body);
+        builder.begin_function(number);
+        statements(cursor, builder, locations)?;
+        cursor.go_back(behind);
+    }
+    builder.finish(kernel);
+    analyse(builder, kernel);
+    Ok(())
+}
+
+/// Reads the statements of a body from its `{` to its `}`.
+fn statements<'a>(
+    cursor: &mut Cursor<'a>,
+    builder: &mut Builder<'a, '_>,
+    locations: &mut Locations,
+) -> Result<(), ParseError> {
+    cursor.expect(b'{', "a body")?;
     let mut location = 0;
     loop {
         let token = cursor.peek();
@@ -44,10 +63,15 @@ pub fn read<'a>(
         cursor.next();
     }
     cursor.next();
-    builder.finish(kernel)?;
+    builder.end_body()
+}
+
+/// Finds out what is known of a kernel before it runs.
+fn analyse(builder: &Builder<'_, '_>, kernel: &mut KernelData) {
     kernel.code.meets_in_parts = meets_in_parts(&kernel.code);
     let graph = Graph::new(&kernel.code);
     control_flow::reconverge(&mut kernel.code, &graph);
+    kernel.code.expected_loads = expected_loads(&kernel.code);
     let mut watch = Watch::new(&mut kernel.code, &graph);
     for register in &mut watch.registers {
         let name = builder.scopes.name_of(register.is_predicate, register.index);
@@ -63,7 +87,6 @@ pub fn read<'a>(
     if is(|op| op == Op::Wgmma(WgmmaOp::Multiply)) {
         code.touches = Touches::new(code);
     }
-    Ok(())
 }
 
 /// Whether a `bar.warp.sync` has another member mask than all lanes.
@@ -91,10 +114,8 @@ fn word<'a>(
         ".reg" => registers(cursor, builder)?,
         ".local" | ".shared" => variable(cursor, builder, name == ".shared")?,
         ".param" => {
-            let first = cursor.behind();
             let one = variable::read(cursor)?;
-            let text = quote(cursor.source(), first.start, cursor.behind().end);
-            builder.declare_argument(one.name, text, first.line);
+            builder.declare_argument(one.name, one.bytes(), one.align);
             cursor.expect(b';', ";")?;
         }
         ".pragma" => cursor.skip_statement(),
@@ -114,7 +135,7 @@ fn label<'a>(
     cursor.next();
     cursor.next();
     if matches!(cursor.text(cursor.peek()), ".callprototype" | ".calltargets") {
-        // Of calls, which are unsupported.
+        // Of indirect calls, which find out by themselves.
         cursor.skip_statement();
     }
     if cursor.text(cursor.peek()) == ".branchtargets" {
@@ -158,7 +179,7 @@ fn variable<'a>(
     let symbol = if shared {
         Symbol::Shared(builder.place_shared(one.bytes(), one.align))
     } else {
-        Symbol::Local(builder.place_local(one.bytes(), one.align))
+        builder.place_local(one.bytes(), one.align)
     };
     builder.scopes.declare_symbol(one.name, symbol);
     cursor.expect(b';', ";")

@@ -3,15 +3,19 @@
 use super::body;
 use crate::decode::builder::Builder;
 use crate::error::{ParseError, ParseErrorKind};
+use crate::isa::{FUNCTION_BASE, FUNCTION_BYTES};
 use crate::module::locations::Locations;
 use crate::module::{Kernel, KernelData, Module, ModuleData, Parameter, Variable};
 use crate::parse::cursor::Cursor;
-use crate::parse::globals::{Globals, SharedVariable};
+use crate::parse::globals::{Formal, Function, Globals, SharedVariable};
 use crate::parse::lex::Kind;
 use crate::parse::scope::Symbol;
 use crate::parse::variable::{self, Declaration, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// A function's name, results and parameters.
+type Signature<'a> = (&'a str, Vec<Formal<'a>>, Vec<Formal<'a>>);
 
 struct ModuleParser<'a> {
     cursor: Cursor<'a>,
@@ -22,6 +26,8 @@ struct ModuleParser<'a> {
     /// Initial values that are addresses: variable, offset, name, addend.
     addresses: Vec<(usize, u32, &'a str, i64)>,
     kernels: Vec<KernelData>,
+    /// Names of entries, and where their texts start: they are read when all functions are known.
+    entries: Vec<(&'a str, usize)>,
 }
 
 impl Module {
@@ -41,7 +47,13 @@ impl Module {
 
 /// Parses a module. `compact`: registers that are never alive together share rows.
 pub fn parse(source: &str, compact: bool) -> Result<Module, ParseError> {
-    let globals = Globals { shared: HashMap::new(), variables: HashMap::new(), compact };
+    let globals = Globals {
+        shared: HashMap::new(),
+        variables: HashMap::new(),
+        functions: Vec::new(),
+        function_numbers: HashMap::new(),
+        compact,
+    };
     let mut parser = ModuleParser {
         cursor: Cursor::new(source),
         globals,
@@ -50,10 +62,12 @@ pub fn parse(source: &str, compact: bool) -> Result<Module, ParseError> {
         variables: Vec::new(),
         addresses: Vec::new(),
         kernels: Vec::new(),
+        entries: Vec::new(),
     };
     while parser.cursor.peek().kind != Kind::End {
         parser.directive()?;
     }
+    parser.entries();
     parser.finish(source)
 }
 
@@ -134,12 +148,45 @@ impl<'a> ModuleParser<'a> {
             }
         }
         self.globals.variables.insert(one.name, index as u32);
-        self.variables.push(Variable { bytes, read_only, addresses: Vec::new() });
+        let name = one.name.to_string();
+        self.variables.push(Variable { name, bytes, read_only, addresses: Vec::new() });
         Ok(())
     }
 
-    /// Device functions are not called by the kernels that the emulator runs; calls are unsupported.
+    /// `.func {(results)} name {(parameters)} {attributes}` and its body, which is read where it is called,
+    /// or a `;`. One whose results or parameters are no memory cannot be called.
     fn function(&mut self) -> Result<(), ParseError> {
+        let start = self.cursor.place();
+        let signature = self.signature();
+        let (name, results, parameters) = match signature {
+            Ok(signature) => signature,
+            Err(_) => {
+                self.cursor.go_back(start);
+                return self.skip_function();
+            }
+        };
+        while !matches!(self.cursor.peek().kind, Kind::Mark(b'{' | b';') | Kind::End) {
+            self.cursor.next();
+        }
+        let body = self.cursor.is_mark(b'{').then(|| self.cursor.place());
+        self.skip_function()?;
+        let new = Function { name, results, parameters, body };
+        let functions = &mut self.globals.functions;
+        match self.globals.function_numbers.get(name) {
+            Some(&number) if functions[number as usize].body.is_none() => {
+                functions[number as usize] = new
+            }
+            Some(_) => {}
+            None => {
+                self.globals.function_numbers.insert(name, functions.len() as u32);
+                functions.push(new);
+            }
+        }
+        Ok(())
+    }
+
+    /// Skips to behind a function's body, or its `;`.
+    fn skip_function(&mut self) -> Result<(), ParseError> {
         loop {
             match self.cursor.peek().kind {
                 Kind::Mark(b'(') => self.cursor.skip_group(b'(', b')')?,
@@ -156,20 +203,51 @@ impl<'a> ModuleParser<'a> {
         }
     }
 
+    fn signature(&mut self) -> Result<Signature<'a>, ParseError> {
+        let results = self.formals()?;
+        let name = self.cursor.word("a function name")?;
+        Ok((name, results, self.formals()?))
+    }
+
+    /// `(.param .b32 a, .param .b64 b)`, if it is here.
+    fn formals(&mut self) -> Result<Vec<Formal<'a>>, ParseError> {
+        let mut formals = Vec::new();
+        if !self.cursor.accept(b'(') {
+            return Ok(formals);
+        }
+        while !self.cursor.accept(b')') {
+            if !formals.is_empty() {
+                self.cursor.expect(b',', ", or )")?;
+            }
+            if self.cursor.word("a parameter")? != ".param" {
+                return Err(self.cursor.expected(".param"));
+            }
+            let one = variable::read(&mut self.cursor)?;
+            formals.push(Formal { name: one.name, bytes: one.bytes(), align: one.align });
+        }
+        Ok(formals)
+    }
+
     fn entry(&mut self) -> Result<(), ParseError> {
         let name = self.cursor.word("a kernel name")?;
-        let mut kernel = KernelData { name: name.to_string(), ..KernelData::default() };
         let start = self.cursor.place();
-        if let Err(error) = self.entry_text(&mut kernel) {
-            // What is wrong with one kernel is no other's affair, as long as its end can be found.
+        self.entries.push((name, start));
+        if let Err(error) = self.cursor.skip_body() {
+            // What is wrong with it, if it has no end.
             self.cursor.go_back(start);
-            if self.cursor.skip_body().is_err() {
-                return Err(error);
-            }
-            kernel.error = Some(error);
+            return Err(self.entry_text(&mut KernelData::default()).err().unwrap_or(error));
         }
-        self.kernels.push(kernel);
         Ok(())
+    }
+
+    /// Reads the kernels. What is wrong with one is no other's affair.
+    fn entries(&mut self) {
+        for (name, start) in std::mem::take(&mut self.entries) {
+            let mut kernel = KernelData { name: name.to_string(), ..KernelData::default() };
+            self.cursor.go_back(start);
+            kernel.error = self.entry_text(&mut kernel).err();
+            self.kernels.push(kernel);
+        }
     }
 
     fn entry_text(&mut self, kernel: &mut KernelData) -> Result<(), ParseError> {
@@ -255,6 +333,12 @@ impl<'a> ModuleParser<'a> {
             return Err(error);
         }
         for (variable, offset, name, addend) in self.addresses {
+            if let Some(&number) = self.globals.function_numbers.get(name) {
+                let address = FUNCTION_BASE + u64::from(number) * FUNCTION_BYTES;
+                let place = &mut self.variables[variable].bytes[offset as usize..][..8];
+                place.copy_from_slice(&address.wrapping_add(addend as u64).to_le_bytes());
+                continue;
+            }
             let Some(&target) = self.globals.variables.get(name) else {
                 let kind = ParseErrorKind::UnknownName(name.to_string());
                 return Err(ParseError { line: 0, text: name.to_string(), kind });

@@ -25,6 +25,7 @@ fn atomic_type(name: &str) -> Result<AtomicType> {
         "bf16x2" => AtomicType::Bf16x2,
         "f32" => AtomicType::F32,
         "f64" => AtomicType::F64,
+        "b128" => AtomicType::B128,
         _ => return Err(UNSUPPORTED),
     })
 }
@@ -45,24 +46,34 @@ fn operation(name: &str) -> Option<AtomicOp> {
     })
 }
 
-/// Which operations PTX has for a type.
-fn exists(op: AtomicOp, ty: AtomicType) -> bool {
-    use AtomicType::{B16, B32, B64, S32, S64, U32, U64};
+/// Which operations PTX has for a type, alone or in a vector.
+fn exists(op: AtomicOp, ty: AtomicType, vector: usize) -> bool {
+    use AtomicType::{B16, B32, B64, B128, Bf16, Bf16x2, F16, F16x2, F32, S32, S64, U32, U64};
+    if vector > 1 {
+        let elements = match ty {
+            F32 => 4,
+            F16x2 | Bf16x2 => 4,
+            F16 | Bf16 => 8,
+            _ => return false,
+        };
+        let is_there = op == AtomicOp::Add || ty != F32 && matches!(op, AtomicOp::Min | AtomicOp::Max);
+        return is_there && vector <= elements;
+    }
     match op {
-        AtomicOp::Add => !matches!(ty, B16 | B32 | B64),
-        AtomicOp::Exchange => matches!(ty, B32 | B64),
-        AtomicOp::CompareExchange => matches!(ty, B16 | B32 | B64),
+        AtomicOp::Add => !matches!(ty, B16 | B32 | B64 | B128),
+        AtomicOp::Exchange => matches!(ty, B32 | B64 | B128),
+        AtomicOp::CompareExchange => matches!(ty, B16 | B32 | B64 | B128),
         AtomicOp::Min | AtomicOp::Max => matches!(ty, U32 | S32 | U64 | S64),
         AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => matches!(ty, B32 | B64),
         AtomicOp::Increment | AtomicOp::Decrement => ty == U32,
     }
 }
 
-/// Decodes `atom` and `red`.
+/// Decodes `atom` and `red`. Modifiers stand in more than one order.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let (mut place, mut op, mut vector) = (Space::Generic, None, 1);
+    let (mut place, mut op, mut vector, mut typed) = (Space::Generic, None, 1, None);
     let mut order = FLAG_STRONG;
-    for modifier in s.middle() {
+    for modifier in s.modifiers() {
         match *modifier {
             "acquire" => order |= FLAG_ACQUIRE,
             "release" => order |= FLAG_RELEASE,
@@ -71,45 +82,52 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             "relaxed" | "gpu" | "sys" | "noftz" | CACHE_POLICY => {}
             "v2" => vector = 2,
             "v4" => vector = 4,
+            "v8" => vector = 8,
             name => match (space(name), operation(name)) {
                 (Some(space @ (Space::Global | Space::Shared)), _) => place = space,
                 (_, Some(operation)) => op = Some(operation),
+                _ if typed.is_none() => typed = Some((atomic_type(name)?, type_bits(name)?)),
                 _ => return Err(UNSUPPORTED),
             },
         }
     }
-    let op = op.ok_or(UNSUPPORTED)?;
-    let ty = atomic_type(s.last())?;
-    if !exists(op, ty) {
+    let (Some(op), Some((ty, bits))) = (op, typed) else { return Err(UNSUPPORTED) };
+    if !exists(op, ty, vector) || vector > 1 && place == Space::Shared {
         return Err(UNSUPPORTED);
     }
-    let bits = type_bits(s.last())?;
     let returns = s.name() == "atom";
     let (first, sources) = (usize::from(returns), 1 + usize::from(op == AtomicOp::CompareExchange));
     if operands_before_policy(s, b)? != first + 1 + sources {
         return Err(ParseErrorKind::Operand("wrong number of operands"));
     }
-    let d = if returns { b.destination(s, 0, bits)? } else { ROW_SINK };
     let (address, offset, wide) = b.address(s, first)?;
     let number = ATOMIC_SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32;
     let flags = order | if wide { FLAG_WIDE_ADDRESS } else { 0 };
     if vector > 1 {
-        // `red.global.add.v4.f32`: the operand is a list of rows, the second one says how many.
-        let is_there = (op, ty, place) == (AtomicOp::Add, AtomicType::F32, Space::Global);
-        if returns || !is_there {
-            return Err(UNSUPPORTED);
+        // A list of rows with the operands, and behind them the results; the third one says how many.
+        let mut rows = Vec::with_capacity(2 * vector);
+        for (operand, is_result) in [(first + 1, false), (0, true)] {
+            if is_result && !returns {
+                continue;
+            }
+            let elements = b.elements(s, operand)?;
+            if elements.len() != vector {
+                return Err(ParseErrorKind::Operand("a vector of the wrong length"));
+            }
+            for element in elements {
+                rows.push(match is_result {
+                    true => b.destination_scalar(element, bits)?,
+                    false => b.source_scalar(element, bits)?,
+                });
+            }
         }
-        let elements = b.elements(s, first + 1)?;
-        if elements.len() != vector {
-            return Err(ParseErrorKind::Operand("a vector of the wrong length"));
-        }
-        let rows = elements.into_iter().map(|element| b.source_scalar(element, bits));
-        let rows = rows.collect::<Result<Vec<u32>>>()?;
         let list = b.list(&rows);
-        let instruction = with_rows(Op::Atomic(op), d, &[address, list, vector as u32, number]);
+        let count = vector as u32 | u32::from(returns) << 16;
+        let instruction = with_rows(Op::Atomic(op), ROW_SINK, &[address, list, count, number]);
         let flags = flags | FLAG_OPTIONAL;
         return Ok(Instruction { flags, count: ty as u8, immediate: offset, ..instruction });
     }
+    let d = if returns { b.destination(s, 0, bits)? } else { ROW_SINK };
     let operand = b.source(s, first + 1, bits)?;
     let second = if sources == 2 { b.source(s, first + 2, bits)? } else { operand };
     let instruction = with_rows(Op::Atomic(op), d, &[address, operand, second, number]);

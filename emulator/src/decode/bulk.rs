@@ -2,7 +2,10 @@
 
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
-use crate::isa::{BulkOp, FLAG_OPTIONAL, FLAG_WIDE_ADDRESS, Instruction, Op, ReduceOp, bulk_list};
+use crate::isa::{
+    BulkOp, FLAG_OPTIONAL, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction, Op, ReduceOp, bulk_list,
+    map_field,
+};
 use crate::parse::operand::{Operand, Scalar};
 
 /// What the modifiers of a copy say.
@@ -34,6 +37,57 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     match (modifiers.to_shared, reduces) {
         (true, false) => load(s, b, &modifiers),
         (false, _) if modifiers.grouped => store(s, b, &modifiers, reduces),
+        _ => Err(UNSUPPORTED),
+    }
+}
+
+/// `tensormap.replace.tile.field.space.b1024.type [a]{, dimension}, value;` and `tensormap.cp_fenceproxy`.
+pub fn tensor_map<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    match s.modifiers() {
+        ["replace", "tile", field, space, "b1024", ty] => {
+            let (field, has_dimension) = map_field(field).ok_or(UNSUPPORTED)?;
+            let space = match *space {
+                "global" => 0,
+                "shared::cta" => FLAG_SHARED,
+                _ => return Err(UNSUPPORTED),
+            };
+            let bits = match *ty {
+                "b32" => 32,
+                "b64" => 64,
+                _ => return Err(UNSUPPORTED),
+            };
+            let operands = 2 + usize::from(has_dimension);
+            s.expect_operands(operands, operands)?;
+            let dimension = if has_dimension { b.immediate(s, 1)?.max(0) } else { 0 };
+            let value = b.source(s, operands - 1, bits)?;
+            let (address, immediate, wide) = b.address(s, 0)?;
+            let flags = space | if wide { FLAG_WIDE_ADDRESS } else { 0 };
+            let rows = with_rows(Op::ReplaceInMap, 0, &[address, value, dimension as u32, field]);
+            Ok(Instruction { flags, immediate, count: (bits / 32) as u8, ..rows })
+        }
+        [
+            "cp_fenceproxy",
+            "global",
+            "shared::cta",
+            "tensormap::generic",
+            "release",
+            _,
+            "sync",
+            "aligned",
+        ] => {
+            s.expect_operands(3, 3)?;
+            if b.immediate(s, 2)? != 128 {
+                return Err(ParseErrorKind::Operand("a tensor map has 128 bytes"));
+            }
+            let (global, immediate, wide) = b.address(s, 0)?;
+            if !wide {
+                return Err(ParseErrorKind::Operand("operand of the wrong width"));
+            }
+            let (shared, offset, shared_wide) = b.address(s, 1)?;
+            let flags = if shared_wide { FLAG_WIDE_ADDRESS } else { 0 };
+            let rows = with_rows(Op::CopyMap, 0, &[global, shared, 0, offset as u32]);
+            Ok(Instruction { flags, immediate, ..rows })
+        }
         _ => Err(UNSUPPORTED),
     }
 }

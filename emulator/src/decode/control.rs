@@ -14,6 +14,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     match (s.name(), s.modifiers()) {
         ("bra", [] | ["uni"]) => branch(s, b),
         ("brx", ["idx"] | ["idx", "uni"]) => branch_indexed(s, b),
+        ("ret", [] | ["uni"]) if b.is_function() => Ok(Instruction::new(Op::Return)),
         ("ret", [] | ["uni"]) | ("exit", []) => Ok(Instruction::new(Op::Exit)),
         ("trap", []) => Ok(Instruction::new(Op::Trap)),
         ("bar", ["warp", "sync"]) => {
@@ -25,6 +26,9 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         ("bar" | "barrier", modifiers) => barrier(s, b, modifiers),
         ("membar", [scope @ ("cta" | "gl" | "sys")]) => fence(&[scope]),
         ("fence", ["mbarrier_init", "release", "cluster"]) => Ok(Instruction::new(Op::MbarrierFence)),
+        // Of one address under several names, and of a tensor map that is changed: the order of the accesses.
+        ("fence", ["proxy", "alias"]) => fence(&["acq_rel"]),
+        ("fence", ["proxy", "tensormap::generic", rest @ ..]) => fence(rest),
         ("fence", modifiers) if modifiers.first() != Some(&"proxy") => fence(modifiers),
         ("fence", ["proxy", "async", space @ ..]) => {
             let flags = match space {

@@ -70,7 +70,11 @@ fn flags(s: &Statement<'_>, op: FloatOp) -> Result<u8> {
     for modifier in s.middle() {
         flags |= match *modifier {
             "rn" if exact || divides => 0,
-            "rz" | "rm" | "rp" if exact && ty == "f32" => 0,
+            "rz" | "rm" | "rp"
+                if ty == "f32" && (exact || matches!(op, FloatOp::Rcp | FloatOp::Sqrt)) =>
+            {
+                0
+            }
             // Within the error that the approximate forms are allowed.
             "approx" if !exact => 0,
             "full" if op == FloatOp::Div => 0,

@@ -2,7 +2,9 @@
 
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
-use crate::isa::{FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Instruction, MatrixOp, Op};
+use crate::isa::{
+    FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Fragments, Instruction, MatrixOp, MatrixShape, MatrixType, Op,
+};
 
 /// Decodes the family.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
@@ -21,6 +23,18 @@ pub fn rows<'a>(
     length: usize,
     destination: bool,
 ) -> Result<u32> {
+    rows_of(s, b, index, length, 32, destination)
+}
+
+/// The same of registers of so many bits.
+fn rows_of<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    index: usize,
+    length: usize,
+    bits: u32,
+    destination: bool,
+) -> Result<u32> {
     let elements = b.elements(s, index)?;
     if elements.len() != length {
         return Err(ParseErrorKind::Operand("a vector of the wrong length"));
@@ -28,63 +42,80 @@ pub fn rows<'a>(
     let mut rows = Vec::with_capacity(length);
     for element in elements {
         rows.push(match destination {
-            true => b.destination_scalar(element, 32)?,
-            false => b.source_scalar(element, 32)?,
+            true => b.destination_scalar(element, bits)?,
+            false => b.source_scalar(element, bits)?,
         });
     }
     Ok(b.list(&rows))
 }
 
-/// `mma.sync.aligned.shape.row.col.f32.a.b.f32 d, a, b, c;`
-fn multiply<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    if s.last() == "s32" {
-        return multiply_bytes(s, b);
-    }
-    let ["sync", "aligned", shape, "row", "col", "f32", a, bt, "f32"] = s.modifiers() else {
-        return Err(UNSUPPORTED);
-    };
-    // Rows of A and B per lane.
-    let (op, a_rows, b_rows) = match (*shape, *a, *bt) {
-        ("m16n8k16", "bf16", "bf16") => (MatrixOp::M16N8K16Bf16, 4, 2),
-        ("m16n8k16", "f16", "f16") => (MatrixOp::M16N8K16F16, 4, 2),
-        ("m16n8k8", "bf16", "bf16") => (MatrixOp::M16N8K8Bf16, 2, 1),
-        ("m16n8k8", "f16", "f16") => (MatrixOp::M16N8K8F16, 2, 1),
-        ("m16n8k8", "tf32", "tf32") => (MatrixOp::M16N8K8Tf32, 4, 2),
-        ("m16n8k4", "tf32", "tf32") => (MatrixOp::M16N8K4Tf32, 2, 1),
-        _ => return Err(UNSUPPORTED),
-    };
-    s.expect_operands(4, 4)?;
-    let d = rows(s, b, 0, 4, true)?;
-    let lists = [rows(s, b, 1, a_rows, false)?, rows(s, b, 2, b_rows, false)?, rows(s, b, 3, 4, false)?];
-    Ok(with_rows(Op::Matrix(op), d, &lists))
-}
-
-/// `mma.sync.aligned.shape.row.col{.satfinite}.s32.a.b.s32 d, a, b, c;`
-fn multiply_bytes<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let ["sync", "aligned", shape, "row", "col", rest @ ..] = s.modifiers() else {
-        return Err(UNSUPPORTED);
-    };
-    let (is_clamped, rest) = match rest {
+/// What `mma.sync.aligned.shape.row.col{.satfinite}.d.a.b.c{.op.popc}` multiplies.
+fn shape(words: &[&str]) -> Option<MatrixShape> {
+    let ["sync", "aligned", shape, "row", "col", rest @ ..] = words else { return None };
+    let (clamps, rest) = match rest {
         ["satfinite", rest @ ..] => (true, rest),
         rest => (false, rest),
     };
-    let ["s32", left, right, "s32"] = rest else { return Err(UNSUPPORTED) };
-    let (op, a_rows, b_rows, d_rows) = match *shape {
-        "m16n8k32" => (MatrixOp::M16N8K32Bytes, 4, 2, 4),
-        "m16n8k16" => (MatrixOp::M16N8K16Bytes, 2, 1, 4),
-        "m8n8k16" => (MatrixOp::M8N8K16Bytes, 1, 1, 2),
-        _ => return Err(UNSUPPORTED),
+    let (types, xors, combines) = match rest {
+        [d, a, b, c] => ([*d, *a, *b, *c], false, false),
+        [d, a, b, c, op @ ("xor" | "and"), "popc"] => ([*d, *a, *b, *c], *op == "xor", true),
+        _ => return None,
     };
-    let is_signed = |ty: &str| match ty {
-        "s8" => Ok(1),
-        "u8" => Ok(0),
-        _ => Err(UNSUPPORTED),
+    let [d, a, b, c] = types.map(MatrixType::of_name);
+    let (d, a, b) = (d?, a?, b?);
+    let (rows, k) = match shape.split_once("n8k")? {
+        ("m8", k) => (8, k.parse().ok()?),
+        ("m16", k) => (16, k.parse().ok()?),
+        _ => return None,
     };
-    let immediate = is_signed(left)? | is_signed(right)? << 1 | i32::from(is_clamped) << 2;
+    use MatrixType::{B1, Bf16, E4m3, E5m2, F16, F32, F64, S4, S8, S32, Tf32, U4, U8};
+    let is_there = match (a, b, d) {
+        (Bf16, Bf16, F32) | (F16, F16, F32 | F16) => rows == 16 && matches!(k, 8 | 16),
+        (Tf32, Tf32, F32) => rows == 16 && matches!(k, 4 | 8),
+        (F64, F64, F64) => matches!((rows, k), (8, 4) | (16, 4 | 8 | 16)),
+        (S8 | U8, S8 | U8, S32) => matches!((rows, k), (8, 16) | (16, 16 | 32)),
+        (S4 | U4, S4 | U4, S32) => matches!((rows, k), (8, 32) | (16, 32 | 64)),
+        (B1, B1, S32) => matches!((rows, k), (8, 128) | (16, 128 | 256)),
+        (E4m3 | E5m2, E4m3 | E5m2, F32 | F16) => rows == 16 && matches!(k, 16 | 32),
+        _ => false,
+    };
+    let clamps_well = !clamps || matches!(a, S8 | U8 | S4 | U4);
+    let is_there = is_there && Some(d) == c && combines == (a == B1) && clamps_well;
+    is_there.then_some(MatrixShape { rows, k, a, b, d, clamps, xors })
+}
+
+/// `mma.sync.aligned…  d, a, b, c;`
+fn multiply<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let shape = shape(s.modifiers()).ok_or(UNSUPPORTED)?;
+    let MatrixShape { rows: m, k, a: ty, b: bt, d: result, clamps, .. } = shape;
+    let mut immediate = 0;
+    let op = match (m, k, ty, result) {
+        (16, 16, MatrixType::Bf16, MatrixType::F32) => MatrixOp::M16N8K16Bf16,
+        (16, 16, MatrixType::F16, MatrixType::F32) => MatrixOp::M16N8K16F16,
+        (16, 8, MatrixType::Bf16, MatrixType::F32) => MatrixOp::M16N8K8Bf16,
+        (16, 8, MatrixType::F16, MatrixType::F32) => MatrixOp::M16N8K8F16,
+        (16, 8, MatrixType::Tf32, _) => MatrixOp::M16N8K8Tf32,
+        (16, 4, MatrixType::Tf32, _) => MatrixOp::M16N8K4Tf32,
+        (_, _, MatrixType::S8 | MatrixType::U8, _) => {
+            let is_signed = |ty: MatrixType| i32::from(ty == MatrixType::S8);
+            immediate = is_signed(ty) | is_signed(bt) << 1 | i32::from(clamps) << 2;
+            match (m, k) {
+                (16, 32) => MatrixOp::M16N8K32Bytes,
+                (16, _) => MatrixOp::M16N8K16Bytes,
+                _ => MatrixOp::M8N8K16Bytes,
+            }
+        }
+        _ => {
+            immediate = shape.encode();
+            MatrixOp::Multiply
+        }
+    };
     s.expect_operands(4, 4)?;
-    let d = rows(s, b, 0, d_rows, true)?;
-    let (x, y) = (rows(s, b, 1, a_rows, false)?, rows(s, b, 2, b_rows, false)?);
-    let lists = [x, y, rows(s, b, 3, d_rows, false)?];
+    let Fragments { a: of_a, b: of_b, d: of_d, value_rows, .. } = shape.fragments();
+    let bits = 32 * value_rows;
+    let d = rows_of(s, b, 0, of_d, bits, true)?;
+    let (x, y) = (rows_of(s, b, 1, of_a, bits, false)?, rows_of(s, b, 2, of_b, bits, false)?);
+    let lists = [x, y, rows_of(s, b, 3, of_d, bits, false)?];
     Ok(Instruction { immediate, ..with_rows(Op::Matrix(op), d, &lists) })
 }
 

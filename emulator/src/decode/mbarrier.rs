@@ -2,9 +2,12 @@
 
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::isa::{
-    FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, FLAG_WIDE_ADDRESS, Instruction, MbarrierOp, Op, ROW_SINK,
+    FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, IntegerOp,
+    MbarrierOp, Op, ROW_SINK,
 };
 use crate::parse::operand::{Operand, Scalar};
+use crate::parse::scope::Class;
+use crate::space::Space;
 
 /// Decodes the family.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
@@ -24,8 +27,11 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         ["inval", "b64"] => operation(s, b, MbarrierOp::Invalidate, 0, None)?,
         ["expect_tx", "b64"] => operation(s, b, MbarrierOp::Expect, 0, Some(32))?,
         ["complete_tx", "b64"] => operation(s, b, MbarrierOp::Complete, 0, Some(32))?,
-        ["arrive", "b64"] => arrival(s, b, MbarrierOp::Arrive)?,
-        ["arrive_drop", "b64"] => arrival(s, b, MbarrierOp::ArriveDrop)?,
+        ["arrive", "b64"] | ["arrive", "noComplete", "b64"] => arrival(s, b, MbarrierOp::Arrive)?,
+        ["arrive_drop", "b64"] | ["arrive_drop", "noComplete", "b64"] => {
+            arrival(s, b, MbarrierOp::ArriveDrop)?
+        }
+        ["pending_count", "b64"] => return pending_count(s, b),
         ["arrive", "expect_tx", "b64"] => arrival(s, b, MbarrierOp::ArriveExpect)?,
         ["test_wait", "b64"] => poll(s, b, MbarrierOp::TestState)?,
         ["try_wait", "b64"] => poll(s, b, MbarrierOp::TryState)?,
@@ -35,6 +41,80 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     };
     instruction.flags |= flags;
     Ok(instruction)
+}
+
+/// `mbarrier.pending_count.b64 d, state;`: 20 bits of the token.
+fn pending_count<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    s.expect_operands(2, 2)?;
+    let d = b.destination(s, 0, 32)?;
+    let token = b.source(s, 1, 64)?;
+    let upper = b.register(Class::Bits64)?.index;
+    let shift = b.constant(32, false)?;
+    b.emit(with_rows(Op::Integer64(IntegerOp::ShiftRightUnsigned), upper, &[token, shift]));
+    let word = b.register(Class::Bits32)?.index;
+    b.emit(with_rows(Op::ConvertU64ToU32, word, &[upper]));
+    let mask = b.constant(0xf_ffff, false)?;
+    Ok(with_rows(Op::Integer32(IntegerOp::And), d, &[word, mask]))
+}
+
+/// `cp.async.mbarrier.arrive{.noinc}{.shared}.b64 [address];`
+pub fn arrive_copies<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    words: &[&str],
+) -> Result<Instruction> {
+    let (noinc, words) = match words {
+        ["noinc", rest @ ..] => (true, rest),
+        rest => (false, rest),
+    };
+    let generic = match words {
+        ["b64"] => FLAG_GENERIC,
+        ["shared" | "shared::cta", "b64"] => 0,
+        _ => return Err(UNSUPPORTED),
+    };
+    let mut instruction = operation(s, b, MbarrierOp::ArriveCopies, 0, None)?;
+    if noinc {
+        instruction.flags |= FLAG_OPTIONAL;
+        instruction.b = b.constant(1, false)?;
+    }
+    instruction.flags |= generic;
+    Ok(instruction)
+}
+
+/// `st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.vector}.type [a], value, [barrier];` It
+/// stores at once, and then counts the bytes as arrived.
+pub fn store<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let words: Vec<&str> = s.modifiers().iter().copied().filter(|&word| word != "weak").collect();
+    let (length, ty) = match words[..] {
+        ["async", "shared::cluster", "mbarrier::complete_tx::bytes", ty] => (1, ty),
+        ["async", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", ty] => (2, ty),
+        ["async", "shared::cluster", "mbarrier::complete_tx::bytes", "v4", ty] => (4, ty),
+        _ => return Err(UNSUPPORTED),
+    };
+    let bits = match ty {
+        "b32" | "u32" | "s32" | "f32" => 32,
+        "b64" | "u64" | "s64" | "f64" => 64,
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(3, 3)?;
+    let elements = b.elements(s, 1)?;
+    if elements.len() != length {
+        return Err(crate::error::ParseErrorKind::Operand("a vector of the wrong length"));
+    }
+    let rows = elements
+        .into_iter()
+        .map(|element| b.source_scalar(element, bits))
+        .collect::<Result<Vec<_>>>()?;
+    let list = b.list(&rows);
+    let (address, offset, wide) = b.address(s, 0)?;
+    let flags = FLAG_STRONG | if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    let instruction = with_rows(Op::Store(Space::Shared), list, &[address, bits / 8]);
+    b.emit_guarded(Instruction { flags, count: length as u8, immediate: offset, ..instruction });
+    let (barrier, offset, wide) = b.address(s, 2)?;
+    let bytes = b.constant(u64::from(bits) / 8 * length as u64, false)?;
+    let instruction = with_rows(Op::Mbarrier(MbarrierOp::CompleteStore), ROW_SINK, &[barrier, bytes]);
+    let flags = FLAG_OPTIONAL | if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    Ok(Instruction { flags, immediate: offset, ..instruction })
 }
 
 /// `[address]` at operand `first`, and perhaps a value of so many bits behind it.

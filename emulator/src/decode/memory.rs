@@ -4,9 +4,11 @@ use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    AsyncCopyOp, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_OPTIONAL, FLAG_READ_ONLY, FLAG_RELEASE, FLAG_SATURATE,
-    FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op,
+    AsyncCopyOp, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_READ_ONLY,
+    FLAG_RELEASE, FLAG_SATURATE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op,
 };
+use crate::parse::operand::{Operand, Scalar};
+use crate::parse::scope::Class;
 use crate::space::Space;
 
 /// The state space of a modifier.
@@ -106,8 +108,7 @@ pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     let load = s.name() != "st";
     let (values, address) = if load { (0, 1) } else { (1, 0) };
     if b.is_argument(s, address) {
-        // Its kernel calls something, and does not launch.
-        return Ok(Instruction::new(Op::Nop));
+        place = Space::Local;
     }
     let elements = b.elements(s, values)?;
     if elements.len() != vector as usize {
@@ -183,6 +184,7 @@ pub fn async_copy<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Inst
             let op = Op::AsyncCopy(AsyncCopyOp::WaitGroup);
             Ok(Instruction { immediate: groups, ..Instruction::new(op) })
         }
+        ["async", "mbarrier", "arrive", rest @ ..] => super::mbarrier::arrive_copies(s, b, rest),
         ["async", "ca" | "cg", "shared" | "shared::cta", "global", hints @ ..]
             if hints.iter().all(|hint| is_cache_hint(hint)) =>
         {
@@ -206,7 +208,22 @@ fn copy<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let mut instruction = with_rows(Op::AsyncCopy(AsyncCopyOp::Copy), 0, &[shared, global]);
     instruction.flags |= if shared_wide { FLAG_WIDE_ADDRESS } else { 0 };
     if operands == 4 {
-        instruction.c = b.source(s, 3, 32)?;
+        instruction.c = match b.predicate_source(s, 3) {
+            // Whether to ignore the source: none of its bytes are read.
+            Ok((p, negated))
+                if matches!(
+                    s.operands[3],
+                    Operand::Scalar(Scalar::Register(_)) | Operand::Negated(_)
+                ) =>
+            {
+                let row = b.register(Class::Bits32)?.index;
+                let sources = [b.constant(0, false)?, b.constant(bytes as u64, false)?, p];
+                let flags = if negated { FLAG_NEGATE_SOURCE } else { 0 };
+                b.emit(Instruction { flags, ..with_rows(Op::Select32, row, &sources) });
+                row
+            }
+            _ => b.source(s, 3, 32)?,
+        };
         instruction.flags |= FLAG_OPTIONAL;
     }
     instruction.immediate = shared_offset;

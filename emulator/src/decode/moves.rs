@@ -136,10 +136,10 @@ fn is_space<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructio
     let (first, _) = b.destination_pair(s, 0)?;
     let d = b.predicate_destination(first)?;
     let a = b.source(s, 1, 64)?;
-    let number = (space.window() >> crate::space::WINDOW_SHIFT) as i32;
     if space == Space::Const {
-        return Err(UNSUPPORTED);
+        return Ok(with_rows(Op::IsConstant, d, &[a]));
     }
+    let number = (space.window() >> crate::space::WINDOW_SHIFT) as i32;
     Ok(Instruction { immediate: number, ..with_rows(Op::Move(MoveOp::IsSpace), d, &[a]) })
 }
 
@@ -156,10 +156,59 @@ pub fn map_address<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Ins
     Ok(Instruction { count: (bits / 32) as u8, ..with_rows(Op::MapAddress, d, &sources) })
 }
 
+/// `getctarank{.shared::cluster}.type d, a;`: a cluster has one block here.
+pub fn block_rank<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let bits = match s.modifiers() {
+        ["shared::cluster", "u32"] => 32,
+        ["shared::cluster", "u64"] | ["u64"] => 64,
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(2, 2)?;
+    b.source(s, 1, bits)?;
+    let d = b.destination(s, 0, 32)?;
+    Ok(with_rows(Op::Move(MoveOp::Bits32), d, &[b.constant(0, false)?]))
+}
+
+/// `alloca.type d, size{, alignment};`, `stacksave.type d;` and `stackrestore.type a;`
+pub fn stack<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let bits = match s.modifiers() {
+        ["u32"] => 32,
+        ["u64"] => 64,
+        _ => return Err(UNSUPPORTED),
+    };
+    let mut instruction = match s.name() {
+        "alloca" => {
+            s.expect_operands(2, 3)?;
+            let align = if s.operands.len() == 3 { b.immediate(s, 2)? } else { 8 };
+            if !(1..=1 << 16).contains(&align) || align.count_ones() != 1 {
+                return Err(ParseErrorKind::Operand("an alignment is a power of two up to 65536"));
+            }
+            let d = b.destination(s, 0, bits)?;
+            let sources = [b.source(s, 1, bits)?];
+            Instruction { immediate: align, ..with_rows(Op::StackAllocate, d, &sources) }
+        }
+        "stacksave" => {
+            s.expect_operands(1, 1)?;
+            with_rows(Op::StackSave, b.destination(s, 0, bits)?, &[])
+        }
+        _ => {
+            s.expect_operands(1, 1)?;
+            with_rows(Op::StackRestore, 0, &[b.source(s, 0, bits)?])
+        }
+    };
+    b.need_stack();
+    instruction.count = (bits / 32) as u8;
+    Ok(instruction)
+}
+
 /// `createpolicy`: caches are not modelled, and neither are policies.
 pub fn cache_policy<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let ["fractional", .., "b64"] = s.modifiers() else { return Err(UNSUPPORTED) };
-    s.expect_operands(1, 2)?;
+    match s.modifiers() {
+        ["fractional", .., "b64"] => s.expect_operands(1, 2)?,
+        ["range", .., "b64"] => s.expect_operands(4, 4)?,
+        ["cvt", "L2", "b64"] => s.expect_operands(2, 2)?,
+        _ => return Err(UNSUPPORTED),
+    }
     let d = b.destination(s, 0, 64)?;
     let nothing = b.constant(0, true)?;
     Ok(with_rows(Op::Move(MoveOp::Bits64), d, &[nothing]))

@@ -54,6 +54,14 @@ fn special(name: &str) -> Option<Special> {
         ("%dynamic_smem_size", 3) => Special::DynamicSharedBytes,
         ("%total_smem_size" | "%aggr_smem_size", 3) => Special::TotalSharedBytes,
         ("%smid" | "%gridid" | "%cluster_ctarank", 3) => Special::Zero,
+        // Where the system has its part of shared memory: below all variables.
+        ("%reserved_smem_offset_begin" | "%reserved_smem_offset_0" | "%reserved_smem_offset_1", 3) => {
+            Special::Zero
+        }
+        ("%reserved_smem_offset_end" | "%reserved_smem_offset_cap", 3) => Special::SystemSharedBytes,
+        // A workspace of the grid, which cooperative launches have.
+        ("%envreg1", 3) => Special::Workspace { high: true },
+        ("%envreg2", 3) => Special::Workspace { high: false },
         // Nobody has set or started these.
         (name, 3) if is_numbered(name, "%envreg", 32) || is_numbered(name, "%pm", 8) => Special::Zero,
         // The clocks, which count instructions, do not get that far.
@@ -147,6 +155,7 @@ impl<'a> Builder<'a, '_> {
                 Ok((r.index, true))
             }
             Some(&Operand::Scalar(Scalar::Integer(0))) => Ok((PREDICATE_FALSE, false)),
+            Some(&Operand::Scalar(Scalar::Name("%is_explicit_cluster"))) => Ok((PREDICATE_FALSE, false)),
             Some(&Operand::Scalar(Scalar::Integer(_))) => Ok((PREDICATE_TRUE, false)),
             _ => Err(KIND),
         }
@@ -211,7 +220,7 @@ impl<'a> Builder<'a, '_> {
     pub fn is_argument(&mut self, s: &Statement<'a>, index: usize) -> bool {
         match s.operands.get(index) {
             Some(&Operand::Address(Scalar::Name(name), _)) => {
-                self.symbol(name) == Some(Symbol::Argument)
+                matches!(self.symbol(name), Some(Symbol::Argument(_) | Symbol::FrameArgument(_)))
             }
             _ => false,
         }

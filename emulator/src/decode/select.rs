@@ -7,7 +7,8 @@ use crate::isa::{
     CompareType, FLAG_FTZ, FLAG_NEGATE_SOURCE, Instruction, Op, PREDICATE_SINK, PredicateOp, Relation,
 };
 
-fn compare_type(name: &str) -> Result<CompareType> {
+/// The type of a comparison.
+pub fn compare_type(name: &str) -> Result<CompareType> {
     Ok(match name {
         "u16" | "b16" => CompareType::U16,
         "s16" => CompareType::S16,
@@ -23,7 +24,13 @@ fn compare_type(name: &str) -> Result<CompareType> {
     })
 }
 
-fn relation(name: &str, float: bool) -> Result<Relation> {
+/// Whether it is a floating-point number's.
+pub fn is_float_type(ty: CompareType) -> bool {
+    matches!(ty, CompareType::F16 | CompareType::Bf16 | CompareType::F32 | CompareType::F64)
+}
+
+/// The relation of a name.
+pub fn relation(name: &str, float: bool) -> Result<Relation> {
     Ok(match (name, float) {
         ("eq", _) => Relation::Eq,
         ("ne", _) => Relation::Ne,
@@ -46,7 +53,7 @@ fn relation(name: &str, float: bool) -> Result<Relation> {
 /// `setp.relation{.and|.or|.xor}{.ftz}.type p{|q}, a, b{, {!}c};`
 pub fn compare<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let ty = compare_type(s.last())?;
-    let float = matches!(ty, CompareType::F16 | CompareType::Bf16 | CompareType::F32 | CompareType::F64);
+    let float = is_float_type(ty);
     let [first, rest @ ..] = s.middle() else { return Err(UNSUPPORTED) };
     let relation = relation(first, float)?;
     let (mut flags, mut combination) = (0, 0);

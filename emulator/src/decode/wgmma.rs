@@ -3,7 +3,7 @@
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, Op, WGMMA_K, WgmmaOp, WgmmaShape, WgmmaType,
+    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, MatrixType, Op, WGMMA_K, WgmmaOp, WgmmaShape,
 };
 use crate::parse::operand::Operand;
 
@@ -17,7 +17,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             let immediate = b.immediate(s, 0)?.max(0);
             Ok(Instruction { immediate, ..Instruction::new(Op::Wgmma(WgmmaOp::Wait)) })
         }
-        ["mma_async", "sync", "aligned", shape, "f32", a, bt] if a == bt => multiply(s, b, shape, a),
+        ["mma_async", "sync", "aligned", shape, rest @ ..] => multiply(s, b, shape, rest),
         _ => Err(UNSUPPORTED),
     }
 }
@@ -27,12 +27,39 @@ fn group(s: &Statement<'_>, op: WgmmaOp) -> Result<Instruction> {
     Ok(Instruction::new(Op::Wgmma(op)))
 }
 
-fn columns(shape: &str) -> Result<u32> {
-    let n = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16"));
-    match n.and_then(|n| n.parse().ok()) {
-        Some(n @ 8..=256) if n % 8 == 0 => Ok(n),
+/// Columns of B, and of A.
+fn sizes(shape: &str) -> Result<(u32, usize)> {
+    let (n, k) = shape.strip_prefix("m64n").and_then(|rest| rest.split_once('k')).ok_or(UNSUPPORTED)?;
+    match (n.parse(), k.parse()) {
+        (Ok(n @ 8..=256), Ok(k)) if n % 8 == 0 => Ok((n, k)),
         _ => Err(UNSUPPORTED),
     }
+}
+
+/// Types of D, A and B, and whether sums are clamped.
+fn types(words: &[&str]) -> Option<([MatrixType; 3], bool)> {
+    use MatrixType::{B1, Bf16, E4m3, E5m2, F16, F32, S8, S32, Tf32, U8};
+    let (clamps, words) = match words {
+        ["satfinite", rest @ ..] => (true, rest),
+        rest => (false, rest),
+    };
+    let ([d, a, b], pops) = match words {
+        [d, a, b] => ([d, a, b], false),
+        [d, a, b, "and", "popc"] => ([d, a, b], true),
+        _ => return None,
+    };
+    let [d, a, b] = [MatrixType::of_name(d)?, MatrixType::of_name(a)?, MatrixType::of_name(b)?];
+    let is_there = matches!(
+        (d, a, b),
+        (F32, Bf16, Bf16)
+            | (F32 | F16, F16, F16)
+            | (F32, Tf32, Tf32)
+            | (F32 | F16, E4m3 | E5m2, E4m3 | E5m2)
+            | (S32, S8 | U8, S8 | U8)
+            | (S32, B1, B1)
+    );
+    let is_there = is_there && pops == (a == B1) && (!clamps || matches!(a, S8 | U8));
+    is_there.then_some(([d, a, b], clamps))
 }
 
 /// 1 or -1; whether it is -1.
@@ -52,24 +79,37 @@ fn transposes<'a>(s: &Statement<'a>, b: &Builder<'a, '_>, index: usize) -> Resul
     }
 }
 
-/// `d, a, b, scale-d, scale-a, scale-b{, transpose-a}, transpose-b;` A from registers is never
-/// transposed.
+/// `d, a, b, scale-d{, scale-a, scale-b{{, transpose-a}, transpose-b}};` Integers have no scales, and only
+/// 16-bit types can be transposed: B, and A in shared memory.
 fn multiply<'a>(
     s: &Statement<'a>,
     b: &mut Builder<'a, '_>,
     shape: &str,
-    ty: &str,
+    words: &[&str],
 ) -> Result<Instruction> {
-    let columns = columns(shape)?;
-    let ty = match ty {
-        "bf16" => WgmmaType::Bf16,
-        "f16" => WgmmaType::F16,
-        _ => return Err(UNSUPPORTED),
-    };
+    let (columns, k) = sizes(shape)?;
+    let ([d, a, bt], clamps) = types(words).ok_or(UNSUPPORTED)?;
     let in_registers = matches!(s.operands.get(1), Some(Operand::Vector(_)));
-    let count = if in_registers { 7 } else { 8 };
+    let (is_integer, turns) = (d == MatrixType::S32, a.bits() == 16);
+    let transposes_a = turns && !in_registers;
+    let count = 4 + if is_integer { 0 } else { 2 } + usize::from(turns) + usize::from(transposes_a);
     s.expect_operands(count, count)?;
-    let accumulators = super::matrix::rows(s, b, 0, columns as usize / 2, true)?;
+    let mut shape = WgmmaShape {
+        columns,
+        a,
+        b: bt,
+        d,
+        clamps,
+        negate: !is_integer && negates(s, b, 4)? != negates(s, b, 5)?,
+        transpose_a: false,
+        transpose_b: false,
+    };
+    if shape.k() != k {
+        return Err(UNSUPPORTED);
+    }
+    shape.transpose_a = transposes_a && transposes(s, b, 6)?;
+    shape.transpose_b = turns && transposes(s, b, count - 1)?;
+    let accumulators = super::matrix::rows(s, b, 0, shape.accumulators(), true)?;
     let left = if in_registers {
         super::matrix::rows(s, b, 1, WGMMA_K / 4, false)?
     } else {
@@ -77,13 +117,6 @@ fn multiply<'a>(
     };
     let right = b.source(s, 2, 64)?;
     let (scale, negated) = b.predicate_source(s, 3)?;
-    let shape = WgmmaShape {
-        columns,
-        ty,
-        negate: negates(s, b, 4)? != negates(s, b, 5)?,
-        transpose_a: !in_registers && transposes(s, b, 6)?,
-        transpose_b: transposes(s, b, count - 1)?,
-    };
     let instruction =
         with_rows(Op::Wgmma(WgmmaOp::Multiply), accumulators, &[left, right, scale, shape.encode()]);
     let flags =

@@ -97,6 +97,9 @@ pub fn compact(code: &mut Code, graph: &Graph) {
     for (row, _) in &mut code.fills {
         *row = rename[*row as usize];
     }
+    for register in code.watch.registers.iter_mut().filter(|register| !register.is_predicate) {
+        register.index = rename[register.index as usize];
+    }
     debug_assert!(unit_of.len() == rename.len());
     let Code { instructions, lists, .. } = code;
     for instruction in instructions {

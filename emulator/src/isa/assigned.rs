@@ -42,8 +42,10 @@ pub struct Watch {
 /// A watched register.
 #[derive(Clone, Debug)]
 pub struct Register {
-    /// Its first row in the text, or its number among the predicates.
+    /// Its first row, or its number among the predicates. By the names of the text until rows are renamed.
     pub index: u32,
+    /// Rows that it takes; 0 of a predicate.
+    pub rows: u32,
     /// Whether it is a predicate.
     pub is_predicate: bool,
     /// Its name.
@@ -166,7 +168,7 @@ impl Watch {
             place[register] = watch.registers.len() as u32;
             let is_predicate = register >= code.rows as usize;
             let index = if is_predicate { register as u32 - code.rows } else { register as u32 };
-            watch.registers.push(Register { index, is_predicate, name: String::new() });
+            watch.registers.push(Register { index, rows: 0, is_predicate, name: String::new() });
         }
         for index in 0..code.instructions.len() {
             watch.starts.push(watch.touches.len() as u32);
@@ -178,7 +180,20 @@ impl Watch {
             watch.touches.extend(touched);
         }
         watch.starts.push(watch.touches.len() as u32);
+        watch.measure(code, &place);
         watch
+    }
+
+    /// Finds how many rows each register takes, by its place among the watched ones.
+    fn measure(&mut self, code: &mut Code, place: &[u32]) {
+        let Code { instructions, lists, .. } = code;
+        for instruction in instructions {
+            visit(instruction, lists, &mut |&mut row, count, _| {
+                if let Some(register) = self.registers.get_mut(place[row as usize] as usize) {
+                    register.rows = register.rows.max(count);
+                }
+            });
+        }
     }
 
     /// Whether there is nothing to watch.

@@ -17,7 +17,7 @@ pub struct Graph {
 }
 
 fn ends_block(instruction: &Instruction) -> bool {
-    matches!(instruction.op, Op::Branch | Op::BranchIndexed | Op::Exit)
+    matches!(instruction.op, Op::Branch | Op::BranchIndexed | Op::Exit | Op::Return)
 }
 
 fn targets<'c>(code: &'c Code, instruction: &Instruction) -> &'c [u32] {
@@ -84,7 +84,7 @@ impl Graph {
             Op::BranchIndexed => {
                 targets(code, last).iter().map(|&target| self.block_of[target as usize]).collect()
             }
-            Op::Exit => vec![self.exit()],
+            Op::Exit | Op::Return => vec![self.exit()],
             _ => vec![block + 1],
         };
         // A guarded one may fall through. The last instruction of all is an unguarded exit.

@@ -1,5 +1,7 @@
 //! Operations of compute capability 9.0: memory barriers, bulk copies, multiplications by a warpgroup.
 
+use super::MatrixType;
+
 /// Memory barriers: address `a` + `immediate`, value in row `b` when the optional operand is present;
 /// a token goes to row `d`, the answer of a poll to predicate `d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +20,11 @@ pub enum MbarrierOp {
     Expect,
     /// Counts `b` bytes as arrived.
     Complete,
+    /// The same of bytes that the thread has just stored: who waits for the phase sees them.
+    CompleteStore,
+    /// Arrives when all `cp.async` of the thread have completed, which is now; with the optional operand,
+    /// which has no meaning, by one of the arrivals that the phase awaits, else by one of its own.
+    ArriveCopies,
     /// Whether the phase of token `b` is complete.
     TestState,
     /// As `TestState`, and may wait for it.
@@ -114,28 +121,26 @@ pub enum WgmmaOp {
     Commit,
     /// Waits until at most `immediate` groups are incomplete.
     Wait,
-    /// One m64nNk16 multiplication.
+    /// One m64nNk16 multiplication, or k of as many bytes.
     Multiply,
 }
 
-/// Columns of A and rows of B that one instruction multiplies.
+/// Columns of A and rows of B that one instruction multiplies, of 16 bits.
 pub const WGMMA_K: usize = 16;
-
-/// Types of A and B.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum WgmmaType {
-    Bf16,
-    F16,
-}
 
 /// What a multiplication's modifiers and immediates say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WgmmaShape {
     /// Columns of B and D.
     pub columns: u32,
-    /// Type of A and B.
-    pub ty: WgmmaType,
+    /// Type of A,
+    pub a: MatrixType,
+    /// of B,
+    pub b: MatrixType,
+    /// and of D.
+    pub d: MatrixType,
+    /// Sums of integers are clamped.
+    pub clamps: bool,
     /// Subtract the product.
     pub negate: bool,
     /// A is stored column after column.
@@ -145,24 +150,65 @@ pub struct WgmmaShape {
 }
 
 impl WgmmaShape {
+    /// Columns of A that one instruction multiplies: as many as are 32 bytes.
+    pub fn k(self) -> usize {
+        WGMMA_K * 16 / self.a.bits()
+    }
+
+    /// Whether A and B are of one 16-bit type, and sums f32.
+    pub fn is_usual(self) -> bool {
+        self.d == MatrixType::F32 && matches!(self.a, MatrixType::Bf16 | MatrixType::F16)
+    }
+
+    /// Registers of D.
+    pub fn accumulators(self) -> usize {
+        self.columns as usize / if self.d == MatrixType::F16 { 4 } else { 2 }
+    }
+
     /// As the operand of an instruction.
     pub fn encode(self) -> u32 {
         self.columns
-            | u32::from(self.ty == WgmmaType::F16) << 16
-            | u32::from(self.negate) << 17
-            | u32::from(self.transpose_a) << 18
-            | u32::from(self.transpose_b) << 19
+            | (self.a as u32) << 9
+            | (self.b as u32) << 13
+            | (self.d as u32) << 17
+            | u32::from(self.negate) << 21
+            | u32::from(self.transpose_a) << 22
+            | u32::from(self.transpose_b) << 23
+            | u32::from(self.clamps) << 24
     }
 
     /// From the operand of an instruction.
+    #[inline(always)]
     pub fn decode(bits: u32) -> Self {
         let bit = |position: u32| bits >> position & 1 != 0;
+        let ty = |position: u32| MatrixType::ALL[(bits >> position & 15) as usize];
         WgmmaShape {
-            columns: bits & 0xffff,
-            ty: if bit(16) { WgmmaType::F16 } else { WgmmaType::Bf16 },
-            negate: bit(17),
-            transpose_a: bit(18),
-            transpose_b: bit(19),
+            columns: bits & 0x1ff,
+            a: ty(9),
+            b: ty(13),
+            d: ty(17),
+            negate: bit(21),
+            transpose_a: bit(22),
+            transpose_b: bit(23),
+            clamps: bit(24),
         }
     }
+}
+
+/// The number of a field that `tensormap.replace` replaces, in the order of `tensor_map::MapField`, and
+/// whether it has a value for each dimension.
+pub fn map_field(name: &str) -> Option<(u32, bool)> {
+    Some(match name {
+        "global_address" => (0, false),
+        "rank" => (1, false),
+        "box_dim" => (2, true),
+        "global_dim" => (3, true),
+        "global_stride" => (4, true),
+        "element_stride" => (5, true),
+        "elemtype" => (6, false),
+        "interleave_layout" => (7, false),
+        "swizzle_mode" => (8, false),
+        "fill_mode" => (9, false),
+        _ => return None,
+    })
 }

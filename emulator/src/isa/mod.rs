@@ -3,19 +3,30 @@
 pub mod allocate;
 mod arithmetic;
 mod assigned;
+mod calls;
 pub mod control_flow;
 mod hopper;
+mod matrix;
 pub mod op;
 pub mod operands;
+mod rare;
+mod swaps;
 mod touches;
 pub mod types;
 
 pub use arithmetic::{CarryOp, FloatOp, IntegerOp};
 pub use assigned::{Touch, Watch};
-pub use hopper::{BulkOp, MbarrierOp, ReduceOp, WGMMA_K, WgmmaOp, WgmmaShape, WgmmaType, bulk_list};
-pub use op::{
-    AsyncCopyOp, AtomicOp, BarrierOp, MatrixOp, MoveOp, Op, PredicateOp, ReduxOp, ShuffleOp, VoteOp,
+pub use calls::{
+    FUNCTION_BASE, FUNCTION_BYTES, FunctionCode, Place as FramePlace, RegisterRow, STACK_BYTES,
 };
+pub use hopper::{BulkOp, MbarrierOp, ReduceOp, WGMMA_K, WgmmaOp, WgmmaShape, bulk_list, map_field};
+pub use matrix::{Fragments, MatrixShape, MatrixType};
+pub use op::{
+    AsyncCopyOp, AtomicOp, BarrierOp, Builtin, MatrixOp, MoveOp, Op, PredicateOp, ReduxOp, ShuffleOp,
+    VoteOp,
+};
+pub use rare::{RareOp, VideoKind, VideoOp, VideoRest};
+pub use swaps::expected_loads;
 pub use touches::Touches;
 pub use types::{ATOMIC_SPACES, AtomicType, CompareType, ConvertType, Relation, Rounding};
 
@@ -143,6 +154,15 @@ pub enum Fill {
         /// Whether the row is 64 bits wide.
         wide: bool,
     },
+    /// The address of a function's variable, in its part of local memory.
+    Frame {
+        /// The function's number.
+        function: u32,
+        /// Offset in its part.
+        offset: u32,
+        /// Whether the row is 64 bits wide.
+        wide: bool,
+    },
     /// A special register.
     Special(Special),
 }
@@ -152,7 +172,9 @@ impl Fill {
     pub fn rows(self) -> u32 {
         match self {
             Fill::Constant64(_) => 2,
-            Fill::Variable { wide, .. } | Fill::DynamicShared { wide } => 1 + u32::from(wide),
+            Fill::Variable { wide, .. } | Fill::DynamicShared { wide } | Fill::Frame { wide, .. } => {
+                1 + u32::from(wide)
+            }
             Fill::Constant32(_) | Fill::Special(_) => 1,
         }
     }
@@ -189,6 +211,13 @@ pub enum Special {
     DynamicSharedBytes,
     /// `%total_smem_size`.
     TotalSharedBytes,
+    /// Bytes of shared memory below the variables of the kernel.
+    SystemSharedBytes,
+    /// Half of the address of the grid's workspace.
+    Workspace {
+        /// The upper half.
+        high: bool,
+    },
     /// A register that is always zero here: `%smid`, `%gridid`, `%cluster_ctarank` and the like.
     Zero,
     /// A register that is always one here: `%nsmid`, `%cluster_nctarank` and the like.
@@ -220,6 +249,12 @@ pub struct Code {
     pub touches: Touches,
     /// Registers that may be read before they are written.
     pub watch: Watch,
+    /// Whether `alloca` makes room in local memory.
+    pub has_stack: bool,
+    /// Functions that it calls.
+    pub functions: Vec<FunctionCode>,
+    /// Plain loads of what a compare-and-swap of the same word expects.
+    pub expected_loads: Vec<u32>,
     /// Rows to fill before the kernel starts.
     pub fills: Vec<(u32, Fill)>,
 }

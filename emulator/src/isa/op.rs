@@ -1,6 +1,6 @@
 //! Operations, by family.
 
-use super::{BulkOp, CarryOp, CompareType, FloatOp, IntegerOp, MbarrierOp, WgmmaOp};
+use super::{BulkOp, CarryOp, CompareType, FloatOp, IntegerOp, MbarrierOp, RareOp, WgmmaOp};
 use crate::space::Space;
 
 /// What an instruction does: a family, and the operation in it.
@@ -15,6 +15,13 @@ pub enum Op {
     BranchIndexed,
     /// End of the thread.
     Exit,
+    /// Call of the function `immediate`, or, if that is negative, of the one at the address in row `a`. The
+    /// list at `d` has the local addresses of `count` arguments and, behind them, of `e` results.
+    Call,
+    /// Return from a function.
+    Return,
+    /// Call of a function that the emulator provides; the list as for `Call`.
+    CallBuiltin(Builtin),
     /// Abort.
     Trap,
     /// An instruction that the decoder does not know; a kernel with one never launches.
@@ -75,6 +82,23 @@ pub enum Op {
     ConvertBfloatToF32,
     /// Widening f16 to f32.
     ConvertHalfToF32,
+    /// What compilers hardly ever write.
+    Rare(RareOp),
+    /// Whether generic address `a` is that of a constant; predicate `d`.
+    IsConstant,
+    /// Makes room for as many bytes as row `a` says on the stack of local memory, at an address aligned to
+    /// `immediate`, which goes to row `d`: of 64 bits, as is `a`, when `count` is 2.
+    StackAllocate,
+    /// The top of that stack to row `d`.
+    StackSave,
+    /// From row `a` the top of that stack.
+    StackRestore,
+    /// `tensormap.replace`: in the tensor map at address `a` + `immediate`, the field numbered `e`, of
+    /// dimension `c`, becomes what is in row `b`, of 64 bits when `count` is 2.
+    ReplaceInMap,
+    /// `tensormap.cp_fenceproxy`: 128 bytes from shared address `b` to global address `a`, offsets in
+    /// `immediate` and `e`.
+    CopyMap,
     /// Load from a state space; element bytes in `b`, vector length in `count`.
     Load(Space),
     /// Store to a state space; element bytes in `b`, vector length in `count`.
@@ -123,6 +147,19 @@ pub enum Op {
     Clock32,
     /// A clock read of 64 bits.
     Clock64,
+}
+
+/// Functions that the emulator provides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Builtin {
+    /// `vprintf(format, arguments)`.
+    Print,
+    /// `__assertfail(expression, file, line, function, character size)`.
+    AssertFail,
+    /// `malloc(bytes)`.
+    Allocate,
+    /// `free(address)`.
+    Free,
 }
 
 /// Block-wide barriers: id in row `a`, thread count in row `b` when the optional operand is present.
@@ -249,6 +286,8 @@ pub enum MatrixOp {
     M16N8K16Bytes,
     /// m8n8k16 of the same.
     M8N8K16Bytes,
+    /// Any other `mma`; the [`super::MatrixShape`] is in `immediate`.
+    Multiply,
     /// `ldmatrix` of `count` matrices into the list at `d`.
     LoadMatrix,
     /// `stmatrix` of `count` matrices from the list at `d`.

@@ -4,8 +4,8 @@
 
 use super::{
     AsyncCopyOp, AtomicType, BarrierOp, BulkOp, CarryOp, CompareType, FLAG_OPTIONAL, FLAG_SATURATE,
-    FLAG_WIDE_ADDRESS, FloatOp, Instruction, IntegerOp, MatrixOp, MbarrierOp, MoveOp, Op, VoteOp,
-    WGMMA_K, WgmmaOp, WgmmaShape, bulk_list,
+    FLAG_WIDE_ADDRESS, FloatOp, Fragments, Instruction, IntegerOp, MatrixOp, MbarrierOp, MoveOp, Op,
+    VoteOp, WGMMA_K, WgmmaOp, WgmmaShape, bulk_list,
 };
 
 /// How an instruction uses a row.
@@ -25,9 +25,36 @@ pub enum Role {
 pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u32, Role)) {
     use Role::{Read, Write};
     match i.op {
-        Op::Nop | Op::Branch | Op::Exit | Op::Trap | Op::Unsupported | Op::Predicate(_) => {}
+        Op::Nop | Op::Branch | Op::Exit | Op::Return | Op::Trap | Op::Unsupported => {}
+        Op::Predicate(_) => {}
+        Op::Call | Op::CallBuiltin(_) => {
+            if i.op == Op::Call && i.immediate < 0 {
+                f(&mut i.a, 2, Read);
+            }
+            list(lists, i.d, usize::from(i.count) + i.e as usize, 1, Read, f);
+        }
         Op::AllowNextGrid | Op::AwaitGrid => {}
         Op::ProxyFence | Op::Fence | Op::MbarrierFence | Op::SetMaxRegisters => {}
+        Op::Rare(op) => {
+            let [d, a, b, c] = op.rows();
+            all(i, [d, a, b, c, 0], f);
+        }
+        Op::IsConstant => f(&mut i.a, 2, Read),
+        Op::StackAllocate => {
+            let rows = u32::from(i.count);
+            all(i, [rows, rows, 0, 0, 0], f);
+        }
+        Op::StackSave => f(&mut i.d, u32::from(i.count), Write),
+        Op::StackRestore => f(&mut i.a, u32::from(i.count), Read),
+        Op::ReplaceInMap => {
+            address(i, f);
+            f(&mut i.b, u32::from(i.count), Read);
+        }
+        Op::CopyMap => {
+            f(&mut i.a, 2, Read);
+            let rows = if i.has(FLAG_WIDE_ADDRESS) { 2 } else { 1 };
+            f(&mut i.b, rows, Read);
+        }
         Op::BranchIndexed | Op::WarpSync => f(&mut i.a, 1, Read),
         Op::Barrier(op) => barrier(i, op, f),
         Op::Integer16(op) => integer(i, op, [1, 1], f),
@@ -126,7 +153,7 @@ pub fn visit_predicates(i: &Instruction, f: &mut impl FnMut(u32, Role)) {
         }
         Op::Shuffle(_) => f(i.immediate as u32, Write),
         Op::MatchAll | Op::Elect => f(i.e, Write),
-        Op::Move(MoveOp::IsSpace) => f(i.d, Write),
+        Op::Move(MoveOp::IsSpace) | Op::IsConstant => f(i.d, Write),
         Op::Mbarrier(op) if op.polls() => f(i.d, Write),
         _ => {}
     }
@@ -250,12 +277,15 @@ fn atomic(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32, u
     let ty = AtomicType::ALL[usize::from(i.count)];
     let rows = match ty {
         AtomicType::B64 | AtomicType::U64 | AtomicType::S64 | AtomicType::F64 => 2,
+        AtomicType::B128 => 4,
         _ => 1,
     };
     address(i, f);
     if i.has(FLAG_OPTIONAL) {
-        // A vector: `b` is a list of `c` rows.
-        list(lists, i.b, i.c as usize, 1, Role::Read, f);
+        // A vector: `b` is a list of `c` rows, and behind them of as many results, if there are any.
+        let (count, returns) = (i.c as usize & 0xffff, i.c >> 16 != 0);
+        list(lists, i.b, count, 1, Role::Read, f);
+        return list(lists, i.b + count as u32, if returns { count } else { 0 }, 1, Role::Write, f);
     } else {
         f(&mut i.b, rows, Role::Read);
         f(&mut i.c, rows, Role::Read);
@@ -269,23 +299,23 @@ fn matrix(
     lists: &mut [u32],
     f: &mut impl FnMut(&mut u32, u32, Role),
 ) {
-    let (a, b, d) = match op {
-        MatrixOp::M16N8K16Bf16 | MatrixOp::M16N8K16F16 | MatrixOp::M16N8K8Tf32 => (4, 2, 4),
-        MatrixOp::M16N8K8Bf16 | MatrixOp::M16N8K8F16 | MatrixOp::M16N8K4Tf32 => (2, 1, 4),
-        MatrixOp::M16N8K32Bytes => (4, 2, 4),
-        MatrixOp::M16N8K16Bytes => (2, 1, 4),
-        MatrixOp::M8N8K16Bytes => (1, 1, 2),
+    match op {
         MatrixOp::LoadMatrix | MatrixOp::StoreMatrix => {
             address(i, f);
             let role = if op == MatrixOp::LoadMatrix { Role::Write } else { Role::Read };
-            return list(lists, i.d, usize::from(i.count), 1, role, f);
+            list(lists, i.d, usize::from(i.count), 1, role, f);
         }
-        MatrixOp::MoveTransposed => return all(i, [1, 1, 0, 0, 0], f),
-    };
-    list(lists, i.a, a, 1, Role::Read, f);
-    list(lists, i.b, b, 1, Role::Read, f);
-    list(lists, i.c, d, 1, Role::Read, f);
-    list(lists, i.d, d, 1, Role::Write, f);
+        MatrixOp::MoveTransposed => all(i, [1, 1, 0, 0, 0], f),
+        _ => {
+            let Some(Fragments { a, b, d, value_rows, .. }) = Fragments::of_instruction(i) else {
+                return;
+            };
+            list(lists, i.a, a, value_rows, Role::Read, f);
+            list(lists, i.b, b, value_rows, Role::Read, f);
+            list(lists, i.c, d, value_rows, Role::Read, f);
+            list(lists, i.d, d, value_rows, Role::Write, f);
+        }
+    }
 }
 
 fn mbarrier(i: &mut Instruction, op: MbarrierOp, f: &mut impl FnMut(&mut u32, u32, Role)) {
@@ -316,7 +346,7 @@ fn wgmma(i: &mut Instruction, op: WgmmaOp, lists: &mut [u32], f: &mut impl FnMut
     if op != WgmmaOp::Multiply {
         return;
     }
-    let accumulators = WgmmaShape::decode(i.e).columns as usize / 2;
+    let accumulators = WgmmaShape::decode(i.e).accumulators();
     if i.has(FLAG_OPTIONAL) {
         list(lists, i.a, WGMMA_K / 4, 1, Role::Read, f);
     } else {

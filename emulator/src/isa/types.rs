@@ -166,11 +166,12 @@ pub enum AtomicType {
     Bf16x2,
     F32,
     F64,
+    B128,
 }
 
 impl AtomicType {
     /// Every type, in the order of their discriminants.
-    pub const ALL: [AtomicType; 13] = [
+    pub const ALL: [AtomicType; 14] = [
         AtomicType::B16,
         AtomicType::B32,
         AtomicType::U32,
@@ -184,6 +185,7 @@ impl AtomicType {
         AtomicType::Bf16x2,
         AtomicType::F32,
         AtomicType::F64,
+        AtomicType::B128,
     ];
 }
 

@@ -2,7 +2,7 @@
 
 use super::view::GlobalView;
 use crate::error::MemoryError;
-use crate::module::ModuleData;
+use crate::module::{Kernel, ModuleData};
 use crate::shadow::{Shadow, State};
 use crate::space::{Address, SHARED_WINDOW};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -69,7 +69,7 @@ fn filled(bytes: usize, value: u8) -> NonNull<u8> {
 }
 
 impl Allocation {
-    fn new(bytes: usize) -> Self {
+    pub(super) fn new(bytes: usize) -> Self {
         Allocation {
             data: filled(bytes, POISON),
             states: filled(bytes, State::Unwritten as u8),
@@ -281,6 +281,14 @@ impl Memory {
             allocations: sum.allocations + 1,
             bytes_live: sum.bytes_live + allocation.bytes as u64,
         })
+    }
+
+    /// The address of a `.global` or `.const` variable of a kernel's module, by its name. From now on, and
+    /// until the memory ends, kernels of the module find there what the host or they themselves have written
+    /// last.
+    pub fn variable(&self, kernel: &Kernel, name: &str) -> Option<Address> {
+        let index = kernel.module.variables.iter().position(|variable| variable.name == name)?;
+        Some(self.variables(&kernel.module)[index])
     }
 
     /// Addresses of a module's variables, allocated and initialised on first use.

@@ -27,6 +27,33 @@ impl LocalMemory {
         self.states.fill(State::Unwritten as u8);
     }
 
+    /// Makes a range of a thread's bytes uninitialised.
+    pub fn forget(&mut self, lane: usize, offset: usize, bytes: usize) {
+        let at = lane * self.bytes + offset;
+        self.data[at..at + bytes].fill(POISON);
+        self.states[at..at + bytes].fill(State::Unwritten as u8);
+    }
+
+    /// Copies bytes of a thread, and what is known of them.
+    pub fn copy(&mut self, lane: usize, from: usize, to: usize, bytes: usize) {
+        let (from, to) = (lane * self.bytes + from, lane * self.bytes + to);
+        self.data.copy_within(from..from + bytes, to);
+        self.states.copy_within(from..from + bytes, to);
+    }
+
+    /// Bytes of a thread, if there are so many.
+    pub fn read(&self, lane: usize, offset: usize, bytes: usize) -> Option<&[u8]> {
+        let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes)?;
+        self.data.get(lane * self.bytes + offset..lane * self.bytes + end)
+    }
+
+    /// Writes bytes of a thread, which there are.
+    pub fn write(&mut self, lane: usize, offset: usize, value: &[u8]) {
+        let at = lane * self.bytes + offset;
+        self.data[at..at + value.len()].copy_from_slice(value);
+        self.states[at..at + value.len()].fill(State::Written as u8);
+    }
+
     /// Bytes of each thread.
     pub fn bytes(&self) -> usize {
         self.bytes

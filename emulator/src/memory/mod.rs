@@ -1,6 +1,7 @@
 //! The memories of a launch: global memory, and shared and local memory of its blocks and threads.
 
 pub mod global;
+mod heap;
 pub mod local;
 pub mod shared;
 pub mod view;

@@ -2,6 +2,7 @@
 
 use super::Refusal;
 use super::global::{Allocation, OFFSET_BITS, OFFSET_MASK};
+use super::heap::Heap;
 use crate::shadow::Shadow;
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ pub struct View {
 }
 
 impl View {
-    fn of(allocation: Option<&Allocation>) -> View {
+    pub(super) fn of(allocation: Option<&Allocation>) -> View {
         let Some(a) = allocation else {
             let nothing = std::ptr::null_mut();
             let shadow = Shadow::new(nothing);
@@ -56,6 +57,8 @@ impl View {
 pub struct GlobalView {
     views: Vec<View>,
     _owners: Vec<Option<Arc<Allocation>>>,
+    /// What threads allocate.
+    heap: Heap,
 }
 
 // SAFETY: the pointers in the views belong to `_owners`, which are shareable (see `Allocation`).
@@ -67,7 +70,7 @@ impl GlobalView {
     /// The view of these allocations.
     pub fn new(owners: Vec<Option<Arc<Allocation>>>) -> Self {
         let views = owners.iter().map(|slot| View::of(slot.as_deref())).collect();
-        GlobalView { views, _owners: owners }
+        GlobalView { views, _owners: owners, heap: Heap::default() }
     }
 
     /// The index of an address's allocation.
@@ -95,7 +98,24 @@ impl GlobalView {
             Some(view) if view.live => Ok(view),
             Some(_) if Self::index(address) != 0 => Err(Refusal::Freed),
             _ if address < NULL_BYTES => Err(Refusal::Null),
-            _ => Err(Refusal::NoSpace),
+            _ => self.heap.get((Self::index(address) as usize).saturating_sub(self.heap_start())),
         }
+    }
+
+    /// The index of the first allocation of the heap.
+    fn heap_start(&self) -> usize {
+        self.views.len().max(1)
+    }
+
+    /// The address of so many bytes of the heap; 0 if it has no room.
+    pub fn allocate(&self, bytes: u64) -> u64 {
+        let number = self.heap.allocate(bytes);
+        number.map_or(0, |number| ((self.heap_start() + number) as u64) << OFFSET_BITS)
+    }
+
+    /// Gives them back; whether the address is of the heap and was not given back before.
+    pub fn free(&self, address: u64) -> bool {
+        let number = (Self::index(address) as usize).checked_sub(self.heap_start());
+        Self::offset(address) == 0 && number.is_some_and(|number| self.heap.free(number))
     }
 }

@@ -39,6 +39,8 @@ impl ModuleData {
 /// A `.global` or `.const` variable.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
+    /// Its name in the text.
+    pub name: String,
     /// Initial contents; zero where the declaration gave no values.
     pub bytes: Vec<u8>,
     /// Whether it is `.const`.
@@ -114,7 +116,10 @@ pub(crate) struct KernelData {
     pub(crate) min_blocks: Option<u32>,
     pub(crate) static_shared_bytes: u32,
     pub(crate) dynamic_shared_align: u32,
+    /// Local memory of a thread: its own variables, and behind them what calls take.
     pub(crate) local_bytes: u32,
+    /// Its own variables alone.
+    pub(crate) frame_bytes: u32,
     pub(crate) code: Code,
     pub(crate) unsupported: Vec<Unsupported>,
     /// What is wrong with its text, if anything.
@@ -152,6 +157,11 @@ impl Kernel {
     /// Bytes of local memory of each thread.
     pub fn local_bytes(&self) -> u32 {
         self.data.local_bytes
+    }
+
+    /// The `.global` and `.const` variables of the module: name and bytes, in the order of the text.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.module.variables.iter().map(|variable| (variable.name.as_str(), variable.bytes.len()))
     }
 
     /// Instructions in the text, without the final exit.

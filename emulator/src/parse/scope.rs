@@ -3,7 +3,7 @@
 //! A `{` in a body opens a scope. Names of an inner scope hide those of the outer ones; labels may be
 //! used before they stand in the text. Inline assembly relies on both: it repeats names freely.
 
-use crate::isa::{PREDICATES_RESERVED, ROWS_RESERVED};
+use crate::isa::{PREDICATES_RESERVED, ROWS_RESERVED, RegisterRow};
 use std::collections::HashMap;
 
 /// Width classes of registers.
@@ -67,8 +67,15 @@ pub enum Symbol {
     DynamicShared,
     /// A `.global` or `.const` variable of the module, by index.
     Variable(u32),
-    /// An argument or result of a call, which only the call can use.
-    Argument,
+    /// A variable of a function, or an argument or result of a call, at an offset in the function's part of
+    /// the thread's local memory.
+    Frame(u32),
+    /// An argument or result of a call that a kernel makes, at an offset in local memory.
+    Argument(u32),
+    /// The same of a call that a function makes, or of the function itself, at an offset in its part.
+    FrameArgument(u32),
+    /// A function of the module, by number.
+    Function(u32),
 }
 
 #[derive(Default)]
@@ -88,8 +95,12 @@ const MAX_ROWS: u32 = 1 << 20;
 pub struct Scopes<'a> {
     scopes: Vec<Scope<'a>>,
     current: usize,
+    /// The outermost scope of the body that is being read.
+    root: usize,
     rows: u32,
     predicates: u32,
+    /// All rows given out: class, first row, how many registers.
+    given: Vec<(Class, u32, u32)>,
 }
 
 impl<'a> Scopes<'a> {
@@ -98,8 +109,10 @@ impl<'a> Scopes<'a> {
         Scopes {
             scopes: vec![Scope::default()],
             current: 0,
+            root: 0,
             rows: ROWS_RESERVED,
             predicates: PREDICATES_RESERVED,
+            given: Vec::new(),
         }
     }
 
@@ -111,6 +124,29 @@ impl<'a> Scopes<'a> {
     /// Rows and predicates given out.
     pub fn sizes(&self) -> (u32, u32) {
         (self.rows, self.predicates)
+    }
+
+    /// Begins another body, whose registers are apart from those before.
+    pub fn restart(&mut self) {
+        self.scopes.push(Scope::default());
+        self.root = self.scopes.len() - 1;
+        self.current = self.root;
+        self.rows = self.rows.next_multiple_of(4);
+    }
+
+    /// The registers given out from a row on, by their rows.
+    pub fn registers_from(&self, first: u32) -> Vec<RegisterRow> {
+        let given =
+            self.given.iter().filter(|(class, row, _)| *class != Class::Predicate && *row >= first);
+        let rows = given.flat_map(|&(class, row, count)| {
+            (row..row + class.rows() * count).step_by(class.rows().min(2) as usize).map(move |row| {
+                match class {
+                    Class::Bits64 | Class::Bits128 => RegisterRow::Wide(row),
+                    _ => RegisterRow::Narrow(row),
+                }
+            })
+        });
+        rows.collect()
     }
 
     /// Opens a scope.
@@ -146,6 +182,7 @@ impl<'a> Scopes<'a> {
             return None;
         }
         *counter = end;
+        self.given.push((class, index, count));
         Some(Register { class, index })
     }
 
@@ -170,7 +207,7 @@ impl<'a> Scopes<'a> {
 
     /// Declares a variable that the whole kernel sees.
     pub fn declare_outer_symbol(&mut self, name: &'a str, symbol: Symbol) {
-        self.scopes[0].symbols.insert(name, symbol);
+        self.scopes[self.root].symbols.insert(name, symbol);
     }
 
     /// Puts a label at an instruction of the current scope; false if it is there already.

@@ -1,10 +1,12 @@
 //! What a launch found.
 
+pub mod severity;
 pub mod source;
 pub mod trace;
 
 use crate::space::Space;
 use serde::Serialize;
+use severity::Severity;
 use source::SourceLocation;
 use std::collections::HashMap;
 use std::fmt;
@@ -19,6 +21,8 @@ pub struct Report {
     pub statistics: Statistics,
     /// Where values that are not finite come from; empty unless [`crate::Options::trace`] is on.
     pub trace: Trace,
+    /// What `printf` printed, block after block, up to 1 MiB of each.
+    pub output: String,
 }
 
 impl Report {
@@ -63,33 +67,34 @@ impl Statistics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum FindingKind {
-    /// An access beyond the bounds of an allocation, of shared, local or parameter memory. Stops
-    /// the block.
+    /// An access beyond the bounds of an allocation, of shared, local or parameter memory. Loads, stores and
+    /// atomic operations leave the lane out, and the block goes on; others stop the block.
     OutOfBounds {
         /// The space accessed.
         space: Space,
     },
-    /// An address that is no multiple of the access width. Stops the block.
+    /// An address that is no multiple of the access width. As for [`FindingKind::OutOfBounds`].
     Misaligned {
         /// The space accessed.
         space: Space,
     },
-    /// An access through a null pointer or a small offset from one. Stops the block.
+    /// An access through a null pointer or a small offset from one. As for [`FindingKind::OutOfBounds`].
     NullPointer,
-    /// An access to an allocation that was freed before the launch. Stops the block.
+    /// An access to an allocation that was freed before the launch. As for [`FindingKind::OutOfBounds`].
     UseAfterFree,
-    /// A write to constant memory or to a parameter. Stops the block.
+    /// A write to constant memory or to a parameter. As for [`FindingKind::OutOfBounds`].
     WriteToReadOnly {
         /// The space accessed.
         space: Space,
     },
-    /// A read of bytes that nothing wrote. The block goes on.
+    /// A read of bytes to which no defined value was written, of which something comes: where a lane goes, an
+    /// address, a value in global memory or in other lanes. It stands at the read. The block goes on.
     UninitialisedRead {
         /// The space read.
         space: Space,
     },
-    /// A read of a register that nothing wrote in that lane, or a use of what `shfl.sync` took from a lane
-    /// that is no member. The block goes on.
+    /// A read of a register that nothing wrote in that lane, of which something comes, or a use of what
+    /// `shfl.sync` took from a lane that is no member. The block goes on.
     UninitialisedRegister,
     /// A read or overwrite of shared bytes that an asynchronous copy has yet to deliver. The block
     /// goes on.
@@ -109,11 +114,20 @@ pub enum FindingKind {
     /// one of them writing, and nothing orders them; or one reads by `ld.global.nc` what the kernel writes.
     /// The block goes on.
     GlobalRace,
+    /// Two warps write the same value to the same shared bytes, and nothing orders them. The block goes on.
+    RedundantWrites,
+    /// A plain load meets atomic operations, whose value a compare-and-swap of the same word then expects.
+    /// The block goes on.
+    CompareAndSwapLoad,
+    /// A [`FindingKind::GlobalRace`] in which the reader has seen, by an atomic operation, that the other was
+    /// done, but has no fence or `acquire` behind that: found by [`crate::Options::acquire_always`].
+    MissingAcquire,
     /// An asynchronous copy or multiplication accesses shared bytes that threads wrote, or a copy writes
     /// bytes that they read, with no `fence.proxy.async` between; or a bulk copy does so in global memory.
-    /// Or a bulk copy is to complete at an mbarrier with no fence behind its initialisation. The block goes
-    /// on.
+    /// The block goes on.
     MissingProxyFence,
+    /// A bulk copy is to complete at an mbarrier with no fence behind its initialisation. The block goes on.
+    MissingMbarrierFence,
     /// A register of a multiplication that has not been waited for. The block goes on.
     RegisterInFlight,
     /// A multiplication on registers that were used after the last `wgmma.fence`, be it by one of another
@@ -137,13 +151,15 @@ pub enum FindingKind {
     StepLimit,
     /// The kernel executed `trap`. Stops the block.
     Trap,
+    /// An `assert` of the kernel does not hold. Stops the block.
+    AssertionFailed,
     /// An operand with a value that the instruction does not define. Stops the block.
     InvalidOperand,
 }
 
 impl FindingKind {
-    /// Whether the block has not gone on behind it, so that what it leaves is not what the kernel computes.
-    pub fn stops_the_block(self) -> bool {
+    /// Whether what the block leaves is not what the kernel computes: it has stopped, or left lanes out.
+    pub fn spoils_results(self) -> bool {
         match self {
             FindingKind::OutOfBounds { .. }
             | FindingKind::Misaligned { .. }
@@ -158,6 +174,7 @@ impl FindingKind {
             | FindingKind::Deadlock
             | FindingKind::StepLimit
             | FindingKind::Trap
+            | FindingKind::AssertionFailed
             | FindingKind::InvalidOperand => true,
             FindingKind::UninitialisedRead { .. }
             | FindingKind::UninitialisedRegister
@@ -165,7 +182,11 @@ impl FindingKind {
             | FindingKind::OutOfRegion
             | FindingKind::SharedRace
             | FindingKind::GlobalRace
+            | FindingKind::RedundantWrites
+            | FindingKind::CompareAndSwapLoad
+            | FindingKind::MissingAcquire
             | FindingKind::MissingProxyFence
+            | FindingKind::MissingMbarrierFence
             | FindingKind::RegisterInFlight
             | FindingKind::MissingWgmmaFence
             | FindingKind::MissingGridWait => false,
@@ -189,7 +210,11 @@ impl fmt::Display for FindingKind {
             FindingKind::OutOfRegion => write!(f, "out-of-region shared access"),
             FindingKind::SharedRace => write!(f, "race in shared memory"),
             FindingKind::GlobalRace => write!(f, "race in global memory"),
+            FindingKind::RedundantWrites => write!(f, "writes of one value that nothing orders"),
+            FindingKind::CompareAndSwapLoad => write!(f, "plain load before a compare-and-swap"),
+            FindingKind::MissingAcquire => write!(f, "missing acquire"),
             FindingKind::MissingProxyFence => write!(f, "missing proxy fence"),
+            FindingKind::MissingMbarrierFence => write!(f, "missing fence of an mbarrier"),
             FindingKind::RegisterInFlight => write!(f, "register in flight"),
             FindingKind::MissingWgmmaFence => write!(f, "missing wgmma fence"),
             FindingKind::WarpgroupDivergence => write!(f, "warpgroup divergence"),
@@ -199,8 +224,16 @@ impl fmt::Display for FindingKind {
             FindingKind::MissingGridWait => write!(f, "missing wait for the grid before"),
             FindingKind::StepLimit => write!(f, "step limit reached"),
             FindingKind::Trap => write!(f, "trap"),
+            FindingKind::AssertionFailed => write!(f, "assertion failed"),
             FindingKind::InvalidOperand => write!(f, "invalid operand"),
         }
+    }
+}
+
+impl Finding {
+    /// How bad it is.
+    pub fn severity(&self) -> Severity {
+        self.kind.severity()
     }
 }
 
@@ -269,7 +302,7 @@ impl Findings {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
-        writeln!(f, "{}: {}", self.kind, self.message)?;
+        writeln!(f, "{}: {}: {}", self.severity(), self.kind, self.message)?;
         write!(f, "  in {}, block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz})", self.kernel)?;
         if self.occurrences > 1 {
             write!(f, ", {} times in all", self.occurrences)?;

@@ -28,6 +28,8 @@ pub enum State {
     InFlight = 2,
     /// An asynchronous copy will overwrite it.
     InFlightOverWritten = 3,
+    /// Something wrote it whose value is not defined.
+    Undefined = 4,
 }
 
 const ALL_WRITTEN: u64 = u64::from_ne_bytes([State::Written as u8; 8]);
@@ -88,6 +90,7 @@ impl Shadow {
                 1 => return None,
                 2 => State::InFlight,
                 3 => State::InFlightOverWritten,
+                4 => State::Undefined,
                 _ => State::Unwritten,
             };
             Some((byte, state))

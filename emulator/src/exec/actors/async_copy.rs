@@ -52,7 +52,7 @@ pub fn land_some(context: &mut Context<'_>, warp: &mut Warp) -> Flow {
 
 /// Where a copy writes.
 fn target(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy, mask: u32) -> Result<Window, Stop> {
-    let want = Want { space: Space::Shared, bytes: copy.bytes, store: true };
+    let want = Want { space: Space::Shared, bytes: copy.bytes, store: true, goes_on: false };
     let mut window = Window::new();
     resolve(context, warp, want, &copy.target, mask, &mut window)?;
     Ok(window)

@@ -24,7 +24,7 @@ impl Context<'_> {
     pub fn flight_issue(&mut self, w: &mut Warp, i: &Instruction, group: u32) {
         let Some(flight) = &mut w.flight else { return };
         let lists = &self.environment.kernel.data.code.lists;
-        let columns = WgmmaShape::decode(i.e).columns;
+        let columns = 2 * WgmmaShape::decode(i.e).accumulators() as u32;
         let accumulators = &lists[i.d as usize..][..columns as usize / 2];
         let from_registers = i.has(FLAG_OPTIONAL);
         let operands = if from_registers { &lists[i.a as usize..][..WGMMA_K / 4] } else { &[][..] };

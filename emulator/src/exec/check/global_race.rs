@@ -1,6 +1,6 @@
 //! Which accesses to global memory are ordered: what the instructions tell the shadow of the launch.
 
-use super::race::{place_in, words};
+use super::race::{place_in, swap_in, words};
 use super::strong::Strength;
 use crate::exec::state::bulk::{Issuer, Transfer};
 use crate::exec::state::chain::ACTORS;
@@ -171,7 +171,14 @@ impl<'a> Context<'a> {
     fn global_report(&mut self, pc: u32, issuer: Issuer, touch: Touch, met: Meeting) {
         let Meeting { other, wrote, fenceless, read_only } = met;
         let only_fence = fenceless && !read_only;
-        let kind = if only_fence { FindingKind::MissingProxyFence } else { FindingKind::GlobalRace };
+        let (_, grid) = self.environment.chain.grid_of_actor(other.actor);
+        let kind = if only_fence {
+            FindingKind::MissingProxyFence
+        } else if !read_only && swap_in(self.environment.kernel, pc, grid.kernel, other.pc) {
+            FindingKind::CompareAndSwapLoad
+        } else {
+            FindingKind::GlobalRace
+        };
         self.report(kind, pc, issuer.warp, issuer.lane, |context| {
             let Environment { chain, place: own, .. } = context.environment;
             let (place, grid) = chain.grid_of_actor(other.actor);

@@ -3,6 +3,7 @@
 mod flight;
 mod global_race;
 mod poison;
+mod poison_matrix;
 pub mod race;
 mod region;
 pub mod strong;

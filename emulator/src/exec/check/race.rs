@@ -6,6 +6,8 @@ use crate::exec::state::context::Context;
 use crate::exec::state::mbarrier::MBARRIER_BYTES;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
+use crate::exec::values::registers::lanes;
+use crate::isa::Op;
 use crate::module::Kernel;
 use crate::report::FindingKind;
 use crate::shadow::actor::Actor;
@@ -28,17 +30,23 @@ impl Context<'_> {
     #[inline(always)]
     fn race_report(&mut self, at: At, conflict: Option<Conflict>) {
         if let Some(conflict) = conflict {
-            self.race_report_slowly(at, conflict);
+            self.race_report_slowly(at, conflict, false);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn race_report_slowly(&mut self, at: At, conflict: Conflict) {
+    fn race_report_slowly(&mut self, at: At, conflict: Conflict, writes_the_same: bool) {
         let Conflict { other, wrote, offset, .. } = conflict;
         let kind = match (other, conflict.own) {
             (Actor::Mbarrier(_), _) if conflict.fenceless => FindingKind::MbarrierMisuse,
             _ if conflict.fenceless => FindingKind::MissingProxyFence,
+            (Actor::Warp(_), Actor::Warp(_)) if wrote && writes_the_same => FindingKind::RedundantWrites,
+            (Actor::Warp(_), Actor::Warp(_))
+                if conflict.other_pc.is_some_and(|other| self.swaps(at.pc, other)) =>
+            {
+                FindingKind::CompareAndSwapLoad
+            }
             (Actor::Warp(_), Actor::Warp(_) | Actor::Copy(_)) => FindingKind::SharedRace,
             _ => FindingKind::AsyncCopyInFlight,
         };
@@ -89,9 +97,11 @@ impl Context<'_> {
 
     #[cold]
     #[inline(never)]
-    fn race_report_lanes(&mut self, pc: u32, warp: u32, conflict: LaneConflict) {
+    fn race_report_lanes(&mut self, pc: u32, warp: u32, conflict: LaneConflict, writes_the_same: bool) {
         let LaneConflict { lane, other, wrote, offset } = conflict;
-        self.report(FindingKind::SharedRace, pc, warp, lane, |context| {
+        let redundant = wrote && writes_the_same;
+        let kind = if redundant { FindingKind::RedundantWrites } else { FindingKind::SharedRace };
+        self.report(kind, pc, warp, lane, |context| {
             let address = context.shared_place(SHARED_BASE + offset as u32);
             let other = other.map_or("other lanes".to_owned(), |other| format!("lane {other}"));
             let did = if wrote { "wrote" } else { "read" };
@@ -108,7 +118,7 @@ impl Context<'_> {
         let Issuer { warp, lane } = transfer.issuer;
         let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
         if let Some(conflict) = race.lanes.copy(warp, lane, offset, bytes, write) {
-            self.race_report_lanes(transfer.pc, warp, conflict);
+            self.race_report_lanes(transfer.pc, warp, conflict, false);
         }
     }
 
@@ -157,9 +167,15 @@ impl Context<'_> {
         let lanes = Words { offsets: &window.offsets, lanes: window.mask, count: 0, contiguous: false };
         race.lanes.access(w.id, lanes, store);
         if let Some((lane, conflict)) = found {
-            self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+            self.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict, false);
         }
         found.is_some()
+    }
+
+    /// Whether one of two instructions is an atomic operation, and the other one loads what a
+    /// compare-and-swap expects.
+    fn swaps(&self, one: u32, other: u32) -> bool {
+        swap_in(self.environment.kernel, one, self.environment.kernel, other)
     }
 
     /// Lanes of a warp arrive at a memory barrier.
@@ -194,7 +210,7 @@ impl Context<'_> {
         if self.race.as_ref().is_none_or(|race| race.mbarrier_is_shown(w.id, address)) {
             return;
         }
-        self.report(FindingKind::MissingProxyFence, w.pc, w.id, lane, |_| {
+        self.report(FindingKind::MissingMbarrierFence, w.pc, w.id, lane, |_| {
             format!(
                 "a bulk copy completes at the mbarrier at {address:#x}, which was initialised with no \
                  fence.mbarrier_init or fence.proxy.async behind it"
@@ -294,6 +310,17 @@ impl Context<'_> {
     }
 }
 
+/// Whether one of two instructions is an atomic operation, and the other one loads what a compare-and-swap of
+/// its kernel expects.
+pub fn swap_in(kernel: &Kernel, one: u32, other_kernel: &Kernel, other: u32) -> bool {
+    let is_atomic = |kernel: &Kernel, pc: u32| {
+        matches!(kernel.data.code.instructions[pc as usize].op, Op::Atomic(_))
+    };
+    let loads = |kernel: &Kernel, pc: u32| kernel.data.code.expected_loads.contains(&pc);
+    is_atomic(kernel, one) && loads(other_kernel, other)
+        || is_atomic(other_kernel, other) && loads(kernel, one)
+}
+
 /// Where an instruction of a kernel stands, for messages.
 pub fn place_in(kernel: &Kernel, pc: u32) -> String {
     let source = kernel.location(pc).map_or(String::new(), |source| format!(", {source}"));
@@ -335,12 +362,43 @@ pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, 
     let sweep = race.accesses(w.id, bytes, store, false);
     let found = sweep_all(race, sweep, window, bytes);
     let between_lanes = race.lanes.access(w.id, words(window, bytes), store);
-    if let Some((lane, conflict)) = found {
-        c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
-    } else if let Some(conflict) = between_lanes {
-        c.race_report_lanes(w.pc, w.id, conflict);
+    if found.is_some() || between_lanes.is_some() {
+        let same = store && writes_what_is_there(c, w, window);
+        if let Some((lane, conflict)) = found {
+            c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict, same);
+        } else if let Some(conflict) = between_lanes {
+            c.race_report_lanes(w.pc, w.id, conflict, same);
+        }
     }
     found.is_some() || between_lanes.is_some()
+}
+
+/// Whether a store, which has yet to happen, changes nothing.
+#[cold]
+#[inline(never)]
+fn writes_what_is_there(c: &Context<'_>, w: &Warp, window: &Window) -> bool {
+    let code = c.environment.code();
+    let i = &code.instructions[w.pc as usize];
+    if !matches!(i.op, Op::Store(_)) {
+        return false;
+    }
+    let element = i.b as usize;
+    let rows = &code.lists[i.d as usize..][..usize::from(i.count)];
+    lanes(window.mask).all(|lane| {
+        rows.iter().enumerate().all(|(position, &row)| {
+            let value = if element >= 8 || i.c != 0 {
+                w.registers.row64(row)[lane].to_le_bytes()
+            } else {
+                u64::from(w.registers.row32(row)[lane]).to_le_bytes()
+            };
+            // SAFETY: the window was checked for all elements at the lane's offset.
+            let there = unsafe {
+                let at = window.data.add(window.offsets[lane] as usize + position * element);
+                std::slice::from_raw_parts(at, element)
+            };
+            value.get(..element) == Some(there)
+        })
+    })
 }
 
 /// Lanes begin a `cp.async` of so many bytes each.
@@ -350,7 +408,7 @@ pub fn copies_begin(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) 
     race.pc = w.pc;
     let sweep = race.copies(w.id);
     if let Some((lane, conflict)) = sweep_all(race, sweep, window, bytes) {
-        c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+        c.race_report_slowly(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict, false);
     }
 }
 
@@ -362,7 +420,7 @@ pub fn copies_end(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, pc
         race.copy_ends(w.id, offset as u32, bytes);
     }
     if let Some(conflict) = race.lanes.access(w.id, words(window, bytes), true) {
-        c.race_report_lanes(pc, w.id, conflict);
+        c.race_report_lanes(pc, w.id, conflict, false);
     }
 }
 

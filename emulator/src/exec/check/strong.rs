@@ -123,7 +123,7 @@ impl<'a> Context<'a> {
                 race.learn(w.id, place, known, *version);
             }
         }
-        if how.acquires() {
+        if how.acquires() || self.environment.options.acquire_always {
             race.apply(w.id, first, scope);
         }
     }

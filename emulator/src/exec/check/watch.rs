@@ -1,9 +1,8 @@
-//! Reads of registers that nothing wrote.
+//! Reads of registers that nothing wrote: from then on their values are followed.
 
 use crate::exec::state::context::Context;
 use crate::exec::state::warp::Warp;
 use crate::isa::{FLAG_NEGATE_SOURCE, Touch};
-use crate::report::FindingKind;
 
 impl Context<'_> {
     /// Looks at the watched registers that an instruction touches: all lanes that came to it, and those that
@@ -22,7 +21,7 @@ impl Context<'_> {
         let Some(watched) = &mut w.watched else { return };
         let registers = &w.registers;
         let holds = || registers.predicate(i.c) ^ if i.has(FLAG_NEGATE_SOURCE) { !0 } else { 0 };
-        let mut missing = None;
+        let mut missing = Vec::new();
         for &(register, touch) in code.watch.of(pc) {
             let written = &mut watched[register as usize];
             let reads = match touch {
@@ -39,14 +38,12 @@ impl Context<'_> {
                 }
             };
             if reads & !*written != 0 {
-                missing = missing.or(Some((register, reads & !*written)));
+                missing.push((register, reads & !*written));
+                *written |= reads;
             }
         }
-        let Some((register, lanes)) = missing else { return };
-        let name = &code.watch.registers[register as usize].name;
-        let kind = FindingKind::UninitialisedRegister;
-        self.report(kind, pc, w.id, lanes.trailing_zeros(), |_| {
-            format!("{name} is read in lanes {lanes:#010x}, in which nothing wrote it")
-        });
+        for (register, lanes) in missing {
+            self.poison_register(w, register, pc, lanes);
+        }
     }
 }

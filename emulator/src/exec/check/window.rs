@@ -4,6 +4,7 @@
 //! of them in one vectorised pass, and what follows works on one base pointer and 32 offsets. Lanes
 //! that access different allocations or spaces are taken one window after the other.
 
+use super::poison::offset_in_space;
 use crate::exec::state::context::{Access, Context, Flow};
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::{Addresses, Window};
@@ -24,6 +25,8 @@ pub struct Want {
     pub bytes: u32,
     /// Whether memory is written.
     pub store: bool,
+    /// Whether lanes that may not do this are left out; else it stops the block.
+    pub goes_on: bool,
 }
 
 /// The addresses of a memory instruction.
@@ -81,9 +84,14 @@ pub fn resolve(
         Space::Generic => Err(Refusal::NoSpace),
     };
     window.space = space;
+    window.refused = 0;
     match found {
         Ok(extent) => check(context, warp, want, &extent, addresses, mask, window),
-        Err(refusal) => refuse(context, warp, want, space, addresses, mask.trailing_zeros(), refusal),
+        Err(refusal) => {
+            let lane = mask.trailing_zeros();
+            (window.mask, window.refused) = (0, 1 << (lane & 31));
+            refuse(context, warp, want, space, addresses, lane, refusal)
+        }
     }
 }
 
@@ -180,9 +188,7 @@ fn check(
     Ok(())
 }
 
-/// Not all lanes are good: leaves for later those that belong elsewhere, and refuses if one of the
-/// others
-/// is bad.
+/// Not all lanes are good: leaves for later those that belong elsewhere, and refuses those that are bad.
 #[cold]
 #[inline(never)]
 fn narrow(
@@ -212,8 +218,10 @@ fn narrow(
             (false, Space::Global | Space::Const) => Refusal::OutOfBounds(extent.bytes),
             (false, _) => Refusal::OutOfBounds(extent.origin + extent.bytes),
         };
-        return refuse(context, warp, want, space, addresses, lane as u32, refusal);
+        window.refused |= 1 << lane;
+        refuse(context, warp, want, space, addresses, lane as u32, refusal)?;
     }
+    window.mask &= !window.refused;
     Ok(())
 }
 
@@ -231,15 +239,24 @@ fn refuse(
     let Want { bytes, store, .. } = want;
     let address = addresses[lane as usize & 31];
     let at = Access { space, address, bytes, store, pc: warp.pc, warp: warp.id, lane };
-    context.refuse(at, refusal)
+    match context.refuse(at, refusal) {
+        Err(_) if want.goes_on => Ok(()),
+        flow => flow,
+    }
 }
 
 impl Window {
-    /// Reports the first lane that reads bytes which nothing wrote, or which a copy is yet to write.
+    /// Lanes that read bytes which are not defined. Those that read what a copy is yet to write are reported.
     #[inline(always)]
-    pub fn check_written(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32, contiguous: bool) {
+    pub fn undefined(
+        &self,
+        context: &mut Context<'_>,
+        warp: &Warp,
+        bytes: u32,
+        contiguous: bool,
+    ) -> u32 {
         if !self.tracked || !context.checks_uninitialised() {
-            return;
+            return 0;
         }
         let size = bytes as usize;
         // SAFETY: the window's offsets have been checked for this size.
@@ -256,15 +273,22 @@ impl Window {
                 lanes(self.mask).all(|lane| self.shadow.is_written(self.offsets[lane] as usize, size))
             }
         };
-        if !written {
-            self.report_unwritten(context, warp, bytes);
+        if written { 0 } else { self.report_unwritten(context, warp, bytes, false) }
+    }
+
+    /// Reports lanes that read bytes which are not defined, or which a copy is yet to write.
+    #[inline(always)]
+    pub fn check_written(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32) {
+        if self.undefined(context, warp, bytes, false) != 0 {
+            self.report_unwritten(context, warp, bytes, true);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn report_unwritten(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32) {
+    fn report_unwritten(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32, all: bool) -> u32 {
         let space = self.space;
+        let mut undefined = 0;
         for lane in lanes(self.mask) {
             let offset = self.offsets[lane] as usize;
             // SAFETY: the window's offsets have been checked for this size.
@@ -272,15 +296,16 @@ impl Window {
             else {
                 continue;
             };
+            let is_undefined = matches!(state, State::Unwritten | State::Undefined);
+            undefined |= u32::from(is_undefined) << lane;
+            if is_undefined != all {
+                continue;
+            }
             let kind = match state {
                 State::InFlightOverWritten => FindingKind::AsyncCopyInFlight,
                 _ => FindingKind::UninitialisedRead { space },
             };
-            let offset = match space {
-                Space::Shared => offset + SHARED_BASE as usize,
-                Space::Local => offset - lane * warp.local.bytes() + LOCAL_BASE as usize,
-                _ => offset,
-            };
+            let offset = offset_in_space(warp, self, lane);
             context.report(kind, warp.pc, warp.id, lane as u32, |context| {
                 let offset = match space {
                     Space::Shared => context.shared_place(offset as u32),
@@ -289,10 +314,12 @@ impl Window {
                 let why = match state {
                     State::InFlight => "an asynchronous copy into it has not been waited for",
                     State::InFlightOverWritten => "an asynchronous copy over it has not been waited for",
+                    State::Undefined => "what was written to it is not defined",
                     _ => "nothing wrote it",
                 };
                 format!("byte {byte} of {bytes} bytes read at {space} offset {offset}: {why}")
             });
         }
+        undefined
     }
 }

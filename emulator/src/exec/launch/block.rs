@@ -339,6 +339,8 @@ fn initial_registers(environment: &Environment<'_>, block: [u32; 3], warp: u32) 
             Fill::Constant32(value) => (u64::from(value), false),
             Fill::Constant64(value) => (value, true),
             Fill::DynamicShared { wide } => (dynamic, wide),
+            // Every call has its own.
+            Fill::Frame { wide, .. } => (0, wide),
             Fill::Variable { index, offset, wide } => {
                 (environment.variables[index as usize].0.wrapping_add(offset as u64), wide)
             }
@@ -390,6 +392,8 @@ fn special_row(
             Special::LaneMaskGe => !(bit - 1),
             Special::DynamicSharedBytes => launch.shared_bytes,
             Special::TotalSharedBytes => environment.shared_bytes,
+            Special::SystemSharedBytes => SHARED_BASE,
+            Special::Workspace { high } => (environment.workspace.0 >> if high { 32 } else { 0 }) as u32,
             Special::Zero => 0,
             Special::One => 1,
         }

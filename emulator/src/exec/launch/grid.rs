@@ -7,12 +7,13 @@ use crate::error::LaunchError;
 use crate::exec::state::chain::Chain;
 use crate::exec::state::context::{Context, Environment, Random};
 use crate::exec::state::regions::Regions;
+use crate::isa::{Fill, Special};
 use crate::memory::global::Memory;
 use crate::module::Kernel;
 use crate::options::{Launch, Options, Schedule};
 use crate::report::trace::Trace;
 use crate::report::{FindingKind, Findings, Report, Statistics};
-use crate::space::SHARED_BASE;
+use crate::space::{Address, SHARED_BASE};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -95,6 +96,11 @@ pub fn launch_dependent(
         .map(|(kernel, launch)| Room::new(kernel, launch))
         .collect::<Result<_, LaunchError>>()?;
     let variables: Vec<_> = kernels.iter().map(|(kernel, _)| memory.variables(&kernel.module)).collect();
+    let asks = |(kernel, _): &(&Kernel, Launch<'_>)| {
+        let is_workspace = |fill| matches!(fill, Fill::Special(Special::Workspace { .. }));
+        kernel.data.code.fills.iter().any(|&(_, fill)| is_workspace(fill))
+    };
+    let workspace = kernels.iter().any(asks).then(|| Workspace::new(memory));
     let chain = Chain::new(kernels, memory.view());
     let parts = kernels.iter().zip(rooms).zip(variables).enumerate();
     let environments: Vec<Environment<'_>> = parts
@@ -103,6 +109,7 @@ pub fn launch_dependent(
             launch,
             options,
             variables,
+            workspace: workspace.as_ref().map_or(Address::default(), |workspace| workspace.address),
             global: &chain.global,
             chain: &chain,
             place,
@@ -113,6 +120,30 @@ pub fn launch_dependent(
         })
         .collect();
     Ok(run_blocks(&chain, &environments, options))
+}
+
+/// Bytes of a workspace.
+const WORKSPACE_BYTES: usize = 256;
+
+/// Where the blocks of a cooperative launch meet. It lives as long as the launch.
+struct Workspace<'m> {
+    memory: &'m Memory,
+    address: Address,
+}
+
+impl<'m> Workspace<'m> {
+    fn new(memory: &'m Memory) -> Self {
+        let address = memory.allocate(WORKSPACE_BYTES);
+        // Cannot fail: just allocated.
+        let _ = memory.write(address, &[0; WORKSPACE_BYTES]);
+        Workspace { memory, address }
+    }
+}
+
+impl Drop for Workspace<'_> {
+    fn drop(&mut self) {
+        let _ = self.memory.free(self.address);
+    }
 }
 
 /// The shared memory of a launch that is possible.
@@ -190,6 +221,7 @@ fn check_shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> 
 struct Collected {
     findings: Findings,
     traces: BTreeMap<u64, Trace>,
+    outputs: BTreeMap<u64, String>,
     statistics: Statistics,
 }
 
@@ -213,11 +245,12 @@ fn run_blocks<'a>(
         });
     }
     let report = |collected: Mutex<Collected>| {
-        let Collected { findings, traces, statistics } =
+        let Collected { findings, traces, outputs, statistics } =
             collected.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut trace = Trace::default();
         traces.into_values().for_each(|later| trace.add(later));
-        Report { findings: findings.in_order(options.max_findings), statistics, trace }
+        let output = outputs.into_values().collect();
+        Report { findings: findings.in_order(options.max_findings), statistics, trace, output }
     };
     collected.into_iter().map(report).collect()
 }
@@ -407,6 +440,9 @@ impl<'a> Worker<'_, 'a> {
         collected.statistics.add(&block.context.statistics);
         if !block.context.findings.is_empty() {
             collected.findings.add(number, std::mem::take(&mut block.context.findings));
+        }
+        if !block.context.output.is_empty() {
+            collected.outputs.insert(number, std::mem::take(&mut block.context.output));
         }
         if let Some(trace) = block.context.trace.take()
             && *trace != Trace::default()

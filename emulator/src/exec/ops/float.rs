@@ -90,7 +90,21 @@ fn directed(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
         let value = input(direct32(nearest, order, exact < 0.0, rounding));
         if sat { saturate(value).to_bits() } else { canonical(value) }
     };
-    if op == FloatOp::Fma {
+    // Squares, and products of two f32, are exact in f64: they tell on which side the nearest value lies.
+    let rooted = |a: f32| {
+        let a = input(a);
+        let (nearest, exact) =
+            if op == FloatOp::Rcp { (1.0 / a, 1.0) } else { (a.sqrt(), f64::from(a)) };
+        let back = f64::from(nearest) * f64::from(if op == FloatOp::Rcp { a } else { nearest });
+        let order = back.partial_cmp(&exact).unwrap_or(std::cmp::Ordering::Equal);
+        let order = if op == FloatOp::Rcp && a < 0.0 { order.reverse() } else { order };
+        let is_pole = a == 0.0 || a.is_infinite();
+        let value = if is_pole { nearest } else { direct32(nearest, order, nearest < 0.0, rounding) };
+        canonical(input(value))
+    };
+    if matches!(op, FloatOp::Rcp | FloatOp::Sqrt) {
+        map1(r, i, m, rooted);
+    } else if op == FloatOp::Fma {
         map3(r, i, m, one);
     } else {
         map2(r, i, m, |a: f32, b: f32| one(a, b, 0.0));

@@ -34,6 +34,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Matri
         MatrixOp::M16N8K32Bytes => multiply8::<16, 32>(&mut w.registers, i, m, lists),
         MatrixOp::M16N8K16Bytes => multiply8::<16, 16>(&mut w.registers, i, m, lists),
         MatrixOp::M8N8K16Bytes => multiply8::<8, 16>(&mut w.registers, i, m, lists),
+        MatrixOp::Multiply => super::multiply::run(&mut w.registers, i, m, lists),
     }
     c.statistics.matrix_instructions += 1;
     Ok(())
@@ -211,17 +212,22 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
     if owners == 0 {
         return Ok(());
     }
-    let want = Want { space: Space::Shared, bytes: 16, store };
+    let want = Want { space: Space::Shared, bytes: 16, store, goes_on: false };
     let addresses = addresses(w, i);
     let mut window = Window::new();
     resolve(c, w, want, &addresses, owners, &mut window)?;
     let touch = if store { Touch::Write } else { Touch::Read };
     c.region_access(w, &window, 16, if store { "store" } else { "load" });
     let races = c.race_access(w, &window, 16, touch, Strength::default());
+    let undefined = match store {
+        false if !races => window.undefined(c, w, 16, window.is_contiguous(16)),
+        _ => 0,
+    };
     if store {
         window.set_written(16, false);
-    } else if !races {
-        window.check_written(c, w, 16, window.is_contiguous(16));
+        if w.poison.is_some() {
+            c.poison_matrix_stored(w, i, &window);
+        }
     }
     for (matrix, &register) in rows.iter().enumerate() {
         let words = if store { arrange(w.registers.row32(register), i) } else { [0; LANES] };
@@ -251,6 +257,9 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
             let read = arrange(&read, i);
             w.registers.set32(register, m, &read);
         }
+    }
+    if undefined != 0 {
+        c.poison_matrix_loaded(w, i, &window, undefined);
     }
     Ok(())
 }

@@ -46,6 +46,7 @@ pub fn run(
         let (address, value) = (addresses[lane], values[lane]);
         let arrives =
             matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect);
+        let arrives = arrives || matches!(op, MbarrierOp::CompleteStore | MbarrierOp::ArriveCopies);
         if arrives && released.replace(address) != Some(address) {
             c.race_release_to_mbarrier(w.id, m, address, i.has(FLAG_RELAXED));
         }
@@ -56,7 +57,10 @@ pub fn run(
             MbarrierOp::Init => c.mbarriers.init(address, value),
             MbarrierOp::Invalidate => c.mbarriers.invalidate(address),
             MbarrierOp::Expect => c.mbarriers.expect(address, value),
-            MbarrierOp::Complete => c.mbarriers.complete(address, value),
+            MbarrierOp::Complete | MbarrierOp::CompleteStore => c.mbarriers.complete(address, value),
+            // The phase awaits one arrival more, which comes now.
+            MbarrierOp::ArriveCopies if !i.has(FLAG_OPTIONAL) => c.mbarriers.touch(address),
+            MbarrierOp::ArriveCopies => c.mbarriers.arrive(address, 1, false).map(|_| ()),
             MbarrierOp::ArriveExpect => c
                 .mbarriers
                 .expect(address, value)

@@ -15,19 +15,23 @@ use crate::space::{PARAM_WINDOW, Space};
 pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow {
     let (bytes, how) = (i.b * u32::from(i.count), Strength::of(i));
     let (space, addresses) = place(w, i, space);
-    let want = Want { space, bytes, store: false };
+    let want = Want { space, bytes, store: false, goes_on: true };
     let lists = &c.environment.kernel.data.code.lists;
     let rows = &lists[i.d as usize..i.d as usize + usize::from(i.count)];
     let mut window = Window::new();
-    let mut rest = m;
+    let (mut rest, mut refused) = (m, 0);
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
+        rest &= !(window.mask | window.refused);
+        refused |= window.refused;
+        if window.mask == 0 {
+            continue;
+        }
         let contiguous = window.is_contiguous(bytes);
         c.global_access(w, &window, bytes, Touch::Read, how);
         c.region_access(w, &window, bytes, "load");
-        if !c.race_access(w, &window, bytes, Touch::Read, how) {
-            window.check_written(c, w, bytes, contiguous);
-        }
+        let races = c.race_access(w, &window, bytes, Touch::Read, how);
+        let undefined = if races { 0 } else { window.undefined(c, w, bytes, contiguous) };
         for (position, &row) in rows.iter().enumerate() {
             let at = position * i.b as usize;
             if contiguous && bytes == 4 && i.c == 0 {
@@ -39,7 +43,12 @@ pub fn load(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: S
             }
         }
         c.strong_seen(w, &window, how);
-        rest &= !window.mask;
+        if undefined != 0 {
+            c.poison_loaded(w, &window, (rows, i.b), i.c != 0, undefined);
+        }
+    }
+    if refused != 0 {
+        c.poison_refused(w, i, refused);
     }
     Ok(())
 }
@@ -126,13 +135,17 @@ unsafe fn gather<T: Copy, C: Copy>(
 pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow {
     let (bytes, how) = (i.b * u32::from(i.count), Strength::of(i));
     let (space, addresses) = place(w, i, space);
-    let want = Want { space, bytes, store: true };
+    let want = Want { space, bytes, store: true, goes_on: true };
     let lists = &c.environment.kernel.data.code.lists;
     let rows = &lists[i.d as usize..i.d as usize + usize::from(i.count)];
     let mut window = Window::new();
     let mut rest = m;
     while rest != 0 {
         resolve(c, w, want, &addresses, rest, &mut window)?;
+        rest &= !(window.mask | window.refused);
+        if window.mask == 0 {
+            continue;
+        }
         let contiguous = window.is_contiguous(bytes);
         c.region_access(w, &window, bytes, "store");
         let _turn = c.turn(&window, how);
@@ -150,7 +163,9 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
             }
         }
         window.set_written(bytes, contiguous);
-        rest &= !window.mask;
+        if w.poison.is_some() {
+            c.poison_stored(w, &window, (rows, i.b), i.c != 0);
+        }
     }
     Ok(())
 }

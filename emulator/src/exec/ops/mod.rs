@@ -2,6 +2,7 @@
 
 pub mod async_copy;
 pub mod atomic;
+pub mod builtin;
 pub mod bulk;
 pub mod carry;
 pub mod compare;
@@ -13,4 +14,7 @@ pub mod matrix;
 pub mod mbarrier;
 pub mod memory;
 pub mod moves;
+pub mod multiply;
+pub mod rare;
 pub mod shuffle;
+pub mod tensor_map;

@@ -5,6 +5,7 @@ use super::bulk::BulkQueue;
 use super::chain::{Chain, Grid};
 use super::families::Families;
 use super::mbarrier::Mbarriers;
+use super::poison::Origin;
 use super::regions::Regions;
 use super::tiles::Tiles;
 use super::warpgroup::Warpgroups;
@@ -39,6 +40,8 @@ pub struct Environment<'a> {
     /// and the place of this one among them.
     pub place: usize,
     pub variables: Arc<[Address]>,
+    /// What the blocks of a cooperative launch meet at: zeros; 0 where no kernel asks for it.
+    pub workspace: Address,
     /// Bytes of shared memory before the dynamic part.
     pub dynamic_offset: u32,
     /// Static and dynamic bytes.
@@ -123,6 +126,10 @@ pub struct Context<'a> {
     /// Whether some of it waits for the end of the grid before.
     pub awaits_grid: bool,
     pub findings: Vec<Finding>,
+    /// Where values come from that are not defined and were stored in shared or local memory, by word.
+    pub undefined: HashMap<u64, Origin>,
+    /// What it has printed.
+    pub output: String,
     /// Which kind at which instruction has which place in `findings`.
     known: HashMap<(FindingKind, u32), usize>,
     pub statistics: Statistics,
@@ -166,6 +173,8 @@ impl<'a> Context<'a> {
             lets_next_grid_start: false,
             awaits_grid: false,
             findings: Vec::new(),
+            undefined: HashMap::new(),
+            output: String::new(),
             known: HashMap::new(),
             statistics: Statistics { blocks: 1, ..Statistics::default() },
             trace: environment.options.trace.then(Box::default),
@@ -198,6 +207,8 @@ impl<'a> Context<'a> {
         self.deeds = 0;
         (self.allows_next_grid, self.lets_next_grid_start, self.awaits_grid) = (false, false, false);
         self.findings.clear();
+        self.output.clear();
+        self.undefined.clear();
         self.known.clear();
         self.statistics = Statistics { blocks: 1, ..Statistics::default() };
         self.trace = self.environment.options.trace.then(Box::default);

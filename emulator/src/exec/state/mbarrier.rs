@@ -12,8 +12,10 @@ pub const MBARRIER_BYTES: u32 = 8;
 const MAX_COUNT: u32 = (1 << 20) - 1;
 /// Most bytes announced and not landed, or landed and not announced.
 const MAX_TRANSACTIONS: i64 = (1 << 20) - 1;
-/// Marks a token in its upper half, so that a program's other numbers are none.
-const TOKEN: u64 = 0x6d62_6172 << 32;
+/// Marks a token in its upper bits, so that a program's other numbers are none. Below them are the arrivals
+/// that the phase awaited, in 20 bits, and its number.
+const TOKEN: u64 = 0x6d6 << 52;
+const TOKEN_MASK: u64 = 0xfff << 52;
 
 /// One barrier.
 #[derive(Clone, Copy, Debug)]
@@ -108,13 +110,18 @@ impl Mbarriers {
                  and {transactions} bytes"
             ));
         }
-        let token = TOKEN | u64::from(barrier.phase);
+        let token = TOKEN | u64::from(barrier.pending) << 32 | u64::from(barrier.phase);
         barrier.pending -= count;
         if drop {
             barrier.expected -= count;
         }
         self.settle(address)?;
         Ok(token)
+    }
+
+    /// Looks for the barrier, at which nothing changes.
+    pub fn touch(&mut self, address: u32) -> Misuse<()> {
+        self.find(address).map(|_| ())
     }
 
     fn settle(&mut self, address: u32) -> Misuse<()> {
@@ -138,7 +145,7 @@ impl Mbarriers {
     /// Whether the phase of a token is complete.
     pub fn token_complete(&mut self, address: u32, token: u64) -> Misuse<bool> {
         let phase = self.find(address)?.phase;
-        if token & !0xffff_ffff != TOKEN || ![phase, phase.wrapping_sub(1)].contains(&(token as u32)) {
+        if token & TOKEN_MASK != TOKEN || ![phase, phase.wrapping_sub(1)].contains(&(token as u32)) {
             return Err(format!("{token:#x} is no token of the current or the last phase, {phase}"));
         }
         Ok(phase != token as u32)

@@ -3,6 +3,7 @@
 pub mod barrier;
 pub mod boxes;
 pub mod bulk;
+pub mod calls;
 pub mod chain;
 pub mod context;
 pub mod copies;

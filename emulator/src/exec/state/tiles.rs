@@ -2,7 +2,7 @@
 
 use super::descriptor::{Descriptor, PIECE, PIECE_BYTES};
 use crate::exec::values::half::{Bfloat, Format, Half};
-use crate::isa::{WGMMA_K, WgmmaType};
+use crate::isa::{MatrixType, WGMMA_K};
 use crate::memory::shared::{PAGE_BYTES, SharedMemory};
 use crate::space::SHARED_BASE;
 use foldhash::fast::FixedState;
@@ -15,12 +15,12 @@ pub struct Key {
     pub descriptor: u64,
     pub rows: u32,
     pub transposed: bool,
-    pub half: bool,
+    pub ty: MatrixType,
 }
 
 impl Key {
-    pub fn new(descriptor: u64, rows: u32, transposed: bool, ty: WgmmaType) -> Self {
-        Key { descriptor, rows, transposed, half: ty == WgmmaType::F16 }
+    pub fn new(descriptor: u64, rows: u32, transposed: bool, ty: MatrixType) -> Self {
+        Key { descriptor, rows, transposed, ty }
     }
 }
 
@@ -86,6 +86,37 @@ impl Tiles {
         &self.tiles[place]
     }
 
+    /// The elements of an operand, of so many bits each, as shared memory has them now: `row * k + k`.
+    pub fn elements(
+        &self,
+        place: usize,
+        transposed: bool,
+        bits: usize,
+        shared: &mut SharedMemory,
+    ) -> Vec<u64> {
+        let pieces = &self.tiles[place].pieces;
+        let in_piece = PIECE_BYTES as usize * 8 / bits;
+        let k = 2 * in_piece;
+        let rows = pieces.len() / 2;
+        let per_line = if transposed { rows / PIECE } else { 2 };
+        let data = shared.data();
+        let mut values = vec![0; rows * k];
+        for (index, &piece) in pieces.iter().enumerate() {
+            // SAFETY: `find` checked that the piece lies in shared memory.
+            let word =
+                unsafe { data.add((piece - SHARED_BASE) as usize).cast::<u128>().read_unaligned() };
+            let (line, along) = (index / per_line, index % per_line * in_piece);
+            for element in 0..in_piece {
+                let value = (word >> (element * bits)) as u64 & ((1 << bits) - 1);
+                // Transposed are 16-bit types alone, whose pieces have as many rows as values of k.
+                let at =
+                    if transposed { (along + element) * k + line } else { line * k + along + element };
+                values[at] = value;
+            }
+        }
+        values
+    }
+
     /// An operand with the values that shared memory has now. `pack` rearranges new ones.
     #[inline(always)]
     pub fn load(
@@ -100,7 +131,7 @@ impl Tiles {
         if tile.version != version || tile.values.is_empty() {
             tile.version = version;
             tile.values.resize(key.rows as usize * WGMMA_K, 0.0);
-            if key.half {
+            if key.ty == MatrixType::F16 {
                 tile.read::<Half>(key, shared)
             } else {
                 tile.read::<Bfloat>(key, shared)

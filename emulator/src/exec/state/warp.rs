@@ -10,6 +10,7 @@
 //! run for long, perhaps because they spin for something that the waiting ones have yet to do, these
 //! go on without them.
 
+use super::calls::Call;
 use super::copies::CopyQueue;
 use super::flight::Flight;
 use super::poison::Poison;
@@ -18,6 +19,9 @@ use crate::exec::values::registers::Registers;
 use crate::isa::NO_RECONVERGENCE;
 use crate::memory::local::LocalMemory;
 
+/// The meeting point of lanes that return from a call: no instruction, as the call may be made again
+/// meanwhile.
+pub const RETURNED: u32 = u32::MAX - 1;
 /// No record.
 pub const NONE: u32 = u32::MAX;
 
@@ -54,8 +58,12 @@ pub struct Fragment {
 /// Lanes that are to meet again.
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    /// Where.
+    /// Where; of a call, [`RETURNED`].
     pc: u32,
+    /// Where they go on then.
+    resume: u32,
+    /// The number of the call that they return from; [`NONE`] of a branch.
+    call: u32,
     /// Who: 0 marks a free record.
     need: u32,
     /// Who is there already.
@@ -74,6 +82,10 @@ pub struct Warp {
     /// Its lanes, by where they are.
     pub fragments: Vec<Fragment>,
     records: Vec<Record>,
+    /// Calls that have not ended, by number.
+    pub calls: Vec<Option<Box<Call>>>,
+    /// Bytes of the stack of local memory that each lane uses, of kernels with `alloca`.
+    pub stack: [u32; 32],
     /// Lanes that have not exited.
     pub live: u32,
     /// Local memory of its lanes.
@@ -88,6 +100,8 @@ pub struct Warp {
     pub watched: Option<Box<[u32]>>,
     /// Its registers with values that are not defined, once there are any.
     pub poison: Option<Box<Poison>>,
+    /// Instructions since it was looked whether there still are any.
+    pub looks: u32,
     /// The instruction being executed, for reports.
     pub pc: u32,
     /// Instructions executed while lanes waited at a meeting point.
@@ -119,6 +133,8 @@ impl Warp {
             registers,
             fragments: Vec::new(),
             records: Vec::new(),
+            calls: Vec::new(),
+            stack: [0; 32],
             live,
             local,
             copies,
@@ -126,6 +142,7 @@ impl Warp {
             flight: None,
             watched: None,
             poison: None,
+            looks: 0,
             pc: 0,
             stalled: 0,
             asked: (0, 0),
@@ -140,6 +157,8 @@ impl Warp {
         self.live = live;
         self.fragments.clear();
         self.records.clear();
+        self.calls.clear();
+        self.stack = [0; 32];
         self.stalled = 0;
         self.asked = (0, 0);
         self.asking = 0;
@@ -170,7 +189,10 @@ impl Warp {
         if point == NO_RECONVERGENCE || point == self.meeting_point(parent) {
             return parent;
         }
-        let record = Record { pc: point, need: mask, got: 0, parent };
+        self.add(Record { pc: point, resume: point, call: NONE, need: mask, got: 0, parent })
+    }
+
+    fn add(&mut self, record: Record) -> u32 {
         match self.records.iter().position(|record| record.need == 0) {
             Some(free) => {
                 self.records[free] = record;
@@ -183,6 +205,43 @@ impl Warp {
         }
     }
 
+    /// Lanes make a call, from which they go on at `resume`; their record until then.
+    pub fn begin_call(&mut self, call: Call, resume: u32, mask: u32, parent: u32) -> u32 {
+        let number = match self.calls.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                self.calls.push(None);
+                self.calls.len() - 1
+            }
+        };
+        self.calls[number] = Some(Box::new(call));
+        self.add(Record { pc: RETURNED, resume, call: number as u32, need: mask, got: 0, parent })
+    }
+
+    /// The record of the call that lanes are in, and its number, if they are in any.
+    pub fn call_of(&self, mut record: u32) -> Option<(u32, u32)> {
+        while record != NONE {
+            let Record { call, parent, .. } = self.records[record as usize];
+            if call != NONE {
+                return Some((record, call));
+            }
+            record = parent;
+        }
+        None
+    }
+
+    /// Lanes that return are no longer awaited on the way to the record of their call.
+    pub fn leave(&mut self, mask: u32, mut record: u32, until: u32) {
+        while record != until && record != NONE {
+            record = self.forget(mask, record);
+        }
+    }
+
+    /// Where lanes go on behind a meeting point.
+    pub fn resume(&self, record: u32) -> u32 {
+        self.records[record as usize].resume
+    }
+
     /// Lanes reach their meeting point. If they are the last, all of them and their next record.
     pub fn arrive(&mut self, record: u32, mask: u32) -> Option<(u32, u32)> {
         let meeting = &mut self.records[record as usize];
@@ -190,9 +249,10 @@ impl Warp {
         if meeting.got != meeting.need {
             return None;
         }
-        let result = (meeting.need, meeting.parent);
+        let (result, call) = ((meeting.need, meeting.parent), meeting.call);
         meeting.need = 0;
         self.stalled = 0;
+        self.end_call(call);
         Some(result)
     }
 
@@ -237,11 +297,43 @@ impl Warp {
         self.stalled = 0;
         for record in &mut self.records {
             if record.need != 0 && record.got != 0 {
-                let Record { pc, got, parent, .. } = *record;
+                let Record { resume, got, parent, .. } = *record;
                 record.need &= !got;
                 record.got = 0;
-                self.fragments.push(Fragment { pc, mask: got, record: parent, state: State::Ready });
+                self.fragments.push(Fragment {
+                    pc: resume,
+                    mask: got,
+                    record: parent,
+                    state: State::Ready,
+                });
             }
+        }
+    }
+
+    /// Lanes are no longer awaited in a record. Those that waited only for them go on; the next record.
+    fn forget(&mut self, mask: u32, record: u32) -> u32 {
+        let meeting = &mut self.records[record as usize];
+        let was_awaited = meeting.need != 0;
+        meeting.need &= !mask;
+        let Record { resume, call, need, got, parent, .. } = *meeting;
+        if need != 0 && need == got {
+            meeting.need = 0;
+            self.fragments.push(Fragment {
+                pc: resume,
+                mask: need,
+                record: parent,
+                state: State::Ready,
+            });
+        }
+        if was_awaited && (need == 0 || need == got) {
+            self.end_call(call);
+        }
+        parent
+    }
+
+    fn end_call(&mut self, call: u32) {
+        if call != NONE {
+            self.calls[call as usize] = None;
         }
     }
 
@@ -249,14 +341,7 @@ impl Warp {
     pub fn exit(&mut self, mask: u32, mut record: u32) {
         self.live &= !mask;
         while record != NONE {
-            let meeting = &mut self.records[record as usize];
-            meeting.need &= !mask;
-            let Record { pc, need, got, parent } = *meeting;
-            if need != 0 && need == got {
-                meeting.need = 0;
-                self.fragments.push(Fragment { pc, mask: need, record: parent, state: State::Ready });
-            }
-            record = parent;
+            record = self.forget(mask, record);
         }
         for fragment in &mut self.fragments {
             if matches!(fragment.state, State::Lanes(_)) {

@@ -18,6 +18,8 @@ pub struct Window {
     pub offsets: Addresses,
     /// The lanes.
     pub mask: u32,
+    /// Lanes that were refused, and left out.
+    pub refused: u32,
     /// The space that it lies in.
     pub space: Space,
     /// Whether the shadow has anything to tell, or to learn.
@@ -63,6 +65,7 @@ impl Window {
             shadow: Shadow::new(std::ptr::null_mut()),
             offsets: [0; LANES],
             mask: 0,
+            refused: 0,
             space: Space::Generic,
             tracked: false,
         }

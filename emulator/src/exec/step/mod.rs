@@ -1,6 +1,7 @@
 //! The interpreter loop: runs one fragment of a warp until it waits, ends or has had its turn.
 
 pub mod asynchronous;
+mod call;
 mod dependent;
 mod exchange;
 mod trace;
@@ -14,7 +15,7 @@ use crate::exec::state::warp::{ASK, Fragment, NONE, SPIN, State, Warp};
 use crate::exec::values::registers::lanes;
 use crate::isa::{
     BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_GUARD,
-    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, Op, ROW_SINK,
+    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, MbarrierOp, Op, ROW_SINK,
 };
 use crate::report::FindingKind;
 use crate::space::Space;
@@ -81,12 +82,12 @@ impl Runner<'_, '_> {
             let i = &code.instructions[self.pc as usize];
             let guard = self.warp.registers.predicate(i.guard);
             let guard = if i.has(FLAG_NEGATE_GUARD) { !guard } else { guard };
-            let m = self.mask & guard;
+            let mut m = self.mask & guard;
             if self.warp.watched.is_some() {
                 self.context.watch_touch(self.warp, self.pc, self.mask, m);
             }
             if self.warp.poison.is_some() {
-                self.context.poison_touch(self.warp, self.pc, self.mask, m);
+                m &= !self.context.poison_touch(self.warp, self.pc, self.mask, m);
             }
             if m == 0 {
                 self.pc += 1;
@@ -229,11 +230,15 @@ impl Runner<'_, '_> {
             Op::Carry(op) => ops::carry::run(&mut self.warp.registers, i, m, op),
             Op::ActiveMask => self.warp.registers.set32(i.d, m, &[m; 32]),
             Op::Clock32 | Op::Clock64 => {
-                let now = self.context.statistics.warp_instructions;
+                // Never 0, as on a GPU.
+                let now = self.context.statistics.warp_instructions + 1;
                 ops::moves::clock(&mut self.warp.registers, i, m, now, i.op == Op::Clock64);
             }
             Op::Mbarrier(op) if op.polls() => return self.poll(i, m, op),
             Op::Mbarrier(op) => {
+                if op == MbarrierOp::ArriveCopies {
+                    async_copy::complete(self.context, self.warp, m, None)?;
+                }
                 ops::mbarrier::run(self.context, self.warp, i, m, op)?;
             }
             Op::Bulk(op) => ops::bulk::run(self.context, self.warp, i, m, op)?,
@@ -255,11 +260,30 @@ impl Runner<'_, '_> {
             Op::Barrier(op) => return self.barrier(i, m, op),
             Op::BranchIndexed => return self.branch_indexed(i, m),
             Op::Exit => return self.exit(m),
+            Op::Call => return self.call(i, m),
+            Op::Return => return Ok(self.return_from_call(m)),
+            Op::CallBuiltin(op) => ops::builtin::run(self.context, self.warp, i, m, op)?,
             Op::Trap => {
                 self.report(FindingKind::Trap, m, "the kernel executed trap".to_string());
                 return Err(Stop);
             }
             Op::Nop => {}
+            Op::Rare(op) => ops::rare::run(&mut self.warp.registers, i, m, op),
+            Op::IsConstant => {
+                let addresses = *self.warp.registers.row64(i.a);
+                let global = self.context.environment.global;
+                let is = |&lane: &usize| global.get(addresses[lane]).is_ok_and(|view| view.read_only);
+                let found = lanes(m).filter(is).fold(0, |mask, lane| mask | 1 << lane);
+                self.warp.registers.set_predicate(i.d, m, found);
+            }
+            Op::StackAllocate | Op::StackSave | Op::StackRestore => self.stack(i, m)?,
+            Op::ReplaceInMap => ops::tensor_map::replace(self.context, self.warp, i, m)?,
+            Op::CopyMap => {
+                let Some(m) = self.whole_warp(m)? else {
+                    return Ok(Next::Leave(Event::Yield));
+                };
+                ops::tensor_map::copy(self.context, self.warp, i, m)?;
+            }
             _ => unreachable!("{:?} runs elsewhere, or its kernel does not launch", i.op),
         }
         Ok(Next::Advance)

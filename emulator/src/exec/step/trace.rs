@@ -201,6 +201,8 @@ impl Shape {
             MatrixOp::M16N8K8Tf32 => (4, 2, 8, tf32),
             MatrixOp::M16N8K4Tf32 => (2, 1, 4, tf32),
             MatrixOp::LoadMatrix | MatrixOp::StoreMatrix | MatrixOp::MoveTransposed => return None,
+            // Of these nothing is traced.
+            MatrixOp::Multiply => return None,
             // Integers are never NaN.
             MatrixOp::M16N8K32Bytes | MatrixOp::M16N8K16Bytes | MatrixOp::M8N8K16Bytes => return None,
         };

@@ -2,8 +2,10 @@
 //! lanes.
 
 pub mod float;
+pub mod fp8;
 pub mod half;
 pub mod map;
 pub mod math;
+pub mod matrix;
 pub mod registers;
 pub mod rounding;

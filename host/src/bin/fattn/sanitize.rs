@@ -5,6 +5,7 @@ mod buffer;
 mod element;
 mod error;
 mod launch;
+mod names;
 mod report;
 
 use crate::console::{self, outln};
@@ -52,6 +53,16 @@ pub struct SanitizeArguments {
     /// A buffer that no parameter points to, for tensor maps and structures; see below.
     #[arg(long = "buffer", value_name = "BUFFER")]
     buffers: Vec<String>,
+    /// What a `.const` or `.global` variable of the text holds before the launch: a number, `pack`, `ref`, or
+    /// the contents of `buf` or `file`.
+    #[arg(long = "symbol", value_name = "NAME=VALUE")]
+    symbols: Vec<String>,
+    /// Say where the first value comes from that is not finite.
+    #[arg(long)]
+    trace_nonfinite: bool,
+    /// Write findings to a file in SARIF, which editors and CI show.
+    #[arg(long, value_name = "FILE")]
+    sarif: Option<PathBuf>,
     /// How warps take turns, and when asynchronous copies land.
     #[arg(long, default_value = "all")]
     schedule: ScheduleChoice,
@@ -80,6 +91,17 @@ pub struct SanitizeArguments {
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
+    /// What besides errors makes the exit code 1.
+    #[arg(long, value_name = "WHAT")]
+    deny: Option<Denied>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Denied {
+    /// Warnings.
+    Warnings,
+    /// Warnings and notes.
+    Notes,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -94,7 +116,7 @@ enum ScheduleChoice {
     Random,
 }
 
-/// Runs the kernel under all schedules and prints what was found; exit code 1 if anything was.
+/// Runs the kernel under all schedules and prints what was found; exit code 1 if there are errors.
 pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
     let schedules = schedules(arguments)?;
     if arguments.max_findings == 0 {
@@ -121,10 +143,15 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         shared_bytes: arguments.shared,
         regions: arguments.regions.iter().map(|text| region(text)).collect::<Result<_>>()?,
         ..Setup::new(kernel, &arguments.arguments, &arguments.buffers)?
+            .with_symbols(&arguments.symbols)?
     };
+    let inputs = [("--ptx", arguments.ptx.as_path())];
+    let sarif = arguments.sarif.as_deref().map(|path| OutputFile::new("--sarif", path, &inputs));
+    let mut sarif = sarif.transpose()?;
     let mut outputs = outputs(arguments, &setup)?;
     let mut summary =
         Summary::new(&setup, module.target(), !arguments.any_order, arguments.max_findings);
+    summary.traces = arguments.trace_nonfinite;
     let progress = Progress::new("schedules run", schedules.size_hint().1, true);
     for schedule in schedules {
         let options = Options {
@@ -133,9 +160,15 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
             threads: arguments.threads,
             max_findings: usize::MAX, // all are counted, whatever is printed
             step_limit: Some(arguments.step_limit),
-            trace: false,
+            acquire_always: false,
+            trace: arguments.trace_nonfinite,
         };
-        summary.add(schedule, setup.run(&options)?);
+        let mut ran = setup.run(&options)?;
+        if Summary::has_global_race(&ran) {
+            let acquired = setup.run(&Options { acquire_always: true, ..options })?;
+            Summary::weigh_races(&mut ran, &acquired);
+        }
+        summary.add(schedule, ran);
         progress.step();
         if summary.is_endless() {
             break;
@@ -147,12 +180,21 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
             file.write(bytes)?;
         }
     }
+    if let Some(file) = &mut sarif {
+        file.write(summary.sarif(&arguments.ptx).to_string().as_bytes())?;
+    }
     if arguments.json {
         outln!("{}", summary.json())?;
     } else {
         console::write(format_args!("{}", summary.text()))?;
     }
-    Ok(ExitCode::from(u8::from(summary.count() > 0)))
+    let [errors, warnings, notes] = summary.counts();
+    let denied = match arguments.deny {
+        None => errors,
+        Some(Denied::Warnings) => errors + warnings,
+        Some(Denied::Notes) => errors + warnings + notes,
+    };
+    Ok(ExitCode::from(u8::from(denied > 0)))
 }
 
 /// The file of each buffer that has an `out=`.

@@ -4,6 +4,7 @@
 //! between the issue and the wait for the group.
 
 mod multiply;
+mod other;
 mod trace;
 
 use crate::exec::state::context::{Context, Flow, Stop};
@@ -13,7 +14,7 @@ use crate::exec::state::warpgroup::Step;
 use crate::exec::state::wgmma::Pending;
 use crate::exec::values::half::{Bfloat, Half};
 use crate::exec::values::registers::LANES;
-use crate::isa::{FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, WGMMA_K, WgmmaShape, WgmmaType};
+use crate::isa::{FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, MatrixType, WGMMA_K, WgmmaShape};
 use crate::options::Schedule;
 use crate::report::FindingKind;
 use crate::space::Space;
@@ -56,9 +57,9 @@ pub fn issue(c: &mut Context<'_>, w: &mut Warp, i: &Instruction) -> Flow {
     }
     let accumulates = predicate != 0;
     c.warpgroup_step(w, Step { pc: w.pc, operands: [a, b], accumulates })?;
-    let left_key = Key::new(a, ROWS, shape.transpose_a, shape.ty);
+    let left_key = Key::new(a, ROWS, shape.transpose_a, shape.a);
     let left = if from_registers { None } else { Some(place(c, w, left_key, "A")?) };
-    let right_key = Key::new(b, shape.columns, shape.transpose_b, shape.ty);
+    let right_key = Key::new(b, shape.columns, shape.transpose_b, shape.b);
     let right = place(c, w, right_key, "B")?;
     let group = w.wgmma.open_group();
     if let Some(left) = left {
@@ -111,6 +112,9 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
     let code = &c.environment.kernel.data.code;
     let i = &code.instructions[pending.pc as usize];
     let shape = WgmmaShape::decode(i.e);
+    if !shape.is_usual() {
+        return other::run(c, w, pending);
+    }
     let rows = &code.lists[i.d as usize..][..shape.columns as usize / 2];
     let mut left: Left = [[[0.0; LANES]; WGMMA_K]; 2];
     left_of(c, w, pending, &mut left);
@@ -128,13 +132,13 @@ fn left_of(c: &mut Context<'_>, w: &Warp, pending: &Pending, left: &mut Left) {
     match pending.left {
         None => {
             let operands = &code.lists[i.a as usize..][..WGMMA_K / 4];
-            match shape.ty {
-                WgmmaType::Bf16 => left_from_registers::<Bfloat>(&w.registers, operands, sign, left),
-                WgmmaType::F16 => left_from_registers::<Half>(&w.registers, operands, sign, left),
+            match shape.a {
+                MatrixType::Bf16 => left_from_registers::<Bfloat>(&w.registers, operands, sign, left),
+                _ => left_from_registers::<Half>(&w.registers, operands, sign, left),
             }
         }
         Some(place) => {
-            let key = Key::new(pending.descriptors[0], ROWS, shape.transpose_a, shape.ty);
+            let key = Key::new(pending.descriptors[0], ROWS, shape.transpose_a, shape.a);
             let values = c.tiles.load(place, key, &mut c.shared, |_, _| {});
             let first = (w.id % 4) as usize * WARP_ROWS * WGMMA_K;
             left_from_values(&values[first..], sign, left);
@@ -146,6 +150,6 @@ fn left_of(c: &mut Context<'_>, w: &Warp, pending: &Pending, left: &mut Left) {
 #[inline(always)]
 fn right_of<'c>(c: &'c mut Context<'_>, pending: &Pending) -> &'c [f32] {
     let shape = WgmmaShape::decode(c.environment.code().instructions[pending.pc as usize].e);
-    let key = Key::new(pending.descriptors[1], shape.columns, shape.transpose_b, shape.ty);
+    let key = Key::new(pending.descriptors[1], shape.columns, shape.transpose_b, shape.b);
     c.tiles.load(pending.right, key, &mut c.shared, pack_right)
 }

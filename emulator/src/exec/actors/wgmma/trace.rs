@@ -14,6 +14,9 @@ use crate::report::trace::OriginKind;
 pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
     let code = c.environment.code();
     let i = &code.instructions[pending.pc as usize];
+    if !WgmmaShape::decode(i.e).is_usual() {
+        return (c.environment.families.wgmma)(c, w, pending);
+    }
     let rows = &code.lists[i.d as usize..][..WgmmaShape::decode(i.e).columns as usize / 2];
     let before: Vec<[u32; LANES]> = rows.iter().map(|&row| *w.registers.row32(row)).collect();
     (c.environment.families.wgmma)(c, w, pending);

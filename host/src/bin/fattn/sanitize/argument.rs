@@ -26,6 +26,8 @@ Options of a buffer:
   name=NAME     what ref, map and the report call it; by default as the parameter
   out=PATH      write its bytes to a file after the last schedule; not to one that is read
   dtype=TYPE    how to read the bytes of file:PATH; u8 by default
+  expect=PATH   an element that ends otherwise than in this file, of raw bytes or PATH#TENSOR, is a finding;
+                atol=X and rtol=X: unless it is within X + X * |expected|; NaN is as good as NaN
   finite        an element that ends as NaN or infinity is a finding
   written       an element that ends with bytes that nothing wrote is a finding
 --buffer makes a buffer that no parameter points to: the text of buf or file, with a name.";

@@ -29,6 +29,16 @@ pub struct Buffer {
     pub finite: bool,
     /// Whether an element that nothing wrote is a finding.
     pub written: bool,
+    /// What it must end with.
+    pub expected: Option<Expected>,
+}
+
+/// The contents that a buffer must end with: each element within `absolute + relative * |expected|`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    pub bytes: Vec<u8>,
+    pub absolute: f64,
+    pub relative: f64,
 }
 
 impl Buffer {
@@ -41,16 +51,24 @@ impl Buffer {
             Some(("file", path)) => from_file(option, path)?,
             _ => return Err(expected(option, "buf:TYPE:COUNT:CONTENTS or file:PATH", text)),
         };
+        let (mut absolute, mut relative) = (None, None);
         for field in fields {
             match field.split_once('=').unwrap_or((field, "")) {
                 ("name", name) if is_name(name) => name.clone_into(&mut buffer.name),
                 ("name", name) => return Err(expected(option, "a name of letters, digits and _", name)),
                 ("out", path) if !path.is_empty() => buffer.out = Some(path.into()),
                 ("dtype", dtype) if !is_typed => buffer.element = Element::parse(option, dtype)?,
+                ("expect", path) if !path.is_empty() => {
+                    let bytes = from_file(option, path)?.0.contents.unwrap_or_default();
+                    buffer.expected = Some(Expected { bytes, absolute: 0.0, relative: 0.0 });
+                }
+                ("atol", value) => absolute = Some(tolerance(option, "atol", value)?),
+                ("rtol", value) => relative = Some(tolerance(option, "rtol", value)?),
                 ("finite", "") => buffer.finite = true,
                 ("written", "") => buffer.written = true,
                 _ => {
-                    let what = "name=NAME, out=PATH, finite or written, or dtype=TYPE for raw bytes";
+                    let what = "name=NAME, out=PATH, expect=PATH, atol=X, rtol=X, finite or written, or \
+                                dtype=TYPE for raw bytes";
                     return Err(expected(option, what, field));
                 }
             }
@@ -59,6 +77,19 @@ impl Buffer {
         if !buffer.bytes.is_multiple_of(size) {
             let what = format!("a multiple of {size} bytes ({})", buffer.element.name());
             return Err(expected(option, what, buffer.bytes));
+        }
+        match &mut buffer.expected {
+            Some(wanted) if wanted.bytes.len() != buffer.bytes => {
+                let what = format!("{} bytes to expect, as many as the buffer has", buffer.bytes);
+                return Err(expected(option, what, wanted.bytes.len()));
+            }
+            Some(wanted) => {
+                (wanted.absolute, wanted.relative) = (absolute.unwrap_or(0.0), relative.unwrap_or(0.0));
+            }
+            None if absolute.is_some() || relative.is_some() => {
+                return Err(expected(option, "expect=PATH with a tolerance", "none"));
+            }
+            None => {}
         }
         if buffer.finite && !buffer.element.is_float() {
             return Err(expected(option, "a type of floats with `finite`", buffer.element.name()));
@@ -72,13 +103,20 @@ impl Buffer {
     }
 }
 
+/// A tolerance: not negative, and a number.
+fn tolerance(option: &str, name: &str, text: &str) -> Result<f64> {
+    let value = text.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
+    value.ok_or_else(|| expected(option, format!("a number of at least 0 ({name})"), text))
+}
+
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_$.".contains(c))
 }
 
 fn new(element: Element, bytes: usize, contents: Option<Vec<u8>>) -> Buffer {
     let (name, source, out) = (String::new(), None, None);
-    Buffer { name, element, bytes, contents, source, out, finite: false, written: false }
+    let (finite, written, expected) = (false, false, None);
+    Buffer { name, element, bytes, contents, source, out, finite, written, expected }
 }
 
 /// `f32:1024:zeros`.
@@ -229,6 +267,40 @@ mod tests {
         assert!(buffer.finite && buffer.written);
     }
 
+    /// Files of tensors with bytes changed, cut off and doubled: an error or a buffer, and no panic.
+    /// `PTX_FUZZ` files.
+    #[test]
+    fn mutated_files_of_tensors_are_read_or_refused() {
+        let data: Vec<u8> = (0..96).collect();
+        let view = |dtype, bytes: std::ops::Range<usize>, shape: &[usize]| {
+            safetensors::tensor::TensorView::new(dtype, shape.to_vec(), &data[bytes]).unwrap()
+        };
+        let views = [("a", view(Dtype::F32, 0..48, &[3, 4])), ("b", view(Dtype::BF16, 48..96, &[24]))];
+        let whole = safetensors::serialize(views, None).unwrap();
+        let count = std::env::var("PTX_FUZZ").ok().and_then(|count| count.parse().ok()).unwrap_or(1000);
+        let path = std::env::temp_dir().join(format!("fattn-sanitize-fuzz-{}", std::process::id()));
+        let mut random = StdRng::seed_from_u64(1);
+        for _ in 0..count {
+            let mut bytes = whole.clone();
+            for _ in 0..random.random_range(1..6) {
+                let at = random.random_range(0..bytes.len());
+                match random.random_range(0..4) {
+                    0 => bytes[at] = random.random(),
+                    1 => bytes[at] ^= 1 << random.random_range(0..8),
+                    2 => bytes.truncate(at.max(1)),
+                    _ => bytes.extend_from_within(at..),
+                }
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            for name in ["a", "b", ""] {
+                if let Ok(buffer) = Buffer::parse("--arg", &format!("file:{}#{name}", path.display())) {
+                    assert!(buffer.bytes <= bytes.len());
+                }
+            }
+        }
+        let _ = std::fs::remove_file(&path);
+    }
+
     #[test]
     fn what_is_no_buffer_is_refused_with_what_could_stand_there() {
         for (text, error) in [
@@ -253,7 +325,8 @@ mod tests {
             ("buf:u8:4:zeros,name=a b", "a name of letters, digits and _, got `a b`"),
             (
                 "buf:u8:4:zeros,dtype=f32",
-                "name=NAME, out=PATH, finite or written, or dtype=TYPE for raw bytes, got `dtype=f32`",
+                "name=NAME, out=PATH, expect=PATH, atol=X, rtol=X, finite or written, or \
+                 dtype=TYPE for raw bytes, got `dtype=f32`",
             ),
             ("u32:5", "buf:TYPE:COUNT:CONTENTS or file:PATH, got `u32:5`"),
         ] {

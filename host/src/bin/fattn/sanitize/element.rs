@@ -147,6 +147,17 @@ impl Element {
         if number > most { number - (1 << (8 * self.bytes())) } else { number }.to_string()
     }
 
+    /// Whether an element is what is expected, within `absolute + relative * |expected|`.
+    pub fn is_near(self, got: &[u8], wanted: &[u8], absolute: f64, relative: f64) -> bool {
+        if got == wanted {
+            return true;
+        }
+        let number = |bytes: &[u8]| self.float(bytes).or_else(|| self.text(bytes).parse().ok());
+        let (Some(got), Some(wanted)) = (number(got), number(wanted)) else { return false };
+        let is_close = (got - wanted).abs() <= absolute + relative * wanted.abs();
+        is_close || got == wanted || got.is_nan() && wanted.is_nan()
+    }
+
     fn float(self, bytes: &[u8]) -> Option<f64> {
         Some(match (self, bytes) {
             (Element::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),

@@ -22,6 +22,8 @@ pub struct Setup<'k> {
     pub buffers: Vec<Buffer>,
     /// One per parameter, with the option's text.
     pub arguments: Vec<(String, Argument)>,
+    /// What `.const` and `.global` variables hold: the option's text, the name, the value.
+    pub symbols: Vec<(String, String, Argument)>,
 }
 
 /// Global memory before a launch, and where each buffer begins in it.
@@ -48,6 +50,7 @@ impl<'k> Setup<'k> {
             regions: Vec::new(),
             buffers: Vec::new(),
             arguments: Vec::new(),
+            symbols: Vec::new(),
         };
         for text in buffers {
             let option = format!("--buffer `{text}`");
@@ -74,6 +77,46 @@ impl<'k> Setup<'k> {
         }
         setup.params(&setup.prepare())?; // every name is there, every size fits
         Ok(setup)
+    }
+
+    /// Reads `--symbol NAME=VALUE` options: numbers, structures, or the contents of `buf` or `file`, in
+    /// place.
+    pub fn with_symbols(mut self, symbols: &[String]) -> Result<Self> {
+        for text in symbols {
+            let option = format!("--symbol `{text}`");
+            let Some((name, value)) = text.split_once('=') else {
+                return Err(expected(&option, "NAME=VALUE", text));
+            };
+            let Some((_, bytes)) = self.kernel.variables().find(|(known, _)| *known == name) else {
+                let names: Vec<&str> = self.kernel.variables().map(|(name, _)| name).collect();
+                return Err(expected(
+                    &option,
+                    format!("a variable of the text: {}", names.join(", ")),
+                    name,
+                ));
+            };
+            let value = Argument::parse(&option, value)?;
+            self.symbols.push((option.clone(), name.to_owned(), value));
+            let given = self.symbol_bytes(&self.prepare(), self.symbols.len() - 1)?;
+            if given.len() > bytes {
+                return Err(expected(
+                    &option,
+                    format!("at most the {bytes} bytes of {name}"),
+                    given.len(),
+                ));
+            }
+        }
+        Ok(self)
+    }
+
+    /// The bytes of a symbol's value.
+    fn symbol_bytes(&self, prepared: &Prepared, index: usize) -> Result<Vec<u8>> {
+        let (option, _, value) = &self.symbols[index];
+        match value {
+            Argument::Buffer(Buffer { contents: Some(contents), .. }) => Ok(contents.clone()),
+            Argument::Buffer(_) => Err(expected(option, "contents", "uninit")),
+            other => Ok(self.bytes(option, other, prepared, true)?.0),
+        }
     }
 
     fn add(&mut self, option: &str, buffer: Buffer) -> Result<()> {
@@ -212,6 +255,13 @@ impl<'k> Setup<'k> {
     pub fn run(&self, options: &Options) -> Result<Ran> {
         let prepared = self.prepare();
         let params = self.params(&prepared)?;
+        for (index, (_, name, _)) in self.symbols.iter().enumerate() {
+            let bytes = self.symbol_bytes(&prepared, index)?;
+            if let Some(address) = prepared.memory.variable(self.kernel, name) {
+                // Cannot fail: the variable has as many bytes.
+                let _ = prepared.memory.write(address, &bytes);
+            }
+        }
         let Prepared { memory, addresses } = prepared;
         let Setup { grid, block, shared_bytes, ref regions, .. } = *self;
         let shape = Launch { grid, block, shared_bytes, regions, params: &params };

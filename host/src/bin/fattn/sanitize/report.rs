@@ -1,11 +1,13 @@
-//! What all schedules together showed, as text and as JSON.
+//! What all schedules together showed.
+
+mod elements;
+mod sarif;
+mod write;
 
 use super::buffer::Buffer;
-use super::element::Class;
 use super::launch::{Ran, Setup};
-use ptx_emulator::{Finding, FindingKind, Region, Schedule, Statistics};
-use serde_json::{Value, json};
-use std::fmt::Write as _;
+use elements::Elements;
+use ptx_emulator::{Finding, FindingKind, Schedule, Severity, Statistics, Trace};
 
 /// A finding, and under which schedules.
 struct Found {
@@ -24,13 +26,6 @@ struct Difference {
     values: [String; 2],
 }
 
-/// What is wrong with the elements of a buffer.
-struct Elements {
-    nan: Vec<usize>,
-    infinite: Vec<usize>,
-    unwritten: Vec<usize>,
-}
-
 /// All of it.
 pub struct Summary<'k> {
     setup: &'k Setup<'k>,
@@ -45,6 +40,12 @@ pub struct Summary<'k> {
     /// Findings of the emulator that are printed at most.
     max_printed: usize,
     statistics: Statistics,
+    /// What the last schedule printed.
+    output: String,
+    /// Whether it is asked where values come from that are not finite.
+    pub traces: bool,
+    /// Where the first value came from that is not finite, if that is asked for.
+    trace: Option<Trace>,
 }
 
 /// `eager`, `latest`, `random (seed 3)`.
@@ -77,6 +78,9 @@ impl<'k> Summary<'k> {
             differences_count,
             max_printed,
             statistics: Statistics::default(),
+            output: String::new(),
+            traces: false,
+            trace: None,
         }
     }
 
@@ -94,7 +98,7 @@ impl<'k> Summary<'k> {
         }
         // What a block leaves that stopped depends on how far the others got: the fault says it all.
         let has_stopped =
-            |ran: &Ran| ran.report.findings.iter().any(|found| found.kind.stops_the_block());
+            |ran: &Ran| ran.report.findings.iter().any(|found| found.kind.spoils_results());
         if let (Some(last), Some(&before)) = (&self.last, self.schedules.last())
             && !has_stopped(last)
             && !has_stopped(&ran)
@@ -111,6 +115,11 @@ impl<'k> Summary<'k> {
             }
         }
         self.statistics = ran.report.statistics;
+        self.output.clone_from(&ran.report.output);
+        let traced = self.trace.as_ref().is_some_and(|trace| trace.first.is_some());
+        if self.traces && !traced {
+            self.trace = Some(ran.report.trace.clone());
+        }
         self.schedules.push(schedule);
         self.last = Some(ran);
     }
@@ -127,22 +136,43 @@ impl<'k> Summary<'k> {
         self.setup.buffers.iter().zip(bytes.map(|(bytes, _)| bytes.as_slice()))
     }
 
-    /// Faults of all kinds.
-    pub fn count(&self) -> usize {
+    /// Errors, warnings and notes. What is wrong with a buffer is an error.
+    pub fn counts(&self) -> [usize; 3] {
+        let mut counts = [0; 3];
+        self.found.iter().for_each(|found| counts[found.finding.severity() as usize] += 1);
         let differences = if self.differences_count { self.differences.len() } else { 0 };
         let elements = self.elements();
         let demands = elements.iter().map(|(buffer, elements)| elements.broken(buffer).len());
-        self.found.len() + differences + demands.sum::<usize>()
+        counts[Severity::Error as usize] += differences + demands.sum::<usize>();
+        counts
     }
 
-    /// Those of the emulator's findings that are printed.
-    fn printed(&self) -> &[Found] {
-        &self.found[..self.found.len().min(self.max_printed)]
+    /// Those of the emulator's findings that are printed: the worst, and of them those that were met first.
+    fn printed(&self) -> Vec<&Found> {
+        let mut found: Vec<&Found> = self.found.iter().collect();
+        found.sort_by_key(|found| found.finding.severity());
+        found.truncate(self.max_printed);
+        found
     }
 
-    /// Faults that are printed; of those in buffers, all are.
-    fn shown(&self) -> usize {
-        self.count() - (self.found.len() - self.printed().len())
+    /// Whether a race in global memory was found under a schedule, which may lack an acquire alone.
+    pub fn has_global_race(ran: &Ran) -> bool {
+        ran.report.findings.iter().any(|finding| finding.kind == FindingKind::GlobalRace)
+    }
+
+    /// Of races in global memory those lack only an acquire that are not found where there always is one.
+    pub fn weigh_races(ran: &mut Ran, acquired: &Ran) {
+        for finding in &mut ran.report.findings {
+            let stays = acquired.report.findings.iter().any(|other| {
+                (other.kind, other.ptx_line, &other.ptx)
+                    == (finding.kind, finding.ptx_line, &finding.ptx)
+            });
+            if finding.kind == FindingKind::GlobalRace && !stays {
+                finding.kind = FindingKind::MissingAcquire;
+                finding.message +=
+                    "; a fence or an acquire behind the atomic operation that saw the other's would";
+            }
+        }
     }
 
     fn elements(&self) -> Vec<(&Buffer, Elements)> {
@@ -152,121 +182,6 @@ impl<'k> Summary<'k> {
         };
         self.setup.buffers.iter().zip(left).map(elements).collect()
     }
-
-    /// The report for a person.
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        let Setup { kernel, grid, block, shared_bytes, regions, .. } = self.setup;
-        let size = |[x, y, z]: [u32; 3]| format!("{x}x{y}x{z}");
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "kernel {} ({}), grid {}, block {}, {shared_bytes} bytes of dynamic shared memory",
-            kernel.name(),
-            self.target,
-            size(*grid),
-            size(*block),
-        );
-        for region in regions {
-            let _ = writeln!(text, "region {region}");
-        }
-        let names: Vec<String> = self.schedules.iter().copied().map(schedule_text).collect();
-        let plural = if names.len() == 1 { "" } else { "s" };
-        let _ = writeln!(text, "{} schedule{plural}: {}", names.len(), names.join(", "));
-        for (number, Found { finding, schedule, schedules }) in self.printed().iter().enumerate() {
-            let _ = writeln!(text, "\n{}. {finding}", number + 1);
-            let _ = writeln!(
-                text,
-                "  under {schedules} of {} schedules, again with {}",
-                names.len(),
-                replay_text(*schedule)
-            );
-        }
-        let _ = writeln!(text);
-        for (buffer, elements) in self.elements() {
-            let _ = writeln!(text, "{}", elements.line(buffer));
-        }
-        for Difference { buffer, schedules: [a, b], element, values } in &self.differences {
-            let _ = writeln!(
-                text,
-                "{}: depends on the schedule: element {element} is {} under {} and {} under {} (--any-order \
-                 if that is meant: sums in any order, slots that atomic operations hand out)",
-                self.setup.buffers[*buffer].name,
-                values[0],
-                schedule_text(*a),
-                values[1],
-                schedule_text(*b)
-            );
-        }
-        let (count, shown) = (self.count(), self.shown());
-        let _ = match count {
-            0 => writeln!(text, "nothing found"),
-            1 => writeln!(text, "1 finding"),
-            _ if shown < count => writeln!(text, "{count} findings, {shown} shown"),
-            _ => writeln!(text, "{count} findings"),
-        };
-        text
-    }
-
-    /// The report for a program.
-    pub fn json(&self) -> Value {
-        let Setup { kernel, grid, block, shared_bytes, regions, .. } = self.setup;
-        let region = |region: &Region| {
-            let Region { name, offset, bytes } = region;
-            json!({ "name": name, "offset": offset, "bytes": bytes })
-        };
-        let found = |Found { finding, schedule, schedules }: &Found| {
-            json!({
-                "kind": finding.kind.to_string(),
-                "block": finding.block,
-                "thread": finding.thread,
-                "ptx_line": finding.ptx_line,
-                "ptx": finding.ptx,
-                "source": finding.source,
-                "message": finding.message,
-                "occurrences": finding.occurrences,
-                "schedules": schedules,
-                "replay": replay_text(*schedule),
-            })
-        };
-        let elements = |(buffer, elements): (&Buffer, Elements)| {
-            json!({
-                "name": buffer.name,
-                "dtype": buffer.element.name(),
-                "elements": buffer.len(),
-                "nan": elements.nan.len(),
-                "first_nan": elements.nan.first(),
-                "infinite": elements.infinite.len(),
-                "first_infinite": elements.infinite.first(),
-                "unwritten": elements.unwritten.len(),
-                "first_unwritten": elements.unwritten.first(),
-                "broken": elements.broken(buffer),
-            })
-        };
-        let difference = |difference: &Difference| {
-            json!({
-                "buffer": self.setup.buffers[difference.buffer].name,
-                "element": difference.element,
-                "values": difference.values,
-                "replay": difference.schedules.map(replay_text),
-            })
-        };
-        json!({
-            "kernel": kernel.name(),
-            "target": self.target,
-            "grid": grid,
-            "block": block,
-            "shared_bytes": shared_bytes,
-            "regions": regions.iter().map(region).collect::<Vec<_>>(),
-            "schedules": self.schedules.iter().copied().map(schedule_text).collect::<Vec<_>>(),
-            "findings": self.printed().iter().map(found).collect::<Vec<_>>(),
-            "buffers": self.elements().into_iter().map(elements).collect::<Vec<_>>(),
-            "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
-            "statistics": self.statistics,
-            "count": self.count(),
-            "shown": self.shown(),
-        })
-    }
 }
 
 /// The first element that two schedules left different, and both values.
@@ -275,50 +190,4 @@ fn first_difference(buffer: &Buffer, left: &[u8], right: &[u8]) -> Option<(usize
     let mut pairs = left.chunks(size).zip(right.chunks(size)).enumerate();
     let (element, (left, right)) = pairs.find(|(_, (left, right))| left != right)?;
     Some((element, [left, right].map(|bytes| buffer.element.text(bytes))))
-}
-
-impl Elements {
-    fn of(buffer: &Buffer, bytes: &[u8], written: &[bool]) -> Self {
-        let size = buffer.element.bytes();
-        let is_written = |index: usize| written[index * size..][..size].iter().all(|&written| written);
-        let all = |class| {
-            let classes = bytes.chunks(size).map(|bytes| buffer.element.class(bytes));
-            let of_class = classes.enumerate().filter(|&(index, own)| own == class && is_written(index));
-            of_class.map(|(index, _)| index).collect()
-        };
-        let unwritten = (0..buffer.len()).filter(|&index| !is_written(index)).collect();
-        Elements { nan: all(Class::Nan), infinite: all(Class::Infinite), unwritten }
-    }
-
-    /// Which demands on the buffer do not hold.
-    fn broken(&self, buffer: &Buffer) -> Vec<&'static str> {
-        let demands = [
-            ("finite", buffer.finite && !(self.nan.is_empty() && self.infinite.is_empty())),
-            ("written", buffer.written && !self.unwritten.is_empty()),
-        ];
-        demands.into_iter().filter(|&(_, broken)| broken).map(|(name, _)| name).collect()
-    }
-
-    fn line(&self, buffer: &Buffer) -> String {
-        let count = |what: &str, places: &[usize]| match places {
-            [] => format!("0 {what}"),
-            [first, ..] => format!("{} {what} (first: element {first})", places.len()),
-        };
-        let mut counts = vec![count("never written", &self.unwritten)];
-        if buffer.element.is_float() {
-            counts.insert(0, count("NaN", &self.nan));
-            counts.insert(1, count("infinite", &self.infinite));
-        }
-        let broken = match self.broken(buffer).as_slice() {
-            [] => String::new(),
-            broken => format!(" -- not {}", broken.join(", not ")),
-        };
-        format!(
-            "{}: {} {}: {}{broken}",
-            buffer.name,
-            buffer.len(),
-            buffer.element.name(),
-            counts.join(", ")
-        )
-    }
 }

@@ -1,0 +1,67 @@
+//! Multiplications of other types than 16-bit ones with sums in f32, element by element: A and B of 1, 8 or
+//! 32 bits, sums in f16 and integers. Registers hold sums of f32 and i32 as those of f32; of f16, two columns
+//! each.
+
+use super::multiply::WARP_ROWS;
+use crate::exec::state::context::Context;
+use crate::exec::state::warp::Warp;
+use crate::exec::state::wgmma::Pending;
+use crate::exec::values::matrix::{Number, accumulate, bits_of, element, number};
+use crate::exec::values::registers::LANES;
+use crate::isa::{MatrixType, WgmmaShape};
+
+/// The opposite of a number.
+fn negative(value: Number) -> Number {
+    match value {
+        Number::Single(value) => Number::Single(-value),
+        Number::Double(value) => Number::Double(-value),
+        Number::Integer(value) => Number::Integer(-value),
+    }
+}
+
+/// Lets a multiplication happen.
+#[inline(never)]
+pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
+    let code = &c.environment.kernel.data.code;
+    let i = &code.instructions[pending.pc as usize];
+    let shape = WgmmaShape::decode(i.e);
+    let k = shape.k();
+    let left: Vec<Number> = match pending.left {
+        None => {
+            let list = &code.lists[i.a as usize..][..4];
+            let places = (0..WARP_ROWS).flat_map(|row| (0..k).map(move |k| (row, k)));
+            places.map(|place| element(&w.registers, list, (shape.a, 2), place)).collect()
+        }
+        Some(place) => {
+            let bits = c.tiles.elements(place, shape.transpose_a, shape.a.bits(), &mut c.shared);
+            let first = (w.id % 4) as usize * WARP_ROWS * k;
+            bits[first..first + WARP_ROWS * k].iter().map(|&bits| number(shape.a, bits)).collect()
+        }
+    };
+    let left: Vec<Number> = if shape.negate { left.into_iter().map(negative).collect() } else { left };
+    let right = c.tiles.elements(pending.right, shape.transpose_b, shape.b.bits(), &mut c.shared);
+    let right: Vec<Number> = right.into_iter().map(|bits| number(shape.b, bits)).collect();
+    let packed = shape.d == MatrixType::F16;
+    let rows = &code.lists[i.d as usize..][..shape.accumulators()];
+    for (register, &row) in rows.iter().enumerate() {
+        let before = *w.registers.row32(row);
+        let out: [u32; LANES] = std::array::from_fn(|lane| {
+            let before = if pending.accumulates { before[lane] } else { 0 };
+            let sum = |half: usize, column: usize, before: u32| {
+                let line = (lane / 4 + 8 * half) * k;
+                let pairs = left[line..line + k].iter().zip(&right[column * k..column * k + k]);
+                let start = number(shape.d, u64::from(before));
+                let sum = pairs.fold(start, |sum, (&a, &b)| accumulate(false, sum, a, b));
+                bits_of(shape.d, sum, shape.clamps) as u32
+            };
+            match packed {
+                true => {
+                    let (half, column) = (register % 2, register / 2 * 8 + lane % 4 * 2);
+                    sum(half, column, before & 0xffff) | sum(half, column + 1, before >> 16) << 16
+                }
+                false => sum(register / 2 % 2, register / 4 * 8 + lane % 4 * 2 + register % 2, before),
+            }
+        });
+        w.registers.set32(row, !0, &out);
+    }
+}

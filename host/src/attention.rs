@@ -1,13 +1,16 @@
 //! Attention on a device: the core takes raw device pointers, the doors above it take host slices.
 
 mod backward;
+mod dynamic;
 mod element;
 pub(crate) mod host;
 mod mask;
 mod scores;
 
-pub use backward::{Workspace, backward, backward_and_wait, launch_backward};
+pub use backward::{Workspace, backward, backward_and_wait, backward_partial, launch_backward};
+pub use dynamic::DynamicAttention;
 pub use element::Element;
+pub(crate) use host::exactly;
 pub use host::{
     BackwardInputs, BackwardOutput, ForwardInputs, ForwardOutput, backward_host, forward_host,
     forward_inputs_host, forward_packed_host,
@@ -18,12 +21,15 @@ pub use scores::{BiasSlice, Elements, MaskSlice, ScoreSlices};
 use crate::device::Device;
 use crate::driver::{Driver, Queued, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
-use crate::plan::{AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, plan_forward};
+use crate::plan::{
+    AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, PartialForward, plan_forward,
+    plan_forward_partial,
+};
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
     AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams,
-    ForwardParams, MSDA_MAX_LEVELS, MaskBitsParams, MaskMapParams, MsdaLevel, MsdaParams, ScanParams,
-    ScoreParams, ScoreView, TensorMap,
+    ForwardParams, GatherParams, MSDA_MAX_LEVELS, MaskBitsParams, MaskBlocksParams, MaskMapParams,
+    MsdaLevel, MsdaParams, PreviousParams, ScanParams, ScoreParams, ScoreView, SelectParams, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -69,6 +75,34 @@ pub unsafe fn forward(
         }
         result => result,
     }
+}
+
+/// Queues one of several forward passes over some of the keys of the same queries, which merges with what
+/// those before it have left: for keys that are not all there at the same time, or not in one piece.
+///
+/// As exact as one pass over all keys, in any order of the passes: what is left is f32, is not normalised,
+/// and is rounded once, by the last pass.
+///
+/// # Errors
+/// Everything that [`ForwardProblem::validate`] and [`plan_forward_partial`] refuse, and errors of the
+/// driver.
+///
+/// # Safety
+/// As for [`forward`]; of a pass that is not the last, o and lse need not be. For all work queued up to the
+/// last pass the state is [`ValidForward::state_bytes`](crate::problem::ValidForward::state_bytes) bytes
+/// that passes over these keys alone use, one after the other, of problems that differ in k, v and what goes
+/// with them only.
+pub unsafe fn forward_partial(
+    device: &Device,
+    problem: &ForwardProblem,
+    pointers: &ForwardPointers,
+    partial: &PartialForward,
+    stream: Stream,
+) -> Result<()> {
+    let (valid, properties) = (problem.validate()?, device.properties());
+    let Some(plan) = plan_forward_partial(&valid, properties, pointers, partial)? else { return Ok(()) };
+    // SAFETY: the plan was made from these pointers, and the caller vouches for them.
+    unsafe { launch_forward(device, &plan, stream) }
 }
 
 /// Launches what was planned: for callers that plan once and launch often.
@@ -133,19 +167,6 @@ pub unsafe fn launch_forward_in(
     unsafe { launch_kernels(device, plan, &params, Some((combine, &last)), stream) }
 }
 
-/// Launches the kernel that combines parts of an output.
-///
-/// # Errors
-/// Errors of the driver.
-///
-/// # Safety
-/// The parts are there, for all work queued up to this kernel, and o and lse are as for [`forward`].
-pub(crate) unsafe fn launch_combine(device: &Device, plan: &CombinePlan, stream: Stream) -> Result<()> {
-    let queued = Queued { variant: plan.variant, blocks: plan.blocks, params: plan.params.bytes() };
-    // SAFETY: passed on to the caller.
-    unsafe { device.driver().launch_in_order(&[queued], stream) }
-}
-
 /// Launches the kernel that adds f32 tensors.
 ///
 /// # Errors
@@ -158,9 +179,9 @@ pub(crate) unsafe fn launch_accumulate(
     plan: &AccumulatePlan,
     stream: Stream,
 ) -> Result<()> {
-    let queued = Queued { variant: plan.variant, blocks: plan.blocks, params: plan.params.bytes() };
+    let AccumulatePlan { variant, blocks, params } = plan;
     // SAFETY: passed on to the caller.
-    unsafe { device.driver().launch_in_order(&[queued], stream) }
+    unsafe { device.driver().launch(*variant, *blocks, params.bytes(), stream) }
 }
 
 /// Launches the kernels of a plan with these parameters: the main one, and what combines, if anything does.
@@ -221,9 +242,14 @@ pub(crate) unsafe trait Params: Copy {
 const _: () = assert!(size_of::<ScoreView>() == 6 * 8);
 const _: () = assert!(size_of::<ScoreParams>() == 3 * size_of::<ScoreView>() + 3 * 8 + 10 * 4);
 
-// SAFETY: four views of 32 bytes, five 64-bit and 30 32-bit fields, and a struct without padding: no padding.
+// SAFETY: four views of 32 bytes, five 64-bit and 30 32-bit fields, and two structs without padding: no
+// padding.
 unsafe impl Params for ForwardParams {}
-const _: () = assert!(size_of::<ForwardParams>() == 4 * 32 + 5 * 8 + 30 * 4 + size_of::<ScoreParams>());
+const _: () = assert!(
+    size_of::<ForwardParams>()
+        == 4 * 32 + 5 * 8 + 30 * 4 + size_of::<ScoreParams>() + size_of::<PreviousParams>()
+);
+const _: () = assert!(size_of::<PreviousParams>() == 32 + 3 * 8);
 
 // SAFETY: a view of 32 bytes, eight 64-bit and ten 32-bit fields: no padding.
 unsafe impl Params for CombineParams {}
@@ -234,12 +260,12 @@ const _: () = assert!(size_of::<CombineParams>() == 32 + 8 * 8 + 12 * 4);
 unsafe impl Params for ForwardHopperParams {}
 const _: () = assert!(size_of::<ForwardHopperParams>() == 4 * 128 + size_of::<ForwardParams>() + 8);
 
-// SAFETY: eight views of 32 bytes, twelve 64-bit and 36 32-bit fields, two structs without padding, four
+// SAFETY: nine views of 32 bytes, twelve 64-bit and 38 32-bit fields, two structs without padding, four
 // 32-bit fields and a 64-bit one: no padding.
 unsafe impl Params for BackwardParams {}
 const _: () = assert!(
     size_of::<BackwardParams>()
-        == 8 * 32 + 12 * 8 + 36 * 4 + size_of::<ScoreParams>() + size_of::<ScoreView>() + 4 * 4 + 8
+        == 9 * 32 + 12 * 8 + 38 * 4 + size_of::<ScoreParams>() + size_of::<ScoreView>() + 4 * 4 + 8
 );
 
 // SAFETY: three views and six 32-bit fields: no padding.
@@ -257,6 +283,18 @@ const _: () = assert!(size_of::<ScanParams>() == 7 * 8 + 12 * 4);
 // SAFETY: two 64-bit and six 32-bit fields: no padding.
 unsafe impl Params for MaskMapParams {}
 const _: () = assert!(size_of::<MaskMapParams>() == 2 * 8 + 6 * 4);
+
+// SAFETY: two views, five 64-bit and 18 32-bit fields: no padding.
+unsafe impl Params for SelectParams {}
+const _: () = assert!(size_of::<SelectParams>() == 2 * size_of::<ScoreView>() + 5 * 8 + 18 * 4);
+
+// SAFETY: a view, three 64-bit and eight 32-bit fields: no padding.
+unsafe impl Params for MaskBlocksParams {}
+const _: () = assert!(size_of::<MaskBlocksParams>() == size_of::<ScoreView>() + 3 * 8 + 8 * 4);
+
+// SAFETY: four views of 32 bytes and another one, five 64-bit and 18 32-bit fields: no padding.
+unsafe impl Params for GatherParams {}
+const _: () = assert!(size_of::<GatherParams>() == 4 * 32 + size_of::<ScoreView>() + 5 * 8 + 18 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}

@@ -5,7 +5,6 @@ use crate::driver::{DevicePointer, Stream};
 use crate::error::{Error, Result};
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
-use cust::memory::DeviceCopy;
 use std::marker::PhantomData;
 
 /// A dense array of numbers in device memory, freed when dropped.
@@ -140,8 +139,8 @@ impl<T> Drop for DeviceBuffer<T> {
 
 /// Something that stands in device memory: what fills [`crate::ForwardPointers`].
 ///
-/// Buffers of `cust` work on the device whose primary context they were allocated in (`cust::quick_init`
-/// and the CUDA runtime use that one).
+/// With the feature `cust`, its buffers and pointers do, on the device whose primary context they were
+/// allocated in (`cust::quick_init` and the CUDA runtime use that one).
 pub trait InDeviceMemory {
     /// Address of its first byte; null when it is empty.
     fn device_pointer(&self) -> DevicePointer;
@@ -150,17 +149,5 @@ pub trait InDeviceMemory {
 impl<T: Pod> InDeviceMemory for DeviceBuffer<T> {
     fn device_pointer(&self) -> DevicePointer {
         self.pointer
-    }
-}
-
-impl<T: DeviceCopy> InDeviceMemory for cust::memory::DeviceBuffer<T> {
-    fn device_pointer(&self) -> DevicePointer {
-        self.as_device_ptr().as_raw()
-    }
-}
-
-impl<T: DeviceCopy> InDeviceMemory for cust::memory::DevicePointer<T> {
-    fn device_pointer(&self) -> DevicePointer {
-        self.as_raw()
     }
 }

@@ -3,13 +3,42 @@
 //! `include/finite_attention.h` declares it, and says what every number, field and function means. Functions
 //! return 0, or one of the numbers of [`Status`].
 
+mod anomaly;
 mod convert;
+mod dynamic;
+mod init;
+mod memory;
 mod msda;
+mod partial;
+mod training;
 mod types;
 
+pub use anomaly::{fattn_anomaly_backward, fattn_anomaly_forward};
+pub use dynamic::{
+    fattn_choose_keys, fattn_choose_keys_again, fattn_dynamic_backward, fattn_dynamic_forward,
+    fattn_free_chosen_keys,
+};
+pub use init::{
+    fattn_backward_args_init, fattn_forward_args_init, fattn_msda_backward_args_init,
+    fattn_msda_forward_args_init,
+};
+pub use memory::{
+    fattn_allocate, fattn_copy_to_device, fattn_copy_to_host, fattn_free, fattn_synchronize,
+    fattn_version,
+};
+pub use partial::{
+    fattn_backward_partial, fattn_backward_partial_workspace_bytes, fattn_backward_state_bytes,
+    fattn_forward_partial, fattn_forward_state_bytes,
+};
+pub use training::{
+    CDeviceTensor, CGradScalerValues, CScanResult, fattn_clip_by_global_norm, fattn_grad_scaler_create,
+    fattn_grad_scaler_destroy, fattn_grad_scaler_note_unscaled, fattn_grad_scaler_scale,
+    fattn_grad_scaler_state, fattn_grad_scaler_step, fattn_grad_scaler_unscale,
+    fattn_grad_scaler_update, fattn_scan,
+};
 pub use types::{
-    CAttention, CBackwardArgs, CDropout, CForwardArgs, CMsda, CMsdaBackwardArgs, CMsdaForwardArgs,
-    CScores, CTensor, Status,
+    CAttention, CBackwardArgs, CDropout, CDynamicMask, CForwardArgs, CMsda, CMsdaBackwardArgs,
+    CMsdaForwardArgs, CPartial, CScores, CTensor, Status,
 };
 
 use crate::attention::{PreparedMask, backward, forward};
@@ -65,14 +94,11 @@ unsafe fn inputs<'a, A: Versioned>(
     else {
         return Err(invalid(format!("{function}: expected a device and arguments, got null")));
     };
-    let expected = size_of::<A>();
-    if got as usize != expected && !A::EARLIER.contains(&(got as usize)) {
-        return Err(invalid(format!("{function}: expected struct_bytes {expected}, got {got}")));
-    }
+    let bytes = A::known_size(function, got)?;
     let mut whole = A::default();
     // SAFETY: not null, of the size just checked, which is at most that of an `A`, and with the zeros behind
     // it a value.
-    unsafe { args.cast::<u8>().copy_to_nonoverlapping((&raw mut whole).cast(), got as usize) };
+    unsafe { args.cast::<u8>().copy_to_nonoverlapping((&raw mut whole).cast(), bytes) };
     match whole.reserved() {
         None => Ok((device, whole)),
         Some((field, got)) => Err(invalid(format!("{function}: expected 0 in {field}, got {got}"))),
@@ -396,6 +422,18 @@ pub extern "C" fn fattn_last_error() -> *const c_char {
 }
 
 #[cfg(test)]
+mod anomaly_tests;
+#[cfg(test)]
+mod dynamic_tests;
+#[cfg(test)]
+mod init_tests;
+#[cfg(test)]
+mod memory_tests;
+#[cfg(test)]
 mod msda_tests;
 #[cfg(test)]
+mod partial_tests;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod training_tests;

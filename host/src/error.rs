@@ -1,8 +1,10 @@
 //! Everything that can go wrong, with the argument's name, what was expected and what came.
 
+mod partial;
 mod text;
 
 use crate::problem::MAX_SCALE;
+pub use partial::PartialError;
 use text::{comma, count_text, detail_text, list_text, plural};
 
 /// Short for a result of this crate.
@@ -12,8 +14,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// `argument` is always the name of a tensor or parameter: `q`, `k`, `v`, `o`, `lse`, `dq`, `dk`, `dv`,
 /// `cu_seqlens_q`, `cu_seqlens_k`, `max_query_rows`, `max_key_rows`, `scale`, `softcap`, `dropout_rate`,
-/// `num_splits`, `bias`, `mask`, `alibi_slopes`, `sinks`, `dbias`, `dsinks`, `workspace`; of multi-scale
-/// deformable attention `value`, `shapes`, `level_points`, `locations`, `weights`, and `dvalue`,
+/// `num_splits`, `bias`, `mask`, `dynamic_mask`, `alibi_slopes`, `sinks`, `dbias`, `dsinks`, `workspace`; of
+/// multi-scale deformable attention `value`, `shapes`, `level_points`, `locations`, `weights`, and `dvalue`,
 /// `dlocations`, `dweights`. The gradients of o and lse are `do` and `dlse`, as in files; in Rust, which
 /// keeps `do` for itself, the fields are `d_o` and `d_lse`, and so with `d_bias` and `d_sinks`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -207,6 +209,14 @@ pub enum Error {
         shape: [usize; 4],
         /// Words needed.
         got: u128,
+    },
+    /// A dynamic mask that cannot be made.
+    #[error("dynamic_mask: expected {expected}, got {got}")]
+    DynamicMask {
+        /// What it needs.
+        expected: &'static str,
+        /// What there is.
+        got: String,
     },
     /// Packed sequences of at most this length cannot have that many rows.
     #[error("{argument}: expected at most {count} sequences of {longest} rows, got {got} rows")]
@@ -434,6 +444,9 @@ pub enum Error {
         /// Which tensor or option.
         argument: &'static str,
     },
+    #[error(transparent)]
+    /// A pass over some of the keys that cannot be.
+    Partial(#[from] PartialError),
     /// A tensor that is sent to other ranks is not dense.
     #[error("{argument}: expected strides {expected:?}, since it is sent to other ranks, got {got:?}")]
     NotDense {
@@ -461,14 +474,6 @@ pub enum Error {
     /// A backward pass is of another problem than its forward pass.
     #[error("problem: expected the forward pass that was prepared, got another one")]
     WrongForward,
-    /// Outputs of more ranks than can be combined.
-    #[error("ranks: expected at most {max} whose keys a query sees, got {got}")]
-    TooManyRanks {
-        /// How many can be.
-        max: usize,
-        /// How many there are.
-        got: usize,
-    },
     /// A call to NCCL failed, or there is no NCCL.
     #[error("NCCL: {call} failed: {reason}")]
     Nccl {

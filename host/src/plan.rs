@@ -10,9 +10,11 @@ mod decoding_tests;
 mod dq;
 #[cfg(test)]
 mod dropout_tests;
+mod dynamic;
 mod forward;
 mod lengths;
 mod msda;
+mod partial;
 mod row_heads;
 mod score;
 mod single_query;
@@ -27,11 +29,13 @@ mod workspace;
 
 pub(crate) use accumulate::{AccumulatePlan, Term, plan_accumulate};
 pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
+pub use dynamic::{DynamicPlan, plan_dynamic};
+pub(crate) use dynamic::{GatherPlan, GatherPointers, Rows, dynamic_kernel};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
 pub use msda::{MsdaBackwardPointers, MsdaPlan, MsdaPointers, plan_msda_backward, plan_msda_forward};
+pub use partial::{PartialBackward, PartialForward, plan_backward_partial, plan_forward_partial};
 pub use score::ScorePointers;
 pub use split::CombinePlan;
-pub(crate) use split::{Parts, plan_combine, plan_part};
 
 use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::{Error, Result};
@@ -217,7 +221,7 @@ fn family_name(family: Family) -> &'static str {
         | Family::Accumulate
         | Family::BiasGradient
         | Family::SinkGradient => "backward",
-        Family::MaskBits | Family::MaskMap => "mask",
+        Family::MaskBits | Family::MaskMap | Family::Dynamic(_) => "mask",
         Family::Scan => "scan",
         Family::Msda(_) => "multi-scale deformable attention",
     }

@@ -2,6 +2,7 @@
 
 mod backward;
 mod dropout;
+mod dynamic;
 mod layout;
 mod mask;
 mod msda;
@@ -13,6 +14,8 @@ mod tests;
 
 pub use backward::{BackwardProblem, Mode, ValidBackward};
 pub use dropout::Dropout;
+pub use dynamic::{DynamicMask, DynamicRule, DynamicWay};
+pub(crate) use dynamic::{lowest, no_bias};
 pub use layout::{DIMENSIONS, Layout};
 pub use mask::{CausalAlignment, Mask};
 pub use msda::{

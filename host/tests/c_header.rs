@@ -1,8 +1,8 @@
 //! `include/finite_attention.h` is what a C compiler accepts, and says what the library does.
 
 use finite_attention::c_api::{
-    CAttention, CBackwardArgs, CDropout, CForwardArgs, CMsda, CMsdaBackwardArgs, CMsdaForwardArgs,
-    CScores, CTensor, Status,
+    CAttention, CBackwardArgs, CDeviceTensor, CDropout, CDynamicMask, CForwardArgs, CGradScalerValues,
+    CMsda, CMsdaBackwardArgs, CMsdaForwardArgs, CPartial, CScanResult, CScores, CTensor, Status,
 };
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -53,6 +53,11 @@ fn program() -> String {
         bias bias_dtype alibi_per_batch mask alibi_slopes sinks
     );
     text += &same_layout!("fattn_dropout", CDropout, rate reserved seed offset);
+    text += &same_layout!("fattn_dynamic_mask", CDynamicMask, window block_size way reserved);
+    text += &same_layout!(
+        "fattn_partial", CPartial,
+        state is_first is_last total_keys adds_to_keys dq_f32 reserved
+    );
     text += &same_layout!(
         "fattn_msda", CMsda,
         dtype locations_dtype weights_dtype padding align_corners levels level_points shapes value locations
@@ -63,12 +68,22 @@ fn program() -> String {
         "fattn_msda_backward_args", CMsdaBackwardArgs,
         struct_bytes deterministic msda d_o d_value d_locations d_weights workspace workspace_bytes
     );
+    text += &same_layout!("fattn_device_tensor", CDeviceTensor, address name shape strides rank dtype);
+    text += &same_layout!(
+        "fattn_scan_result", CScanResult,
+        nan positive_infinity negative_infinity first norm
+    );
+    text += &same_layout!(
+        "fattn_grad_scaler_values", CGradScalerValues,
+        growth_factor backoff_factor scale growth_interval growth_tracker reserved
+    );
     for (name, status) in [
         ("FATTN_SUCCESS", Status::Success),
         ("FATTN_INVALID_ARGUMENT", Status::InvalidArgument),
         ("FATTN_NO_DEVICE", Status::NoDevice),
         ("FATTN_DEVICE_FAILED", Status::DeviceFailed),
         ("FATTN_PANICKED", Status::Panicked),
+        ("FATTN_NON_FINITE", Status::NonFinite),
     ] {
         text += &assertion(name, status as usize);
     }
@@ -105,8 +120,20 @@ fn functions(text: &str, before: &[&str]) -> BTreeSet<String> {
 #[test]
 fn the_header_declares_every_function_and_no_others() {
     let declared = functions(HEADER, &["int32_t ", "void ", "const char *"]);
-    let source = include_str!("../src/c_api.rs");
-    let exported = functions(source, &["pub unsafe extern \"C\" fn ", "pub extern \"C\" fn "]);
+    let sources = [
+        include_str!("../src/c_api.rs"),
+        include_str!("../src/c_api/anomaly.rs"),
+        include_str!("../src/c_api/dynamic.rs"),
+        include_str!("../src/c_api/init.rs"),
+        include_str!("../src/c_api/memory.rs"),
+        include_str!("../src/c_api/partial.rs"),
+        include_str!("../src/c_api/training.rs"),
+    ];
+    let starts = ["pub unsafe extern \"C\" fn ", "pub extern \"C\" fn "];
+    let exported: BTreeSet<_> =
+        sources.into_iter().flat_map(|source| functions(source, &starts)).collect();
     assert_eq!(declared, exported);
-    assert_eq!(declared.len(), 15);
+    assert_eq!(declared.len(), 47);
+    let version = format!("#define FATTN_VERSION \"{}\"", env!("CARGO_PKG_VERSION"));
+    assert!(HEADER.contains(&version), "{version}");
 }

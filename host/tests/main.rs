@@ -23,6 +23,9 @@ mod cli_console;
 #[path = "cli_dropout.rs"]
 mod cli_dropout;
 #[cfg(feature = "cli")]
+#[path = "cli_dynamic.rs"]
+mod cli_dynamic;
+#[cfg(feature = "cli")]
 #[path = "cli_msda.rs"]
 mod cli_msda;
 #[cfg(feature = "cli")]
@@ -31,6 +34,9 @@ mod cli_options;
 #[cfg(feature = "cli")]
 #[path = "cli_output.rs"]
 mod cli_output;
+#[cfg(feature = "cli")]
+#[path = "cli_readme.rs"]
+mod cli_readme;
 #[cfg(feature = "cli")]
 #[path = "cli_scores.rs"]
 mod cli_scores;

@@ -1,10 +1,11 @@
 //! The CUDA backend where there is no GPU: the program starts, and says why it has no device.
 //!
-//! On a machine with a GPU each test asserts the opposite, so that none is empty there.
+//! On a machine with a GPU each test asserts the opposite, so that none is empty there. And where there is a C
+//! compiler all of them run once more, in a process that finds a driver of our own: `support/driver.c`.
 
-use cust::error::CudaError;
 use finite_attention::driver::cuda::CudaDriver;
 use finite_attention::{Device, Error, KernelImages, driver::Driver};
+use std::process::Command;
 
 /// Whether the driver's library can be opened, found out without any of our code.
 fn driver_is_installed() -> bool {
@@ -46,8 +47,10 @@ fn without_a_gpu_the_default_device_is_the_emulator() {
     assert_eq!(is_emulated, CudaDriver::count().is_err());
 }
 
+#[cfg(feature = "cust")]
 #[test]
 fn every_call_through_cust_answers_instead_of_failing_to_link() {
+    use cust::error::CudaError;
     let initialised = cust::init(cust::CudaFlags::empty());
     if driver_is_installed() {
         assert!(initialised.is_ok() || initialised == Err(CudaError::NoDevice), "{initialised:?}");
@@ -81,4 +84,41 @@ fn a_gpu_holds_what_is_copied_to_it_also_from_other_threads() {
             });
         }
     });
+}
+
+/// What the tests above assert of a machine with a GPU, of a device that keeps account of what is done with it.
+#[test]
+fn with_a_driver_a_device_opens_and_is_closed_again() {
+    const DRIVER: &str = include_str!("support/driver.c");
+    if Command::new("cc").arg("--version").output().is_err() {
+        println!("not tested: there is no C compiler `cc`");
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("fattn-{}-driver", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let source = folder.join("driver.c");
+    std::fs::write(&source, DRIVER).expect("a file");
+    let compiled = Command::new("cc")
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-o"])
+        .args([&folder.join("libcuda.so.1"), &source])
+        .output()
+        .expect("it is there");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let tests = [
+        "opening_a_device_succeeds",
+        "an_ordinal_beyond_the_last_device",
+        "without_a_gpu_the_default_device",
+        "a_gpu_holds_what_is_copied_to_it",
+        "every_call_through_cust_answers",
+    ];
+    let ran = Command::new(std::env::current_exe().expect("a test knows where it is"))
+        .args(tests)
+        .env("LD_LIBRARY_PATH", &folder)
+        .output()
+        .expect("it starts");
+    std::fs::remove_dir_all(&folder).expect("was made above");
+    let [said, error] = [ran.stdout, ran.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(ran.status.success(), "{said}\n{error}");
+    let passed = if cfg!(feature = "cust") { 5 } else { 4 };
+    assert!(said.contains(&format!("test result: ok. {passed} passed")), "{said}");
 }

@@ -1,6 +1,8 @@
 //! What the host and the kernels agree on: launch parameters and the table of kernels.
 
 mod accumulate;
+mod combine;
+mod dynamic;
 #[macro_use]
 mod instances;
 mod kernel;
@@ -16,7 +18,9 @@ mod table;
 mod variant;
 
 pub use accumulate::{ACCUMULATE_THREADS, AccumulateParams};
-pub use kernel::{Access, Arch, Dtype, Family, KernelSpec, MsdaStage, tiles_split_keys};
+pub use combine::{CombineParams, PreviousParams};
+pub use dynamic::*;
+pub use kernel::*;
 pub use layout::{
     backward_sm90a_d_o_stages, backward_sm90a_query_stages, backward_sm90a_warpgroups,
     forward_sm90a_keeps_output_apart, forward_sm90a_key_and_value_stages, forward_sm90a_query_stages,
@@ -29,17 +33,14 @@ pub use msda::{
     MsdaParams,
 };
 pub use scan::{SCAN_GROUP_BYTES, SCAN_PIECES, SCAN_THREADS, ScanParams, ScanRecord};
-pub use score::{
-    DropoutParams, MASK_BITS, MASK_BITS_THREADS, MaskBitsParams, MaskMapParams, SINK_GRADIENT_THREADS,
-    ScoreParams, ScoreView,
-};
+pub use score::*;
 pub use softcap::SoftcapPolynomial;
 pub use table::KERNELS;
 pub use variant::{KernelVariant, Switch, Switches, VariantKey};
 
 /// A four-dimensional tensor `[batch, row, head, column]` in device memory; columns are contiguous.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TensorView {
     /// Device address of element (0, 0, 0, 0).
     pub address: u64,
@@ -131,7 +132,7 @@ pub struct ForwardParams {
     /// Keys of a range, a multiple of [`KernelSpec::key_rows`]; the last range has what is left, one at
     /// least if there are any keys. 0: o and lse are those of all keys. Not 0 with one range, which then has
     /// all keys that are here: other keys of the same queries are elsewhere, and o and the numbers in place
-    /// of lse are what a combining kernel takes.
+    /// of lse are what a combining kernel takes or, with [`Switch::Merge`], the next pass.
     pub split_keys: u32,
     /// Query heads that stand side by side as rows of a query tile ([`crate::geometry::row_heads`]), a
     /// divisor of Hq / Hk: `query_heads`, `group_size` and `heads_per_wave` count so many heads as one. 1
@@ -166,56 +167,8 @@ pub struct ForwardParams {
     pub score_unit_log2: f32,
     /// What else is done to scores.
     pub score: ScoreParams,
-}
-
-/// Parameters of the kernels that combine the parts of a split forward, passed by value as the only kernel
-/// parameter.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CombineParams {
-    /// `[B, Sq, Hq, Dv]`; packed `[1, Tq, Hq, Dv]`: then B and Sq of the workspace are 1 and Tq.
-    pub o: TensorView,
-    /// Device address of lse, as in [`ForwardParams`]; 0 when not wanted.
-    pub lse: u64,
-    /// As in [`ForwardParams`].
-    pub lse_batch_stride: i64,
-    /// As in [`ForwardParams`].
-    pub lse_head_stride: i64,
-    /// Workspace: f32 `[B, splits, Hq, Sq, Dv rounded up to a multiple of 4]`, aligned to 16: o of each range
-    /// of keys; columns from Dv on hold anything, as do ranges that a packed sequence does not have.
-    pub part_o: u64,
-    /// Workspace: f32 `[B, splits, Hq, Sq, 2]`, aligned to 8: reference and sum of each range of keys.
-    pub part_statistics: u64,
-    /// As in [`ForwardParams`].
-    pub cu_seqlens_q: u64,
-    /// As in [`ForwardParams`].
-    pub cu_seqlens_k: u64,
-    /// Rows of o, those of all batches and heads.
-    pub rows: u32,
-    /// B; how many there are of packed sequences.
-    pub batches: u32,
-    /// Hq.
-    pub query_heads: u32,
-    /// Sq; Tq of packed sequences.
-    pub query_rows: u32,
-    /// Dv.
-    pub value_dim: u32,
-    /// Softmax scale.
-    pub scale: f32,
-    /// Device address of the sinks, f32 `[Hq]`; 0 when there are none.
-    pub sinks: u64,
-    /// As in [`ForwardParams`]; at most [`MAX_SPLITS`].
-    pub splits: u32,
-    /// As in [`ForwardParams`].
-    pub split_keys: u32,
-    /// As in [`ForwardParams`].
-    pub output_f32: u32,
-    /// 1: rows of o start on 16 bytes.
-    pub is_aligned: u32,
-    /// What o is multiplied by: [`DropoutParams::scale`].
-    pub kept: f32,
-    /// Nothing.
-    pub reserved: u32,
+    /// What passes over other keys have left; looked at where [`Switch::Merge`] is on.
+    pub previous: PreviousParams,
 }
 
 /// How far, in powers of two, an unnormalised probability may exceed 1: see `attention::softmax`.
@@ -366,8 +319,12 @@ pub struct BackwardParams {
     pub scale: f32,
     /// 1: o is f32; 0: o has the dtype of q.
     pub output_f32: u32,
-    /// 1: dq, dk and dv are f32; 0: they have the dtype of q.
+    /// 1: dk and dv are f32; 0: they have the dtype of q. 1 where they are merged ([`Switch::Merge`]).
     pub gradients_f32: u32,
+    /// The same of dq.
+    pub dq_f32: u32,
+    /// Nothing.
+    pub reserved: u32,
     /// Blocks per key head: block b takes key tiles b, b + key_blocks, ... On Hopper, where blocks stay, its
     /// key tiles.
     pub key_blocks: u32,
@@ -424,6 +381,9 @@ pub struct BackwardParams {
     pub d_bias_shape: [u32; 4],
     /// Device address of the gradient of the sinks, f32 `[Hq]`; 0 when it is not wanted.
     pub d_sinks: u64,
+    /// What passes over other keys have left of dq, f32, aligned to 16, rows a multiple of 4 elements apart;
+    /// looked at where the last kernel has [`Switch::Merge`] on.
+    pub previous_dq: TensorView,
 }
 
 /// Shares of dQ are added as they come; every key tile begins with the first query tile that sees it.

@@ -9,13 +9,15 @@
 //!
 //! `abi` and `geometry` are plain integer Rust and build everywhere: the host plans with them and the
 //! tests check them with no GPU. The other layers build for `nvptx64-nvidia-cuda` alone, by `cargo xtask
-//! build-kernels`.
+//! build-kernels`. What they were compiled to is in `packs`, with the feature of that name.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_intrinsics))]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
 pub mod abi;
 pub mod geometry;
+#[cfg(feature = "packs")]
+pub mod packs;
 
 #[cfg(target_arch = "nvptx64")]
 pub mod arch;

@@ -8,6 +8,7 @@ use finite_attention::check::{
 use finite_attention::problem::AlibiSlopes;
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec, MAX_SPLITS};
+use std::ops::Range;
 
 /// Whether there is a kernel for Hopper that takes more query rows, and is planned unless these are few more than
 /// whole tiles, or many short of them, in rows on 32 bytes.
@@ -119,6 +120,7 @@ fn with_features(kernel: &str, case: Case, in_f32: bool) -> Case {
         wants_d_sinks: false,
         // Not where heads are worked on together.
         dropout: (in_f32 && case.pack_gqa != Some(true)).then_some(0.3),
+        dynamic_mask: None,
     };
     Case { features, tight: true, ..case }
 }
@@ -268,6 +270,23 @@ fn combined(kernel: &str) -> Vec<Case> {
         cases.extend([in_f32(&anywhere), anywhere]);
     }
     cases
+}
+
+/// Cases whose keys are taken apart, for kernels that merge: a key tile, none, seven keys, and the rest. Columns are
+/// whole pairs, or odd; inputs and the state end where their memory ends.
+pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
+    let spec = spec(kernel);
+    if !matches!(spec.family, Family::Forward | Family::Backward) {
+        return None;
+    }
+    let ragged = ragged(kernel);
+    let (rows, tile) = (ragged.key_rows, spec.key_rows as usize);
+    let parts = vec![0..tile, tile..tile, tile..tile + 7, tile + 7..rows];
+    let gradients = ragged.gradients.map(|gradients| Gradients { dtype: Dtype::F32, ..gradients });
+    let pairs = Case { mask: Mask::Full, batches: 2, tight: true, gradients, ..ragged };
+    let odd = spec.head_dim as usize - 15;
+    let odd = Case { head_dim: odd, value_dim: odd, ..pairs.clone() };
+    Some([pairs, odd].map(|case| (case, parts.clone())).to_vec())
 }
 
 /// [`ragged`], and what else the kernel can be asked: a negative scale, capped scores, outputs in f32, columns that fill

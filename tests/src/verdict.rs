@@ -3,10 +3,11 @@
 use crate::device::emulated;
 use crate::ptx::spec;
 use crate::recorder::{of_size, recording, small, with_room_for, without_counters};
-use crate::shapes::many_key_tiles_in_order;
+use crate::shapes::{in_parts, many_key_tiles_in_order};
 use crate::sources::{Place, goes_through};
 use finite_attention::check::{
-    Case, ComputedGradients, GradientInputs, Inputs, Surroundings, compute_with, run_case_with,
+    Case, ComputedGradients, GradientInputs, Inputs, Surroundings, compute_with, run_case_in_parts,
+    run_case_with,
 };
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Device, Error, KernelImages};
@@ -178,6 +179,29 @@ pub fn judge_sharing(kernel: &str, images: KernelImages, case: &Case, schedule: 
     }
 }
 
+/// As [`judge`], of a case whose keys are taken apart: passes that merge with what others have left.
+///
+/// # Panics
+/// As [`judge`].
+pub fn judge_in_parts(kernel: &str, images: KernelImages, schedule: Schedule) -> Verdict {
+    let Some(cases) = in_parts(kernel) else { return Verdict::Clean };
+    let device = small(&emulated(spec(kernel).arch, images, options(schedule)));
+    let (device, launched) = &recording(&with_room_for(&device, spec(kernel)));
+    for (case, parts) in cases {
+        match run_case_in_parts(device, &case, &parts) {
+            Ok((outcome, _)) => {
+                let ran = launched.names();
+                assert!(ran.contains(kernel), "the passes are planned for {ran:?}, not {kernel}");
+                if let Some(failure) = outcome.failure {
+                    return Verdict::Wrong(failure);
+                }
+            }
+            Err(error) => return of_error(error),
+        }
+    }
+    Verdict::Clean
+}
+
 /// Whether gradients that are to be the same in every run are so under every schedule, where several blocks share
 /// out the tiles. Inputs are as drawn.
 ///
@@ -204,8 +228,9 @@ fn judge_repeats(kernel: &str, images: KernelImages, case: &Case) -> Verdict {
     Verdict::Clean
 }
 
-/// The first verdict that is not clean: of all cases, then of the first one, and the first of packed sequences,
-/// where blocks share out the tiles, then of gradients that are to be the same in every run.
+/// The first verdict that is not clean: of all cases, then of passes over some of the keys, then of the first case, and
+/// the first of packed sequences, where blocks share out the tiles, then of gradients that are to be the same in every
+/// run.
 ///
 /// # Panics
 /// As [`judge`].
@@ -216,11 +241,13 @@ pub fn first(kernel: &str, images: &KernelImages, cases: &[Case], schedules: &[S
         let cases = [false, true].into_iter().filter_map(case);
         cases.map(move |case| judge_sharing(kernel, images.clone(), case, schedule))
     };
+    let apart = |schedule| judge_in_parts(kernel, images.clone(), schedule);
     let repeated = many_key_tiles_in_order(kernel);
     let repeated = repeated.into_iter().map(|case| judge_repeats(kernel, images.clone(), &case));
     let alone = schedules.iter().copied().flat_map(alone);
     let shared = self::schedules(SHARING_SCHEDULES).into_iter().flat_map(shared);
-    let mut verdicts = alone.chain(shared).chain(repeated);
+    let apart = schedules.iter().copied().map(apart);
+    let mut verdicts = alone.chain(apart).chain(shared).chain(repeated);
     verdicts.find(|verdict| !matches!(verdict, Verdict::Clean)).unwrap_or(Verdict::Clean)
 }
 

@@ -2,8 +2,8 @@
 //! a rank that fails, or has another problem, is an error of all of them.
 
 use finite_attention::check::{
-    Case, Computed, Gradients, Placement, compute_over_ranks, expected, extended_case,
-    run_case_over_ranks,
+    BiasFeature, Case, Computed, Features, Gradients, MaskFeature, Placement, ScorePlacement,
+    compute_over_ranks, expected, extended_case, featured_case, run_case_over_ranks,
 };
 use finite_attention::context_parallel::{ContextLayout, LocalCommunicator};
 use finite_attention::driver::emulated::{Options, Schedule};
@@ -29,6 +29,24 @@ fn ranks(like: &Device, count: usize, turns: u64) -> Vec<(Device, LocalCommunica
     communicators.enumerate().map(|(rank, own)| (open(rank), own)).collect()
 }
 
+/// Bias, boolean mask and sinks of a case, as far as ranks can share them out.
+fn scores_shared_out(features: Features, packed: bool) -> Features {
+    let placement = ScorePlacement::Dense;
+    let is_whole = |bias: &BiasFeature| bias.dimensions.queries && bias.dimensions.keys;
+    let bias = features.bias.filter(|_| !packed);
+    let mask = features.mask.filter(|_| !packed);
+    Features {
+        bias: bias.map(|bias| {
+            let gradient = bias.gradient.filter(|_| is_whole(&bias));
+            BiasFeature { placement, gradient, ..bias }
+        }),
+        mask: mask.map(|mask| MaskFeature { placement, ..mask }),
+        alibi: None,
+        dropout: None,
+        ..features
+    }
+}
+
 fn within_the_rule(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> Finding {
     let run = run_case_over_ranks(|| Ok(ranks(like, count, case.seed)), layout, case);
     let (outcome, _) = run.map_err(|error| format!("{count} ranks, {layout}: {error}"))?;
@@ -43,6 +61,7 @@ fn shared_out(mut case: Case) -> Option<Case> {
     case.num_splits = None;
     case.placement = Placement::Bshd;
     let dtype = case.output_dtype;
+    case.features = scores_shared_out(case.features, case.packed);
     case.gradients = case.gradients.map(|gradients| Gradients { dtype, ..gradients });
     Some(case)
 }
@@ -50,12 +69,21 @@ fn shared_out(mut case: Case) -> Option<Case> {
 /// Random cases, over as many ranks and in such a layout as their seed says: `FATTN_CASES` of them.
 #[test]
 fn ranks_together_are_within_the_rule() {
-    let cases = count_from_environment(60, 3);
+    random_cases("ranks_together_are_within_the_rule", extended_case, 60);
+}
+
+/// The same with bias, boolean mask and sinks, and their gradients.
+#[test]
+fn ranks_with_features_are_within_the_rule() {
+    random_cases("ranks_with_features_are_within_the_rule", featured_case, 60);
+}
+
+fn random_cases(test: &str, generate: fn(u64, usize) -> Case, cases: u32) {
+    let cases = count_from_environment(cases, 3);
     let seed = seed_from_environment();
-    eprintln!("ranks_together_are_within_the_rule: {cases} cases, FATTN_SEED={seed}");
+    eprintln!("{test}: {cases} cases, FATTN_SEED={seed}");
     for number in 0..cases {
-        let Some(case) =
-            shared_out(extended_case(seed.wrapping_add(u64::from(number)), number as usize))
+        let Some(case) = shared_out(generate(seed.wrapping_add(u64::from(number)), number as usize))
         else {
             continue;
         };

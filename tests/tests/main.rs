@@ -14,6 +14,8 @@ mod context_parallel;
 mod dead_rows;
 #[path = "dropout.rs"]
 mod dropout;
+#[path = "dynamic.rs"]
+mod dynamic;
 #[path = "features_range.rs"]
 mod features_range;
 #[path = "forward_range.rs"]
@@ -44,6 +46,8 @@ mod mutations;
 mod nan_propagation;
 #[path = "pack_gqa.rs"]
 mod pack_gqa;
+#[path = "partial.rs"]
+mod partial;
 #[path = "poison.rs"]
 mod poison;
 #[path = "range.rs"]

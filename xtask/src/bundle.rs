@@ -44,8 +44,16 @@ const TESTED: [&str; 2] = ["finite-attention", TESTS];
 const TESTS: &str = "finite-attention-tests";
 
 /// Files of tests that look for the command, or the source, where cargo built it.
-const LEFT_OUT: [&str; 7] =
-    ["c_header", "cli", "cli_options", "cli_output", "sanitize", "sanitize_options", "trace"];
+const LEFT_OUT: [&str; 8] = [
+    "c_header",
+    "cli",
+    "cli_options",
+    "cli_output",
+    "cli_readme",
+    "sanitize",
+    "sanitize_options",
+    "trace",
+];
 
 /// What runs on the other machine.
 const RUN: &str = r#"#!/bin/sh
@@ -139,7 +147,7 @@ echo "$failed failed"
 pub fn run(args: &Args) -> Result<()> {
     let output = args.output.clone().unwrap_or_else(|| workspace::target_dir().join("bundle"));
     let release = ["--release", "--message-format=json-render-diagnostics"];
-    let built = cargo("build", &release, &["finite-attention", TESTS])?;
+    let built = cargo("build", &release, &["finite-attention", "finite-attention-c", TESTS])?;
     let tested = cargo("test", &[&release[..], &["--no-run"]].concat(), &TESTED)?;
     let program = |name: &str| find(&built, |artifact| artifact.executable && artifact.name == name);
     let (fattn, zoo) = (program("fattn")?, program("zoo")?);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 
 use crate::workspace::{on_path, output, root, run_shown};
-use crate::{build_kernels, integrations, seed, tidy};
+use crate::{build_kernels, integrations, packaged, seed, tidy};
 
 /// Run everything that must be green, with a share of the properties' random cases: others for each commit.
 #[derive(clap::Args)]
@@ -27,6 +27,10 @@ pub struct SoakArgs {
 
 /// A step: what it is called and what it does.
 type Step<'a> = (&'a str, Box<dyn Fn() -> Result<()> + 'a>);
+
+/// The library and the command without `cust`; `packaged` runs tests of that.
+const WITHOUT_CUST: &str = "clippy --package finite-attention --no-default-features --features cli \
+                            --all-targets --locked -- -D warnings";
 
 /// Runs the steps; the first that fails ends the run.
 ///
@@ -83,6 +87,8 @@ fn steps<'a>(args: &'a Args, seed: &'a str) -> Vec<Step<'a>> {
         ("tidy", Box::new(tidy::run)),
         ("kernels", Box::new(|| build_kernels::check_once(args.install))),
         ("clippy", Box::new(|| cargo("clippy --workspace --all-targets --locked -- -D warnings"))),
+        ("no cust", Box::new(|| cargo(WITHOUT_CUST))),
+        ("packaged", Box::new(packaged::run)),
         ("tests", Box::new(move || tests(&[("FATTN_SEED", seed)]))),
         ("hopper", Box::new(move || hopper(seed))),
         ("doctests", Box::new(|| cargo("test --workspace --doc --locked"))),

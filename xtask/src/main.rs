@@ -5,6 +5,7 @@ mod bundle;
 mod ci;
 mod integrations;
 mod mutate;
+mod packaged;
 #[path = "../../tests/src/seed.rs"]
 mod seed;
 mod tidy;
@@ -24,6 +25,8 @@ enum Xtask {
     Bundle(bundle::Args),
     /// Take the safety out of kernels, one instruction at a time, and write docs/mutations.md: what shows it.
     Mutate(mutate::Args),
+    /// Package the published crates as for a registry, and run a program from them alone.
+    Packaged,
     /// Check the rules of the tree that no compiler knows.
     Tidy,
     /// Run everything that must be green, with the time of each step.
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Xtask::BuildKernels(args) => build_kernels::run(&args),
         Xtask::Bundle(args) => bundle::run(&args),
         Xtask::Mutate(args) => mutate::run(&args),
+        Xtask::Packaged => packaged::run(),
         Xtask::Tidy => tidy::run(),
         Xtask::Ci(args) => ci::run(&args),
         Xtask::Integrations(args) => integrations::run(&args),

@@ -5,7 +5,10 @@ use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
 use crate::driver::{DevicePointer, Driver, Queued, Stream};
 use crate::error::{Error, Result};
-use crate::plan::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
+use crate::plan::{
+    BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, PartialBackward, plan_backward,
+    plan_backward_partial,
+};
 use crate::problem::BackwardProblem;
 use kernels_gpu::abi::{BackwardHopperParams, BackwardParams, Family};
 
@@ -58,6 +61,30 @@ pub unsafe fn backward(
     stream: Stream,
 ) -> Result<()> {
     let plan = plan_backward(&problem.validate()?, device.properties(), pointers)?;
+    // SAFETY: the plan was made from these pointers, and the caller vouches for them.
+    unsafe { launch_backward(device, &plan, workspace, stream) }
+}
+
+/// Queues one of several backward passes over some of the keys of the same queries, with o and lse of all
+/// keys: dq is added up in f32 from pass to pass, and dk and dv may be added to what is there.
+///
+/// # Errors
+/// Everything that [`BackwardProblem::validate`], [`plan_backward_partial`] and [`BackwardPlan::params_with`]
+/// refuse, and errors of the driver.
+///
+/// # Safety
+/// As for [`backward`]; of a pass that is not the last, dq need not be. For all work queued up to the last
+/// pass the state is [`ValidBackward::state_bytes`](crate::problem::ValidBackward::state_bytes) bytes that
+/// passes of these queries alone use, one after the other. dk and dv that are added to hold numbers.
+pub unsafe fn backward_partial(
+    device: &Device,
+    problem: &BackwardProblem,
+    pointers: &BackwardPointers,
+    partial: &PartialBackward,
+    workspace: Workspace,
+    stream: Stream,
+) -> Result<()> {
+    let plan = plan_backward_partial(&problem.validate()?, device.properties(), pointers, partial)?;
     // SAFETY: the plan was made from these pointers, and the caller vouches for them.
     unsafe { launch_backward(device, &plan, workspace, stream) }
 }

@@ -1,7 +1,7 @@
 //! Attention on host slices: copied to the device, computed, copied back.
 
 use super::scores::{CopiedScores, Elements, ScoreGradients, ScoreSlices};
-use super::{Element, backward_and_wait, forward};
+use super::{DynamicAttention, Element, backward_and_wait, forward};
 use crate::buffer::{DeviceBuffer, InDeviceMemory};
 use crate::device::Device;
 use crate::driver::{DevicePointer, Stream};
@@ -119,6 +119,7 @@ pub fn forward_inputs_host<T: Element, O: Element>(
     inputs: &ForwardInputs<'_, T>,
 ) -> Result<ForwardOutput<O>> {
     let &ForwardInputs { q, k, v, ref scores, cu_seqlens_q, cu_seqlens_k } = inputs;
+    let dynamic_mask = scores.dynamic_mask;
     common_dtype(&[("problem", problem.dtype), ("q", T::DTYPE)])?;
     common_dtype(&[("problem", problem.output_dtype), ("o", O::DTYPE)])?;
     check_offsets(problem, cu_seqlens_q, cu_seqlens_k)?;
@@ -144,8 +145,19 @@ pub fn forward_inputs_host<T: Element, O: Element>(
         score: scores.pointers(),
     };
     // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past
-    // `synchronize`; the offsets were checked.
-    unsafe { forward(device, problem, &pointers, stream) }?;
+    // `synchronize`, as does the choice of keys; the offsets were checked.
+    let _chosen = match dynamic_mask {
+        None => {
+            unsafe { forward(device, problem, &pointers, stream) }?;
+            None
+        }
+        Some(mask) => unsafe {
+            let chosen = DynamicAttention::new(device, problem, &mask)?;
+            chosen.choose(&pointers, stream)?;
+            chosen.forward(&pointers, stream)?;
+            Some(chosen)
+        },
+    };
     device.synchronize(stream)?;
     Ok(ForwardOutput { o: o.to_vec(stream)?, lse: lse.to_vec(stream)? })
 }
@@ -176,6 +188,16 @@ pub struct BackwardInputs<'s, T, O> {
     pub cu_seqlens_k: &'s [i32],
 }
 
+impl<'s, T, O> BackwardInputs<'s, T, O> {
+    /// Those of a forward pass on q, k and v and what it gave, with dO; nothing else of scores, no dLSE, and
+    /// no packed sequences.
+    pub fn new(q: &'s [T], k: &'s [T], v: &'s [T], output: &'s ForwardOutput<O>, d_o: &'s [T]) -> Self {
+        let scores = ScoreSlices::default();
+        let ForwardOutput { o, lse } = output;
+        BackwardInputs { q, k, v, o, lse, d_o, d_lse: &[], scores, cu_seqlens_q: &[], cu_seqlens_k: &[] }
+    }
+}
+
 /// What a backward pass gives, on the host: each in its layout of the problem, [`Layout::span`]
 /// elements, zeros between them.
 #[derive(Clone, Debug, PartialEq)]
@@ -193,6 +215,21 @@ pub struct BackwardOutput<G> {
 }
 
 /// Backward pass on host slices. `G` is the element type of dq, dk and dv: `T`, or f32.
+///
+/// ```
+/// use finite_attention::*;
+/// # fn main() -> Result<()> {
+/// let device = Device::emulated(Arch::Sm80)?;
+/// let layout = Layout::bshd([1, 2, 1, 4]);
+/// let (q, k, v, d_o) = ([0.5f32; 8], [1f32; 8], [2f32; 8], [1f32; 8]);
+/// let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout);
+/// let output: ForwardOutput<f32> = forward_host(&device, &problem, &q, &k, &v)?;
+/// let inputs = BackwardInputs::new(&q, &k, &v, &output, &d_o);
+/// let gradients: BackwardOutput<f32> = backward_host(&device, &BackwardProblem::new(problem), &inputs)?;
+/// assert_eq!((gradients.dq, gradients.dv), (vec![0.0; 8], vec![1.0; 8]));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`forward_inputs_host`], for every tensor, and [`Error::NotInProblem`] for a dLSE that the problem does
@@ -249,11 +286,25 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
         d_sinks,
     };
     // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past the
-    // end of the call, which waits; the offsets were checked.
-    unsafe { backward_and_wait(device, problem, &pointers, stream) }?;
+    // end of the call, which waits, as does the choice of keys; the offsets were checked.
+    match inputs.scores.dynamic_mask {
+        None => unsafe { backward_and_wait(device, problem, &pointers, stream) }?,
+        Some(mask) => unsafe {
+            let chosen = DynamicAttention::new(device, forward, &mask)?;
+            chosen.choose(&forward_pointers(&pointers), stream)?;
+            let launched = chosen.backward(problem, &pointers, stream);
+            launched.and(device.synchronize(stream))?;
+        },
+    }
     let (d_bias, d_sinks) = of_scores.read(stream)?;
     let (dq, dk, dv) = (dq.to_vec(stream)?, dk.to_vec(stream)?, dv.to_vec(stream)?);
     Ok(BackwardOutput { dq, dk, dv, d_bias, d_sinks })
+}
+
+/// What a forward pass has of the pointers of its backward pass: the choice of keys takes these.
+fn forward_pointers(of: &BackwardPointers) -> ForwardPointers {
+    let &BackwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, score, .. } = of;
+    ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, score }
 }
 
 /// The offsets of packed sequences fit the rows. Before all else is checked: where they do not, it is they
@@ -295,7 +346,7 @@ fn like_lse(
 }
 
 /// The elements, if they are as many as a tensor of this shape spans: who gives more has mistaken a shape.
-pub(super) fn exactly<'e, T>(
+pub(crate) fn exactly<'e, T>(
     argument: &'static str,
     expected: usize,
     shape: &[usize],

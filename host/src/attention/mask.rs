@@ -58,11 +58,28 @@ impl PreparedMask {
         stream: Stream,
     ) -> Result<Self> {
         let shape = MaskShape::of(layout, keys)?;
-        let bits = DeviceBuffer::<u32>::uninitialised(device, words_of(&shape) as usize)?;
-        let memory = (bits.device_pointer(), bits.len() as u64 * 4);
+        let mask = PreparedMask::unmade(device, shape)?;
+        let memory = (mask.device_pointer(), mask.bits.len() as u64 * 4);
         // SAFETY: the caller vouches for the tensor, and the bits have just been allocated.
         unsafe { prepare_mask(device, layout, keys, pointer, memory, stream) }?;
+        Ok(mask)
+    }
+
+    /// Memory for bits and map of a mask.
+    pub(super) fn unmade(device: &Device, shape: MaskShape) -> Result<Self> {
+        let bits = DeviceBuffer::<u32>::uninitialised(device, words_of(&shape) as usize)?;
         Ok(PreparedMask { shape, bits })
+    }
+
+    /// What the kernel is told that makes the map of the bits, and how many blocks it has.
+    pub(super) fn map_params(&self) -> (MaskMapParams, u32) {
+        map_params(&self.shape, self.device_pointer())
+    }
+
+    /// The bits, and what is behind them.
+    #[cfg(test)]
+    pub(super) fn words(&self, stream: Stream) -> Result<Vec<u32>> {
+        self.bits.to_vec(stream)
     }
 
     /// The bits of a problem without queries or heads, which nobody looks at: however many keys there are,
@@ -165,29 +182,35 @@ pub unsafe fn prepare_mask(
         words: row_words,
         reserved: 0,
     };
-    let [batches, heads, windows, granules] = shape.map_shape();
-    let map = MaskMapParams {
-        bits,
-        map: bits + 4 * shape.map_offset(),
-        pairs: (batches * heads) as u32,
-        granules: granules as u32,
-        queries: params.queries,
-        keys: params.keys,
-        words: row_words,
-        windows: windows as u32,
-    };
-    let warps = (batches * heads * windows * granules) as u32;
+    let (map, map_blocks) = map_params(&shape, bits);
     let queue = [
         Queued { variant: of_bits, blocks: blocks(words), params: params.bytes() },
-        Queued { variant: of_map, blocks: blocks(warps), params: map.bytes() },
+        Queued { variant: of_map, blocks: map_blocks, params: map.bytes() },
     ];
     // SAFETY: the caller vouches for the tensor and for the memory.
     unsafe { device.driver().launch_in_order(&queue, stream) }?;
     Ok(shape)
 }
 
+/// What the kernel is told that makes the map of bits, and how many blocks it has.
+fn map_params(shape: &MaskShape, bits: DevicePointer) -> (MaskMapParams, u32) {
+    let [batches, heads, windows, granules] = shape.map_shape();
+    let params = MaskMapParams {
+        bits,
+        map: bits + 4 * shape.map_offset(),
+        pairs: (batches * heads) as u32,
+        granules: granules as u32,
+        queries: shape.queries as u32,
+        keys: shape.keys as u32,
+        words: shape.row_words() as u32,
+        windows: windows as u32,
+    };
+    let warps = (batches * heads * windows * granules) as u32;
+    (params, warps.div_ceil(MASK_BITS_THREADS / 32))
+}
+
 /// The kernel that makes bits, or the map.
-fn kernel(device: &Device, family: Family) -> Result<KernelVariant> {
+pub(super) fn kernel(device: &Device, family: Family) -> Result<KernelVariant> {
     let found = KERNELS.iter().find(|spec| spec.family == family);
     let runs = |(major, minor)| found.filter(|spec| spec.arch.runs_on(major, minor));
     let properties = device.properties();

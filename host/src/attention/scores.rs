@@ -9,8 +9,8 @@ use crate::driver::{DevicePointer, Stream};
 use crate::error::{Error, Result};
 use crate::plan::ScorePointers;
 use crate::problem::{
-    AlibiSlopes, Bias, MaskShape, SCORE_DIMENSIONS, ScoreLayout, ValidBackward, ValidForward,
-    common_dtype,
+    AlibiSlopes, Bias, DynamicMask, MaskShape, SCORE_DIMENSIONS, ScoreLayout, ValidBackward,
+    ValidForward, common_dtype,
 };
 use half::{bf16, f16};
 use kernels_gpu::abi::Dtype;
@@ -27,6 +27,9 @@ pub struct ScoreSlices<'s, T> {
     pub alibi_slopes: &'s [f32],
     /// A sink for each query head: `[Hq]`.
     pub sinks: &'s [f32],
+    /// A dynamic mask that is made of the bias. The boolean mask is then a padding mask: what it hides is not
+    /// chosen, either.
+    pub dynamic_mask: Option<DynamicMask>,
 }
 
 /// The elements of a bias.
@@ -61,7 +64,7 @@ pub enum Elements {
 
 impl<T> Default for ScoreSlices<'_, T> {
     fn default() -> Self {
-        ScoreSlices { bias: None, mask: None, alibi_slopes: &[], sinks: &[] }
+        ScoreSlices { bias: None, mask: None, alibi_slopes: &[], sinks: &[], dynamic_mask: None }
     }
 }
 

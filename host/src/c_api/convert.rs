@@ -1,5 +1,6 @@
 //! From the structs of the C interface to problems and pointers.
 
+use super::init::SAME;
 use super::types::{CAttention, CBackwardArgs, CDropout, CForwardArgs, CScores, CTensor, Status};
 use super::{Failure, invalid};
 use crate::attention::{PreparedMask, Workspace};
@@ -30,7 +31,7 @@ pub fn forward_problem(
     args: &CForwardArgs,
     mask: Option<&PreparedMask>,
 ) -> Result<ForwardProblem, Failure> {
-    let mut problem = with_scores(attention(&args.attention)?, &args.scores, mask)?;
+    let mut problem = with_scores(&args.attention, &args.scores, mask)?;
     problem.dropout = dropout(&args.dropout);
     problem.num_splits = Some(args.num_splits).filter(|&splits| splits != 0);
     problem.pack_gqa = match args.pack_gqa {
@@ -52,7 +53,7 @@ fn attention(args: &CAttention) -> Result<ForwardProblem, Failure> {
         layout("v", v)?,
     )
     .with_output(layout("o", o)?)
-    .with_output_dtype(dtype("output_dtype", args.output_dtype)?)
+    .with_output_dtype(dtype_or("output_dtype", args.output_dtype, args.dtype)?)
     .with_mask(mask(args)?)
     .with_sequences(sequences(args)?);
     problem.scale = (!args.scale.is_nan()).then_some(args.scale);
@@ -63,13 +64,15 @@ fn attention(args: &CAttention) -> Result<ForwardProblem, Failure> {
 
 /// The problem with what scores have beside q and k.
 fn with_scores(
-    mut problem: ForwardProblem,
+    args: &CAttention,
     scores: &CScores,
     mask: Option<&PreparedMask>,
 ) -> Result<ForwardProblem, Failure> {
+    let mut problem = attention(args)?;
     if scores.bias.address != 0 {
         let layout = score_layout("bias", &scores.bias)?;
-        problem.bias = Some(Bias { layout, dtype: dtype("bias_dtype", scores.bias_dtype)? });
+        problem.bias =
+            Some(Bias { layout, dtype: dtype_or("bias_dtype", scores.bias_dtype, args.dtype)? });
     }
     problem.attn_mask = mask.map(PreparedMask::shape);
     let per_batch = flag("alibi_per_batch", scores.alibi_per_batch)?;
@@ -121,7 +124,7 @@ pub fn backward_problem(
     args: &CBackwardArgs,
     mask: Option<&PreparedMask>,
 ) -> Result<BackwardProblem, Failure> {
-    let mut forward = with_scores(attention(&args.attention)?, &args.scores, mask)?;
+    let mut forward = with_scores(&args.attention, &args.scores, mask)?;
     forward.dropout = dropout(&args.dropout);
     let deterministic = flag("deterministic", args.deterministic)?;
     let mut problem = BackwardProblem::new(forward)
@@ -234,6 +237,15 @@ pub fn dtype(argument: &str, number: i32) -> Result<Dtype, Failure> {
         1 => Ok(Dtype::F16),
         2 => Ok(Dtype::F32),
         other => Err(invalid(format!("{argument}: expected 0, 1 or 2, got {other}"))),
+    }
+}
+
+/// The same, of an argument that may also be [`SAME`]: then what another one says.
+pub fn dtype_or(argument: &str, number: i32, other: i32) -> Result<Dtype, Failure> {
+    match number {
+        SAME => dtype(argument, other),
+        0..=2 => dtype(argument, number),
+        got => Err(invalid(format!("{argument}: expected -1, 0, 1 or 2, got {got}"))),
     }
 }
 

@@ -1,6 +1,6 @@
 //! From the structs of multi-scale deformable attention to problems and pointers.
 
-use super::convert::{dtype, flag, layout};
+use super::convert::{dtype, dtype_or, flag, layout};
 use super::types::{CMsda, CMsdaBackwardArgs, CMsdaForwardArgs};
 use super::{Failure, invalid};
 use crate::attention::Workspace;
@@ -25,9 +25,12 @@ fn problem(args: &CMsda, o: Layout) -> Result<MsdaProblem, Failure> {
     )
     .with_locations(
         layout("locations", &args.locations)?,
-        dtype("locations_dtype", args.locations_dtype)?,
+        dtype_or("locations_dtype", args.locations_dtype, args.dtype)?,
     )
-    .with_weights(layout("weights", &args.weights)?, dtype("weights_dtype", args.weights_dtype)?)
+    .with_weights(
+        layout("weights", &args.weights)?,
+        dtype_or("weights_dtype", args.weights_dtype, args.dtype)?,
+    )
     .with_output(o)
     .with_padding(match args.padding {
         0 => Padding::Zeros,

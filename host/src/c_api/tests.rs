@@ -7,20 +7,20 @@ use crate::problem::{AlibiSlopes, Bias, Dropout, ScoreLayout};
 use kernels_gpu::abi::Dtype;
 use std::ptr;
 
-const INVALID: i32 = Status::InvalidArgument as i32;
+pub(super) const INVALID: i32 = Status::InvalidArgument as i32;
 
-fn last_error() -> String {
+pub(super) fn last_error() -> String {
     // SAFETY: a NUL-terminated string of this thread.
     unsafe { CStr::from_ptr(fattn_last_error()) }.to_string_lossy().into_owned()
 }
 
-fn dense(shape: [i64; 4]) -> CTensor {
+pub(super) fn dense(shape: [i64; 4]) -> CTensor {
     let [_, rows, heads, columns] = shape;
     CTensor { address: 0, shape, strides: [rows * heads * columns, heads * columns, columns, 1] }
 }
 
 /// A forward pass of no batches, so that there is nothing to compute.
-fn empty() -> CForwardArgs {
+pub(super) fn empty() -> CForwardArgs {
     let tensor = dense([0, 3, 2, 64]);
     let attention =
         CAttention { scale: f32::NAN, q: tensor, k: tensor, v: tensor, o: tensor, ..Default::default() };
@@ -28,7 +28,7 @@ fn empty() -> CForwardArgs {
 }
 
 /// The backward pass of the same.
-fn empty_backward() -> CBackwardArgs {
+pub(super) fn empty_backward() -> CBackwardArgs {
     let tensor = dense([0, 3, 2, 64]);
     CBackwardArgs {
         struct_bytes: size_of::<CBackwardArgs>() as u32,
@@ -42,7 +42,7 @@ fn empty_backward() -> CBackwardArgs {
 }
 
 /// Calls with an emulator that is open meanwhile.
-fn with_device(call: impl FnOnce(*const Device) -> i32) -> i32 {
+pub(super) fn with_device(call: impl FnOnce(*const Device) -> i32) -> i32 {
     let mut device = ptr::null_mut();
     // SAFETY: a string and a writable place.
     assert_eq!(unsafe { fattn_device_open(c"emulated".as_ptr(), &mut device) }, 0);
@@ -52,12 +52,12 @@ fn with_device(call: impl FnOnce(*const Device) -> i32) -> i32 {
     status
 }
 
-fn forward_of(args: &CForwardArgs) -> i32 {
+pub(super) fn forward_of(args: &CForwardArgs) -> i32 {
     // SAFETY: the device is open, the arguments are valid and have no elements.
     with_device(|device| unsafe { fattn_forward(device, args, ptr::null_mut()) })
 }
 
-fn backward_of(args: &CBackwardArgs) -> i32 {
+pub(super) fn backward_of(args: &CBackwardArgs) -> i32 {
     // SAFETY: the device is open, the arguments are valid and have no elements.
     with_device(|device| unsafe { fattn_backward(device, args, ptr::null_mut()) })
 }
@@ -349,7 +349,7 @@ fn wrong_scores_are_named() {
     refused(|args| args.scores.bias = bias([1, 1, 1, 5]), "bias: expected keys 1 or 3, got 5");
     refused(
         |args| (args.scores.bias, args.scores.bias_dtype) = (bias([1, 1, 1, 3]), 3),
-        "bias_dtype: expected 0, 1 or 2, got 3",
+        "bias_dtype: expected -1, 0, 1 or 2, got 3",
     );
     refused(
         |args| args.scores.bias = bias([1, 1, -1, 3]),

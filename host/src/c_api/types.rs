@@ -1,5 +1,6 @@
 //! The structs of the C interface. `include/finite_attention.h` says more of their fields.
 
+use super::{Failure, invalid};
 use crate::attention::PreparedMask;
 use kernels_gpu::abi::MSDA_MAX_LEVELS;
 use std::mem::offset_of;
@@ -19,6 +20,8 @@ pub enum Status {
     DeviceFailed = 3,
     /// The library is at fault.
     Panicked = 4,
+    /// The norm of gradients is not finite, and nothing was changed; or a tensor of a pass in anomaly mode.
+    NonFinite = 5,
 }
 
 /// `fattn_tensor`.
@@ -258,6 +261,15 @@ pub(super) unsafe trait Versioned: Copy + Default {
     /// Sizes of earlier versions.
     const EARLIER: &'static [usize];
 
+    /// The size of a caller's struct, if it is that of this version or of an earlier one.
+    fn known_size(function: &str, struct_bytes: u32) -> Result<usize, Failure> {
+        let (expected, got) = (size_of::<Self>(), struct_bytes as usize);
+        if got == expected || Self::EARLIER.contains(&got) {
+            return Ok(got);
+        }
+        Err(invalid(format!("{function}: expected struct_bytes {expected}, got {got}")))
+    }
+
     /// The first field that must be 0 and is not.
     fn reserved(&self) -> Option<(&'static str, u32)>;
 }
@@ -306,11 +318,47 @@ unsafe impl Versioned for CMsdaBackwardArgs {
     }
 }
 
+/// `fattn_dynamic_mask`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CDynamicMask {
+    /// How many keys of a row are kept; 0: those above 0.
+    pub window: i64,
+    /// Keys that are kept or dropped together; 0 and 1: each for itself.
+    pub block_size: i64,
+    /// `fattn_dynamic_way`.
+    pub way: i32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// `fattn_partial`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CPartial {
+    /// Address of what passes leave to each other.
+    pub state: u64,
+    /// Whether it is the first pass.
+    pub is_first: u32,
+    /// Whether it is the last pass.
+    pub is_last: u32,
+    /// Keys in all passes; of forward passes.
+    pub total_keys: u32,
+    /// Whether dk and dv are added to what is there; of backward passes.
+    pub adds_to_keys: u32,
+    /// Whether dq is f32; of backward passes.
+    pub dq_f32: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 // The sizes that callers in other languages count on: no padding anywhere.
 const _: () = assert!(size_of::<CTensor>() == 72);
 const _: () = assert!(size_of::<CAttention>() == 40 + 4 * 72 + 6 * 8);
 const _: () = assert!(size_of::<CScores>() == 72 + 8 + 3 * 8);
 const _: () = assert!(size_of::<CDropout>() == 8 + 2 * 8);
+const _: () = assert!(size_of::<CDynamicMask>() == 2 * 8 + 8);
+const _: () = assert!(size_of::<CPartial>() == 8 + 6 * 4);
 const _: () = assert!(offset_of!(CForwardArgs, scores) == 16 + size_of::<CAttention>());
 const _: () =
     assert!(offset_of!(CBackwardArgs, scores) == 16 + size_of::<CAttention>() + 4 * 72 + 3 * 8);

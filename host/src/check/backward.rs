@@ -3,7 +3,7 @@
 use super::compute::{input, spill, widened};
 use super::scores::{ScoreGradientMemory, ScoreGradients, ScoreMemory};
 use super::{Case, GradientInputs, Surroundings, TensorMemory};
-use crate::attention::{Element, Workspace, launch_backward};
+use crate::attention::{DynamicAttention, Element, Workspace, launch_backward};
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
 use crate::driver::Stream;
@@ -49,6 +49,7 @@ pub(super) fn compute_gradients<T: Element, O: Element>(
     device: &Device,
     case: &Case,
     forward: &ForwardMemory<'_, T, O>,
+    chosen: Option<&DynamicAttention>,
     inputs: &GradientInputs,
     surroundings: Surroundings,
 ) -> Result<Option<ComputedGradients>> {
@@ -58,7 +59,7 @@ pub(super) fn compute_gradients<T: Element, O: Element>(
     } else {
         compute_typed::<T, O, T>
     };
-    run(device, case, forward, inputs, surroundings)
+    run(device, case, forward, chosen, inputs, surroundings)
 }
 
 /// `G` is the element type of dq, dk and dv.
@@ -66,6 +67,7 @@ fn compute_typed<T: Element, O: Element, G: Element>(
     device: &Device,
     case: &Case,
     forward: &ForwardMemory<'_, T, O>,
+    chosen: Option<&DynamicAttention>,
     inputs: &GradientInputs,
     surroundings: Surroundings,
 ) -> Result<Option<ComputedGradients>> {
@@ -98,9 +100,21 @@ fn compute_typed<T: Element, O: Element, G: Element>(
         d_bias,
         d_sinks,
     };
-    let plan = plan_backward(&valid, device.properties(), &pointers)?;
-    let workspace_spilled = run(device, &plan)?;
     let stream = Stream::default();
+    let (kernel, workspace_spilled) = match chosen {
+        None => {
+            let plan = plan_backward(&valid, device.properties(), &pointers)?;
+            let kernel = plan.main_kernel().map_or("none".to_owned(), |variant| variant.to_string());
+            (kernel, run_plan(device, &plan)?)
+        }
+        Some(chosen) => {
+            // SAFETY: each allocation holds its layout, is used by this call alone, and lives past
+            // `synchronize`.
+            unsafe { chosen.backward(&problem, &pointers, stream) }?;
+            device.synchronize(stream)?;
+            (chosen.plan().way.name().to_owned(), None)
+        }
+    };
     let [(dq, dq_spilled), (dk, dk_spilled), (dv, dv_spilled)] =
         [dq.read(stream)?, dk.read(stream)?, dv.read(stream)?];
     let spilled = spill([
@@ -111,14 +125,13 @@ fn compute_typed<T: Element, O: Element, G: Element>(
     ]);
     let ScoreGradients { d_bias, d_sinks, spilled: of_scores_spilled } = of_scores.read(stream)?;
     let spilled = spilled.or(of_scores_spilled);
-    let kernel = plan.main_kernel().map_or("none".to_owned(), |variant| variant.to_string());
     let inputs = GradientInputs { d_o: widened(d_o.written()), d_lse: d_lse.written() };
     let [dq, dk, dv] = [dq, dk, dv].map(widened);
     Ok(Some(ComputedGradients { kernel, inputs, dq, dk, dv, d_bias, d_sinks, spilled }))
 }
 
 /// Launches the plan with a workspace of NaN, waits, and says where something outside of that changed.
-fn run(device: &Device, plan: &BackwardPlan) -> Result<Option<isize>> {
+pub(super) fn run_plan(device: &Device, plan: &BackwardPlan) -> Result<Option<isize>> {
     let (bytes, stream) = (plan.workspace_bytes(), Stream::default());
     let layout = Layout::bshd([1, 1, 1, (bytes / 4) as usize]);
     let memory = TensorMemory::<f32>::new(device, layout, 0, true, None, Surroundings::Nan)?;

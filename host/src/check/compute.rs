@@ -1,15 +1,16 @@
 //! One case on a device: the launches, and what came out.
 
 use super::backward::{ForwardMemory, compute_gradients};
+use super::dynamic::kept;
 use super::scores::ScoreMemory;
 use super::{Case, ComputedGradients, GradientInputs, Inputs, Surroundings, TensorMemory};
-use crate::attention::{Element, launch_forward};
+use crate::attention::{DynamicAttention, Element, launch_forward};
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
 use crate::driver::Stream;
 use crate::error::Result;
 use crate::plan::{ForwardPointers, plan_forward};
-use crate::problem::Layout;
+use crate::problem::{ForwardProblem, Layout};
 use half::{bf16, f16};
 use kernels_gpu::abi::Dtype;
 use std::time::{Duration, Instant};
@@ -78,7 +79,7 @@ fn compute_typed<T: Element, O: Element>(
     surroundings: Surroundings,
 ) -> Result<Computed> {
     let problem = case.problem();
-    let valid = problem.validate()?;
+    problem.validate()?;
     let lead = case.placement.lead();
     let [batches, rows, heads, _] = problem.q.shape;
     let lse_layout = Layout::bshd([batches, heads, rows, 1]);
@@ -104,23 +105,53 @@ fn compute_typed<T: Element, O: Element>(
     };
     let stream = Stream::default();
     let start = Instant::now();
-    let plan = plan_forward(&valid, device.properties(), &pointers)?;
-    if let Some(plan) = &plan {
-        // SAFETY: each allocation holds its layout, is used by this call alone, and lives past
-        // `synchronize`.
-        unsafe { launch_forward(device, plan, stream) }?;
-    }
+    // SAFETY: each allocation holds its layout, is used by this call alone, and lives past `synchronize`.
+    let (kernel, chosen) = match case.features.dynamic_mask {
+        None => (unsafe { run(device, &problem, &pointers, stream) }?, None),
+        Some(mask) => unsafe {
+            let chosen = DynamicAttention::new(device, &problem, &mask)?;
+            chosen.choose(&pointers, stream)?;
+            chosen.forward(&pointers, stream)?;
+            (main_kernel(device, &chosen.launched_problem(), &pointers)?, Some(chosen))
+        },
+    };
     device.synchronize(stream)?;
-    let gradients = compute_gradients(device, case, &memory, gradients, surroundings)?;
+    let gradients = compute_gradients(device, case, &memory, chosen.as_ref(), gradients, surroundings)?;
     let (o, o_spilled) = memory.o.read(stream)?;
     let (lse, lse_spilled) = memory.lse.read(stream)?;
     let elapsed = start.elapsed();
     let spilled = spill([("o", o_spilled), ("lse", lse_spilled)]);
     let spilled = spilled.or_else(|| gradients.as_ref().and_then(|gradients| gradients.spilled.clone()));
-    let kernel = plan.map_or("none".to_owned(), |plan| plan.variant.to_string());
     let [q, k, v] = [&memory.q, &memory.k, &memory.v].map(|tensor| widened(tensor.written()));
-    let inputs = Inputs { q, k, v, scores: memory.scores.written() };
+    let mut inputs = Inputs { q, k, v, scores: memory.scores.written() };
+    inputs.scores.kept = kept(case, &inputs);
     Ok(Computed { kernel, inputs, o: widened(o), lse, gradients, spilled, elapsed })
+}
+
+/// The main kernel of a forward pass under a dynamic mask, whose bits, and gathered tensors if there are any,
+/// stand on large boundaries.
+fn main_kernel(device: &Device, problem: &ForwardProblem, pointers: &ForwardPointers) -> Result<String> {
+    let mut pointers = *pointers;
+    pointers.score.mask_bits = 1 << 40;
+    let plan = plan_forward(&problem.validate()?, device.properties(), &pointers)?;
+    Ok(plan.map_or("none".to_owned(), |plan| plan.variant.to_string()))
+}
+
+/// Launches a forward pass. The name of its main kernel.
+///
+/// # Safety
+/// As [`launch_forward`].
+unsafe fn run(
+    device: &Device,
+    problem: &ForwardProblem,
+    pointers: &ForwardPointers,
+    stream: Stream,
+) -> Result<String> {
+    let plan = plan_forward(&problem.validate()?, device.properties(), pointers)?;
+    let Some(plan) = plan else { return Ok("none".to_owned()) };
+    // SAFETY: passed on to the caller.
+    unsafe { launch_forward(device, &plan, stream) }?;
+    Ok(plan.variant.to_string())
 }
 
 /// An input tensor with these numbers in device memory.

@@ -102,7 +102,10 @@ pub(super) fn part_of_scores<'i>(case: &Case, part: &Part, inputs: &'i Inputs) -
     let batches = if case.packed { 1 } else { case.batches };
     Scores {
         bias: bias.map(|layout| batches_of(case, part, layout.shape, &scores.bias)),
-        mask: mask.map(|layout| batches_of(case, part, layout.shape, &scores.mask)),
+        mask: match &scores.kept {
+            Some(kept) => Some(batches_of(case, part, kept.shape, &kept.values)),
+            None => mask.map(|layout| batches_of(case, part, layout.shape, &scores.mask)),
+        },
         alibi_slopes: case.features.alibi.map(|_| {
             let slopes = scores.alibi_slopes.as_slice();
             match slopes.len() == case.query_heads {
@@ -238,6 +241,7 @@ mod tests {
                     has_sinks: true,
                     wants_d_sinks: true,
                     dropout: Some(0.5),
+                    dynamic_mask: None,
                 },
                 batches: 4,
                 seed: 3,

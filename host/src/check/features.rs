@@ -1,7 +1,7 @@
 //! What scores of a case have beside q and k: bias, boolean mask, slopes, sinks and dropout.
 
-use super::Case;
-use crate::problem::{AlibiSlopes, Bias, Dropout, MaskShape, ScoreLayout};
+use super::{Case, Kept};
+use crate::problem::{AlibiSlopes, Bias, Dropout, DynamicMask, DynamicWay, MaskShape, ScoreLayout};
 use kernels_gpu::abi::Dtype;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -21,6 +21,8 @@ pub struct Features {
     pub wants_d_sinks: bool,
     /// The share of probabilities that is dropped: see [`Case::dropout`].
     pub dropout: Option<f32>,
+    /// Which keys the bias chooses. The boolean mask is then a padding mask.
+    pub dynamic_mask: Option<DynamicMask>,
 }
 
 /// A bias.
@@ -125,7 +127,12 @@ impl Features {
         });
         let sinks = self.has_sinks.then(|| "sinks".to_owned());
         let dropout = self.dropout.map(|rate| format!("dropout({rate})"));
-        let all: Vec<String> = [bias, mask, alibi, sinks, dropout].into_iter().flatten().collect();
+        let dynamic = self.dynamic_mask.map(|dynamic| {
+            let way = dynamic.way.map_or("", DynamicWay::name);
+            format!("{dynamic} {way}").trim_end().replace(", in blocks of ", "/")
+        });
+        let all: Vec<String> =
+            [bias, mask, alibi, sinks, dropout, dynamic].into_iter().flatten().collect();
         if all.is_empty() { "-".to_owned() } else { all.join(" ") }
     }
 
@@ -302,6 +309,8 @@ pub struct ScoreInputs {
     pub alibi_slopes: Vec<f32>,
     /// `[Hq]`.
     pub sinks: Vec<f32>,
+    /// What a dynamic mask keeps, by the reference: of numbers as kernels see them.
+    pub kept: Option<Kept>,
 }
 
 impl ScoreInputs {
@@ -318,6 +327,7 @@ impl ScoreInputs {
             mask: mask.unwrap_or_default(),
             alibi_slopes: alibi_slopes.unwrap_or_default(),
             sinks: (0..sinks).map(|_| random.random_range(-4.0f32..=4.0)).collect(),
+            kept: None,
         }
     }
 }
@@ -394,7 +404,7 @@ mod tests {
         let mask = Some(MaskFeature { dimensions, placement, density, block: 1, has_dead_rows });
         let alibi = Some(AlibiSlopes::PerBatchAndHead);
         let features =
-            Features { bias, mask, alibi, has_sinks: true, wants_d_sinks: true, dropout: None };
+            Features { bias, mask, alibi, has_sinks: true, wants_d_sinks: true, ..Features::default() };
         Case { batches: 3, query_heads: 4, key_heads: 2, features, ..Case::small() }
     }
 

@@ -27,15 +27,14 @@ pub fn featured_case(seed: u64, id: usize) -> Case {
         has_sinks: random.random_bool(0.35),
         wants_d_sinks: random.random_bool(0.75),
         dropout: None,
+        dynamic_mask: None,
     };
     // Last: what else is drawn for a seed does not depend on it.
     let dropout = random.random_bool(0.25).then(|| DROPOUT_RATES[random.random_range(0..5)]);
     let mut features = Features { dropout, ..features };
     let block = random.random_bool(0.45).then(|| MASK_BLOCKS[random.random_range(0..MASK_BLOCKS.len())]);
-    // What is left of few blocks may be too little for the rule, as [`judgeable`] says of pairs; and the
-    // gradient of a sink, of which there may be one, is a sum over the few rows that see something.
-    let is_judged =
-        dropout.is_none_or(|rate| rate <= 0.1) && !(features.has_sinks && features.wants_d_sinks);
+    // What is left of few blocks may be too little for the rule, as [`judgeable`] says of pairs.
+    let is_judged = dropout.is_none_or(|rate| rate <= 0.1);
     if let (Some(mask), Some(block), true) = (&mut features.mask, block, is_judged) {
         mask.block = block;
     }

@@ -133,6 +133,7 @@ impl<'d, T: Element> ScoreMemory<'d, T> {
             mask: mask.into_iter().map(|byte| byte != 0).collect(),
             alibi_slopes: numbers(&self.alibi_slopes),
             sinks: numbers(&self.sinks),
+            kept: None,
         }
     }
 }

@@ -6,13 +6,17 @@ use super::forward::Phase;
 use super::layout::ContextLayout;
 use super::rows::RowSet;
 use super::schedule::{Part, Piece, Rows};
+use super::scores::Slice;
 use super::views::{PartPlace, View, of_part};
 use super::{ContextPass, Use};
 use crate::attention::{Workspace, launch_accumulate, launch_backward};
 use crate::driver::{Mark, Stream};
 use crate::error::{Error, Result};
-use crate::plan::{BackwardPointers, ScorePointers, Term, plan_accumulate, plan_backward};
-use crate::problem::{BackwardProblem, Layout, ValidBackward};
+use crate::plan::{
+    BackwardPointers, PartialBackward, ScorePointers, Term, plan_accumulate, plan_backward,
+    plan_backward_partial,
+};
+use crate::problem::{BackwardProblem, Bias, ScoreLayout, ValidBackward};
 use kernels_gpu::abi::Dtype;
 
 /// The rank's own tensors of a backward pass.
@@ -26,15 +30,22 @@ struct Own {
     dv: View,
     lse: u64,
     d_lse: u64,
+    score: ScorePointers,
+    d_bias: Option<(Bias, u64)>,
+    d_sinks: u64,
     problem: BackwardProblem,
 }
 
-/// dq of all pieces, as far as it is added up.
-struct QuerySums {
-    sum: View,
-    /// How many parts each piece has had, and how many it has.
-    parts: Vec<(usize, usize)>,
+/// What the scores of a part have, and where their gradients go.
+struct PartScores {
+    score: ScorePointers,
+    d_bias: Option<(Bias, u64)>,
+    /// 0: they are not wanted of this part.
+    d_sinks: u64,
 }
+
+/// How many parts each piece has had, and how many it has.
+type Turns = Vec<(usize, usize)>;
 
 /// dk and dv of keys, as far as they are added up.
 struct KeySums {
@@ -70,15 +81,13 @@ impl ContextPass<'_> {
         pointers: &BackwardPointers,
         stream: Stream,
     ) -> Result<()> {
-        if problem.forward != self.valid.local.problem {
+        if problem.forward != self.valid.asked {
             return Err(Error::WrongForward);
         }
-        if problem.wants_d_sinks || problem.d_bias.is_some() {
-            let argument = if problem.wants_d_sinks { "dsinks" } else { "dbias" };
-            return Err(Error::NotInContext { argument });
-        }
         // What the whole pass would ask for.
-        plan_backward(&problem.validate()?, self.group.device.properties(), pointers)?;
+        let d_bias = self.check_d_bias(problem, pointers)?;
+        let without = BackwardProblem { forward: self.valid.local.problem, d_bias: None, ..*problem };
+        plan_backward(&without.validate()?, self.group.device.properties(), pointers)?;
         let forward = &problem.forward;
         let (dtype, gradient) = (forward.dtype, problem.gradient_dtype);
         let view = |pointer, layout, dtype| View { pointer, layout, dtype };
@@ -91,16 +100,22 @@ impl ContextPass<'_> {
             dv: view(pointers.dv, problem.dv, gradient),
             lse: pointers.lse,
             d_lse: pointers.d_lse,
+            score: pointers.score,
+            d_bias: d_bias.map(|d_bias| (d_bias, pointers.d_bias)),
+            d_sinks: pointers.d_sinks,
             problem: *problem,
         };
+        if let Some((d_bias, pointer)) = own.d_bias {
+            self.zero_d_bias(&d_bias, pointer, stream)?;
+        }
+        if problem.wants_d_sinks && self.pieces.is_empty() {
+            self.add(self.d_sinks_view(own.d_sinks), [None, None], stream)?;
+        }
         let keys = self.own_keys([pointers.k, pointers.v]);
-        let dq = in_f32(&own.q);
-        let dq = View { pointer: self.room.of(&self.group.device, Use::DqSum, dq.bytes())?, ..dq };
         let pieces = self.pieces.clone();
-        let parts = pieces.iter().map(|piece| (0, piece.parts.len())).collect();
-        let mut dq = QuerySums { sum: dq, parts };
+        let mut turns: Turns = pieces.iter().map(|piece| (0, piece.parts.len())).collect();
         if self.group.layout == ContextLayout::Gathered {
-            return self.backward_gathered(&own, keys, &mut dq, &pieces, stream);
+            return self.backward_gathered(&own, keys, &mut turns, &pieces, stream);
         }
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
         let rows = own.dk.layout.shape[1];
@@ -115,7 +130,7 @@ impl ContextPass<'_> {
         self.for_each_step(keys, stream, |pass, phase, step, keys| {
             if step == 0 {
                 let parts = std::mem::take(&mut at_home);
-                return pass.add_parts(&own, &mut dq, keys, (&pieces, &parts), &mut home, stream);
+                return pass.add_parts(&own, &mut turns, keys, (&pieces, &parts), &mut home, stream);
             }
             if let (Phase::Send, Some(done)) = (phase, away.take()) {
                 if let Some(came) = coming.take() {
@@ -131,11 +146,11 @@ impl ContextPass<'_> {
             let mut parts = parts_of(&pieces, step);
             // What covers most keys first: the others add to it.
             parts.reverse();
-            pass.add_parts(&own, &mut dq, keys, (&pieces, &parts), &mut sums, stream)?;
+            pass.add_parts(&own, &mut turns, keys, (&pieces, &parts), &mut sums, stream)?;
             away = Some(sums);
             Ok(())
         })?;
-        self.add_parts(&own, &mut dq, keys, (&pieces, &later), &mut home, stream)?;
+        self.add_parts(&own, &mut turns, keys, (&pieces, &later), &mut home, stream)?;
         self.finish_keys(&own, &mut home, coming, stream)?;
         self.order(self.group.beside, stream)
     }
@@ -145,7 +160,7 @@ impl ContextPass<'_> {
         &mut self,
         own: &Own,
         keys: [View; 2],
-        dq: &mut QuerySums,
+        turns: &mut Turns,
         pieces: &[Piece],
         stream: Stream,
     ) -> Result<()> {
@@ -159,7 +174,7 @@ impl ContextPass<'_> {
             }
             let mut parts = parts_of(pieces, step);
             parts.reverse();
-            pass.add_parts(own, dq, keys, (pieces, &parts), &mut whole, stream)
+            pass.add_parts(own, turns, keys, (pieces, &parts), &mut whole, stream)
         })?;
         self.zero_gaps(&mut whole, &all_rows(rows), stream)?;
         self.add_up(own, whole.sums, stream)?;
@@ -170,7 +185,7 @@ impl ContextPass<'_> {
     fn add_parts(
         &mut self,
         own: &Own,
-        dq: &mut QuerySums,
+        turns: &mut Turns,
         keys: [View; 2],
         (pieces, parts): (&[Piece], &[(usize, Part)]),
         sums: &mut KeySums,
@@ -178,34 +193,44 @@ impl ContextPass<'_> {
     ) -> Result<()> {
         for (index, part) in parts {
             let piece = &pieces[*index];
-            let place = of_part(&self.valid, &self.offsets, [own.q, own.o], keys, (piece, part))?;
-            let dq_sum = dq.sum.rows(&piece.queries);
-            let (had, has) = &mut dq.parts[*index];
+            let places = self.places(piece, part);
+            let (q, o, places) = (own.q, own.o, places.each_ref());
+            let place = of_part(&self.valid, &self.offsets, [q, o], keys, (piece, part), places)?;
+            let number = piece.parts.iter().position(|of| of == part).unwrap_or(0);
+            let score = self.score_pointers((*index, number), &place, &own.score)?;
+            let d_bias = own.d_bias.map(|(Bias { layout, dtype }, pointer)| {
+                let slice = Slice::of(&layout, places);
+                let begin = pointer.wrapping_add_signed(slice.offset * i64::from(dtype.bytes()));
+                (Bias { layout: slice.layout, dtype }, begin)
+            });
+            let is_first_of_all = turns.iter().all(|(had, _)| *had == 0);
+            let (had, has) = &mut turns[*index];
             let (is_first, is_last) = (*had == 0, *had + 1 == *has);
             *had += 1;
-            let dq_target = if is_first { dq_sum } else { self.temporary(Use::DqPart, &dq_sum)? };
             let is_new = sums.touched.gaps(&part.keys) == [part.keys.range()];
             if !is_new {
                 self.zero_gaps(sums, &part.keys, stream)?;
             }
-            let key_sums = sums.sums.map(|sum| sum.rows(&part.keys));
-            let key_targets = if is_new {
-                key_sums
-            } else {
-                [self.temporary(Use::DkPart, &key_sums[0])?, self.temporary(Use::DvPart, &key_sums[1])?]
+            let targets = sums.sums.map(|sum| sum.rows(&part.keys));
+            let partial = PartialBackward {
+                state: 0,
+                is_first,
+                is_last,
+                dq_dtype: own.problem.gradient_dtype,
+                adds_to_keys: !is_new,
             };
-            self.launch(own, &piece.queries, &place, (dq_target, key_targets), stream)?;
-            if is_last {
-                let terms =
-                    if is_first { [Some(dq_sum), None] } else { [Some(dq_sum), Some(dq_target)] };
-                self.add(own.dq.rows(&piece.queries), terms, stream)?;
-            } else if !is_first {
-                self.add(dq_sum, [Some(dq_sum), Some(dq_target)], stream)?;
-            }
-            if !is_new {
-                for (sum, part) in key_sums.into_iter().zip(key_targets) {
-                    self.add(sum, [Some(sum), Some(part)], stream)?;
-                }
+            // Of the first part of each piece: sinks are one for all keys.
+            let wants_d_sinks = own.problem.wants_d_sinks && is_first;
+            let d_sinks = match wants_d_sinks {
+                false => 0,
+                true if is_first_of_all => own.d_sinks,
+                true => self.d_sinks_of_piece()?,
+            };
+            let scores = PartScores { score, d_bias, d_sinks };
+            self.launch(own, (*index, &piece.queries), &place, (partial, scores), targets, stream)?;
+            if wants_d_sinks && !is_first_of_all {
+                let [sum, more] = [own.d_sinks, d_sinks].map(|pointer| self.d_sinks_view(pointer));
+                self.add(sum, [Some(sum), Some(more)], stream)?;
             }
             sums.touched.insert(&part.keys);
         }
@@ -287,18 +312,42 @@ impl ContextPass<'_> {
         Ok(())
     }
 
+    /// The gradient of the bias that is asked for, with an element of its own for each query and key, so that
+    /// parts write it and need not add to it.
+    fn check_d_bias(
+        &self,
+        problem: &BackwardProblem,
+        pointers: &BackwardPointers,
+    ) -> Result<Option<Bias>> {
+        let Some(d_bias) = problem.d_bias else { return Ok(None) };
+        let forward = self.valid.over_all_keys(&problem.forward);
+        let (dk, dv) = (forward.k, forward.v);
+        BackwardProblem { forward, dk, dv, ..*problem }.validate()?;
+        let ScoreLayout { shape: [_, _, queries, keys], strides } = d_bias.layout;
+        let rows = [forward.q.shape[1], forward.k.shape[1]];
+        if [queries, keys] != rows || keys > 1 && strides[3] != 1 {
+            return Err(Error::NotInContext { argument: "dbias" });
+        }
+        let elements = d_bias.layout.elements();
+        if pointers.d_bias == 0 && elements > 0 {
+            return Err(Error::NullPointer { argument: "dbias", elements });
+        }
+        Ok(Some(d_bias))
+    }
+
     /// The backward pass of one part.
     fn launch(
         &mut self,
         own: &Own,
-        queries: &Rows,
+        (index, queries): (usize, &Rows),
         place: &PartPlace,
-        (dq, [dk, dv]): (View, [View; 2]),
+        (mut partial, scores): (PartialBackward, PartScores),
+        [dk, dv]: [View; 2],
         stream: Stream,
     ) -> Result<()> {
         let device = self.group.device.clone();
-        let PartPlace { q, k, v, o, cu_seqlens: [cu_seqlens_q, cu_seqlens_k], valid } = place;
-        let d_o = own.d_o.rows(queries);
+        let PartPlace { q, k, v, o, cu_seqlens: [cu_seqlens_q, cu_seqlens_k], valid, .. } = place;
+        let (d_o, dq) = (own.d_o.rows(queries), own.dq.rows(queries));
         let problem = BackwardProblem {
             forward: valid.problem,
             d_o: d_o.layout,
@@ -306,8 +355,8 @@ impl ContextPass<'_> {
             dk: dk.layout,
             dv: dv.layout,
             gradient_dtype: Dtype::F32,
-            d_bias: None,
-            wants_d_sinks: false,
+            d_bias: scores.d_bias.map(|(d_bias, _)| d_bias),
+            wants_d_sinks: scores.d_sinks != 0,
             has_d_lse: own.problem.has_d_lse,
             mode: own.problem.mode,
         };
@@ -326,11 +375,12 @@ impl ContextPass<'_> {
             d_lse: of_lse(own.d_lse),
             cu_seqlens_q: *cu_seqlens_q,
             cu_seqlens_k: *cu_seqlens_k,
-            score: ScorePointers::default(),
-            d_bias: 0,
-            d_sinks: 0,
+            score: scores.score,
+            d_bias: scores.d_bias.map_or(0, |(_, pointer)| pointer),
+            d_sinks: scores.d_sinks,
         };
-        let mut plan = plan_backward(&valid, device.properties(), &pointers)?;
+        partial.state = self.room.of(&device, Use::DqState(index), valid.state_bytes())?;
+        let mut plan = plan_backward_partial(&valid, device.properties(), &pointers, &partial)?;
         [plan.params.lse_batch_stride, plan.params.lse_head_stride] = self.valid.local.lse_strides();
         let bytes = plan.workspace_bytes();
         let workspace = Workspace { pointer: self.room.of(&device, Use::Workspace, bytes)?, bytes };
@@ -359,14 +409,8 @@ impl ContextPass<'_> {
         Ok(())
     }
 
-    /// Memory for a dense f32 tensor of the shape of `like`.
-    fn temporary(&mut self, for_what: Use, like: &View) -> Result<View> {
-        let dense = View { layout: Layout::bshd(like.layout.shape), dtype: Dtype::F32, pointer: 0 };
-        Ok(View { pointer: self.room.of(&self.group.device, for_what, dense.bytes())?, ..dense })
-    }
-
     /// Queues `target = first + second`, rounded once.
-    fn add(&self, target: View, terms: [Option<View>; 2], stream: Stream) -> Result<()> {
+    pub(super) fn add(&self, target: View, terms: [Option<View>; 2], stream: Stream) -> Result<()> {
         let term = |view: View| Term { pointer: view.pointer, layout: view.layout };
         let device = &self.group.device;
         let terms = terms.map(|view| view.map(term));

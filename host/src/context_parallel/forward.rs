@@ -4,12 +4,10 @@ use super::layout::ContextLayout;
 use super::schedule::Piece;
 use super::views::{PartPlace, View, of_part};
 use super::{ContextPass, Use};
-use crate::attention::{launch_combine, launch_forward};
-use crate::driver::Stream;
-use crate::error::{Error, Result};
-use crate::plan::{ForwardPointers, Parts, ScorePointers, plan_combine, plan_part};
-use crate::problem::{MAX_SPLITS, ValidForward};
-use kernels_gpu::abi::Arch;
+use crate::attention::launch_forward;
+use crate::driver::{DevicePointer, Stream};
+use crate::error::Result;
+use crate::plan::{ForwardPointers, PartialForward, ScorePointers, plan_forward_partial};
 
 /// What is to be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,13 +16,6 @@ pub(super) enum Phase {
     Compute,
     /// What is sent to other ranks, and what is done with what has come from them.
     Send,
-}
-
-/// What a piece still needs, once its parts are there.
-struct Open {
-    valid: ValidForward,
-    parts: Parts,
-    arch: Arch,
 }
 
 impl ContextPass<'_> {
@@ -46,7 +37,6 @@ impl ContextPass<'_> {
         let o = View { pointer: pointers.o, layout: local.o, dtype: local.output_dtype };
         let own = self.own_keys([pointers.k, pointers.v]);
         let pieces = self.pieces.clone();
-        let mut open: Vec<Option<Open>> = pieces.iter().map(|_| None).collect();
         let lse = if local.wants_lse { pointers.lse } else { 0 };
         self.for_each_step(own, stream, |pass, phase, step, keys| {
             if phase == Phase::Send {
@@ -57,13 +47,12 @@ impl ContextPass<'_> {
                     if part.step != step {
                         continue;
                     }
-                    let place = of_part(&pass.valid, &pass.offsets, [q, o], keys, (piece, part))?;
-                    pass.launch_part(&mut open[index], (index, number), piece, place, stream)?;
-                }
-                if piece.parts.last().is_some_and(|part| part.step == step)
-                    && let Some(done) = &open[index]
-                {
-                    pass.combine(piece, done, (o, lse), stream)?;
+                    let places = pass.places(piece, part);
+                    let (valid, offsets) = (&pass.valid, &pass.offsets);
+                    let of = (piece, part);
+                    let place = of_part(valid, offsets, [q, o], keys, of, places.each_ref())?;
+                    let score = pass.score_pointers((index, number), &place, &pointers.score)?;
+                    pass.launch_part((index, number), piece, place, (lse, score), stream)?;
                 }
             }
             Ok(())
@@ -123,54 +112,44 @@ impl ContextPass<'_> {
         Ok(())
     }
 
+    /// Part `number` of piece `index` merges with those before it; the last one writes o and lse.
     fn launch_part(
         &mut self,
-        open: &mut Option<Open>,
         (index, number): (usize, usize),
         piece: &Piece,
         place: PartPlace,
+        (lse, score): (DevicePointer, ScorePointers),
         stream: Stream,
     ) -> Result<()> {
         let device = self.group.device.clone();
-        let PartPlace { q, k, v, o: _, cu_seqlens: [cu_seqlens_q, cu_seqlens_k], valid } = place;
+        let PartPlace { q, k, v, o, cu_seqlens: [cu_seqlens_q, cu_seqlens_k], valid, .. } = place;
         if valid.is_empty() {
             return Ok(());
         }
-        let count = u32::try_from(piece.parts.len()).ok().filter(|&count| count <= MAX_SPLITS);
-        let count =
-            count.ok_or(Error::TooManyRanks { max: MAX_SPLITS as usize, got: piece.parts.len() })?;
-        let workspace = self.room.of(&device, Use::Output(index), Parts::bytes(&valid, count))?;
-        let parts = Parts { workspace, count };
+        let partial = PartialForward {
+            state: self.room.of(&device, Use::State(index), valid.state_bytes())?,
+            is_first: number == 0,
+            is_last: number + 1 == piece.parts.len(),
+            total_keys: self.valid.most_keys(),
+        };
         let pointers = ForwardPointers {
             q: q.pointer,
             k: k.pointer,
             v: v.pointer,
-            o: 0,
-            lse: 0,
+            o: o.pointer,
+            lse: if lse == 0 { 0 } else { lse + 4 * piece.queries.first as u64 },
             cu_seqlens_q,
             cu_seqlens_k,
-            score: ScorePointers::default(),
+            score,
         };
-        let plan = plan_part(&valid, &pointers, &parts, number as u32, device.properties())?;
-        let arch = plan.variant.kernel.arch;
-        // SAFETY: the caller of `forward` vouches for q, k and v, or they are memory of this pass; the parts
-        // are.
-        unsafe { launch_forward(&device, &plan, stream) }?;
-        *open = Some(Open { valid, parts, arch });
-        Ok(())
-    }
-
-    /// o and lse of a piece whose parts are all there.
-    fn combine(&self, piece: &Piece, done: &Open, (o, lse): (View, u64), stream: Stream) -> Result<()> {
-        let device = &self.group.device;
-        let o = o.rows(&piece.queries);
-        let first = 4 * piece.queries.first as u64;
-        let lse = if lse == 0 { 0 } else { lse + first };
-        let pointers = ForwardPointers { o: o.pointer, lse, ..ForwardPointers::default() };
-        let mut plan =
-            plan_combine(&done.valid, &pointers, &done.parts, done.arch, device.properties())?;
-        [plan.params.lse_batch_stride, plan.params.lse_head_stride] = self.valid.local.lse_strides();
-        // SAFETY: the parts are memory of this pass, the caller of `forward` vouches for o and lse.
-        unsafe { launch_combine(device, &plan, stream) }
+        let plan = plan_forward_partial(&valid, device.properties(), &pointers, &partial)?;
+        let Some(mut plan) = plan else { return Ok(()) };
+        if partial.is_last {
+            // lse of a rank is that of all its rows.
+            [plan.params.lse_batch_stride, plan.params.lse_head_stride] = self.valid.local.lse_strides();
+        }
+        // SAFETY: the caller of `forward` vouches for its tensors, or they are memory of this pass, and so is
+        // the state.
+        unsafe { launch_forward(&device, &plan, stream) }
     }
 }

@@ -1,13 +1,16 @@
 //! Whole tensors of the host over several ranks: shared out, computed, and collected.
 
+mod scores;
+
+use self::scores::{RankScoreGradients, RankScores};
 use super::communicator::{Communicator, LocalCommunicator};
 use super::{ContextLayout, ContextParallel, ContextProblem};
-use crate::attention::{BackwardOutput, Element, ForwardOutput};
+use crate::attention::{BackwardOutput, Element, ForwardOutput, ScoreSlices};
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
 use crate::driver::Stream;
 use crate::error::{Error, Result};
-use crate::plan::{BackwardPointers, ForwardPointers, ScorePointers};
+use crate::plan::{BackwardPointers, ForwardPointers};
 use crate::problem::{
     BackwardProblem, ForwardProblem, Layout, Sequences, common_dtype, sequence_offsets,
 };
@@ -33,6 +36,8 @@ pub struct ContextInputs<'s, T> {
     pub cu_seqlens_q: &'s [i32],
     /// Offsets of packed sequences in k; empty without them.
     pub cu_seqlens_k: &'s [i32],
+    /// Bias, boolean mask and sinks, over the whole.
+    pub scores: ScoreSlices<'s, T>,
 }
 
 /// o and lse, and the gradients if they were asked for. `O` is the element type of o, dq, dk and dv.
@@ -63,6 +68,7 @@ pub struct ContextOutput<O> {
 /// let ones = [1.0_f32; 24];
 /// let inputs = ContextInputs {
 ///     q: &ones, k: &ones, v: &ones, d_o: &[], d_lse: &[], cu_seqlens_q: &[], cu_seqlens_k: &[],
+///     scores: Default::default(),
 /// };
 /// let layout = ContextLayout::Stripe;
 /// let output = context_parallel_host::<f32, f32>(ranks, layout, &problem, None, &inputs)?;
@@ -148,6 +154,7 @@ struct Share<O> {
     o: Vec<O>,
     lse: Vec<f32>,
     gradients: Option<[Vec<O>; 3]>,
+    of_scores: RankScoreGradients,
 }
 
 impl Whole {
@@ -162,6 +169,7 @@ impl Whole {
         let rows = [problem.q.shape[1], problem.k.shape[1]];
         problem.sequences.check_offsets(rows[0], rows[1], cu_seqlens_q, cu_seqlens_k)?;
         let valid = problem.validate()?;
+        scores::check(problem, inputs)?;
         let (query_offsets, key_offsets) = match problem.sequences {
             Sequences::Strided => (vec![0, rows[0]], vec![0, rows[1]]),
             Sequences::Packed { .. } => sequence_offsets(cu_seqlens_q, cu_seqlens_k)?,
@@ -213,37 +221,13 @@ fn with_rows(layout: &Layout, rows: usize) -> Layout {
 }
 
 /// These rows of a tensor, dense.
-fn take<T: Copy>(elements: &[T], layout: &Layout, rows: &[usize]) -> Vec<T> {
-    let [batches, _, heads, columns] = layout.shape;
-    let mut taken = Vec::with_capacity(batches * rows.len() * heads * columns);
-    for batch in 0..batches {
-        for &row in rows {
-            for head in 0..heads {
-                for column in 0..columns {
-                    let offset = layout.offset([batch, row, head, column]);
-                    taken.push(elements[layout.origin().wrapping_add_signed(offset)]);
-                }
-            }
-        }
-    }
-    taken
+pub(crate) fn take<T: Copy>(elements: &[T], layout: &Layout, rows: &[usize]) -> Vec<T> {
+    layout.places_of_rows(rows).map(|place| elements[place]).collect()
 }
 
 /// The reverse of [`take`].
-fn put<T: Copy>(elements: &mut [T], layout: &Layout, rows: &[usize], taken: &[T]) {
-    let [batches, _, heads, columns] = layout.shape;
-    let mut taken = taken.iter();
-    for batch in 0..batches {
-        for &row in rows {
-            for head in 0..heads {
-                for column in 0..columns {
-                    let offset = layout.offset([batch, row, head, column]);
-                    let place = layout.origin().wrapping_add_signed(offset);
-                    elements[place] = *taken.next().expect("as many as were taken");
-                }
-            }
-        }
-    }
+pub(crate) fn put<T: Copy>(elements: &mut [T], layout: &Layout, rows: &[usize], taken: &[T]) {
+    layout.places_of_rows(rows).zip(taken).for_each(|(place, &element)| elements[place] = element);
 }
 
 /// lse of a rank as it stands there, `[B, Hq, rows]`, as a tensor of rows.
@@ -272,12 +256,15 @@ fn compute<T: Element, O: Element>(
         wants_lse: true,
         ..*problem
     };
+    let scores = RankScores::new(whole, &rows, inputs);
+    let local = scores.add_to(local);
     let context = ContextProblem {
         local,
         query_offsets: whole.query_offsets.clone(),
         key_offsets: whole.key_offsets.clone(),
     };
     let mut pass = group.prepare(&context)?;
+    let of_scores = scores.upload(device, &mut pass, stream)?;
     let upload = |elements: &[T], layout: &Layout, rows: &[usize]| {
         DeviceBuffer::from_slice(device, &take(elements, layout, rows))
     };
@@ -294,6 +281,7 @@ fn compute<T: Element, O: Element>(
         v: v.device_pointer(),
         o: o.device_pointer(),
         lse: lse.device_pointer(),
+        score: of_scores.pointers(),
         ..ForwardPointers::default()
     };
     // SAFETY: each allocation holds its tensor, is used by nobody else, and lives past `wait`.
@@ -304,6 +292,8 @@ fn compute<T: Element, O: Element>(
             gradient_dtype: backward.gradient_dtype,
             has_d_lse: backward.has_d_lse,
             mode: backward.mode,
+            d_bias: scores.d_bias(),
+            wants_d_sinks: scores.wants_d_sinks(),
             ..BackwardProblem::new(local)
         };
         let d_o = upload(inputs.d_o, &backward.d_o, &rows.queries)?;
@@ -318,6 +308,7 @@ fn compute<T: Element, O: Element>(
         };
         let buffer = |layout: &Layout| DeviceBuffer::<O>::uninitialised(device, elements(layout));
         let (dq, dk, dv) = (buffer(&local.q)?, buffer(&local.k)?, buffer(&local.v)?);
+        let [d_bias, d_sinks] = of_scores.gradients();
         let pointers = BackwardPointers {
             q: pointers.q,
             k: pointers.k,
@@ -331,9 +322,9 @@ fn compute<T: Element, O: Element>(
             dv: dv.device_pointer(),
             cu_seqlens_q: 0,
             cu_seqlens_k: 0,
-            score: ScorePointers::default(),
-            d_bias: 0,
-            d_sinks: 0,
+            score: pointers.score,
+            d_bias,
+            d_sinks,
         };
         // SAFETY: as above.
         unsafe { pass.backward(&own, &pointers, stream) }?;
@@ -343,7 +334,8 @@ fn compute<T: Element, O: Element>(
     group.wait(stream)?;
     let own: Vec<usize> = (0..query_rows).collect();
     let lse = take(&lse.to_vec(stream)?, &own_lse, &own);
-    Ok(Share { rows, o: o.to_vec(stream)?, lse, gradients })
+    let of_scores = of_scores.read(stream)?;
+    Ok(Share { rows, o: o.to_vec(stream)?, lse, gradients, of_scores })
 }
 
 /// The whole results.
@@ -352,12 +344,14 @@ fn collect<O: Element>(whole: &Whole, shares: Vec<Share<O>>) -> Result<ContextOu
     let problem = &whole.problem;
     let mut o = zeros(&problem.o);
     let mut lse = vec![0.0; whole.lse_layout.elements() as usize];
+    let of_scores: Vec<_> = shares.iter().map(|share| (&share.rows, &share.of_scores)).collect();
+    let (d_bias, d_sinks) = scores::collected(whole, &of_scores);
     let mut gradients = whole.backward.map(|backward| BackwardOutput {
         dq: zeros(&backward.dq),
         dk: zeros(&backward.dk),
         dv: zeros(&backward.dv),
-        d_bias: None,
-        d_sinks: Vec::new(),
+        d_bias: d_bias.clone(),
+        d_sinks: d_sinks.clone(),
     });
     for share in &shares {
         put(&mut o, &problem.o, &share.rows.queries, &share.o);

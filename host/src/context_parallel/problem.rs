@@ -3,7 +3,9 @@
 use super::layout::ContextLayout;
 use super::schedule::Lengths;
 use crate::error::{Error, Result};
-use crate::problem::{ForwardProblem, Layout, Mask, Sequences, ValidForward, sequence_offsets};
+use crate::problem::{
+    Bias, ForwardProblem, Layout, Mask, MaskShape, Sequences, ValidForward, sequence_offsets,
+};
 
 /// A forward pass whose sequences are shared out among ranks, as one of them sees it.
 ///
@@ -14,8 +16,12 @@ use crate::problem::{ForwardProblem, Layout, Mask, Sequences, ValidForward, sequ
 /// Packed sequences have a batch size of 1; their rows stand as [`ContextLayout::positions`] says: the first
 /// chunk of every sequence, then the second one of every sequence. lse is `[Hq, rows of q here]`.
 ///
-/// Softcap is as usual. A bias, a boolean mask, ALiBi, sinks and dropout are refused
-/// ([`Error::NotInContext`]).
+/// Softcap and sinks are as usual. A bias is `[B|1, Hq|Hk|1, rows of q here|1, Sk of the whole|1]`, with the
+/// keys in the order of the whole, and so is a boolean mask, which
+/// [`ContextPass::prepare_mask`](super::ContextPass::prepare_mask) takes. Gradients of bias and sinks are
+/// those of this rank's queries: whoever trains adds them over the ranks, as those of other parameters.
+/// Packed sequences have neither bias nor mask, and ALiBi and dropout are refused
+/// ([`Error::NotInContext`]), as is the gradient of a bias that all queries or all keys share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContextProblem {
     /// The rank's own tensors, and the mask of the whole.
@@ -50,14 +56,15 @@ impl ContextProblem {
         ranks: usize,
         rank: usize,
     ) -> Result<ValidContext> {
-        let local = ForwardProblem { sequences: Sequences::Strided, ..self.local };
+        let asked = ForwardProblem { sequences: Sequences::Strided, ..self.local };
         let is_packed = self.query_offsets.len() != 2;
+        let scores = ContextScores { bias: asked.bias, mask: asked.attn_mask };
+        let local = ForwardProblem { bias: None, attn_mask: None, ..asked };
         let valid = local.validate()?;
         let refused = [
-            ("bias", local.bias.is_some()),
-            ("mask", local.attn_mask.is_some()),
+            ("bias", is_packed && scores.bias.is_some()),
+            ("mask", is_packed && scores.mask.is_some()),
             ("alibi_slopes", local.alibi.is_some()),
-            ("sinks", local.has_sinks),
             ("dropout_rate", local.dropout.is_some()),
         ];
         if let Some((argument, _)) = refused.into_iter().find(|(_, is_there)| *is_there) {
@@ -97,15 +104,44 @@ impl ContextProblem {
             }
         }
         let (query_offsets, key_offsets) = (self.query_offsets.clone(), self.key_offsets.clone());
-        Ok(ValidContext { local: valid, query_offsets, key_offsets, is_packed, layout, ranks })
+        let valid = ValidContext {
+            asked: self.local,
+            local: valid,
+            scores,
+            query_offsets,
+            key_offsets,
+            is_packed,
+            layout,
+            ranks,
+        };
+        if !scores.are_none() {
+            valid.over_all_keys(&asked).validate()?;
+        }
+        Ok(valid)
+    }
+}
+
+/// Tensors over the queries of a rank and all keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ContextScores {
+    pub bias: Option<Bias>,
+    pub mask: Option<MaskShape>,
+}
+
+impl ContextScores {
+    pub fn are_none(&self) -> bool {
+        self.bias.is_none() && self.mask.is_none()
     }
 }
 
 /// A problem that a rank has checked.
 #[derive(Clone, Debug)]
 pub(super) struct ValidContext {
-    /// That of the rank's own tensors, as if they were all there is.
+    /// The problem as it was asked.
+    pub asked: ForwardProblem,
+    /// That of the rank's own tensors, as if they were all there is, without what is over all keys.
     pub local: ValidForward,
+    pub scores: ContextScores,
     query_offsets: Vec<usize>,
     key_offsets: Vec<usize>,
     pub is_packed: bool,
@@ -116,6 +152,15 @@ pub(super) struct ValidContext {
 impl ValidContext {
     pub fn lengths(&self) -> Lengths<'_> {
         Lengths { queries: &self.query_offsets, keys: &self.key_offsets }
+    }
+
+    /// The problem of this rank's queries and all keys, dense.
+    pub fn over_all_keys(&self, asked: &ForwardProblem) -> ForwardProblem {
+        let all = |tensor: &Layout| {
+            let [batches, _, heads, columns] = tensor.shape;
+            Layout::bshd([batches, self.all_key_rows(), heads, columns])
+        };
+        ForwardProblem { k: all(&asked.k), v: all(&asked.v), ..*asked }
     }
 
     pub fn mask(&self) -> Mask {
@@ -133,9 +178,15 @@ impl ValidContext {
         self.key_offsets.last().map_or(0, |&rows| rows)
     }
 
+    /// Keys of the longest sequence.
+    pub fn most_keys(&self) -> u32 {
+        let keys = self.key_offsets.windows(2).map(|pair| pair[1] - pair[0]).max();
+        keys.map_or(0, |keys| u32::try_from(keys).unwrap_or(u32::MAX))
+    }
+
     /// What all ranks must have the same of.
     pub fn description(&self) -> Vec<(&'static str, String)> {
-        let ForwardProblem { q, k, v, dtype, mask, .. } = &self.local.problem;
+        let ForwardProblem { q, k, v, dtype, mask, has_sinks, .. } = &self.local.problem;
         let scale = self.local.scale.to_bits();
         let softcap = self.local.softcap.map_or(0, |softcap| softcap.cap.to_bits());
         vec![
@@ -147,6 +198,9 @@ impl ValidContext {
             ("head_dim of k", k.shape[3].to_string()),
             ("head_dim of v", v.shape[3].to_string()),
             ("mask", format!("{mask:?}")),
+            ("bias", self.scores.bias.is_some().to_string()),
+            ("boolean mask", self.scores.mask.is_some().to_string()),
+            ("sinks", has_sinks.to_string()),
             ("scale", f32::from_bits(scale).to_string()),
             ("softcap", f32::from_bits(softcap).to_string()),
             ("cu_seqlens_q", shortened(&self.query_offsets)),

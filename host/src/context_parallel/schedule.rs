@@ -148,6 +148,18 @@ pub fn schedule(
     lengths: &Lengths<'_>,
     mask: Mask,
 ) -> Vec<Piece> {
+    schedule_of_chunks(layout, (ranks, rank), lengths, mask, true)
+}
+
+/// The same, where parts whose keys stand one after the other may be one (`joins`), or are of one chunk each,
+/// whose keys are equally far apart in the whole.
+pub(super) fn schedule_of_chunks(
+    layout: ContextLayout,
+    (ranks, rank): (usize, usize),
+    lengths: &Lengths<'_>,
+    mask: Mask,
+    joins: bool,
+) -> Vec<Piece> {
     let is_packed = lengths.queries.len() != 2;
     let gathered = layout == ContextLayout::Gathered;
     let places = Places { layout, ranks, lengths };
@@ -199,7 +211,8 @@ pub fn schedule(
                 }
                 let keys = places.keys(source, sequence);
                 let part = Part { step: source.step, keys, sides: meeting.sides };
-                match parts.last().and_then(|last| merged(last, &part, queries.count)) {
+                let last = parts.last().filter(|_| joins);
+                match last.and_then(|last| merged(last, &part, queries.count)) {
                     Some(both) => *parts.last_mut().expect("there is one") = both,
                     None => parts.push(part),
                 }

@@ -1,14 +1,15 @@
 //! The problem and the pointers of one part: rows of the tensors of a rank, and of those that have come from
 //! another one.
 
-use super::layout::ContextLayout;
+use super::layout::{Chunk, ContextLayout};
 use super::problem::ValidContext;
 use super::schedule::{Part, Piece, Rows};
+use super::scores::Slice;
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
 use crate::driver::DevicePointer;
 use crate::error::Result;
-use crate::problem::{ForwardProblem, Layout, Mask, Sequences, ValidForward};
+use crate::problem::{Bias, ForwardProblem, Layout, Mask, MaskShape, Sequences, ValidForward};
 use kernels_gpu::abi::Dtype;
 
 /// Where each packed sequence begins within one chunk of all of them, in device memory.
@@ -111,10 +112,13 @@ pub(super) struct PartPlace {
     pub v: View,
     pub o: View,
     pub cu_seqlens: [DevicePointer; 2],
+    /// Where the bias of the part begins, in elements from that of the rank.
+    pub bias_offset: i64,
     pub valid: ValidForward,
 }
 
-/// The problem of one part: its own rows of q and o, and the rows of `keys` and `values` that it sees.
+/// The problem of one part: its own rows of q and o, and the rows of `keys` and `values` that it sees, which
+/// stand at these `places`.
 ///
 /// # Errors
 /// What a problem of these sizes is refused for.
@@ -124,6 +128,7 @@ pub(super) fn of_part(
     [q, o]: [View; 2],
     [keys, values]: [View; 2],
     (piece, part): (&Piece, &Part),
+    places: [&Chunk; 2],
 ) -> Result<PartPlace> {
     let (cu_seqlens, sequences) = offsets.of(piece, part);
     let (q, o) = (q.rows(&piece.queries), o.rows(&piece.queries));
@@ -140,16 +145,27 @@ pub(super) fn of_part(
         scale: _,
         softcap,
         mask: _,
-        bias,
-        attn_mask,
+        bias: _,
+        attn_mask: _,
         alibi,
         has_sinks,
         dropout,
         sequences: _,
-        wants_lse: _,
+        wants_lse,
         num_splits: _,
         pack_gqa,
     } = local.problem;
+    let mut bias_offset = 0;
+    let bias = valid.scores.bias.map(|Bias { layout, dtype }| {
+        let slice = Slice::of(&layout, places);
+        bias_offset = slice.offset;
+        Bias { layout: slice.layout, dtype }
+    });
+    let attn_mask = valid.scores.mask.map(|shape| MaskShape {
+        queries: if shape.queries == 1 { 1 } else { piece.queries.count },
+        keys: part.keys.count,
+        ..shape
+    });
     let problem = ForwardProblem {
         q: q.layout,
         k: k.layout,
@@ -166,10 +182,10 @@ pub(super) fn of_part(
         has_sinks,
         dropout,
         sequences,
-        wants_lse: true,
+        wants_lse,
         num_splits: Some(1),
         pack_gqa,
     };
     let valid = problem.validate()?.seen_between(part.sides.left, part.sides.right);
-    Ok(PartPlace { q, k, v, o, cu_seqlens, valid })
+    Ok(PartPlace { q, k, v, o, cu_seqlens, bias_offset, valid })
 }

@@ -71,7 +71,7 @@ pub struct Queued<'a> {
     pub params: &'a [u8],
 }
 
-/// A device that holds memory and runs kernels. Implementations: `cuda` (cust), `emulated`
+/// A device that holds memory and runs kernels. Implementations: `cuda` (the CUDA driver), `emulated`
 /// (ptx-emulator).
 pub trait Driver: Send + Sync {
     /// Facts for the planner.

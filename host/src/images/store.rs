@@ -3,11 +3,9 @@
 use super::entry_name;
 use crate::error::{Error, Result};
 use kernel_archive::{Archive, Texts};
+use kernels_gpu::packs::PACKS;
 use std::collections::HashMap;
 use std::sync::LazyLock;
-
-/// File name and contents of each pack, sorted; written by the build script.
-static EMBEDDED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/packs_table.rs"));
 
 /// The endings of the two kinds of pack.
 const TEXTS: &str = ".ptx.pack";
@@ -27,7 +25,7 @@ pub(super) struct Store {
 impl Store {
     /// Those built in.
     pub fn embedded() -> &'static Store {
-        static STORE: LazyLock<Store> = LazyLock::new(|| Store::new(EMBEDDED));
+        static STORE: LazyLock<Store> = LazyLock::new(|| Store::new(PACKS));
         &STORE
     }
 

@@ -67,11 +67,11 @@ pub struct BackwardPointers {
 
 impl BackwardPointers {
     /// Every tensor with elements has an address, and it is a multiple of the element size.
-    fn check(&self, valid: &ValidBackward) -> Result<()> {
+    fn check(&self, valid: &ValidBackward, dq_dtype: Dtype) -> Result<()> {
         let problem = &valid.problem.forward;
         let o =
             Tensor { argument: "o", layout: &problem.o, address: self.o, dtype: problem.output_dtype };
-        self.tensors(valid).iter().chain([&o]).try_for_each(Tensor::check)?;
+        self.tensors(valid, dq_dtype).iter().chain([&o]).try_for_each(Tensor::check)?;
         let lse_elements = valid.forward.lse_elements() as u128;
         check_pointer("lse", self.lse, Dtype::F32, lse_elements)?;
         let d_lse_elements = if valid.problem.has_d_lse { lse_elements } else { 0 };
@@ -87,7 +87,7 @@ impl BackwardPointers {
 
     /// The tensors whose rows decide how memory is accessed. That of o does not: only the first kernel
     /// reads it, which takes any strides.
-    fn tensors<'p>(&self, valid: &'p ValidBackward) -> [Tensor<'p>; 7] {
+    fn tensors<'p>(&self, valid: &'p ValidBackward, dq_dtype: Dtype) -> [Tensor<'p>; 7] {
         let (problem, forward) = (&valid.problem, &valid.problem.forward);
         let (dtype, gradient) = (forward.dtype, problem.gradient_dtype);
         [
@@ -95,7 +95,7 @@ impl BackwardPointers {
             Tensor { argument: "k", layout: &forward.k, address: self.k, dtype },
             Tensor { argument: "v", layout: &forward.v, address: self.v, dtype },
             Tensor { argument: "do", layout: &problem.d_o, address: self.d_o, dtype },
-            Tensor { argument: "dq", layout: &problem.dq, address: self.dq, dtype: gradient },
+            Tensor { argument: "dq", layout: &problem.dq, address: self.dq, dtype: dq_dtype },
             Tensor { argument: "dk", layout: &problem.dk, address: self.dk, dtype: gradient },
             Tensor { argument: "dv", layout: &problem.dv, address: self.dv, dtype: gradient },
         ]
@@ -274,9 +274,22 @@ pub fn plan_backward(
     device: &DeviceProperties,
     pointers: &BackwardPointers,
 ) -> Result<BackwardPlan> {
-    pointers.check(valid)?;
-    let mut reasons = Vec::new();
-    let tensors = pointers.tensors(valid);
+    plan_backward_into(valid, device, pointers, valid.problem.gradient_dtype, Vec::new())
+}
+
+/// The same with a dq of this type.
+///
+/// # Errors
+/// As [`plan_backward`].
+pub(super) fn plan_backward_into(
+    valid: &ValidBackward,
+    device: &DeviceProperties,
+    pointers: &BackwardPointers,
+    dq_dtype: Dtype,
+    mut reasons: Vec<String>,
+) -> Result<BackwardPlan> {
+    pointers.check(valid, dq_dtype)?;
+    let tensors = pointers.tensors(valid, dq_dtype);
     let access = choose_access(&tensors, &mut reasons);
     let mode = valid.problem.mode;
     let forward = &valid.forward;
@@ -308,6 +321,7 @@ pub fn plan_backward(
     let workspace_rows = workspace_rows(forward, padded_rows)?;
     let dq_gap = dq_gap(forward, main, padded_rows);
     let mut params = params::of_tensors(valid, pointers);
+    params.dq_f32 = u32::from(dq_dtype == Dtype::F32);
     params.heads_per_wave = choose_wave(forward, main, mode, device, &mut reasons);
     if forward.is_empty() {
         let pairs = params.batches.saturating_mul(params.query_heads);

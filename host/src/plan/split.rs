@@ -5,7 +5,7 @@ mod cost;
 
 use super::row_heads::TileRows;
 use super::{ForwardPlan, ForwardPointers, count_blocks, view};
-use crate::driver::{DevicePointer, DeviceProperties};
+use crate::driver::DeviceProperties;
 use crate::error::{Error, Result};
 use crate::problem::{ForwardProblem, Layout, ValidForward};
 use kernels_gpu::abi::{
@@ -91,7 +91,7 @@ pub(super) fn choose_split(
 }
 
 /// Rows of o, those of all heads: at most 2^32.
-fn rows(valid: &ValidForward) -> u64 {
+pub(super) fn rows(valid: &ValidForward) -> u64 {
     valid.problem.o.shape[..3].iter().map(|&extent| extent as u64).product()
 }
 
@@ -112,17 +112,20 @@ pub(super) fn parts(
     pointers: &ForwardPointers,
     split: &Split,
 ) -> (ValidForward, ForwardPointers) {
-    let [batches, rows, heads, columns] = valid.problem.o.shape;
-    let row_stride = i64::from(part_columns(columns as u32));
-    let head_stride = row_stride * rows as i64;
-    let o = Layout {
-        shape: [batches * split.ranges as usize, rows, heads, columns],
-        strides: [head_stride * heads as i64, row_stride, head_stride, 1],
-    };
+    let o = layout_of_parts(valid, split.ranges);
     let &ForwardPointers { q, k, v, o: _, lse: _, cu_seqlens_q, cu_seqlens_k, score } = pointers;
     let pointers = ForwardPointers { q, k, v, o: 0, lse: 0, cu_seqlens_q, cu_seqlens_k, score };
     let problem = parts_of(&valid.problem, o);
     (valid.with(problem, valid.query_rows, valid.key_rows), pointers)
+}
+
+/// o of so many ranges as it stands in a workspace, f32 `[B, ranges, Hq, Sq, Dv]`: a batch of each.
+pub(super) fn layout_of_parts(valid: &ValidForward, ranges: u32) -> Layout {
+    let [batches, rows, heads, columns] = valid.problem.o.shape;
+    let row_stride = i64::from(part_columns(columns as u32));
+    let head_stride = row_stride * rows as i64;
+    let shape = [batches * ranges as usize, rows, heads, columns];
+    Layout { shape, strides: [head_stride * heads as i64, row_stride, head_stride, 1] }
 }
 
 /// The problem with all outputs in f32, o as it stands in the workspace.
@@ -171,7 +174,7 @@ fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
 }
 
 /// Columns of a row of o in the workspace: whole reads of 16 bytes.
-const fn part_columns(columns: u32) -> u32 {
+pub(super) const fn part_columns(columns: u32) -> u32 {
     columns.next_multiple_of(4)
 }
 
@@ -216,18 +219,19 @@ pub(super) fn combine(
         ..combine_params(valid, pointers, ranges)
     };
     (params.splits, params.split_keys) = (ranges, keys);
-    to_parts(valid, params, &combine);
+    to_parts(valid, params, [combine.part_o, combine.part_statistics]);
     let workspace_bytes = workspace_bytes(valid, ranges);
     Ok(CombinePlan { variant, blocks, params: combine, workspace_bytes })
 }
 
-/// Has the main kernel of a pass write what the combining kernel reads.
-fn to_parts(valid: &ValidForward, params: &mut ForwardParams, combine: &CombineParams) {
+/// Has the main kernel of a pass write o in f32, and reference and sum of each row, dense from these
+/// addresses on.
+pub(super) fn to_parts(valid: &ValidForward, params: &mut ForwardParams, [o, statistics]: [u64; 2]) {
     let [_, query_rows, heads, _] = valid.problem.o.shape;
-    if combine.output_f32 == 0 {
+    if valid.problem.output_dtype != Dtype::F32 {
         params.output_f32 = OUTPUT_F32_FOR_NOW;
     }
-    (params.o.address, params.lse) = (combine.part_o, combine.part_statistics);
+    (params.o.address, params.lse) = (o, statistics);
     params.lse_batch_stride = (heads * query_rows) as i64;
     params.lse_head_stride = query_rows as i64;
 }
@@ -295,73 +299,4 @@ fn combine_params(valid: &ValidForward, pointers: &ForwardPointers, ranges: u32)
         kept: 1.0,
         reserved: 0,
     }
-}
-
-/// Where the parts of an output stand: those of keys that are seen one after the other, each by a pass of its
-/// own ([`plan_part`]), until the last kernel combines them ([`plan_combine`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Parts {
-    /// Address of the workspace.
-    pub workspace: DevicePointer,
-    /// How many there are, 1 to [`MAX_SPLITS`].
-    pub count: u32,
-}
-
-impl Parts {
-    /// Bytes of the workspace for the outputs of this problem.
-    pub(crate) fn bytes(valid: &ValidForward, count: u32) -> u64 {
-        workspace_bytes(valid, count)
-    }
-}
-
-/// Plans the pass whose outputs are part `index` of those of a problem: its keys are not all that there are.
-///
-/// # Errors
-/// Those of [`super::plan_forward`].
-pub(crate) fn plan_part(
-    valid: &ValidForward,
-    pointers: &ForwardPointers,
-    parts: &Parts,
-    index: u32,
-    device: &DeviceProperties,
-) -> Result<ForwardPlan> {
-    let whole = Split { ranges: 1, keys: valid.key_rows };
-    let (alone, places) = self::parts(valid, pointers, &whole);
-    let reasons = vec![format!("part {index} of {}: other keys are elsewhere", parts.count)];
-    let mut plan = super::forward::plan_alone(&alone, &places, device, reasons)?;
-    let kernel = plan.variant.kernel;
-    let params = &mut plan.params;
-    let count = i64::from(parts.count);
-    let combine = combine_params(valid, pointers, parts.count);
-    to_parts(valid, params, &combine);
-    (params.splits, params.split_keys) =
-        (1, valid.key_rows.max(1).div_ceil(kernel.key_rows) * kernel.key_rows);
-    let [_, query_rows, heads, _] = valid.problem.o.shape;
-    let rows = heads as u64 * query_rows as u64 * u64::from(index);
-    params.o.address += parts.workspace + 4 * rows * u64::from(part_columns(valid.value_dim));
-    params.lse += parts.workspace + 8 * rows;
-    params.o.batch_stride *= count;
-    params.lse_batch_stride *= count;
-    Ok(plan)
-}
-
-/// Plans the kernel that makes o and lse of parts that are there.
-///
-/// # Errors
-/// [`Error::GridTooLarge`], [`Error::KernelMissing`].
-pub(crate) fn plan_combine(
-    valid: &ValidForward,
-    pointers: &ForwardPointers,
-    parts: &Parts,
-    arch: Arch,
-    device: &DeviceProperties,
-) -> Result<CombinePlan> {
-    let (variant, blocks) = combine_kernel(valid, parts.count, arch, device)?;
-    let mut params = combine_params(valid, pointers, parts.count);
-    params.part_o += parts.workspace;
-    params.part_statistics += parts.workspace;
-    // Packed rows are those of one batch.
-    params.batches = valid.problem.o.shape[0] as u32;
-    let workspace_bytes = workspace_bytes(valid, parts.count);
-    Ok(CombinePlan { variant, blocks, params, workspace_bytes })
 }

@@ -85,6 +85,21 @@ impl Layout {
         steps.map(|(&index, &stride)| index as isize * stride as isize).sum()
     }
 
+    /// Where the elements of some rows stand in a slice of [`Layout::span`] elements, in logical order.
+    pub(crate) fn places_of_rows(&self, rows: &[usize]) -> impl Iterator<Item = usize> {
+        let [batches, _, heads, columns] = self.shape;
+        (0..batches).flat_map(move |batch| {
+            rows.iter().flat_map(move |&row| {
+                (0..heads).flat_map(move |head| {
+                    let place = move |column| {
+                        self.origin().wrapping_add_signed(self.offset([batch, row, head, column]))
+                    };
+                    (0..columns).map(place)
+                })
+            })
+        })
+    }
+
     /// Whether every row starts on a multiple of `bytes`, given the address of element (0, 0, 0, 0).
     pub fn rows_aligned(&self, address: u64, dtype: Dtype, bytes: u64) -> bool {
         let strides_fit = (0..3).all(|dimension| {

@@ -82,8 +82,7 @@ impl MaskShape {
         layout::elements([self.batches, self.heads, self.queries, self.row_words()])
     }
 
-    /// Batches, heads, windows of keys and granules of queries of the map of its tiles
-    /// ([`mask_map`](kernels_gpu::geometry::mask_map)).
+    /// Batches, heads, windows of keys and granules of queries of the map of its tiles ([`mask_map`]).
     pub(crate) const fn map_shape(&self) -> [usize; 4] {
         [self.batches, self.heads, mask_map::windows(self.keys), mask_map::granules(self.queries)]
     }

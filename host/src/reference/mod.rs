@@ -9,6 +9,7 @@ mod accumulate;
 mod dropout;
 #[cfg(test)]
 mod dropout_tests;
+mod dynamic;
 mod exact;
 mod exact_backward;
 mod msda;
@@ -23,6 +24,7 @@ mod tests;
 mod tolerance;
 
 pub use dropout::DropoutNumbers;
+pub use dynamic::dynamic_mask;
 pub use exact::{Exact, exact, exact_with};
 pub use exact_backward::{ExactGradients, exact_backward, exact_backward_with, exact_d_sinks_of};
 pub use msda::{

@@ -45,7 +45,8 @@ impl<T: Element> ScoreElements<T> {
         });
         let mask = self.mask.as_ref();
         let mask = mask.map(|(layout, elements)| MaskSlice { layout: *layout, elements });
-        ScoreSlices { bias, mask, alibi_slopes: &self.alibi_slopes, sinks: &self.sinks }
+        let (alibi_slopes, sinks) = (self.alibi_slopes.as_slice(), self.sinks.as_slice());
+        ScoreSlices { bias, mask, alibi_slopes, sinks, dynamic_mask: None }
     }
 
     /// Whether mask or bias hide a key from a query, `[batch, head, query, key]`.

@@ -1,12 +1,7 @@
 //! The functions of the kernels' source, by line: what line tables do not say.
 
+use kernels_gpu::packs::SOURCE;
 use ptx_emulator::SourceLocation;
-
-/// A file below `kernels-gpu/src`; where functions begin, and their names; some lines and their text.
-type File = (&'static str, &'static [(u32, &'static str)], &'static [(u32, &'static str)]);
-
-/// Every file, sorted; written by the build script.
-static FILES: &[File] = include!(concat!(env!("OUT_DIR"), "/source_table.rs"));
 
 /// Where the source lies, in line tables.
 const ROOT: &str = "kernels-gpu/src/";
@@ -39,7 +34,7 @@ pub fn kernel_file(location: Option<&SourceLocation>) -> Option<&str> {
 
 fn frame(place: &SourceLocation) -> Option<Frame> {
     let path = place.file.strip_prefix(ROOT)?;
-    let &(file, functions, lines) = FILES.iter().find(|(file, ..)| *file == path)?;
+    let &(file, functions, lines) = SOURCE.iter().find(|(file, ..)| *file == path)?;
     let &(_, function) = functions.iter().rfind(|(line, _)| *line <= place.line)?;
     let text = lines.iter().find(|(line, _)| *line == place.line).map_or("", |(_, text)| text);
     Some(Frame { file, function, text })

@@ -1,5 +1,5 @@
 //! Guards of training: what is not finite is found where it comes from, and does not reach the weights.
-#![doc = include_str!("../../../docs/training.md")]
+#![doc = include_str!("../../docs/training.md")]
 
 mod anomaly;
 mod clip;

@@ -443,3 +443,22 @@ macro_rules! for_each_scan_sm80 {
         }
     };
 }
+
+/// Each kernel that chooses keys of a row of a bias: name, element type, threads that share a row, threads of
+/// a block, blocks at once.
+#[macro_export]
+macro_rules! for_each_select_keys_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (select_keys_bf16_sm80, Bf16, 32, 128, 4)
+            (select_keys_bf16_block_sm80, Bf16, 128, 128, 4)
+            (select_keys_bf16_long_sm80, Bf16, 512, 512, 1)
+            (select_keys_f16_sm80, F16, 32, 128, 4)
+            (select_keys_f16_block_sm80, F16, 128, 128, 4)
+            (select_keys_f16_long_sm80, F16, 512, 512, 1)
+            (select_keys_f32_sm80, F32, 32, 128, 3)
+            (select_keys_f32_block_sm80, F32, 128, 128, 3)
+            (select_keys_f32_long_sm80, F32, 512, 512, 1)
+        }
+    };
+}

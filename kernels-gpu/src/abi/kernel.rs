@@ -121,8 +121,26 @@ pub enum Family {
     Scan,
     /// Which tiles of it are empty, and which full.
     MaskMap,
+    /// A kernel of dynamic masks. Any strides.
+    Dynamic(DynamicStage),
     /// A kernel of multi-scale deformable attention. Any number of channels.
     Msda(MsdaStage),
+}
+
+/// What a kernel of dynamic masks computes. Of those that select there is one for each element type of the
+/// bias, of others one for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DynamicStage {
+    /// Bits: which keys of a row of a bias are kept.
+    Select,
+    /// The same in blocks of keys.
+    Blocks,
+    /// Positions of the keys that are kept for all queries.
+    Positions,
+    /// Their k, v and bias, side by side, and which of them a query sees.
+    Gather,
+    /// Gradients of these, back to where the keys stand.
+    Scatter,
 }
 
 /// What a kernel of multi-scale deformable attention computes. Where it says so, in any element type and any
@@ -186,9 +204,11 @@ pub struct KernelSpec {
     /// How global memory is accessed.
     pub access: Access,
     /// Query rows per block, or per step of the inner loop of a backward; of a delta kernel, per tile, of
-    /// which a block takes one or two; of a combining kernel, one for each warp, or one of all.
+    /// which a block takes one or two; of a combining kernel, one for each warp, or one of all; rows of a bias
+    /// that keys are selected of.
     pub query_rows: u32,
-    /// Keys per step of the inner loop; of a kernel that adds up dk and dv, per block.
+    /// Keys per step of the inner loop; of a kernel that adds up dk and dv, per block; of a selecting kernel,
+    /// those that it has in registers.
     pub key_rows: u32,
     /// Threads per block (`.maxntid`).
     pub threads: u32,
@@ -228,6 +248,7 @@ impl KernelSpec {
             | Family::SinkGradient
             | Family::MaskBits
             | Family::MaskMap
+            | Family::Dynamic(_)
             | Family::Scan => true,
             Family::Forward | Family::Backward | Family::BackwardConvert | Family::BiasGradient => false,
             Family::Msda(stage) => {
@@ -238,7 +259,10 @@ impl KernelSpec {
 
     /// Whether it is the same for every element type of q.
     pub const fn takes_any_dtype(&self) -> bool {
-        matches!(self.family, Family::SinkGradient | Family::MaskBits | Family::MaskMap)
+        match self.family {
+            Family::Dynamic(stage) => !matches!(stage, DynamicStage::Select),
+            family => matches!(family, Family::SinkGradient | Family::MaskBits | Family::MaskMap),
+        }
     }
 
     /// Whether it may start while the kernel before it ends, since it waits for that one itself.

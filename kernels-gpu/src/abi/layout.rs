@@ -345,6 +345,20 @@ pub const fn scan() -> Regions {
     regions
 }
 
+/// Dynamic masks: of rows that a whole block works on, two words for each warp, as sums of one may begin
+/// before all have read those of the other.
+pub const fn dynamic(stage: super::DynamicStage, threads: u32, rows: u32) -> Regions {
+    let mut regions = Regions::new();
+    let is_of_block = match stage {
+        super::DynamicStage::Select => rows == 1,
+        stage => matches!(stage, super::DynamicStage::Positions),
+    };
+    if is_of_block {
+        regions.add("sums", 2, 4 * threads / 32);
+    }
+    regions
+}
+
 /// The gradient of the bias: a tile each of q, k, dO and v, of `rows` rows.
 pub const fn bias_gradient(element_bytes: u32, head_dim: u32, rows: u32) -> Regions {
     let mut regions = Regions::new();

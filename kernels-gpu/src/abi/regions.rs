@@ -129,6 +129,7 @@ impl KernelSpec {
             | (Family::MaskBits | Family::MaskMap, ..) => Regions::new(),
             (Family::SinkGradient, ..) => layout::sink_gradient(),
             (Family::Scan, ..) => layout::scan(),
+            (Family::Dynamic(stage), ..) => layout::dynamic(stage, self.threads, query_rows),
             (Family::BiasGradient, _, Dtype::F32) => layout::bias_gradient(4, head_dim, query_rows),
             (Family::BiasGradient, ..) => layout::bias_gradient(2, head_dim, query_rows),
             (Family::BackwardDelta, ..) => layout::backward_delta(query_rows),
@@ -165,7 +166,7 @@ mod tests {
                 Family::BackwardDelta => spec.dtype != Dtype::F32,
                 Family::BackwardConvert | Family::BackwardSum | Family::Accumulate => false,
                 Family::MaskBits | Family::MaskMap => false,
-                Family::Msda(_) => spec.shared_bytes > 0,
+                Family::Dynamic(_) | Family::Msda(_) => spec.shared_bytes > 0,
             };
             assert_eq!(!regions.as_slice().is_empty(), uses_shared, "{}", spec.name);
             let padding = if spec.arch == Arch::Sm90a && uses_shared { 512 } else { 1 };

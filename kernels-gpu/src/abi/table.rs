@@ -2,8 +2,9 @@
 
 use super::shared_bytes::*;
 use super::{
-    ACCUMULATE_THREADS, Access, Arch, COMBINE_WARPS, Dtype, Family, KernelSpec, MASK_BITS_THREADS,
-    MsdaStage, SCAN_THREADS, SINK_GRADIENT_THREADS, Switches, backward_sm90a_warpgroups, layout,
+    ACCUMULATE_THREADS, Access, Arch, COMBINE_WARPS, Dtype, DynamicStage, Family, GATHER_THREADS,
+    KernelSpec, MASK_BITS_THREADS, MsdaStage, POSITIONS_THREADS, SCAN_THREADS, SINK_GRADIENT_THREADS,
+    Switches, backward_sm90a_warpgroups, layout, select_words,
 };
 
 /// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
@@ -205,6 +206,46 @@ const SCAN: &[KernelSpec] = {
     for_each_scan_sm80!(rows)
 };
 
+/// A kernel of dynamic masks: of a stage, for `$rows` rows a block, `$keys` keys in registers.
+macro_rules! dynamic {
+    ($stage:ident, $name:ident, $dtype:ident, $rows:expr, $keys:expr, $threads:expr, $blocks:expr) => {
+        KernelSpec {
+            name: stringify!($name),
+            family: Family::Dynamic(DynamicStage::$stage),
+            arch: Arch::Sm80,
+            dtype: Dtype::$dtype,
+            head_dim: 256,
+            access: Access::Element,
+            query_rows: $rows,
+            key_rows: $keys,
+            threads: $threads,
+            min_blocks: $blocks,
+            shared_bytes: layout::dynamic(DynamicStage::$stage, $threads, $rows).bytes(),
+            gathers_heads: false,
+            switches: Switches::NONE,
+        }
+    };
+}
+
+const SELECT_KEYS: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident, $lanes:literal, $threads:literal, $blocks:literal))*) => {
+            &[$(dynamic!(
+                Select, $name, $dtype, $threads / $lanes, $lanes * 32 * select_words(Dtype::$dtype), $threads,
+                $blocks
+            )),*]
+        };
+    }
+    for_each_select_keys_sm80!(rows)
+};
+
+const DYNAMIC: &[KernelSpec] = &[
+    dynamic!(Blocks, mask_blocks_sm80, F32, 1, 32, MASK_BITS_THREADS, 1),
+    dynamic!(Positions, key_positions_sm80, F32, 1, 32, POSITIONS_THREADS, 1),
+    dynamic!(Gather, gather_keys_sm80, F32, 1, 1, GATHER_THREADS, 1),
+    dynamic!(Scatter, scatter_keys_sm80, F32, 1, 1, GATHER_THREADS, 1),
+];
+
 const BACKWARD_SM90A: &[KernelSpec] = for_each_backward_sm90a!(backward_sm90a_table);
 
 const BACKWARD_THREE_SM90A: &[KernelSpec] = for_each_backward_three_sm90a!(backward_sm90a_table);
@@ -306,6 +347,8 @@ const FAMILIES: &[&[KernelSpec]] = &[
     BIAS_GRADIENT_MMA,
     BIAS_GRADIENT_FMA,
     OF_ANY_DTYPE,
+    SELECT_KEYS,
+    DYNAMIC,
     SCAN,
     MSDA_SAMPLING,
     MSDA_BACKWARD_SM90A,

@@ -21,11 +21,15 @@ pub enum Switch {
     Sinks,
     /// Probabilities are dropped at random: [`ScoreParams::dropout`](super::ScoreParams::dropout).
     Dropout,
+    /// What passes over other keys have left is merged in: in the forward
+    /// [`ForwardParams::previous`](super::ForwardParams::previous), in the backward dk and dv as they are,
+    /// and [`BackwardParams::previous_dq`](super::BackwardParams::previous_dq).
+    Merge,
 }
 
 impl Switch {
     /// Every switch.
-    pub const ALL: [Switch; 7] = [
+    pub const ALL: [Switch; 8] = [
         Switch::Softcap,
         Switch::Bias,
         Switch::BiasF32,
@@ -33,10 +37,11 @@ impl Switch {
         Switch::Alibi,
         Switch::Sinks,
         Switch::Dropout,
+        Switch::Merge,
     ];
 
     /// The name in the marker of the PTX text, in the names of variants and in errors: `softcap`, `bias`,
-    /// `bias-f32`, `mask`, `alibi`, `sinks`, `dropout`.
+    /// `bias-f32`, `mask`, `alibi`, `sinks`, `dropout`, `merge`.
     pub const fn name(self) -> &'static str {
         match self {
             Switch::Softcap => "softcap",
@@ -46,6 +51,7 @@ impl Switch {
             Switch::Alibi => "alibi",
             Switch::Sinks => "sinks",
             Switch::Dropout => "dropout",
+            Switch::Merge => "merge",
         }
     }
 
@@ -83,10 +89,11 @@ impl Switches {
         self.0 == 0
     }
 
-    /// Those that the kernels of a backward have: a sink is in lse.
+    /// Those that the kernels of a backward have for what the forward had: a sink is in lse, and so are all
+    /// keys.
     #[must_use]
     pub const fn of_scores(self) -> Self {
-        Switches(self.0 & !Switch::Sinks.bit())
+        Switches(self.0 & !(Switch::Sinks.bit() | Switch::Merge.bit()))
     }
 
     /// Each of them once, in the order of [`Switch::ALL`].
@@ -107,17 +114,18 @@ impl Switches {
             Dtype::F32 => scores,
         };
         match family {
-            Family::Forward => scores.with(Switch::Sinks),
-            Family::Backward | Family::BiasGradient => scores,
+            Family::Forward => scores.with(Switch::Sinks).with(Switch::Merge),
+            Family::Backward => scores.with(Switch::Merge),
+            Family::BiasGradient => scores,
+            Family::BackwardConvert | Family::BackwardSum => Switches::NONE.with(Switch::Merge),
             Family::ForwardCombine
             | Family::BackwardDelta
-            | Family::BackwardConvert
-            | Family::BackwardSum
             | Family::Accumulate
             | Family::SinkGradient
             | Family::MaskBits
             | Family::Scan
             | Family::MaskMap
+            | Family::Dynamic(_)
             | Family::Msda(_) => Switches::NONE,
         }
     }

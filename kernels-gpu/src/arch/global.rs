@@ -327,3 +327,17 @@ pub unsafe fn load_written_u16(address: u64) -> u16 {
     asm!("ld.global.b16 {}, [{}];", out(reg16) value, in(reg64) address, options(nostack));
     value
 }
+
+/// Reads 2 f32 where `condition` holds, otherwise gives 0 and touches nothing. PTX: `@p ld.global.v2.b32`.
+///
+/// # Safety
+/// If `condition`: `address` is readable and aligned to 8.
+#[inline(always)]
+pub unsafe fn load_written_f32x2_if(address: u64, condition: bool) -> [f32; 2] {
+    let (a, b): (f32, f32);
+    asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {3}, 0;", "mov.b32 {0}, 0;", "mov.b32 {1}, 0;",
+        "@%p_in ld.global.v2.b32 {{{0}, {1}}}, [{2}];", "}}", out(reg32) a, out(reg32) b,
+            in(reg64) address, in(reg32) condition as u32,
+        options(readonly, nostack));
+    [a, b]
+}

@@ -138,3 +138,9 @@ pub fn mad_wide(a: i32, b: i32, c: u64) -> u64 {
     };
     y
 }
+
+/// The remainder of [`divide`].
+#[inline(always)]
+pub fn remainder(a: u32, b: u32) -> u32 {
+    a - divide(a, b) * b
+}

@@ -49,4 +49,6 @@ switches! {
     sinks, "sinks";
     /// Whether probabilities are dropped: [`Switch::Dropout`](crate::abi::Switch::Dropout).
     dropout, "dropout";
+    /// Whether passes before have left something: [`Switch::Merge`](crate::abi::Switch::Merge).
+    merge, "merge";
 }

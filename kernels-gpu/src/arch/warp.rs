@@ -164,3 +164,14 @@ pub unsafe fn uniform(value: u32) -> u32 {
     asm!("redux.sync.or.b32 {}, {}, -1;", out(reg32) result, in(reg32) value, options(nomem, nostack));
     result
 }
+
+/// The sum over all lanes, the same for all; it wraps around. PTX: `redux.sync.add.u32`. sm_80.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn sum_u32(value: u32) -> u32 {
+    let result: u32;
+    asm!("redux.sync.add.u32 {}, {}, -1;", out(reg32) result, in(reg32) value, options(nomem, nostack));
+    result
+}

@@ -2,8 +2,9 @@
 
 use super::score::{ScorePlace, ScoreTile, features, mask_map};
 use super::sequence::{Sequence, Sequences};
+use super::softmax::SeenKeys;
 use super::visited::NextTile;
-use crate::abi::{ForwardParams, TensorView, tiles_split_keys};
+use crate::abi::{ForwardParams, PreviousParams, TensorView, tiles_split_keys};
 use crate::arch::{global, math, specialize, thread};
 use crate::geometry::mask_map::Shown;
 use crate::geometry::row_heads::RowHeads;
@@ -229,6 +230,22 @@ impl QueryBlock {
         global::load_f32(p.score.sinks.wrapping_add(4 * (self.head + head) as u64))
     }
 
+    /// What passes before have seen of its row `row`, if it exists.
+    ///
+    /// # Safety
+    /// `p` is as [`ForwardParams`] says.
+    #[inline(always)]
+    pub unsafe fn previous(&self, p: &ForwardParams, row: u32) -> SeenKeys {
+        let PreviousParams { statistics, batch_stride, head_stride, .. } = p.previous;
+        if statistics == 0 || !self.has_row(row) {
+            return SeenKeys::NONE;
+        }
+        let index = self.index_of_row(row, [batch_stride, head_stride]);
+        let address = statistics.wrapping_add((8 * index) as u64);
+        let [reference, sum] = global::load_written_f32x2_if(address, true);
+        SeenKeys { reference, sum }
+    }
+
     /// Where a tile of scores stands whose rows are the block's from `row` on, and columns keys from
     /// `first_key` on.
     #[inline(always)]
@@ -328,12 +345,23 @@ impl QueryBlock {
     /// Its rows of o, of several heads.
     #[inline(always)]
     pub fn o_of_heads<const ELEMENT_BYTES: i64>(&self, p: &ForwardParams) -> HeadRows {
+        self.rows_of_heads::<ELEMENT_BYTES>(&p.o, p.value_dim)
+    }
+
+    /// What passes before have left of its rows of o, of several heads.
+    #[inline(always)]
+    pub fn previous_o_of_heads(&self, p: &ForwardParams) -> HeadRows {
+        self.rows_of_heads::<4>(&p.previous.o, p.value_dim)
+    }
+
+    #[inline(always)]
+    fn rows_of_heads<const ELEMENT_BYTES: i64>(&self, view: &TensorView, columns: u32) -> HeadRows {
         // Where rows are queries, from the first one on; otherwise from the sequence's first one on.
         let first_row = if let RowHeads::One = self.row_heads { 0 } else { self.first_row };
         let first = QueryBlock { first_row: self.first_row - first_row, ..*self };
         HeadRows {
-            first: first.o::<ELEMENT_BYTES>(p),
-            head_bytes: p.o.head_stride * ELEMENT_BYTES,
+            first: first.rows::<ELEMENT_BYTES>(view, self.part, columns),
+            head_bytes: view.head_stride * ELEMENT_BYTES,
             first_row,
             row_heads: self.row_heads,
         }
@@ -343,6 +371,12 @@ impl QueryBlock {
     #[inline(always)]
     pub fn o<const ELEMENT_BYTES: i64>(&self, p: &ForwardParams) -> GlobalRows {
         self.rows::<ELEMENT_BYTES>(&p.o, self.part, p.value_dim)
+    }
+
+    /// What passes before have left of its rows of o.
+    #[inline(always)]
+    pub fn previous_o(&self, p: &ForwardParams) -> GlobalRows {
+        self.rows::<4>(&p.previous.o, self.part, p.value_dim)
     }
 
     /// Its rows of q or o, in batch `batch`.
@@ -377,12 +411,17 @@ impl QueryBlock {
     /// Where lse of the block's row `row` stands, if that row exists and lse is wanted.
     #[inline(always)]
     fn lse_index(&self, p: &ForwardParams, row: u32) -> Option<i64> {
-        let row = self.first_row + row as i32;
-        if p.lse == 0 || row >= self.end_row {
+        if p.lse == 0 || !self.has_row(row) {
             return None;
         }
-        let (query, head) = self.row_heads.place(row);
+        Some(self.index_of_row(row, [p.lse_batch_stride, p.lse_head_stride]))
+    }
+
+    /// Where row `row` stands in a tensor `[batch, head, query]` with these strides.
+    #[inline(always)]
+    fn index_of_row(&self, row: u32, [batch_stride, head_stride]: [i64; 2]) -> i64 {
+        let (query, head) = self.row_heads.place(self.first_row + row as i32);
         let (query, head) = (self.sequence.first_query + query, self.head + head);
-        Some(self.part as i64 * p.lse_batch_stride + head as i64 * p.lse_head_stride + query as i64)
+        self.part as i64 * batch_stride + head as i64 * head_stride + query as i64
     }
 }

@@ -205,39 +205,43 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         }
     }
 
-    /// Normalises the output of fragment `m` and writes lse of its rows (or their row max and sum, of a range
-    /// of keys). The output is then the caller's to store.
+    /// Normalises the output of fragment `m` and writes lse of its rows (or their reference and sum, of a
+    /// range of keys). What passes before have left is to be added, times the factors that this gives; the
+    /// output is then the caller's to store.
     ///
     /// # Safety
     /// All 32 lanes call it together; `p.lse` is as [`ForwardParams::lse`] says.
     #[inline(always)]
-    pub unsafe fn finalize<E: Element, F: Fragment<ROWS, O>>(&mut self, m: usize) {
+    pub unsafe fn finalize<E: Element, F: Fragment<ROWS, O>>(&mut self, m: usize) -> [f32; ROWS] {
         let (lane, first_row, is_split) = (self.lane, self.row(m), is_split(self.p, self.queries));
         let (softmax, block, p) = (&self.softmax[m], &self.block, self.p);
         let row_of = |row| first_row + F::row(lane, row);
         // SAFETY: `p` is as it says.
         let sink = |row| unsafe { block.sink(p, row_of(row)) };
+        // SAFETY: likewise.
+        let previous = |row| unsafe { block.previous(p, row_of(row)) };
         let (output, scale) = (&mut self.output[m], &self.scale);
-        let lse = if features::hide_pairs::<E>() {
+        let finished = if features::hide_pairs::<E>() {
             let sees_nothing = |row: usize| {
                 let row_max = softmax.row_max()[row];
                 // SAFETY: all lanes are here together, and `p` is as it says.
                 unsafe { block.sees_nothing::<E, F, ROWS, O>(p, lane, row_of(row), row_max) }
             };
-            softmax.finalize::<F, O>(output, scale, is_split, sees_nothing, sink)
+            softmax.finalize::<F, O>(output, scale, is_split, sees_nothing, sink, previous)
         } else {
             let is_dead = |row| block.is_dead(row_of(row));
-            softmax.finalize::<F, O>(output, scale, is_split, is_dead, sink)
+            softmax.finalize::<F, O>(output, scale, is_split, is_dead, sink, previous)
         };
         let mut row = 0;
         while row < ROWS {
             // One of the lanes that share the row.
             if lane % F::LANES_PER_ROW == 0 {
-                let (at, row_max) = (first_row + F::row(lane, row), softmax.row_max()[row]);
-                self.block.store_statistics(self.p, is_split, at, row_max, lse[row]);
+                let (reference, lse_or_sum) = (finished.references[row], finished.lse_or_sum[row]);
+                self.block.store_statistics(self.p, is_split, row_of(row), reference, lse_or_sum);
             }
             row += 1;
         }
+        finished.of_previous
     }
 
     /// First row of fragment `m` in the block.

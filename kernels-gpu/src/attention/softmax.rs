@@ -14,11 +14,16 @@
 //!
 //! [`ForwardParams::unit`]: crate::abi::ForwardParams::unit
 
+mod finish;
+mod merge;
+
+pub use finish::{DEAD_SUM, Finished, with_sink};
+pub use merge::SeenKeys;
+
 use super::score::Scale;
-use crate::arch::{math, specialize, warp};
+use crate::arch::{math, warp};
 use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::Fragment;
-use core::f32::consts::{LN_2, LOG2_E};
 
 /// How far scores may exceed m before it is moved, as a factor of probabilities. 2^13 is below the largest
 /// f16, 65504.
@@ -318,94 +323,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         }
         sums
     }
-
-    /// Ends the softmax: normalises `output` and gives lse (natural logarithm) of each row, or `of_range`,
-    /// where keys are a range of those that there are, the sum that [`OnlineSoftmax::row_max`] belongs to.
-    /// lse, rounded, would not say how many keys with large scores there are.
-    ///
-    /// A row that sees no key (`is_dead`) gives output 0 and lse `-inf`, or a sum of [`DEAD_SUM`]. One whose
-    /// scores are all `-inf`, because of an infinite input, gives NaN, or a sum of 0 and values times 0.
-    /// `sink` gives that of each row.
-    ///
-    /// # Safety
-    /// All 32 lanes call it together.
-    #[inline(always)]
-    pub unsafe fn finalize<F: Fragment<ROWS, O>, const O: usize>(
-        &self,
-        output: &mut [f32; O],
-        scale: &Scale,
-        of_range: bool,
-        is_dead: impl Fn(usize) -> bool,
-        sink: impl Fn(usize) -> f32,
-    ) -> [f32; ROWS] {
-        let (normalisation, lse) = self.finalize_early::<F, O>(scale, of_range, is_dead, sink);
-        normalisation.apply::<F, O>(output);
-        lse
-    }
-
-    /// The same where the output is still being computed.
-    ///
-    /// # Safety
-    /// All 32 lanes call it together.
-    #[inline(always)]
-    pub unsafe fn finalize_early<F: Fragment<ROWS, O>, const O: usize>(
-        &self,
-        scale: &Scale,
-        of_range: bool,
-        is_dead: impl Fn(usize) -> bool,
-        sink: impl Fn(usize) -> f32,
-    ) -> (Rescale<ROWS>, [f32; ROWS]) {
-        let mut lse = [if of_range { DEAD_SUM } else { f32::NEG_INFINITY }; ROWS];
-        let most = if of_range { f32::MAX } else { f32::INFINITY };
-        let mut normalisation = Rescale { factors: [0.0; ROWS], needed: true, cleared: [false; ROWS] };
-        let mut row = 0;
-        while row < ROWS {
-            let sum = F::row_sum(self.row_sum[row]);
-            let is_dead = is_dead(row);
-            normalisation.cleared[row] = is_dead && scale.has_bias;
-            if !is_dead {
-                let row_max =
-                    if self.row_max[row] > f32::NEG_INFINITY { self.row_max[row] } else { 0.0 };
-                // Ranges are combined first, which costs no range so.
-                let kept = if of_range { 1.0 } else { scale.kept };
-                normalisation.factors[row] = math::min_or_nan(math::reciprocal(sum) * kept, most);
-                // Exact: powers of two.
-                let sum = sum * math::reciprocal(scale.unit);
-                lse[row] = if of_range {
-                    sum
-                } else if self.subtract_first {
-                    math::fma(row_max, scale.natural, math::log2(sum) * LN_2)
-                } else {
-                    (row_max * scale.log2 + math::log2(sum)) * LN_2
-                };
-                if specialize::sinks() && !of_range {
-                    let share;
-                    (lse[row], share) = with_sink((row_max, scale.natural), sum, sink(row));
-                    normalisation.factors[row] *= share;
-                }
-            }
-            row += 1;
-        }
-        (normalisation, lse)
-    }
 }
-
-/// lse of a row with a sink, and what share of the sum is left to its keys: with `sum` of `e^(scale (s -
-/// row_max))` over these, `share = sum / (sum + e^(sink - scale row_max))`. Not from the lse without the
-/// sink: where scores are large, its rounding is no longer small next to 1.
-#[inline(always)]
-pub fn with_sink((row_max, scale): (f32, f32), sum: f32, sink: f32) -> (f32, f32) {
-    let excess = math::fma(-row_max, scale, sink);
-    let least = math::exp2(-excess.abs() * LOG2_E);
-    let (of_keys, of_sink) = if excess > 0.0 { (sum * least, 1.0) } else { (sum, least) };
-    let total = of_keys + of_sink;
-    let log = math::log2(total) * LN_2;
-    let lse = if excess > 0.0 { sink + log } else { math::fma(row_max, scale, log) };
-    (lse, of_keys * math::reciprocal(total))
-}
-
-/// The sum of a row that sees no key.
-pub const DEAD_SUM: f32 = -1.0;
 
 /// What an output must be multiplied by, row by row: because m moved, or at the end.
 #[derive(Clone, Copy)]

@@ -1,5 +1,6 @@
 //! Pure arithmetic, of integers but for the cell of a location: no memory, no GPU, tested on the host.
 
+pub mod bit_planes;
 pub mod descriptor;
 pub mod fragment;
 pub mod mask_map;

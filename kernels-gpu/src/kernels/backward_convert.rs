@@ -1,5 +1,6 @@
 //! Last kernel of the backward: dQ from its accumulators, `dq = scale * sum over splits`, rounded once; 0 for
-//! rows that see no key, whose NaN of q or dO a sum of zeros holds.
+//! rows that see no key, whose NaN of q or dO a sum of zeros holds. Where gradients are merged, with what
+//! passes over other keys have left.
 //!
 //! The accumulator holds each query tile in the order in which the lanes of [`super::backward_mma`] had
 //! it. The same warps and lanes read it back, and write rows; [`convert_hopper_transposed`] does otherwise.
@@ -7,10 +8,11 @@
 use super::backward_mma::dq_row_groups;
 use crate::abi::layout::{DQ_TRANSPOSED_ROWS, dq_is_transposed};
 use crate::abi::{Access, BackwardParams, RowStatistic};
-use crate::arch::{global, grid, math, thread, warp};
+use crate::arch::{global, grid, math, specialize, thread, warp};
 use crate::attention::key_block::{self, UNTOUCHED};
 use crate::attention::key_stretch;
 use crate::attention::sequence::Sequence;
+use crate::tile::add::{add_pairs, add_row};
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fma::outer;
 use crate::tile::fragment::{Fragment, MmaFragment};
@@ -127,6 +129,12 @@ impl QueryTile {
         self.sequence.query_rows::<ELEMENT_BYTES>(&p.dq, self.head, self.first_row, p.head_dim)
     }
 
+    /// What passes over other keys have left.
+    #[inline(always)]
+    fn previous_dq(&self, p: &BackwardParams) -> GlobalRows {
+        self.sequence.query_rows::<4>(&p.previous_dq, self.head, self.first_row, p.head_dim)
+    }
+
     /// The accumulator that a main kernel for Hopper adds to, and whether it has stored anything there: all
     /// parts of a tile, or none, since a query that sees no key has no gradient.
     #[inline(always)]
@@ -172,7 +180,7 @@ unsafe fn convert<
     }
     let mut dq = [[0.0; DO]; DM];
     block.sum_in_lane_order(p, lane, warp, dq.as_flattened_mut());
-    let target = if p.gradients_f32 != 0 { block.dq::<4>(p) } else { block.dq::<2>(p) };
+    let target = if p.dq_f32 != 0 { block.dq::<4>(p) } else { block.dq::<2>(p) };
     let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
     let mut m = 0;
     while m < DM {
@@ -184,7 +192,11 @@ unsafe fn convert<
         let row = (row_group * DM as u32 + m as u32) * 16;
         block.clear_dead_rows::<MmaFragment, 2, DO>(p, lane, row, &mut dq[m]);
         let column = column_group * DO as u32 * 2;
-        store_pairs::<E, DO, VECTOR>(lane, &dq[m], row, column, &target, p.gradients_f32 != 0);
+        if specialize::merge() {
+            let source = block.previous_dq(p);
+            add_pairs::<DO, true>(lane, &mut dq[m], [1.0; 2], row, column, &source);
+        }
+        store_pairs::<E, DO, VECTOR>(lane, &dq[m], row, column, &target, p.dq_f32 != 0);
         m += 1;
     }
 }
@@ -208,10 +220,13 @@ unsafe fn convert_fma<const VECTOR: bool, const QUERIES: u32, const C: usize, co
         let row = outer::row(lane, row / 4) + row as u32 % 4;
         let column = (warp * 4 * C as u32 + outer::chunk(lane, chunk)) * 4;
         let is_dead = block.is_dead(p, row);
-        let values = [0, 1, 2, 3].map(|e| {
+        let mut values = [0, 1, 2, 3].map(|e| {
             let value = dq[4 * four + e] * p.gradient_scale;
             if is_dead { 0.0 } else { value }
         });
+        if specialize::merge() {
+            add_row::<4, true>(&mut values, &block.previous_dq(p), row as i32, column);
+        }
         store_four_f32::<VECTOR>(&target, row as i32, column, values);
         four += 1;
     }
@@ -244,7 +259,11 @@ unsafe fn convert_hopper<E: TensorCoreElement, const QUERIES: u32, const KEYS: u
     let row = thread / 32 % 4 * 16 + if QUERIES == 128 { 64 * warpgroup } else { 0 };
     let column = if QUERIES == 128 { 0 } else { 64 * warpgroup };
     block.clear_dead_rows::<MmaFragment, 2, DQ_REGISTERS>(p, lane, row, &mut dq);
-    if p.gradients_f32 != 0 {
+    if specialize::merge() {
+        let source = block.previous_dq(p);
+        add_pairs::<DQ_REGISTERS, true>(lane, &mut dq, [1.0; 2], row, column, &source);
+    }
+    if p.dq_f32 != 0 {
         store_pairs::<E, DQ_REGISTERS, true>(lane, &dq, row, column, &block.dq::<4>(p), true);
     } else if p.head_dim % 8 != 0 {
         store_pairs::<E, DQ_REGISTERS, true>(lane, &dq, row, column, &block.dq::<2>(p), false);
@@ -282,7 +301,7 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32, co
         held[i / 4][i % 4] = global::load_written_u32x4_if(start.wrapping_add(at as u64), is_stored);
         i += 1;
     }
-    let as_f32 = p.gradients_f32 != 0;
+    let as_f32 = p.dq_f32 != 0;
     let target = if as_f32 { block.dq::<4>(p) } else { block.dq::<2>(p) };
     let row = DQ_TRANSPOSED_ROWS * group + 2 * pair;
     let is_dead = [block.is_dead(p, row), block.is_dead(p, row + 1)];
@@ -305,6 +324,11 @@ unsafe fn convert_hopper_transposed<E: TensorCoreElement, const QUERIES: u32, co
             i += 1;
         }
         let column = 64 * half as u32 + 16 * holder + 8 * odd;
+        if specialize::merge() {
+            let source = block.previous_dq(p);
+            add_row::<8, true>(&mut rows[0], &source, row as i32, column);
+            add_row::<8, true>(&mut rows[1], &source, row as i32 + 1, column);
+        }
         store_eight::<E>(rows[0], &target, row as i32, column, as_f32);
         store_eight::<E>(rows[1], &target, row as i32 + 1, column, as_f32);
         half += 1;

@@ -11,13 +11,14 @@
 
 use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardParams};
-use crate::arch::{barrier, shared, thread, warp};
+use crate::arch::{barrier, shared, specialize, thread, warp};
 use crate::attention::gradient::{multiply_all, scale_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
 use crate::pipeline::query_ring::QueryRing;
+use crate::tile::add::add_fma_f32;
 use crate::tile::element::F32;
 use crate::tile::fma::{
     multiply_accumulate, multiply_left_transposed, multiply_transposed, store_probabilities,
@@ -136,6 +137,10 @@ unsafe fn backward<
         }
         let dk_rows = block.key_rows::<4>(&p.dk, first_key, p.head_dim);
         let dv_rows = block.key_rows::<4>(&p.dv, first_key, p.value_dim);
+        if specialize::merge() {
+            add_fma_f32::<R, O, VECTOR>(lane, &mut dk, &[1.0; R], warp_row, &dk_rows);
+            add_fma_f32::<R, O, VECTOR>(lane, &mut dv, &[1.0; R], warp_row, &dv_rows);
+        }
         store_fma_f32::<R, O, VECTOR>(lane, &dk, warp_row, &dk_rows);
         store_fma_f32::<R, O, VECTOR>(lane, &dv, warp_row, &dv_rows);
         key_tile += p.key_blocks;

@@ -24,6 +24,7 @@ use crate::attention::score::dropout;
 use crate::attention::score::references::References;
 use crate::pipeline::query_ring::QueryRing;
 use crate::pipeline::warp_pair::WarpPair;
+use crate::tile::add::add_pairs;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::{
@@ -236,6 +237,9 @@ unsafe fn backward<
         while m < M {
             scale_all(&mut gradient[m], factor);
             let row = pair_row + 16 * m as u32;
+            if specialize::merge() {
+                add_pairs::<O, VECTOR>(lane, &mut gradient[m], [1.0; 2], row, 0, &target);
+            }
             store_pairs::<E, O, VECTOR>(lane, &gradient[m], row, 0, &target, p.gradients_f32 != 0);
             m += 1;
         }

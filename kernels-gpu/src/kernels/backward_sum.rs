@@ -1,13 +1,15 @@
 //! The last kernel of a backward for Hopper that has divided key tiles: dK and dV of these, summed over their
-//! stretches in the order of the steps, and rounded once.
+//! stretches in the order of the steps, and rounded once or, where gradients are merged, added to what is
+//! there.
 //!
 //! It reads what [`super::backward_hopper`] left in slots ([`crate::attention::key_stretch`]). A block has
 //! [`ROWS`] rows of one gradient of one tile, a thread eight columns of a row at a time.
 
 use crate::abi::{BackwardParams, DQ_IN_ORDER};
-use crate::arch::{global, math, thread};
+use crate::arch::{global, math, specialize, thread};
 use crate::attention::key_schedule::KeySchedule;
 use crate::attention::key_stretch::{KeyGradient, division};
+use crate::tile::add::add_row;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::store::store_eight;
 
@@ -61,7 +63,10 @@ unsafe fn sum<E: TensorCoreElement>(p: &BackwardParams) {
                 }
                 stretch = division(p).stretch(stretch.turn + 1, tile);
             }
-            let scaled = sums.map(|sum| sum * scale);
+            let mut scaled = sums.map(|sum| sum * scale);
+            if specialize::merge() {
+                add_row::<8, true>(&mut scaled, &target, row as i32, column);
+            }
             store_eight::<E>(scaled, &target, row as i32, column, as_f32);
         }
         item += THREADS;

@@ -5,10 +5,11 @@
 //! pass from the lanes that made them to the lanes that need them through shared memory of the warp.
 
 use crate::abi::{Access, ForwardParams};
-use crate::arch::{shared, thread};
+use crate::arch::{shared, specialize, thread};
 use crate::attention::query_block::QueryBlock;
 use crate::attention::query_rows::QueryRows;
 use crate::pipeline::key_value_turns::KeyValueTurns;
+use crate::tile::add;
 use crate::tile::element::F32;
 use crate::tile::fma::{multiply_accumulate, multiply_transposed, store_probabilities};
 use crate::tile::fragment::FmaFragment;
@@ -90,7 +91,11 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    rows.finalize::<F32, FmaFragment>(0);
+    let of_previous = rows.finalize::<F32, FmaFragment>(0);
+    if specialize::merge() && p.previous.statistics != 0 {
+        let (output, source) = (&mut rows.output[0], block.previous_o(p));
+        add::add_fma_f32::<LANE_ROWS, O, true>(rows.lane, output, &of_previous, rows.first_row, &source);
+    }
     let target = block.o::<4>(p);
     store::store_fma_f32::<LANE_ROWS, O, VECTOR>(rows.lane, &rows.output[0], rows.first_row, &target);
 }

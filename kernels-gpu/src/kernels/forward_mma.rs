@@ -19,6 +19,7 @@ use crate::arch::{shared, specialize, thread};
 use crate::attention::query_block::QueryBlock;
 use crate::attention::query_rows::QueryRows;
 use crate::pipeline::key_value_ring::KeyValueRing;
+use crate::tile::add;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::{multiply_accumulate, multiply_transposed, pack_all};
@@ -93,8 +94,12 @@ unsafe fn forward<
     let target = if p.output_f32 != 0 { block.o::<4>(p) } else { block.o::<2>(p) };
     let mut m = 0;
     while m < M {
-        rows.finalize::<E, MmaFragment>(m);
-        let (output, row) = (&rows.output[m], rows.row(m));
+        let of_previous = rows.finalize::<E, MmaFragment>(m);
+        let (row, output) = (rows.row(m), &mut rows.output[m]);
+        if specialize::merge() && p.previous.statistics != 0 {
+            let source = block.previous_o(p);
+            add::add_pairs::<O, true>(rows.lane, output, of_previous, row, 0, &source);
+        }
         if VECTOR && p.output_f32 == 0 {
             store::store_staged::<E, QUERIES, ROW_BYTES, O>(rows.lane, output, q, row, &target);
         } else {

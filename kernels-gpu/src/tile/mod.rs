@@ -4,6 +4,7 @@
 //! Names say place, then shape. A tile operation is one line in a kernel; which lane holds what stays in
 //! here.
 
+pub mod add;
 pub mod bulk;
 pub mod element;
 pub mod fma;

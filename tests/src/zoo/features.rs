@@ -15,7 +15,7 @@ const VISITED: &str = "visited.rs: tile: (word >> 2) as i32,";
 const SLOPED: &str = "features.rs: scores[register] = math::fma(-slope,";
 const NUMBERS: &str = "philox.rs: x0 = (second >> 32) as u32 ^ x1 ^ k0;";
 const TAKEN: &str = "dropout.rs: let taken = [warp::exchange(";
-const SINK: &str = "softmax.rs: let total = of_keys + of_sink;";
+const SINK: &str = "finish.rs: let total = of_keys + of_sink;";
 
 /// A load, of one or two registers, from so many bytes further on.
 fn bytes_on(bytes: i64) -> impl Fn(&str) -> String {

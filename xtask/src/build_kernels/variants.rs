@@ -3,11 +3,17 @@
 use kernels_gpu::abi::{KernelSpec, KernelVariant, Marker, Switch, Switches};
 
 /// Variants whose figures are pinned: kernels of both passes, of both targets, and of f32.
-const PINNED: [(&str, Switch); 14] = [
+const PINNED: [(&str, Switch); 20] = [
     ("forward_bf16_d64_sm90a", Switch::Softcap),
     ("forward_bf16_d128_sm90a", Switch::Softcap),
     ("forward_bf16_d128_sm80", Switch::Softcap),
     ("forward_f32_d64_sm80", Switch::Softcap),
+    ("forward_bf16_d64_sm90a", Switch::Merge),
+    ("forward_bf16_d128_sm90a", Switch::Merge),
+    ("forward_bf16_d128_q128_sm90a", Switch::Merge),
+    ("forward_bf16_d128_sm80", Switch::Merge),
+    ("backward_bf16_d64_sm90a", Switch::Merge),
+    ("backward_bf16_d128_sm90a", Switch::Merge),
     ("backward_bf16_d64_sm90a", Switch::Softcap),
     ("backward_bf16_d128_sm90a", Switch::Softcap),
     ("backward_bf16_d128_sm80", Switch::Softcap),

@@ -120,6 +120,8 @@ enum PassChoice {
     Forward,
     Backward,
     Both,
+    /// The choice of keys of a dynamic mask alone; the forward pass has it, too.
+    Select,
 }
 
 /// Rest before a burst, so that the last shape's heat is not this one's.
@@ -231,9 +233,10 @@ fn report(
 
 /// Plans one problem.
 fn planned(device: &DeviceProperties, task: &Task) -> Result<Row> {
-    let explained = match task.backward() {
-        None => plans::forward(&task.problem, device)?,
-        Some(backward) => plans::backward(&backward, device)?,
+    let explained = match (task.features.dynamic_mask(), task.backward()) {
+        (Some(mask), backward) => plans::dynamic(&task.problem, backward.as_ref(), &mask, device)?,
+        (None, None) => plans::forward(&task.problem, device)?,
+        (None, Some(backward)) => plans::backward(&backward, device)?,
     };
     Ok(row(task, explained, None))
 }
@@ -262,7 +265,7 @@ fn timed(bench: &Bench, task: &Task, arguments: &BenchArguments) -> Result<Row> 
         sustained_ms,
         sustained_tflops: sustained_ms.map(tflops),
     };
-    Ok(row(task, sets[0].explain(), Some(times)))
+    Ok(row(task, sets[0].explain(task, bench.properties())?, Some(times)))
 }
 
 fn row(task: &Task, explained: Explained, times: Option<Times>) -> Row {

@@ -6,14 +6,15 @@ mod msda_triton;
 use crate::console::{self, outln};
 use crate::device::DeviceArguments;
 use crate::progress::Progress;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use finite_attention::check::msda::MsdaOutcome;
 use finite_attention::check::{
-    Case, Outcome, TensorVerdict, extended_case, featured_case, run_case, sweep_of,
+    Case, FlashDmattnSize, Outcome, TensorVerdict, dynamic_case, extended_case, featured_case,
+    flash_dmattn_cases, run_case, sweep_of,
 };
 use finite_attention::device::DeviceName;
-use finite_attention::problem::AlibiSlopes;
+use finite_attention::problem::{AlibiSlopes, DynamicWay};
 use finite_attention::{Device, Dtype, KernelImages, Mode};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -26,12 +27,13 @@ use std::thread::available_parallelism;
 pub struct CheckArguments {
     #[command(flatten)]
     device: DeviceArguments,
-    /// What is checked: attention, or multi-scale deformable attention.
+    /// What is checked: attention, attention under dynamic masks, or multi-scale deformable attention.
     #[arg(long, default_value = "attention")]
     what: What,
     /// Of deformable attention: random cases by the tolerance rule, or the tests of msda-triton at its
     /// tolerances, all of them with each of --cases seeds from --seed on; in the emulator with fewer batches,
-    /// heads and queries.
+    /// heads and queries. Of dynamic masks: random cases, or --cases of the grid of Flash-DMAttn's tests, all if
+    /// there are fewer, evenly apart; in the emulator with fewer batches and heads. Both by the tolerance rule.
     #[arg(long, default_value = "random")]
     suite: Suite,
     /// Number of cases.
@@ -55,14 +57,16 @@ pub struct CheckArguments {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum What {
     Attention,
+    Dynamic,
     Msda,
 }
 
-/// Which cases of deformable attention.
+/// Which cases of deformable attention or dynamic masks.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
     Random,
     MsdaTriton,
+    FlashDmattn,
 }
 
 /// Runs the sweep and prints it; exit code 1 if a case failed.
@@ -78,16 +82,14 @@ pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
         return match arguments.suite {
             Suite::Random => msda::run(arguments, first, count),
             Suite::MsdaTriton => msda_triton::run(arguments, first, count),
+            Suite::FlashDmattn => bail!("--suite flash-dmattn: expected --what dynamic, got msda"),
         };
     }
-    ensure!(
-        arguments.suite == Suite::Random,
-        "--suite msda-triton: expected --what msda, got attention"
-    );
-    let case = if features { featured_case } else { extended_case };
-    let run = |device: &Device, index| run_case(device, &case(seed, first + index));
     let sweep = Sweep::open(&arguments.device)?;
     let Sweep { name, device_text, .. } = &sweep;
+    let (case, cases) = arguments.cases_of_attention(*name)?;
+    let (first, count) = only.map_or((0, cases), |only| (only, 1));
+    let run = |device: &Device, index| run_case(device, &case(first + index));
     if arguments.json {
         let outcomes = sweep.run(count, run, None)?;
         let failed = count_failed(&outcomes);
@@ -101,6 +103,48 @@ pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
     outln!("device {name} ({device_text}), seed {seed}")?;
     outln!("{} passed, {failed} failed", outcomes.len() - failed)?;
     Ok(exit_code(failed))
+}
+
+/// A case by its number.
+type CaseOf = Box<dyn Fn(usize) -> Case + Sync>;
+
+impl CheckArguments {
+    /// The cases of attention, and how many there are.
+    fn cases_of_attention(&self, device: DeviceName) -> Result<(CaseOf, usize)> {
+        let &CheckArguments { what, suite, cases, seed, features, .. } = self;
+        let case = match (what, suite) {
+            (_, Suite::MsdaTriton) => {
+                bail!("--suite msda-triton: expected --what msda, got {}", what.name())
+            }
+            (What::Dynamic, Suite::FlashDmattn) => {
+                ensure!(!features, "--features: Flash-DMAttn's grid has none; use --suite random");
+                let size = match device {
+                    DeviceName::Emulated(_) => FlashDmattnSize::EMULATED,
+                    DeviceName::Cuda(_) | DeviceName::CudaAs(..) => FlashDmattnSize::FULL,
+                };
+                let grid = flash_dmattn_cases(seed, size);
+                let count = cases.min(grid.len());
+                return Ok((Box::new(move |index| grid[index * grid.len() / count].clone()), count));
+            }
+            (_, Suite::FlashDmattn) => {
+                bail!("--suite flash-dmattn: expected --what dynamic, got {}", what.name())
+            }
+            (What::Dynamic, _) => dynamic_case,
+            _ if features => featured_case,
+            _ => extended_case,
+        };
+        Ok((Box::new(move |index| case(seed, index)), cases))
+    }
+}
+
+impl What {
+    const fn name(self) -> &'static str {
+        match self {
+            What::Attention => "attention",
+            What::Dynamic => "dynamic",
+            What::Msda => "msda",
+        }
+    }
 }
 
 /// How many cases failed.
@@ -365,6 +409,8 @@ fn json_features(case: &Case) -> Value {
         "sinks": features.has_sinks,
         "dsinks": features.wants_d_sinks,
         "dropout": features.dropout,
+        "dynamic_mask": features.dynamic_mask.map(|mask| mask.to_string()),
+        "dynamic_way": features.dynamic_mask.and_then(|mask| mask.way).map(DynamicWay::name),
     })
 }
 

@@ -2,8 +2,10 @@
 
 use anyhow::Result;
 use finite_attention::driver::DeviceProperties;
-use finite_attention::plan::{BackwardPlan, ForwardPlan, ScorePointers, plan_backward, plan_forward};
-use finite_attention::problem::{AlibiSlopes, Dropout, MaskShape};
+use finite_attention::plan::{
+    BackwardPlan, ForwardPlan, ScorePointers, plan_backward, plan_dynamic, plan_forward,
+};
+use finite_attention::problem::{AlibiSlopes, Dropout, DynamicMask, MaskShape};
 use finite_attention::{BackwardPointers, BackwardProblem, ForwardPointers, ForwardProblem};
 
 /// What was decided for one problem.
@@ -90,6 +92,23 @@ pub fn forward(problem: &ForwardProblem, device: &DeviceProperties) -> Result<Ex
     let nothing =
         || Explained { kernel: "none".into(), workspace_bytes: 0, text: "nothing to compute".into() };
     Ok(plan.as_ref().map_or_else(nothing, Explained::forward))
+}
+
+/// The plan of a pass under a dynamic mask, which is made of the problem's bias: that of the mask, and that of
+/// the pass that main kernels are asked.
+pub fn dynamic(
+    problem: &ForwardProblem,
+    of_backward: Option<&BackwardProblem>,
+    mask: &DynamicMask,
+    device: &DeviceProperties,
+) -> Result<Explained> {
+    let valid = problem.validate()?;
+    let plan = plan_dynamic(&valid, mask, device)?;
+    let explained = match of_backward {
+        None => forward(&plan.launched(&valid), device)?,
+        Some(problem) => backward(&plan.launched_backward(&valid, problem), device)?,
+    };
+    Ok(Explained { text: format!("{}\n{}", plan.describe(), explained.text), ..explained })
 }
 
 /// The plan of a backward pass.

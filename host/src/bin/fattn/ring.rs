@@ -62,6 +62,7 @@ pub fn run(arguments: &RingArguments) -> Result<()> {
     let path = arguments.output.as_ref().context("--output: expected a file, or --bench, got none")?;
     let bytes = options.read()?;
     let task = Task::new(options, &bytes)?;
+    task.refuse_dynamic_mask("ring")?;
     let mut output = OutputFile::new("--output", path, &options.inputs())?;
     let devices = devices(options, count)?;
     let device = devices[0].properties().name.clone();

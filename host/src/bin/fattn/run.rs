@@ -40,9 +40,20 @@ pub fn run(arguments: &RunArguments) -> Result<()> {
     if arguments.explain {
         outln!("{}", plans::mask(problem))?;
         plans::scores(problem).iter().try_for_each(|line| outln!("{line}"))?;
-        outln!("{}", plans::forward(problem, device.properties())?.text)?;
-        if let Some(backward) = task.backward_problem()? {
-            outln!("{}", plans::backward(&backward, device.properties())?.text)?;
+        let (backward, properties) = (task.backward_problem()?, device.properties());
+        match &task.dynamic_mask {
+            None => {
+                outln!("{}", plans::forward(problem, properties)?.text)?;
+                if let Some(backward) = backward {
+                    outln!("{}", plans::backward(&backward, properties)?.text)?;
+                }
+            }
+            Some(mask) => {
+                outln!("{}", plans::dynamic(problem, None, mask, properties)?.text)?;
+                if let Some(backward) = &backward {
+                    outln!("{}", plans::dynamic(problem, Some(backward), mask, properties)?.text)?;
+                }
+            }
         }
     }
     let written = match (problem.dtype, problem.output_dtype) {

@@ -1,20 +1,22 @@
 //! A task from a safetensors file: its tensors, the problem, and the results on a device.
 
+pub mod dynamic;
 mod scores;
 
 use crate::device::DeviceArguments;
 use anyhow::{Context, Result, bail, ensure};
 use bytemuck::allocation::pod_collect_to_vec;
 use clap::{ArgAction, Args, ValueEnum};
+use dynamic::DynamicArguments;
 use finite_attention::context_parallel::host::{
     ContextInputs, ContextOutput, context_parallel_connected,
 };
 use finite_attention::context_parallel::{Communicator, ContextLayout};
-use finite_attention::problem::{Bias, Dropout, MAX_SCALE, ScoreLayout, common_dtype};
+use finite_attention::problem::{Bias, Dropout, DynamicMask, MAX_SCALE, ScoreLayout, common_dtype};
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
-    ForwardInputs, ForwardOutput, ForwardProblem, Layout, Mask, Mode, Sequences, backward_host,
-    forward_inputs_host,
+    ForwardInputs, ForwardOutput, ForwardProblem, Layout, Mask, Mode, ScoreSlices, Sequences,
+    backward_host, forward_inputs_host,
 };
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype as FileDtype, SafeTensors};
@@ -69,6 +71,8 @@ pub struct TaskArguments {
     /// The gradient of the bias, too; only with bias and do.
     #[arg(long)]
     dbias: bool,
+    #[command(flatten)]
+    dynamic: DynamicArguments,
     #[command(flatten)]
     pub device: DeviceArguments,
 }
@@ -319,6 +323,8 @@ pub struct Task<'f> {
     pub problem: ForwardProblem,
     mode: Mode,
     wants_d_bias: bool,
+    /// The mask that is made of the bias, if there is one.
+    pub dynamic_mask: Option<DynamicMask>,
     pub inputs: Inputs<'f>,
 }
 
@@ -337,6 +343,7 @@ impl<'f> Task<'f> {
             problem: inputs.problem(arguments)?,
             mode: mode(arguments),
             wants_d_bias: arguments.dbias,
+            dynamic_mask: arguments.dynamic.mask(),
             inputs,
         };
         task.validate()?;
@@ -351,6 +358,9 @@ impl<'f> Task<'f> {
             self.problem.sequences.check_offsets(rows_q, rows_k, q, k)?;
         }
         self.problem.validate()?;
+        if let Some(mask) = &self.dynamic_mask {
+            self.problem.dynamic_mask_shape(mask)?;
+        }
         ensure!(
             self.mode == Mode::Fast || self.inputs.d_o.is_some(),
             "--deterministic: expected a tensor do in the input, got none: the forward pass always is"
@@ -413,14 +423,16 @@ impl<'f> Task<'f> {
         connect: impl Fn(usize) -> Result<(Device, Box<dyn Communicator>), Error> + Sync,
         layout: ContextLayout,
     ) -> Result<Results<O>> {
-        let Inputs { q, k, v, d_o, d_lse, offsets, .. } = &self.inputs;
+        let Inputs { q, k, v, d_o, d_lse, offsets, scores, .. } = &self.inputs;
         let [q, k, v] = [q, k, v].map(Input::elements::<T>);
+        let scores = scores.elements::<T>()?;
         let d_o = d_o.as_ref().map_or(Vec::new(), Input::elements::<T>);
         let d_lse = d_lse.as_ref().map_or(Vec::new(), Input::elements::<f32>);
         let [cu_seqlens_q, cu_seqlens_k] =
             offsets.as_ref().map_or([[].as_slice(); 2], |offsets| offsets.each_ref().map(Vec::as_slice));
         let (q, k, v, d_o, d_lse) = (&q[..], &k[..], &v[..], &d_o[..], &d_lse[..]);
-        let inputs = ContextInputs { q, k, v, d_o, d_lse, cu_seqlens_q, cu_seqlens_k };
+        let scores = scores.slices();
+        let inputs = ContextInputs { q, k, v, d_o, d_lse, cu_seqlens_q, cu_seqlens_k, scores };
         let backward = self.backward_problem()?;
         let (problem, backward) = (&self.problem, backward.as_ref());
         let output: ContextOutput<O> =
@@ -433,7 +445,7 @@ impl<'f> Task<'f> {
         let Inputs { q, k, v, d_o, d_lse, scores, offsets } = &self.inputs;
         let [q, k, v] = [q, k, v].map(Input::elements::<T>);
         let (q, k, v, scores) = (&q[..], &k[..], &v[..], scores.elements::<T>()?);
-        let scores = scores.slices();
+        let scores = ScoreSlices { dynamic_mask: self.dynamic_mask, ..scores.slices() };
         let [cu_seqlens_q, cu_seqlens_k] =
             offsets.as_ref().map_or([[].as_slice(); 2], |offsets| offsets.each_ref().map(Vec::as_slice));
         let inputs = ForwardInputs { q, k, v, scores, cu_seqlens_q, cu_seqlens_k };

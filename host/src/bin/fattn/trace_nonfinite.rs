@@ -27,6 +27,7 @@ pub struct TraceArguments {
 pub fn run(arguments: &TraceArguments) -> Result<ExitCode> {
     let bytes = arguments.task.read()?;
     let task = Task::new(&arguments.task, &bytes)?;
+    task.refuse_dynamic_mask("trace-nonfinite")?;
     let (name, device) = arguments.task.device.open()?;
     let images = arguments.task.device.images()?;
     let run = match (task.problem.dtype, task.problem.output_dtype) {

@@ -1,4 +1,5 @@
-//! An NVIDIA GPU, through `cust` and the CUDA driver.
+//! An NVIDIA GPU, through the CUDA driver; with the feature `cust`, through `cust` where that has the call
+//! (`door`).
 //!
 //! The driver is not linked but found when it is first needed (`loader`, `trampolines`), so the same
 //! program runs where there is none. Each driver object retains the device's primary context, which it
@@ -6,6 +7,7 @@
 //! used as they are.
 
 mod context;
+mod door;
 mod event;
 mod kernels;
 mod loader;
@@ -19,8 +21,6 @@ use super::{DevicePointer, DeviceProperties, Driver, Mark, Stream, TensorMapDesc
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use context::PrimaryContext;
-use cust::device::Device;
-use cust::memory::{DevicePointer as CustPointer, cuda_free, cuda_malloc};
 use kernels::LoadedKernels;
 use kernels_gpu::abi::{Arch, KernelVariant, TensorMap};
 use pool::MemoryPool;
@@ -53,12 +53,11 @@ impl CudaDriver {
                 format!("the CUDA driver finds {count} device{}", if count == 1 { "" } else { "s" });
             return Err(Error::NoDevice { device: device_name(ordinal), reason });
         }
-        let device = Device::get_device(ordinal as u32).map_err(raw::from_cust("cuDeviceGet"))?;
-        let properties = device_properties(device)?;
-        let context = Arc::new(PrimaryContext::retain(device)?);
+        let properties = device_properties(ordinal as u32)?;
+        let context = Arc::new(PrimaryContext::retain(ordinal as u32)?);
         let kernels = LoadedKernels::new(context.clone(), images, properties.compute_capability);
         tracing::debug!(device = properties.name, ordinal, "opened");
-        let pool = MemoryPool::new(device.as_raw(), context.clone());
+        let pool = MemoryPool::new(door::device(ordinal as u32)?, context.clone());
         Ok(CudaDriver { ordinal, properties, kernels, last_launch: Mutex::new(None), pool, context })
     }
 
@@ -89,7 +88,7 @@ impl CudaDriver {
         raw::initialise().map_err(|raw::Failure { call, code }| {
             no_device(format!("{call} failed: {} ({code})", raw::error_name(code)))
         })?;
-        match Device::num_devices().map_err(raw::from_cust("cuDeviceGetCount"))? {
+        match door::device_count()? {
             0 => Err(no_device("the CUDA driver finds no GPU".to_owned())),
             count => Ok(count as usize),
         }
@@ -100,13 +99,7 @@ impl CudaDriver {
     /// # Errors
     /// As for [`CudaDriver::count`].
     pub fn devices() -> Result<Vec<DeviceProperties>> {
-        (0..Self::count()?)
-            .map(|ordinal| {
-                let device =
-                    Device::get_device(ordinal as u32).map_err(raw::from_cust("cuDeviceGet"))?;
-                device_properties(device)
-            })
-            .collect()
+        (0..Self::count()?).map(|ordinal| device_properties(ordinal as u32)).collect()
     }
 
     /// Runs `work` with the device's context current on this thread.
@@ -141,11 +134,12 @@ fn device_name(ordinal: usize) -> String {
     format!("cuda:{ordinal}")
 }
 
-fn device_properties(device: Device) -> Result<DeviceProperties> {
+fn device_properties(ordinal: u32) -> Result<DeviceProperties> {
     use raw::attribute::*;
-    let number = |attribute| raw::device_attribute(device.as_raw(), attribute);
+    let device = door::device(ordinal)?;
+    let number = |attribute| raw::device_attribute(device, attribute);
     Ok(DeviceProperties {
-        name: device.name().map_err(raw::from_cust("cuDeviceGetName"))?,
+        name: door::device_name(ordinal)?,
         compute_capability: (number(COMPUTE_CAPABILITY_MAJOR)?, number(COMPUTE_CAPABILITY_MINOR)?),
         multiprocessors: number(MULTIPROCESSORS)?,
         shared_bytes_per_block: number(SHARED_BYTES_PER_BLOCK_OPT_IN)?,
@@ -163,9 +157,7 @@ impl Driver for CudaDriver {
             return Ok(0);
         }
         let _entered = self.context.enter()?;
-        // SAFETY: nothing is read from the memory here.
-        let allocated = unsafe { cuda_malloc::<u8>(bytes) }.map_err(raw::from_cust("cuMemAlloc"));
-        allocated.map(|pointer| pointer.as_raw()).map_err(|failure| self.no_memory(bytes, failure))
+        door::allocate(bytes).map_err(|failure| self.no_memory(bytes, failure))
     }
 
     unsafe fn free(&self, pointer: DevicePointer) -> Result<()> {
@@ -174,8 +166,7 @@ impl Driver for CudaDriver {
         }
         let _entered = self.context.enter()?;
         // SAFETY: passed on to the caller.
-        let freed = unsafe { cuda_free(CustPointer::<u8>::from_raw(pointer)) };
-        freed.map_err(|error| self.late(raw::from_cust("cuMemFree")(error)))
+        unsafe { door::free(pointer) }.map_err(|failure| self.late(failure))
     }
 
     fn allocate_in_order(&self, bytes: usize, stream: Stream) -> Result<DevicePointer> {

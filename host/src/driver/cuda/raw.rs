@@ -1,6 +1,6 @@
-//! Calls into the driver that `cust` lacks, or whose outcome it would lose: 48 KiB and more of shared
-//! memory, the log of the JIT compiler, launches with a parameter given as bytes, streams of other
-//! libraries, error codes that are newer than `cust`.
+//! Calls into the driver that go past `cust`, whether it is there or not, because it lacks them or would lose
+//! their outcome: 48 KiB and more of shared memory, the log of the JIT compiler, launches with a parameter
+//! given as bytes, streams of other libraries, error codes that are newer than `cust`.
 //!
 //! The functions are declared once more here, with plain integers for the enumerations: a newer driver
 //! may return codes that no enumeration of `cust_raw` has.
@@ -148,11 +148,6 @@ impl From<Failure> for Error {
     }
 }
 
-/// The failure of a call made through `cust`.
-pub(super) fn from_cust(call: &'static str) -> impl Fn(cust::error::CudaError) -> Failure {
-    move |error| Failure { call, code: error as i32 }
-}
-
 /// The name of a `CUresult`, e.g. `CUDA_ERROR_ILLEGAL_ADDRESS`.
 pub(super) fn error_name(code: i32) -> String {
     let mut text = ptr::null();
@@ -166,7 +161,8 @@ pub(super) fn error_name(code: i32) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-fn check(call: &'static str, code: i32) -> Result<(), Failure> {
+/// The outcome of a call that returned this `CUresult`.
+pub(super) fn check(call: &'static str, code: i32) -> Result<(), Failure> {
     if code == 0 { Ok(()) } else { Err(Failure { call, code }) }
 }
 

@@ -1,9 +1,9 @@
 //! Every `cu*` symbol that `cust_raw` declares, defined here as a jump through a slot that is filled on
 //! first use.
 //!
-//! `cust` is written to be linked with `libcuda`, which exists only where the NVIDIA driver is
-//! installed. With these definitions nothing is left to link: the same program starts on every machine,
-//! and finds the driver, or does not, when it asks for a device.
+//! `cust`, and the declarations in `raw` and `door`, are written to be linked with `libcuda`, which exists
+//! only where the NVIDIA driver is installed. With these definitions nothing is left to link: the same
+//! program starts on every machine, and finds the driver, or does not, when it asks for a device.
 //!
 //! ```text
 //! caller --> cuInit:  jump to [slot of cuInit]             (from the second call on)

@@ -4,7 +4,7 @@ use super::super::score::score_view;
 use super::super::view;
 use super::BackwardPointers;
 use crate::problem::{Bias, ValidBackward, ValidForward};
-use kernels_gpu::abi::{BackwardParams, DQ_UNORDERED, Dtype, ScoreView, SoftcapPolynomial};
+use kernels_gpu::abi::{BackwardParams, DQ_UNORDERED, Dtype, ScoreView, SoftcapPolynomial, TensorView};
 
 /// Sizes as the kernels are told them.
 struct Sizes {
@@ -86,6 +86,8 @@ pub(super) fn of_tensors(valid: &ValidBackward, pointers: &BackwardPointers) -> 
         scale: forward.scale,
         output_f32: u32::from(layouts.output_dtype == Dtype::F32),
         gradients_f32: u32::from(problem.gradient_dtype == Dtype::F32),
+        dq_f32: u32::from(problem.gradient_dtype == Dtype::F32),
+        reserved: 0,
         key_blocks: 0,
         splits: 0,
         heads_per_wave: 0,
@@ -111,6 +113,7 @@ pub(super) fn of_tensors(valid: &ValidBackward, pointers: &BackwardPointers) -> 
             .d_bias
             .map_or([0; 4], |d_bias| d_bias.layout.shape.map(|size| size as u32)),
         d_sinks: if problem.wants_d_sinks { pointers.d_sinks } else { 0 },
+        previous_dq: TensorView::default(),
     }
 }
 

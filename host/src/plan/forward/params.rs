@@ -4,7 +4,7 @@ use super::super::row_heads::TileRows;
 use super::super::view;
 use super::ForwardPointers;
 use crate::problem::ValidForward;
-use kernels_gpu::abi::{Dtype, ForwardParams, SoftcapPolynomial, probability_unit_log2};
+use kernels_gpu::abi::{Dtype, ForwardParams, PreviousParams, SoftcapPolynomial, probability_unit_log2};
 use kernels_gpu::geometry::row_heads::reciprocal;
 use std::f32::consts::LOG2_E;
 
@@ -61,6 +61,7 @@ pub(super) fn forward_params(
         score_unit,
         score_unit_log2: score_unit * LOG2_E,
         score: pointers.score.params(valid),
+        previous: PreviousParams::default(),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::attention::key_stretch::{KeyGradient, division, final_scale};
 use crate::attention::score::{ScorePlace, ScoreTile, dropout};
 use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::WARPGROUP;
+use crate::tile::add::add_pairs;
 use crate::tile::element::TensorCoreElement;
 use crate::tile::store::{store_exchanged, store_pairs};
 
@@ -95,7 +96,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     }
 
     /// Writes a warp's 16 rows of a gradient of 64 keys, the `part`-th of the block: where they belong, or,
-    /// of a stretch of a tile, to its slot.
+    /// of a stretch of a tile, to its slot. Where gradients are merged they are added to what is there.
     #[inline(always)]
     pub(super) unsafe fn store<E: TensorCoreElement, const O: usize>(
         &self,
@@ -115,7 +116,11 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             if !is_whole {
                 rows = gradient.slot_rows(p, stretch, &rows);
             }
-            store_pairs::<E, O, true>(lane, values, first_row, 0, &rows, true);
+            let mut values = *values;
+            if specialize::merge() && is_whole {
+                add_pairs::<O, true>(lane, &mut values, [1.0; 2], first_row, 0, &rows);
+            }
+            store_pairs::<E, O, true>(lane, &values, first_row, 0, &rows, true);
             return;
         }
         let rows = block.key_rows::<2>(target, row, columns);

@@ -1,6 +1,6 @@
 //! A consumer warpgroup of the Hopper forward: the mainloop, and what is around it for each work tile.
 
-use super::epilogue::{finalize, write_dead, write_output};
+use super::epilogue::{add_previous, finalize, write_dead, write_output};
 use super::key_range::KeyRange;
 use super::pipelines::{Pipelines, lane_and_row};
 use super::tile::{ForwardTile, KeyTiles, OutputPath, WARPGROUP_ROWS};
@@ -185,7 +185,8 @@ where
             }
             let place = lane_and_row();
             let block = work_tile.block(self.p, Self::QUERY_TILES);
-            write_dead::<E, O>(self.p, is_split(self.p, QUERIES), &block, place);
+            let is_split = is_split(self.p, QUERIES);
+            write_dead::<E, O>(self.p, is_split, &self.scale, &block, place);
             self.pipelines.discard_work_tile(place.0);
         }
     }
@@ -405,7 +406,7 @@ where
     ) {
         let (lane, row) = lane_and_row();
         let is_split = is_split(self.p, QUERIES);
-        let normalisation =
+        let finished =
             finalize::<E, O>(self.p, is_split, &last.softmax, &self.scale, &last.block, (lane, row));
         let target = last.block.o_of_heads::<2>(self.p).now();
         // Scores that are still on their way use one of the two tiles.
@@ -420,7 +421,8 @@ where
             self.pipelines.release_keys(lane == 0 && next == Next::Work);
         }
         let output = &mut t.output.values;
-        normalisation.apply::<MmaFragment, O>(output);
+        finished.normalisation.apply::<MmaFragment, O>(output);
+        add_previous(self.p, &last.block, (lane, row), output, &finished.of_previous);
         if self.p.output_f32 != 0 {
             let target = last.block.o_of_heads::<4>(self.p);
             store::store_pairs::<E, O, true>(lane, output, row, 0, &target, true);

@@ -7,10 +7,11 @@
 //! at a time.
 
 use crate::abi::{ForwardParams, OUTPUT_BOX_ROWS};
-use crate::arch::{bulk_copy, warp};
+use crate::arch::{bulk_copy, specialize, warp};
 use crate::attention::query_block::QueryBlock;
 use crate::attention::score::{Scale, features};
-use crate::attention::softmax::{DEAD_SUM, OnlineSoftmax, Rescale};
+use crate::attention::softmax::{DEAD_SUM, Finished, OnlineSoftmax};
+use crate::tile::add;
 use crate::tile::bulk::Place;
 use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::{Fragment, MmaFragment};
@@ -65,7 +66,7 @@ pub unsafe fn write_output<
 }
 
 /// Writes lse of a warp's 16 rows from `row` on, and gives what their output, while it is still being
-/// computed, must be multiplied by.
+/// computed, must be multiplied by, and what passes before have left of it.
 ///
 /// # Safety
 /// All 32 lanes call it together; `p.lse` is as [`ForwardParams::lse`] says.
@@ -77,10 +78,12 @@ pub unsafe fn finalize<E: TensorCoreElement, const O: usize>(
     scale: &Scale,
     block: &QueryBlock,
     (lane, row): (u32, u32),
-) -> Rescale<2> {
+) -> Finished<2> {
     let row_of = |half| row + <MmaFragment as Fragment<2, O>>::row(lane, half);
     // SAFETY: `p` is as it says.
     let sink = |half| unsafe { block.sink(p, row_of(half)) };
+    // SAFETY: likewise.
+    let previous = |half| unsafe { block.previous(p, row_of(half)) };
     let mut hidden = [0; 2];
     if features::hide_pairs::<E>() {
         let mut half = 0;
@@ -92,14 +95,46 @@ pub unsafe fn finalize<E: TensorCoreElement, const O: usize>(
         }
     }
     let is_dead = |half: usize| hidden[half] != 0 || block.is_dead(row_of(half));
-    let (normalisation, lse) = softmax.finalize_early::<MmaFragment, O>(scale, is_split, is_dead, sink);
+    let finished = softmax.finalize_early::<MmaFragment, O>(scale, is_split, is_dead, sink, previous);
+    store_statistics::<O>(p, is_split, block, (lane, row), &finished);
+    finished
+}
+
+/// Writes lse of a warp's 16 rows from `row` on, or reference and sum.
+#[inline(always)]
+unsafe fn store_statistics<const O: usize>(
+    p: &ForwardParams,
+    is_split: bool,
+    block: &QueryBlock,
+    (lane, row): (u32, u32),
+    finished: &Finished<2>,
+) {
     // Of the four lanes that share two rows, each of the first two writes one.
     let half = (lane % 4) as usize;
     if half < 2 {
         let own = |of_rows: [f32; 2]| if half == 0 { of_rows[0] } else { of_rows[1] };
-        block.store_statistics(p, is_split, row_of(half), own(softmax.row_max()), own(lse));
+        let row = row + <MmaFragment as Fragment<2, O>>::row(lane, half);
+        let Finished { references, lse_or_sum, .. } = *finished;
+        block.store_statistics(p, is_split, row, own(references), own(lse_or_sum));
     }
-    normalisation
+}
+
+/// Adds what passes before have left of a warp's 16 rows of the output, from `row` on.
+///
+/// # Safety
+/// All 32 lanes call it together; `p` is as [`ForwardParams`] says.
+#[inline(always)]
+pub unsafe fn add_previous<const O: usize>(
+    p: &ForwardParams,
+    block: &QueryBlock,
+    (lane, row): (u32, u32),
+    output: &mut [f32; O],
+    of_previous: &[f32; 2],
+) {
+    if specialize::merge() && p.previous.statistics != 0 {
+        let source = block.previous_o_of_heads(p);
+        add::add_pairs::<O, true>(lane, output, *of_previous, row, 0, &source);
+    }
 }
 
 /// Writes output and lse of a warp's 16 rows from `row` on, which see no key tile.
@@ -110,14 +145,25 @@ pub unsafe fn finalize<E: TensorCoreElement, const O: usize>(
 pub unsafe fn write_dead<E: TensorCoreElement, const O: usize>(
     p: &ForwardParams,
     is_split: bool,
+    scale: &Scale,
     block: &QueryBlock,
     (lane, row): (u32, u32),
 ) {
-    let as_f32 = p.output_f32 != 0;
-    let target = if as_f32 { block.o_of_heads::<4>(p) } else { block.o_of_heads::<2>(p) };
-    store::store_pairs::<E, O, true>(lane, &[0.0; O], row, 0, &target, as_f32);
-    if lane < 16 {
+    let mut output = [0.0; O];
+    if specialize::merge() {
+        let row_of = |half| row + <MmaFragment as Fragment<2, O>>::row(lane, half);
+        // SAFETY: `p` is as it says.
+        let sink = |half| unsafe { block.sink(p, row_of(half)) };
+        // SAFETY: likewise.
+        let previous = |half| unsafe { block.previous(p, row_of(half)) };
+        let finished = Finished::<2>::of_previous(scale, is_split, sink, previous);
+        store_statistics::<O>(p, is_split, block, (lane, row), &finished);
+        add_previous(p, block, (lane, row), &mut output, &finished.of_previous);
+    } else if lane < 16 {
         let lse = if is_split { DEAD_SUM } else { f32::NEG_INFINITY };
         block.store_statistics(p, is_split, row + lane, 0.0, lse);
     }
+    let as_f32 = p.output_f32 != 0;
+    let target = if as_f32 { block.o_of_heads::<4>(p) } else { block.o_of_heads::<2>(p) };
+    store::store_pairs::<E, O, true>(lane, &output, row, 0, &target, as_f32);
 }

@@ -1,16 +1,17 @@
 //! What the scores of a timed problem have beside q and k.
 
+use crate::task::dynamic::DynamicArguments;
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use finite_attention::ForwardProblem;
-use finite_attention::problem::{AlibiSlopes, Bias, MaskShape, ScoreLayout};
+use finite_attention::problem::{AlibiSlopes, Bias, DynamicMask, MaskShape, ScoreLayout};
 use kernels_gpu::abi::Dtype;
 
 /// Bias, boolean mask, slopes, sinks and dropout.
 #[derive(Args, Clone, Copy, Debug, Default, PartialEq)]
 pub struct FeatureArguments {
     /// Add a bias with an entry for each of these, and one for all of the others: of what b (batch), h (query
-    /// head), q (query) and k (key) are named, e.g. hqk.
+    /// head), g (key head), q (query) and k (key) are named, e.g. hqk.
     #[arg(long, value_name = "DIMS", value_parser = dimensions)]
     bias: Option<Dimensions>,
     /// Element type of the bias; that of q if not given.
@@ -38,6 +39,8 @@ pub struct FeatureArguments {
     /// Drop this share of the probabilities at random, from 0 to below 1.
     #[arg(long, allow_hyphen_values = true, value_name = "RATE", value_parser = crate::task::dropout)]
     dropout: Option<f32>,
+    #[command(flatten)]
+    dynamic: DynamicArguments,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -47,22 +50,29 @@ enum BiasDtype {
     F32,
 }
 
-/// Which of batch, head, query and key there is an entry for.
+/// Which of batch, head, query and key there is an entry for, and whether heads are those of keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Dimensions([bool; 4]);
+struct Dimensions([bool; 4], bool);
 
 fn dimensions(text: &str) -> Result<Dimensions, String> {
     let mut which = [false; 4];
     for letter in text.chars() {
-        let index = "bhqk".find(letter).ok_or(format!("expected letters of bhqk, got {text}"))?;
-        which[index] = true;
+        let index = "bhqkg".find(letter).ok_or(format!("expected letters of bhgqk, got {text}"))?;
+        which[if index == 4 { 1 } else { index }] = true;
     }
-    Ok(Dimensions(which))
+    let of_key_heads = text.contains('g');
+    if of_key_heads && text.contains('h') {
+        return Err(format!("expected h or g, got {text}"));
+    }
+    Ok(Dimensions(which, of_key_heads))
 }
 
 impl Dimensions {
     fn shape(self, problem: &ForwardProblem) -> [usize; 4] {
-        let sizes = problem.score_shape();
+        let mut sizes = problem.score_shape();
+        if self.1 {
+            sizes[1] = problem.k.shape[2];
+        }
         [0, 1, 2, 3].map(|dimension| if self.0[dimension] { sizes[dimension] } else { 1 })
     }
 }
@@ -94,6 +104,11 @@ impl FeatureArguments {
         Ok(self.dropout.map_or(problem, |rate| problem.with_dropout(rate, 0, 0)))
     }
 
+    /// The dynamic mask, if there is one.
+    pub fn dynamic_mask(&self) -> Option<DynamicMask> {
+        self.dynamic.mask()
+    }
+
     /// The gradient of the bias, if it is timed.
     pub fn d_bias(&self, problem: &ForwardProblem) -> Option<Bias> {
         problem.bias.filter(|_| self.dbias)
@@ -103,7 +118,7 @@ impl FeatureArguments {
     pub fn mask_bytes(&self, shape: &MaskShape) -> Vec<u8> {
         let block = self.mask_block;
         // All keys are as the first where the mask has one entry for them.
-        let varies = self.attn_mask.is_none_or(|Dimensions([.., keys])| keys);
+        let varies = self.attn_mask.is_none_or(|Dimensions([.., keys], _)| keys);
         let threshold = (self.mask_density * f64::from(u32::MAX)) as u32;
         // A number for each block, whatever came before.
         let is_shown = |row: usize, key: usize| {

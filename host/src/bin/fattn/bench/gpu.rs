@@ -1,15 +1,15 @@
 //! A GPU on which launches are timed, and the tensors that they work on.
 
-use super::task::Task;
-use crate::plans::Explained;
+use super::task::{Pass, Task};
+use crate::plans::{self, Explained};
 use anyhow::{Result, bail};
 use bytemuck::cast_slice;
-use finite_attention::attention::{PreparedMask, launch_backward, launch_forward};
+use finite_attention::attention::{DynamicAttention, PreparedMask, launch_backward, launch_forward};
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory};
 use finite_attention::driver::cuda::{CudaDriver, CudaEvent};
 use finite_attention::driver::{DeviceProperties, Driver};
 use finite_attention::plan::{BackwardPlan, ForwardPlan, ScorePointers, plan_backward, plan_forward};
-use finite_attention::problem::{MaskShape, ScoreLayout};
+use finite_attention::problem::{DynamicMask, MaskShape, ScoreLayout};
 use finite_attention::{
     BackwardPointers, BackwardProblem, Device, Dtype, Element, ForwardPointers, KernelImages, Layout,
     Stream, Workspace,
@@ -97,6 +97,12 @@ impl Bench {
 enum Work {
     Forward(Box<ForwardPlan>),
     Backward(Box<BackwardPlan>, Workspace),
+    /// The choice of keys.
+    Select(Box<(DynamicAttention, ForwardPointers)>),
+    /// The choice of keys, and attention to them.
+    Dynamic(Box<(DynamicAttention, ForwardPointers)>),
+    /// The backward pass behind that.
+    DynamicBackward(Box<(DynamicAttention, BackwardProblem, BackwardPointers)>),
 }
 
 impl Work {
@@ -108,6 +114,12 @@ impl Work {
             match self {
                 Work::Forward(plan) => launch_forward(device, plan, stream)?,
                 Work::Backward(plan, workspace) => launch_backward(device, plan, *workspace, stream)?,
+                Work::Select(work) => work.0.choose(&work.1, stream)?,
+                Work::Dynamic(work) => {
+                    work.0.choose(&work.1, stream)?;
+                    work.0.forward(&work.1, stream)?;
+                }
+                Work::DynamicBackward(work) => work.0.backward(&work.1, &work.2, stream)?,
             }
         }
         Ok(())
@@ -137,6 +149,10 @@ impl TensorSet {
             cu_seqlens_k: memory.keep(DeviceBuffer::from_slice(device, &in_k)?),
             score: memory.score(task)?,
         };
+        if let Some(mask) = task.features.dynamic_mask() {
+            let work = memory.dynamic(task, &mask, pointers)?;
+            return Ok(TensorSet { work, _tensors: memory.tensors });
+        }
         let Some(plan) = plan_forward(&valid, device.properties(), &pointers)? else {
             bail!("nothing to compute");
         };
@@ -150,11 +166,13 @@ impl TensorSet {
     }
 
     /// The plan with its reasons.
-    pub fn explain(&self) -> Explained {
-        match &self.work {
-            Work::Forward(plan) => Explained::forward(plan),
-            Work::Backward(plan, _) => Explained::backward(plan),
-        }
+    pub fn explain(&self, task: &Task, device: &DeviceProperties) -> Result<Explained> {
+        Ok(match (&self.work, task.features.dynamic_mask()) {
+            (_, Some(mask)) => plans::dynamic(&task.problem, task.backward().as_ref(), &mask, device)?,
+            (Work::Forward(plan), _) => Explained::forward(plan),
+            (Work::Backward(plan, _), _) => Explained::backward(plan),
+            _ => bail!("nothing to explain"),
+        })
     }
 }
 
@@ -225,10 +243,39 @@ impl<T: Element> Memory<'_, T> {
         Ok(self.keep(DeviceBuffer::<E>::uninitialised(self.device, elements)?))
     }
 
+    /// Work under a dynamic mask. The forward pass runs once here if the task is backward.
+    fn dynamic(&mut self, task: &Task, mask: &DynamicMask, pointers: ForwardPointers) -> Result<Work> {
+        let chosen = DynamicAttention::new(self.device, &task.problem, mask)?;
+        let work = Box::new((chosen, pointers));
+        if task.pass == Pass::Select {
+            return Ok(Work::Select(work));
+        }
+        let Some(backward) = task.backward() else { return Ok(Work::Dynamic(work)) };
+        let work = Work::Dynamic(work);
+        work.launch(self.device)?;
+        self.device.synchronize(Stream::default())?;
+        let Work::Dynamic(work) = work else { bail!("nothing to compute") };
+        let of_backward = self.backward_pointers(&backward, &pointers)?;
+        Ok(Work::DynamicBackward(Box::new((work.0, backward, of_backward))))
+    }
+
     /// The backward pass of tensors whose o and lse were computed.
     fn backward(&mut self, problem: &BackwardProblem, forward: &ForwardPointers) -> Result<Work> {
+        let pointers = self.backward_pointers(problem, forward)?;
+        let plan = plan_backward(&problem.validate()?, self.device.properties(), &pointers)?;
+        let bytes = plan.workspace_bytes();
+        let pointer = self.output::<f32>(usize::try_from(bytes.div_ceil(4))?)?;
+        Ok(Work::Backward(Box::new(plan), Workspace { pointer, bytes }))
+    }
+
+    /// Its tensors.
+    fn backward_pointers(
+        &mut self,
+        problem: &BackwardProblem,
+        forward: &ForwardPointers,
+    ) -> Result<BackwardPointers> {
         let &ForwardPointers { q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, score } = forward;
-        let pointers = BackwardPointers {
+        Ok(BackwardPointers {
             q,
             k,
             v,
@@ -250,11 +297,7 @@ impl<T: Element> Memory<'_, T> {
                 Some(d_bias) => self.output::<T>(d_bias.layout.span())?,
             },
             d_sinks: self.output::<f32>(problem.forward.q.shape[2])?,
-        };
-        let plan = plan_backward(&problem.validate()?, self.device.properties(), &pointers)?;
-        let bytes = plan.workspace_bytes();
-        let pointer = self.output::<f32>(usize::try_from(bytes.div_ceil(4))?)?;
-        Ok(Work::Backward(Box::new(plan), Workspace { pointer, bytes }))
+        })
     }
 }
 

@@ -11,11 +11,13 @@ use finite_attention::{
 /// Lengths of the packed sequences of `--varlen`.
 const RAGGED: [usize; 12] = [1024, 33, 2500, 400, 4096, 89, 1999, 777, 255, 3071, 640, 1500];
 
-/// One of the two passes.
+/// One of the two passes, or what comes before them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pass {
     Forward,
     Backward(Mode),
+    /// The choice of keys of a dynamic mask.
+    Select,
 }
 
 impl Pass {
@@ -23,6 +25,7 @@ impl Pass {
     pub const fn name(self) -> &'static str {
         match self {
             Pass::Forward => "forward",
+            Pass::Select => "select",
             Pass::Backward(Mode::Fast) => "backward",
             Pass::Backward(Mode::Deterministic) => "backward-deterministic",
         }
@@ -45,7 +48,7 @@ impl Task {
     /// The backward pass of the problem.
     pub fn backward(&self) -> Option<BackwardProblem> {
         match self.pass {
-            Pass::Forward => None,
+            Pass::Forward | Pass::Select => None,
             Pass::Backward(mode) => Some(BackwardProblem {
                 d_bias: self.features.d_bias(&self.problem),
                 wants_d_sinks: self.problem.has_sinks,
@@ -86,7 +89,11 @@ impl Task {
             }
             false => batches * pairs(self.problem.mask, rows, self.problem.k.shape[1]),
         };
-        let factor = if self.pass == Pass::Forward { 4.0 } else { 10.0 };
+        let factor = match self.pass {
+            Pass::Forward => 4.0,
+            Pass::Backward(_) => 10.0,
+            Pass::Select => 0.0,
+        };
         factor * heads * columns * pairs
     }
 }
@@ -147,10 +154,10 @@ pub fn tasks(arguments: &BenchArguments) -> Result<Vec<Task>> {
 }
 
 fn passes(arguments: &BenchArguments) -> Result<Vec<Pass>> {
-    let BenchArguments { pass, deterministic, num_splits, pack_gqa, .. } = *arguments;
+    let BenchArguments { pass, deterministic, num_splits, pack_gqa, features, .. } = *arguments;
     let mode = if deterministic { Mode::Deterministic } else { Mode::Fast };
     ensure!(
-        !deterministic || pass != PassChoice::Forward,
+        !deterministic || matches!(pass, PassChoice::Backward | PassChoice::Both),
         "--deterministic: the forward pass always is; use --pass backward or both"
     );
     let of_the_forward = [("num-splits", num_splits.is_some()), ("pack-gqa", pack_gqa.is_some())];
@@ -160,7 +167,12 @@ fn passes(arguments: &BenchArguments) -> Result<Vec<Pass>> {
             "--{option}: the backward pass has none; use --pass forward or both"
         );
     }
+    ensure!(
+        pass != PassChoice::Select || features.dynamic_mask().is_some(),
+        "--pass select: expected --dynamic-mask, got none"
+    );
     Ok(match pass {
+        PassChoice::Select => vec![Pass::Select],
         PassChoice::Forward => vec![Pass::Forward],
         PassChoice::Backward => vec![Pass::Backward(mode)],
         PassChoice::Both => vec![Pass::Forward, Pass::Backward(mode)],

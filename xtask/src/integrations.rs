@@ -71,6 +71,7 @@ fn python(with_torch: bool) -> Result<()> {
         bail!("python3 is not at hand: the Python package needs it");
     }
     let (folder, target) = (root().join(PYTHON), target_dir().join("python"));
+    check_lock(&folder)?;
     cargo(&folder, &target, "fmt -- --check")?;
     cargo(&folder, &target, "clippy --locked -- -D warnings")?;
     let environment = environment(&target, with_torch)?;
@@ -90,6 +91,15 @@ fn python(with_torch: bool) -> Result<()> {
     // Not in the folder of the package, whose sources would be imported instead of what is installed.
     test.args(["-B", "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]).arg(folder.join("tests"));
     run_shown(test.current_dir(&target))
+}
+
+/// The lock file of the package knows the dependencies that the library has now.
+fn check_lock(folder: &Path) -> Result<()> {
+    let mut command = Command::new("cargo");
+    command.args(["metadata", "--locked", "--format-version", "1"]).current_dir(folder);
+    output(&mut command).map(|_| ()).with_context(|| {
+        format!("{PYTHON}/Cargo.lock is not up to date; there: cargo update --workspace")
+    })
 }
 
 /// An environment with what the tests need.

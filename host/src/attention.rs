@@ -9,6 +9,7 @@ mod scores;
 
 pub use backward::{Workspace, backward, backward_and_wait, backward_partial, launch_backward};
 pub use dynamic::DynamicAttention;
+pub(crate) use dynamic::forward_under;
 pub use element::Element;
 pub(crate) use host::exactly;
 pub use host::{
@@ -292,9 +293,9 @@ const _: () = assert!(size_of::<SelectParams>() == 2 * size_of::<ScoreView>() + 
 unsafe impl Params for MaskBlocksParams {}
 const _: () = assert!(size_of::<MaskBlocksParams>() == size_of::<ScoreView>() + 3 * 8 + 8 * 4);
 
-// SAFETY: four views of 32 bytes and another one, five 64-bit and 18 32-bit fields: no padding.
+// SAFETY: four views of 32 bytes and another one, five 64-bit and 20 32-bit fields: no padding.
 unsafe impl Params for GatherParams {}
-const _: () = assert!(size_of::<GatherParams>() == 4 * 32 + size_of::<ScoreView>() + 5 * 8 + 18 * 4);
+const _: () = assert!(size_of::<GatherParams>() == 4 * 32 + size_of::<ScoreView>() + 5 * 8 + 20 * 4);
 
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}

@@ -16,8 +16,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// `cu_seqlens_q`, `cu_seqlens_k`, `max_query_rows`, `max_key_rows`, `scale`, `softcap`, `dropout_rate`,
 /// `num_splits`, `bias`, `mask`, `dynamic_mask`, `alibi_slopes`, `sinks`, `dbias`, `dsinks`, `workspace`; of
 /// multi-scale deformable attention `value`, `shapes`, `level_points`, `locations`, `weights`, and `dvalue`,
-/// `dlocations`, `dweights`. The gradients of o and lse are `do` and `dlse`, as in files; in Rust, which
-/// keeps `do` for itself, the fields are `d_o` and `d_lse`, and so with `d_bias` and `d_sinks`.
+/// `dlocations`, `dweights`. Gradients of o and lse are `do` and `dlse`, as in files; their fields are
+/// `d_o` and `d_lse`, and so with `d_bias` and `d_sinks`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -210,14 +210,9 @@ pub enum Error {
         /// Words needed.
         got: u128,
     },
-    /// A dynamic mask that cannot be made.
-    #[error("dynamic_mask: expected {expected}, got {got}")]
-    DynamicMask {
-        /// What it needs.
-        expected: &'static str,
-        /// What there is.
-        got: String,
-    },
+    /// A dynamic mask that cannot be made: what it needs, and what there is.
+    #[error("dynamic_mask: expected {0}, got {1}")]
+    DynamicMask(&'static str, String),
     /// Packed sequences of at most this length cannot have that many rows.
     #[error("{argument}: expected at most {count} sequences of {longest} rows, got {got} rows")]
     PackedRows {

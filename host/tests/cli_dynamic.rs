@@ -31,11 +31,10 @@ fn dynamic_masks_that_cannot_be_made_are_refused() {
     let text = with("dynamic-block", None, &["--dynamic-block", "4"]);
     assert!(text.contains("--dynamic-mask <topk:N|relu>"), "{text}");
     let gather = ["--dynamic-mask", "topk:4", "--dynamic-way", "gather"];
-    assert_eq!(
-        with("dynamic-queries", Some(&[1, 2, 3, 33]), &gather),
-        "fattn: dynamic_mask: expected no way, or to mask, since keys cannot be gathered, got to gather: the choice of \
-         keys is another one for each query\n"
-    );
+    let text = with("dynamic-queries", Some(&[1, 2, 3, 33]), &gather);
+    let expected = "fattn: dynamic_mask: expected no way, or to mask, since keys cannot be gathered, got to gather: the \
+                    choice of keys is another one for each query\n";
+    assert!(text.ends_with(expected), "{text}");
     let dropout = [&gather[..], &["--dropout", "0.5"]].concat();
     let text = with("dynamic-dropout", Some(&[1, 2, 1, 33]), &dropout);
     assert!(text.ends_with("to gather: dropout depends on where keys stand\n"), "{text}");

@@ -9,6 +9,7 @@
 mod backward_sm80;
 mod backward_sm90a;
 mod backward_wide_sm90a;
+mod dynamic;
 mod features;
 mod forward_combine;
 mod forward_sm80;
@@ -47,13 +48,14 @@ impl Family {
 }
 
 /// All of them.
-pub const FAMILIES: [Family; 6] = [
+pub const FAMILIES: [Family; 7] = [
     forward_sm80::FAMILY,
     backward_sm80::FAMILY,
     forward_sm90a::FAMILY,
     backward_sm90a::FAMILY,
     backward_wide_sm90a::FAMILY,
     forward_combine::FAMILY,
+    dynamic::FAMILY,
 ];
 
 /// Where masks work out up to which column a row sees: a `sub.s32`.

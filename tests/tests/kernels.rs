@@ -87,7 +87,7 @@ fn are_run_and_right(dtype: Dtype) {
             && kernel.is_attention()
             // Those of score features and of ranks have properties of their own.
             && !matches!(kernel.family, Family::BiasGradient | Family::SinkGradient | Family::Accumulate)
-            && !matches!(kernel.family, Family::MaskBits | Family::MaskMap)
+            && !matches!(kernel.family, Family::MaskBits | Family::MaskMap | Family::Dynamic(_))
             && kernel.arch.runs_on(major, minor)
             && !(Arch::Sm90a.runs_on(major, minor) && gives_way_to_hopper(kernel))
     };

@@ -13,8 +13,8 @@ use crate::plan::{
 use crate::problem::{BackwardProblem, Bias, DynamicMask, DynamicWay, ForwardProblem, ValidForward};
 use kernels_gpu::abi::{DynamicStage, Family, GatherParams};
 
-/// Attention to the keys that a bias chooses ([`DynamicMask`]): what was chosen stands in device memory, and is
-/// used by forward and backward passes of the same problem. One of these serves all steps of a training.
+/// Attention to the keys that a bias chooses ([`DynamicMask`]): what was chosen stands in device memory, and
+/// is used by forward and backward passes of the same problem. One of these serves all steps of a training.
 ///
 /// ```no_run
 /// # use finite_attention::*;
@@ -115,9 +115,9 @@ impl DynamicAttention {
         Ok(DynamicAttention { device, problem, plan, is_nothing, mask, in_blocks, gathered })
     }
 
-    /// Queues the choice of keys by the bias as it is now, and what gathers them, and returns without waiting.
-    /// Of `pointers` those to o and lse are not looked at. The choice serves passes that are queued behind it,
-    /// until another one is queued.
+    /// Queues the choice of keys by the bias as it is now, and what gathers them, and returns without
+    /// waiting. Of `pointers` those to o and lse are not looked at. The choice serves passes that are queued
+    /// behind it, until another one is queued.
     ///
     /// # Errors
     /// [`Error::NullPointer`], [`Error::Misaligned`], and errors of the driver.
@@ -314,6 +314,34 @@ impl DynamicAttention {
     }
 }
 
+/// Queues a forward pass, under a dynamic mask if there is one: what was chosen must live until the work is
+/// done.
+///
+/// # Errors
+/// As [`forward`], and those of [`DynamicAttention::new`].
+///
+/// # Safety
+/// As [`forward`].
+pub(crate) unsafe fn forward_under(
+    device: &Device,
+    problem: &ForwardProblem,
+    mask: Option<DynamicMask>,
+    pointers: &ForwardPointers,
+    stream: Stream,
+) -> Result<Option<DynamicAttention>> {
+    let Some(mask) = mask else {
+        // SAFETY: passed on to the caller.
+        unsafe { forward(device, problem, pointers, stream) }?;
+        return Ok(None);
+    };
+    let chosen = DynamicAttention::new(device, problem, &mask)?;
+    // SAFETY: passed on to the caller.
+    unsafe { chosen.choose(pointers, stream) }?;
+    // SAFETY: likewise.
+    unsafe { chosen.forward(pointers, stream) }?;
+    Ok(Some(chosen))
+}
+
 impl Gathered {
     /// Memory for them.
     fn new(device: &Device, valid: &ValidForward, plan: &DynamicPlan) -> Result<Self> {
@@ -371,6 +399,11 @@ impl Gathered {
         ScorePointers { bias, mask_bits, alibi_slopes, sinks }
     }
 }
+
+/// The page's example runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/dynamic-masks.md")]
+struct Page;
 
 #[cfg(test)]
 mod tests;

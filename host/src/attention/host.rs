@@ -1,7 +1,8 @@
 //! Attention on host slices: copied to the device, computed, copied back.
 
+use super::dynamic::forward_under;
 use super::scores::{CopiedScores, Elements, ScoreGradients, ScoreSlices};
-use super::{DynamicAttention, Element, backward_and_wait, forward};
+use super::{DynamicAttention, Element, backward_and_wait};
 use crate::buffer::{DeviceBuffer, InDeviceMemory};
 use crate::device::Device;
 use crate::driver::{DevicePointer, Stream};
@@ -146,18 +147,7 @@ pub fn forward_inputs_host<T: Element, O: Element>(
     };
     // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past
     // `synchronize`, as does the choice of keys; the offsets were checked.
-    let _chosen = match dynamic_mask {
-        None => {
-            unsafe { forward(device, problem, &pointers, stream) }?;
-            None
-        }
-        Some(mask) => unsafe {
-            let chosen = DynamicAttention::new(device, problem, &mask)?;
-            chosen.choose(&pointers, stream)?;
-            chosen.forward(&pointers, stream)?;
-            Some(chosen)
-        },
-    };
+    let _chosen = unsafe { forward_under(device, problem, dynamic_mask, &pointers, stream) }?;
     device.synchronize(stream)?;
     Ok(ForwardOutput { o: o.to_vec(stream)?, lse: lse.to_vec(stream)? })
 }
@@ -285,16 +275,19 @@ pub fn backward_host<T: Element, O: Element, G: Element>(
         d_bias,
         d_sinks,
     };
-    // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past the
-    // end of the call, which waits, as does the choice of keys; the offsets were checked.
-    match inputs.scores.dynamic_mask {
+    let of_forward = forward_pointers(&pointers);
+    let chosen = inputs.scores.dynamic_mask.map(|mask| DynamicAttention::new(device, forward, &mask));
+    match chosen.transpose()? {
+        // SAFETY: each allocation holds the span of its layout, is used by nobody else, and lives past the
+        // end of the call, which waits; the offsets were checked.
         None => unsafe { backward_and_wait(device, problem, &pointers, stream) }?,
-        Some(mask) => unsafe {
-            let chosen = DynamicAttention::new(device, forward, &mask)?;
-            chosen.choose(&forward_pointers(&pointers), stream)?;
-            let launched = chosen.backward(problem, &pointers, stream);
+        Some(chosen) => {
+            // SAFETY: as above.
+            unsafe { chosen.choose(&of_forward, stream) }?;
+            // SAFETY: as above.
+            let launched = unsafe { chosen.backward(problem, &pointers, stream) };
             launched.and(device.synchronize(stream))?;
-        },
+        }
     }
     let (d_bias, d_sinks) = of_scores.read(stream)?;
     let (dq, dk, dv) = (dq.to_vec(stream)?, dk.to_vec(stream)?, dv.to_vec(stream)?);

@@ -18,8 +18,8 @@ fn dense(address: u64, shape: [i64; 4]) -> CTensor {
     CTensor { address, shape, strides: [b * c * d, c * d, d, 1] }
 }
 
-/// One query of zeros and four keys: scores are the bias, and o is the mean of the values that are kept. dO is
-/// 1, so that dV is the probability of a key.
+/// One query of zeros and four keys: scores are the bias, and o is the mean of the values that are kept. dO
+/// is 1, so that dV is the probability of a key.
 #[test]
 fn keys_are_chosen_once_for_both_passes() {
     let device = Device::parse("emulated").unwrap();

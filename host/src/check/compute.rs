@@ -4,7 +4,7 @@ use super::backward::{ForwardMemory, compute_gradients};
 use super::dynamic::kept;
 use super::scores::ScoreMemory;
 use super::{Case, ComputedGradients, GradientInputs, Inputs, Surroundings, TensorMemory};
-use crate::attention::{DynamicAttention, Element, launch_forward};
+use crate::attention::{DynamicAttention, Element, forward_under};
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
 use crate::driver::Stream;
@@ -105,16 +105,11 @@ fn compute_typed<T: Element, O: Element>(
     };
     let stream = Stream::default();
     let start = Instant::now();
+    let dynamic_mask = case.features.dynamic_mask;
     // SAFETY: each allocation holds its layout, is used by this call alone, and lives past `synchronize`.
-    let (kernel, chosen) = match case.features.dynamic_mask {
-        None => (unsafe { run(device, &problem, &pointers, stream) }?, None),
-        Some(mask) => unsafe {
-            let chosen = DynamicAttention::new(device, &problem, &mask)?;
-            chosen.choose(&pointers, stream)?;
-            chosen.forward(&pointers, stream)?;
-            (main_kernel(device, &chosen.launched_problem(), &pointers)?, Some(chosen))
-        },
-    };
+    let chosen = unsafe { forward_under(device, &problem, dynamic_mask, &pointers, stream) }?;
+    let launched = chosen.as_ref().map_or(problem, DynamicAttention::launched_problem);
+    let kernel = main_kernel(device, &launched, chosen.is_some(), &pointers)?;
     device.synchronize(stream)?;
     let gradients = compute_gradients(device, case, &memory, chosen.as_ref(), gradients, surroundings)?;
     let (o, o_spilled) = memory.o.read(stream)?;
@@ -128,30 +123,20 @@ fn compute_typed<T: Element, O: Element>(
     Ok(Computed { kernel, inputs, o: widened(o), lse, gradients, spilled, elapsed })
 }
 
-/// The main kernel of a forward pass under a dynamic mask, whose bits, and gathered tensors if there are any,
-/// stand on large boundaries.
-fn main_kernel(device: &Device, problem: &ForwardProblem, pointers: &ForwardPointers) -> Result<String> {
-    let mut pointers = *pointers;
-    pointers.score.mask_bits = 1 << 40;
-    let plan = plan_forward(&problem.validate()?, device.properties(), &pointers)?;
-    Ok(plan.map_or("none".to_owned(), |plan| plan.variant.to_string()))
-}
-
-/// Launches a forward pass. The name of its main kernel.
-///
-/// # Safety
-/// As [`launch_forward`].
-unsafe fn run(
+/// The main kernel of a forward pass. Under a dynamic mask bits, and gathered tensors if there are any, stand
+/// on large boundaries.
+fn main_kernel(
     device: &Device,
     problem: &ForwardProblem,
+    is_dynamic: bool,
     pointers: &ForwardPointers,
-    stream: Stream,
 ) -> Result<String> {
-    let plan = plan_forward(&problem.validate()?, device.properties(), pointers)?;
-    let Some(plan) = plan else { return Ok("none".to_owned()) };
-    // SAFETY: passed on to the caller.
-    unsafe { launch_forward(device, &plan, stream) }?;
-    Ok(plan.variant.to_string())
+    let mut pointers = *pointers;
+    if is_dynamic {
+        pointers.score.mask_bits = 1 << 40;
+    }
+    let plan = plan_forward(&problem.validate()?, device.properties(), &pointers)?;
+    Ok(plan.map_or("none".to_owned(), |plan| plan.variant.to_string()))
 }
 
 /// An input tensor with these numbers in device memory.

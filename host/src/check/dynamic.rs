@@ -23,6 +23,9 @@ pub struct Kept {
 /// What the reference keeps of a case's bias, if the case has a dynamic mask.
 pub(super) fn kept(case: &Case, inputs: &Inputs) -> Option<Kept> {
     let (mask, bias) = (case.features.dynamic_mask?, case.bias()?);
+    if case.query_heads == 0 {
+        return None;
+    }
     let mut whole = Kept::default();
     for part in case.parts() {
         let scores = part_of_scores(case, &part, inputs);
@@ -48,8 +51,8 @@ pub fn dynamic_case(seed: u64, id: usize) -> Case {
     with_dynamic_mask(featured_case(seed, id))
 }
 
-/// The case with a dynamic mask, by numbers from its seed: of half of the cases whose keys can be gathered they
-/// are, and half of the cases keep nothing else that their scores have.
+/// The case with a dynamic mask, by numbers from its seed: half of the cases gather keys, if these can be
+/// gathered, and half keep nothing else that their scores have.
 pub fn with_dynamic_mask(case: Case) -> Case {
     let mut random = StdRng::seed_from_u64(case.seed.rotate_left(32) ^ 0xd1a5);
     let random = &mut random;
@@ -70,8 +73,7 @@ pub fn with_dynamic_mask(case: Case) -> Case {
     let dropout = dropout.filter(|rate| *rate <= 0.1 && !gathers);
     let mask =
         mask.filter(|mask| mask.density >= 0.5 && mask.block == 1 && dropout.is_none() && !gathers);
-    let is_there = [case.batches, case.query_rows, case.key_rows].iter().all(|&size| size > 0);
-    let way = (gathers && is_there && !case.packed).then_some(DynamicWay::Gather);
+    let way = (gathers && !case.packed).then_some(DynamicWay::Gather);
     let features = Features {
         bias: Some(bias),
         mask,
@@ -96,7 +98,11 @@ fn drawn_bias(case: &Case, gathers: bool, random: &mut StdRng) -> BiasFeature {
     BiasFeature {
         dtype,
         dimensions: Dimensions { heads, queries, keys: true, batches: random.random_bool(0.8) },
-        placement: ScorePlacement::ALL[random.random_range(0..ScorePlacement::ALL.len())],
+        placement: match ScorePlacement::ALL[random.random_range(0..ScorePlacement::ALL.len())] {
+            // Each query has a row then, if at one address.
+            ScorePlacement::Repeated if gathers => ScorePlacement::Dense,
+            other => other,
+        },
         values: if random.random_bool(0.2) { BiasValues::Hiding } else { BiasValues::Normal },
         gradient: random.random_bool(0.75).then_some(gradient),
     }

@@ -1,6 +1,6 @@
-//! The grid of tests that Flash-DMAttn has of its kernels, run on ours: its shapes, masks and windows, its way
-//! to make a bias, forward and backward, by the tolerance rule. It compares 95 of 100 elements within 0.1 and
-//! lets others be anything, NaN included; here no element is exempt.
+//! The grid of tests that Flash-DMAttn has of its kernels, run on ours: its shapes, masks and windows,
+//! forward and backward, by the tolerance rule. It compares 95 of 100 elements within 0.1 and lets others be
+//! anything, NaN included; here no element is exempt.
 
 use super::{
     BiasFeature, BiasValues, Case, Dimensions, Features, Gradients, ScoreHeads, ScorePlacement,
@@ -44,8 +44,8 @@ impl FlashDmattnSize {
     pub const EMULATED: Self = Self { pairs: 1 << 17 };
 }
 
-/// Its grid, with numbers from `seed` on. A choice of keys for each query, and one for all queries, whose keys
-/// are gathered, take turns, and so do bf16 and f16, of which it has the former, and the two modes.
+/// Its grid, with numbers from `seed` on. A choice of keys for each query, and one for all queries, whose
+/// keys are gathered, take turns, and so do bf16 and f16, of which it has the former, and the two modes.
 pub fn flash_dmattn_cases(seed: u64, size: FlashDmattnSize) -> Vec<Case> {
     let mut cases = Vec::new();
     for [query_rows, key_rows] in ROWS {

@@ -55,10 +55,12 @@ pub fn plan_dynamic(
     let rows = rows(&shape);
     let select_blocks = rows.div_ceil(select.kernel.query_rows);
     let capacity = gathered_keys(valid, mask, &shape);
+    let is_nothing = shape.words() == 0 || valid.is_empty();
     let (way, reason) = match (mask.way, capacity) {
+        _ if is_nothing => (DynamicWay::Mask, "there is nothing to choose from".to_owned()),
         (Some(DynamicWay::Gather), Err(why)) => {
             let expected = "no way, or to mask, since keys cannot be gathered";
-            return Err(Error::DynamicMask { expected, got: format!("to gather: {why}") });
+            return Err(Error::DynamicMask(expected, format!("to gather: {why}")));
         }
         (Some(way), _) => (way, "as asked for".to_owned()),
         (None, Err(why)) => (DynamicWay::Mask, why.to_owned()),
@@ -120,9 +122,6 @@ fn gathered_keys(
 ) -> std::result::Result<usize, &'static str> {
     let problem = &valid.problem;
     let Some(Bias { layout, .. }) = &problem.bias else { return Err("there is no bias") };
-    if shape.words() == 0 {
-        return Err("there is nothing to choose from");
-    }
     let key_heads = problem.k.shape[2];
     if shape.queries != 1 || layout.shape[2] != 1 {
         return Err("the choice of keys is another one for each query");
@@ -205,8 +204,8 @@ impl DynamicPlan {
         let registers =
             if kernel.key_rows as usize >= *keys { "in registers" } else { "read again for each bit" };
         format!(
-            "dynamic mask {mask}: rows [{batches}, {heads}, {queries}] of {keys} keys, {} ({select_blocks} blocks of \
-             {} rows, {registers})\n  way {}: {reason}",
+            "dynamic mask {mask}: rows [{batches}, {heads}, {queries}] of {keys} keys, {} \
+             ({select_blocks} blocks of {} rows, {registers})\n  way {}: {reason}",
             kernel.name,
             kernel.query_rows,
             way.name(),

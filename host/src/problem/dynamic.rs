@@ -102,7 +102,7 @@ impl DynamicMask {
     /// # Errors
     /// [`Error::DynamicMask`].
     pub fn check(&self) -> Result<()> {
-        let refused = |expected| Err(Error::DynamicMask { expected, got: "0".to_owned() });
+        let refused = |expected| Err(Error::DynamicMask(expected, "0".to_owned()));
         match *self {
             DynamicMask { rule: DynamicRule::TopK { window: 0 }, .. } => {
                 refused("a window of at least 1")
@@ -128,7 +128,7 @@ impl std::fmt::Display for DynamicMask {
 
 /// Of a dynamic mask without a bias.
 pub(crate) fn no_bias() -> Error {
-    Error::DynamicMask { expected: "a bias, of which it is made", got: "none".to_owned() }
+    Error::DynamicMask("a bias, of which it is made", "none".to_owned())
 }
 
 /// The lowest finite number of a type.

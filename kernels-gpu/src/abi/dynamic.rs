@@ -126,9 +126,11 @@ pub struct GatherParams {
     pub gathered_k: TensorView,
     /// The gathered v and dV.
     pub gathered_v: TensorView,
-    /// The bias, and dBias; heads are choices of them. Its address is 0 where it is not wanted.
+    /// The bias, or dBias, of which each choice has a row. Its address is 0 where it is not wanted.
     pub bias: ScoreView,
-    /// Device address of the gathered bias, and dBias: `[choices, capacity]`.
+    /// Device address of the gathered bias, `[B, Hq, capacity]`, or of the gathered dBias, which is f32: rows
+    /// of their own for query heads, so that their gradients are worked on side by side, and added up when
+    /// they are scattered.
     pub gathered_bias: u64,
     /// B.
     pub batches: u32,
@@ -152,8 +154,8 @@ pub struct GatherParams {
     pub unit_log2: u32,
     /// Bytes of an element of k and v, as a power of two.
     pub element_log2: u32,
-    /// The same of the bias.
-    pub bias_element_log2: u32,
+    /// Element type of the bias, or of dBias: 0 is bf16, 1 f16, 2 f32.
+    pub bias_type: u32,
     /// Queries that see different keys: Sq, or 1.
     pub seen_queries: u32,
     /// Words of a row of what is seen.
@@ -166,6 +168,10 @@ pub struct GatherParams {
     pub window_right: i32,
     /// Blocks that gather rows; those behind them say what queries see.
     pub gather_blocks: u32,
+    /// Hq / Hk.
+    pub group_size: u32,
+    /// Nothing.
+    pub reserved: u32,
 }
 
 /// Threads of a block of the kernels around attention over gathered keys, but for the one that finds their

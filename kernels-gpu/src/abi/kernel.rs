@@ -204,8 +204,8 @@ pub struct KernelSpec {
     /// How global memory is accessed.
     pub access: Access,
     /// Query rows per block, or per step of the inner loop of a backward; of a delta kernel, per tile, of
-    /// which a block takes one or two; of a combining kernel, one for each warp, or one of all; rows of a bias
-    /// that keys are selected of.
+    /// which a block takes one or two; of a combining kernel, one for each warp, or one of all; of a
+    /// selecting kernel, rows of a bias.
     pub query_rows: u32,
     /// Keys per step of the inner loop; of a kernel that adds up dk and dv, per block; of a selecting kernel,
     /// those that it has in registers.

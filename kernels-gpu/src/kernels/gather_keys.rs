@@ -6,10 +6,11 @@
 //! positions ascend, and that becomes bits of a boolean mask.
 
 use crate::abi::{GATHER_THREADS, GatherParams, POSITIONS_THREADS, TensorView};
-use crate::arch::{global, math, thread};
+use crate::arch::{global, math, thread, warp};
 use crate::geometry::bit_planes::range_bits;
 use crate::geometry::visible::Visible;
 use crate::kernels::team::Team;
+use crate::tile::element::{self, Element as _};
 
 /// Warps of a block.
 const WARPS: u32 = GATHER_THREADS / 32;
@@ -145,29 +146,67 @@ fn own_row(p: &GatherParams, rows: u32) -> ([u32; 3], u32) {
     ([batch, row, head], choice_batch * p.choice_heads + choice_head)
 }
 
-/// Whether this (batch, head) is the one of its choice that moves the bias.
+/// Where the element of the bias of a key stands, of a batch and head of its own.
 #[inline(always)]
-fn moves_bias(p: &GatherParams, batch: u32, head: u32) -> bool {
-    p.bias.address != 0 && batch < p.choice_batches && head < p.choice_heads
-}
-
-/// Where the element of the bias of a key stands, and of a gathered one.
-#[inline(always)]
-fn bias_places(
-    p: &GatherParams,
-    [batch, head]: [u32; 2],
-    key: u32,
-    choice: u32,
-    place: u32,
-) -> [u64; 2] {
+fn bias_place(p: &GatherParams, [batch, head]: [u32; 2], key: u32) -> u64 {
     let at = batch as i64 * p.bias.batch_stride
         + head as i64 * p.bias.head_stride
         + key as i64 * p.bias.key_stride;
-    let gathered = choice as u64 * p.capacity as u64 + place as u64;
-    [
-        p.bias.address.wrapping_add((at << p.bias_element_log2) as u64),
-        p.gathered_bias.wrapping_add(gathered << p.bias_element_log2),
-    ]
+    p.bias.address.wrapping_add((at << bias_bytes_log2(p)) as u64)
+}
+
+/// Bytes of an element of the bias, as a power of two.
+#[inline(always)]
+fn bias_bytes_log2(p: &GatherParams) -> u32 {
+    if p.bias_type == 2 { 2 } else { 1 }
+}
+
+/// Which element of the gathered bias is that of a batch, query head and gathered key.
+#[inline(always)]
+fn gathered_element(p: &GatherParams, batch: u32, query_head: u32, place: u32) -> u64 {
+    let row = batch as u64 * (p.key_heads * p.group_size) as u64 + query_head as u64;
+    row * p.capacity as u64 + place as u64
+}
+
+/// Copies the bias of a key to all query heads of a key head.
+#[inline(always)]
+unsafe fn copy_bias(p: &GatherParams, [batch, place, head]: [u32; 3], key: u32, is_there: bool) {
+    let own_batch = if p.choice_batches == 1 { 0 } else { batch };
+    let own_head = if p.choice_heads == 1 { 0 } else { head };
+    let from = bias_place(p, [own_batch, own_head], key);
+    let mut of_group = thread::thread_idx_x() % 32;
+    while of_group < p.group_size {
+        let element = gathered_element(p, batch, head * p.group_size + of_group, place);
+        let to = p.gathered_bias.wrapping_add(element << bias_bytes_log2(p));
+        copy_element(to, from, is_there, bias_bytes_log2(p));
+        of_group += 32;
+    }
+}
+
+/// Adds up the gradients of the bias of a key over all that have its choice, in the same order in every run,
+/// and rounds them once.
+#[inline(always)]
+unsafe fn add_bias(p: &GatherParams, [batch, key, head]: [u32; 3], place: u32, is_there: bool) {
+    let batches = if p.choice_batches == 1 { p.batches } else { 1 };
+    let heads = p.group_size * if p.choice_heads == 1 { p.key_heads } else { 1 };
+    let (mut sum, mut index) = (0.0, thread::thread_idx_x() % 32);
+    while index < batches * heads {
+        let of_batch = math::divide(index, heads);
+        let query_head = head * p.group_size + index - of_batch * heads;
+        let element = gathered_element(p, batch + of_batch, query_head, place);
+        let address = p.gathered_bias.wrapping_add(4 * element);
+        sum += f32::from_bits(global::load_u32_if(address, is_there));
+        index += 32;
+    }
+    let sum = warp::sum(sum);
+    if thread::thread_idx_x() % 32 == 0 {
+        let to = bias_place(p, [batch, head], key);
+        match p.bias_type {
+            0 => element::Bf16::store(to, sum),
+            1 => element::F16::store(to, sum),
+            _ => element::F32::store(to, sum),
+        }
+    }
 }
 
 /// The kernel that gathers rows of k and v, and elements of the bias, a warp for each gathered row, and says
@@ -192,9 +231,8 @@ pub unsafe extern "ptx-kernel" fn gather_keys_sm80(p: GatherParams) {
     let at = |view: &TensorView, at: [u32; 3]| row(view, at, p.element_log2);
     copy_row(at(&p.gathered_k, to), at(&p.k, from), is_there, p.k_units, p.unit_log2);
     copy_row(at(&p.gathered_v, to), at(&p.v, from), is_there, p.v_units, p.unit_log2);
-    if moves_bias(&p, batch, head) && thread::thread_idx_x() % 32 == 0 {
-        let [from, to] = bias_places(&p, [batch, head], key, choice, place);
-        copy_element(to, from, is_there, p.bias_element_log2);
+    if p.bias.address != 0 {
+        copy_bias(&p, to, key, is_there);
     }
 }
 
@@ -218,8 +256,7 @@ pub unsafe extern "ptx-kernel" fn scatter_keys_sm80(p: GatherParams) {
     let at = |view: &TensorView, at: [u32; 3]| row(view, at, p.element_log2);
     copy_row(at(&p.k, to), at(&p.gathered_k, from), is_there, p.k_units, p.unit_log2);
     copy_row(at(&p.v, to), at(&p.gathered_v, from), is_there, p.v_units, p.unit_log2);
-    if moves_bias(&p, batch, head) && thread::thread_idx_x() % 32 == 0 {
-        let [to, from] = bias_places(&p, [batch, head], key, choice, place);
-        copy_element(to, from, is_there, p.bias_element_log2);
+    if p.bias.address != 0 && batch < p.choice_batches && head < p.choice_heads {
+        add_bias(&p, to, place, is_there);
     }
 }

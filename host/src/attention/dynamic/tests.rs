@@ -305,6 +305,16 @@ fn long_rows_are_chosen_from_by_every_kernel() {
     }
 }
 
+/// As many rows as keep a device busy: a warp has one, in all of its registers.
+#[test]
+fn a_warp_chooses_from_a_row_that_fills_its_registers() {
+    for (dtype, keys) in [(Dtype::Bf16, 4096), (Dtype::F32, 2048)] {
+        let rows = 540;
+        let case = Case::row(dtype, keys, keys / 4, 20);
+        Case { sizes: [1, 1, 1, rows, keys], bias: [1, 1, rows, keys], ..case }.check(Arch::Sm90a);
+    }
+}
+
 #[test]
 fn long_rows_of_relu_and_few_candidates() {
     let long = Case::row(Dtype::F32, 33000, 17, 0);

@@ -32,8 +32,9 @@ pub struct CheckArguments {
     what: What,
     /// Of deformable attention: random cases by the tolerance rule, or the tests of msda-triton at its
     /// tolerances, all of them with each of --cases seeds from --seed on; in the emulator with fewer batches,
-    /// heads and queries. Of dynamic masks: random cases, or --cases of the grid of Flash-DMAttn's tests, all if
-    /// there are fewer, evenly apart; in the emulator with fewer batches and heads. Both by the tolerance rule.
+    /// heads and queries. Of dynamic masks: random cases, or --cases of the grid of Flash-DMAttn's tests, all
+    /// if there are fewer, evenly apart; in the emulator with fewer batches and heads. Both by the tolerance
+    /// rule.
     #[arg(long, default_value = "random")]
     suite: Suite,
     /// Number of cases.

@@ -94,8 +94,8 @@ pub fn forward(problem: &ForwardProblem, device: &DeviceProperties) -> Result<Ex
     Ok(plan.as_ref().map_or_else(nothing, Explained::forward))
 }
 
-/// The plan of a pass under a dynamic mask, which is made of the problem's bias: that of the mask, and that of
-/// the pass that main kernels are asked.
+/// The plan of a pass under a dynamic mask, which is made of the problem's bias: that of the mask, and that
+/// of the pass that main kernels are asked.
 pub fn dynamic(
     problem: &ForwardProblem,
     of_backward: Option<&BackwardProblem>,

@@ -22,6 +22,7 @@ pub(crate) struct GatherPlan {
     /// As the problem that was asked.
     batches: u32,
     key_heads: u32,
+    group_size: u32,
     shape: MaskShape,
     diagonal: i32,
     window_left: i32,
@@ -91,8 +92,8 @@ impl DynamicPlan {
             num_splits,
             pack_gqa,
         } = valid.problem;
-        let bias =
-            bias.map(|Bias { layout, dtype }| Bias { layout: gathered_bias(&layout, capacity), dtype });
+        let rows = [valid.batches as usize, valid.query_heads as usize];
+        let bias = bias.map(|bias| Bias { layout: gathered_bias(rows, capacity), ..bias });
         let problem = ForwardProblem {
             q,
             k: gathered_layout(&k, capacity, dtype),
@@ -119,6 +120,7 @@ impl DynamicPlan {
             seen,
             batches: valid.batches,
             key_heads: valid.key_heads,
+            group_size: valid.group_size,
             shape: self.shape,
             diagonal: valid.visible().diagonal,
             window_left: valid.window_left,
@@ -127,9 +129,9 @@ impl DynamicPlan {
     }
 }
 
-fn gathered_bias(layout: &ScoreLayout, capacity: usize) -> ScoreLayout {
-    let [batches, heads, queries, _] = layout.shape;
-    ScoreLayout::dense([batches, heads, queries, capacity])
+/// That of each batch and query head: its gradient has then as many rows that are worked on side by side.
+fn gathered_bias([batches, query_heads]: [usize; 2], capacity: usize) -> ScoreLayout {
+    ScoreLayout::dense([batches, query_heads, 1, capacity])
 }
 
 impl GatherPlan {
@@ -148,8 +150,8 @@ impl GatherPlan {
             mode,
         } = problem;
         let capacity = self.seen.keys;
-        let d_bias = d_bias
-            .map(|Bias { layout, dtype }| Bias { layout: gathered_bias(&layout, capacity), dtype });
+        // Parts of sums, which are rounded when they are added up.
+        let d_bias = d_bias.and(self.problem.bias).map(|bias| Bias { dtype: Dtype::F32, ..bias });
         BackwardProblem {
             forward: self.problem,
             d_o,
@@ -219,13 +221,19 @@ impl GatherPlan {
             v_units: (row_bytes(apart.v) >> unit_log2) as u32,
             unit_log2,
             element_log2,
-            bias_element_log2: apart.bias.map_or(0, |(bias, _)| bias.dtype.bytes().ilog2()),
+            bias_type: match apart.bias.map_or(Dtype::F32, |(bias, _)| bias.dtype) {
+                Dtype::Bf16 => 0,
+                Dtype::F16 => 1,
+                Dtype::F32 => 2,
+            },
             seen_queries: self.seen.queries as u32,
             seen_words: self.seen.row_words() as u32,
             diagonal: self.diagonal,
             window_left: self.window_left,
             window_right: self.window_right,
             gather_blocks: self.row_blocks(self.seen.keys),
+            group_size: self.group_size,
+            reserved: 0,
         }
     }
 }

@@ -8,16 +8,16 @@ use finite_attention::problem::{DynamicMask, DynamicRule, DynamicWay};
 /// Which keys a bias chooses.
 #[derive(Args, Clone, Copy, Debug, Default, PartialEq)]
 pub struct DynamicArguments {
-    /// Only the keys that the bias chooses: the N largest of each row, or those above 0. What --causal, --window
-    /// and the tensor mask hide is not chosen.
+    /// Only the keys that the bias chooses: the N largest of each row, or those above 0. What --causal,
+    /// --window and the tensor mask hide is not chosen.
     #[arg(long, value_name = "topk:N|relu", value_parser = rule)]
     dynamic_mask: Option<DynamicRule>,
     /// Keys that are kept or dropped together, if more than half of them are chosen; 1 if not given.
     #[arg(long, value_name = "N", requires = "dynamic_mask")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     dynamic_block: Option<u32>,
-    /// Whether others than the chosen keys are masked, or the chosen ones are gathered first; what costs less if
-    /// not given.
+    /// Whether others than the chosen keys are masked, or the chosen ones are gathered first; what costs less
+    /// if not given.
     #[arg(long, requires = "dynamic_mask")]
     dynamic_way: Option<Way>,
 }

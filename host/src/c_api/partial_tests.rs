@@ -14,8 +14,8 @@ fn rows(address: u64, count: i64) -> CTensor {
     CTensor { address, shape: [1, count, 1, 1], strides: [count, 1, 1, 1] }
 }
 
-/// One query of zeros and five keys, in two passes: every probability is 1/5, o is the mean of the values, and
-/// dv the probability of a key; of the last two it is added to 10.
+/// One query of zeros and five keys, in two passes: every probability is 1/5, o is the mean of the values,
+/// and dv the probability of a key; of the last two it is added to 10.
 #[test]
 fn passes_over_some_of_the_keys_are_one_over_all() {
     let device = Device::parse("emulated").unwrap();

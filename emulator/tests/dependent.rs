@@ -224,11 +224,7 @@ fn somebody_must_wait() {
         let found = findings(&reports);
         assert_eq!(found.len(), 1, "{schedule:?}");
         assert_eq!((found[0].kind, &*found[0].kernel), (FindingKind::MissingGridWait, "k1"));
-        assert!(
-            found[0].to_string().starts_with("error: missing wait for the grid before: "),
-            "{}",
-            found[0]
-        );
+        assert!(found[0].to_string().starts_with("missing wait for the grid before: "), "{}", found[0]);
     }
     // One thread of one block is enough, and there is nothing to say where another fault came before.
     each_clean(&[&writes(RELEASE), &format!("{reads} @%last {WAIT}")], 1, |_, _| {});

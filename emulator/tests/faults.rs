@@ -320,7 +320,7 @@ fn findings_are_bounded_and_print_what_matters() {
     assert_eq!((outcome.report.findings.len(), outcome.report.statistics.faults), (2, 96));
     let text = outcome.report.findings[0].to_string();
     for part in [
-        "error: uninitialised shared read",
+        "uninitialised shared read",
         "in k, block (0, 0, 0), thread (0, 0, 0)",
         "PTX line",
         "ld.shared.b32",

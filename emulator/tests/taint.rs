@@ -82,6 +82,34 @@ fn a_product_of_matrices_has_the_rows_and_columns_that_are_not_defined() {
     assert_eq!(run_body(&as_b, 32, &Options::default()).report.findings.len(), 1);
 }
 
+/// Rows 5 to 7 of the matrix are not written; transposed they are columns.
+#[test]
+fn matrix_loads_pass_on_what_is_not_defined() {
+    let body = |form: &str, store: &str| {
+        format!(
+            "mov.u32 %r1, dynamic; and.b32 %r2, %tid, 7; shl.b32 %r2, %r2, 4; add.s32 %r1, %r1, %r2; mov.b32 %r4, 0;
+             setp.lt.u32 %p1, %tid, 5; @%p1 st.shared.v4.b32 [%r1], {{%r4, %r4, %r4, %r4}}; bar.sync 0;
+             ldmatrix.sync.aligned.m8n8.x1{form}.shared.b16 {{%r3}}, [%r1];
+             mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {{%r5, %r6, %r7, %r8}}, {{%r3, %r4}}, {{%r4}},
+             {{%r4, %r4, %r4, %r4}};\n{store}"
+        )
+    };
+    let kind = FindingKind::UninitialisedRead { space: Space::Shared };
+    let store = "setp.lt.u32 %p2, %tid, 20; @%p2 st.global.b32 [%mine], %r5;";
+    run_clean(&body("", store), 32);
+    run_clean(&body(".trans", "st.global.b32 [%mine], %r7;"), 32);
+    for (form, store) in [("", "st.global.b32 [%mine], %r5;"), (".trans", store)] {
+        let finding = only_finding(&body(form, store), 32, &Options::default());
+        assert_eq!(finding.kind, kind, "{finding}");
+        assert!(finding.ptx.starts_with("ldmatrix") && (5..8).contains(&finding.thread[0]), "{finding}");
+    }
+    // Stored again, and carried on.
+    let again = "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1+512], {%r3}; bar.sync 0;
+         ld.shared.b32 %r9, [%r1+512]; st.global.b32 [%mine], %r9;";
+    let finding = only_finding(&body("", again), 32, &Options::default());
+    assert!(finding.ptx.starts_with("ldmatrix"), "{finding}");
+}
+
 #[test]
 fn a_block_goes_on_without_the_lanes_that_were_refused() {
     // Lanes from 16 on read beyond the end, add one, and store; the sum of all is not looked at for them.

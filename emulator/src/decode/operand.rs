@@ -54,10 +54,7 @@ fn special(name: &str) -> Option<Special> {
         ("%dynamic_smem_size", 3) => Special::DynamicSharedBytes,
         ("%total_smem_size" | "%aggr_smem_size", 3) => Special::TotalSharedBytes,
         ("%smid" | "%gridid" | "%cluster_ctarank", 3) => Special::Zero,
-        // Where the system has its part of shared memory: below all variables.
-        ("%reserved_smem_offset_begin" | "%reserved_smem_offset_0" | "%reserved_smem_offset_1", 3) => {
-            Special::Zero
-        }
+        // Where the system's part of shared memory ends. What stands in it is not modelled.
         ("%reserved_smem_offset_end" | "%reserved_smem_offset_cap", 3) => Special::SystemSharedBytes,
         // A workspace of the grid, which cooperative launches have.
         ("%envreg1", 3) => Special::Workspace { high: true },

@@ -302,7 +302,7 @@ impl Findings {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
-        writeln!(f, "{}: {}: {}", self.severity(), self.kind, self.message)?;
+        writeln!(f, "{}: {}", self.kind, self.message)?;
         write!(f, "  in {}, block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz})", self.kernel)?;
         if self.occurrences > 1 {
             write!(f, ", {} times in all", self.occurrences)?;

@@ -85,7 +85,7 @@ impl Summary<'_> {
             for Found { finding, schedule, schedules } in found {
                 number += 1;
                 let finding = Finding { kernel: readable(&finding.kernel), ..finding.clone() };
-                let _ = writeln!(text, "\n{number}. {finding}");
+                let _ = writeln!(text, "\n{number}. {}: {finding}", finding.severity());
                 let _ = writeln!(
                     text,
                     "  under {schedules} of {} schedules, again with {}",

@@ -273,7 +273,7 @@ fn combined(kernel: &str) -> Vec<Case> {
 }
 
 /// Cases whose keys are taken apart, for kernels that merge: a key tile, none, seven keys, and the rest. Columns are
-/// whole pairs, or odd; inputs and the state end where their memory ends.
+/// whole pairs, or odd, or few; inputs and the state end where their memory ends.
 pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     let spec = spec(kernel);
     if !matches!(spec.family, Family::Forward | Family::Backward) {
@@ -286,7 +286,11 @@ pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     let pairs = Case { mask: Mask::Full, batches: 2, tight: true, gradients, ..ragged };
     let odd = spec.head_dim as usize - 15;
     let odd = Case { head_dim: odd, value_dim: odd, ..pairs.clone() };
-    Some([pairs, odd].map(|case| (case, parts.clone())).to_vec())
+    let few = Case { head_dim: 3, value_dim: 3, ..pairs.clone() };
+    // The kernel is that of its head dim: few columns are of one of the two.
+    let dim = spec.head_dim as usize;
+    let few = [Case { head_dim: dim, ..few.clone() }, Case { value_dim: dim, ..few }];
+    Some([pairs, odd].into_iter().chain(few).map(|case| (case, parts.clone())).collect())
 }
 
 /// [`ragged`], and what else the kernel can be asked: a negative scale, capped scores, outputs in f32, columns that fill

@@ -198,6 +198,20 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "ld.global.v2",
+        through: &[
+            "query_block.rs: let [reference, sum] = global::load_written_f32x2_if(address, true);",
+        ],
+        why: "its condition always holds",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "bra",
+        through: &["query_block.rs: if statistics == 0 || !self.has_row(row) {"],
+        why: "of a row that is not there nothing is written, and o of the state stands behind the numbers of the last one",
+    },
+    Explanation {
+        kernel: None,
         opcode: "bar.warp.sync",
         through: &["repaired(self.keys.full(0));"],
         why: "keys and values are waited for together, and values are repaired behind the keys by the same lanes",

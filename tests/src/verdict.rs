@@ -228,9 +228,9 @@ fn judge_repeats(kernel: &str, images: KernelImages, case: &Case) -> Verdict {
     Verdict::Clean
 }
 
-/// The first verdict that is not clean: of all cases, then of passes over some of the keys, then of the first case, and
-/// the first of packed sequences, where blocks share out the tiles, then of gradients that are to be the same in every
-/// run.
+/// The first verdict that is not clean: of passes over some of the keys, which are few, of all cases, then of the first
+/// case, and the first of packed sequences, where blocks share out the tiles, then of gradients that are to be the same
+/// in every run.
 ///
 /// # Panics
 /// As [`judge`].
@@ -246,8 +246,9 @@ pub fn first(kernel: &str, images: &KernelImages, cases: &[Case], schedules: &[S
     let repeated = repeated.into_iter().map(|case| judge_repeats(kernel, images.clone(), &case));
     let alone = schedules.iter().copied().flat_map(alone);
     let shared = self::schedules(SHARING_SCHEDULES).into_iter().flat_map(shared);
-    let apart = schedules.iter().copied().map(apart);
-    let mut verdicts = alone.chain(apart).chain(shared).chain(repeated);
+    let (soon, late) = schedules.split_at(schedules.len().min(1));
+    let [soon, late] = [soon, late].map(|some| some.iter().copied().map(apart));
+    let mut verdicts = soon.chain(alone).chain(late).chain(shared).chain(repeated);
     verdicts.find(|verdict| !matches!(verdict, Verdict::Clean)).unwrap_or(Verdict::Clean)
 }
 

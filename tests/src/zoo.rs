@@ -28,6 +28,8 @@ use finite_attention::check::Case;
 pub struct Family {
     /// Kernels that are run in all cases.
     pub kernels: &'static [&'static str],
+    /// Cases that go through every part of one of them.
+    pub cases: fn(&str) -> Vec<Case>,
     /// Their mutants. The text of none of them is made yet.
     pub mutants: fn() -> Vec<Mutant>,
 }

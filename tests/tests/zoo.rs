@@ -1,10 +1,10 @@
 //! Every kernel of the zoo is found, for the right reason and at the right line of Rust; what ships is clean under
 //! many schedules.
 
+use finite_attention::check::Case;
 use finite_attention::driver::emulated::Schedule;
 use finite_attention_tests::device::{emulated, emulated_arch, schedule_count};
 use finite_attention_tests::ptx::{Ptx, spec};
-use finite_attention_tests::shapes::cases;
 use finite_attention_tests::sources::{Place, goes_through};
 use finite_attention_tests::verdict::{Verdict, judge, judge_sharing, options, schedules};
 use finite_attention_tests::zoo::{FAMILIES, Family, Mutant, described};
@@ -142,8 +142,9 @@ fn the_kernels_that_ship_are_clean_under_many_schedules() {
     if emulated_arch().is_none() {
         return;
     }
-    let kernels: Vec<&str> = FAMILIES.iter().flat_map(|family| family.kernels).copied().collect();
-    let clean = |kernel: &str| {
+    let kernels =
+        FAMILIES.iter().flat_map(|family| family.kernels.iter().map(|kernel| (*kernel, family.cases)));
+    let clean = |(kernel, cases): (&str, fn(&str) -> Vec<Case>)| {
         let images = Ptx::shipped(kernel).images();
         for schedule in schedules(schedule_count().saturating_sub(2)) {
             for case in cases(kernel) {

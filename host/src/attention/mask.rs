@@ -58,6 +58,7 @@ impl PreparedMask {
         stream: Stream,
     ) -> Result<Self> {
         let shape = MaskShape::of(layout, keys)?;
+        check_address(layout, pointer)?;
         let mask = PreparedMask::unmade(device, shape)?;
         let memory = (mask.device_pointer(), mask.bits.len() as u64 * 4);
         // SAFETY: the caller vouches for the tensor, and the bits have just been allocated.
@@ -142,10 +143,7 @@ pub unsafe fn prepare_mask(
     stream: Stream,
 ) -> Result<MaskShape> {
     let shape = MaskShape::of(layout, keys)?;
-    let elements = layout.elements();
-    if elements > 0 && pointer == 0 {
-        return Err(Error::NullPointer { argument: "mask", elements });
-    }
+    check_address(layout, pointer)?;
     // As many as fit a u32: `of` has seen to it.
     let words = shape.words() as u32;
     if words == 0 {
@@ -190,6 +188,15 @@ pub unsafe fn prepare_mask(
     // SAFETY: the caller vouches for the tensor and for the memory.
     unsafe { device.driver().launch_in_order(&queue, stream) }?;
     Ok(shape)
+}
+
+/// A mask that has elements has an address.
+fn check_address(layout: &ScoreLayout, pointer: DevicePointer) -> Result<()> {
+    let elements = layout.elements();
+    if elements > 0 && pointer == 0 {
+        return Err(Error::NullPointer { argument: "mask", elements });
+    }
+    Ok(())
 }
 
 /// What the kernel is told that makes the map of bits, and how many blocks it has.

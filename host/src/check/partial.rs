@@ -14,8 +14,8 @@ use crate::device::Device;
 use crate::driver::Stream;
 use crate::error::Result;
 use crate::plan::{
-    BackwardPointers, ForwardPointers, PartialBackward, PartialForward, plan_backward_partial,
-    plan_forward_partial,
+    BackwardPointers, ForwardPointers, PartialBackward, PartialForward, plan_backward,
+    plan_backward_partial, plan_forward_partial,
 };
 use crate::problem::Layout;
 use half::{bf16, f16};
@@ -25,7 +25,7 @@ use std::time::Instant;
 
 /// As [`super::run_case_with`], in passes over these keys each, in this order, and backward in the other one:
 /// all of them together are the keys of the case, each once. The case is not packed, and has neither dBias
-/// nor dSinks. Where gradients are f32 every other pass adds dk and dv to zeros.
+/// nor dSinks. Where gradients are f32 every other pass adds dk and dv to themselves.
 ///
 /// # Errors
 /// Errors of the problem, of the planner, and of the device.
@@ -165,9 +165,7 @@ fn backward<T: Element, O: Element, G: Element>(
         let problem = keys.case.backward_problem().expect("the case has gradients");
         let adds_to_keys = problem.gradient_dtype == Dtype::F32 && number % 2 == 1;
         let target = |layout: Layout| {
-            let zeros = vec![G::from_f32(0.0); layout.elements() as usize];
-            let zeros = adds_to_keys.then_some(zeros.as_slice());
-            TensorMemory::<G>::new(device, layout, case.placement.lead(), !case.tight, zeros, NAN)
+            TensorMemory::<G>::new(device, layout, case.placement.lead(), !case.tight, None, NAN)
         };
         let (dk_part, dv_part) = (target(problem.dk)?, target(problem.dv)?);
         let pointers = BackwardPointers {
@@ -192,13 +190,23 @@ fn backward<T: Element, O: Element, G: Element>(
             adds_to_keys,
         };
         let valid = problem.validate()?;
+        if adds_to_keys {
+            // What it is added to are the same gradients.
+            let spare = target(problem.dq)?;
+            let alone = BackwardPointers { dq: spare.pointer(), ..pointers };
+            run_plan(device, &plan_backward(&valid, device.properties(), &alone)?)?;
+        }
         let plan = plan_backward_partial(&valid, device.properties(), &pointers, &partial)?;
         let workspace_spilled = run_plan(device, &plan)?;
         kernels.extend(plan.launches.iter().map(|launch| launch.variant.to_string()));
         let ((own_dk, dk_spilled), (own_dv, dv_spilled)) =
             (dk_part.read(stream)?, dv_part.read(stream)?);
-        put_rows(case, &mut dk, &keys.rows, &widened(own_dk));
-        put_rows(case, &mut dv, &keys.rows, &widened(own_dv));
+        let share = |gradient: Vec<G>| {
+            let factor = if adds_to_keys { 0.5 } else { 1.0 };
+            widened(gradient).into_iter().map(|twice| factor * twice).collect::<Vec<f32>>()
+        };
+        put_rows(case, &mut dk, &keys.rows, &share(own_dk));
+        put_rows(case, &mut dv, &keys.rows, &share(own_dv));
         spilled = spilled.or(spill([
             ("dk", dk_spilled),
             ("dv", dv_spilled),
@@ -257,7 +265,7 @@ fn inputs_of(case: &Case, drawn: &Inputs, keys: &Range<usize>) -> Inputs {
 /// What a pass over some of the keys has of a tensor over scores, `[.., .., .., Sk|1]`.
 fn columns<N: Copy>(numbers: &[N], shape: Option<[usize; 4]>, keys: &Range<usize>) -> Vec<N> {
     match shape {
-        None | Some([.., 1]) => numbers.to_vec(),
+        None | Some([.., 0 | 1]) => numbers.to_vec(),
         Some([.., count]) => {
             numbers.chunks_exact(count).flat_map(|row| row[keys.clone()].to_vec()).collect()
         }

@@ -5,14 +5,14 @@ use super::{
     features, moved, never, result_is, steep, voted_down,
 };
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
-use crate::shapes::ragged;
+use crate::shapes::{cases, ragged};
 use finite_attention::check::Case;
 use finite_attention::{CausalAlignment, Mask};
 
 const KERNEL: &str = "backward_bf16_d64_sm80";
 const F32: &str = "backward_f32_d64_sm80";
 
-pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], mutants };
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], cases, mutants };
 
 /// Scores that come near a cap, and beyond it.
 fn capped(name: &'static str, kernel: &'static str) -> Mutant {
@@ -94,7 +94,7 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("out-of-bounds global access", &["async_copy::copy16_if", "self.d_o(step).load"]),
         mutant("keys past the end have a gradient")
-            .edit("setp.lt.s32", &["store.rs: if row < target.count() {"], Which::All, |line| {
+            .edit("setp.lt.s32", &["add.rs: if row < source.count() {"], Which::All, |line| {
                 with_operand(&line.replacen(".lt.", ".eq.", 1), 2, operand(line, 1))
             })
             .finding("out-of-bounds global access", &["store.rs: ", "backward_mma.rs: store_pairs"]),

@@ -10,7 +10,7 @@ mod three;
 
 use super::{Family, LSE, Mutant, STATISTIC, VISIBLE_END, features, moved, other_parity};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
-use crate::shapes::{many_key_tiles, nothing_to_repair, ragged};
+use crate::shapes::{cases, many_key_tiles, nothing_to_repair, ragged};
 use crate::sweep::no_wait;
 use finite_attention::check::{Case, Gradients};
 use finite_attention::{CausalAlignment, Mask, Mode};
@@ -18,7 +18,7 @@ use finite_attention::{CausalAlignment, Mask, Mode};
 const KERNEL: &str = "backward_bf16_d128_sm90a";
 const F16: &str = "backward_f16_d64_sm90a";
 
-pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F16], mutants };
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F16], cases, mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))

@@ -2,13 +2,13 @@
 
 use super::{Family, Mutant, ONE, SLOPE, result_is};
 use crate::ptx::{Which, dropped, operand, with_operand};
-use crate::shapes::{many_key_tiles, ragged};
+use crate::shapes::{cases, many_key_tiles, ragged};
 use crate::sweep::no_wait;
 use finite_attention::check::Case;
 
 const KERNEL: &str = "backward_bf16_d256_sm90a";
 
-pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], mutants };
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], cases, mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))

@@ -16,7 +16,7 @@ const GATHER: &str = "gather_keys_sm80";
 const SCATTER: &str = "scatter_keys_sm80";
 
 pub(super) const FAMILY: Family =
-    Family { kernels: &[BY_WARPS, BY_BLOCKS, IN_BLOCKS, POSITIONS, GATHER, SCATTER], mutants };
+    Family { kernels: &[BY_WARPS, BY_BLOCKS, IN_BLOCKS, POSITIONS, GATHER, SCATTER], cases, mutants };
 
 /// A quarter of so many keys is kept: for each query, or for all.
 fn case(rows: [usize; 2], way: DynamicWay) -> Case {
@@ -40,6 +40,12 @@ fn in_blocks(way: DynamicWay) -> Case {
     let mut case = case([70, 200], way);
     case.features.dynamic_mask = case.features.dynamic_mask.map(|mask| mask.with_block_size(8));
     case
+}
+
+/// Those that show the mutants of a kernel.
+fn cases(kernel: &str) -> Vec<Case> {
+    let own = mutants().into_iter().filter(|mutant| mutant.kernel == kernel);
+    own.map(|mutant| mutant.case).collect()
 }
 
 fn mutants() -> Vec<Mutant> {

@@ -8,7 +8,7 @@ use finite_attention::check::Case;
 const BY_BLOCKS: &str = "forward_combine_bf16_q1_sm80";
 const BY_WARPS: &str = "forward_combine_bf16_sm90a";
 
-pub(super) const FAMILY: Family = Family { kernels: &[BY_BLOCKS, BY_WARPS], mutants };
+pub(super) const FAMILY: Family = Family { kernels: &[BY_BLOCKS, BY_WARPS], cases, mutants };
 
 fn mutant(name: &'static str, kernel: &'static str) -> Mutant {
     Mutant::new(name, kernel, cases(kernel).swap_remove(0))

@@ -2,7 +2,7 @@
 
 use super::{ARE_NEAR, Family, Mutant, NEAR, VISIBLE_END, features, never, result_is};
 use crate::ptx::{Which, dropped, off_by_one, one_more, operand, with_operand};
-use crate::shapes::ragged;
+use crate::shapes::{cases, ragged};
 use finite_attention::check::Case;
 
 const KERNEL: &str = "forward_bf16_d64_sm80";
@@ -12,7 +12,7 @@ const RING_BARRIER: &str = "key_value_ring.rs: barrier::block_sync();";
 const LOOP: &str = "forward_mma.rs: ring.wait();";
 const PRODUCT: &str = "multiply_transposed";
 
-pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F32], mutants };
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F32], cases, mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))

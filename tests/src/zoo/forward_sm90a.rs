@@ -2,7 +2,7 @@
 
 use super::{ARE_NEAR, Family, Mutant, features, moved, never, other_parity};
 use crate::ptx::{Which, dropped, operand, with_operand};
-use crate::shapes::{ragged, several_tiles};
+use crate::shapes::{cases, ragged, several_tiles};
 use crate::sweep::no_wait;
 use finite_attention::Mask;
 use finite_attention::check::Case;
@@ -16,7 +16,7 @@ const TALL: &str = "forward_bf16_d128_sm90a";
 /// As [`TALL`], with output that threads copy from there.
 const D96: &str = "forward_bf16_d96_sm90a";
 
-pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, TALL], mutants };
+pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, TALL], cases, mutants };
 
 fn mutant(name: &'static str) -> Mutant {
     Mutant::new(name, KERNEL, ragged(KERNEL))

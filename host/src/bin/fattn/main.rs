@@ -111,8 +111,8 @@ mod tests {
     use clap::ArgAction;
 
     /// Options that name one of several things each. All others count once: of two, one would win silently.
-    const REPEATED: [(&str, &str); 3] =
-        [("sanitize", "arg"), ("sanitize", "buffer"), ("sanitize", "region")];
+    const REPEATED: [(&str, &str); 4] =
+        [("sanitize", "arg"), ("sanitize", "buffer"), ("sanitize", "region"), ("sanitize", "symbol")];
 
     #[test]
     fn options_are_given_once_unless_they_name_one_of_several_things() {

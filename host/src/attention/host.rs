@@ -40,7 +40,8 @@ pub struct ForwardOutput<T> {
 ///
 /// # Errors
 /// [`Error::WrongDtype`] if `T` or `O` is not the problem's dtype, [`Error::WrongLength`] if a slice is
-/// too short or too long, [`Error::OutOfMemory`], also of the host, and everything that [`forward`] refuses.
+/// too short or too long, [`Error::OutOfMemory`], also of the host, and everything that
+/// [`forward`](super::forward) refuses.
 pub fn forward_host<T: Element, O: Element>(
     device: &Device,
     problem: &ForwardProblem,

@@ -23,8 +23,8 @@ impl ContextPass<'_> {
     /// not for kernels.
     ///
     /// # Errors
-    /// Everything that [`crate::attention::forward`] refuses, [`Error::Peer`], [`Error::OutOfMemory`], and
-    /// errors of the driver.
+    /// Everything that [`crate::attention::forward`] refuses, [`Error::Peer`](crate::Error::Peer),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), and errors of the driver.
     ///
     /// # Safety
     /// As for [`crate::attention::forward`], for the rank's own tensors, until

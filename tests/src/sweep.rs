@@ -206,6 +206,25 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "ld.global.v2",
+        through: &["add.rs: pair = global::load_written_f32x2_if(address, valid >= 2);"],
+        why: "what stands behind the columns of a row is added to what nobody writes; behind the last row of all it shows, \
+              but no case has that in every fragment",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "bra",
+        through: &["add.rs: if valid == 1 || !VECTOR && valid >= 2 {"],
+        why: "as the pair; and the first of a pair that is there is read again",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "ld.global.nc.b16",
+        through: &["features.rs: word = global::load_u16_if(bits.query(offset), is_there) as u32;"],
+        why: "bits of rows and keys that are not there come from the gap behind the mask's, and nothing comes of them",
+    },
+    Explanation {
+        kernel: None,
         opcode: "bra",
         through: &["query_block.rs: if statistics == 0 || !self.has_row(row) {"],
         why: "of a row that is not there nothing is written, and o of the state stands behind the numbers of the last one",

@@ -290,7 +290,12 @@ pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     // The kernel is that of its head dim: few columns are of one of the two.
     let dim = spec.head_dim as usize;
     let few = [Case { head_dim: dim, ..few.clone() }, Case { value_dim: dim, ..few }];
-    Some([pairs, odd].into_iter().chain(few).map(|case| (case, parts.clone())).collect())
+    // Tiles that see nothing at all hand on what is there.
+    let mut dead = with_features(kernel, pairs.clone(), false);
+    dead.features.bias = None;
+    dead.features.mask = dead.features.mask.map(|mask| MaskFeature { density: 0.0, ..mask });
+    let dead = dead.features.mask.is_some().then_some(dead);
+    Some([pairs, odd].into_iter().chain(few).chain(dead).map(|case| (case, parts.clone())).collect())
 }
 
 /// [`ragged`], and what else the kernel can be asked: a negative scale, capped scores, outputs in f32, columns that fill

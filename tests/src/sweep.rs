@@ -219,6 +219,15 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "bar.warp.sync",
+        through: &[
+            "finish.rs: warp::warp_sync();",
+            "epilogue.rs: let finished = Finished::<2>::of_previous(",
+        ],
+        why: "no case in parts has a work tile without key tiles, as windows of ranks do: it is not shown here",
+    },
+    Explanation {
+        kernel: None,
         opcode: "ld.global.nc.b16",
         through: &["features.rs: word = global::load_u16_if(bits.query(offset), is_there) as u32;"],
         why: "bits of rows and keys that are not there come from the gap behind the mask's, and nothing comes of them",

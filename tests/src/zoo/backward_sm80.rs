@@ -94,9 +94,7 @@ fn mutants() -> Vec<Mutant> {
             })
             .finding("out-of-bounds global access", &["async_copy::copy16_if", "self.d_o(step).load"]),
         mutant("keys past the end have a gradient")
-            .edit("setp.lt.s32", &["add.rs: if row < source.count() {"], Which::All, |line| {
-                with_operand(&line.replacen(".lt.", ".eq.", 1), 2, operand(line, 1))
-            })
+            .edit("bra", &["store.rs: if row < target.count() {"], Which::All, dropped)
             .finding("out-of-bounds global access", &["store.rs: ", "backward_mma.rs: store_pairs"]),
         Mutant::new("one query too many sees a key", KERNEL, Case { mask: WINDOW, ..ragged(KERNEL) })
             .edit("sub.s32", &[VISIBLE_END], Which::All, one_more)

@@ -214,6 +214,18 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "bra",
+        through: &["add.rs: pair = global::load_written_f32x2_if(address, valid >= 2);"],
+        why: "as the load itself",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "bra",
+        through: &["add.rs: if row < source.count() {"],
+        why: "rows that are not there are added to what nobody writes; behind the last one of all it shows",
+    },
+    Explanation {
+        kernel: None,
+        opcode: "bra",
         through: &["add.rs: if valid == 1 || !VECTOR && valid >= 2 {"],
         why: "as the pair; and the first of a pair that is there is read again",
     },

@@ -208,15 +208,15 @@ impl DynamicAttention {
         unsafe { forward(&self.device, &self.launched_problem(), &pointers, stream) }
     }
 
-    /// Queues the backward pass, as [`backward`] does, with a workspace that is allocated and freed in the
+    /// Queues the backward pass, as [`backward()`] does, with a workspace that is allocated and freed in the
     /// order of the stream. Gradients of keys that were not chosen, and of their bias, are 0.
     ///
     /// # Errors
-    /// As [`backward`], [`Error::WrongForward`] for another forward pass than the one that keys were chosen
+    /// As [`backward()`], [`Error::WrongForward`] for another forward pass than the one that keys were chosen
     /// for, and [`Error::OutOfMemory`].
     ///
     /// # Safety
-    /// As [`backward`], and the inputs are those that the keys were chosen with.
+    /// As [`backward()`], and the inputs are those that the keys were chosen with.
     pub unsafe fn backward(
         &self,
         problem: &BackwardProblem,
@@ -239,7 +239,7 @@ impl DynamicAttention {
     /// A backward pass with a workspace in the order of the stream.
     ///
     /// # Safety
-    /// As [`backward`].
+    /// As [`backward()`].
     unsafe fn launch_backward(
         &self,
         problem: &BackwardProblem,

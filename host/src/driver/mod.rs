@@ -1,10 +1,13 @@
 //! One small trait between attention and the machine, and its two backends.
 
 pub mod cuda;
+#[cfg(test)]
+pub mod deferred;
 pub mod emulated;
 
 use crate::error::Error;
 use kernels_gpu::abi::{KernelVariant, TensorMap};
+use std::any::Any;
 use std::sync::Arc;
 
 /// An address in device memory (of the GPU, or of the emulator's memory).
@@ -55,10 +58,19 @@ pub struct TensorMapDescription {
     pub l2_promotion: L2Promotion,
 }
 
+/// Whose blocks go first where a device has room for those of one stream only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// Ahead of the default stream and of those of callers.
+    High,
+    /// Ahead of these, too.
+    Highest,
+}
+
 /// A point in the work queued on a stream: see [`Driver::mark`]. Of a device that does everything at once,
-/// nothing.
+/// nothing; otherwise what the driver that made it knows it by.
 #[derive(Clone, Default)]
-pub struct Mark(pub(crate) Option<Arc<cuda::CudaEvent>>);
+pub struct Mark(pub(crate) Option<Arc<dyn Any + Send + Sync>>);
 
 /// One kernel of several that are launched in order: see [`Driver::launch`].
 #[derive(Clone, Copy, Debug)]
@@ -173,8 +185,9 @@ pub trait Driver: Send + Sync {
         self.synchronize(stream).map(|()| true)
     }
 
-    /// A stream beside the default one, of high priority: for what is to go on beside kernels.
-    fn create_stream(&self) -> Result<Stream, Error> {
+    /// A stream beside the default one, whose work waits for nothing that is queued there.
+    fn create_stream(&self, priority: Priority) -> Result<Stream, Error> {
+        let _ = priority;
         Ok(Stream::default())
     }
 
@@ -215,6 +228,12 @@ pub trait Driver: Send + Sync {
         peer.copy_to_host(&mut copied, source, Stream::default())?;
         self.synchronize(stream)?;
         self.copy_to_device(destination, &copied)
+    }
+
+    /// The device of a test that it is, if it is one.
+    #[cfg(test)]
+    fn as_deferred(&self) -> Option<&deferred::DeferredDriver> {
+        None
     }
 
     /// The GPU that it is, if it is one.

@@ -225,12 +225,17 @@ impl MsdaPlan {
         let blocks = count_blocks(groups, "groups of cells", batches as u32, 1)?;
         self.launches.push(launch(MsdaStage::Zero, Dtype::F32, Access::Element, blocks));
         if let Some(device) = device {
-            let mut main = sampling(MsdaStage::Backward, forward, access, &mut self.params, device)?;
             let (major, minor) = device.compute_capability;
             let is_wide = aligned && access == Access::Vector16;
-            if is_wide && let Some(kernel) = wide_sums(dtype).filter(|k| k.arch.runs_on(major, minor)) {
+            let wide = wide_sums(dtype).filter(|kernel| is_wide && kernel.arch.runs_on(major, minor));
+            if wide.is_some() {
                 self.reasons
                     .push("the device is Hopper: gradients of value are added by 16 bytes".into());
+                let lanes = lanes(channels, 4);
+                (self.params.lanes, self.params.lanes_log2) = (lanes, lanes.ilog2());
+            }
+            let mut main = sampling(MsdaStage::Backward, forward, access, &mut self.params, device)?;
+            if let Some(kernel) = wide {
                 main.variant = kernel.into();
             }
             self.launches.push(main);
@@ -338,7 +343,7 @@ fn params(valid: &ValidMsda, device: &DeviceProperties, access: Access) -> MsdaP
         Access::Vector16 => 16 / problem.dtype.bytes() as usize,
         Access::Element => 1,
     };
-    let lanes = channels.div_ceil(strip).next_power_of_two().clamp(2, 32) as u32;
+    let lanes = lanes(channels, strip);
     let mut level = [MsdaLevel::default(); MSDA_MAX_LEVELS];
     level[..valid.levels.len()].copy_from_slice(&valid.levels);
     MsdaParams {
@@ -375,6 +380,11 @@ fn params(valid: &ValidMsda, device: &DeviceProperties, access: Access) -> MsdaP
         sums_aligned: 0,
         level,
     }
+}
+
+/// Lanes of a query, each of which has `strip` channels at a time.
+fn lanes(channels: usize, strip: usize) -> u32 {
+    channels.div_ceil(strip).next_power_of_two().clamp(2, 32) as u32
 }
 
 /// A kernel that samples, and how its blocks share out the tiles of queries: as many as run at once, or

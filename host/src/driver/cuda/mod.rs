@@ -17,7 +17,7 @@ mod trampolines;
 
 pub use event::CudaEvent;
 
-use super::{DevicePointer, DeviceProperties, Driver, Mark, Stream, TensorMapDescription};
+use super::{DevicePointer, DeviceProperties, Driver, Mark, Priority, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use context::PrimaryContext;
@@ -255,9 +255,9 @@ impl Driver for CudaDriver {
             .map_err(|failure| self.late(failure))
     }
 
-    fn create_stream(&self) -> Result<Stream> {
+    fn create_stream(&self, priority: Priority) -> Result<Stream> {
         let _entered = self.context.enter()?;
-        Ok(Stream(raw::stream_create()? as usize))
+        Ok(Stream(raw::stream_create(priority)? as usize))
     }
 
     unsafe fn destroy_stream(&self, stream: Stream) -> Result<()> {
@@ -275,7 +275,8 @@ impl Driver for CudaDriver {
     }
 
     fn wait_for_mark(&self, stream: Stream, mark: &Mark) -> Result<()> {
-        let Some(event) = &mark.0 else { return Ok(()) };
+        let event = mark.0.as_ref().and_then(|point| point.downcast_ref::<CudaEvent>());
+        let Some(event) = event else { return Ok(()) };
         let _entered = self.context.enter()?;
         // SAFETY: a stream is 0 or a live handle by contract of `Stream`.
         unsafe { event.hold_back(stream) }

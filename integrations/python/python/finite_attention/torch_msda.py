@@ -8,7 +8,7 @@ import torch
 
 from . import _msda
 from .torch_host import name_of, to_numpy, to_torch
-from .torch_ops import LIBRARY, _columns, _Gpu, _no_second, _nothing, _of_gpu
+from .torch_ops import LIBRARY, _columns, _Gpu, _no_second, _nothing, _of_gpu, is_eager
 
 Tensor = torch.Tensor
 
@@ -23,6 +23,8 @@ LIBRARY.define(f"msda_backward(Tensor d_o, {_PROBLEM}) -> (Tensor, Tensor, Tenso
 def forward(value: Tensor, shapes: list[list[int]], locations: Any, weights: Any, *options: Any) -> Tensor:
     """The forward pass, with its derivatives."""
     _check_tensors(locations, weights)
+    if value.is_cuda and is_eager(value, locations, weights):
+        return _Eager.apply(value, _flat(shapes), locations, weights, *options)
     return torch.ops.finite_attention.msda_forward(value, _flat(shapes), locations, weights, *options)
 
 
@@ -108,6 +110,22 @@ def _backward_fake(d_o, value, shapes, locations, weights, padding, align_corner
     return tuple(tensor.new_empty(tensor.shape) for tensor in (value, locations, weights))
 
 
+class _Eager(torch.autograd.Function):
+    """The operators with their derivatives, called at once."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        o = _forward_gpu(*inputs)
+        _setup_context(ctx, inputs, o)
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
+        # Where somebody wants derivatives of these, the operator says that there are none.
+        run = torch.ops.finite_attention.msda_backward if torch.is_grad_enabled() else _backward_gpu
+        return _chained(ctx, d_o, run)
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     value, shapes, locations, weights, *options = inputs
     ctx.save_for_backward(value, locations, weights)
@@ -115,10 +133,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
+    return _chained(ctx, d_o, torch.ops.finite_attention.msda_backward)
+
+
+def _chained(ctx: Any, d_o: Tensor, run: Any) -> tuple[Any, ...]:
     value, locations, weights = ctx.saved_tensors
-    d_value, d_locations, d_weights = torch.ops.finite_attention.msda_backward(
-        d_o, value, ctx.shapes, locations, weights, *ctx.options
-    )
+    d_value, d_locations, d_weights = run(d_o, value, ctx.shapes, locations, weights, *ctx.options)
     return d_value, None, d_locations, d_weights, None, None, None, None
 
 

@@ -44,6 +44,9 @@ def forward(
     """o and lse, with their derivatives."""
     q, k, v, *offsets = inputs
     options = _completed(q, k, v, offsets, options)
+    if q.is_cuda and is_eager(*inputs, *_tensors(q, scores)):
+        dtype = _torch_dtype("o", out_dtype)
+        return _Eager.apply(*inputs, *_tensors(q, scores), options, dtype, device)
     o, lse, _ = torch.ops.finite_attention.attention_forward(
         q, k, v, *offsets, *_tensors(q, scores), _signed(options.seed), _signed(options.offset),
         _torch_dtype("o", out_dtype), *_spread(options, device),
@@ -145,6 +148,61 @@ def _with_seed(q: Tensor, options: Options) -> tuple[Options, Tensor]:
     return options, _seed_tensor(options)
 
 
+# --- without the dispatcher ------------------------------------------------------------------------------
+
+
+def is_eager(*tensors: Tensor | None) -> bool:
+    """Whether autograd alone looks at what is called: no compiler, mode, transform or subclass of tensors.
+
+    Operators are then called without PyTorch's dispatcher and what it asks of operators written in Python,
+    which take longer than kernels of a few thousand rows.
+    """
+    if torch.compiler.is_compiling() or _is_watched():
+        return False
+    return all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_watched() -> bool:
+    """Whether there is a mode or a transform; yes where this PyTorch cannot be asked."""
+    try:
+        modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+        return modes > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    except AttributeError:
+        return True
+
+
+class _Eager(torch.autograd.Function):
+    """The operators with their derivatives, called at once."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        *tensors, options, out_dtype, device = inputs
+        o, lse, options, _ = _forward_on_gpu(tensors, options, out_dtype, device)
+        ctx.save_for_backward(*tensors[:5], o, lse, *tensors[5:])
+        ctx.options, ctx.device = options, device
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+        saved, options, device = ctx.saved_tensors, ctx.options, ctx.device
+
+        def run(d_o: Tensor, wants_d_bias: bool, wants_d_sinks: bool) -> tuple[Tensor, ...]:
+            if torch.is_grad_enabled():
+                # Somebody wants derivatives of these: the operator says that there are none.
+                return torch.ops.finite_attention.attention_backward(
+                    d_o, d_lse, *saved, _seed_tensor(options), None, wants_d_bias, wants_d_sinks,
+                    *_spread(options, device),
+                )
+            wanted = (None, wants_d_bias, wants_d_sinks)
+            return _backward_on_gpu(d_o, d_lse, saved, options, wanted, device)
+
+        return _chained(ctx, (d_o, d_lse), saved, run, 3)
+
+
 # --- on a GPU --------------------------------------------------------------------------------------------
 
 
@@ -203,10 +261,18 @@ class _Gpu:
 
 
 def _forward_gpu(q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks, seed, offset, out_dtype, *spread):
+    tensors = (q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks)
+    o, lse, _, random = _forward_on_gpu(tensors, _gathered(spread, seed, offset), out_dtype, spread[-1])
+    return o, lse, random
+
+
+def _forward_on_gpu(tensors, options, out_dtype, device):
+    """o, lse, the options with the seed that was drawn, and that as a tensor."""
+    q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks = tensors
     _check_shapes(q, k, v, cu_q, cu_k)
-    gpu = _Gpu(spread[-1], q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, bias=bias, mask=mask,
+    gpu = _Gpu(device, q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, bias=bias, mask=mask,
                alibi_slopes=alibi_slopes, sinks=sinks)
-    options, random = _with_seed(q, _gathered(spread, seed, offset))
+    options, random = _with_seed(q, options)
     q, k, v = _columns(q), _columns(k), _columns(v)
     alibi_slopes, sinks = _dense(alibi_slopes), _dense(sinks)
     o = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=out_dtype or q.dtype)
@@ -216,18 +282,26 @@ def _forward_gpu(q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks, seed, off
     inputs = (_of_gpu(q), _of_gpu(k), _of_gpu(v), _of_gpu(_dense(cu_q)), _of_gpu(_dense(cu_k)))
     problem: Any = (native, inputs, scores, (_of_gpu(o), _of_gpu(lse)))
     _anomaly.forward(gpu.device, problem, gpu.allocate, gpu.stream)
-    return o, lse, random
+    return o, lse, options, random
 
 
 def _backward_gpu(d_o, d_lse, q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slopes, sinks, random,
                   grad_dtype, wants_d_bias, wants_d_sinks, *spread):
+    tensors = (q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slopes, sinks)
+    wanted = (grad_dtype, wants_d_bias, wants_d_sinks)
+    return _backward_on_gpu(d_o, d_lse, tensors, _replayed(spread, random), wanted, spread[-1])
+
+
+def _backward_on_gpu(d_o, d_lse, tensors, options, wanted, device):
+    """dq, dk, dv, dbias and dsinks; the last two empty unless they are wanted."""
+    q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slopes, sinks = tensors
     _check_shapes(q, k, v, cu_q, cu_k)
-    gpu = _Gpu(spread[-1], q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, do=d_o, dlse=d_lse, o=o,
+    gpu = _Gpu(device, q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, do=d_o, dlse=d_lse, o=o,
                lse=lse, bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks)
-    options = _replayed(spread, random)
     q, k, v, o, d_o = (_columns(tensor) for tensor in (q, k, v, o, d_o))
     alibi_slopes, sinks, lse, d_lse = (_dense(tensor) for tensor in (alibi_slopes, sinks, lse, d_lse))
-    dq, dk, dv, d_bias, d_sinks = _gradients(q, k, v, bias, sinks, grad_dtype, wants_d_bias, wants_d_sinks)
+    dq, dk, dv, d_bias, d_sinks = _gradients(q, k, v, bias, sinks, *wanted)
+    _, wants_d_bias, wants_d_sinks = wanted
     native = options.native()
     scores = gpu.scores(bias, mask, alibi_slopes, sinks, _keys(k, cu_k, options))
     inputs = (_of_gpu(q), _of_gpu(k), _of_gpu(v), _of_gpu(_dense(cu_q)), _of_gpu(_dense(cu_k)))
@@ -329,19 +403,29 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None, _random: Any) -> tuple[Any, ...]:
-    q, k, v, cu_q, cu_k, o, lse, random, bias, mask, alibi_slopes, sinks = ctx.saved_tensors
+    *tensors, random, bias, mask, alibi_slopes, sinks = ctx.saved_tensors
+    saved = (*tensors, bias, mask, alibi_slopes, sinks)
+
+    def run(d_o: Tensor, wants_d_bias: bool, wants_d_sinks: bool) -> tuple[Tensor, ...]:
+        return torch.ops.finite_attention.attention_backward(
+            d_o, d_lse, *saved, random, None, wants_d_bias, wants_d_sinks, *ctx.spread
+        )
+
+    return _chained(ctx, (d_o, d_lse), saved, run, 3 + len(ctx.spread))
+
+
+def _chained(ctx: Any, of_outputs: tuple[Any, Any], saved: Any, run: Any, others: int) -> tuple[Any, ...]:
+    """Gradients of the nine tensors of a forward pass, and ``None`` for its ``others`` arguments."""
+    (d_o, d_lse), q, o = of_outputs, saved[0], saved[5]
     if ctx.needs_input_grad[7]:
         raise RuntimeError("alibi_slopes: expected a tensor that needs no gradient, since they have none")
-    none = (None,) * (12 + len(ctx.spread))
+    none = (None,) * (9 + others)
     if d_o is None and d_lse is None:
         return none
     # The gradient of an o of f32 is in f32, and kernels take that of q's dtype.
     d_o = torch.zeros_like(o, dtype=q.dtype) if d_o is None else d_o.to(q.dtype)
     wants_d_bias, wants_d_sinks = ctx.needs_input_grad[5], ctx.needs_input_grad[8]
-    dq, dk, dv, d_bias, d_sinks = torch.ops.finite_attention.attention_backward(
-        d_o, d_lse, q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slopes, sinks, random, None, wants_d_bias,
-        wants_d_sinks, *ctx.spread,
-    )
+    dq, dk, dv, d_bias, d_sinks = run(d_o, wants_d_bias, wants_d_sinks)
     of_scores = (d_bias if wants_d_bias else None, None, None, d_sinks if wants_d_sinks else None)
     return (dq, dk, dv, None, None, *of_scores, *none[9:])
 

@@ -211,6 +211,19 @@ pub unsafe fn load_u32x4_if(address: u64, condition: bool) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// As [`load_u32x4_if`], 8 bytes. PTX: `@p ld.global.nc.v2.b32`.
+///
+/// # Safety
+/// As [`load_u32x4_if`], aligned to 8.
+#[inline(always)]
+pub unsafe fn load_u32x2_if(address: u64, condition: bool) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    asm!("{{", ".reg .pred %p_in;", "setp.ne.u32 %p_in, {3}, 0;", "mov.b32 {0}, 0;", "mov.b32 {1}, 0;",
+        "@%p_in ld.global.nc.v2.b32 {{{0}, {1}}}, [{2}];", "}}", out(reg32) a, out(reg32) b,
+            in(reg64) address, in(reg32) condition as u32, options(pure, readonly, nostack));
+    [a, b]
+}
+
 /// As [`load_u32x4_if`], of what others may have written during the kernel and this thread knows to be
 /// there. PTX: `@p ld.global.v4.b32`.
 ///

@@ -81,7 +81,12 @@ impl<S: Strip> Lane<S> {
         self.g = S::load_if(own, is_there);
         if p.sums.address != 0 {
             let end = if self.is_there { p.channels - first } else { 0 };
-            self.spread = S::load_spread::<WIDE>(at, self.group, end);
+            self.spread = if WIDE {
+                // Of four channels a lane adds those that it has.
+                S::values(self.g)
+            } else {
+                S::load_spread(at, self.group, end)
+            };
         }
         self.held = first;
     }
@@ -228,14 +233,14 @@ crate::for_each_msda_sampling_sm80!(entries);
 macro_rules! wide_entries {
     ($(($name:ident, $dtype:ident))*) => {
         $(
-            /// As the kernel for compute capability 8.0 with 16-byte access, and gradients of value are added
-            /// 16 bytes at a time.
+            /// As the kernel for compute capability 8.0 with 16-byte access, with four channels a lane, whose
+            /// gradients of value are added 16 bytes at a time.
             ///
             /// # Safety
             /// `p` is as [`MsdaParams`] says, and `sums_aligned`.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: MsdaParams) {
-                backward::<element::$dtype, <element::$dtype as Strips>::Vector16, true>(&p);
+                backward::<element::$dtype, <element::$dtype as Strips>::Four, true>(&p);
             }
         )*
     };

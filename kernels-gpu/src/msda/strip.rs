@@ -7,22 +7,27 @@ use crate::tile::element;
 pub trait Strips {
     /// 16 bytes.
     type Vector16: Strip;
+    /// As many as are 16 bytes in f32: neighbouring lanes then add to neighbouring sums, 16 bytes each.
+    type Four: Strip;
     /// One element.
     type Element: Strip;
 }
 
 impl Strips for element::F32 {
     type Vector16 = F32x4;
+    type Four = F32x4;
     type Element = F32x1;
 }
 
 impl Strips for element::Bf16 {
     type Vector16 = Bf16x8;
+    type Four = Bf16x4;
     type Element = Bf16x1;
 }
 
 impl Strips for element::F16 {
     type Vector16 = F16x8;
+    type Four = F16x4;
     type Element = F16x1;
 }
 
@@ -65,15 +70,15 @@ pub trait Strip {
     /// It is writable and aligned to its size.
     unsafe fn store(address: u64, values: &Self::Values);
 
-    /// Reads channels that are [`spread`] over the lanes of a group from `address` on, those below `end`; 0
-    /// for others.
+    /// Reads channels from `address` on, those below `end`, spread over the lanes of a group so that
+    /// neighbours in memory are those of neighbouring lanes; 0 for others.
     ///
     /// # Safety
     /// Those are readable, and not written during the kernel.
-    unsafe fn load_spread<const WIDE: bool>(address: u64, group: Group, end: u32) -> Self::Values;
+    unsafe fn load_spread(address: u64, group: Group, end: u32) -> Self::Values;
 
     /// Adds `weight * g` to f32 in global memory from `address` on, in no order: channels that are spread as
-    /// in [`Strip::load_spread`], those below `end`.
+    /// in [`Strip::load_spread`] or, with `WIDE`, the lane's own, of which there are four; those below `end`.
     ///
     /// # Safety
     /// They are writable and aligned to 4, with `WIDE` to 16.
@@ -100,11 +105,7 @@ pub struct Group {
 /// sectors, each once.
 #[inline(always)]
 fn spread<const WIDE: bool>(group: Group, index: u32) -> u32 {
-    if WIDE {
-        (index / 4 * group.lanes + group.slot) * 4 + index % 4
-    } else {
-        index * group.lanes + group.slot
-    }
+    if WIDE { group.slot * 4 + index } else { index * group.lanes + group.slot }
 }
 
 /// A strip of `$count` elements in `$raw`, each of which is an `$element` by itself; `$unpack` gives its
@@ -162,11 +163,11 @@ macro_rules! strip {
             }
 
             #[inline(always)]
-            unsafe fn load_spread<const WIDE: bool>(address: u64, group: Group, end: u32) -> Self::Values {
+            unsafe fn load_spread(address: u64, group: Group, end: u32) -> Self::Values {
                 let mut values = Self::ZEROS;
                 let mut i = 0;
                 while i < $count {
-                    let channel = spread::<WIDE>(group, i as u32);
+                    let channel = spread::<false>(group, i as u32);
                     let at = address.wrapping_add((channel * $bytes) as u64);
                     values[i] = $element::values($element::load_if(at, channel < end))[0];
                     i += 1;
@@ -209,6 +210,13 @@ fn eight(words: [u32; 4], unpack: impl Fn(u32) -> (f32, f32)) -> [f32; 8] {
     [a.0, a.1, b.0, b.1, c.0, c.1, d.0, d.1]
 }
 
+/// The four values of 8 bytes.
+#[inline(always)]
+fn four(words: [u32; 2], unpack: impl Fn(u32) -> (f32, f32)) -> [f32; 4] {
+    let [a, b] = words.map(unpack);
+    [a.0, a.1, b.0, b.1]
+}
+
 /// Eight values in 16 bytes.
 #[inline(always)]
 fn packed(v: [f32; 8], pack: impl Fn(f32, f32) -> u32) -> [u32; 4] {
@@ -232,6 +240,22 @@ strip!(
     F16x8 of F16x1, 2, 8, [u32; 4], global::load_u32x4_if,
     |raw| eight(raw, convert::unpack_f16),
     |address, v| global::store_u32x4(address, packed(v, convert::pack_f16))
+);
+strip!(
+    /// 4 bf16.
+    Bf16x4 of Bf16x1, 2, 4, [u32; 2], global::load_u32x2_if,
+    |raw| four(raw, convert::unpack_bf16),
+    |address, v: [f32; 4]| {
+        global::store_u32x2(address, [convert::pack_bf16(v[0], v[1]), convert::pack_bf16(v[2], v[3])])
+    }
+);
+strip!(
+    /// 4 f16.
+    F16x4 of F16x1, 2, 4, [u32; 2], global::load_u32x2_if,
+    |raw| four(raw, convert::unpack_f16),
+    |address, v: [f32; 4]| {
+        global::store_u32x2(address, [convert::pack_f16(v[0], v[1]), convert::pack_f16(v[2], v[3])])
+    }
 );
 strip!(
     /// An f32.

@@ -54,7 +54,8 @@ def in_f64(value, shapes, locations, weights, padding, align_corners):
     """Multi-scale deformable attention in f64 by plain gathers, of positions that are rounded to f32 once.
 
     value ``[B, sum(h w), H, C]``, shapes ``[L, 2]`` of heights and widths, locations ``[B, N, H, L, P, 2]``
-    of (x, y), weights ``[B, N, H, L, P]``; the result is ``[B, N, H, C]`` of value's dtype, and has derivatives.
+    of (x, y), weights ``[B, N, H, L, P]``; the result is ``[B, N, H, C]`` of value's dtype, and has
+    derivatives.
     """
     sizes = [(int(height), int(width)) for height, width in shapes]
     levels = value.double().split([height * width for height, width in sizes], dim=1)

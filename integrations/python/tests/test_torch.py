@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import reference
 
@@ -145,6 +148,25 @@ def test_torch_compile_gives_what_eager_does(dynamic):
         expected = torch.autograd.grad(step(q, k, v, bias), (q, k, v, bias))
         got = torch.autograd.grad(compiled(q, k, v, bias), (q, k, v, bias))
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, expected))
+
+
+@pytest.mark.parametrize("first", ["finite_attention", "torch"])
+def test_compiled_code_does_not_depend_on_what_else_is_imported(first):
+    """torch.compile followed a look into sys.modules, and failed when something was imported meanwhile."""
+    program = f"""
+import {first}
+import finite_attention as fa, torch, sys
+step = lambda q: fa.attention(q * 2, q, q, causal=True).sum()
+q = torch.randn(1, 9, 2, 8, requires_grad=True)
+compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+expected = torch.autograd.grad(compiled(q), q)[0]
+graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+sys.modules["imported_by_somebody"] = sys
+assert torch.allclose(torch.autograd.grad(compiled(q), q)[0], expected)
+assert torch.allclose(torch.autograd.grad(step(q), q)[0], expected, atol=1e-5)
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "compiled again"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
 
 
 def test_dropout_follows_the_generator():

@@ -27,7 +27,8 @@ def arguments():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     add = parser.add_argument
-    add("--fattn", type=Path, default=here.parent / "target/release/fattn")
+    # Path drops a leading "./", without which the shell's search path would be looked through.
+    add("--fattn", type=lambda text: Path(text).resolve(), default=here.parent / "target/release/fattn")
     add("--ranks", type=int, nargs="+", default=[2])
     add("--rows-per-rank", type=int, default=8192)
     add("--heads", type=int, default=32)

@@ -53,7 +53,6 @@ mod communicator;
 mod exchange;
 mod forward;
 pub mod host;
-mod lanes;
 mod layout;
 #[cfg(test)]
 mod order_tests;
@@ -72,9 +71,8 @@ pub use problem::ContextProblem;
 use crate::attention::PreparedMask;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
-use crate::driver::{DevicePointer, Priority, Stream};
+use crate::driver::{DevicePointer, Stream};
 use crate::error::{Error, Result};
-use lanes::Lane;
 use problem::ValidContext;
 use rows::RowSet;
 use schedule::{Piece, schedule_of_chunks};
@@ -91,8 +89,6 @@ pub struct ContextParallel {
     layout: ContextLayout,
     /// What is sent and received goes on beside the kernels.
     beside: Stream,
-    /// The kernels that others wait for, or the longer ones: see [`Lanes`].
-    ahead: Stream,
 }
 
 impl ContextParallel {
@@ -105,16 +101,8 @@ impl ContextParallel {
         communicator: impl Communicator + 'static,
         layout: ContextLayout,
     ) -> Result<Self> {
-        let beside = device.driver().create_stream(Priority::Highest)?;
-        let ahead = match device.driver().create_stream(Priority::High) {
-            Ok(ahead) => ahead,
-            Err(error) => {
-                // SAFETY: made just now, and nothing is queued on it.
-                let _ = unsafe { device.driver().destroy_stream(beside) };
-                return Err(error);
-            }
-        };
-        Ok(ContextParallel { device, communicator: Box::new(communicator), layout, beside, ahead })
+        let beside = device.driver().create_stream()?;
+        Ok(ContextParallel { device, communicator: Box::new(communicator), layout, beside })
     }
 
     /// How sequences are shared out.
@@ -208,10 +196,8 @@ impl ContextParallel {
 
 impl Drop for ContextParallel {
     fn drop(&mut self) {
-        for stream in [self.beside, self.ahead] {
-            // SAFETY: made by this device, and what was queued on it is behind `wait`, or is waited for.
-            let _ = unsafe { self.device.driver().destroy_stream(stream) };
-        }
+        // SAFETY: made by this device, and what was queued on it is behind `wait`, or is waited for.
+        let _ = unsafe { self.device.driver().destroy_stream(self.beside) };
     }
 }
 
@@ -220,8 +206,8 @@ impl Drop for ContextParallel {
 ///
 /// Memory of a rank, beside its tensors: keys and values of two other ranks (of all of them, if they are
 /// gathered); for a forward pass its o in f32; for a backward pass dq, and dk and dv four times, in f32, and
-/// the workspaces of two passes. It is allocated when it is first
-/// needed, and kept.
+/// the workspace of one pass. It is allocated when it is first needed,
+/// and kept.
 pub struct ContextPass<'c> {
     group: &'c ContextParallel,
     valid: ValidContext,
@@ -278,8 +264,8 @@ enum Use {
     DqState(usize),
     /// Gradients of the sinks, of a piece.
     DSinks,
-    /// What the kernels of a backward pass use between them, on either lane.
-    Workspace(Lane),
+    /// What the kernels of a backward pass use between them.
+    Workspace,
 }
 
 /// Memory that is kept from pass to pass, and grows as it is needed.

@@ -3,7 +3,6 @@
 
 use super::exchange::{Side, in_f32};
 use super::forward::Phase;
-use super::lanes::{Lane, Lanes};
 use super::layout::ContextLayout;
 use super::rows::RowSet;
 use super::schedule::{Part, Piece, Rows};
@@ -45,14 +44,8 @@ struct PartScores {
     d_sinks: u64,
 }
 
-/// The parts of a piece, which add to the same dq.
-struct Turns {
-    /// How many it has had, and how many it has.
-    had: usize,
-    has: usize,
-    /// Where the last of them was queued, and the point behind it.
-    last: Option<(Lane, Mark)>,
-}
+/// How many parts each piece has had, and how many it has.
+type Turns = Vec<(usize, usize)>;
 
 /// dk and dv of keys, as far as they are added up.
 struct KeySums {
@@ -119,21 +112,11 @@ impl ContextPass<'_> {
             self.add(self.d_sinks_view(own.d_sinks), [None, None], stream)?;
         }
         let keys = self.own_keys([pointers.k, pointers.v]);
-        let lanes = self.fork(stream)?;
-        let queued = match self.group.layout {
-            ContextLayout::Gathered => self.backward_gathered(&own, keys, lanes),
-            _ => self.backward_in_steps(&own, keys, lanes),
-        };
-        queued.and(self.join(lanes))
-    }
-
-    /// The pass where keys go round.
-    fn backward_in_steps(&mut self, own: &Own, keys: [View; 2], lanes: Lanes) -> Result<()> {
         let pieces = self.pieces.clone();
-        let mut turns = turns_of(&pieces);
-        // Gradients of sinks are added up in the order of pieces: on one lane.
-        let away_lane = if own.problem.wants_d_sinks { Lane::Behind } else { Lane::Ahead };
-        let stream = lanes.stream(Lane::Behind);
+        let mut turns: Turns = pieces.iter().map(|piece| (0, piece.parts.len())).collect();
+        if self.group.layout == ContextLayout::Gathered {
+            return self.backward_gathered(&own, keys, &mut turns, &pieces, stream);
+        }
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
         let rows = own.dk.layout.shape[1];
         let sums = self.room_for([Use::DkHome, Use::DvHome], shapes, rows)?;
@@ -144,17 +127,16 @@ impl ContextPass<'_> {
         let later = at_home.split_off(usize::from(at_home.len() > 1));
         let mut coming: Option<Coming> = None;
         let mut away = None;
-        self.for_each_step(keys, lanes, |pass, phase, step, keys| {
+        self.for_each_step(keys, stream, |pass, phase, step, keys| {
             if step == 0 {
                 let parts = std::mem::take(&mut at_home);
-                let queue = (lanes, Lane::Behind);
-                return pass.add_parts(own, &mut turns, keys, (&pieces, &parts), &mut home, queue);
+                return pass.add_parts(&own, &mut turns, keys, (&pieces, &parts), &mut home, stream);
             }
             if let (Phase::Send, Some(done)) = (phase, away.take()) {
                 if let Some(came) = coming.take() {
-                    pass.take_in(&mut home, &came, lanes)?;
+                    pass.take_in(&mut home, &came, stream)?;
                 }
-                coming = Some(pass.send_home(own, &done, step, lanes)?);
+                coming = Some(pass.send_home(&own, &done, step, stream)?);
                 return Ok(());
             }
             let rows = keys[0].layout.shape[1];
@@ -164,48 +146,51 @@ impl ContextPass<'_> {
             let mut parts = parts_of(&pieces, step);
             // What covers most keys first: the others add to it.
             parts.reverse();
-            pass.add_parts(own, &mut turns, keys, (&pieces, &parts), &mut sums, (lanes, away_lane))?;
+            pass.add_parts(&own, &mut turns, keys, (&pieces, &parts), &mut sums, stream)?;
             away = Some(sums);
             Ok(())
         })?;
-        let queue = (lanes, Lane::Behind);
-        self.add_parts(own, &mut turns, keys, (&pieces, &later), &mut home, queue)?;
-        self.finish_keys(own, &mut home, coming, stream)
+        self.add_parts(&own, &mut turns, keys, (&pieces, &later), &mut home, stream)?;
+        self.finish_keys(&own, &mut home, coming, stream)?;
+        self.order(self.group.beside, stream)
     }
 
-    /// The same where all keys are there at once, and all parts add to the same dk and dv.
-    fn backward_gathered(&mut self, own: &Own, keys: [View; 2], lanes: Lanes) -> Result<()> {
-        let pieces = self.pieces.clone();
-        let mut turns = turns_of(&pieces);
-        let queue = (lanes, Lane::Behind);
-        let stream = lanes.stream(Lane::Behind);
+    /// The same where all keys are there at once.
+    fn backward_gathered(
+        &mut self,
+        own: &Own,
+        keys: [View; 2],
+        turns: &mut Turns,
+        pieces: &[Piece],
+        stream: Stream,
+    ) -> Result<()> {
         let rows = self.valid.all_key_rows();
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
         let sums = self.room_for([Use::DkSum(0), Use::DvSum(0)], shapes, rows)?;
         let mut whole = KeySums { sums, touched: RowSet::default() };
-        self.for_each_step(keys, lanes, |pass, phase, step, keys| {
+        self.for_each_step(keys, stream, |pass, phase, step, keys| {
             if phase == Phase::Send {
                 return Ok(());
             }
-            let mut parts = parts_of(&pieces, step);
+            let mut parts = parts_of(pieces, step);
             parts.reverse();
-            pass.add_parts(own, &mut turns, keys, (&pieces, &parts), &mut whole, queue)
+            pass.add_parts(own, turns, keys, (pieces, &parts), &mut whole, stream)
         })?;
         self.zero_gaps(&mut whole, &all_rows(rows), stream)?;
-        self.add_up(own, whole.sums, stream)
+        self.add_up(own, whole.sums, stream)?;
+        self.order(self.group.beside, stream)
     }
 
-    /// Adds the gradients of parts, which see these keys. All that adds to the same sums is on one lane.
+    /// Adds the gradients of parts, which see these keys.
     fn add_parts(
         &mut self,
         own: &Own,
-        turns: &mut [Turns],
+        turns: &mut Turns,
         keys: [View; 2],
         (pieces, parts): (&[Piece], &[(usize, Part)]),
         sums: &mut KeySums,
-        (lanes, lane): (Lanes, Lane),
+        stream: Stream,
     ) -> Result<()> {
-        let stream = lanes.stream(lane);
         for (index, part) in parts {
             let piece = &pieces[*index];
             let places = self.places(piece, part);
@@ -218,13 +203,10 @@ impl ContextPass<'_> {
                 let begin = pointer.wrapping_add_signed(slice.offset * i64::from(dtype.bytes()));
                 (Bias { layout: slice.layout, dtype }, begin)
             });
-            let is_first_of_all = turns.iter().all(|turns| turns.had == 0);
-            let of_piece = &mut turns[*index];
-            let (is_first, is_last) = (of_piece.had == 0, of_piece.had + 1 == of_piece.has);
-            of_piece.had += 1;
-            if let Some((_, before)) = of_piece.last.take_if(|(of, _)| *of != lane) {
-                self.group.device.driver().wait_for_mark(stream, &before)?;
-            }
+            let is_first_of_all = turns.iter().all(|(had, _)| *had == 0);
+            let (had, has) = &mut turns[*index];
+            let (is_first, is_last) = (*had == 0, *had + 1 == *has);
+            *had += 1;
             let is_new = sums.touched.gaps(&part.keys) == [part.keys.range()];
             if !is_new {
                 self.zero_gaps(sums, &part.keys, stream)?;
@@ -245,9 +227,7 @@ impl ContextPass<'_> {
                 true => self.d_sinks_of_piece()?,
             };
             let scores = PartScores { score, d_bias, d_sinks };
-            let queue = (stream, lane);
-            self.launch(own, (*index, &piece.queries), &place, (partial, scores), targets, queue)?;
-            turns[*index].last = Some((lane, self.group.device.driver().mark(stream)?));
+            self.launch(own, (*index, &piece.queries), &place, (partial, scores), targets, stream)?;
             if wants_d_sinks && !is_first_of_all {
                 let [sum, more] = [own.d_sinks, d_sinks].map(|pointer| self.d_sinks_view(pointer));
                 self.add(sum, [Some(sum), Some(more)], stream)?;
@@ -270,14 +250,13 @@ impl ContextPass<'_> {
 
     /// Queues, beside the kernels, what sends the gradients of a step to the rank whose keys they are of, and
     /// receives those of this rank's keys.
-    fn send_home(&mut self, own: &Own, away: &KeySums, step: usize, lanes: Lanes) -> Result<Coming> {
+    fn send_home(&mut self, own: &Own, away: &KeySums, step: usize, stream: Stream) -> Result<Coming> {
         let (rank, ranks) = (self.group.rank(), self.group.ranks());
         let (home, from) = (self.source(step), (rank + step) % ranks);
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
         let rows = own.dk.layout.shape[1];
         let coming = self.room_for([Use::DkComing, Use::DvComing], shapes, rows)?;
-        // Kernels of the one lane make what is sent, those of the other take in what came before.
-        self.hold_back_exchange(&self.marks(lanes)?)?;
+        self.order(stream, self.group.beside)?;
         self.exchange_rows(
             (&away.sums, home, &self.touched[rank][step]),
             (&coming, from, &self.touched[from][step]),
@@ -286,10 +265,9 @@ impl ContextPass<'_> {
         Ok(Coming { sums: coming, rows: self.touched[from][step].clone(), mark })
     }
 
-    /// Adds what has come. What was sent has gone, too: its memory is free again.
-    fn take_in(&mut self, home: &mut KeySums, came: &Coming, lanes: Lanes) -> Result<()> {
-        self.hold_back(lanes, &came.mark)?;
-        let stream = lanes.stream(Lane::Behind);
+    /// Adds what has come.
+    fn take_in(&mut self, home: &mut KeySums, came: &Coming, stream: Stream) -> Result<()> {
+        self.group.device.driver().wait_for_mark(stream, &came.mark)?;
         for rows in came.rows.ranges().map(Rows::from) {
             let is_new = home.touched.gaps(&rows) == [rows.range()];
             if !is_new {
@@ -365,7 +343,7 @@ impl ContextPass<'_> {
         place: &PartPlace,
         (mut partial, scores): (PartialBackward, PartScores),
         [dk, dv]: [View; 2],
-        (stream, lane): (Stream, Lane),
+        stream: Stream,
     ) -> Result<()> {
         let device = self.group.device.clone();
         let PartPlace { q, k, v, o, cu_seqlens: [cu_seqlens_q, cu_seqlens_k], valid, .. } = place;
@@ -405,8 +383,7 @@ impl ContextPass<'_> {
         let mut plan = plan_backward_partial(&valid, device.properties(), &pointers, &partial)?;
         [plan.params.lse_batch_stride, plan.params.lse_head_stride] = self.valid.local.lse_strides();
         let bytes = plan.workspace_bytes();
-        let workspace =
-            Workspace { pointer: self.room.of(&device, Use::Workspace(lane), bytes)?, bytes };
+        let workspace = Workspace { pointer: self.room.of(&device, Use::Workspace, bytes)?, bytes };
         // SAFETY: the caller of `backward` vouches for its tensors; all others are memory of this pass.
         unsafe { launch_backward(&device, &plan, workspace, stream) }
     }
@@ -441,10 +418,6 @@ impl ContextPass<'_> {
         // SAFETY: the caller of `backward` vouches for its tensors; all others are memory of this pass.
         plan.map_or(Ok(()), |plan| unsafe { launch_accumulate(device, &plan, stream) })
     }
-}
-
-fn turns_of(pieces: &[Piece]) -> Vec<Turns> {
-    pieces.iter().map(|piece| Turns { had: 0, has: piece.parts.len(), last: None }).collect()
 }
 
 /// The parts of a step with the pieces that they are of, those of few keys first.

@@ -1,6 +1,5 @@
 //! The forward pass of a rank.
 
-use super::lanes::{Lane, Lanes};
 use super::layout::ContextLayout;
 use super::schedule::Piece;
 use super::views::{PartPlace, View, of_part};
@@ -39,18 +38,11 @@ impl ContextPass<'_> {
         let own = self.own_keys([pointers.k, pointers.v]);
         let pieces = self.pieces.clone();
         let lse = if local.wants_lse { pointers.lse } else { 0 };
-        let lanes = self.fork(stream)?;
-        // Later pieces see more keys, as a rule: those of few fill what the others leave idle.
-        let lane_of = |index: usize| match pieces.len() > 1 && 2 * index >= pieces.len() {
-            true => Lane::Ahead,
-            false => Lane::Behind,
-        };
-        let queued = self.for_each_step(own, lanes, |pass, phase, step, keys| {
+        self.for_each_step(own, stream, |pass, phase, step, keys| {
             if phase == Phase::Send {
                 return Ok(());
             }
-            for (index, piece) in pieces.iter().enumerate().rev() {
-                let stream = lanes.stream(lane_of(index));
+            for (index, piece) in pieces.iter().enumerate() {
                 for (number, part) in piece.parts.iter().enumerate() {
                     if part.step != step {
                         continue;
@@ -64,8 +56,7 @@ impl ContextPass<'_> {
                 }
             }
             Ok(())
-        });
-        queued.and(self.join(lanes))
+        })
     }
 
     /// Every tensor that has elements has an address, as the whole pass would ask for.
@@ -80,21 +71,20 @@ impl ContextPass<'_> {
         [View::dense(k, local.k.shape, local.dtype), View::dense(v, local.v.shape, local.dtype)]
     }
 
-    /// Calls `work` with the keys and values of each step, when they are there, as far as kernels on `lanes`
+    /// Calls `work` with the keys and values of each step, when they are there, as far as kernels on `stream`
     /// are concerned; those of the next step are on their way meanwhile. Each step has two phases: what is
     /// sent in the second one is queued behind the next keys.
     pub(super) fn for_each_step(
         &mut self,
         own: [View; 2],
-        lanes: Lanes,
+        stream: Stream,
         mut work: impl FnMut(&mut Self, Phase, usize, [View; 2]) -> Result<()>,
     ) -> Result<()> {
         let (ranks, beside) = (self.group.ranks(), self.group.beside);
         if self.group.layout == ContextLayout::Gathered {
-            self.hold_back_exchange(&self.marks(lanes)?)?;
+            self.order(stream, beside)?;
             let whole = self.gather(own)?;
-            let comes = self.group.device.driver().mark(beside)?;
-            self.hold_back(lanes, &comes)?;
+            self.order(beside, stream)?;
             work(self, Phase::Compute, 0, whole)?;
             return work(self, Phase::Send, 0, whole);
         }
@@ -102,19 +92,20 @@ impl ContextPass<'_> {
         for step in 0..ranks {
             // Kernels of the step before read what the next keys overwrite; those of this one are queued
             // before the host waits for other ranks.
-            let before = self.marks(lanes)?;
+            let before = self.group.device.driver().mark(stream)?;
             work(self, Phase::Compute, step, here)?;
             let mut next = here;
             let mut comes = None;
             if step + 1 < ranks {
                 next = self.keys_at(own, step + 1)?;
-                self.hold_back_exchange(&before)?;
+                let driver = self.group.device.driver();
+                driver.wait_for_mark(beside, &before)?;
                 self.pass_on(&here, &next)?;
-                comes = Some(self.group.device.driver().mark(beside)?);
+                comes = Some(driver.mark(beside)?);
             }
             work(self, Phase::Send, step, here)?;
             if let Some(mark) = comes {
-                self.hold_back(lanes, &mark)?;
+                self.group.device.driver().wait_for_mark(stream, &mark)?;
             }
             here = next;
         }

@@ -2,9 +2,7 @@
 //! before something else, and has nothing that says so, sooner or later comes after it.
 
 use super::emulated::EmulatedDriver;
-use super::{
-    DevicePointer, DeviceProperties, Driver, Mark, Priority, Queued, Stream, TensorMapDescription,
-};
+use super::{DevicePointer, DeviceProperties, Driver, Mark, Queued, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use kernels_gpu::abi::{Arch, KernelVariant, TensorMap};
@@ -155,7 +153,7 @@ impl Driver for DeferredDriver {
         self.work().run_until(&end)
     }
 
-    fn create_stream(&self, _priority: Priority) -> Result<Stream> {
+    fn create_stream(&self) -> Result<Stream> {
         let mut all = self.work();
         all.streams += 1;
         Ok(Stream(all.streams))

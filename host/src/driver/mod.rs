@@ -58,15 +58,6 @@ pub struct TensorMapDescription {
     pub l2_promotion: L2Promotion,
 }
 
-/// Whose blocks go first where a device has room for those of one stream only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Priority {
-    /// Ahead of the default stream and of those of callers.
-    High,
-    /// Ahead of these, too.
-    Highest,
-}
-
 /// A point in the work queued on a stream: see [`Driver::mark`]. Of a device that does everything at once,
 /// nothing; otherwise what the driver that made it knows it by.
 #[derive(Clone, Default)]
@@ -185,9 +176,8 @@ pub trait Driver: Send + Sync {
         self.synchronize(stream).map(|()| true)
     }
 
-    /// A stream beside the default one, whose work waits for nothing that is queued there.
-    fn create_stream(&self, priority: Priority) -> Result<Stream, Error> {
-        let _ = priority;
+    /// A stream beside the default one, of high priority: for what is to go on beside kernels.
+    fn create_stream(&self) -> Result<Stream, Error> {
         Ok(Stream::default())
     }
 

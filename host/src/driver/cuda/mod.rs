@@ -17,7 +17,7 @@ mod trampolines;
 
 pub use event::CudaEvent;
 
-use super::{DevicePointer, DeviceProperties, Driver, Mark, Priority, Stream, TensorMapDescription};
+use super::{DevicePointer, DeviceProperties, Driver, Mark, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use context::PrimaryContext;
@@ -255,9 +255,9 @@ impl Driver for CudaDriver {
             .map_err(|failure| self.late(failure))
     }
 
-    fn create_stream(&self, priority: Priority) -> Result<Stream> {
+    fn create_stream(&self) -> Result<Stream> {
         let _entered = self.context.enter()?;
-        Ok(Stream(raw::stream_create(priority)? as usize))
+        Ok(Stream(raw::stream_create()? as usize))
     }
 
     unsafe fn destroy_stream(&self, stream: Stream) -> Result<()> {

@@ -11,19 +11,12 @@ import numpy as np
 _CPU, _CUDA, _CUDA_HOST = 1, 2, 3
 
 
-# PyTorch's class, if somebody has imported it by now. torch.compile, which follows every look into
-# ``sys.modules`` and then fails when that grows, sees this alone.
-_Tensor: Any = getattr(sys.modules.get("torch"), "Tensor", None)
-
-
 def is_torch(tensor: Any) -> bool:
-    """Whether it is a tensor of PyTorch; does not import it."""
-    global _Tensor
-    if _Tensor is None:
-        for kind in type(tensor).__mro__:
-            if kind.__module__ == "torch" and kind.__name__ == "Tensor":
-                _Tensor = kind
-    return _Tensor is not None and isinstance(tensor, _Tensor)
+    """Whether it is a tensor of PyTorch; does not import it.
+
+    torch.compile follows what is looked at here: ``sys.modules`` would be a guard of its own, and whole.
+    """
+    return hasattr(tensor, "__torch_function__")
 
 
 def adopt(argument: str, array: Any) -> tuple[Any, Callable[[Any], Any]]:

@@ -1,7 +1,6 @@
 //! Streams, what waits for what between them, and copies from one GPU to another.
 
 use super::{EventHandle, Failure, StreamHandle, check};
-use crate::driver::Priority;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -29,20 +28,15 @@ unsafe extern "C" {
     ) -> i32;
 }
 
-/// A new stream in the current context.
-pub(in crate::driver::cuda) fn stream_create(priority: Priority) -> Result<StreamHandle, Failure> {
-    // The smaller the number, the sooner; streams have the least priority, 0, unless one is asked for.
+/// A new stream of the highest priority, in the current context.
+pub(in crate::driver::cuda) fn stream_create() -> Result<StreamHandle, Failure> {
     let (mut least, mut greatest) = (0, 0);
     // SAFETY: both are writable.
     let code = unsafe { cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) };
     check("cuCtxGetStreamPriorityRange", code)?;
-    let priority = match priority {
-        Priority::High => (least - 1).max(greatest),
-        Priority::Highest => greatest,
-    };
     let mut stream = ptr::null_mut();
     // SAFETY: `stream` is writable.
-    let code = unsafe { cuStreamCreateWithPriority(&raw mut stream, STREAM_NON_BLOCKING, priority) };
+    let code = unsafe { cuStreamCreateWithPriority(&raw mut stream, STREAM_NON_BLOCKING, greatest) };
     check("cuStreamCreateWithPriority", code).map(|()| stream)
 }
 

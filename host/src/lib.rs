@@ -88,3 +88,8 @@ pub use problem::{
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The programs of the book.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/features.md")]
+struct Features;

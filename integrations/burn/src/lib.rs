@@ -1,8 +1,8 @@
 //! finite-attention for [burn](https://github.com/tracel-ai/burn): exact attention with gradients.
 //!
 //! Tensors are `[batch, head, row, column]`, as in `burn::tensor::module::attention`: q `[B, Hq, Sq, D]`, k
-//! `[B, Hk, Sk, D]`, v `[B, Hk, Sk, Dv]`, all of one dtype (bf16, f16 or f32), and o `[B, Hq, Sq, Dv]` of that
-//! dtype. Hq is a multiple of Hk.
+//! `[B, Hk, Sk, D]`, v `[B, Hk, Sk, Dv]`, all of one dtype (bf16, f16 or f32), and o `[B, Hq, Sq, Dv]` of
+//! that dtype. Hq is a multiple of Hk.
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};
@@ -30,9 +30,9 @@
 //! **What is asked** beside shapes says the last argument, with the builders of [`ForwardProblem`]: masks,
 //! windows, scale, softcap, dropout. A query that sees no key has o = 0, and gives no gradients.
 //!
-//! **Errors** are the library's: the argument, what was expected and what came. What a backward pass could not
-//! do is refused by the forward pass; burn's backward passes return no errors, so that there a device that
-//! fails is a panic, with the same text.
+//! **Errors** are the library's: the argument, what was expected and what came. What a backward pass could
+//! not do is refused by the forward pass; burn's backward passes return no errors, so that there a device
+//! that fails is a panic, with the same text.
 
 mod autodiff;
 #[cfg(feature = "cuda")]
@@ -88,9 +88,9 @@ impl Attention {
         Attention { device: Some(device), ..self }
     }
 
-    /// o `[B, Hq, Sq, Dv]` of q `[B, Hq, Sq, D]`, k `[B, Hk, Sk, D]` and v `[B, Hk, Sk, Dv]`, all of one dtype:
-    /// bf16, f16 or f32. `ask` gets the problem of full attention with the default scale, `D^-0.5`, and
-    /// returns what is asked; the layouts and dtypes in it are those of the tensors, whatever it says.
+    /// o `[B, Hq, Sq, Dv]` of q `[B, Hq, Sq, D]`, k `[B, Hk, Sk, D]` and v `[B, Hk, Sk, Dv]`, all of one
+    /// dtype: bf16, f16 or f32. `ask` gets the problem of full attention with the default scale, `D^-0.5`,
+    /// and returns what is asked; the layouts and dtypes in it are those of the tensors, whatever it says.
     ///
     /// If a gradient of q, k or v can be asked for, burn's graph keeps o and lse, f32 `[B, Hq, Sq]`, for the
     /// backward pass.

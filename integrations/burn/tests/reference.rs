@@ -114,8 +114,8 @@ pub fn numbers(tensor: Tensor<4>) -> Vec<f64> {
     tensor.into_data().convert::<f64>().try_to_vec().expect("f64")
 }
 
-/// Fails unless a tensor is as close to the reference as docs/semantics.md demands, with burn's own operations in
-/// the dtype for what is not fused.
+/// Fails unless a tensor is as close to the reference as docs/semantics.md demands, with burn's own
+/// operations in the dtype for what is not fused.
 pub fn assert_close(name: &str, got: &[f64], reference: &[f64], naive: &[f64], dtype: DType) {
     let precision = match dtype {
         DType::BF16 => Precision::Bf16,

@@ -52,8 +52,8 @@ pub fn backward<T: Element + WithDType>(
     Ok([tensor(dq, &forward.q)?, tensor(dk, &forward.k)?, tensor(dv, &forward.v)?])
 }
 
-/// The elements from the first to the last of a tensor, as the library wants them. Strides of candle are never
-/// negative, so that the first is element (0, 0, 0, 0).
+/// The elements from the first to the last of a tensor, as the library wants them. Strides of candle are
+/// never negative, so that the first is element (0, 0, 0, 0).
 fn elements<'s, T: WithDType>(
     (storage, layout): Given<'s, CpuStorage>,
     of: &ProblemLayout,

@@ -1,9 +1,9 @@
 //! finite-attention for [candle](https://github.com/huggingface/candle): exact attention with gradients.
 //!
 //! Tensors are `[batch, row, head, column]`, as candle-flash-attn has them: q `[B, Sq, Hq, D]`, k
-//! `[B, Sk, Hk, D]`, v `[B, Sk, Hk, Dv]`, all of one dtype (bf16, f16 or f32), and o `[B, Sq, Hq, Dv]` of that
-//! dtype. Hq is a multiple of Hk. Any strides do: only where columns do not stand side by side is a tensor
-//! copied.
+//! `[B, Sk, Hk, D]`, v `[B, Sk, Hk, Dv]`, all of one dtype (bf16, f16 or f32), and o `[B, Sq, Hq, Dv]` of
+//! that dtype. Hq is a multiple of Hk. Any strides do: only where columns do not stand side by side is a
+//! tensor copied.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -26,8 +26,8 @@
 //! **What is asked** beside shapes says the last argument, with the builders of [`ForwardProblem`]: masks,
 //! windows, scale, softcap, dropout. A query that sees no key has o = 0, and gives no gradients.
 //!
-//! **Errors** are candle's, with the texts of [`finite_attention::Error`]: the argument, what was expected and
-//! what came. What a backward pass could not do is refused by the forward pass.
+//! **Errors** are candle's, with the texts of [`finite_attention::Error`]: the argument, what was expected
+//! and what came. What a backward pass could not do is refused by the forward pass.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -81,9 +81,9 @@ impl Attention {
         Attention { device: Some(device), ..self }
     }
 
-    /// o `[B, Sq, Hq, Dv]` of q `[B, Sq, Hq, D]`, k `[B, Sk, Hk, D]` and v `[B, Sk, Hk, Dv]`, all of one dtype:
-    /// bf16, f16 or f32. `ask` gets the problem of full attention with the default scale, `D^-0.5`, and
-    /// returns what is asked; the layouts and dtypes in it are those of the tensors, whatever it says.
+    /// o `[B, Sq, Hq, Dv]` of q `[B, Sq, Hq, D]`, k `[B, Sk, Hk, D]` and v `[B, Sk, Hk, Dv]`, all of one
+    /// dtype: bf16, f16 or f32. `ask` gets the problem of full attention with the default scale, `D^-0.5`,
+    /// and returns what is asked; the layouts and dtypes in it are those of the tensors, whatever it says.
     ///
     /// If a gradient of q, k or v can be asked for, lse is kept for the backward pass: f32 `[B, Hq, Sq]`.
     ///

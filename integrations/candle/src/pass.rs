@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 
 /// An operator of candle: it is made for one forward pass, whose lse it keeps.
 ///
-/// Nobody else gets it, so that lse is always of the tensors that the backward pass is given; it stays as long
-/// as the graph, in which backward passes may be run again.
+/// Nobody else gets it, so that lse is always of the tensors that the backward pass is given; it stays as
+/// long as the graph, in which backward passes may be run again.
 pub struct Pass {
     /// With the layouts of the forward pass's tensors.
     pub problem: BackwardProblem,

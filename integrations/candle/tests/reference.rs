@@ -127,11 +127,11 @@ pub fn gradients(o: &Tensor, d_o: &Tensor, variables: [&Var; 3]) -> Result<[Vec<
 }
 
 pub fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
-    tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
+    tensor.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
-/// Fails unless a tensor is as close to the reference as docs/semantics.md demands, with candle's own operations in
-/// the dtype for what is not fused.
+/// Fails unless a tensor is as close to the reference as docs/semantics.md demands, with candle's own
+/// operations in the dtype for what is not fused.
 pub fn assert_close(name: &str, got: &[f64], reference: &[f64], naive: &[f64], dtype: DType) {
     let precision = match dtype {
         DType::BF16 => Precision::Bf16,

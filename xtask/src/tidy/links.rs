@@ -7,12 +7,18 @@ use crate::workspace::root;
 /// names a heading, to one that the page has.
 pub fn links(files: &[File]) -> Vec<String> {
     let is_there = |path: &str| root().join(path).exists();
-    broken(files, &is_there)
+    // A page that stands elsewhere, too, leads on from where it is written.
+    let is_page = |file: &File| file.path.ends_with(".md") && !root().join(&file.path).is_symlink();
+    broken(files, &is_page, &is_there)
 }
 
-fn broken(files: &[File], is_there: &dyn Fn(&str) -> bool) -> Vec<String> {
+fn broken(
+    files: &[File],
+    is_page: &dyn Fn(&File) -> bool,
+    is_there: &dyn Fn(&str) -> bool,
+) -> Vec<String> {
     let mut broken = Vec::new();
-    for page in files.iter().filter(|file| file.path.ends_with(".md")) {
+    for page in files.iter().filter(|file| is_page(file)) {
         for (line, target) in targets(&page.text) {
             if let Err(what) = check(files, page, target, is_there) {
                 broken.push(page.at(line, &format!("link to `{target}`: {what}")));
@@ -107,7 +113,7 @@ mod tests {
         let files = [("docs/page.md", page), ("docs/other.md", other), ("README.md", "# Top\n")]
             .map(|(path, text)| File::new(path, text.to_owned()));
         let names = ["docs/page.md", "docs/other.md", "docs/figures", "README.md"];
-        broken(&files, &|path| names.contains(&path))
+        broken(&files, &|file| file.path.ends_with(".md"), &|path| names.contains(&path))
     }
 
     #[test]

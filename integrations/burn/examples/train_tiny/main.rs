@@ -1,9 +1,10 @@
-//! A model of characters that learns two sonnets, with burn and the attention of this library in the emulator.
+//! A model of characters that learns two sonnets, with burn and the attention of this library in the
+//! emulator.
 //!
 //! `cargo run --release --example train_tiny [-- --steps N --svg loss.svg]`
 //!
-//! About a minute on two cores. It prints the loss, draws it, and says what the model has learnt. Queries have
-//! four heads and keys two, causal, in bf16; weights and all else are f32.
+//! About a minute on two cores. It prints the loss, draws it, and says what the model has learnt. Queries
+//! have four heads and keys two, causal, in bf16; weights and all else are f32.
 
 mod model;
 mod plot;

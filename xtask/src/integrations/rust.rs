@@ -1,14 +1,18 @@
 //! The doors for frameworks of Rust.
 
 use super::Door;
+use std::process::Command;
+
 use anyhow::Result;
 
-use crate::workspace::on_path;
+use crate::workspace::{on_path, run_shown};
 
 /// How such a door is checked.
 pub struct Plan {
     /// Features that are linted, and type-checked by that.
     linted: &'static str,
+    /// What the environment has meanwhile.
+    environment: &'static [(&'static str, &'static str)],
     /// Features that are tested.
     tested: &'static str,
     /// A feature that is linted only where this program is at hand.
@@ -16,10 +20,16 @@ pub struct Plan {
 }
 
 /// Candle compiles its kernels when it is built for CUDA.
-pub const CANDLE: Plan = Plan { linted: "", tested: "", needs: Some(("cuda", "nvcc")) };
+pub const CANDLE: Plan =
+    Plan { linted: "", environment: &[], tested: "", needs: Some(("cuda", "nvcc")) };
 
-/// CubeCL looks for CUDA when it runs.
-pub const BURN: Plan = Plan { linted: "flex,ndarray,cuda", tested: "flex,ndarray", needs: None };
+/// CubeCL downloads a compiler that it links, unless documentation alone is made: types need no linking.
+pub const BURN: Plan = Plan {
+    linted: "flex,ndarray,cuda",
+    environment: &[("DOCS_RS", "1")],
+    tested: "flex,ndarray",
+    needs: None,
+};
 
 /// Formats, lints and tests it.
 ///
@@ -28,17 +38,24 @@ pub const BURN: Plan = Plan { linted: "flex,ndarray,cuda", tested: "flex,ndarray
 pub fn check(door: &Door, plan: &Plan) -> Result<()> {
     door.check_lock()?;
     door.cargo("fmt -- --check")?;
-    let features =
-        |names: &str| if names.is_empty() { String::new() } else { format!(" --features {names}") };
-    let lint =
-        |names| door.cargo(&format!("clippy --locked --all-targets{} -- -D warnings", features(names)));
-    lint(plan.linted)?;
+    lint(door, plan.linted, plan.environment)?;
     match plan.needs {
-        Some((feature, program)) if on_path(program).is_some() => lint(feature)?,
+        Some((feature, program)) if on_path(program).is_some() => lint(door, feature, &[])?,
         Some((feature, program)) => {
-            println!("skipped: {program} is not at hand, which its feature `{feature}` needs");
+            println!(
+                "skipped: {program} is not at hand, which the feature `{feature}` needs to be linted"
+            );
         }
         None => {}
     }
-    door.cargo(&format!("test --locked{}", features(plan.tested)))
+    let mut test = Command::new("cargo");
+    test.args(["test", "--locked", "--features", plan.tested]).env("CARGO_TARGET_DIR", door.target());
+    run_shown(test.current_dir(door.folder()))
+}
+
+fn lint(door: &Door, features: &str, environment: &[(&str, &str)]) -> Result<()> {
+    let mut clippy = Command::new("cargo");
+    clippy.args(["clippy", "--locked", "--all-targets", "--features", features, "--", "-D", "warnings"]);
+    clippy.env("CARGO_TARGET_DIR", door.target()).envs(environment.iter().copied());
+    run_shown(clippy.current_dir(door.folder()))
 }

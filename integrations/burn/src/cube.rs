@@ -9,15 +9,15 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
-use cubecl::Runtime;
 use cubecl::cuda::CudaRuntime;
-use cubecl::server::Handle;
+use cubecl_runtime::runtime::Runtime;
 use finite_attention::attention::{backward_and_wait, launch_forward};
 use finite_attention::plan::plan_forward;
 use finite_attention::{
     BackwardPointers, BackwardProblem, Device, DevicePointer, Error, ForwardPointers, ForwardProblem,
     Layout, Result, Stream,
 };
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -71,11 +71,11 @@ fn forward(ordinal: usize, tensors: [CubeTensor; 3], pass: &Pass) -> Result<[Cub
     let lse = new_tensor(&q, Shape::new([batches, heads, rows]), DType::F32);
     let held = [Held::new(&q)?, Held::new(&k)?, Held::new(&v)?, Held::new(&o)?, Held::new(&lse)?];
     let pointers = ForwardPointers {
-        q: held[0].address(),
-        k: held[1].address(),
-        v: held[2].address(),
-        o: held[3].address(),
-        lse: held[4].address(),
+        q: held[0].address,
+        k: held[1].address,
+        v: held[2].address,
+        o: held[3].address,
+        lse: held[4].address,
         ..ForwardPointers::default()
     };
     let Some(plan) = plan_forward(&valid, device.properties(), &pointers)? else { return Ok([o, lse]) };
@@ -103,15 +103,15 @@ fn backward(ordinal: usize, tensors: [CubeTensor; 6], pass: &Pass) -> Result<Gra
     let all = [&q, &k, &v, &o, &lse, &d_o, &dq, &dk, &dv];
     let held = all.into_iter().map(Held::new).collect::<Result<Vec<_>>>()?;
     let pointers = BackwardPointers {
-        q: held[0].address(),
-        k: held[1].address(),
-        v: held[2].address(),
-        o: held[3].address(),
-        lse: held[4].address(),
-        d_o: held[5].address(),
-        dq: held[6].address(),
-        dk: held[7].address(),
-        dv: held[8].address(),
+        q: held[0].address,
+        k: held[1].address,
+        v: held[2].address,
+        o: held[3].address,
+        lse: held[4].address,
+        d_o: held[5].address,
+        dq: held[6].address,
+        dk: held[7].address,
+        dv: held[8].address,
         ..BackwardPointers::default()
     };
     wait_for(&q)?;
@@ -156,20 +156,19 @@ fn new_tensor(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     CubeTensor::new_contiguous(like.client.clone(), like.device.clone(), shape, handle, dtype)
 }
 
-/// An allocation of CubeCL, which stays where it is.
-struct Held(cubecl::storage::ManagedResource<Resource>);
+/// Where a tensor of CubeCL stands, and what keeps it there.
+struct Held {
+    address: DevicePointer,
+    _allocation: Box<dyn Any>,
+}
 
 impl Held {
     /// Of a tensor; what is queued from now on comes after what has written it.
     fn new(tensor: &CubeTensor) -> Result<Self> {
-        let handle: Handle = tensor.handle.clone();
+        let handle = tensor.handle.clone();
         let resource = tensor.client.get_resource::<<CudaRuntime as Runtime>::Server>(handle);
-        resource.map(Held).map_err(|error| failed("get_resource", &error))
-    }
-
-    /// Of the first element.
-    fn address(&self) -> DevicePointer {
-        self.0.resource().ptr
+        let allocation = resource.map_err(|error| failed("get_resource", &error))?;
+        Ok(Held { address: allocation.resource().ptr, _allocation: Box::new(allocation) })
     }
 }
 

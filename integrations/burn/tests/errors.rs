@@ -11,7 +11,7 @@ fn zeros(shape: [usize; 4], dtype: DType) -> Tensor<4> {
 
 /// The error of a call.
 fn error([q, k, v]: [&Tensor<4>; 3], ask: impl FnOnce(ForwardProblem) -> ForwardProblem) -> Error {
-    attention(q.clone(), k.clone(), v.clone(), ask).err().expect("it should be refused")
+    attention(q.clone(), k.clone(), v.clone(), ask).expect_err("it should be refused")
 }
 
 #[test]

@@ -39,8 +39,8 @@
 //!
 //! **Training.** [`training`] has scans for NaN and infinities, loss scaling, clipping, and an anomaly mode
 //! that names the stage of a computation. **More GPUs**: [`context_parallel`]. **Deformable attention**:
-//! [`msda`]. **Other languages**: [`c_api`]. **Tests of your own**: [`check`] and
-//! [`reference`](mod@reference), plain loops in f64.
+//! [`msda`]. **Other languages**: [`c_api`]; Python, burn and candle have packages of their own in
+//! `integrations`. **Tests of your own**: [`check`] and [`reference`](mod@reference), plain loops in f64.
 //!
 //! # Features
 //!
@@ -88,3 +88,8 @@ pub use problem::{
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The programs of the book.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/features.md")]
+struct Features;

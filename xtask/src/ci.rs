@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 
 use crate::workspace::{on_path, output, root, run_shown};
-use crate::{build_kernels, integrations, packaged, seed, tidy};
+use crate::{book, build_kernels, integrations, packaged, seed, tidy};
 
 /// Run everything that must be green, with a share of the properties' random cases: others for each commit.
 #[derive(clap::Args)]
@@ -93,15 +93,14 @@ fn steps<'a>(args: &'a Args, seed: &'a str) -> Vec<Step<'a>> {
         ("hopper", Box::new(move || hopper(seed))),
         ("doctests", Box::new(|| cargo("test --workspace --exclude finite-attention-c --doc --locked"))),
         ("docs", Box::new(docs)),
+        ("book", Box::new(book::run_in_ci)),
     ];
     if on_path("python3").is_some() {
         steps.push(("benchmarks", Box::new(benchmarks)));
-        steps.push(("python", Box::new(|| integrations::check_once(false))));
     } else {
-        println!(
-            "python3 is not at hand: what compare.py works out and the Python package are not tested"
-        );
+        println!("python3 is not at hand: what compare.py works out is not tested");
     }
+    steps.push(("doors", Box::new(integrations::run_in_ci)));
     if on_path("cargo-deny").is_some() {
         // Advisories need a database from the network; the rest is in the tree.
         steps.push(("deny", Box::new(|| cargo("deny check licenses bans sources"))));

@@ -1,133 +1,203 @@
 //! `integrations`: builds and tests the doors for other frameworks, which are workspaces of their own.
 
+mod python;
+mod rust;
+
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::build_kernels::stamp;
 use crate::workspace::{on_path, output, root, run_shown, target_dir};
 
-/// Build and test the doors for other frameworks: the Python package.
+/// Build and test the doors for other frameworks: Python, burn and candle.
 #[derive(clap::Args)]
 pub struct Args {
     /// Also when the same has passed before.
     #[arg(long)]
     force: bool,
+    /// This door alone.
+    #[arg(long, value_name = "DOOR", value_parser = DOORS.map(|door| door.name))]
+    only: Option<String>,
     /// Install PyTorch from its registry (3 GB with what it needs), so that its doors are tested, too.
     #[arg(long)]
     torch: bool,
 }
 
-/// Where the Python package is.
-const PYTHON: &str = "integrations/python";
+/// The door for one framework.
+struct Door {
+    /// Also the name of its folder in `integrations`.
+    name: &'static str,
+    /// What it is made of, in its folder.
+    inputs: &'static [&'static str],
+    /// That it has passed is kept in the tree: it takes too long to build for every machine that sees the tree
+    /// for the first time.
+    is_recorded: bool,
+    check: fn(&Door, with_torch: bool) -> Result<()>,
+}
 
-/// What the package is made of, and what of the library it calls: its public interface, not what is behind
-/// it, which has tests of its own.
-const PYTHON_INPUTS: [&str; 18] = [
-    "integrations/python/Cargo.toml",
-    "integrations/python/Cargo.lock",
-    "integrations/python/pyproject.toml",
-    "integrations/python/requirements-test.txt",
-    "integrations/python/src",
-    "integrations/python/python",
-    "integrations/python/tests",
-    "integrations/python/examples",
+/// What has passed, of doors that are recorded: a line each, of the name and a hash of all that the outcome
+/// depends on.
+const RECORD: &str = "integrations/passed";
+
+const DOORS: [Door; 3] = [
+    Door {
+        name: "python",
+        inputs: &[
+            "Cargo.toml",
+            "Cargo.lock",
+            "pyproject.toml",
+            "requirements-test.txt",
+            "src",
+            "python",
+            "tests",
+            "examples",
+        ],
+        is_recorded: false,
+        check: python::check,
+    },
+    Door {
+        name: "candle",
+        inputs: &["Cargo.toml", "Cargo.lock", "src", "tests"],
+        is_recorded: true,
+        check: |door, _| rust::check(door, &rust::CANDLE),
+    },
+    Door {
+        name: "burn",
+        inputs: &["Cargo.toml", "Cargo.lock", "src", "tests", "examples"],
+        is_recorded: true,
+        check: |door, _| rust::check(door, &rust::BURN),
+    },
+];
+
+/// What of the library doors call: its public interface, not what is behind it, which has tests of its own.
+const LIBRARY: [&str; 13] = [
     "host/Cargo.toml",
     "host/src/lib.rs",
     "host/src/attention.rs",
     "host/src/attention",
     "host/src/buffer.rs",
+    "host/src/device.rs",
     "host/src/error.rs",
+    "host/src/msda.rs",
     "host/src/problem.rs",
     "host/src/problem",
     "host/src/training",
     "xtask/src/integrations.rs",
+    "xtask/src/integrations",
 ];
 
-/// Runs all of them.
+/// Runs all of them, or one.
 ///
 /// # Errors
 /// When one cannot be built, or a test of it fails.
 pub fn run(args: &Args) -> Result<()> {
-    if args.force { python(args.torch) } else { check_once(args.torch) }
+    let wanted = |door: &&Door| args.only.as_ref().is_none_or(|only| only == door.name);
+    for door in DOORS.iter().filter(wanted) {
+        println!("-- {}", door.name);
+        if args.force { (door.check)(door, args.torch) } else { door.check_once(args.torch) }
+            .with_context(|| format!("the door for {}", door.name))?;
+        if door.is_recorded {
+            door.record()?;
+        }
+    }
+    Ok(())
 }
 
-/// As [`run`], unless the same has passed before in this clone.
+/// As [`run`], of all doors that can be built here: what is skipped is said, with the reason.
 ///
 /// # Errors
 /// As [`run`].
-pub fn check_once(with_torch: bool) -> Result<()> {
-    let kept = target_dir().join("python/checked");
-    std::fs::create_dir_all(target_dir().join("python"))?;
-    let words = format!("torch: {with_torch}");
-    let stamp = || stamp::of_files(&PYTHON_INPUTS, &words);
-    stamp::check_once(&kept, stamp, || python(with_torch)).map(|_| ())
+pub fn run_in_ci() -> Result<()> {
+    for door in &DOORS {
+        println!("-- {}", door.name);
+        if door.name == "python" && on_path("python3").is_none() {
+            println!("skipped: python3 is not at hand");
+            continue;
+        }
+        if door.is_recorded && door.recorded()? == Some(door.hash("")?) {
+            println!(
+                "skipped: {RECORD} says that it has passed as it is, with the library's public interface as \
+                 that is (cargo xtask integrations --force --only {} runs it)",
+                door.name
+            );
+            continue;
+        }
+        door.check_once(false).with_context(|| format!("the door for {}", door.name))?;
+    }
+    Ok(())
 }
 
-/// Formats, lints, builds the wheel, installs it into an environment of its own and runs its tests.
-fn python(with_torch: bool) -> Result<()> {
-    if on_path("python3").is_none() {
-        bail!("python3 is not at hand: the Python package needs it");
+impl Door {
+    fn folder(&self) -> PathBuf {
+        root().join("integrations").join(self.name)
     }
-    let (folder, target) = (root().join(PYTHON), target_dir().join("python"));
-    check_lock(&folder)?;
-    cargo(&folder, &target, "fmt -- --check")?;
-    cargo(&folder, &target, "clippy --locked -- -D warnings")?;
-    let environment = environment(&target, with_torch)?;
-    let wheels = target.join("wheels");
-    if wheels.exists() {
-        std::fs::remove_dir_all(&wheels).context("cannot empty the folder of the wheel")?;
-    }
-    let mut build = Command::new(environment.join("bin/maturin"));
-    build.args(["build", "--release", "--locked", "--out"]).arg(&wheels);
-    // Called by its path, maturin does not see the environment that it is in.
-    build.env("VIRTUAL_ENV", &environment).env("CARGO_TARGET_DIR", &target);
-    run_shown(build.current_dir(&folder))?;
-    let mut install = pip(&environment);
-    install.args(["install", "--quiet", "--no-deps", "--force-reinstall", "--find-links"]).arg(&wheels);
-    run_shown(install.args(["--no-index", "finite-attention"]))?;
-    let mut test = Command::new(environment.join("bin/python"));
-    // Not in the folder of the package, whose sources would be imported instead of what is installed.
-    test.args(["-B", "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]).arg(folder.join("tests"));
-    run_shown(test.current_dir(&target))
-}
 
-/// The lock file of the package knows the dependencies that the library has now.
-fn check_lock(folder: &Path) -> Result<()> {
-    let mut command = Command::new("cargo");
-    command.args(["metadata", "--locked", "--format-version", "1"]).current_dir(folder);
-    output(&mut command).map(|_| ()).with_context(|| {
-        format!("{PYTHON}/Cargo.lock is not up to date; there: cargo update --workspace")
-    })
-}
+    /// Where it is built.
+    fn target(&self) -> PathBuf {
+        target_dir().join(self.name)
+    }
 
-/// An environment with what the tests need.
-fn environment(target: &Path, with_torch: bool) -> Result<PathBuf> {
-    let environment = target.join("environment");
-    if !environment.join("bin/python").exists() {
-        run_shown(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+    /// All that the outcome of its tests depends on, by paths in the tree.
+    fn inputs(&self) -> Vec<String> {
+        let own = self.inputs.iter().map(|input| format!("integrations/{}/{input}", self.name));
+        own.chain(LIBRARY.map(str::to_owned)).collect()
     }
-    let mut install = pip(&environment);
-    let file = root().join(PYTHON).join("requirements-test.txt");
-    install.args(["install", "--quiet", "--requirement"]).arg(file);
-    if with_torch {
-        install.arg("torch");
-    }
-    run_shown(&mut install)?;
-    let imports = ["-c", "import torch"];
-    if output(Command::new(environment.join("bin/python")).args(imports)).is_err() {
-        println!(
-            "PyTorch is not installed: its doors are not tested (cargo xtask integrations --torch)"
-        );
-    }
-    Ok(environment)
-}
 
-fn pip(environment: &Path) -> Command {
-    let mut command = Command::new(environment.join("bin/python"));
-    command.args(["-m", "pip", "--disable-pip-version-check"]);
-    command
+    /// Checks it, unless the same has passed before in this clone.
+    fn check_once(&self, with_torch: bool) -> Result<()> {
+        let kept = self.target().join("checked");
+        std::fs::create_dir_all(self.target())?;
+        let stamp = || self.hash(&format!("torch: {with_torch}"));
+        if !stamp::check_once(&kept, stamp, || (self.check)(self, with_torch))? {
+            println!(
+                "skipped: neither its files nor the library's public interface have changed since it passed \
+                 (cargo xtask integrations --force --only {} runs it)",
+                self.name
+            );
+        }
+        Ok(())
+    }
+
+    /// A hash of all that the outcome of its tests depends on, and of some words.
+    fn hash(&self, words: &str) -> Result<String> {
+        let inputs = self.inputs();
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        stamp::of_files(&inputs, words)
+    }
+
+    /// The hash with which it passed last, as the tree has it.
+    fn recorded(&self) -> Result<Option<String>> {
+        let record = fs::read_to_string(root().join(RECORD)).with_context(|| format!("no {RECORD}"))?;
+        let of_this = record.lines().find_map(|line| line.strip_prefix(self.name)?.strip_prefix(' '));
+        Ok(of_this.map(str::to_owned))
+    }
+
+    /// Writes into the tree that it has passed as it is.
+    fn record(&self) -> Result<()> {
+        let mut lines = Vec::new();
+        for door in DOORS.iter().filter(|door| door.is_recorded) {
+            let hash = if door.name == self.name { Some(door.hash("")?) } else { door.recorded()? };
+            lines.extend(hash.map(|hash| format!("{} {hash}\n", door.name)));
+        }
+        fs::write(root().join(RECORD), lines.concat()).with_context(|| format!("cannot write {RECORD}"))
+    }
+
+    /// The lock file knows the dependencies that the library has now.
+    fn check_lock(&self) -> Result<()> {
+        let mut command = Command::new("cargo");
+        let arguments = ["metadata", "--locked", "--format-version", "1"];
+        output(command.args(arguments).current_dir(self.folder())).map(|_| ()).with_context(|| {
+            let name = self.name;
+            format!("integrations/{name}/Cargo.lock is not up to date; there: cargo update --workspace")
+        })
+    }
+
+    fn cargo(&self, line: &str) -> Result<()> {
+        cargo(&self.folder(), &self.target(), line)
+    }
 }
 
 fn cargo(folder: &Path, target: &Path, line: &str) -> Result<()> {
@@ -142,8 +212,22 @@ mod tests {
 
     #[test]
     fn every_input_is_there() {
-        let missing: Vec<_> =
-            PYTHON_INPUTS.into_iter().filter(|input| !root().join(input).exists()).collect();
+        let inputs = DOORS.iter().flat_map(Door::inputs);
+        let missing: Vec<_> = inputs.filter(|input| !root().join(input).exists()).collect();
         assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
+    fn every_door_is_checked() {
+        let folders = std::fs::read_dir(root().join("integrations")).unwrap();
+        let names = folders.map(|entry| entry.unwrap());
+        let mut found: Vec<_> = names
+            .filter(|entry| entry.path().is_dir())
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        let mut checked: Vec<_> = DOORS.iter().map(|door| door.name.to_owned()).collect();
+        found.sort();
+        checked.sort();
+        assert_eq!(found, checked);
     }
 }

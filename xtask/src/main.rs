@@ -1,5 +1,6 @@
 //! The project's chores, a subcommand and a file each: `cargo xtask --help`.
 
+mod book;
 mod build_kernels;
 mod bundle;
 mod ci;
@@ -21,6 +22,8 @@ use clap::Parser;
 enum Xtask {
     /// Compile the kernels to PTX, check what came out, and write kernels-gpu/artifacts.
     BuildKernels(build_kernels::Args),
+    /// Build the book from the pages of docs.
+    Book,
     /// Put everything that runs on a GPU into one folder.
     Bundle(bundle::Args),
     /// Take the safety out of kernels, one instruction at a time, and write docs/mutations.md: what shows it.
@@ -31,7 +34,7 @@ enum Xtask {
     Tidy,
     /// Run everything that must be green, with the time of each step.
     Ci(ci::Args),
-    /// Build and test the doors for other frameworks: the Python package.
+    /// Build and test the doors for other frameworks: Python, burn and candle.
     Integrations(integrations::Args),
     /// Run all random cases for every target, every edit of the sweep, and build all kernels: hours.
     Soak(ci::SoakArgs),
@@ -40,6 +43,7 @@ enum Xtask {
 fn main() -> ExitCode {
     let done = match Xtask::parse() {
         Xtask::BuildKernels(args) => build_kernels::run(&args),
+        Xtask::Book => book::run(),
         Xtask::Bundle(args) => bundle::run(&args),
         Xtask::Mutate(args) => mutate::run(&args),
         Xtask::Packaged => packaged::run(),

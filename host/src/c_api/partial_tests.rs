@@ -37,7 +37,14 @@ fn passes_over_some_of_the_keys_are_one_over_all() {
         ..Default::default()
     };
     let passes = [(0, 3), (3, 2)];
-    let mut state: Option<DeviceBuffer<f32>> = None;
+    let undefined = |bytes: u64| buffer(&vec![f32::NAN; bytes as usize / 4]);
+    let pass = |number: usize, state: &DeviceBuffer<f32>| CPartial {
+        state: state.device_pointer(),
+        is_first: u32::from(number == 0),
+        is_last: u32::from(number == 1),
+        ..Default::default()
+    };
+    let mut state = None;
     for (number, (first, count)) in passes.into_iter().enumerate() {
         let struct_bytes = size_of::<CForwardArgs>() as u32;
         let args = CForwardArgs { struct_bytes, attention: of_keys(first, count), ..Default::default() };
@@ -45,14 +52,8 @@ fn passes_over_some_of_the_keys_are_one_over_all() {
         // SAFETY: everything is valid, and the buffers are as large as the shapes say.
         let status = unsafe { fattn_forward_state_bytes(&device, &args, &mut bytes) };
         assert_eq!(status, 0, "{}", last_error());
-        let state = state.get_or_insert_with(|| buffer(&vec![f32::NAN; bytes as usize / 4]));
-        let partial = CPartial {
-            state: state.device_pointer(),
-            is_first: u32::from(number == 0),
-            is_last: u32::from(number == 1),
-            total_keys: 5,
-            ..Default::default()
-        };
+        let state = state.get_or_insert_with(|| undefined(bytes));
+        let partial = CPartial { total_keys: 5, ..pass(number, state) };
         // SAFETY: as above.
         let status = unsafe { fattn_forward_partial(&device, &args, &partial, stream) };
         assert_eq!(status, 0, "{}", last_error());
@@ -64,7 +65,7 @@ fn passes_over_some_of_the_keys_are_one_over_all() {
     };
     near(&o, &[6.2]);
     near(&lse, &[5.0_f32.ln()]);
-    let mut state: Option<DeviceBuffer<f32>> = None;
+    let mut state = None;
     for (number, (first, count)) in passes.into_iter().enumerate() {
         let mut args = CBackwardArgs {
             struct_bytes: size_of::<CBackwardArgs>() as u32,
@@ -80,20 +81,14 @@ fn passes_over_some_of_the_keys_are_one_over_all() {
         // SAFETY: as above.
         let status = unsafe { fattn_backward_state_bytes(&device, &args, &mut bytes) };
         assert_eq!(status, 0, "{}", last_error());
-        let state = state.get_or_insert_with(|| buffer(&vec![f32::NAN; bytes as usize / 4]));
-        let partial = CPartial {
-            state: state.device_pointer(),
-            is_first: u32::from(number == 0),
-            is_last: u32::from(number == 1),
-            adds_to_keys: u32::from(number == 1),
-            dq_f32: 1,
-            ..Default::default()
-        };
+        let state = state.get_or_insert_with(|| undefined(bytes));
+        let adds_to_keys = u32::from(number == 1);
+        let partial = CPartial { adds_to_keys, dq_f32: 1, ..pass(number, state) };
         // SAFETY: as above.
         let status =
             unsafe { fattn_backward_partial_workspace_bytes(&device, &args, &partial, &mut bytes) };
         assert_eq!(status, 0, "{}", last_error());
-        let workspace = buffer(&vec![f32::NAN; bytes as usize / 4]);
+        let workspace = undefined(bytes);
         (args.workspace, args.workspace_bytes) = (workspace.device_pointer(), bytes);
         // SAFETY: as above.
         let status = unsafe { fattn_backward_partial(&device, &args, &partial, stream) };

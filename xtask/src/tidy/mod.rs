@@ -5,6 +5,7 @@ mod code;
 mod imports;
 mod invariants;
 mod layers;
+mod links;
 mod names;
 mod programs;
 mod text;
@@ -59,6 +60,7 @@ const RULES: &[Rule] = &[
     ("paths", text::machine_paths),
     ("invariants", invariants::invariants),
     ("names", names::names),
+    ("links", links::links),
     ("programs", programs::programs),
 ];
 

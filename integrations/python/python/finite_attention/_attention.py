@@ -101,9 +101,7 @@ def attention(
                       max_seqlen_q, max_seqlen_k, deterministic, num_splits, pack_gqa)
     q, give_back = adopt("q", q)
     k, v = adopt("k", k)[0], adopt("v", v)[0]
-    bias, mask, sinks = adopted("bias", bias), adopted("mask", mask), adopted("sinks", sinks)
-    alibi_slopes = adopted("alibi_slopes", alibi_slopes)
-    scores = _host.Scores(bias, mask, alibi_slopes, sinks)
+    scores = _scores(bias, mask, alibi_slopes, sinks)
     if is_torch(q):
         from . import torch_ops
 
@@ -178,8 +176,7 @@ def attention_backward(
     k, v = adopt("k", k)[0], adopt("v", v)[0]
     outputs = (adopt("o", o)[0], adopt("lse", lse)[0])
     do, dlse = adopt("do", do)[0], adopted("dlse", dlse)
-    bias, mask, sinks = adopted("bias", bias), adopted("mask", mask), adopted("sinks", sinks)
-    scores = _host.Scores(bias, mask, adopted("alibi_slopes", alibi_slopes), sinks)
+    scores = _scores(bias, mask, alibi_slopes, sinks)
     wanted = _host.Wanted(grad_dtype, return_dbias, return_dsinks)
     if is_torch(q):
         from . import torch_ops
@@ -193,6 +190,12 @@ def attention_backward(
         found = _host.backward(do, dlse, of_host, outputs, scores, options, wanted, device)
     asked = (True, True, True, return_dbias, return_dsinks)
     return tuple(give_back(gradient) for gradient, is_asked in zip(found, asked) if is_asked)
+
+
+def _scores(bias: Any, mask: Any, alibi_slopes: Any, sinks: Any) -> _host.Scores:
+    """What scores have beside q and k, as arrays or tensors."""
+    return _host.Scores(adopted("bias", bias), adopted("mask", mask), adopted("alibi_slopes", alibi_slopes),
+                        adopted("sinks", sinks))
 
 
 def _all_arrays(first: Any, *others: Any) -> None:

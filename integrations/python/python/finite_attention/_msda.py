@@ -51,12 +51,8 @@ def ms_deform_attn(
     Raises:
         As :func:`finite_attention.attention`.
     """
-    value, give_back = adopt("value", value)
-    locations = adopt("locations", sampling_locations)[0]
-    weights = adopt("weights", attention_weights)[0]
-    check_ranks(value, locations, weights)
-    shapes = levels(adopted("shapes", spatial_shapes) if hasattr(spatial_shapes, "__dlpack__")
-                    else spatial_shapes)
+    tensors, give_back = _adopted(value, spatial_shapes, sampling_locations, attention_weights)
+    value, shapes, locations, weights = tensors
     if is_torch(value):
         from . import torch_msda
 
@@ -88,13 +84,9 @@ def ms_deform_attn_backward(
     Raises:
         As :func:`finite_attention.attention`.
     """
-    value, give_back = adopt("value", value)
-    locations = adopt("locations", sampling_locations)[0]
-    weights = adopt("weights", attention_weights)[0]
+    tensors, give_back = _adopted(value, spatial_shapes, sampling_locations, attention_weights)
+    value, shapes, locations, weights = tensors
     do = adopt("do", do)[0]
-    check_ranks(value, locations, weights)
-    shapes = levels(adopted("shapes", spatial_shapes) if hasattr(spatial_shapes, "__dlpack__")
-                    else spatial_shapes)
     if is_torch(value):
         from . import torch_msda
 
@@ -105,6 +97,16 @@ def ms_deform_attn_backward(
                          device)
     d_value, d_locations, d_weights = (give_back(gradient) for gradient in found)
     return d_value, d_locations, d_weights
+
+
+def _adopted(value: Any, spatial_shapes: Any, locations: Any, weights: Any) -> tuple[tuple[Any, ...], Any]:
+    """``(value, shapes, locations, weights)`` as arrays or tensors, and what makes results the caller's."""
+    value, give_back = adopt("value", value)
+    locations, weights = adopt("locations", locations)[0], adopt("weights", weights)[0]
+    check_ranks(value, locations, weights)
+    has_memory = hasattr(spatial_shapes, "__dlpack__")
+    shapes = levels(adopted("shapes", spatial_shapes) if has_memory else spatial_shapes)
+    return (value, shapes, locations, weights), give_back
 
 
 def levels(spatial_shapes: Any) -> list[list[int]]:

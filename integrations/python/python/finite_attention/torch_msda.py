@@ -8,7 +8,7 @@ import torch
 
 from . import _msda
 from .torch_host import name_of, to_numpy, to_torch
-from .torch_ops import LIBRARY, _columns, _Gpu, _no_second, _nothing, _of_gpu, is_eager
+from .torch_ops import LIBRARY, NO_SECOND, _columns, _Gpu, _of_gpu, check_tensors, is_eager, register
 
 Tensor = torch.Tensor
 
@@ -22,7 +22,7 @@ LIBRARY.define(f"msda_backward(Tensor d_o, {_PROBLEM}) -> (Tensor, Tensor, Tenso
 
 def forward(value: Tensor, shapes: list[list[int]], locations: Any, weights: Any, *options: Any) -> Tensor:
     """The forward pass, with its derivatives."""
-    _check_tensors(locations, weights)
+    check_tensors("value", (("locations", locations), ("weights", weights)))
     if value.is_cuda and is_eager(value, locations, weights):
         return _Eager.apply(value, _flat(shapes), locations, weights, *options)
     return torch.ops.finite_attention.msda_forward(value, _flat(shapes), locations, weights, *options)
@@ -32,15 +32,8 @@ def backward(
     d_o: Any, value: Tensor, shapes: list[list[int]], locations: Any, weights: Any, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients."""
-    _check_tensors(locations, weights, d_o)
+    check_tensors("value", (("locations", locations), ("weights", weights), ("do", d_o)))
     return torch.ops.finite_attention.msda_backward(d_o, value, _flat(shapes), locations, weights, *options)
-
-
-def _check_tensors(locations: Any, weights: Any, d_o: Any = None) -> None:
-    for argument, tensor in (("locations", locations), ("weights", weights), ("do", d_o)):
-        if tensor is not None and not isinstance(tensor, Tensor):
-            kind = type(tensor).__name__
-            raise ValueError(f"{argument}: expected a tensor of PyTorch like value, got {kind}")
 
 
 def _flat(shapes: list[list[int]]) -> list[int]:
@@ -142,16 +135,5 @@ def _chained(ctx: Any, d_o: Tensor, run: Any) -> tuple[Any, ...]:
     return d_value, None, d_locations, d_weights, None, None, None, None
 
 
-for _name, _gpu_kernel, _host_kernel, _fake in (
-    ("msda_forward", _forward_gpu, _forward_host, _forward_fake),
-    ("msda_backward", _backward_gpu, _backward_host, _backward_fake),
-):
-    LIBRARY.impl(_name, _gpu_kernel, "CUDA")
-    LIBRARY.impl(_name, _host_kernel, "CPU")
-    torch.library.register_fake(f"finite_attention::{_name}", _fake, lib=LIBRARY)
-torch.library.register_autograd(
-    "finite_attention::msda_forward", _backward, setup_context=_setup_context, lib=LIBRARY
-)
-torch.library.register_autograd(
-    "finite_attention::msda_backward", _no_second, setup_context=_nothing, lib=LIBRARY
-)
+register("msda_forward", (_forward_gpu, _forward_host, _forward_fake), (_backward, _setup_context))
+register("msda_backward", (_backward_gpu, _backward_host, _backward_fake), NO_SECOND)

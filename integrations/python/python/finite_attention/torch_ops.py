@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Callable, Iterable
 
 import torch
 
@@ -76,10 +76,16 @@ def backward(
 
 def _tensors(q: Tensor, scores: _host.Scores) -> tuple[Any, ...]:
     of_scores = (scores.bias, scores.mask, scores.alibi_slopes, scores.sinks)
-    for argument, tensor in zip(("bias", "mask", "alibi_slopes", "sinks"), of_scores):
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise ValueError(f"{argument}: expected a tensor of PyTorch like q, got {type(tensor).__name__}")
+    check_tensors("q", zip(("bias", "mask", "alibi_slopes", "sinks"), of_scores))
     return of_scores
+
+
+def check_tensors(like: str, tensors: Iterable[tuple[str, Any]]) -> None:
+    """Beside a tensor of PyTorch there are no arrays; ``None`` is no tensor."""
+    for argument, tensor in tensors:
+        if tensor is not None and not isinstance(tensor, Tensor):
+            kind = type(tensor).__name__
+            raise ValueError(f"{argument}: expected a tensor of PyTorch like {like}, got {kind}")
 
 
 def _torch_dtype(argument: str, dtype: Any) -> torch.dtype | None:
@@ -90,10 +96,7 @@ def _torch_dtype(argument: str, dtype: Any) -> torch.dtype | None:
 
 def _completed(q: Any, k: Any, v: Any, offsets: list[Any], options: Options) -> Options:
     """The options, with the lengths of packed sequences."""
-    tensors = (("k", k), ("v", v), ("cu_seqlens_q", offsets[0]), ("cu_seqlens_k", offsets[1]))
-    for argument, tensor in tensors:
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise ValueError(f"{argument}: expected a tensor of PyTorch like q, got {type(tensor).__name__}")
+    check_tensors("q", (("k", k), ("v", v), ("cu_seqlens_q", offsets[0]), ("cu_seqlens_k", offsets[1])))
     if offsets[0] is None or offsets[1] is None:
         return options
     said = [options.max_seqlen_q, options.max_seqlen_k]
@@ -438,16 +441,22 @@ def _nothing(ctx: Any, inputs: Any, output: Any) -> None:
     pass
 
 
-for _name, _gpu_kernel, _host_kernel, _fake in (
-    ("attention_forward", _forward_gpu, _forward_host, _forward_fake),
-    ("attention_backward", _backward_gpu, _backward_host, _backward_fake),
-):
-    LIBRARY.impl(_name, _gpu_kernel, "CUDA")
-    LIBRARY.impl(_name, _host_kernel, "CPU")
-    torch.library.register_fake(f"finite_attention::{_name}", _fake, lib=LIBRARY)
-torch.library.register_autograd(
-    "finite_attention::attention_forward", _backward, setup_context=_setup_context, lib=LIBRARY
-)
-torch.library.register_autograd(
-    "finite_attention::attention_backward", _no_second, setup_context=_nothing, lib=LIBRARY
-)
+_Functions = tuple[Callable[..., Any], ...]
+
+
+def register(name: str, kernels: _Functions, derivative: _Functions) -> None:
+    """What runs an operator on a GPU, on the host, and while PyTorch compiles; and its derivative."""
+    on_gpu, on_host, fake = kernels
+    backward_of, setup_context = derivative
+    LIBRARY.impl(name, on_gpu, "CUDA")
+    LIBRARY.impl(name, on_host, "CPU")
+    full_name = f"finite_attention::{name}"
+    torch.library.register_fake(full_name, fake, lib=LIBRARY)
+    torch.library.register_autograd(full_name, backward_of, setup_context=setup_context, lib=LIBRARY)
+
+
+# Gradients have no derivatives.
+NO_SECOND = (_no_second, _nothing)
+
+register("attention_forward", (_forward_gpu, _forward_host, _forward_fake), (_backward, _setup_context))
+register("attention_backward", (_backward_gpu, _backward_host, _backward_fake), NO_SECOND)

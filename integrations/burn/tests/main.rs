@@ -1,0 +1,7 @@
+//! The door for burn: values, gradients and errors.
+
+mod attention;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod errors;
+mod reference;

@@ -2,10 +2,10 @@
 
 use crate::lift;
 use crate::pass::{Given, Lse, Pass};
+use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop,
 };
-use candle_core::cuda_backend::CudaDType;
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, Result, Storage, Tensor, WithDType, bail};
 use finite_attention::attention::launch_backward;

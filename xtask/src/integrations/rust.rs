@@ -17,11 +17,13 @@ pub struct Plan {
     tested: &'static str,
     /// A feature that is linted only where this program is at hand.
     needs: Option<(&'static str, &'static str)>,
+    /// An example that trains, and fails if nothing is learnt; with options that make it short.
+    example: Option<(&'static str, &'static [&'static str])>,
 }
 
 /// Candle compiles its kernels when it is built for CUDA.
 pub const CANDLE: Plan =
-    Plan { linted: "", environment: &[], tested: "", needs: Some(("cuda", "nvcc")) };
+    Plan { linted: "", environment: &[], tested: "", needs: Some(("cuda", "nvcc")), example: None };
 
 /// CubeCL downloads a compiler that it links, unless documentation alone is made: types need no linking.
 pub const BURN: Plan = Plan {
@@ -29,6 +31,7 @@ pub const BURN: Plan = Plan {
     environment: &[("DOCS_RS", "1")],
     tested: "flex,ndarray",
     needs: None,
+    example: Some(("train_tiny", &["--steps", "25"])),
 };
 
 /// Formats, lints and tests it.
@@ -50,7 +53,12 @@ pub fn check(door: &Door, plan: &Plan) -> Result<()> {
     }
     let mut test = Command::new("cargo");
     test.args(["test", "--locked", "--features", plan.tested]).env("CARGO_TARGET_DIR", door.target());
-    run_shown(test.current_dir(door.folder()))
+    run_shown(test.current_dir(door.folder()))?;
+    let Some((name, options)) = plan.example else { return Ok(()) };
+    let mut example = Command::new("cargo");
+    example.args(["run", "--locked", "--features", plan.tested, "--example", name, "--"]).args(options);
+    example.arg("--svg").arg(door.target().join(format!("{name}.svg")));
+    run_shown(example.env("CARGO_TARGET_DIR", door.target()).current_dir(door.folder()))
 }
 
 fn lint(door: &Door, features: &str, environment: &[(&str, &str)]) -> Result<()> {

@@ -118,5 +118,9 @@ fn main() -> Result<(), Failure> {
     println!("the loss: {}", arguments.svg.display());
     let said = continuation(&model, &attention, &alphabet, &tokens[..CONTEXT], 80, &device)?;
     println!("the model goes on:\n{said}");
+    let last = losses.iter().rev().take(5).sum::<f32>() / losses.len().clamp(1, 5) as f32;
+    if losses.len() > 20 && last > 0.8 * losses[0] {
+        return Err(format!("nothing was learnt: loss {last} after {}", losses[0]).into());
+    }
     Ok(())
 }

@@ -397,11 +397,15 @@ const WIDE_WINDOW: i32 = 1024;
 /// 6, 4 and 8 %, in a window of 1024 at S 1024 7 %, of 256 at S 640 2 %.
 ///
 /// Under a boolean mask short ones, with 128 keys a step mostly: blocks of masks are of 64 or 128 queries and
-/// keys, and tiles of other sizes reach into more of them than they must.
+/// keys, and tiles of other sizes reach into more of them than they must. With a bias of 16 bits beyond head
+/// dim 64, too: they have room for it in shared memory.
 fn prefers_short_tiles(valid: &ValidForward) -> bool {
     let rows = valid.query_rows;
     let columns = valid.head_dim.max(valid.value_dim);
     if rows <= 128 || columns > 128 || valid.problem.attn_mask.is_some() {
+        return true;
+    }
+    if columns > 64 && valid.problem.bias.is_some_and(|bias| bias.dtype == valid.problem.dtype) {
         return true;
     }
     let is_full = valid.sees_all();

@@ -22,6 +22,8 @@ const MOST_SHARED_BYTES: u32 = 227 * 1024;
 const BACKWARD_CONTROL_BYTES: u32 = 512;
 /// The same of the forward, and for ranges of key tiles.
 const FORWARD_CONTROL_BYTES: u32 = 768;
+/// Keys of a tile of the bias in the shared memory of the forward for Hopper.
+pub const BIAS_TILE_KEYS: u32 = 128;
 /// Bytes that a consumer warp of the forward for Hopper has for its range of key tiles.
 pub const KEY_RANGE_BYTES: u32 = 32;
 /// Consumer warps that it has at most.
@@ -54,6 +56,16 @@ pub const fn forward_sm90a_keeps_output_apart(head_dim: u32, query_rows: u32) ->
     }
 }
 
+/// Bytes of shared memory that the Hopper forward has for a tile of the bias beside those of the output,
+/// which are the other end of it: in kernels of up to 128 columns, with 128 keys a tile.
+pub const fn forward_sm90a_bias_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    if key_rows != BIAS_TILE_KEYS || panel_columns(head_dim) > BIAS_TILE_KEYS {
+        return 0;
+    }
+    let output = forward_sm90a_keeps_output_apart(head_dim, query_rows) as u32;
+    query_rows * (BIAS_TILE_KEYS - output * panel_columns(head_dim)) * 2
+}
+
 /// Key tiles and value tiles that the Hopper forward has on their way or in use: half of all that fit are of
 /// either, of an odd number one more of values, which are used later than keys. Up to four.
 pub const fn forward_sm90a_key_and_value_stages(
@@ -71,7 +83,8 @@ const fn key_and_value_tiles(head_dim: u32, query_rows: u32, key_rows: u32) -> u
     let row_bytes = panel_columns(head_dim) * 2;
     let output_tiles = forward_sm90a_keeps_output_apart(head_dim, query_rows) as u32;
     let tiles = forward_sm90a_query_stages(head_dim, query_rows) + output_tiles;
-    let left = MOST_SHARED_BYTES - FORWARD_CONTROL_BYTES - tiles * query_rows * row_bytes;
+    let bias = forward_sm90a_bias_bytes(head_dim, query_rows, key_rows);
+    let left = MOST_SHARED_BYTES - FORWARD_CONTROL_BYTES - bias - tiles * query_rows * row_bytes;
     left / (key_rows * row_bytes)
 }
 
@@ -91,10 +104,12 @@ pub const fn backward_sm90a_warpgroups(key_rows: u32) -> u32 {
     if key_rows <= 128 { 2 } else { key_rows / 64 }
 }
 
-/// The Hopper forward: query tiles, stages of key tiles, then of value tiles, messages and barriers. Bytes
-/// from the start of dynamic shared memory.
+/// The Hopper forward: query tiles, a tile of the bias, stages of key tiles, then of value tiles, messages
+/// and barriers. Bytes from the start of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardHopperLayout {
+    /// A tile of the bias, panels of 64 keys: of its own, then where output leaves through.
+    pub bias: u32,
     /// Where output leaves through, a query tile's size: of its own or where the queries are.
     pub o: u32,
     /// Key tiles.
@@ -128,6 +143,11 @@ impl ForwardHopperLayout {
         let row_bytes = panel_columns(head_dim) * 2;
         let mut regions = Regions::new();
         let mut o = regions.add("q", query_stages, query_rows * row_bytes);
+        let mut bias = o + query_stages * query_rows * row_bytes;
+        let bias_bytes = forward_sm90a_bias_bytes(head_dim, query_rows, key_rows);
+        if bias_bytes > 0 {
+            bias = regions.add("bias", 1, bias_bytes);
+        }
         if forward_sm90a_keeps_output_apart(head_dim, query_rows) {
             o = regions.add("o", 1, query_rows * row_bytes);
         }
@@ -142,6 +162,7 @@ impl ForwardHopperLayout {
         let landed_v = regions.add("landed v barriers", 1, value_stages * BARRIER_BYTES);
         regions.pad(orders + FORWARD_CONTROL_BYTES);
         ForwardHopperLayout {
+            bias,
             o,
             k,
             v,

@@ -25,6 +25,17 @@ pub unsafe fn copy16_if(destination: u32, source: u64, whole: bool, enabled: boo
         in(reg64) source, in(reg32) if whole { 16 } else { 0 }, in(reg32) enabled as u32, options(nostack));
 }
 
+/// Copies 16 bytes from global to shared memory if `whole`, otherwise fills the 16 bytes with zeros and
+/// reads nothing. PTX: `cp.async.cg.shared.global` with a source size. sm_80.
+///
+/// # Safety
+/// As [`copy16_if`].
+#[inline(always)]
+pub unsafe fn copy16_or_zeros(destination: u32, source: u64, whole: bool) {
+    asm!("cp.async.cg.shared.global.L2::128B [{}], [{}], 16, {};", in(reg32) destination, in(reg64) source,
+        in(reg32) if whole { 16 } else { 0 }, options(nostack));
+}
+
 /// Copies 16 bytes from global to shared memory. PTX: `cp.async.cg.shared.global`. sm_80.
 ///
 /// # Safety
@@ -42,6 +53,15 @@ pub unsafe fn copy16(destination: u32, source: u64) {
 #[inline(always)]
 pub unsafe fn commit() {
     asm!("cp.async.commit_group;", options(nostack));
+}
+
+/// Waits until all that this thread has had copied is there, groups or not. PTX: `cp.async.wait_all`. sm_80.
+///
+/// # Safety
+/// As [`copy16_if`].
+#[inline(always)]
+pub unsafe fn wait_all() {
+    asm!("cp.async.wait_all;", options(nostack));
 }
 
 /// Waits until at most `PENDING` groups of this thread are in flight. PTX: `cp.async.wait_group`. sm_80.

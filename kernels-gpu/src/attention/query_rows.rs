@@ -10,6 +10,7 @@
 //! ```
 
 use super::query_block::{QueryBlock, is_split};
+use super::score::bias_tile::FromGlobal;
 use super::score::{self, Scale, ScorePlace, ScoreTile, features, split_sign};
 use super::softmax::OnlineSoftmax;
 use crate::abi::ForwardParams;
@@ -146,6 +147,7 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
                 &mut scores[m],
                 &self.scale,
                 self.p,
+                &FromGlobal,
                 is_masked,
                 shows_all,
                 score_tile,

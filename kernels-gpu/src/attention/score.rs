@@ -17,6 +17,7 @@
 
 pub mod backward;
 mod bias;
+pub mod bias_tile;
 pub mod dropout;
 pub mod features;
 pub mod mask;
@@ -34,6 +35,7 @@ use crate::geometry::row_heads::RowHeads;
 use crate::geometry::visible::Visible;
 use crate::tile::element::Element;
 use crate::tile::fragment::Fragment;
+use bias_tile::BiasSource;
 
 /// Where a tile of scores stands in its sequence, and what is visible there.
 #[derive(Clone, Copy)]
@@ -116,7 +118,7 @@ pub unsafe fn drop<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
 /// Makes scores of the products q k^T of a tile of the forward. `is_masked`: some pair of it is hidden by
 /// positions; only then, and with features, is `tile` asked where it stands, and in which lane this is. With
 /// features alone `place` is asked for the rest. `shows_all`: the boolean mask, if there is one, hides
-/// nothing.
+/// nothing. The bias, if there is one, comes from `bias`.
 ///
 /// # Safety
 /// All 32 lanes call it together; the tensors are as [`ForwardParams`] says.
@@ -125,6 +127,7 @@ pub unsafe fn apply<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N
     scores: &mut [f32; N],
     scale: &Scale,
     p: &ForwardParams,
+    bias: &impl BiasSource<E>,
     is_masked: bool,
     shows_all: bool,
     tile: impl Fn() -> (u32, ScoreTile),
@@ -136,7 +139,8 @@ pub unsafe fn apply<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N
     if features::are_on::<E>() {
         let (lane, tile) = tile();
         let factor = scale::natural_factor(p);
-        features::apply::<E, F, ROWS, N>(lane, scores, &p.score, &tile, &place(), factor, shows_all);
+        let place = place();
+        features::apply::<E, F, ROWS, N>(lane, scores, &p.score, bias, &tile, &place, factor, shows_all);
     }
     if is_masked {
         let (lane, tile) = tile();

@@ -15,6 +15,7 @@ use crate::arch::{barrier, shared, specialize, thread, warp};
 use crate::attention::gradient::{multiply_all, scale_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::attention::score::backward::{BackwardScale, StepScores};
+use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
 use crate::pipeline::query_ring::QueryRing;
@@ -94,6 +95,7 @@ unsafe fn backward<
                     scale: &scale,
                     references: &References::find::<F32, QUERIES>(p, ring.lse(0), references),
                     score: &p.score,
+                    bias: FromGlobal,
                     shows_all,
                     tile: || {
                         let first_row = first_key + warp_row as i32;

@@ -184,6 +184,8 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         let visited = self.visited(&stages);
                         (at, shows_all) = (visited.step(steps), visited.tile.shows_all);
                     }
+                    let bias = self.bias::<DS_ROW_BYTES>(stage, first_row);
+                    self.fetch_bias::<E>(p, bias, self.orders.letter_here(&orders), &at);
                     let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
                     if Self::hands_over_late::<E>() {
                         let turn = stages.previous().in_step();
@@ -198,6 +200,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         scale: &scale,
                         references: &References::find::<E, QUERIES>(p, lse, references),
                         score: &p.score,
+                        bias: Some(bias),
                         shows_all,
                         tile: || self.tile(p, self.orders.letter_here(&orders), &at),
                         place: || self.place_of(p, self.orders.letter_here(&orders), &at),

@@ -20,6 +20,7 @@ use crate::arch::{barrier, shared, specialize, thread, warp};
 use crate::attention::gradient::{block_max, multiply_all, range_factor, scale_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::attention::score::backward::{BackwardScale, StepScores};
+use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
 use crate::pipeline::query_ring::QueryRing;
@@ -186,6 +187,7 @@ unsafe fn backward<
                         scale: &scale,
                         references: &references,
                         score: &p.score,
+                        bias: FromGlobal,
                         shows_all,
                         tile: || {
                             let first_row = first_key + (pair_row + 16 * m as u32) as i32;

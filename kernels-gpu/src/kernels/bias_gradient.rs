@@ -17,6 +17,7 @@
 use crate::abi::{Access, BackwardParams, RowStatistic};
 use crate::arch::{async_copy, barrier, global, math, shared, specialize, thread};
 use crate::attention::key_block::{self, references, statistics};
+use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::{BackwardScale, ScorePlace, ScoreTile, dropout, features, mask_map};
 use crate::attention::sequence::Sequence;
 use crate::geometry::row_heads::RowHeads;
@@ -200,6 +201,7 @@ unsafe fn gradient<
                             lane,
                             &mut scores,
                             &p.score,
+                            &FromGlobal,
                             &tile,
                             &place,
                             scale.factor,

@@ -34,6 +34,7 @@ mod epilogue;
 mod key_range;
 mod pipelines;
 mod producer;
+mod scores;
 mod shared_storage;
 mod tile;
 mod work;

@@ -17,6 +17,8 @@ const INTEGERS: f32 = 1.5 * (1 << 23) as f32;
 /// `1 / n!` from n = 7 on.
 const FACTORIALS: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+/// Rows of a thread that are read at once: a block has little else to wait for memory with.
+const ROWS_AT_ONCE: usize = 8;
 
 /// `e^x` of an x that is at most little above 0, as exact as f32: the instruction is off by 2e-7, and its
 /// argument, in powers of two, by the size of x times that.
@@ -36,11 +38,15 @@ fn exact_power(x: f32) -> f32 {
     power * math::exp2(whole)
 }
 
-/// `sink - lse`. Of steep rows lse is too coarse for it: they have what it consists of
-/// ([`references`](crate::attention::score::references)).
+/// `sink - lse`, of a row whose statistic is `statistic`. Of steep rows lse is too coarse for it: they have
+/// what it consists of ([`references`](crate::attention::score::references)).
 #[inline(always)]
-unsafe fn exponent(p: &BackwardParams, sink: f32, lse: f32, head: u32, row: u32) -> f32 {
-    let statistic = global::load_f32(statistics(p, RowStatistic::Lse, head, row));
+unsafe fn exponent(
+    p: &BackwardParams,
+    sink: f32,
+    (lse, statistic): (f32, f32),
+    (head, row): (u32, u32),
+) -> f32 {
     if references::all_rows_have_one(p) || statistic == STEEP {
         let [reference, rest] = global::load_u32x2(key_block::references(p, head, row));
         return math::fma(f32::from_bits(rest), references::factor(p), sink - f32::from_bits(reference));
@@ -66,18 +72,35 @@ pub unsafe extern "ptx-kernel" fn sink_gradient_sm80(p: BackwardParams) {
             + sequence.first_query as i64;
         let mut row = thread;
         while (row as i32) < sequence.query_rows {
-            let lse = global::load_f32(p.lse.wrapping_add((4 * (first + row as i64)) as u64));
-            // With dropout without its factor, which comes at the end.
-            let delta = global::load_f32(statistics(&p, RowStatistic::Delta, head, workspace_row + row));
-            if lse != f32::NEG_INFINITY {
-                // Kahan's sum: there may be millions of rows.
-                let exponent = exponent(&p, sink, lse, head, workspace_row + row);
-                let term = math::fma(exact_power(exponent), delta, -lost);
-                let next = sum + term;
-                lost = if next.abs() < f32::INFINITY { (next - sum) - term } else { 0.0 };
-                sum = next;
+            let (mut lses, mut own, mut deltas) =
+                ([0; ROWS_AT_ONCE], [0; ROWS_AT_ONCE], [0; ROWS_AT_ONCE]);
+            let row_of = |i: usize| row + i as u32 * SINK_GRADIENT_THREADS;
+            let is_there = |i: usize| (row_of(i) as i32) < sequence.query_rows;
+            let mut i = 0;
+            while i < ROWS_AT_ONCE {
+                let lse = p.lse.wrapping_add((4 * (first + row_of(i) as i64)) as u64);
+                let of = |which| statistics(&p, which, head, workspace_row + row_of(i));
+                lses[i] = global::load_u32_if(lse, is_there(i));
+                own[i] = global::load_u32_if(of(RowStatistic::Lse), is_there(i));
+                // With dropout without its factor, which comes at the end.
+                deltas[i] = global::load_u32_if(of(RowStatistic::Delta), is_there(i));
+                i += 1;
             }
-            row += SINK_GRADIENT_THREADS;
+            let mut i = 0;
+            while i < ROWS_AT_ONCE {
+                let [lse, statistic, delta] = [lses[i], own[i], deltas[i]].map(f32::from_bits);
+                if is_there(i) && lse != f32::NEG_INFINITY {
+                    // Kahan's sum: there may be millions of rows.
+                    let place = (head, workspace_row + row_of(i));
+                    let exponent = exponent(&p, sink, (lse, statistic), place);
+                    let term = math::fma(exact_power(exponent), delta, -lost);
+                    let next = sum + term;
+                    lost = if next.abs() < f32::INFINITY { (next - sum) - term } else { 0.0 };
+                    sum = next;
+                }
+                i += 1;
+            }
+            row += ROWS_AT_ONCE as u32 * SINK_GRADIENT_THREADS;
         }
         batch += 1;
     }

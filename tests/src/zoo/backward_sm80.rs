@@ -139,5 +139,5 @@ fn mutants() -> Vec<Mutant> {
             .edit("fma.rn.sat.f32", &[SLOPE], Which::All, |line| result_is(line, ONE))
             .wrong("dq"),
     ];
-    own.into_iter().chain(features::backward(KERNEL)).collect()
+    own.into_iter().chain(features::backward(KERNEL)).chain(features::backward_bias(KERNEL)).collect()
 }

@@ -486,7 +486,12 @@ fn mutants() -> Vec<Mutant> {
     parts
         .into_iter()
         .chain(files)
-        .chain([softcap::mutants(), range::mutants(), features::backward(KERNEL)])
+        .chain([
+            softcap::mutants(),
+            range::mutants(),
+            features::backward(KERNEL),
+            features::staged(KERNEL, "d"),
+        ])
         .chain([features::told(KERNEL, "d"), features::visited_in_order(KERNEL)])
         .flatten()
         .collect()

@@ -1,12 +1,15 @@
 //! Bias, boolean masks, slopes, sinks and dropout, in the kernels of other families.
 
 use super::{Mutant, moved, result_is};
-use crate::ptx::{Which, operand, with_operand};
+use crate::ptx::{Which, dropped, operand, with_operand};
 use crate::shapes::{featured, featured_in_f32, of_blocks};
 use finite_attention::Mode;
 use finite_attention::check::{Case, Gradients};
 
 const BIAS_PAIR: &str = "bias.rs: let (even, odd) = B::load_pair(address);";
+const BIAS_COPY: &str = "bias_tile.rs: async_copy::copy16_or_zeros(";
+const BIAS_ELEMENT: &str = "bias_tile.rs: global::load_u16_if(low.address, left > 0)";
+const BIAS_WAIT: &str = "bias_tile.rs: async_copy::wait_all();";
 const BIAS: &str = "bias.rs: let value = B::load_if(address, is_there);";
 const MASK: &str = "features.rs: global::load_u32_if(bits.key(keys / MASK_BITS), is_there)";
 const MASK_TRANSPOSED: &str = "features.rs: word = global::load_u16_if(bits.query(";
@@ -42,15 +45,51 @@ pub(super) fn visited_in_order(kernel: &'static str) -> Vec<Mutant> {
     ]
 }
 
+/// Those of a kernel for Hopper to which a bias of its elements comes through shared memory, whose results
+/// begin with `wrong`.
+pub(super) fn staged(kernel: &'static str, wrong: &'static str) -> Vec<Mutant> {
+    let mutant = |name| Mutant::new(name, kernel, featured(kernel));
+    vec![
+        mutant("chunks of the bias are those of the next eight keys")
+            .edit("cp.async.cg", &[BIAS_COPY], Which::All, |line| moved(line, 1, "u64", 16))
+            .wrong(wrong)
+            .finding("uninitialised global read", &[BIAS_COPY])
+            .finding("out-of-bounds global access", &[BIAS_COPY]),
+        mutant("bias at the end of the keys is that of the next key")
+            .edit("ld.global", &[BIAS_ELEMENT], Which::All, bytes_on(2))
+            .wrong(wrong)
+            .finding("uninitialised global read", &[BIAS_ELEMENT])
+            .finding("out-of-bounds global access", &[BIAS_ELEMENT]),
+        mutant("the bias is added before it has come")
+            .edit("cp.async.wait_all", &[BIAS_WAIT], Which::All, dropped)
+            .finding("asynchronous copy in flight", &["bias_tile.rs: "])
+            .finding("uninitialised shared read", &["bias_tile.rs: "]),
+    ]
+}
+
+/// Those of a forward kernel that reads a bias of its elements from global memory.
+pub(super) fn forward_bias(kernel: &'static str) -> Vec<Mutant> {
+    let mutant = Mutant::new("bias is that of the next two keys", kernel, featured(kernel));
+    vec![mutant.edit("ld.global", &[BIAS_PAIR], Which::All, bytes_on(4)).wrong("o")]
+}
+
+/// The same of a backward kernel.
+pub(super) fn backward_bias(kernel: &'static str) -> Vec<Mutant> {
+    let mutant = Mutant::new("bias is that of the next key", kernel, featured(kernel));
+    vec![
+        mutant
+            .edit("ld.global", &[BIAS], Which::All, bytes_on(2))
+            .wrong("d")
+            .finding("out-of-bounds global access", &[BIAS]),
+    ]
+}
+
 /// Those of a forward kernel for 16-bit elements.
 pub(super) fn forward(kernel: &'static str) -> Vec<Mutant> {
     let mutant = |name| Mutant::new(name, kernel, featured(kernel));
     let in_f32 = |name| Mutant::new(name, kernel, featured_in_f32(kernel));
     let of_blocks = |name| Mutant::new(name, kernel, of_blocks(kernel));
     vec![
-        mutant("bias is that of the next two keys")
-            .edit("ld.global", &[BIAS_PAIR], Which::All, bytes_on(4))
-            .wrong("o"),
         in_f32("bias in f32 is that of the next query")
             .edit("ld.global", &[BIAS], Which::All, bytes_on(4))
             .wrong("o")
@@ -81,10 +120,6 @@ pub(super) fn backward(kernel: &'static str) -> Vec<Mutant> {
     let in_f32 = |name| Mutant::new(name, kernel, featured_in_f32(kernel));
     let of_blocks = |name| Mutant::new(name, kernel, of_blocks(kernel));
     vec![
-        mutant("bias is that of the next key")
-            .edit("ld.global", &[BIAS], Which::All, bytes_on(2))
-            .wrong("d")
-            .finding("out-of-bounds global access", &[BIAS]),
         mutant("the boolean mask is that of the next 16 keys")
             .edit("ld.global", &[MASK_TRANSPOSED], Which::All, bytes_on(2))
             .wrong("d")

@@ -120,5 +120,5 @@ fn mutants() -> Vec<Mutant> {
             })
             .wrong("o"),
     ];
-    own.into_iter().chain(features::forward(KERNEL)).collect()
+    own.into_iter().chain(features::forward(KERNEL)).chain(features::forward_bias(KERNEL)).collect()
 }

@@ -362,5 +362,9 @@ fn mutants() -> Vec<Mutant> {
             .edit("setp.geu.f32", &[ARE_NEAR], Which::All, never)
             .wrong("o"),
     ];
-    own.into_iter().chain(features::forward(KERNEL)).chain(features::told(KERNEL, "o")).collect()
+    own.into_iter()
+        .chain(features::forward(KERNEL))
+        .chain(features::staged(KERNEL, "o"))
+        .chain(features::told(KERNEL, "o"))
+        .collect()
 }

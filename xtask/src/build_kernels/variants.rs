@@ -3,7 +3,7 @@
 use kernels_gpu::abi::{KernelSpec, KernelVariant, Marker, Switch, Switches};
 
 /// Variants whose figures are pinned: kernels of both passes, of both targets, and of f32.
-const PINNED: [(&str, Switch); 20] = [
+const PINNED: [(&str, Switch); 24] = [
     ("forward_bf16_d64_sm90a", Switch::Softcap),
     ("forward_bf16_d128_sm90a", Switch::Softcap),
     ("forward_bf16_d128_sm80", Switch::Softcap),
@@ -24,6 +24,10 @@ const PINNED: [(&str, Switch); 20] = [
     ("backward_bf16_d64_sm90a", Switch::AttnMask),
     ("backward_bf16_d128_sm90a", Switch::AttnMask),
     ("backward_bf16_d128_sm80", Switch::AttnMask),
+    ("forward_bf16_d64_sm90a", Switch::Bias),
+    ("forward_bf16_d128_q128_sm90a", Switch::Bias),
+    ("backward_bf16_d64_k192_sm90a", Switch::Bias),
+    ("backward_bf16_d128_q80_sm90a", Switch::Bias),
 ];
 
 /// The kernel as it is compiled, then its variants that are pinned.

@@ -11,6 +11,7 @@
 //! [`BackwardScale::statistic`] makes it. Of [steep rows](super::references) products are made relative to
 //! their references before, in tiles that [have one](References::find) alone.
 
+use super::bias_tile::BiasSource;
 use super::references::{LARGEST_FACTOR, References, STEEP_LSE};
 use super::softcap::{self, Softcap};
 use super::{ScorePlace, ScoreTile, dropout, features};
@@ -96,7 +97,7 @@ fn in_powers_of_two<E: Element>(exponent: f32) -> f32 {
 ///
 /// `tile` says in which lane this is and where the tile stands, and `place` which scores of the problem its
 /// are; they are asked only where something is hidden or added.
-pub struct StepScores<'a, R, T, P>
+pub struct StepScores<'a, B, R, T, P>
 where
     R: Fn() -> u64,
     T: Fn() -> (u32, ScoreTile),
@@ -112,6 +113,8 @@ where
     pub references: &'a References<R>,
     /// What else is done to scores.
     pub score: &'a ScoreParams,
+    /// Where the bias comes from.
+    pub bias: B,
     /// Whether the boolean mask, if there is one, hides nothing.
     pub shows_all: bool,
     /// Where the tile stands.
@@ -120,7 +123,7 @@ where
     pub place: P,
 }
 
-impl<R, T, P> StepScores<'_, R, T, P>
+impl<B, R, T, P> StepScores<'_, B, R, T, P>
 where
     R: Fn() -> u64,
     T: Fn() -> (u32, ScoreTile),
@@ -186,7 +189,10 @@ where
         &self,
         scores: &mut [f32; N],
         is_masked: bool,
-    ) -> [f32; N] {
+    ) -> [f32; N]
+    where
+        B: BiasSource<E>,
+    {
         self.add_features::<E, F, ROWS, N>(scores);
         if is_masked {
             self.apply_mask::<F, ROWS, N>(scores);
@@ -210,7 +216,10 @@ where
         &self,
         scores: &mut [f32; N],
         is_masked: bool,
-    ) -> [f32; N] {
+    ) -> [f32; N]
+    where
+        B: BiasSource<E>,
+    {
         self.add_features::<E, F, ROWS, N>(scores);
         if is_masked {
             self.apply_mask::<F, ROWS, N>(scores);
@@ -227,7 +236,10 @@ where
     unsafe fn finish<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
         &self,
         scores: &mut [f32; N],
-    ) -> [f32; N] {
+    ) -> [f32; N]
+    where
+        B: BiasSource<E>,
+    {
         let mut p = self.with_derivatives::<E, F, ROWS, N>(scores);
         if specialize::dropout() {
             let ((_, tile), place) = ((self.tile)(), (self.place)());
@@ -259,7 +271,9 @@ where
     unsafe fn add_features<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
         &self,
         scores: &mut [f32; N],
-    ) {
+    ) where
+        B: BiasSource<E>,
+    {
         if features::are_on::<E>() {
             let ((_, tile), place) = ((self.tile)(), (self.place)());
             if features::are_natural::<E>() && !specialize::softcap() {
@@ -278,9 +292,12 @@ where
         scores: &mut [f32; N],
         tile: &ScoreTile,
         place: &ScorePlace,
-    ) {
+    ) where
+        B: BiasSource<E>,
+    {
         let factor = self.scale.factor;
-        features::add::<E, F, ROWS, N, true>(self.lane, scores, self.score, tile, place, factor);
+        let bias = &self.bias;
+        features::add::<E, F, ROWS, N, true>(self.lane, scores, self.score, bias, tile, place, factor);
         each_element::<F, ROWS, N, 0>(self.lane, self.lse, |register, value| scores[register] += value);
         if self.references.are_needed {
             self.references.subtract_natural::<F, ROWS, N>(scores);
@@ -302,7 +319,10 @@ where
     unsafe fn with_derivatives<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
         &self,
         scores: &mut [f32; N],
-    ) -> [f32; N] {
+    ) -> [f32; N]
+    where
+        B: BiasSource<E>,
+    {
         if !specialize::softcap() {
             return *scores;
         }

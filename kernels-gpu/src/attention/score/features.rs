@@ -8,10 +8,11 @@
 //! Elements come from global memory when they are needed: each lane reads those of the scores that it holds,
 //! neighbouring ones together where it can.
 
-use super::bias;
+use super::bias_tile::BiasSource;
 use super::{ScorePlace, ScoreTile};
 use crate::abi::{MASK_BITS, ScoreParams, ScoreView};
 use crate::arch::{global, math, specialize};
+use crate::geometry::swizzle::CHUNK_BYTES;
 use crate::geometry::visible::Visible;
 use crate::tile::element::{Element, F32};
 use crate::tile::fragment::Fragment;
@@ -49,9 +50,9 @@ pub fn are_on<E: Element>() -> bool {
     are_natural::<E>() || specialize::attn_mask()
 }
 
-/// The elements of a tensor over scores, of `ELEMENT_BYTES` bytes, from one query and one key on.
+/// The elements of a tensor over scores from one query and one key on.
 #[derive(Clone, Copy)]
-pub(super) struct Elements {
+pub struct Elements {
     /// Of the first.
     pub(super) address: u64,
     query_bytes: i64,
@@ -73,9 +74,15 @@ impl Elements {
 
     /// From `query` and `key` on.
     #[inline(always)]
-    pub(super) fn from(self, query: i32, key: i32) -> Self {
+    pub fn from(self, query: i32, key: i32) -> Self {
         let offset = query as i64 * self.query_bytes + key as i64 * self.key_bytes;
         Elements { address: self.address.wrapping_add(offset as u64), ..self }
+    }
+
+    /// Whether those of a query are chunks of 16 bytes, for elements of 16 bits.
+    #[inline(always)]
+    pub(super) fn are_in_chunks(self) -> bool {
+        self.key_bytes == 2 && (self.address | self.query_bytes as u64) % CHUNK_BYTES as u64 == 0
     }
 
     /// The address of the element so many keys further on.
@@ -126,8 +133,8 @@ impl<'t> LaneTile<'t> {
     }
 }
 
-/// Makes natural scores of products, or of scores in units of the cap, which `factor` does, and adds bias and
-/// ALiBi to them. `TRANSPOSED`: rows are keys and columns queries.
+/// Makes natural scores of products, or of scores in units of the cap, which `factor` does, and adds ALiBi
+/// and the bias, which comes from `bias`, to them. `TRANSPOSED`: rows are keys and columns queries.
 ///
 /// # Safety
 /// The tensors are as [`ScoreParams`] says; something is added.
@@ -142,14 +149,15 @@ pub unsafe fn add<
     lane: u32,
     scores: &mut [f32; N],
     p: &ScoreParams,
+    bias: &impl BiasSource<E>,
     tile: &ScoreTile,
     place: &ScorePlace,
     factor: f32,
 ) {
     if specialize::bias() {
-        bias::add::<E, F, ROWS, N, TRANSPOSED>(lane, scores, p, tile, place, factor);
+        bias.add::<F, ROWS, N, TRANSPOSED>(lane, scores, p, tile, place, factor);
     } else if has_f32_bias::<E>() {
-        bias::add::<F32, F, ROWS, N, TRANSPOSED>(lane, scores, p, tile, place, factor);
+        super::bias::add::<F32, F, ROWS, N, TRANSPOSED>(lane, scores, p, tile, place, factor);
     } else {
         let mut i = 0;
         while i < N {
@@ -276,13 +284,14 @@ pub unsafe fn apply<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N
     lane: u32,
     scores: &mut [f32; N],
     p: &ScoreParams,
+    bias: &impl BiasSource<E>,
     tile: &ScoreTile,
     place: &ScorePlace,
     factor: f32,
     shows_all: bool,
 ) {
     if are_natural::<E>() {
-        add::<E, F, ROWS, N, false>(lane, scores, p, tile, place, factor);
+        add::<E, F, ROWS, N, false>(lane, scores, p, bias, tile, place, factor);
     }
     if specialize::attn_mask() && !shows_all {
         hide::<F, ROWS, N>(lane, scores, p, tile, place);
@@ -379,9 +388,9 @@ unsafe fn slope(p: &ScoreParams, place: &ScorePlace, head: u32) -> f32 {
     global::load_f32(p.alibi_slopes.wrapping_add((4 * index) as u64))
 }
 
-/// Elements of type `B`.
+/// Elements of type `B`, of a head of several.
 #[inline(always)]
-pub(super) fn elements<B: Element>(view: &ScoreView, place: &ScorePlace, head: u32) -> Elements {
+pub fn elements<B: Element>(view: &ScoreView, place: &ScorePlace, head: u32) -> Elements {
     if B::BYTES == 2 {
         Elements::new::<2>(view, place, head)
     } else {

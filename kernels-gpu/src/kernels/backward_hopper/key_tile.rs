@@ -8,7 +8,8 @@ use crate::attention::gradient::{block_max, scale_all};
 use crate::attention::key_block::Step;
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_stretch::{KeyGradient, division, final_scale};
-use crate::attention::score::{ScorePlace, ScoreTile, dropout};
+use crate::attention::score::bias_tile::{BiasPart, WarpBias};
+use crate::attention::score::{ScorePlace, ScoreTile, dropout, features};
 use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::WARPGROUP;
 use crate::tile::add::add_pairs;
@@ -41,6 +42,38 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
         let head = if Self::skips_steps() { at.head } else { KeyOrder::head(letter, p, at) };
         block.score_place(p, head)
+    }
+
+    /// The warp's part of the bias of a step, which stands where its dS of this step will: keys `first_row..
+    /// first_row + 16` of tile `stage` of dS.
+    #[inline(always)]
+    pub(super) fn bias<const DS_ROW_BYTES: u32>(&self, stage: u32, first_row: u32) -> WarpBias {
+        WarpBias::of_keys(self.ds::<DS_ROW_BYTES>(stage), first_row)
+    }
+
+    /// Starts to bring the bias of a step there, if there is one.
+    ///
+    /// # Safety
+    /// All lanes of a warp call it together; what was dS before has been multiplied.
+    #[inline(always)]
+    pub(super) unsafe fn fetch_bias<E: TensorCoreElement>(
+        &self,
+        p: &BackwardParams,
+        bias: WarpBias,
+        letter: Letter,
+        at: &Step,
+    ) {
+        if specialize::bias() {
+            let (lane, tile) = self.tile(p, letter, at);
+            let place = self.place_of(p, letter, at);
+            let part = BiasPart {
+                elements: features::elements::<E>(&p.score.bias, &place, 0)
+                    .from(tile.first_column, tile.first_row),
+                queries: tile.visible.key_rows - tile.first_column,
+                keys: tile.end_row - tile.first_row,
+            };
+            bias.fetch::<QUERIES, 2>(lane, &p.score, &part);
+        }
     }
 
     /// Device address of the references of a step's rows.

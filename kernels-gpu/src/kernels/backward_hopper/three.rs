@@ -109,6 +109,8 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                     let turn = warp::uniform(turns.stage());
                     let d_o_turn = stages.in_step();
                     self.d_os.wait(&d_o_turn);
+                    let bias = self.bias::<{ 2 * KEYS }>(turn, first_row);
+                    self.fetch_bias::<E>(p, bias, letter, &at);
                     let d_o_stage = d_o_turn.stage();
                     let d_o = self.d_o(d_o_stage).descriptor(0);
                     let mut dp = E::start_scores::<KEYS>(values, d_o);
@@ -127,6 +129,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                         scale: &scale,
                         references: &References::find::<E, QUERIES>(p, lse, references),
                         score: &p.score,
+                        bias: Some(bias),
                         shows_all: false,
                         tile: || self.tile(p, letter, &at),
                         place: || self.place_of(p, letter, &at),

@@ -32,6 +32,7 @@ use crate::attention::gradient::{multiply_all, range_factor, scale_all, subtract
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_stretch::{KeyGradient, final_scale};
 use crate::attention::score::backward::{BackwardScale, StepScores};
+use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
 use crate::pipeline::roles::{Recruit, WARPGROUP};
@@ -109,6 +110,7 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                         scale: &scale,
                         references: &References::find::<E, QUERIES>(p, lse, references),
                         score: &p.score,
+                        bias: FromGlobal,
                         shows_all,
                         tile: || self.tile(p, letter, &at),
                         place: || self.place_of(p, letter, &at),

@@ -8,7 +8,7 @@ use super::work::{Accumulators, Last, Next};
 use crate::abi::ForwardParams;
 use crate::arch::{barrier, bulk_copy};
 use crate::attention::query_block::{QueryTiles, is_split};
-use crate::attention::score::{self, Scale};
+use crate::attention::score::Scale;
 use crate::attention::softmax::OnlineSoftmax;
 use crate::geometry::visible::TileRange;
 use crate::pipeline::stages::Cursor;
@@ -240,10 +240,18 @@ where
             (first, shows_all) = (visited.last(), visited.shows_all);
         }
         t.output.restart();
+        self.pipelines.open_bias::<E>(self.p, Self::SENDS_OUTPUT);
+        self.pipelines.fetch_bias(self.p, tile);
         let mut softmax = OnlineSoftmax::<2>::new(self.p.is_exact());
-        self.apply(&mut t.scores, tile, &range, shows_all);
+        self.pipelines.apply::<E, S>(
+            (self.p, &self.scale),
+            &mut t.scores,
+            tile,
+            range.is_masked(tile),
+            shows_all,
+        );
         t.probabilities = self.first_probabilities(&mut softmax, &t.scores);
-        self.drop(&mut t.probabilities, tile);
+        self.pipelines.drop::<S, P>(self.p, &mut t.probabilities, tile);
         if Self::SENDS_OUTPUT && Self::KEEPS_QUERIES {
             // Nobody waits for this now: beside the exponentials its rows have been read.
             let sent = self.pipelines.queries.previous();
@@ -258,6 +266,7 @@ where
             } else {
                 self.pipelines.wait_for_keys();
             }
+            self.pipelines.fetch_bias(self.p, tile);
             self.scheduler.wait();
             t.scores = E::start_scores::<QUERIES>(&t.q, self.pipelines.key());
             self.pipelines.wait_for_values();
@@ -271,7 +280,13 @@ where
             t.scores.wait::<1>();
             self.pipelines.release_keys(self.lane == 0);
             self.pipelines.keys.advance();
-            self.apply(&mut t.scores, tile, &range, shows_all);
+            self.pipelines.apply::<E, S>(
+                (self.p, &self.scale),
+                &mut t.scores,
+                tile,
+                range.is_masked(tile),
+                shows_all,
+            );
 
             t.output.values.wait::<0>();
             self.pipelines.release_values(self.lane == 0);
@@ -279,7 +294,7 @@ where
             let rescale;
             (t.probabilities, rescale) =
                 softmax.probabilities::<MmaFragment, E, S, P>(&t.scores, &self.scale);
-            self.drop(&mut t.probabilities, tile);
+            self.pipelines.drop::<S, P>(self.p, &mut t.probabilities, tile);
             rescale.apply::<MmaFragment, O>(&mut t.output.values);
         }
         self.leave(first, softmax)
@@ -304,26 +319,6 @@ where
             self.pipelines.skip_values(leading, self.lane);
             self.scheduler.skip(leading);
         }
-    }
-
-    /// Scores of the products of key tile `tile`, of which the boolean mask may show all.
-    #[inline(always)]
-    unsafe fn apply(&self, scores: &mut [f32; S], tile: i32, range: &TileRange, shows_all: bool) {
-        let (p, is_masked) = (self.p, range.is_masked(tile));
-        let block = || self.pipelines.work_tile().block(p, Self::QUERY_TILES);
-        let at = || (lane_and_row().0, block().score_tile(lane_and_row().1, tile * KEYS as i32));
-        let place = || block().score_place(p);
-        score::apply::<E, MmaFragment, 2, S>(scores, &self.scale, p, is_masked, shows_all, at, place);
-    }
-
-    /// Drops probabilities of key tile `tile`.
-    #[inline(always)]
-    unsafe fn drop(&self, packed: &mut [u32; P], tile: i32) {
-        score::drop_packed::<MmaFragment, 2, S, P>(packed, self.p, || {
-            let block = self.pipelines.work_tile().block(self.p, Self::QUERY_TILES);
-            let (lane, row) = lane_and_row();
-            (lane, block.score_tile(row, tile * KEYS as i32), block.score_place(self.p))
-        });
     }
 
     /// Takes leave of a work tile's message, and of its queries, unless its output leaves through them.

@@ -3,6 +3,7 @@
 use super::shared_storage::SharedStorage;
 use super::tile::{ForwardTile, WARPGROUP_ROWS};
 use crate::arch::{bulk_copy, thread, warp};
+use crate::attention::score::features::Elements;
 use crate::attention::visited::VisitedTile;
 use crate::attention::work_tile::WorkTileSlot;
 use crate::pipeline::mailbox::MessageCursor;
@@ -28,6 +29,8 @@ pub(super) struct Pipelines<
     pub queries: Cursor<QUERY_STAGES>,
     pub keys: Cursor<KEY_STAGES>,
     pub values: Cursor<VALUE_STAGES>,
+    /// Of the work tile, where the bias comes through shared memory: the warp's first query and key 0.
+    pub bias_rows: Option<Elements>,
 }
 
 impl<
@@ -71,6 +74,7 @@ impl<
             queries: Cursor::start(),
             keys: Cursor::start(),
             values: Cursor::start(),
+            bias_rows: None,
         }
     }
 

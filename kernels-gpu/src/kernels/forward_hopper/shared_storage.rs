@@ -3,7 +3,7 @@
 use super::tile::{ForwardTile, OutputPath};
 use crate::abi::{
     ForwardParams,
-    layout::{ForwardHopperLayout, KEY_RANGE_BYTES, MESSAGES},
+    layout::{BIAS_TILE_KEYS, ForwardHopperLayout, KEY_RANGE_BYTES, MESSAGES},
 };
 use crate::arch::barrier::block_sync;
 use crate::arch::{mbarrier, shared, specialize, thread};
@@ -68,6 +68,7 @@ impl<
     const LAYOUT: ForwardHopperLayout = {
         let all = ForwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
         assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.k);
+        assert!(!Self::TILE.stages_bias() || all.k - all.bias >= QUERIES * 2 * BIAS_TILE_KEYS);
         assert!(all.v - all.k == KEY_STAGES * Self::KEY_BYTES);
         assert!(all.orders - all.v == VALUE_STAGES * Self::KEY_BYTES);
         assert!(all.key_ranges - all.orders == WorkTiles::BYTES && WorkTiles::BYTES % 16 == 0);
@@ -199,6 +200,13 @@ impl<
         } else {
             SharedTile { address: self.first_query.address + const { Self::LAYOUT.o } }
         }
+    }
+
+    /// A tile of the bias. Its last panel is where output of head dim 64 leaves through, all of it that of
+    /// wider heads with two warpgroups.
+    #[inline(always)]
+    pub fn bias(&self) -> SharedTile<QUERIES, { 2 * BIAS_TILE_KEYS }> {
+        SharedTile { address: self.first_query.address + const { Self::LAYOUT.bias } }
     }
 
     #[inline(always)]

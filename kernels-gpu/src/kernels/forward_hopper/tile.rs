@@ -1,5 +1,6 @@
 //! The tile of a kernel of the Hopper forward, and what follows from it: decisions, each measured.
 
+use crate::abi::layout::BIAS_TILE_KEYS;
 use crate::abi::{
     OUTPUT_BOX_ROWS, forward_sm90a_keeps_output_apart, forward_sm90a_key_and_value_stages,
     forward_sm90a_query_stages, panel_columns,
@@ -121,6 +122,12 @@ impl ForwardTile {
     /// whose tiles of 192 rows no plan takes under a mask: they have no register left for it.
     pub const fn skips_key_tiles(self) -> bool {
         self.warpgroups() == 2
+    }
+
+    /// Whether a bias of 16 bits comes through shared memory. The rows of its tile are a warp's own, so they
+    /// are queries of one head.
+    pub const fn stages_bias(self) -> bool {
+        self.keys == BIAS_TILE_KEYS && self.columns <= BIAS_TILE_KEYS && !self.gathers_heads
     }
 
     /// How many key tiles a warpgroup skips behind its range at most. While it waits for the keys of the next

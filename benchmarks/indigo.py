@@ -11,7 +11,6 @@ race is found, per graph and on any of them.
 
 import argparse
 import json
-import random
 import re
 import struct
 import subprocess
@@ -25,7 +24,18 @@ BEYOND = re.compile("boundsBug")
 # Blocks and threads. There are as many blocks as vertices: of one warp, of two, and of one thread, which race more often.
 SHAPES = ((256, 32), (256, 64), (256, 1))
 KERNELS_PER_TEXT = 24
-SEED = 1
+
+
+def rand_of_glibc():
+    """What `rand` gives one after the other, with which the programs of the suite fill their arrays."""
+    state = [1]
+    for _ in range(30):
+        state.append(16807 * state[-1] % 0x7FFFFFFF)
+    state += state[:3]
+    while True:
+        state.append((state[-31] + state[-3]) & 0xFFFFFFFF)
+        if len(state) > 344:
+            yield state[-1] >> 1
 
 
 def arguments():
@@ -85,12 +95,12 @@ def inputs_of(options, graph):
     raw = graph.read_bytes()
     nodes, edges = struct.unpack_from("<2i", raw)
     numbers = struct.unpack_from(f"<{nodes + 1 + edges}i", raw, 8)
-    draw, size = random.Random(SEED), max(nodes, edges, 1)
+    draw, size = rand_of_glibc(), max(nodes, edges, 1)
     arrays = {
         "nindex": numbers[: nodes + 1],
         "nlist": numbers[nodes + 1 :] or (0,),
-        "data1": (0, *(draw.randrange(nodes) for _ in range(size - 1))),
-        "data2": (0, *(draw.randrange(max(edges, 1)) for _ in range(size - 1))),
+        "data1": (0, *(next(draw) % nodes for _ in range(size - 1))),
+        "data2": (0, *(next(draw) % max(edges, 1) for _ in range(size - 1))),
     }
     given = []
     for name, values in arrays.items():

@@ -79,6 +79,7 @@ mod region;
 mod report;
 mod shadow;
 mod space;
+mod survey;
 mod tensor_map;
 
 pub use error::{LaunchError, MemoryError, ParseError, ParseErrorKind};
@@ -92,6 +93,7 @@ pub use report::source::SourceLocation;
 pub use report::trace::{Number, Operand, Origin, OriginKind, Trace};
 pub use report::{Finding, FindingKind, Report, Statistics};
 pub use space::{Address, Space};
+pub use survey::{Survey, Surveyed, are_spoiled, has_global_race, weigh_races};
 pub use tensor_map::{TensorMap, TensorMapElement, TensorMapError, TensorMapSwizzle};
 
 /// With which `opt-level` the crate was built: "0" is 20 to 140 times slower than "3".

@@ -1,6 +1,8 @@
 //! What is launched and how it is run.
 
 use crate::region::Region;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// The shape and the arguments of one launch.
 #[derive(Clone, Copy, Debug)]
@@ -102,16 +104,23 @@ pub struct Options {
     pub max_findings: usize,
     /// Warp instructions that one block may execute. More is reported as a finding, not awaited.
     pub step_limit: Option<u64>,
+    /// Report every read of bytes or of a register that nothing wrote at the read itself, whatever comes of
+    /// it. Off, such a value is followed, and is reported where something comes of it: what a kernel loads
+    /// and throws away is then no finding.
+    pub strict: bool,
     /// Count every atomic operation and other strong access as an `acquire` of what it sees. What is a race
     /// without this and none with it lacks only that.
     pub acquire_always: bool,
     /// Look for the instructions whose results are the first that are not finite: [`crate::Trace`]. Off,
     /// it costs nothing; on, about as much as the floating-point instructions themselves.
     pub trace: bool,
+    /// Counts blocks that have ended, while the launch runs: for whoever shows how far it is.
+    pub blocks_ended: Option<Arc<AtomicU64>>,
 }
 
 impl Default for Options {
-    /// Every check, the latest schedule, one thread, 64 findings, 2^32 warp instructions per block, no trace.
+    /// Every check, the latest schedule, one thread, 64 findings, 2^32 warp instructions per block, not
+    /// strict, no trace.
     fn default() -> Self {
         Options {
             checks: Checks::all(),
@@ -119,8 +128,10 @@ impl Default for Options {
             threads: 1,
             max_findings: 64,
             step_limit: Some(1 << 32),
+            strict: false,
             acquire_always: false,
             trace: false,
+            blocks_ended: None,
         }
     }
 }

@@ -34,6 +34,45 @@ fn what_is_not_defined_may_be_carried_about() {
     }
 }
 
+/// Nothing comes of it, and it is a finding at the load; what it was stored to is defined from then on.
+#[test]
+fn a_strict_run_reports_what_is_read_at_once() {
+    let strict = |schedule| Options { strict: true, ..with_schedule(schedule) };
+    let carried = half_written("st.shared.b32 [%r1], %r3; ld.shared.b32 %r4, [%r1];");
+    let masked = half_written("selp.b32 %r5, %r3, 7, %p1;\nst.global.b32 [%mine], %r5;");
+    for body in [half_written(""), carried, masked] {
+        for schedule in schedules() {
+            let finding = only_finding(&body, 32, &strict(schedule));
+            let kind = FindingKind::UninitialisedRead { space: Space::Shared };
+            assert_eq!((finding.kind, finding.thread), (kind, [20, 0, 0]), "{finding}");
+            assert_eq!(
+                (finding.ptx_line, finding.occurrences),
+                (line_of(&body, "ld.shared.b32 %r3"), 12)
+            );
+            assert!(finding.message.ends_with(": nothing wrote it"), "{finding}");
+        }
+    }
+    // Of registers, too, and of matrices.
+    let register = "setp.lt.u32 %p1, %tid, 20; @%p1 mov.b32 %r3, 1;\nadd.s32 %r4, %r3, 1;";
+    let finding = only_finding(register, 32, &strict(Schedule::Latest));
+    assert_eq!((finding.kind, finding.thread), (FindingKind::UninitialisedRegister, [20, 0, 0]));
+    assert_eq!(finding.ptx_line, line_of(register, "add.s32 %r4"), "{finding}");
+    let matrix = half_written(
+        "mov.u32 %r1, dynamic; and.b32 %r2, %tid, 7; shl.b32 %r2, %r2, 4; add.s32 %r1, %r1, %r2;\n\
+         ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r4}, [%r1];",
+    )
+    .replace("ld.shared.b32 %r3, [%r1];", "");
+    let finding = only_finding(&matrix, 32, &strict(Schedule::Latest));
+    // Row 5 has words 20 to 23.
+    assert!(finding.ptx.starts_with("ldmatrix") && finding.thread == [5, 0, 0], "{finding}");
+    // What is defined is as it was.
+    for body in
+        [half_written("@%p1 st.global.b32 [%mine], %r2;").replace("\nld", "\n@%p1 ld"), String::new()]
+    {
+        assert!(run_body(&body, 32, &strict(Schedule::Latest)).report.is_clean());
+    }
+}
+
 #[test]
 fn it_is_found_where_something_comes_of_it_and_reported_where_it_was_read() {
     let kind = FindingKind::UninitialisedRead { space: Space::Shared };

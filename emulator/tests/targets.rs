@@ -1,4 +1,5 @@
-//! What a `.target` allows: the instructions, as ptxas 12.9 has them, and the shared memory of a block.
+//! What a `.target` allows: the instructions, as ptxas 12.9 has them, and from sm_75 on 13.5, and the shared memory of a
+//! block.
 
 use ptx_emulator::{Launch, LaunchError, Memory, Module, Options, launch};
 
@@ -17,7 +18,8 @@ END: ret; }}"
     launch(kernel, &Memory::new(), &shape, &Options::default()).map(|_| ())
 }
 
-const TARGETS: [&str; 7] = ["sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a"];
+const TARGETS: [&str; 10] =
+    ["sm_70", "sm_72", "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a"];
 
 /// Of `TARGETS`, those from this one on have the instruction.
 #[track_caller]
@@ -41,34 +43,68 @@ fn first(instruction: &str, first: &str, expected: &str) {
 #[test]
 fn instructions_of_every_target() {
     for instruction in [
-        "mbarrier.init.shared.b64 [%r0], 1;",
-        "mbarrier.arrive.shared.b64 %d0, [%r0];",
-        "mbarrier.arrive.release.cta.shared::cta.b64 _, [%r0];",
-        "mbarrier.test_wait.parity.shared.b64 %p0, [%r0], 0;",
-        "cp.async.cg.shared.global [%r0], [%d0], 16;",
         "barrier.sync 0;",
         "fence.acq_rel.gpu;",
         "fence.acquire.gpu;",
-        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r0];",
         "prefetch.global.L2 [%d0];",
         "ld.relaxed.gpu.global.v4.u32 {%r0, %r1, %r2, %r3}, [%d0];",
         "ld.shared::cta.v2.b64 {%d0, %d1}, [%r1];",
         "atom.global.add.noftz.f16x2 %r0, [%d0], %r1;",
         "atom.global.cas.b16 %h0, [%d0], %h1, %h2;",
-        "fma.rn.bf16x2 %r0, %r1, %r2, %r3;",
-        "min.bf16 %h0, %h1, %h2;",
-        "neg.bf16 %h0, %h1;",
-        "tanh.approx.f16 %h0, %h1;",
-        "ex2.approx.f16 %h0, %h1;",
         "add.f16x2 %r0, %r1, %r2;",
-        "cvt.rn.bf16x2.f32 %r0, %f0, %f1;",
-        "cvt.rn.bf16.f32 %h0, %f0;",
-        "cvt.f32.bf16 %f0, %h0;",
-        "redux.sync.add.s32 %r0, %r1, -1;",
+        "fma.rn.f16x2 %r0, %r1, %r2, %r3;",
+        "setp.lt.f16 %p0, %h0, %h1;",
+        "match.any.sync.b32 %r0, %r1, -1;",
+        "min.f32 %f0, %f1, %f2;",
         "mov.u32 %r0, %smid;",
         "mov.u32 %r0, %total_smem_size;",
     ] {
-        first(instruction, "sm_80", "");
+        first(instruction, "sm_70", "");
+    }
+}
+
+#[test]
+fn instructions_that_sm_75_was_the_first_to_have() {
+    for instruction in [
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r0];",
+        "movmatrix.sync.aligned.m8n8.trans.b16 %r0, %r1;",
+        "tanh.approx.f32 %f0, %f1;",
+        "tanh.approx.f16 %h0, %h1;",
+        "ex2.approx.f16 %h0, %h1;",
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r0, %r1}, {%r2}, {%f0, %f1, %f2, %f3};",
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r0, %r1}, {%r2}, {%r3}, {%r0, %r1};",
+    ] {
+        first(instruction, "sm_75", "sm_75 or newer");
+    }
+}
+
+#[test]
+fn instructions_that_sm_80_was_the_first_to_have() {
+    for instruction in [
+        "mbarrier.init.shared.b64 [%r0], 1;",
+        "mbarrier.arrive.shared.b64 %d0, [%r0];",
+        "mbarrier.arrive.release.cta.shared::cta.b64 _, [%r0];",
+        "mbarrier.test_wait.parity.shared.b64 %p0, [%r0], 0;",
+        "cp.async.cg.shared.global [%r0], [%d0], 16;",
+        "cp.async.commit_group;",
+        "fma.rn.bf16x2 %r0, %r1, %r2, %r3;",
+        "fma.rn.relu.f16x2 %r0, %r1, %r2, %r3;",
+        "min.f16x2 %r0, %r1, %r2;",
+        "min.NaN.f32 %f0, %f1, %f2;",
+        "min.bf16 %h0, %h1, %h2;",
+        "neg.bf16 %h0, %h1;",
+        "cvt.rn.bf16x2.f32 %r0, %f0, %f1;",
+        "cvt.rn.f16x2.f32 %r0, %f0, %f1;",
+        "cvt.rn.bf16.f32 %h0, %f0;",
+        "cvt.f32.bf16 %f0, %h0;",
+        "cvt.rna.tf32.f32 %r0, %f0;",
+        "redux.sync.add.s32 %r0, %r1, -1;",
+        "ld.global.L2::cache_hint.b32 %r0, [%d0], %d1;",
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {%r2,%r3}, {%f0,%f1,%f2,%f3};",
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%f0, %f1, %f2, %f3}, {%r0, %r1}, {%r2}, {%f0, %f1, %f2, %f3};",
+        "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%e0, %e1}, {%e2}, {%e3}, {%e0, %e1};",
+    ] {
+        first(instruction, "sm_80", "sm_80 or newer");
     }
 }
 
@@ -160,12 +196,10 @@ fn only_the_kernel_that_is_launched_counts() {
 
 #[test]
 fn other_targets_are_refused() {
-    for target in ["sm_70", "sm_75", "sm_90f", "sm_100", "sm_100a", "sm_120", "sm_", "sm_8"] {
+    for target in ["sm_61", "sm_62", "sm_90f", "sm_100", "sm_100a", "sm_120", "sm_", "sm_8"] {
         assert_eq!(
             run(target, "", 0).unwrap_err().to_string(),
-            format!(
-                "k: .target: expected one of sm_80, sm_86, sm_87, sm_88, sm_89, sm_90, sm_90a, got `{target}`"
-            )
+            format!("k: .target: expected one of {}, got `{target}`", TARGETS.join(", "))
         );
     }
     assert!(run("sm_90a, texmode_independent", "", 0).is_ok());
@@ -177,7 +211,7 @@ fn other_targets_are_refused() {
 
 #[test]
 fn shared_memory_ends_where_the_target_says() {
-    for (target, limit) in TARGETS.iter().zip([163, 99, 163, 163, 99, 227, 227]) {
+    for (target, limit) in TARGETS.iter().zip([96, 96, 64, 163, 99, 163, 163, 99, 227, 227]) {
         let limit = limit * 1024;
         assert_eq!(run(target, "", limit), Ok(()), "{target}");
         assert_eq!(

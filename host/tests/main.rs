@@ -52,6 +52,9 @@ mod no_device;
 #[path = "sanitize.rs"]
 mod sanitize;
 #[cfg(feature = "cli")]
+#[path = "sanitize_cases.rs"]
+mod sanitize_cases;
+#[cfg(feature = "cli")]
 #[path = "sanitize_options.rs"]
 mod sanitize_options;
 #[cfg(feature = "cli")]

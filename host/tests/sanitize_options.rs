@@ -172,10 +172,10 @@ fn text_that_is_no_ptx_is_quoted() {
 }
 
 #[test]
-fn targets_are_those_from_sm_80_to_sm_90a() {
-    for target in ["sm_70", "sm_75", "sm_100a"] {
+fn targets_are_those_from_sm_70_to_sm_90a() {
+    for target in ["sm_61", "sm_62", "sm_100a"] {
         let ptx = File::kernel(&format!("target-{target}"), target, "");
-        let known = "sm_80, sm_86, sm_87, sm_88, sm_89, sm_90, sm_90a";
+        let known = "sm_70, sm_72, sm_75, sm_80, sm_86, sm_87, sm_88, sm_89, sm_90, sm_90a";
         assert_eq!(
             answer(&["--ptx", ptx.text(), "--block", "1"], 2),
             format!("fattn: k: .target: expected one of {known}, got `{target}`\n")
@@ -202,8 +202,15 @@ fn instructions_are_those_of_the_target() {
 
 #[test]
 fn shared_memory_is_that_of_the_target() {
-    for (target, limit) in [("sm_80", 163), ("sm_86", 99), ("sm_87", 163), ("sm_89", 99), ("sm_90", 227)]
-    {
+    for (target, limit) in [
+        ("sm_70", 96),
+        ("sm_75", 64),
+        ("sm_80", 163),
+        ("sm_86", 99),
+        ("sm_87", 163),
+        ("sm_89", 99),
+        ("sm_90", 227),
+    ] {
         let ptx = File::kernel(&format!("shared-{target}"), target, "");
         let run = |bytes: u32, code| {
             answer(&["--ptx", ptx.text(), "--block", "1", "--shared", &bytes.to_string()], code)

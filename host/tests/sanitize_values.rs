@@ -92,6 +92,15 @@ fn variables_have_the_values_that_they_are_given() {
 }
 
 #[test]
+fn a_strict_run_reports_loads_of_which_nothing_comes() {
+    let kernel = File::kernel("strict", "", "ld.global.b32 %r1, [%mine]; st.global.b32 [%mine], %tid;");
+    answer(&kernel, "buf:u32:8:uninit,written", &[], 0);
+    let text = answer(&kernel, "buf:u32:8:uninit,written", &["--strict"], 1);
+    assert!(text.contains("1. error: uninitialised global read: byte 0 of 4 bytes read"), "{text}");
+    answer(&kernel, "buf:u32:8:zeros", &["--strict"], 0);
+}
+
+#[test]
 fn notes_are_no_failure_unless_they_are_denied() {
     let kernel = File::kernel("note", "", "st.shared.b32 [word], 7;");
     let options = ["--block", "64"];

@@ -273,7 +273,8 @@ fn combined(kernel: &str) -> Vec<Case> {
 }
 
 /// Cases whose keys are taken apart, for kernels that merge: a key tile, none, seven keys, and the rest. Columns are
-/// whole pairs, or odd, or few; inputs and the state end where their memory ends.
+/// whole pairs, or odd, or few; the last row is in either half of a fragment; whole tiles see none of the keys of a
+/// pass, behind a boolean mask or a window. Inputs and the state end where their memory ends.
 pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     let spec = spec(kernel);
     if !matches!(spec.family, Family::Forward | Family::Backward) {
@@ -295,7 +296,13 @@ pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     dead.features.bias = None;
     dead.features.mask = dead.features.mask.map(|mask| MaskFeature { density: 0.0, ..mask });
     let dead = dead.features.mask.is_some().then_some(dead);
-    Some([pairs, odd].into_iter().chain(few).chain(dead).map(|case| (case, parts.clone())).collect())
+    // The last query is in the other half of a fragment than above. Queries from the eighth on, and of the next pass
+    // from the fifteenth on, see keys of the last pass alone: whole tiles see nothing.
+    let mask = Mask::Window { left: Some(0), right: None, alignment: CausalAlignment::TopLeft };
+    let windows = few.clone().map(|few| Case { mask, query_rows: few.query_rows - 8, ..few });
+    let cases = [pairs, odd].into_iter().chain(few).chain(dead);
+    let cases = cases.map(|case| (case, parts.clone()));
+    Some(cases.chain(windows.map(|case| (case, vec![0..7, 7..14, 14..rows]))).collect())
 }
 
 /// [`ragged`], and what else the kernel can be asked: a negative scale, capped scores, outputs in f32, columns that fill

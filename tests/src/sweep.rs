@@ -206,46 +206,6 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
-        opcode: "ld.global.v2",
-        through: &["add.rs: pair = global::load_written_f32x2_if(address, valid >= 2);"],
-        why: "what stands behind the columns of a row is added to what nobody writes; behind the last row of all it shows, \
-              but no case has that in every fragment",
-    },
-    Explanation {
-        kernel: None,
-        opcode: "bra",
-        through: &["add.rs: pair = global::load_written_f32x2_if(address, valid >= 2);"],
-        why: "as the load itself",
-    },
-    Explanation {
-        kernel: None,
-        opcode: "bra",
-        through: &["add.rs: if row < source.count() {"],
-        why: "rows that are not there are added to what nobody writes; behind the last one of all it shows",
-    },
-    Explanation {
-        kernel: None,
-        opcode: "bra",
-        through: &["add.rs: if valid == 1 || !VECTOR && valid >= 2 {"],
-        why: "as the pair; and the first of a pair that is there is read again",
-    },
-    Explanation {
-        kernel: None,
-        opcode: "bar.warp.sync",
-        through: &[
-            "finish.rs: warp::warp_sync();",
-            "epilogue.rs: let finished = Finished::<2>::of_previous(",
-        ],
-        why: "no case in parts has a work tile without key tiles, as windows of ranks do: it is not shown here",
-    },
-    Explanation {
-        kernel: None,
-        opcode: "ld.global.nc.b16",
-        through: &["features.rs: word = global::load_u16_if(bits.query(offset), is_there) as u32;"],
-        why: "bits of rows and keys that are not there come from the gap behind the mask's, and nothing comes of them",
-    },
-    Explanation {
-        kernel: None,
         opcode: "bra",
         through: &["query_block.rs: if statistics == 0 || !self.has_row(row) {"],
         why: "of a row that is not there nothing is written, and o of the state stands behind the numbers of the last one",

@@ -95,9 +95,9 @@ pub fn judge(kernel: &str, images: KernelImages, case: &Case, schedule: Schedule
     judge_on(&small(&emulated(spec(kernel).arch, images, options(schedule))), kernel, case)
 }
 
-/// The options of the emulator under a schedule.
+/// The options of the emulator under a schedule: strict, as the project's kernels load nothing that nobody wrote.
 pub fn options(schedule: Schedule) -> Options {
-    Options { schedule, step_limit: Some(STEP_LIMIT), ..Options::default() }
+    Options { schedule, step_limit: Some(STEP_LIMIT), strict: true, ..Options::default() }
 }
 
 /// Runs a case on a device that has other images in place of `kernel`. A case of packed sequences runs twice: then

@@ -52,7 +52,8 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    pub(crate) fn add(&mut self, other: &Statistics) {
+    /// Adds the work of another launch.
+    pub fn add(&mut self, other: &Statistics) {
         self.blocks += other.blocks;
         self.early_blocks += other.early_blocks;
         self.warp_instructions += other.warp_instructions;

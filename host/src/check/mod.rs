@@ -40,7 +40,7 @@ pub use gradcheck::{GradcheckRow, gradcheck, gradcheck_cases};
 pub use inputs::{GradientInputs, Inputs};
 pub use judge::TensorVerdict;
 pub use memory::{GUARD_BYTES, Stored, Strided, Surroundings, TensorMemory};
-pub use partial::run_case_in_parts;
+pub use partial::{mask_of_part, run_case_in_parts};
 pub use placement::Placement;
 pub use ranks::{compute_over_ranks, run_case_over_ranks};
 pub use run::{Outcome, run_case, run_case_with, sweep, sweep_of};

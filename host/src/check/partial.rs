@@ -17,7 +17,7 @@ use crate::plan::{
     BackwardPointers, ForwardPointers, PartialBackward, PartialForward, plan_backward,
     plan_backward_partial, plan_forward_partial,
 };
-use crate::problem::Layout;
+use crate::problem::{CausalAlignment, Layout, Mask};
 use half::{bf16, f16};
 use kernels_gpu::abi::Dtype;
 use std::ops::Range;
@@ -25,10 +25,15 @@ use std::time::Instant;
 
 /// As [`super::run_case_with`], in passes over these keys each, in this order, and backward in the other one:
 /// all of them together are the keys of the case, each once. The case is not packed, and has neither dBias
-/// nor dSinks. Where gradients are f32 every other pass adds dk and dv to themselves.
+/// nor dSinks. Its mask hides nothing, or keys before a diagonal that starts at the top left, or keys behind
+/// one that ends at the bottom right: of those each pass has a mask of its own. Where gradients are f32 every
+/// other pass adds dk and dv to themselves.
 ///
 /// # Errors
 /// Errors of the problem, of the planner, and of the device.
+///
+/// # Panics
+/// If the case has another mask: what a pass sees of it is no mask of its own.
 pub fn run_case_in_parts(
     device: &Device,
     case: &Case,
@@ -64,7 +69,8 @@ const NAN: Surroundings = Surroundings::Nan;
 
 impl<'d, T: Element> Keys<'d, T> {
     fn new(device: &'d Device, whole: &Case, drawn: &Inputs, rows: Range<usize>) -> Result<Self> {
-        let case = Case { key_rows: rows.len(), ..whole.clone() };
+        let mask = mask_of_part(whole.mask, &rows, whole.key_rows).expect("a mask that parts can have");
+        let case = Case { key_rows: rows.len(), mask, ..whole.clone() };
         let (problem, numbers) = (case.problem(), inputs_of(whole, drawn, &rows));
         let k = input(device, &case, problem.k, &numbers.k, NAN)?;
         let v = input(device, &case, problem.v, &numbers.v, NAN)?;
@@ -239,6 +245,27 @@ fn put_rows(case: &Case, whole: &mut [f32], rows: &Range<usize>, own: &[f32]) {
         let first = (batch * case.key_rows + rows.start) * row;
         let length = rows.len() * row;
         whole[first..][..length].copy_from_slice(&own[batch * length..][..length]);
+    }
+}
+
+/// The mask under which a pass over some of `key_rows` keys sees what it does under that of all; none where
+/// no mask says it, as diagonals end outside of the keys of the pass.
+pub fn mask_of_part(whole: Mask, keys: &Range<usize>, key_rows: usize) -> Option<Mask> {
+    use CausalAlignment::{BottomRight, TopLeft};
+    let before = |left: u32| left + keys.start as u32;
+    let behind = |right: u32| right + (key_rows - keys.end) as u32;
+    match whole {
+        Mask::Full => Some(Mask::Full),
+        Mask::Window { left: Some(left), right: None, alignment: TopLeft } => {
+            Some(Mask::Window { left: Some(before(left)), right: None, alignment: TopLeft })
+        }
+        Mask::Window { left: None, right: Some(right), alignment: BottomRight } => {
+            Some(Mask::Window { left: None, right: Some(behind(right)), alignment: BottomRight })
+        }
+        Mask::Causal(BottomRight) => {
+            Some(Mask::Window { left: None, right: Some(behind(0)), alignment: BottomRight })
+        }
+        _ => None,
     }
 }
 

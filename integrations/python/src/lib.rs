@@ -9,6 +9,7 @@ mod device;
 mod error;
 mod msda;
 mod options;
+mod sanitize;
 mod tensor;
 mod training;
 
@@ -21,6 +22,8 @@ mod _native {
     use super::error::DeviceError;
     #[pymodule_export]
     use super::options::{Options, longest_sequences};
+    #[pymodule_export]
+    use super::sanitize::{ptx_kernels, ptx_run};
     #[pymodule_export]
     use super::training::GradScaler;
 

@@ -36,7 +36,6 @@ fn mutants() -> Vec<Mutant> {
             .finding("uninitialised shared read", &["backward_mma.rs: multiply_transposed"]),
         mutant("dO is used before other threads' copies are there")
             .edit("bar.sync 0", &[RING_BARRIER], Which::All, dropped)
-            .finding("race in shared memory", &["backward_mma.rs: multiply_transposed"])
             .finding("uninitialised shared read", &["backward_mma.rs: multiply_transposed"]),
         mutant("p is taken without waiting for it")
             .edit("bar.sync", &["exchange.receive();"], Which::All, dropped)

@@ -67,6 +67,7 @@ const EMULATOR: &[Layer] = &[
     ("assemble", &["decode"]),
     ("memory", &["module", "shadow"]),
     ("exec", &["memory", "options", "tensor_map"]),
+    ("survey", &["report", "options"]),
 ];
 
 /// The same, of `emulator/src/exec`.

@@ -245,8 +245,24 @@ fn refuse(
     }
 }
 
+/// Of which bytes that are not written a finding tells.
+#[derive(Clone, Copy)]
+struct Tell {
+    /// Those that a copy is yet to write.
+    in_flight: bool,
+    /// Those that nothing wrote, or only what is not defined.
+    undefined: bool,
+}
+
+impl Tell {
+    const IN_FLIGHT: Self = Tell { in_flight: true, undefined: false };
+    const UNDEFINED: Self = Tell { in_flight: false, undefined: true };
+    const BOTH: Self = Tell { in_flight: true, undefined: true };
+}
+
 impl Window {
-    /// Lanes that read bytes which are not defined. Those that read what a copy is yet to write are reported.
+    /// Lanes that read bytes which are not defined, to be followed: none where [`crate::Options::strict`] has
+    /// them reported here. Those that read what a copy is yet to write are reported.
     #[inline(always)]
     pub fn undefined(
         &self,
@@ -273,20 +289,28 @@ impl Window {
                 lanes(self.mask).all(|lane| self.shadow.is_written(self.offsets[lane] as usize, size))
             }
         };
-        if written { 0 } else { self.report_unwritten(context, warp, bytes, false) }
+        match context.environment.options.strict {
+            _ if written => 0,
+            false => self.report_unwritten(context, warp, bytes, Tell::IN_FLIGHT),
+            true => {
+                self.report_unwritten(context, warp, bytes, Tell::BOTH);
+                0
+            }
+        }
     }
 
     /// Reports lanes that read bytes which are not defined, or which a copy is yet to write.
     #[inline(always)]
     pub fn check_written(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32) {
         if self.undefined(context, warp, bytes, false) != 0 {
-            self.report_unwritten(context, warp, bytes, true);
+            self.report_unwritten(context, warp, bytes, Tell::UNDEFINED);
         }
     }
 
+    /// Reports lanes that read such bytes; which of the mask's read bytes that are not defined.
     #[cold]
     #[inline(never)]
-    fn report_unwritten(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32, all: bool) -> u32 {
+    fn report_unwritten(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32, tell: Tell) -> u32 {
         let space = self.space;
         let mut undefined = 0;
         for lane in lanes(self.mask) {
@@ -298,7 +322,7 @@ impl Window {
             };
             let is_undefined = matches!(state, State::Unwritten | State::Undefined);
             undefined |= u32::from(is_undefined) << lane;
-            if is_undefined != all {
+            if !(if is_undefined { tell.undefined } else { tell.in_flight }) {
                 continue;
             }
             let kind = match state {

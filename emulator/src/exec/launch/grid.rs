@@ -438,6 +438,9 @@ impl<'a> Worker<'_, 'a> {
         }
         let mut collected = self.collected[place].lock().unwrap_or_else(PoisonError::into_inner);
         collected.statistics.add(&block.context.statistics);
+        if let Some(ended) = &self.options.blocks_ended {
+            ended.fetch_add(1, Ordering::Relaxed);
+        }
         if !block.context.findings.is_empty() {
             collected.findings.add(number, std::mem::take(&mut block.context.findings));
         }

@@ -4,7 +4,10 @@ use crate::error::LaunchError;
 use crate::module::Kernel;
 
 /// The targets that the emulator stands for, and KiB of shared memory that a block can have there.
-const TARGETS: [(&str, u64); 7] = [
+const TARGETS: [(&str, u64); 10] = [
+    ("sm_70", 96),
+    ("sm_72", 96),
+    ("sm_75", 64),
     ("sm_80", 163),
     ("sm_86", 99),
     ("sm_87", 163),
@@ -17,6 +20,8 @@ const TARGETS: [(&str, u64); 7] = [
 /// What an instruction needs that not all of these targets have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
+    Sm75,
+    Sm80,
     Sm90,
     Sm90a,
     Sm100,
@@ -26,6 +31,8 @@ impl Need {
     /// Whether the target of this name has it.
     fn is_met(self, target: &str) -> bool {
         match self {
+            Need::Sm75 => !matches!(target, "sm_70" | "sm_72"),
+            Need::Sm80 => !matches!(target, "sm_70" | "sm_72" | "sm_75"),
             Need::Sm90 => matches!(target, "sm_90" | "sm_90a"),
             Need::Sm90a => target == "sm_90a",
             Need::Sm100 => false,
@@ -35,6 +42,8 @@ impl Need {
     /// The targets that have it, as errors say it.
     fn text(self) -> &'static str {
         match self {
+            Need::Sm75 => "sm_75 or newer",
+            Need::Sm80 => "sm_80 or newer",
             Need::Sm90 => "sm_90 or newer",
             Need::Sm90a => "sm_90a",
             Need::Sm100 => "sm_100 or newer",
@@ -120,7 +129,34 @@ fn need(text: &str) -> Option<Need> {
         }
         _ => false,
     };
-    is_new.then_some(Need::Sm90)
+    is_new.then_some(Need::Sm90).or_else(|| need_behind_volta(&words))
+}
+
+/// The same of what every target from sm_80 on has, and sm_70 or sm_75 does not.
+fn need_behind_volta(words: &[&str]) -> Option<Need> {
+    let has = |word: &str| words[1..].contains(&word);
+    let of_bfloats = words[1..].iter().any(|word| matches!(*word, "bf16" | "bf16x2"));
+    let of_halves = words.last().is_some_and(|word| matches!(*word, "f16" | "f16x2"));
+    match words[0] {
+        "ldmatrix" | "movmatrix" | "tanh" => Some(Need::Sm75),
+        // That of 8 x 8 x 4 is the one of sm_70, and these are those of sm_75.
+        "mma" if has("sp") => Some(Need::Sm80),
+        "mma" => match words.iter().find(|word| word.starts_with('m') && word.len() > 3) {
+            Some(&"m8n8k4") if has("f16") && !has("f64") => None,
+            Some(&"m8n8k16" | &"m8n8k32" | &"m8n8k128") => Some(Need::Sm75),
+            Some(&"m16n8k8") if !of_bfloats && !has("tf32") => Some(Need::Sm75),
+            _ => Some(Need::Sm80),
+        },
+        "cp" | "mbarrier" | "redux" | "createpolicy" | "discard" | "applypriority" => Some(Need::Sm80),
+        "min" | "max" if of_halves || has("NaN") || has("xorsign") => Some(Need::Sm80),
+        "ex2" if of_halves => Some(Need::Sm75),
+        "fma" if has("relu") => Some(Need::Sm80),
+        "cvt" if has("tf32") || has("relu") || words[1..] == ["rn", "f16x2", "f32"] => Some(Need::Sm80),
+        _ if has("L2::cache_hint") => Some(Need::Sm80),
+        // What moves 16 bits as they are is of every target.
+        "mov" | "ld" | "st" | "selp" => None,
+        _ => of_bfloats.then_some(Need::Sm80),
+    }
 }
 
 /// The opcode of an instruction behind its guard, and its operands.

@@ -1,10 +1,10 @@
 //! How far a command is, on standard error: a bar on a terminal, elsewhere a line now and then.
 
 use crate::console;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,6 +13,26 @@ use std::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Between two pictures of a bar.
 const TICK: Duration = Duration::from_millis(500);
+
+/// How far the thing is that is being done.
+#[derive(Clone)]
+pub struct Detail {
+    /// What there is of it, and what it is called: `blocks`.
+    pub total: u64,
+    pub what: &'static str,
+    /// How many are done, which somebody else counts.
+    pub done: Arc<AtomicU64>,
+}
+
+impl std::fmt::Display for Detail {
+    /// `, 12 of 80 blocks`; nothing where there is one.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.total {
+            0 | 1 => Ok(()),
+            total => write!(f, ", {} of {total} {}", self.done.load(Ordering::Relaxed), self.what),
+        }
+    }
+}
 
 /// How far a command is. Says so until it is dropped.
 pub struct Progress {
@@ -24,25 +44,43 @@ pub struct Progress {
 impl Progress {
     /// Of `total` things, which are called `what`. With `lines` also where there is no terminal.
     pub fn new(what: &'static str, total: Option<usize>, lines: bool) -> Self {
+        Progress::detailed(what, total, lines, None)
+    }
+
+    /// The same, and how far the one is that is being done.
+    pub fn detailed(
+        what: &'static str,
+        total: Option<usize>,
+        lines: bool,
+        detail: Option<Detail>,
+    ) -> Self {
         if std::io::stderr().is_terminal() {
-            return Progress::with_bar(what, total);
+            return Progress::with_bar(what, total, detail);
         }
         if !lines {
             return Progress { bar: ProgressBar::hidden(), done: Arc::default(), ticker: None };
         }
-        Progress::with_lines(what, total, INTERVAL, |line| console::note(format_args!("{line}")))
+        let say = |line| console::note(format_args!("{line}"));
+        Progress::with_lines(what, total, INTERVAL, detail, say)
     }
 
-    fn with_bar(what: &str, total: Option<usize>) -> Self {
+    fn with_bar(what: &str, total: Option<usize>, detail: Option<Detail>) -> Self {
         let (bar, template) = match total {
             Some(total) => {
-                let template = format!("{{bar:40}} {{pos}}/{{len}} {what}, {{elapsed}} {{msg}}");
+                let template =
+                    format!("{{bar:40}} {{pos}}/{{len}} {what}, {{elapsed}}{{detail}} {{msg}}");
                 (ProgressBar::new(total as u64), template)
             }
-            None => (ProgressBar::new_spinner(), format!("{{pos}} {what}, {{elapsed}} {{msg}}")),
+            None => {
+                (ProgressBar::new_spinner(), format!("{{pos}} {what}, {{elapsed}}{{detail}} {{msg}}"))
+            }
+        };
+        let write = move |_: &ProgressState, text: &mut dyn std::fmt::Write| {
+            // What cannot be shown of a bar is no matter.
+            let _ = detail.iter().try_for_each(|detail| write!(text, "{detail}"));
         };
         let bar = match ProgressStyle::with_template(&template) {
-            Ok(style) => bar.with_style(style),
+            Ok(style) => bar.with_style(style.with_key("detail", write)),
             Err(_) => bar,
         };
         bar.enable_steady_tick(TICK);
@@ -54,6 +92,7 @@ impl Progress {
         what: &'static str,
         total: Option<usize>,
         interval: Duration,
+        detail: Option<Detail>,
         say: impl Fn(String) + Send + 'static,
     ) -> Self {
         let done = Arc::<AtomicUsize>::default();
@@ -64,7 +103,8 @@ impl Progress {
         let thread = std::thread::spawn(move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
                 let (done, seconds) = (counted.load(Ordering::Relaxed), started.elapsed().as_secs());
-                say(format!("{done}{of} {what} after {seconds} s"));
+                let detail = detail.as_ref().map_or(String::new(), Detail::to_string);
+                say(format!("{done}{of} {what} after {seconds} s{detail}"));
             }
         });
         Progress { bar: ProgressBar::hidden(), done, ticker: Some((stop, thread)) }
@@ -108,7 +148,9 @@ mod tests {
         let lines = Arc::<Mutex<Vec<String>>>::default();
         let heard = lines.clone();
         let say = move |line| heard.lock().unwrap().push(line);
-        let progress = Progress::with_lines("schedules run", Some(3), Duration::from_millis(5), say);
+        let detail = Detail { total: 80, what: "blocks", done: Arc::new(AtomicU64::new(12)) };
+        let interval = Duration::from_millis(5);
+        let progress = Progress::with_lines("schedules run", Some(3), interval, Some(detail), say);
         progress.step();
         let begun = Instant::now();
         while lines.lock().unwrap().len() < 2 && begun.elapsed() < Duration::from_secs(20) {
@@ -116,6 +158,9 @@ mod tests {
         }
         drop(progress);
         let lines = lines.lock().unwrap();
-        assert!(lines.len() >= 2 && lines[1] == "1 of 3 schedules run after 0 s", "{lines:?}");
+        assert!(
+            lines.len() >= 2 && lines[1] == "1 of 3 schedules run after 0 s, 12 of 80 blocks",
+            "{lines:?}"
+        );
     }
 }

@@ -2,23 +2,31 @@
 
 mod argument;
 mod buffer;
+mod case;
 mod element;
 mod error;
 mod launch;
 mod names;
+mod options;
 mod report;
+mod source;
 
 use crate::console::{self, outln};
 use crate::output::{OutputFile, all_different};
-use crate::progress::Progress;
+use crate::progress::{Detail, Progress};
 use buffer::Buffer;
+use case::Case;
 use clap::{Args, ValueEnum};
-use error::{Result, SanitizeError, expected};
-use launch::Setup;
-use ptx_emulator::{Checks, Kernel, LaunchError, Module, Options, Region, Schedule};
+use error::{Result, expected};
+use launch::{Setup, Shape, Step};
+use options::RunOptions;
+use ptx_emulator::{Checks, Options, Region, has_global_race, weigh_races};
 use report::Summary;
+use source::Source;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most that `--threads` can be.
 const MAX_THREADS: usize = 1024;
@@ -27,10 +35,22 @@ const MAX_THREADS: usize = 1024;
 #[derive(Args)]
 #[command(after_help = argument::SYNTAX)]
 pub struct SanitizeArguments {
-    /// The PTX. Its `.target`, from sm_80 to sm_90a, says which instructions there are, and how much shared
+    /// The PTX. Its `.target`, from sm_70 to sm_90a, says which instructions there are, and how much shared
     /// memory.
-    #[arg(long, value_name = "FILE.ptx")]
-    ptx: PathBuf,
+    #[arg(long, value_name = "FILE.ptx", required_unless_present = "case")]
+    ptx: Option<PathBuf>,
+    /// Launches from a file, instead of all options that say what is launched; see below.
+    #[arg(
+        long,
+        value_name = "FILE.json",
+        conflicts_with_all = [
+            "ptx", "entry", "grid", "block", "shared", "regions", "arguments", "buffers", "symbols"
+        ]
+    )]
+    case: Option<PathBuf>,
+    /// Write what is run to a file for `--case`, with all texts and bytes in it, before it runs.
+    #[arg(long, value_name = "FILE.json")]
+    save_case: Option<PathBuf>,
     /// The kernel; may be left out where there is only one.
     #[arg(long, value_name = "NAME")]
     entry: Option<String>,
@@ -38,8 +58,8 @@ pub struct SanitizeArguments {
     #[arg(long, value_name = "X[,Y,Z]", default_value = "1")]
     grid: String,
     /// Threads of a block.
-    #[arg(long, value_name = "X[,Y,Z]")]
-    block: String,
+    #[arg(long, value_name = "X[,Y,Z]", required_unless_present = "case")]
+    block: Option<String>,
     /// Bytes of dynamic shared memory.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     shared: u32,
@@ -63,27 +83,11 @@ pub struct SanitizeArguments {
     /// Write findings to a file in SARIF, which editors and CI show.
     #[arg(long, value_name = "FILE")]
     sarif: Option<PathBuf>,
-    /// How warps take turns, and when asynchronous copies land.
-    #[arg(long, default_value = "all")]
-    schedule: ScheduleChoice,
-    /// Schedules to run; of `all`, the first two are eager and latest. 10 by default, 1 of eager, latest
-    /// and random.
-    #[arg(long, value_name = "N")]
-    schedules: Option<u64>,
-    /// Seed of the first random schedule, 0 by default; not with eager or latest, which are the same every
-    /// time.
-    #[arg(long)]
-    seed: Option<u64>,
-    /// Results may differ between schedules: sums in any order.
-    #[arg(long)]
-    any_order: bool,
+    #[command(flatten)]
+    options: RunOptions,
     /// Distinct findings that are printed, at least 1. All are counted.
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_findings: usize,
-    /// Warp instructions of a block after which it counts as endless, at least 1. No schedule is run after
-    /// one that gets there.
-    #[arg(long, value_name = "N", default_value_t = 1 << 27)]
-    step_limit: u64,
     /// Blocks that run at a time, at most 1024. With more than one, blocks that wait for each other or share
     /// results do so in another order at every run, which no seed brings back.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -104,69 +108,64 @@ enum Denied {
     Notes,
 }
 
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum ScheduleChoice {
-    /// Eager, latest, and random ones.
-    All,
-    /// Copies land at once; a warp runs until it waits.
-    Eager,
-    /// Copies land when they are waited for; a warp runs until it waits.
-    Latest,
-    /// All at random, drawn from a seed.
-    Random,
-}
-
 /// Runs the kernel under all schedules and prints what was found; exit code 1 if there are errors.
 pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
-    let schedules = schedules(arguments)?;
+    let (case, sources) = match (&arguments.case, &arguments.ptx) {
+        (Some(path), _) => {
+            let (case, sources) = Case::read(path)?;
+            (Some(case), sources)
+        }
+        (None, Some(path)) => (None, vec![Source::read("--ptx", name_of(path), path)?]),
+        (None, None) => (None, Vec::new()),
+    };
+    let given = case.as_ref().map(|case| case.options.clone()).unwrap_or_default();
+    let run = arguments.options.or(&given);
+    let (schedules, step_limit) = (run.schedules()?, run.step_limit()?);
     if arguments.max_findings == 0 {
         return Err(expected("--max-findings", "at least 1", 0).into());
-    }
-    if arguments.step_limit == 0 {
-        return Err(expected("--step-limit", "at least 1", 0).into());
     }
     if !(1..=MAX_THREADS).contains(&arguments.threads) {
         return Err(expected("--threads", format!("1 to {MAX_THREADS}"), arguments.threads).into());
     }
-    let grid = size("--grid", &arguments.grid)?;
-    let block = size("--block", &arguments.block)?;
-    let module = module(&arguments.ptx)?;
-    let kernel = kernel(&module, arguments.entry.as_deref())?;
-    if let Some(error) = kernel.error() {
-        // Before anything is said about arguments: its parameters may be what is wrong.
-        let kernel = kernel.name().to_owned();
-        return Err(SanitizeError::from(LaunchError::Unsupported { kernel, error }).into());
-    }
-    let setup = Setup {
-        grid,
-        block,
-        shared_bytes: arguments.shared,
-        regions: arguments.regions.iter().map(|text| region(text)).collect::<Result<_>>()?,
-        ..Setup::new(kernel, &arguments.arguments, &arguments.buffers)?
-            .with_symbols(&arguments.symbols)?
+    let setup = match &case {
+        Some(case) => case.setup(&sources)?,
+        None => single(arguments, &sources)?,
     };
-    let inputs = [("--ptx", arguments.ptx.as_path())];
-    let sarif = arguments.sarif.as_deref().map(|path| OutputFile::new("--sarif", path, &inputs));
-    let mut sarif = sarif.transpose()?;
-    let mut outputs = outputs(arguments, &setup)?;
-    let mut summary =
-        Summary::new(&setup, module.target(), !arguments.any_order, arguments.max_findings);
+    let mut inputs: Vec<(&str, &Path)> = Vec::new();
+    inputs.extend(arguments.case.as_deref().map(|path| ("--case", path)));
+    let option = if case.is_some() { "a module of --case" } else { "--ptx" };
+    inputs.extend(sources.iter().map(|source| (option, source.path.as_path())));
+    let output = |option: &str, path: &Option<PathBuf>| {
+        path.as_deref().map(|path| OutputFile::new(option, path, &inputs)).transpose()
+    };
+    let mut sarif = output("--sarif", &arguments.sarif)?;
+    if let Some(mut file) = output("--save-case", &arguments.save_case)? {
+        let case = serde_json::to_string_pretty(&Case::of(&setup, run.clone()))?;
+        file.write((case + "\n").as_bytes())?;
+    }
+    let mut outputs = outputs(&inputs, &setup)?;
+    let mut summary = Summary::new(&setup, !run.any_order, arguments.max_findings);
     summary.traces = arguments.trace_nonfinite;
-    let progress = Progress::new("schedules run", schedules.size_hint().1, true);
+    let blocks_ended = Arc::<AtomicU64>::default();
+    let detail = Detail { total: setup.blocks(), what: "blocks", done: blocks_ended.clone() };
+    let progress = Progress::detailed("schedules run", schedules.size_hint().1, true, Some(detail));
     for schedule in schedules {
         let options = Options {
             checks: Checks::all(),
             schedule,
             threads: arguments.threads,
             max_findings: usize::MAX, // all are counted, whatever is printed
-            step_limit: Some(arguments.step_limit),
+            step_limit: Some(step_limit),
+            strict: run.strict,
             acquire_always: false,
             trace: arguments.trace_nonfinite,
+            blocks_ended: Some(blocks_ended.clone()),
         };
+        blocks_ended.store(0, Ordering::Relaxed);
         let mut ran = setup.run(&options)?;
-        if Summary::has_global_race(&ran) {
+        if has_global_race(&ran.reports) {
             let acquired = setup.run(&Options { acquire_always: true, ..options })?;
-            Summary::weigh_races(&mut ran, &acquired);
+            weigh_races(&mut ran.reports, &acquired.reports);
         }
         summary.add(schedule, ran);
         progress.step();
@@ -181,7 +180,7 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
         }
     }
     if let Some(file) = &mut sarif {
-        file.write(summary.sarif(&arguments.ptx).to_string().as_bytes())?;
+        file.write(summary.sarif().to_string().as_bytes())?;
     }
     if arguments.json {
         outln!("{}", summary.json())?;
@@ -197,12 +196,46 @@ pub fn run(arguments: &SanitizeArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(denied > 0)))
 }
 
-/// The file of each buffer that has an `out=`.
-fn outputs(arguments: &SanitizeArguments, setup: &Setup) -> anyhow::Result<Vec<Option<OutputFile>>> {
+/// What a case calls the text of a file.
+fn name_of(path: &Path) -> String {
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().replace('.', "_"));
+    stem.unwrap_or_default()
+}
+
+/// The launch that the options say.
+fn single<'k>(arguments: &SanitizeArguments, sources: &'k [Source]) -> Result<Setup<'k>> {
+    let [source] = sources else { return Err(expected("--ptx", "a text", "none")) };
+    let shape = Shape {
+        grid: size("--grid", &arguments.grid)?,
+        block: size("--block", arguments.block.as_deref().unwrap_or_default())?,
+        shared_bytes: arguments.shared,
+        regions: (arguments.regions.iter())
+            .map(|text| region(&format!("--region `{text}`"), text))
+            .collect::<Result<_>>()?,
+    };
+    let kernel = source.kernel("--ptx", "--entry", arguments.entry.as_deref())?;
+    let mut setup = Setup::default();
+    for text in &arguments.buffers {
+        setup.with_buffer(&format!("--buffer `{text}`"), text)?;
+    }
+    let step = Step { source, kernel, shape, arguments: Vec::new() };
+    setup.with_launch(step, &arguments.arguments, "--arg")?;
+    for text in &arguments.symbols {
+        let option = format!("--symbol `{text}`");
+        let Some(value) = text.split_once('=') else {
+            return Err(expected(&option, "NAME=VALUE", text));
+        };
+        setup.with_symbol(option, source, value)?;
+    }
+    Ok(setup)
+}
+
+/// The file of each buffer that has an `out=`; none of `inputs`.
+fn outputs(inputs: &[(&str, &Path)], setup: &Setup) -> anyhow::Result<Vec<Option<OutputFile>>> {
     let of_buffer =
         |buffer: &Buffer| Some((format!("file: of {}", buffer.name), buffer.source.clone()?));
     let sources: Vec<_> = setup.buffers.iter().filter_map(of_buffer).collect();
-    let mut inputs = vec![("--ptx", arguments.ptx.as_path())];
+    let mut inputs = inputs.to_vec();
     inputs.extend(sources.iter().map(|(option, path)| (option.as_str(), path.as_path())));
     let open = |buffer: &Buffer| {
         let option = format!("out= of {}", buffer.name);
@@ -211,32 +244,6 @@ fn outputs(arguments: &SanitizeArguments, setup: &Setup) -> anyhow::Result<Vec<O
     let files: Vec<_> = setup.buffers.iter().map(open).collect::<Result<_, _>>()?;
     all_different(&files.iter().flatten().collect::<Vec<_>>())?;
     Ok(files)
-}
-
-/// The schedules to run, made as they are asked for: there may be as many as there are seeds.
-fn schedules(arguments: &SanitizeArguments) -> Result<impl Iterator<Item = Schedule> + use<>> {
-    let all = arguments.schedule == ScheduleChoice::All;
-    let count = arguments.schedules.unwrap_or(if all { 10 } else { 1 });
-    let is_fixed = matches!(arguments.schedule, ScheduleChoice::Eager | ScheduleChoice::Latest);
-    if is_fixed && count != 1 {
-        return Err(expected("--schedules", "1 of a schedule that is the same every time", count));
-    }
-    if count == 0 {
-        return Err(expected("--schedules", "at least 1", count));
-    }
-    if let (true, Some(seed)) = (is_fixed, arguments.seed) {
-        return Err(expected("--seed", "none with a schedule that is the same every time", seed));
-    }
-    let seed = arguments.seed.unwrap_or(0);
-    let random = (0..=u64::MAX).map(move |index| Schedule::Random(seed.wrapping_add(index)));
-    let fixed: &'static [Schedule] = match arguments.schedule {
-        ScheduleChoice::All => &[Schedule::Eager, Schedule::Latest],
-        ScheduleChoice::Eager => &[Schedule::Eager],
-        ScheduleChoice::Latest => &[Schedule::Latest],
-        ScheduleChoice::Random => &[],
-    };
-    let count = usize::try_from(count).unwrap_or(usize::MAX);
-    Ok(fixed.iter().copied().chain(random).take(count))
 }
 
 /// `4`, `4,2` or `4,2,1`.
@@ -251,9 +258,8 @@ fn size(option: &str, text: &str) -> Result<[u32; 3]> {
 }
 
 /// `k[0]=0:4096`; numbers may be hexadecimal, as findings have them.
-fn region(text: &str) -> Result<Region> {
-    let option = format!("--region `{text}`");
-    let wrong = || expected(&option, "NAME=OFFSET:BYTES, such as k[0]=0:4096 or v=0x1000:0x800", text);
+fn region(option: &str, text: &str) -> Result<Region> {
+    let wrong = || expected(option, "NAME=OFFSET:BYTES, such as k[0]=0:4096 or v=0x1000:0x800", text);
     let (name, place) = text.rsplit_once('=').ok_or_else(wrong)?;
     let (offset, bytes) = place.split_once(':').ok_or_else(wrong)?;
     let number = |text: &str| {
@@ -262,40 +268,14 @@ fn region(text: &str) -> Result<Region> {
             Some(digits) => u32::from_str_radix(digits, 16),
             None => text.parse(),
         };
-        parsed.map_err(|_| expected(&option, "a number of bytes below 4 GiB", text))
+        parsed.map_err(|_| expected(option, "a number of bytes below 4 GiB", text))
     };
     let (name, offset, bytes) = (name.trim(), number(offset)?, number(bytes)?);
     if name.is_empty() {
         return Err(wrong());
     }
     if bytes == 0 {
-        return Err(expected(&option, "at least 1 byte", bytes));
+        return Err(expected(option, "at least 1 byte", bytes));
     }
     Ok(Region::new(name, offset, bytes))
-}
-
-fn module(path: &Path) -> Result<Module> {
-    let text = std::fs::read_to_string(path).map_err(|error| SanitizeError::File {
-        option: "--ptx".to_owned(),
-        path: path.to_owned(),
-        error,
-    })?;
-    Module::parse(&text).map_err(|error| SanitizeError::Ptx { path: path.to_owned(), error })
-}
-
-fn kernel<'m>(module: &'m Module, name: Option<&str>) -> Result<&'m Kernel> {
-    let names = || module.kernels().map(Kernel::name).collect::<Vec<_>>().join(", ");
-    match name {
-        Some(name) => module
-            .kernel(name)
-            .ok_or_else(|| expected("--entry", format!("a kernel of the text: {}", names()), name)),
-        None => {
-            let mut kernels = module.kernels();
-            match (kernels.next(), kernels.next()) {
-                (Some(only), None) => Ok(only),
-                (None, _) => Err(expected("--ptx", "a text with an .entry", "none")),
-                _ => Err(expected("--entry", format!("one of {}", names()), "none")),
-            }
-        }
-    }
 }

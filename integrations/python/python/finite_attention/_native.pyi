@@ -1,6 +1,7 @@
 """The Rust half of the package: no part of what users call."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 VERSION: str
 
@@ -96,3 +97,17 @@ class GradScaler:
     def note_unscaled(self, optimizer: int, found_non_finite: bool) -> None: ...
     def step(self, optimizer: int) -> bool: ...
     def update(self) -> float: ...
+
+def ptx_kernels(ptx: str) -> list[tuple[str, list[tuple[str, int]]]]: ...
+def ptx_run(
+    ptx: str,
+    entry: str,
+    shape: tuple[tuple[int, int, int], tuple[int, int, int], int],
+    buffers: Sequence[tuple[bytes, bool]],
+    arguments: Sequence[tuple[bytes | None, tuple[int, int] | None, tuple[Any, ...] | None]],
+    *,
+    schedules: int,
+    seed: int,
+    strict: bool,
+    step_limit: int,
+) -> tuple[str, list[tuple[bytes, list[bool]]]]: ...

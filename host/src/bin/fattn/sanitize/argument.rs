@@ -4,10 +4,10 @@ use super::buffer::Buffer;
 use super::element::{Element, NAMES};
 use super::error::{Result, expected};
 use ptx_emulator::TensorMapSwizzle;
+use std::fmt;
 
 /// The language of arguments, for `--help` and the docs.
-pub const SYNTAX: &str = "\
-Arguments, one --arg per parameter of the kernel, in order:
+pub const SYNTAX: &str = r#"Arguments, one --arg per parameter of the kernel, in order:
   u32:5  i32:-1  u64:0x10  f32:0.5        a number: u8 to i64, f16, bf16, f32 or f64
   bytes:00ff12                            bytes, in hexadecimal
   buf:TYPE:COUNT:CONTENTS[,OPTION]...     the address of a new buffer of COUNT elements (8, or 64x1000)
@@ -21,16 +21,29 @@ Arguments, one --arg per parameter of the kernel, in order:
                                           itself, in one of 8 its address
   pack:ARG;ARG;...                        a structure, laid out as C lays it out
 Contents: zeros, uninit, nan, iota (0, 1, 2, ...), random:SEED (floats of -1 to 1, integers of all bits),
-  fill:NUMBER, file:PATH
+  fill:NUMBER, file:PATH, hex:DIGITS (two for each byte)
 Options of a buffer:
   name=NAME     what ref, map and the report call it; by default as the parameter
   out=PATH      write its bytes to a file after the last schedule; not to one that is read
   dtype=TYPE    how to read the bytes of file:PATH; u8 by default
   expect=PATH   an element that ends otherwise than in this file, of raw bytes or PATH#TENSOR, is a finding;
+                expect=hex:DIGITS has the bytes themselves;
                 atol=X and rtol=X: unless it is within X + X * |expected|; NaN is as good as NaN
   finite        an element that ends as NaN or infinity is a finding
   written       an element that ends with bytes that nothing wrote is a finding
---buffer makes a buffer that no parameter points to: the text of buf or file, with a name.";
+--buffer makes a buffer that no parameter points to: the text of buf or file, with a name.
+
+A case, for --case, is a JSON file; paths in it start where it is:
+  {"modules": {"a": "a.ptx"},                      texts of PTX by name, or {"a": {"text": "..."}}
+   "buffers": {"x": "buf:f32:64:random:1", ...},   buffers by name
+   "symbols": {"scale": "f32:2"},                  of variables; {"a.scale": ...} if there are several texts
+   "launches": [{"module": "a", "entry": "k", "grid": [4], "block": [128, 1, 1], "shared": 0, "regions": [],
+                 "args": ["ref:x", "u32:64"]}, ...],
+   "options": {"schedule": "all", "schedules": 10, "seed": 0, "strict": false, "any_order": false,
+               "step_limit": 1000000}}             unless the command says otherwise
+Launches run one after the other and find in memory, and in variables, what those before have left. All but
+modules, launches, block and args may be left out; module where there is one,
+entry where the text has one kernel."#;
 
 /// What a parameter is given.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +99,18 @@ impl Argument {
     }
 }
 
-fn hexadecimal(option: &str, text: &str) -> Result<Vec<u8>> {
+/// Bytes as two digits each.
+pub fn digits(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The bytes of pairs of digits.
+pub fn hexadecimal(option: &str, text: &str) -> Result<Vec<u8>> {
     let wrong = || expected(option, "pairs of hexadecimal digits", text);
     if text.is_empty() || !text.len().is_multiple_of(2) || !text.bytes().all(|c| c.is_ascii_hexdigit()) {
         return Err(wrong());
@@ -103,6 +127,49 @@ fn reference(option: &str, text: &str) -> Result<Argument> {
         return Err(expected(option, "the name of a buffer", text));
     }
     Ok(Argument::Reference { name: name.to_owned(), offset: number(option, "bytes after `+`", offset)? })
+}
+
+impl fmt::Display for Argument {
+    /// The text that [`Argument::parse`] reads it from, with numbers in hexadecimal.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // As aligned as it is long, and as such an integer is.
+            Argument::Bytes { bytes, align } if *align > 1 => {
+                let value: Vec<u8> = bytes.iter().rev().copied().collect();
+                write!(f, "u{}:0x{}", 8 * bytes.len(), digits(&value))
+            }
+            Argument::Bytes { bytes, .. } => write!(f, "bytes:{}", digits(bytes)),
+            Argument::Buffer(buffer) => write!(f, "{buffer}"),
+            Argument::Reference { name, offset: 0 } => write!(f, "ref:{name}"),
+            Argument::Reference { name, offset } => write!(f, "ref:{name}+{offset}"),
+            Argument::Map(map) => write!(f, "{map}"),
+            Argument::Pack(parts) => {
+                let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
+                write!(f, "pack:{}", parts.join(";"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn sizes<T: ToString>(sizes: &[T]) -> String {
+            sizes.iter().map(T::to_string).collect::<Vec<_>>().join("x")
+        }
+        let Map { buffer, offset, element, dims, strides, box_dims, swizzle } = self;
+        write!(f, "map:{buffer},dtype={},dims={}", element.name(), sizes(dims))?;
+        write!(f, ",box={}", sizes(box_dims))?;
+        if !strides.is_empty() {
+            write!(f, ",strides={}", sizes(strides))?;
+        }
+        let swizzle = match swizzle {
+            TensorMapSwizzle::None => "none",
+            TensorMapSwizzle::B32 => "32",
+            TensorMapSwizzle::B64 => "64",
+            TensorMapSwizzle::B128 => "128",
+        };
+        write!(f, ",swizzle={swizzle},offset={offset}")
+    }
 }
 
 /// A number that counts something.
@@ -200,6 +267,28 @@ mod tests {
             panic!("no map")
         };
         assert_eq!((map.strides, map.offset, map.swizzle), (vec![32], 16, TensorMapSwizzle::None));
+    }
+
+    #[test]
+    fn arguments_are_written_as_they_are_read() {
+        for text in [
+            "u32:5",
+            "i64:-7",
+            "f64:0.1",
+            "u8:9",
+            "bytes:00ff12",
+            "ref:k",
+            "ref:k+128",
+            "map:k,dtype=bf16,dims=64x10x3,box=64x8x1,swizzle=128",
+            "map:k,dtype=f32,dims=4,box=4,offset=16",
+            "pack:u8:1;ref:k;f32:0.5",
+            "buf:f32:2x3:random:7,name=x,finite,written",
+            "buf:u16:3:uninit",
+            "buf:u8:2:zeros,expect=hex:00ff,atol=1",
+        ] {
+            let argument = parse(text);
+            assert_eq!(parse(&argument.to_string()), argument, "{text} as {argument}");
+        }
     }
 
     #[test]

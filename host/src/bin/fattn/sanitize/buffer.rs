@@ -1,11 +1,12 @@
 //! Buffers in global memory: `buf:TYPE:COUNT:CONTENTS` and `file:PATH`, with their options.
 
-use super::argument::{number, sizes};
+use super::argument::{digits, hexadecimal, number, sizes};
 use super::element::Element;
 use super::error::{Result, SanitizeError, expected};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use safetensors::{Dtype, SafeTensors};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Most bytes of a buffer: what a typing error may cost.
@@ -59,7 +60,10 @@ impl Buffer {
                 ("out", path) if !path.is_empty() => buffer.out = Some(path.into()),
                 ("dtype", dtype) if !is_typed => buffer.element = Element::parse(option, dtype)?,
                 ("expect", path) if !path.is_empty() => {
-                    let bytes = from_file(option, path)?.0.contents.unwrap_or_default();
+                    let bytes = match path.strip_prefix("hex:") {
+                        Some(digits) => hexadecimal(option, digits)?,
+                        None => from_file(option, path)?.0.contents.unwrap_or_default(),
+                    };
                     buffer.expected = Some(Expected { bytes, absolute: 0.0, relative: 0.0 });
                 }
                 ("atol", value) => absolute = Some(tolerance(option, "atol", value)?),
@@ -103,6 +107,30 @@ impl Buffer {
     }
 }
 
+impl fmt::Display for Buffer {
+    /// The text that [`Buffer::parse`] reads it from, with all bytes in it, and without the file that it is
+    /// written to.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "buf:{}:{}:", self.element.name(), self.len())?;
+        match &self.contents {
+            Some(contents) => write!(f, "hex:{}", digits(contents))?,
+            None => write!(f, "uninit")?,
+        }
+        if !self.name.is_empty() {
+            write!(f, ",name={}", self.name)?;
+        }
+        if let Some(Expected { bytes, absolute, relative }) = &self.expected {
+            write!(f, ",expect=hex:{},atol={absolute},rtol={relative}", digits(bytes))?;
+        }
+        for (name, is_set) in [("finite", self.finite), ("written", self.written)] {
+            if is_set {
+                write!(f, ",{name}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A tolerance: not negative, and a number.
 fn tolerance(option: &str, name: &str, text: &str) -> Result<f64> {
     let value = text.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
@@ -135,7 +163,8 @@ fn filled(option: &str, text: &str) -> Result<Buffer> {
     let contents = contents_of(option, element, bytes / element.bytes(), contents)?;
     match &contents {
         Some(given) if given.len() != bytes => {
-            Err(expected(option, format!("a file of {bytes} bytes"), given.len()))
+            let what = if source.is_some() { "a file of" } else { "hex: of" };
+            Err(expected(option, format!("{what} {bytes} bytes"), given.len()))
         }
         _ => Ok(Buffer { source, ..new(element, bytes, contents) }),
     }
@@ -155,8 +184,9 @@ fn contents_of(option: &str, element: Element, count: usize, text: &str) -> Resu
         ("fill", true) => element.value(option, value)?.repeat(count),
         ("random", true) => random(element, count, number(option, "seed", value)?),
         ("file", true) => read(option, Path::new(value))?,
+        ("hex", true) => hexadecimal(option, value)?,
         _ => {
-            let what = "zeros, uninit, nan, iota, random:SEED, fill:NUMBER or file:PATH";
+            let what = "zeros, uninit, nan, iota, random:SEED, fill:NUMBER, file:PATH or hex:DIGITS";
             return Err(expected(option, what, text));
         }
     };
@@ -312,11 +342,11 @@ mod tests {
             ),
             (
                 "buf:f32:4:ones",
-                "zeros, uninit, nan, iota, random:SEED, fill:NUMBER or file:PATH, got `ones`",
+                "zeros, uninit, nan, iota, random:SEED, fill:NUMBER, file:PATH or hex:DIGITS, got `ones`",
             ),
             (
                 "buf:f32:4:random",
-                "zeros, uninit, nan, iota, random:SEED, fill:NUMBER or file:PATH, got `random`",
+                "zeros, uninit, nan, iota, random:SEED, fill:NUMBER, file:PATH or hex:DIGITS, got `random`",
             ),
             ("buf:f32:4:random:x", "a number (seed), got `x`"),
             ("buf:u32:4:nan", "a type of floats with `nan`, got `u32`"),

@@ -32,8 +32,10 @@ pub enum SanitizeError {
         got: usize,
     },
     /// As many arguments as parameters are needed.
-    #[error("--arg: expected {expected} ({}), got {got}", .parameters.join(", "))]
+    #[error("{option}: expected {expected} ({}), got {got}", .parameters.join(", "))]
     ArgumentCount {
+        /// The option.
+        option: String,
         /// Parameters of the kernel.
         expected: usize,
         /// Their names and sizes.
@@ -78,12 +80,22 @@ pub enum SanitizeError {
         error: safetensors::SafeTensorError,
     },
     /// Text that is no PTX.
-    #[error("--ptx {}: {error}", .path.display())]
+    #[error("{option} {}: {error}", .path.display())]
     Ptx {
+        /// The option.
+        option: String,
         /// The file.
         path: PathBuf,
         /// Where and why.
         error: ptx_emulator::ParseError,
+    },
+    /// A file that is no case.
+    #[error("--case {}: {error}", .path.display())]
+    Case {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        error: serde_json::Error,
     },
     /// The launch is impossible.
     #[error(transparent)]

@@ -1,121 +1,146 @@
-//! One launch of a kernel: its memory, its parameters, and what came of it.
+//! Launches of kernels, one after the other: their memory, their parameters, and what came of them.
 
 use super::argument::{Argument, Map};
 use super::buffer::Buffer;
 use super::error::{Result, SanitizeError, expected};
+use super::source::Source;
 use ptx_emulator::{
-    Address, Kernel, Launch, Memory, Options, Parameter, Region, Report, TensorMap, launch,
+    Address, Finding, Kernel, Launch, Memory, Options, Parameter, Region, Report, TensorMap, launch,
 };
 
 /// Bytes of a tensor map.
 const MAP_BYTES: usize = 128;
 
-/// Everything that a launch needs and that does not change from schedule to schedule.
-pub struct Setup<'k> {
-    pub kernel: &'k Kernel,
+/// The shape of a launch.
+pub struct Shape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
     /// What stands where in dynamic shared memory.
     pub regions: Vec<Region>,
-    /// All buffers: those of `--buffer` first, then those of the arguments.
-    pub buffers: Vec<Buffer>,
-    /// One per parameter, with the option's text.
-    pub arguments: Vec<(String, Argument)>,
-    /// What `.const` and `.global` variables hold: the option's text, the name, the value.
-    pub symbols: Vec<(String, String, Argument)>,
 }
 
-/// Global memory before a launch, and where each buffer begins in it.
+/// One launch: a kernel, its shape and its arguments.
+pub struct Step<'k> {
+    pub source: &'k Source,
+    pub kernel: &'k Kernel,
+    pub shape: Shape,
+    /// One per parameter, with the option's text.
+    pub arguments: Vec<(String, Argument)>,
+}
+
+/// The value of a `.const` or `.global` variable.
+pub struct Symbol<'k> {
+    /// The option's text.
+    option: String,
+    pub source: &'k Source,
+    /// A kernel of the module that has it.
+    kernel: &'k Kernel,
+    pub name: String,
+    pub value: Argument,
+}
+
+/// Everything that launches need and that does not change from schedule to schedule.
+#[derive(Default)]
+pub struct Setup<'k> {
+    /// One after the other; what one leaves in memory the next one finds.
+    pub launches: Vec<Step<'k>>,
+    /// All buffers: those of `--buffer` first, then those of the arguments.
+    pub buffers: Vec<Buffer>,
+    pub symbols: Vec<Symbol<'k>>,
+}
+
+/// Global memory before the first launch, and where each buffer begins in it.
 struct Prepared {
     memory: Memory,
     addresses: Vec<Address>,
 }
 
-/// What a launch left.
+/// What launches left.
 pub struct Ran {
-    pub report: Report,
+    /// One for each launch that ran. None runs behind one whose results are spoiled.
+    pub reports: Vec<Report>,
     /// The bytes of each buffer, and which of them something wrote.
     pub buffers: Vec<(Vec<u8>, Vec<bool>)>,
 }
 
+impl Ran {
+    /// What was found, launch after launch.
+    pub fn findings(&self) -> impl Iterator<Item = &Finding> {
+        self.reports.iter().flat_map(|report| &report.findings)
+    }
+}
+
 impl<'k> Setup<'k> {
-    /// Reads the arguments and sees to it that they fit the kernel.
-    pub fn new(kernel: &'k Kernel, arguments: &[String], buffers: &[String]) -> Result<Self> {
-        let mut setup = Setup {
-            kernel,
-            grid: [1; 3],
-            block: [1; 3],
-            shared_bytes: 0,
-            regions: Vec::new(),
-            buffers: Vec::new(),
-            arguments: Vec::new(),
-            symbols: Vec::new(),
-        };
-        for text in buffers {
-            let option = format!("--buffer `{text}`");
-            let buffer = Buffer::parse(&option, text)?;
-            if buffer.name.is_empty() {
-                return Err(expected(&option, "name=NAME", "no name"));
-            }
-            setup.add(&option, buffer)?;
+    /// Adds a buffer that has a name of its own.
+    pub fn with_buffer(&mut self, option: &str, text: &str) -> Result<()> {
+        let buffer = Buffer::parse(option, text)?;
+        if buffer.name.is_empty() {
+            return Err(expected(option, "name=NAME", "no name"));
         }
-        let parameters = kernel.parameters();
+        self.add(option, buffer)
+    }
+
+    /// Adds a launch that has no arguments yet, and these; sees to it that they fit the kernel. `option` is
+    /// what errors call them.
+    pub fn with_launch(&mut self, mut step: Step<'k>, arguments: &[String], option: &str) -> Result<()> {
+        let parameters = step.kernel.parameters();
         if parameters.len() != arguments.len() {
             let describe =
                 |parameter: &Parameter| format!("{}: {} bytes", parameter.name, parameter.bytes);
             return Err(SanitizeError::ArgumentCount {
+                option: option.to_owned(),
                 expected: parameters.len(),
                 parameters: parameters.iter().map(describe).collect(),
                 got: arguments.len(),
             });
         }
         for (text, parameter) in arguments.iter().zip(parameters) {
-            let option = format!("--arg `{text}`");
-            let argument = setup.named(&option, Argument::parse(&option, text)?, &parameter.name)?;
-            setup.arguments.push((option, argument));
+            let option = format!("{option} `{text}`");
+            let argument = self.named(&option, Argument::parse(&option, text)?, &parameter.name)?;
+            step.arguments.push((option, argument));
         }
-        setup.params(&setup.prepare())?; // every name is there, every size fits
-        Ok(setup)
+        self.params(&step, &self.prepare())?; // every name is there, every size fits
+        self.launches.push(step);
+        Ok(())
     }
 
-    /// Reads `--symbol NAME=VALUE` options: numbers, structures, or the contents of `buf` or `file`, in
-    /// place.
-    pub fn with_symbols(mut self, symbols: &[String]) -> Result<Self> {
-        for text in symbols {
-            let option = format!("--symbol `{text}`");
-            let Some((name, value)) = text.split_once('=') else {
-                return Err(expected(&option, "NAME=VALUE", text));
-            };
-            let Some((_, bytes)) = self.kernel.variables().find(|(known, _)| *known == name) else {
-                let names: Vec<&str> = self.kernel.variables().map(|(name, _)| name).collect();
-                return Err(expected(
-                    &option,
-                    format!("a variable of the text: {}", names.join(", ")),
-                    name,
-                ));
-            };
-            let value = Argument::parse(&option, value)?;
-            self.symbols.push((option.clone(), name.to_owned(), value));
-            let given = self.symbol_bytes(&self.prepare(), self.symbols.len() - 1)?;
-            if given.len() > bytes {
-                return Err(expected(
-                    &option,
-                    format!("at most the {bytes} bytes of {name}"),
-                    given.len(),
-                ));
-            }
+    /// Gives a variable of a kernel's module a value: a number, a structure, or the contents of `buf` or
+    /// `file`, in place.
+    pub fn with_symbol(
+        &mut self,
+        option: String,
+        source: &'k Source,
+        (name, value): (&str, &str),
+    ) -> Result<()> {
+        let kernel = source.module.kernels().next();
+        let variable = kernel.and_then(|kernel| {
+            let (_, bytes) = kernel.variables().find(|(known, _)| *known == name)?;
+            Some((kernel, bytes))
+        });
+        let Some((kernel, bytes)) = variable else {
+            let names: Vec<&str> =
+                kernel.iter().flat_map(|kernel| kernel.variables()).map(|(name, _)| name).collect();
+            let what = format!("a variable of the text: {}", names.join(", "));
+            return Err(expected(&option, what, name));
+        };
+        let value = Argument::parse(&option, value)?;
+        let symbol = Symbol { option, source, kernel, name: name.to_owned(), value };
+        let given = self.symbol_bytes(&self.prepare(), &symbol)?.len();
+        if given > bytes {
+            let what = format!("at most the {bytes} bytes of {name}");
+            return Err(expected(&symbol.option, what, given));
         }
-        Ok(self)
+        self.symbols.push(symbol);
+        Ok(())
     }
 
     /// The bytes of a symbol's value.
-    fn symbol_bytes(&self, prepared: &Prepared, index: usize) -> Result<Vec<u8>> {
-        let (option, _, value) = &self.symbols[index];
-        match value {
+    fn symbol_bytes(&self, prepared: &Prepared, symbol: &Symbol<'_>) -> Result<Vec<u8>> {
+        match &symbol.value {
             Argument::Buffer(Buffer { contents: Some(contents), .. }) => Ok(contents.clone()),
-            Argument::Buffer(_) => Err(expected(option, "contents", "uninit")),
-            other => Ok(self.bytes(option, other, prepared, true)?.0),
+            Argument::Buffer(_) => Err(expected(&symbol.option, "contents", "uninit")),
+            other => Ok(self.bytes(&symbol.option, other, prepared, true)?.0),
         }
     }
 
@@ -163,10 +188,10 @@ impl<'k> Setup<'k> {
         Prepared { memory, addresses }
     }
 
-    /// The kernel's parameters.
-    fn params(&self, prepared: &Prepared) -> Result<Vec<u8>> {
-        let mut params = vec![0; self.kernel.parameter_bytes()];
-        for ((option, argument), parameter) in self.arguments.iter().zip(self.kernel.parameters()) {
+    /// The parameters of a launch.
+    fn params(&self, step: &Step<'_>, prepared: &Prepared) -> Result<Vec<u8>> {
+        let mut params = vec![0; step.kernel.parameter_bytes()];
+        for ((option, argument), parameter) in step.arguments.iter().zip(step.kernel.parameters()) {
             let is_pointer = parameter.bytes < MAP_BYTES;
             let (bytes, _) = self.bytes(option, argument, prepared, is_pointer)?;
             if bytes.len() != parameter.bytes {
@@ -251,21 +276,37 @@ impl<'k> Setup<'k> {
         Ok(words.iter().flat_map(|word| word.to_le_bytes()).collect())
     }
 
-    /// Runs the kernel once, on buffers as they were given.
+    /// Blocks of all launches.
+    pub fn blocks(&self) -> u64 {
+        self.launches
+            .iter()
+            .map(|step| step.shape.grid.iter().map(|&n| u64::from(n)).product::<u64>())
+            .sum()
+    }
+
+    /// Runs all launches once, on buffers as they were given.
     pub fn run(&self, options: &Options) -> Result<Ran> {
         let prepared = self.prepare();
-        let params = self.params(&prepared)?;
-        for (index, (_, name, _)) in self.symbols.iter().enumerate() {
-            let bytes = self.symbol_bytes(&prepared, index)?;
-            if let Some(address) = prepared.memory.variable(self.kernel, name) {
+        for symbol in &self.symbols {
+            let bytes = self.symbol_bytes(&prepared, symbol)?;
+            if let Some(address) = prepared.memory.variable(symbol.kernel, &symbol.name) {
                 // Cannot fail: the variable has as many bytes.
                 let _ = prepared.memory.write(address, &bytes);
             }
         }
+        let mut reports = Vec::new();
+        for step in &self.launches {
+            let params = self.params(step, &prepared)?;
+            let Shape { grid, block, shared_bytes, ref regions } = step.shape;
+            let shape = Launch { grid, block, shared_bytes, regions, params: &params };
+            let report = launch(step.kernel, &prepared.memory, &shape, options)?;
+            let is_spoiled = report.findings.iter().any(|finding| finding.kind.spoils_results());
+            reports.push(report);
+            if is_spoiled {
+                break;
+            }
+        }
         let Prepared { memory, addresses } = prepared;
-        let Setup { grid, block, shared_bytes, ref regions, .. } = *self;
-        let shape = Launch { grid, block, shared_bytes, regions, params: &params };
-        let report = launch(self.kernel, &memory, &shape, options)?;
         let left = |(buffer, &address): (&Buffer, &Address)| {
             let mut bytes = vec![0; buffer.bytes];
             // Neither can fail: the ranges are those allocated.
@@ -277,7 +318,7 @@ impl<'k> Setup<'k> {
             (bytes, written)
         };
         let buffers = self.buffers.iter().zip(&addresses).map(left).collect();
-        Ok(Ran { report, buffers })
+        Ok(Ran { reports, buffers })
     }
 }
 

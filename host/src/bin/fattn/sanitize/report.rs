@@ -7,15 +7,7 @@ mod write;
 use super::buffer::Buffer;
 use super::launch::{Ran, Setup};
 use elements::Elements;
-use ptx_emulator::{Finding, FindingKind, Schedule, Severity, Statistics, Trace};
-
-/// A finding, and under which schedules.
-struct Found {
-    finding: Finding,
-    /// The first.
-    schedule: Schedule,
-    schedules: usize,
-}
+use ptx_emulator::{FindingKind, Schedule, Severity, Statistics, Survey, Surveyed, Trace, are_spoiled};
 
 /// A buffer whose bytes depend on the schedule.
 struct Difference {
@@ -29,9 +21,7 @@ struct Difference {
 /// All of it.
 pub struct Summary<'k> {
     setup: &'k Setup<'k>,
-    target: String,
-    schedules: Vec<Schedule>,
-    found: Vec<Found>,
+    survey: Survey,
     differences: Vec<Difference>,
     /// Of the last schedule.
     last: Option<Ran>,
@@ -48,15 +38,6 @@ pub struct Summary<'k> {
     trace: Option<Trace>,
 }
 
-/// `eager`, `latest`, `random (seed 3)`.
-fn schedule_text(schedule: Schedule) -> String {
-    match schedule {
-        Schedule::Eager => "eager".to_owned(),
-        Schedule::Latest => "latest".to_owned(),
-        Schedule::Random(seed) => format!("random (seed {seed})"),
-    }
-}
-
 /// The options that run this schedule again.
 fn replay_text(schedule: Schedule) -> String {
     match schedule {
@@ -67,12 +48,10 @@ fn replay_text(schedule: Schedule) -> String {
 }
 
 impl<'k> Summary<'k> {
-    pub fn new(setup: &'k Setup<'k>, target: &str, differences_count: bool, max_printed: usize) -> Self {
+    pub fn new(setup: &'k Setup<'k>, differences_count: bool, max_printed: usize) -> Self {
         Summary {
             setup,
-            target: target.to_owned(),
-            schedules: Vec::new(),
-            found: Vec::new(),
+            survey: Survey::default(),
             differences: Vec::new(),
             last: None,
             differences_count,
@@ -86,22 +65,10 @@ impl<'k> Summary<'k> {
 
     /// Adds what a schedule showed.
     pub fn add(&mut self, schedule: Schedule, ran: Ran) {
-        for finding in &ran.report.findings {
-            let is_same = |found: &&mut Found| {
-                let other = &found.finding;
-                (other.kind, other.ptx_line) == (finding.kind, finding.ptx_line)
-            };
-            match self.found.iter_mut().find(is_same) {
-                Some(found) => found.schedules += 1,
-                None => self.found.push(Found { finding: finding.clone(), schedule, schedules: 1 }),
-            }
-        }
         // What a block leaves that stopped depends on how far the others got: the fault says it all.
-        let has_stopped =
-            |ran: &Ran| ran.report.findings.iter().any(|found| found.kind.spoils_results());
-        if let (Some(last), Some(&before)) = (&self.last, self.schedules.last())
-            && !has_stopped(last)
-            && !has_stopped(&ran)
+        if let (Some(last), Some(&before)) = (&self.last, self.survey.schedules.last())
+            && !are_spoiled(&last.reports)
+            && !are_spoiled(&ran.reports)
         {
             for (index, buffer) in self.setup.buffers.iter().enumerate() {
                 let is_known = self.differences.iter().any(|difference| difference.buffer == index);
@@ -114,20 +81,24 @@ impl<'k> Summary<'k> {
                 }
             }
         }
-        self.statistics = ran.report.statistics;
-        self.output.clone_from(&ran.report.output);
-        let traced = self.trace.as_ref().is_some_and(|trace| trace.first.is_some());
-        if self.traces && !traced {
-            self.trace = Some(ran.report.trace.clone());
+        self.statistics = Statistics::default();
+        self.output.clear();
+        for report in &ran.reports {
+            self.statistics.add(&report.statistics);
+            self.output += &report.output;
+            let traced = self.trace.as_ref().is_some_and(|trace| trace.first.is_some());
+            if self.traces && !traced {
+                self.trace = Some(report.trace.clone());
+            }
         }
-        self.schedules.push(schedule);
+        self.survey.add(schedule, &ran.reports);
         self.last = Some(ran);
     }
 
     /// Whether a block of the last schedule reached the step limit.
     pub fn is_endless(&self) -> bool {
-        let findings = self.last.iter().flat_map(|ran| &ran.report.findings);
-        findings.into_iter().any(|finding| finding.kind == FindingKind::StepLimit)
+        let mut findings = self.last.iter().flat_map(Ran::findings);
+        findings.any(|finding| finding.kind == FindingKind::StepLimit)
     }
 
     /// The bytes of each buffer after the last schedule.
@@ -138,8 +109,7 @@ impl<'k> Summary<'k> {
 
     /// Errors, warnings and notes. What is wrong with a buffer is an error.
     pub fn counts(&self) -> [usize; 3] {
-        let mut counts = [0; 3];
-        self.found.iter().for_each(|found| counts[found.finding.severity() as usize] += 1);
+        let mut counts = self.survey.counts();
         let differences = if self.differences_count { self.differences.len() } else { 0 };
         let elements = self.elements();
         let demands = elements.iter().map(|(buffer, elements)| elements.broken(buffer).len());
@@ -147,32 +117,14 @@ impl<'k> Summary<'k> {
         counts
     }
 
-    /// Those of the emulator's findings that are printed: the worst, and of them those that were met first.
-    fn printed(&self) -> Vec<&Found> {
-        let mut found: Vec<&Found> = self.found.iter().collect();
-        found.sort_by_key(|found| found.finding.severity());
-        found.truncate(self.max_printed);
-        found
+    /// Those of the emulator's findings that are printed.
+    fn printed(&self) -> Vec<&Surveyed> {
+        self.survey.worst(self.max_printed)
     }
 
-    /// Whether a race in global memory was found under a schedule, which may lack an acquire alone.
-    pub fn has_global_race(ran: &Ran) -> bool {
-        ran.report.findings.iter().any(|finding| finding.kind == FindingKind::GlobalRace)
-    }
-
-    /// Of races in global memory those lack only an acquire that are not found where there always is one.
-    pub fn weigh_races(ran: &mut Ran, acquired: &Ran) {
-        for finding in &mut ran.report.findings {
-            let stays = acquired.report.findings.iter().any(|other| {
-                (other.kind, other.ptx_line, &other.ptx)
-                    == (finding.kind, finding.ptx_line, &finding.ptx)
-            });
-            if finding.kind == FindingKind::GlobalRace && !stays {
-                finding.kind = FindingKind::MissingAcquire;
-                finding.message +=
-                    "; a fence or an acquire behind the atomic operation that saw the other's would";
-            }
-        }
+    /// Launches that did not run in the last schedule, behind one whose results are spoiled.
+    fn not_run(&self) -> usize {
+        self.last.as_ref().map_or(0, |ran| self.setup.launches.len() - ran.reports.len())
     }
 
     fn elements(&self) -> Vec<(&Buffer, Elements)> {

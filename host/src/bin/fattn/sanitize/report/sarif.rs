@@ -1,10 +1,9 @@
 //! The report in the Static Analysis Results Interchange Format (SARIF) 2.1.0, which editors and CI show.
 
 use super::super::names::readable;
-use super::{Found, Summary, replay_text};
-use ptx_emulator::{Finding, Severity, SourceLocation};
+use super::{Summary, replay_text};
+use ptx_emulator::{Finding, Severity, SourceLocation, Surveyed};
 use serde_json::{Value, json};
-use std::path::Path;
 
 /// A rule's name: `raceInSharedMemory`.
 fn rule(finding: &Finding) -> String {
@@ -37,7 +36,7 @@ fn location(file: &str, line: u32, column: u32) -> Value {
 }
 
 /// A finding, and where it stands: in the source if that is known, and then in the PTX, too.
-fn result(Found { finding, schedule, .. }: &Found, ptx: &str) -> Value {
+fn result(Surveyed { finding, schedule, .. }: &Surveyed, ptx: &str) -> Value {
     let in_ptx = location(ptx, finding.ptx_line, 0);
     let mut places: Vec<Value> =
         std::iter::successors(finding.source.as_ref(), |place| place.inlined_at.as_deref())
@@ -59,9 +58,11 @@ fn result(Found { finding, schedule, .. }: &Found, ptx: &str) -> Value {
 
 impl Summary<'_> {
     /// All findings of the emulator, and what is wrong with buffers.
-    pub fn sarif(&self, ptx: &Path) -> Value {
-        let ptx = ptx.display().to_string();
-        let mut results: Vec<Value> = self.found.iter().map(|found| result(found, &ptx)).collect();
+    pub fn sarif(&self) -> Value {
+        let texts: Vec<String> =
+            self.setup.launches.iter().map(|step| step.source.path.display().to_string()).collect();
+        let found = self.survey.found.iter().map(|found| result(found, &texts[found.launch]));
+        let mut results: Vec<Value> = found.collect();
         let buffers = self.elements().into_iter().flat_map(|(buffer, elements)| {
             let name = &buffer.name;
             elements
@@ -78,7 +79,7 @@ impl Summary<'_> {
                 "ruleId": "buffer",
                 "level": "error",
                 "message": { "text": text },
-                "locations": [location(&ptx, 1, 0)],
+                "locations": texts.last().map(|ptx| location(ptx, 1, 0)).into_iter().collect::<Vec<_>>(),
             }));
         }
         json!({

@@ -1,18 +1,18 @@
 //! The report as text and as JSON.
 
 use super::super::buffer::Buffer;
-use super::super::launch::Setup;
+use super::super::launch::{Shape, Step};
 use super::super::names::readable;
 use super::elements::Elements;
-use super::{Difference, Found, Summary, replay_text, schedule_text};
-use ptx_emulator::{Finding, Region, SourceLocation};
+use super::{Difference, Summary, replay_text};
+use ptx_emulator::{Finding, Region, SourceLocation, Surveyed};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
 /// Findings of one line of the source.
 struct Group<'f> {
     place: String,
-    found: Vec<&'f Found>,
+    found: Vec<&'f Surveyed>,
 }
 
 /// The line that a finding is about: where the outermost call stands that the code was inlined into, or,
@@ -37,7 +37,7 @@ pub fn counts([errors, warnings, notes]: [usize; 3]) -> String {
     parts.join(", ")
 }
 
-fn by_severity<'f>(found: impl Iterator<Item = &'f Found>) -> [usize; 3] {
+fn by_severity<'f>(found: impl Iterator<Item = &'f Surveyed>) -> [usize; 3] {
     let mut counts = [0; 3];
     found.for_each(|found| counts[found.finding.severity() as usize] += 1);
     counts
@@ -60,21 +60,26 @@ impl Summary<'_> {
     /// The report for a person.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        let Setup { kernel, grid, block, shared_bytes, regions, .. } = self.setup;
         let size = |[x, y, z]: [u32; 3]| format!("{x}x{y}x{z}");
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "kernel {} ({}), grid {}, block {}, {shared_bytes} bytes of dynamic shared memory",
-            readable(kernel.name()),
-            self.target,
-            size(*grid),
-            size(*block),
-        );
-        for region in regions {
-            let _ = writeln!(text, "region {region}");
+        let launches = &self.setup.launches;
+        for (number, step) in launches.iter().enumerate() {
+            let Step { source, kernel, shape, .. } = step;
+            let Shape { grid, block, shared_bytes, regions } = shape;
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                text,
+                "{}kernel {} ({}), grid {}, block {}, {shared_bytes} bytes of dynamic shared memory",
+                if launches.len() > 1 { format!("launch {}: ", number + 1) } else { String::new() },
+                readable(kernel.name()),
+                source.module.target(),
+                size(*grid),
+                size(*block),
+            );
+            for region in regions {
+                let _ = writeln!(text, "region {region}");
+            }
         }
-        let names: Vec<String> = self.schedules.iter().copied().map(schedule_text).collect();
+        let names: Vec<String> = self.survey.schedules.iter().map(|schedule| schedule.name()).collect();
         let plural = if names.len() == 1 { "" } else { "s" };
         let _ = writeln!(text, "{} schedule{plural}: {}", names.len(), names.join(", "));
         let mut number = 0;
@@ -82,10 +87,13 @@ impl Summary<'_> {
             if found.len() > 1 {
                 let _ = writeln!(text, "\n{place}: {}", counts(by_severity(found.iter().copied())));
             }
-            for Found { finding, schedule, schedules } in found {
+            for Surveyed { finding, launch, schedule, schedules } in found {
                 number += 1;
                 let finding = Finding { kernel: readable(&finding.kernel), ..finding.clone() };
                 let _ = writeln!(text, "\n{number}. {}: {finding}", finding.severity());
+                if launches.len() > 1 {
+                    let _ = writeln!(text, "  in launch {} of {}", launch + 1, launches.len());
+                }
                 let _ = writeln!(
                     text,
                     "  under {schedules} of {} schedules, again with {}",
@@ -95,6 +103,16 @@ impl Summary<'_> {
             }
         }
         let _ = writeln!(text);
+        match self.not_run() {
+            0 => {}
+            1 => text += "the last launch did not run: the one before it has left spoiled results\n\n",
+            left => {
+                let _ = writeln!(
+                    text,
+                    "the last {left} launches did not run: the one before them has left spoiled results\n"
+                );
+            }
+        }
         if let Some(trace) = &self.trace {
             let first = trace.first.as_ref().or(trace.suspect.as_ref());
             let _ = match first {
@@ -115,13 +133,13 @@ impl Summary<'_> {
                  if that is meant: sums in any order, slots that atomic operations hand out)",
                 self.setup.buffers[*buffer].name,
                 values[0],
-                schedule_text(*a),
+                a.name(),
                 values[1],
-                schedule_text(*b)
+                b.name()
             );
         }
         let all = counts(self.counts());
-        let hidden = self.found.len() - self.printed().len();
+        let hidden = self.survey.found.len() - self.printed().len();
         let _ = match (all.is_empty(), hidden) {
             (true, _) => writeln!(text, "nothing found"),
             (_, 0) => writeln!(text, "{all}"),
@@ -132,13 +150,27 @@ impl Summary<'_> {
 
     /// The report for a program.
     pub fn json(&self) -> Value {
-        let Setup { kernel, grid, block, shared_bytes, regions, .. } = self.setup;
         let region = |region: &Region| {
             let Region { name, offset, bytes } = region;
             json!({ "name": name, "offset": offset, "bytes": bytes })
         };
-        let found = |Found { finding, schedule, schedules }: &Found| {
+        let launch = |step: &Step| {
+            let Step { source, kernel, shape, .. } = step;
+            let Shape { grid, block, shared_bytes, regions } = shape;
             json!({
+                "kernel": kernel.name(),
+                "name": readable(kernel.name()),
+                "target": source.module.target(),
+                "grid": grid,
+                "block": block,
+                "shared_bytes": shared_bytes,
+                "regions": regions.iter().map(region).collect::<Vec<_>>(),
+            })
+        };
+        let found = |Surveyed { finding, launch, schedule, schedules }: &Surveyed| {
+            json!({
+                "launch": launch,
+                "kernel": finding.kernel,
                 "severity": finding.severity(),
                 "kind": finding.kind.to_string(),
                 "block": finding.block,
@@ -177,15 +209,10 @@ impl Summary<'_> {
             })
         };
         let [errors, warnings, notes] = self.counts();
-        json!({
-            "kernel": kernel.name(),
-            "name": readable(kernel.name()),
-            "target": self.target,
-            "grid": grid,
-            "block": block,
-            "shared_bytes": shared_bytes,
-            "regions": regions.iter().map(region).collect::<Vec<_>>(),
-            "schedules": self.schedules.iter().copied().map(schedule_text).collect::<Vec<_>>(),
+        let mut report = json!({
+            "launches": self.setup.launches.iter().map(launch).collect::<Vec<_>>(),
+            "not_run": self.not_run(),
+            "schedules": self.survey.schedules.iter().map(|schedule| schedule.name()).collect::<Vec<_>>(),
             "findings": self.printed().into_iter().map(found).collect::<Vec<_>>(),
             "buffers": self.elements().into_iter().map(elements).collect::<Vec<_>>(),
             "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
@@ -196,7 +223,14 @@ impl Summary<'_> {
             "warnings": warnings,
             "notes": notes,
             "count": errors + warnings + notes,
-            "shown": errors + warnings + notes - (self.found.len() - self.printed().len()),
-        })
+            "shown": errors + warnings + notes - (self.survey.found.len() - self.printed().len()),
+        });
+        // A single launch also stands at the top.
+        if let [only] = self.setup.launches.as_slice()
+            && let (Value::Object(report), Value::Object(launch)) = (&mut report, launch(only))
+        {
+            report.extend(launch);
+        }
+        report
     }
 }

@@ -152,6 +152,12 @@ pub fn featured(kernel: &str) -> Case {
     with_features(kernel, ragged(kernel), false)
 }
 
+/// [`several_tiles`] of whole rows, with a bias in its element type and a boolean mask.
+pub fn featured_in_several_tiles(kernel: &str) -> Case {
+    let dim = spec(kernel).head_dim as usize;
+    with_features(kernel, Case { head_dim: dim, value_dim: dim, ..several_tiles(kernel) }, false)
+}
+
 /// Several tiles either way, under a boolean mask of blocks of 64 of which half are hidden, and nothing else.
 pub fn of_blocks(kernel: &str) -> Case {
     let spec = spec(kernel);

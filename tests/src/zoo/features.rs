@@ -2,7 +2,7 @@
 
 use super::{Mutant, moved, result_is};
 use crate::ptx::{Which, dropped, operand, with_operand};
-use crate::shapes::{featured, featured_in_f32, of_blocks};
+use crate::shapes::{featured, featured_in_f32, featured_in_several_tiles, of_blocks};
 use finite_attention::Mode;
 use finite_attention::check::{Case, Gradients};
 
@@ -10,6 +10,7 @@ const BIAS_PAIR: &str = "bias.rs: let (even, odd) = B::load_pair(address);";
 const BIAS_COPY: &str = "bias_tile.rs: async_copy::copy16_or_zeros(";
 const BIAS_ELEMENT: &str = "bias_tile.rs: global::load_u16_if(low.address, left > 0)";
 const BIAS_WAIT: &str = "bias_tile.rs: async_copy::wait_all();";
+const SENT_WAIT: &str = "scores.rs: bulk_copy::wait_read::<0>();";
 const BIAS: &str = "bias.rs: let value = B::load_if(address, is_there);";
 const MASK: &str = "features.rs: global::load_u32_if(bits.key(keys / MASK_BITS), is_there)";
 const MASK_TRANSPOSED: &str = "features.rs: word = global::load_u16_if(bits.query(";
@@ -64,6 +65,18 @@ pub(super) fn staged(kernel: &'static str, wrong: &'static str) -> Vec<Mutant> {
             .edit("cp.async.wait_all", &[BIAS_WAIT], Which::All, dropped)
             .finding("asynchronous copy in flight", &["bias_tile.rs: "])
             .finding("uninitialised shared read", &["bias_tile.rs: "]),
+    ]
+}
+
+/// Those of a forward kernel for Hopper to which the bias comes through memory that output is sent from.
+pub(super) fn staged_beside_output(kernel: &'static str) -> Vec<Mutant> {
+    let case = featured_in_several_tiles(kernel);
+    let mutant =
+        Mutant::new("the bias is copied to where output is still being sent from", kernel, case);
+    vec![
+        mutant
+            .edit("cp.async.bulk.wait_group.read 0", &[SENT_WAIT], Which::All, dropped)
+            .finding("asynchronous copy in flight", &[BIAS_COPY]),
     ]
 }
 

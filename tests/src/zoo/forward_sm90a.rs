@@ -365,6 +365,7 @@ fn mutants() -> Vec<Mutant> {
     own.into_iter()
         .chain(features::forward(KERNEL))
         .chain(features::staged(KERNEL, "o"))
+        .chain(features::staged_beside_output(KERNEL))
         .chain(features::told(KERNEL, "o"))
         .collect()
 }

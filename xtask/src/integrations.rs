@@ -32,8 +32,8 @@ struct Door {
     name: &'static str,
     /// What it is made of, in its folder.
     inputs: &'static [&'static str],
-    /// That it has passed is kept in the tree: it takes too long to build for every machine that sees the tree
-    /// for the first time.
+    /// That it has passed is kept in the tree: it takes too long to build for every machine that sees the
+    /// tree for the first time.
     is_recorded: bool,
     check: fn(&Door, with_torch: bool) -> Result<()>,
 }

@@ -381,8 +381,8 @@ macro_rules! for_each_msda_sampling_sm80 {
 }
 
 /// Calls `$callback!` with name and element type of each main kernel of a backward of multi-scale deformable
-/// attention for Hopper: lanes have four channels, and add their gradients to sums 16 bytes at a time; all else
-/// is as in those for sm_80 with 16-byte access.
+/// attention for Hopper: lanes have four channels, and add their gradients to sums 16 bytes at a time; all
+/// else is as in those for sm_80 with 16-byte access.
 #[macro_export]
 macro_rules! for_each_msda_backward_sm90a {
     ($callback:ident) => {

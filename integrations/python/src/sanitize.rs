@@ -26,9 +26,12 @@ type ArgumentText = (Option<Vec<u8>>, Option<(usize, u64)>, Option<MapText>);
 /// The bytes of a buffer after a run, and which of them something wrote.
 type Left = (Vec<u8>, Vec<bool>);
 
-/// Name, and offset and bytes of each parameter, of every kernel of a text.
+/// The name of a kernel, and name and bytes of each of its parameters.
+type KernelText = (String, Vec<(String, usize)>);
+
+/// Every kernel of a text.
 #[pyfunction]
-pub fn ptx_kernels(ptx: &str) -> PyResult<Vec<(String, Vec<(String, usize)>)>> {
+pub fn ptx_kernels(ptx: &str) -> PyResult<Vec<KernelText>> {
     let module = parse(ptx)?;
     let parameters = |kernel: &Kernel| {
         kernel.parameters().iter().map(|parameter| (parameter.name.clone(), parameter.bytes)).collect()

@@ -104,9 +104,10 @@ pub struct Options {
     pub max_findings: usize,
     /// Warp instructions that one block may execute. More is reported as a finding, not awaited.
     pub step_limit: Option<u64>,
-    /// Report every read of bytes or of a register that nothing wrote at the read itself, whatever comes of
-    /// it. Off, such a value is followed, and is reported where something comes of it: what a kernel loads
-    /// and throws away is then no finding.
+    /// Report every read of bytes that nothing wrote at the read itself, whatever comes of it. Off, such a
+    /// value is followed, and is reported where something comes of it: what a kernel loads and throws away is
+    /// then no finding. Registers that nothing wrote are followed in any case: compilers leave those undefined
+    /// whose value does not matter, and compute with them where that costs nothing.
     pub strict: bool,
     /// Count every atomic operation and other strong access as an `acquire` of what it sees. What is a race
     /// without this and none with it lacks only that.

@@ -52,11 +52,9 @@ fn a_strict_run_reports_what_is_read_at_once() {
             assert!(finding.message.ends_with(": nothing wrote it"), "{finding}");
         }
     }
-    // Of registers, too, and of matrices.
+    // Not of registers, which compilers leave undefined where nothing comes of them; of matrices.
     let register = "setp.lt.u32 %p1, %tid, 20; @%p1 mov.b32 %r3, 1;\nadd.s32 %r4, %r3, 1;";
-    let finding = only_finding(register, 32, &strict(Schedule::Latest));
-    assert_eq!((finding.kind, finding.thread), (FindingKind::UninitialisedRegister, [20, 0, 0]));
-    assert_eq!(finding.ptx_line, line_of(register, "add.s32 %r4"), "{finding}");
+    assert!(run_body(register, 32, &strict(Schedule::Latest)).report.is_clean());
     let matrix = half_written(
         "mov.u32 %r1, dynamic; and.b32 %r2, %tid, 7; shl.b32 %r2, %r2, 4; add.s32 %r1, %r1, %r2;\n\
          ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r4}, [%r1];",

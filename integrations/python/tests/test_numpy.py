@@ -90,11 +90,12 @@ def test_a_mask_hides_and_leaves_dead_rows(shape, device):
 
 def test_slopes_and_sinks(device):
     slopes = np.random.default_rng(3).random((2, 4)).astype(F32)
-    sinks = np.random.default_rng(4).standard_normal(4).astype(F32)
     sizes = (2, 40, 61, 4, 2, 32, 32)
     check(sizes, BF16, device, alibi_slopes=slopes[0], causal=True)
     check(sizes, BF16, device, alibi_slopes=slopes)
-    check(sizes, F32, device, sinks=sinks, causal=True)
+    # The rule compares largest errors: of few sinks, one rounding decides (docs/post-mortems).
+    sinks = np.random.default_rng(4).standard_normal(64).astype(F32)
+    check((2, 20, 31, 64, 2, 16, 16), F32, device, sinks=sinks, causal=True)
 
 
 def test_dropout_keeps_what_anybody_can_replay(device):

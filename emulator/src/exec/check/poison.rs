@@ -215,14 +215,6 @@ impl Context<'_> {
     /// Lanes read a watched register that nothing wrote.
     #[cold]
     pub fn poison_register(&mut self, w: &mut Warp, register: u32, pc: u32, missing: u32) {
-        if self.environment.options.strict {
-            let name = &self.environment.code().watch.registers[register as usize].name;
-            let kind = FindingKind::UninitialisedRegister;
-            self.report(kind, pc, w.id, missing.trailing_zeros(), |_| {
-                format!("{name} is read in lanes {missing:#010x}, in which nothing wrote it")
-            });
-            return;
-        }
         let mut poison = self.poison(w);
         let code = self.environment.code();
         let mut taint = Taint::NONE;

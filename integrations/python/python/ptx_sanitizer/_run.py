@@ -38,8 +38,8 @@ def check_ptx(
     array that is given twice is one buffer.
 
     ``entry`` may be left out where the text has one kernel. ``shared`` are bytes of dynamic shared memory. The schedules
-    are eager, latest, and random ones from ``seed`` on. ``strict`` reports every read of what nothing wrote, even if
-    nothing comes of it; with ``any_order`` results may differ between schedules. No schedule follows one under which a
+    are eager, latest, and random ones from ``seed`` on. ``strict`` reports every read of memory that nothing wrote, even
+    if nothing comes of it; with ``any_order`` results may differ between schedules. No schedule follows one under which a
     block takes more than ``step_limit`` warp instructions.
 
     Arrays end as the last schedule leaves them, but those that cannot be written. :class:`SanitizerError` is raised if

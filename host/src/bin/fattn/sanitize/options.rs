@@ -26,7 +26,7 @@ pub struct RunOptions {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
-    /// Report every read of memory or of a register that nothing wrote, even if nothing comes of it.
+    /// Report every read of memory that nothing wrote, even if nothing comes of it.
     #[arg(long)]
     pub strict: bool,
     /// Results may differ between schedules: sums in any order.

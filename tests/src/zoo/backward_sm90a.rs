@@ -215,16 +215,11 @@ fn products() -> Vec<Mutant> {
             .edit("fence.proxy.async", &[FENCE], Which::Number(0), dropped)
             .finding(NO_FENCE, &[DQ]),
         mutant("ds is written where it is read: one stage for all")
-            .edit(
-                "add.s32",
-                &["room.rs: self.first_ds + stage", "store_transposed"],
-                Which::All,
-                |line| {
-                    let from = operand(line, 1);
-                    let masked = with_operand(line, 1, "%even");
-                    format!("{{ .reg .b32 %even; and.b32 %even, {from}, -16385; {masked} }}")
-                },
-            )
+            .edit("add.s32", &["room.rs: self.first_ds + stage"], Which::All, |line| {
+                let from = operand(line, 2);
+                let masked = with_operand(line, 2, "%even");
+                format!("{{ .reg .b32 %even; and.b32 %even, {from}, -16385; {masked} }}")
+            })
             .finding(RACE, &["store_transposed"])
             .finding(IN_FLIGHT, &["store_transposed"]),
         mutant("ds is not transposed")

@@ -76,7 +76,7 @@ pub(super) fn staged_beside_output(kernel: &'static str) -> Vec<Mutant> {
     vec![
         mutant
             .edit("cp.async.bulk.wait_group.read 0", &[SENT_WAIT], Which::All, dropped)
-            .finding("asynchronous copy in flight", &[BIAS_COPY]),
+            .finding("asynchronous copy in flight", &["self.pipelines.fetch_bias(self.p, tile)"]),
     ]
 }
 

@@ -106,8 +106,8 @@ pub struct Options {
     pub step_limit: Option<u64>,
     /// Report every read of bytes that nothing wrote at the read itself, whatever comes of it. Off, such a
     /// value is followed, and is reported where something comes of it: what a kernel loads and throws away is
-    /// then no finding. Registers that nothing wrote are followed in any case: compilers leave those undefined
-    /// whose value does not matter, and compute with them where that costs nothing.
+    /// then no finding. Registers that nothing wrote are followed in any case: compilers leave those
+    /// undefined whose value does not matter, and compute with them where that costs nothing.
     pub strict: bool,
     /// Count every atomic operation and other strong access as an `acquire` of what it sees. What is a race
     /// without this and none with it lacks only that.

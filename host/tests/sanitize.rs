@@ -1,10 +1,12 @@
 //! `fattn sanitize`: what it finds in the example of the docs, what it refuses, and what it writes.
 
+mod command;
+
+use command::sanitized as answer;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::path::PathBuf;
-use std::process::{Command, Output};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/sanitize");
 
@@ -33,10 +35,6 @@ impl Drop for File {
     }
 }
 
-fn sanitize(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_fattn")).arg("sanitize").args(arguments).output().unwrap()
-}
-
 /// A kernel with one parameter `data` of 8 bytes in `%data`, and one `n` of 4 in `%n`.
 fn kernel(name: &str, body: &str) -> File {
     let text = format!(
@@ -46,15 +44,6 @@ fn kernel(name: &str, body: &str) -> File {
         mul.wide.u32 %mine, %tid, 4; add.s64 %mine, %mine, %data;\n{body}\nret; }}\n"
     );
     File::with(&format!("{name}.ptx"), text)
-}
-
-/// The text of a run, which ends with this exit code.
-#[track_caller]
-fn answer(arguments: &[&str], code: i32) -> String {
-    let output = sanitize(arguments);
-    let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{text}");
-    text
 }
 
 /// The report of a run as JSON.

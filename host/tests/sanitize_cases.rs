@@ -1,49 +1,13 @@
 //! `fattn sanitize --case` and `--save-case`: several launches, and files that hold all of a run.
 
+mod command;
+
+use command::{Directory, sanitized as answer};
 use serde_json::{Value, json};
-use std::path::PathBuf;
-use std::process::Command;
 
-/// A folder of its own for each test, removed when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("fattn-sanitize-cases-{}-{name}", std::process::id());
-        let folder = Folder(std::env::temp_dir().join(name));
-        std::fs::create_dir_all(&folder.0).unwrap();
-        folder
-    }
-
-    /// The path of a file with these bytes.
-    fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
-        std::fs::write(self.0.join(name), bytes).unwrap();
-        self.path(name)
-    }
-
-    fn case(&self, case: &Value) -> String {
-        self.file("case.json", case.to_string())
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// The text of a run, which ends with this exit code.
-#[track_caller]
-fn answer(arguments: &[&str], code: i32) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fattn"));
-    let output = command.arg("sanitize").args(arguments).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{text}");
-    text
+/// The path of a file that says what is launched.
+fn case_file(folder: &Directory, case: &Value) -> String {
+    folder.write("case.json", case.to_string())
 }
 
 /// `fill` stores `scale` times the index, or 7 beyond the end with `beyond`; `count` adds 1 to a variable and stores
@@ -87,13 +51,13 @@ fn fill_and_count(expect: &str) -> Value {
 
 #[test]
 fn launches_find_what_those_before_have_left() {
-    let folder = Folder::new("launches");
-    folder.file("kernels.ptx", KERNELS);
-    folder.file("wanted", wanted());
+    let folder = Directory::new("launches");
+    folder.write("kernels.ptx", KERNELS);
+    folder.write("wanted", wanted());
     let mut case = fill_and_count("hex:");
     case["buffers"] =
         json!({ "x": "buf:u32:8:uninit,written,expect=wanted", "y": "buf:u32:8:uninit,written" });
-    let text = answer(&["--case", &folder.case(&case)], 0);
+    let text = answer(&["--case", &case_file(&folder, &case)], 0);
     assert!(
         text.starts_with("launch 1: kernel fill (sm_80), grid 1x1x1, block 8x1x1, 0 bytes"),
         "{text}"
@@ -104,19 +68,19 @@ fn launches_find_what_those_before_have_left() {
     );
     // Without the value of the variable, all elements but the first are others.
     case.as_object_mut().unwrap().remove("symbols");
-    let text = answer(&["--case", &folder.case(&case)], 1);
+    let text = answer(&["--case", &case_file(&folder, &case)], 1);
     assert!(text.contains("x: 8 u32: 0 never written, 7 not as expected (first: element 1)"), "{text}");
 }
 
 #[test]
 fn findings_say_of_which_launch_they_are_and_none_runs_behind_a_fault() {
-    let folder = Folder::new("fault");
-    folder.file("kernels.ptx", KERNELS);
+    let folder = Directory::new("fault");
+    folder.write("kernels.ptx", KERNELS);
     let mut case = fill_and_count("hex:");
     case["buffers"] = json!({ "x": "buf:u32:8:uninit", "y": "buf:u32:8:uninit,out=y" });
     case["launches"][0]["args"] = json!(["ref:x", "u32:2"]);
     case["options"] = json!({ "schedule": "latest" });
-    let path = folder.case(&case);
+    let path = case_file(&folder, &case);
     let text = answer(&["--case", &path], 1);
     assert!(
         text.contains("1. error: out-of-bounds global access") && text.contains("in launch 1 of 3"),
@@ -133,10 +97,10 @@ fn findings_say_of_which_launch_they_are_and_none_runs_behind_a_fault() {
     assert_eq!((&report["findings"][0]["launch"], &report["not_run"]), (&json!(0), &json!(2)));
     assert_eq!(report["launches"][2]["kernel"], "count");
     // It is written where the case is.
-    assert_eq!(std::fs::read(folder.path("y")).unwrap().len(), 32);
+    assert_eq!(std::fs::read(folder.file("y")).unwrap().len(), 32);
     // An uninitialised read of the second launch.
     case["launches"].as_array_mut().unwrap().remove(0);
-    let text = answer(&["--case", &folder.case(&case)], 1);
+    let text = answer(&["--case", &case_file(&folder, &case)], 1);
     assert!(
         text.contains("error: uninitialised global read") && text.contains("in launch 1 of 2"),
         "{text}"
@@ -145,10 +109,10 @@ fn findings_say_of_which_launch_they_are_and_none_runs_behind_a_fault() {
 
 #[test]
 fn a_saved_case_needs_no_other_file_and_shows_the_same() {
-    let folder = Folder::new("saved");
-    let ptx = folder.file("kernels.ptx", KERNELS);
-    let wanted = folder.file("wanted", wanted());
-    let (first, second) = (folder.path("first.json"), folder.path("second.json"));
+    let folder = Directory::new("saved");
+    let ptx = folder.write("kernels.ptx", KERNELS);
+    let wanted = folder.write("wanted", wanted());
+    let (first, second) = (folder.file("first.json"), folder.file("second.json"));
     // From options: one launch, with buffers of several kinds, a variable, a region, and a schedule.
     let buffer = format!("buf:u32:8:random:3,name=x,written,expect={wanted},atol=2");
     let from_options = [
@@ -182,7 +146,7 @@ fn a_saved_case_needs_no_other_file_and_shows_the_same() {
     // Off by 3 everywhere, which is more than 2.
     assert_eq!(before["buffers"][0]["wrong"], 8);
     for name in ["kernels.ptx", "wanted"] {
-        std::fs::remove_file(folder.path(name)).unwrap();
+        std::fs::remove_file(folder.file(name)).unwrap();
     }
     let after = run(&["--case", &first, "--save-case", &second], 1);
     assert_eq!(before, after);
@@ -194,24 +158,24 @@ fn a_saved_case_needs_no_other_file_and_shows_the_same() {
         json!({ "schedule": "random", "seed": 4, "strict": true, "any_order": false })
     );
     // From a case.
-    folder.file("kernels.ptx", KERNELS);
-    let case = folder.case(&fill_and_count(&format!("hex:{}", "00".repeat(32))));
-    let (third, fourth) = (folder.path("third.json"), folder.path("fourth.json"));
+    folder.write("kernels.ptx", KERNELS);
+    let case = case_file(&folder, &fill_and_count(&format!("hex:{}", "00".repeat(32))));
+    let (third, fourth) = (folder.file("third.json"), folder.file("fourth.json"));
     let before = run(&["--case", &case, "--save-case", &third], 1);
-    std::fs::remove_file(folder.path("kernels.ptx")).unwrap();
+    std::fs::remove_file(folder.file("kernels.ptx")).unwrap();
     assert_eq!(before, run(&["--case", &third, "--save-case", &fourth], 1));
 }
 
 #[test]
 fn what_is_no_case_is_refused_with_its_place() {
-    let folder = Folder::new("refused");
-    folder.file("kernels.ptx", KERNELS);
-    folder.file("other.ptx", KERNELS);
+    let folder = Directory::new("refused");
+    folder.write("kernels.ptx", KERNELS);
+    folder.write("other.ptx", KERNELS);
     let refusal = |change: &dyn Fn(&mut Value)| {
         let mut case = fill_and_count("hex:");
         case["buffers"] = json!({ "x": "buf:u32:8:uninit", "y": "buf:u32:8:uninit" });
         change(&mut case);
-        answer(&["--case", &folder.case(&case)], 2)
+        answer(&["--case", &case_file(&folder, &case)], 2)
     };
     for (change, message) in [
         (

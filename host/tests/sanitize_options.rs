@@ -1,8 +1,10 @@
 //! `fattn sanitize`: options and texts that it has to refuse, and what limits its report.
 
+mod command;
+
+use command::sanitized as answer;
 use serde_json::Value;
 use std::path::PathBuf;
-use std::process::Command;
 
 /// A file of its own for each test, removed when dropped.
 struct File(PathBuf);
@@ -30,16 +32,6 @@ impl Drop for File {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
-}
-
-/// The text of a run, which ends with this exit code.
-#[track_caller]
-fn answer(arguments: &[&str], code: i32) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fattn"));
-    let output = command.arg("sanitize").args(arguments).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{text}");
-    text
 }
 
 /// The broken kernel of the README, and this option. `demands`: what is asked of dv, with a comma before it.

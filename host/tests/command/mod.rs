@@ -75,6 +75,13 @@ impl Directory {
         self.0.join(name).to_str().unwrap().to_owned()
     }
 
+    /// The path of a file in it, with these bytes.
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
+        let path = self.file(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
     /// The names of all files in it, sorted.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).unwrap();
@@ -116,5 +123,14 @@ pub fn refused(name: &str, tensors: &[(&str, Dtype, &[usize])], options: &[&str]
     let (input, output) = (File::with(name, tensors), File::new(&format!("{name}-out")));
     let text = wrong(&[&["run", "--input", input.text(), "--output", output.text()], options].concat());
     assert!(!output.0.exists());
+    text
+}
+
+/// What `fattn sanitize` says, which ends with this exit code.
+#[track_caller]
+pub fn sanitized(arguments: &[&str], code: i32) -> String {
+    let answer = fattn(&[&["sanitize"], arguments].concat());
+    let text = String::from_utf8(answer.stdout).unwrap() + &String::from_utf8(answer.stderr).unwrap();
+    assert_eq!(answer.status.code(), Some(code), "{text}");
     text
 }

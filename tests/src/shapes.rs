@@ -278,19 +278,27 @@ fn combined(kernel: &str) -> Vec<Case> {
     cases
 }
 
-/// Cases whose keys are taken apart, for kernels that merge: a key tile, none, seven keys, and the rest. Columns are
-/// whole pairs, or odd, or few; the last row is in either half of a fragment; whole tiles see none of the keys of a
-/// pass, behind a boolean mask or a window. Inputs and the state end where their memory ends.
+/// Cases whose keys are taken apart, for kernels that merge: a key tile, none, seven keys, and the rest; of a backward,
+/// whose gradients of keys every other pass adds to, so many that the last one is in either half of either of two
+/// fragments. Columns are whole pairs, or odd, or few; the last row is in either half of a fragment; whole tiles see none
+/// of the keys of a pass, behind a boolean mask or a window. Inputs and the state end where their memory ends.
 pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     let spec = spec(kernel);
     if !matches!(spec.family, Family::Forward | Family::Backward) {
         return None;
     }
     let ragged = ragged(kernel);
-    let (rows, tile) = (ragged.key_rows, spec.key_rows as usize);
-    let parts = vec![0..tile, tile..tile, tile..tile + 7, tile + 7..rows];
+    let few_keys: &[usize] = if ragged.gradients.is_some() { &[7, 14, 22, 30] } else { &[7] };
+    let tile = spec.key_rows as usize;
+    let rows = ragged.key_rows.max(tile + few_keys.iter().sum::<usize>() + 3);
+    let mut parts = vec![0..tile];
+    for keys in few_keys {
+        let first = parts.last().map_or(0, |part| part.end);
+        parts.extend([first..first, first..first + keys]);
+    }
+    parts.push(parts.last().map_or(0, |part| part.end)..rows);
     let gradients = ragged.gradients.map(|gradients| Gradients { dtype: Dtype::F32, ..gradients });
-    let pairs = Case { mask: Mask::Full, batches: 2, tight: true, gradients, ..ragged };
+    let pairs = Case { key_rows: rows, mask: Mask::Full, batches: 2, tight: true, gradients, ..ragged };
     let odd = spec.head_dim as usize - 15;
     let odd = Case { head_dim: odd, value_dim: odd, ..pairs.clone() };
     let few = Case { head_dim: 3, value_dim: 3, ..pairs.clone() };

@@ -2,7 +2,8 @@
 //!
 //! A sample of what `cargo xtask mutate` tries: every 24th edit, starting elsewhere at every run of another
 //! `FATTN_SEED`. `FATTN_MUTATIONS=all` tries all, `FATTN_MUTATIONS=through:visited|mask_map` those whose source goes
-//! through a line with one of these texts, in the file or in the line.
+//! through a line with one of these texts, in the file or in the line, `FATTN_MUTATIONS=lines:1960..2400` those of
+//! these lines of the PTX.
 
 use finite_attention_tests::device::emulated_arch;
 use finite_attention_tests::property::seed_from_environment;
@@ -12,6 +13,7 @@ use finite_attention_tests::sources::goes_through;
 use finite_attention_tests::sweep::{Class, EXPLANATIONS, Edit, KERNELS, edits, explanation, verdict};
 use finite_attention_tests::verdict::Verdict;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 const SAMPLE: usize = 24;
 
@@ -27,12 +29,19 @@ fn every_edit_shows_or_is_explained(kernel: &str) {
     let asked = std::env::var("FATTN_MUTATIONS").unwrap_or_default();
     let texts: Option<Vec<&str>> =
         asked.strip_prefix("through:").map(|texts| texts.split('|').collect());
+    let lines: Option<Range<usize>> = asked.strip_prefix("lines:").map(|lines| {
+        let (first, end) = lines.split_once("..").expect("FATTN_MUTATIONS: expected lines:FIRST..END");
+        let line = |text: &str| text.parse().expect("FATTN_MUTATIONS: expected a number");
+        line(first)..line(end)
+    });
     let is_wanted = |edit: &&Edit| {
         let places = &edit.site.places;
         texts.as_ref().is_none_or(|texts| texts.iter().any(|text| goes_through(places, &[text])))
+            && lines.as_ref().is_none_or(|lines| lines.contains(&edit.site.line))
     };
     let first = (seed_from_environment() % SAMPLE as u64) as usize;
-    let (first, step) = if asked == "all" || texts.is_some() { (0, 1) } else { (first, SAMPLE) };
+    let (first, step) =
+        if asked == "all" || texts.is_some() || lines.is_some() { (0, 1) } else { (first, SAMPLE) };
     let cases = cases(kernel);
     let sample = edits.iter().skip(first).step_by(step).filter(is_wanted);
     let tried = sample.filter(|edit| explanation(kernel, edit).is_none());

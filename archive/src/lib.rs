@@ -12,6 +12,7 @@ mod block;
 mod bytes;
 mod container;
 mod lines;
+mod recent;
 mod text;
 
 #[cfg(feature = "write")]

@@ -2,17 +2,19 @@
 //! lines come again and again, in this kernel and in others of its family, with other numbers of registers.
 //!
 //! So a line is a shape and numbers. Shapes are in the first member of the archive, each once for all texts.
-//! A text is the numbers of its shapes, in two or three bytes each, then those of registers and labels,
-//! counted back from the next one of their kind that is not yet in use: that is what code that does the same
+//! A text is the numbers of its shapes, in two or three bytes each, then those of registers and labels, each
+//! as how many others of its kind were named since ([`crate::recent`]): that is what code that does the same
 //! has in common.
 
-use crate::bytes::{Reader, unfold};
+use crate::bytes::Reader;
 use crate::lines::Lines;
+use crate::recent::Recent;
 use crate::{Archive, Error};
 use std::sync::OnceLock;
 
-/// The member with the shapes.
-const SHAPES: &str = "shapes";
+/// The member with the shapes. Another name where texts are written in another way, which no reader then
+/// mistakes.
+const SHAPES: &str = "shapes.2";
 
 /// What is followed by a number of its own. In a shape, byte 1 + i stands for kind i and its number.
 const KINDS: [&str; 8] = ["%r", "%rd", "%rs", "%p", "%f", "%fd", "%rq", "$L__BB0_"];
@@ -74,7 +76,7 @@ fn expand(member: &[u8], shapes: &Lines, name: &str) -> Result<Vec<u8>, Error> {
     let mut reader = Reader(member);
     let (bytes, lines, width) = (reader.count()?, reader.count()?, width(shapes.len()));
     let numbers = reader.take(lines.checked_mul(width).ok_or(Error::Cut)?)?;
-    let mut next = [0i64; KINDS.len()];
+    let mut recent: [Recent; KINDS.len()] = Default::default();
     let mut text = Vec::with_capacity(bytes.min(1 << 26));
     // Most lines say where in the source the next ones are from, and have no marks: each shape is searched
     // once.
@@ -95,10 +97,8 @@ fn expand(member: &[u8], shapes: &Lines, name: &str) -> Result<Vec<u8>, Error> {
                 text.extend_from_slice(name.as_bytes());
             } else {
                 let kind = usize::from(shape[at] - 1);
-                let number = next[kind].wrapping_sub(unfold(reader.number()?));
-                next[kind] = next[kind].max(number.wrapping_add(1));
                 text.extend_from_slice(KINDS[kind].as_bytes());
-                put_decimal(&mut text, u64::try_from(number).map_err(|_| Error::Cut)?);
+                put_decimal(&mut text, recent[kind].read(&mut reader)?);
             }
             shape = &shape[at + 1..];
         }
@@ -131,11 +131,12 @@ pub use write::pack_texts;
 #[cfg(feature = "write")]
 mod write {
     use super::{Error, KINDS, NAME, SHAPES, is_mark, width};
-    use crate::bytes::{fold, put};
+    use crate::bytes::put;
+    use crate::recent::Recent;
     use crate::{container, lines};
     use std::collections::BTreeMap;
 
-    /// A text taken apart: shapes, and folded numbers.
+    /// A text taken apart: shapes, and numbers.
     struct Parts {
         shapes: Vec<Vec<u8>>,
         numbers: Vec<u8>,
@@ -181,14 +182,13 @@ mod write {
         if text.bytes().any(is_mark) || name == SHAPES {
             return Err(Error::NotText(name.to_owned()));
         }
-        let mut next = [0i64; KINDS.len()];
+        let mut recent: [Recent; KINDS.len()] = Default::default();
         let mut parts = Parts { shapes: Vec::new(), numbers: Vec::new() };
         for line in text.split('\n') {
             let (mut shape, mut rest) = (Vec::new(), line);
             while let Some(first) = rest.chars().next() {
                 if let Some((kind, number, after)) = numbered(rest) {
-                    put(&mut parts.numbers, fold(next[kind] - number));
-                    next[kind] = next[kind].max(number + 1);
+                    recent[kind].put(&mut parts.numbers, number);
                     shape.push(1 + kind as u8);
                     rest = after;
                 } else if let Some(after) = rest.strip_prefix(name) {
@@ -206,7 +206,7 @@ mod write {
     }
 
     /// The kind and number that a text starts with, and what follows: only as the reader would write them.
-    fn numbered(text: &str) -> Option<(usize, i64, &str)> {
+    fn numbered(text: &str) -> Option<(usize, u64, &str)> {
         const MOST_DIGITS: usize = 9;
         let is_digit = |byte: &u8| byte.is_ascii_digit();
         if !text.starts_with(['%', '$']) {

@@ -74,6 +74,8 @@ impl<
         assert!(all.key_ranges - all.orders == WorkTiles::BYTES && WorkTiles::BYTES % 16 == 0);
         assert!(all.q_barriers - all.key_ranges >= Self::CONSUMER_WARPS * KEY_RANGE_BYTES);
         assert!(MESSAGES + KEY_STAGES <= Self::CONSUMER_WARPS * KEY_RANGE_BYTES / 4);
+        // `KeyRange::unit` stands behind these, where there is one.
+        assert!(KEYS != 64 || MESSAGES + KEY_STAGES <= 7 || !Self::TILE.skips_key_tiles());
         assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
         assert!(all.v_barriers - all.k_barriers == Stages::<KEY_STAGES>::BYTES);
         assert!(all.landed_q - all.v_barriers == Stages::<VALUE_STAGES>::BYTES);

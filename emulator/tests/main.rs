@@ -33,6 +33,8 @@ mod integer;
 mod matrix;
 #[path = "matrix_types.rs"]
 mod matrix_types;
+#[path = "matrix_sparse.rs"]
+mod matrix_sparse;
 #[path = "mbarrier.rs"]
 mod mbarrier;
 #[path = "memory.rs"]
@@ -57,6 +59,8 @@ mod select;
 mod strong;
 #[path = "stuck.rs"]
 mod stuck;
+#[path = "system_shared.rs"]
+mod system_shared;
 #[path = "taint.rs"]
 mod taint;
 #[path = "targets.rs"]
@@ -71,3 +75,5 @@ mod warp;
 mod warpgroups;
 #[path = "wgmma.rs"]
 mod wgmma;
+#[path = "wmma.rs"]
+mod wmma;

@@ -229,15 +229,16 @@ fn arrivals_come_with_the_copies_before_them() {
 /// Arriving is not waiting: neither for those who copied, nor for others.
 #[test]
 fn a_read_behind_an_arrival_without_a_wait_is_found() {
-    for before in ["", "bar.sync 0;"] {
-        let body = arrivals(NOINC, 64, before);
+    let own = arrivals(NOINC, 64, "").replace("sub.s32 %r4, 63, %tid", "mov.b32 %r4, %tid");
+    for body in [own, arrivals(NOINC, 64, "bar.sync 0;")] {
         let report = run_body(&body, 64, &with_schedule(Schedule::Latest)).report;
         let kinds: Vec<FindingKind> = report.findings.iter().map(|finding| finding.kind).collect();
         assert!(kinds.contains(&FindingKind::AsyncCopyInFlight), "{:?}", report.findings);
     }
     // A copy behind the arrival is not waited for.
     let late = format!("{NOINC} cp.async.ca.shared.global [%r2+272], [%mine], 4;");
-    let body = arrivals(&late, 64, TRY).replace("ld.shared.b32 %r5, [%r4+16]", "ld.shared.b32 %r5, [%r4+272]");
+    let body =
+        arrivals(&late, 64, TRY).replace("ld.shared.b32 %r5, [%r4+16]", "ld.shared.b32 %r5, [%r4+272]");
     for schedule in schedules() {
         let report = run_body(&body, 64, &with_schedule(schedule)).report;
         let kinds: Vec<FindingKind> = report.findings.iter().map(|finding| finding.kind).collect();
@@ -249,9 +250,8 @@ fn a_read_behind_an_arrival_without_a_wait_is_found() {
 fn arrivals_that_nobody_awaits_are_found() {
     for schedule in schedules() {
         let report = run_body(&arrivals(NOINC, 32, TRY), 64, &with_schedule(schedule)).report;
-        let found = |kind| report.findings.iter().any(|finding| finding.kind == kind);
-        // A phase more than there should be, which nobody sees, or reads of what has not come.
-        assert!(found(FindingKind::AsyncCopyInFlight) || found(FindingKind::SharedRace), "{schedule:?}");
+        // A phase more than there should be: reads of what has not come, or a wait for the phase after.
+        assert!(!report.is_clean(), "{schedule:?}");
     }
     let none = NOINC.replace("[%r1]", "[%r1+8]");
     for schedule in schedules() {

@@ -31,10 +31,10 @@ mod hopper_faults;
 mod integer;
 #[path = "matrix.rs"]
 mod matrix;
-#[path = "matrix_types.rs"]
-mod matrix_types;
 #[path = "matrix_sparse.rs"]
 mod matrix_sparse;
+#[path = "matrix_types.rs"]
+mod matrix_types;
 #[path = "mbarrier.rs"]
 mod mbarrier;
 #[path = "memory.rs"]

@@ -283,7 +283,8 @@ fn products_of_volta() {
             let product = |lane: usize| lane % 16 / 4;
             let pairs = |of: &dyn Fn(usize, usize) -> i64, count: usize| -> Registers {
                 let pair = |register: usize, lane: usize| {
-                    encode("f16", of(lane, 2 * register)) | encode("f16", of(lane, 2 * register + 1)) << 16
+                    encode("f16", of(lane, 2 * register))
+                        | encode("f16", of(lane, 2 * register + 1)) << 16
                 };
                 (0..count).map(|register| std::array::from_fn(|lane| pair(register, lane))).collect()
             };

@@ -42,8 +42,7 @@ fn tile(wait: &str) -> String {
     )
 }
 
-const WAIT: &str =
-    "ld.shared.acquire.cta.b32 %r10, [%r1]; and.b32 %r10, %r10, %r3; setp.ne.u32 %p3, %r10, 0; @%p3 bra OTHER;";
+const WAIT: &str = "ld.shared.acquire.cta.b32 %r10, [%r1]; and.b32 %r10, %r10, %r3; setp.ne.u32 %p3, %r10, 0; @%p3 bra OTHER;";
 
 #[test]
 fn warps_meet_in_the_systems_part() {

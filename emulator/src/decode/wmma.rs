@@ -9,7 +9,8 @@ use super::matrix::{operation, registers, rounding};
 use super::memory::space;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::isa::{
-    FLAG_WIDE_ADDRESS, Instruction, LanePlace, MatrixOp, MatrixShape, MatrixType, MoveOp, Op, Rounding,
+    ATOMIC_SPACES, FLAG_WIDE_ADDRESS, Instruction, LanePlace, MatrixOp, MatrixShape, MatrixType, MoveOp,
+    Op, Rounding,
 };
 use crate::parse::scope::Class;
 use crate::space::Space;
@@ -178,7 +179,8 @@ fn transfer<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructio
     let fragment_bytes = (fragment.count() as u32 * register_bits(ty) / 8).min(32);
     let flags = if wide { FLAG_WIDE_ADDRESS } else { 0 };
     let check = with_rows(Op::Matrix(MatrixOp::CheckFragment), 0, &[base, stride, ty.bits() as u32]);
-    let check = Instruction { flags, count: fragment_bytes as u8, immediate: offset, ..check };
+    let e = ATOMIC_SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32;
+    let check = Instruction { flags, count: fragment_bytes as u8, immediate: offset, e, ..check };
     let transfer = Transfer { place, ty, flags, along_line, offset, base, stride, is_load };
     let mut out = vec![check];
     transfer.expand(b, &fragment, rows, &mut out)?;

@@ -303,7 +303,7 @@ pub enum MatrixOp {
     /// `mma` of m8n8k4 of f16; the [`super::VoltaShape`] is in `immediate`.
     MultiplyVolta,
     /// Before the loads or stores of `wmma`: all lanes have the same address `a` + `immediate`, a multiple of
-    /// `count`, and stride `b`, in elements of `c` bits.
+    /// `count`, and stride `b`, in elements of `c` bits; the space is in `e`, as for [`AtomicOp`].
     CheckFragment,
 }
 

@@ -13,7 +13,7 @@ use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::exec::values::registers::{LANES, Registers, Row, lanes};
-use crate::isa::{FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Instruction, LanePlace, MatrixOp};
+use crate::isa::{ATOMIC_SPACES, FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Instruction, LanePlace, MatrixOp};
 use crate::report::FindingKind;
 use crate::shadow::global::Touch;
 use crate::space::Space;
@@ -63,7 +63,10 @@ fn check_fragment(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) ->
     }
     let align = u64::from(i.count);
     if !address.is_multiple_of(align) {
-        let space = Space::of_address(address).unwrap_or(Space::Shared);
+        let space = match ATOMIC_SPACES[i.e as usize] {
+            Space::Generic => Space::of_address(address).unwrap_or(Space::Generic),
+            space => space,
+        };
         c.report(FindingKind::Misaligned { space }, w.pc, w.id, first as u32, |_| {
             format!("a matrix at {address:#x}, which is no multiple of {align}, the bytes of a fragment")
         });

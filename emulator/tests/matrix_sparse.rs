@@ -169,7 +169,7 @@ impl Sparse {
         let right: Vec<Vec<i64>> =
             (0..8).map(|_| (0..self.k).map(|_| draw(self.b, &mut random)).collect()).collect();
         let start = |row: usize, column: usize| match self.clamps {
-            true if (row + column) % 2 == 0 => i64::from(i32::MAX) - row as i64,
+            true if (row + column).is_multiple_of(2) => i64::from(i32::MAX) - row as i64,
             true => i64::from(i32::MIN) + row as i64,
             false => row as i64 - 3 * column as i64,
         };

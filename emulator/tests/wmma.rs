@@ -199,7 +199,7 @@ impl Product {
         if self.clamps {
             for (index, value) in start.iter_mut().flatten().enumerate() {
                 let near = if index % 2 == 0 { i32::MAX } else { i32::MIN };
-                *value = i64::from(near) + *value;
+                *value += i64::from(near);
                 *value = (*value).clamp(i64::from(i32::MIN), i64::from(i32::MAX));
             }
         }

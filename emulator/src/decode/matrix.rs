@@ -118,12 +118,17 @@ fn shape_of(words: &[&str], has: impl Fn(usize, usize, MatrixType) -> bool) -> O
         _ => return None,
     };
     use MatrixType::{B1, Bf16, E4m3, E5m2, F16, F32, F64, S4, S8, S32, Tf32, U4, U8};
-    let fit = match (a, b, d) {
-        (Bf16, Bf16, F32) | (F16, F16, F32 | F16) | (Tf32, Tf32, F32) | (F64, F64, F64) => true,
-        (S8 | U8, S8 | U8, S32) | (S4 | U4, S4 | U4, S32) | (B1, B1, S32) => true,
-        (E4m3 | E5m2, E4m3 | E5m2, F32 | F16) => true,
-        _ => false,
-    };
+    let fit = matches!(
+        (a, b, d),
+        (Bf16, Bf16, F32)
+            | (F16, F16, F32 | F16)
+            | (Tf32, Tf32, F32)
+            | (F64, F64, F64)
+            | (S8 | U8, S8 | U8, S32)
+            | (S4 | U4, S4 | U4, S32)
+            | (B1, B1, S32)
+            | (E4m3 | E5m2, E4m3 | E5m2, F32 | F16)
+    );
     let is_there = fit && has(rows, k, a) && (round.is_none() || a == F64);
     let clamps_well = !clamps || matches!(a, S8 | U8 | S4 | U4);
     let is_there = is_there && Some(d) == c && combines == (a == B1) && clamps_well;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `fattn sanitize` says of kernels of others that are right, and of the same ones with a bug planted, with no GPU.
 
-The kernels are those of twins/cub.cu (primitives of CUB), of NVIDIA's cuda-samples
+The kernels are those of twins/cub.cu and cub_device.cu (CUB), of NVIDIA's cuda-samples
 (https://github.com/NVIDIA/cuda-samples, a checkout), and of twins/tutorials.py (Triton's tutorials). nvcc comes from
 PyPI (nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-crt, nvidia-cuda-runtime, nvidia-cuda-cccl, all of one version), and so
 does Triton. As they are, none should have an error. Then one thing at a time is made wrong in the PTX: a barrier or a
@@ -34,6 +34,17 @@ CUB = {
     "warp_reduce_of_16": 16,
     "warp_scan": 256,
 }
+
+# Tiles that nobody has summed yet, behind those before the first.
+TILES = bytes(256) + (99).to_bytes(8, "little") * 3
+# Of twins/cub_device.cu.
+DEVICE = [
+    ("28DeviceReduceSingleTileKernel.*EPKiPij",
+     f"--block 256 --arg buf:i32:3000:iota --arg buf:i32:1:{OUT} --arg u32:3000 --arg pack:u8:0 --arg u32:0 --arg pack:u8:0"),
+    ("16DeviceScanKernel",
+     f"--grid 3 --block 128 --arg buf:i32:9000:iota --arg buf:i32:9000:{OUT} --arg pack:ref:tiles --buffer file:TILES,name=tiles "
+     "--arg u32:0 --arg pack:u8:0 --arg pack:u64:0;u64:0 --arg u32:9000"),
+]
 
 INTS = f"--shared 2048 --arg buf:i32:700:iota --arg buf:i32:2:{OUT} --arg u32:700"
 SORT = f"--block 512 --arg buf:u32:1024:{OUT} --arg buf:u32:1024:{OUT} --arg buf:u32:1024:random:1 --arg buf:u32:1024:iota"
@@ -154,6 +165,13 @@ def kernels(args):
     for name, words in CUB.items():
         count = 256 if words in (2, 8, 16, 256) else 1024
         yield "CUB", name, text, name, f"--grid 2 --block 128 --arg buf:i32:{count}:random:1 --arg buf:i32:{words}:{OUT}".split()
+    text = compiled(args, HERE / "cub_device.cu")
+    tiles = args.work / "tiles.bin"
+    tiles.write_bytes(TILES)
+    for part, options in DEVICE:
+        entry = next(entry for entry in entries(text) if re.search(part, entry))
+        name = re.match(r"\d+(\w+?)Kernel", part).group(1)
+        yield "CUB", name, text, entry, options.replace("TILES", str(tiles)).split()
     if args.samples:
         for source, part, options in SAMPLES:
             path = args.samples / "Samples" / source

@@ -1,4 +1,4 @@
-// Kernels of CUB for a whole device, which twins.py runs one after the other as the host would.
+// Kernels of CUB for a whole device, of which twins.py runs those of one launch.
 #include <cub/device/device_reduce.cuh>
 #include <cub/device/device_scan.cuh>
 

@@ -1,9 +1,9 @@
 //! `wmma`: its loads and stores as the plain ones of each lane, its multiplications as `mma`.
 //!
-//! PTX leaves open which lane has which element of a fragment. Here it is as `ptxas` has it for sm_80 and newer:
-//! the operands of the `mma` of 8 columns, one part of the product after the other. Where D has 8 rows and 32
-//! columns, the transposed product is what is computed. A fragment of f16 that needs fewer than 8 registers
-//! is repeated in the others.
+//! PTX leaves open which lane has which element of a fragment. Here it is as `ptxas` has it for sm_80 and
+//! newer: the operands of the `mma` of 8 columns, one part of the product after the other. Where D has 8
+//! rows and 32 columns, the transposed product is what is computed. A fragment of f16 that needs fewer than
+//! 8 registers is repeated in the others.
 
 use super::matrix::{operation, registers, rounding};
 use super::memory::space;

@@ -188,7 +188,8 @@ impl VoltaShape {
     }
 }
 
-/// Where in memory a lane's elements of a fragment are, in the `c` of [`Op::FragmentPlace`]. Four lanes have a line.
+/// Where in memory a lane's elements of a fragment are, in the `c` of [`Op::FragmentPlace`]. Four lanes have
+/// a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LanePlace {
     /// Strides from the matrix to the first element of lane 0.

@@ -297,8 +297,8 @@ pub enum MatrixOp {
     StoreMatrix,
     /// `movmatrix`: the matrix in row `a`, transposed.
     MoveTransposed,
-    /// `mma.sp`: as `Multiply`, and A without what is zero; metadata in row `e`, its selector in `count`. In the
-    /// variant the indices of the metadata grow.
+    /// `mma.sp`: as `Multiply`, and A without what is zero; metadata in row `e`, its selector in `count`. In
+    /// the variant the indices of the metadata grow.
     MultiplySparse,
     /// `mma` of m8n8k4 of f16; the [`super::VoltaShape`] is in `immediate`.
     MultiplyVolta,

@@ -41,8 +41,8 @@ pub fn complete(context: &mut Context<'_>, warp: &mut Warp, mask: u32, left: Opt
     flow
 }
 
-/// `cp.async.mbarrier.arrive`: lanes will arrive at barriers once the copies that they have issued so far have
-/// completed. `adds`: each of these arrivals is one more than the phase awaits.
+/// `cp.async.mbarrier.arrive`: lanes will arrive at barriers once the copies that they have issued so far
+/// have completed. `adds`: each of these arrivals is one more than the phase awaits.
 pub fn arrive_later(
     context: &mut Context<'_>,
     warp: &mut Warp,

@@ -44,8 +44,9 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Matri
     Ok(())
 }
 
-/// Before `wmma` loads or stores: the address and the stride are those of all lanes, and the address is aligned
-/// as PTX wants it ("Matrix Storage for WMMA"); of strides it is asked what the hardware needs: 16 bytes.
+/// Before `wmma` loads or stores: the address and the stride are those of all lanes, and the address is
+/// aligned as PTX wants it ("Matrix Storage for WMMA"); of strides it is asked what the hardware needs: 16
+/// bytes.
 #[cold]
 fn check_fragment(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) -> Flow {
     let (addresses, strides) = (addresses(w, i), *w.registers.row32(i.b));
@@ -54,8 +55,8 @@ fn check_fragment(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) ->
     if let Some(lane) = lanes(m).find(|&lane| addresses[lane] != address || strides[lane] != stride) {
         c.report(FindingKind::InvalidOperand, w.pc, w.id, lane as u32, |_| {
             format!(
-                "address {:#x} and stride {} in lane {lane}, but {address:#x} and {stride} in lane {first}; all \
-                 lanes must have the same",
+                "address {:#x} and stride {} in lane {lane}, but {address:#x} and {stride} in lane {first}; \
+                 all lanes must have the same",
                 addresses[lane], strides[lane]
             )
         });

@@ -3,8 +3,8 @@
 //! Of each four values of a row two are kept, of tf32 one of each two, and of 4 bits two pairs of each four
 //! pairs. Each has an index of two bits, in the order of k; tf32 has two of them, the halves of the number. A
 //! register of a lane holds the indices of 16 bits of types of 16 and 32 bits of row `lane / 4` and, above
-//! them, of the row 8 further down; of smaller types 32 bits of one row. The selector says which of the four lanes
-//! of a row count.
+//! them, of the row 8 further down; of smaller types 32 bits of one row. The selector says which of the four
+//! lanes of a row count.
 
 use crate::exec::state::context::{Context, Flow, Stop};
 use crate::exec::state::warp::Warp;
@@ -49,8 +49,8 @@ fn index_of(
     (metadata[group + lane] as usize >> bit & 3, group + lane)
 }
 
-/// The column of A in which the `kept`th value of a row stands. The lane whose metadata is not valid, if it is
-/// not.
+/// The column of A in which the `kept`th value of a row stands. The lane whose metadata is not valid, if it
+/// is not.
 fn column(
     metadata: &[u32; LANES],
     shape: &MatrixShape,
@@ -95,8 +95,8 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) -> Flow {
                     let word = metadata[lane];
                     c.report(FindingKind::InvalidOperand, w.pc, w.id, lane as u32, |_| {
                         format!(
-                            "metadata {word:#010x} of lane {lane}: the indices of value {kept} of row {row} are \
-                             no {}",
+                            "metadata {word:#010x} of lane {lane}: the indices of value {kept} of row {row} \
+                             are no {}",
                             if how.1 { "two that grow" } else { "two different ones" }
                         )
                     });

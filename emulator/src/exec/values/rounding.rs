@@ -58,9 +58,9 @@ macro_rules! direct {
 direct!(direct32, f32);
 direct!(direct64, f64);
 
-/// `a * b + c`, rounded to one side. What the nearest value lacks is known exactly but for overflow and underflow:
-/// Boldo and Muller, Exact and Approximated Error of the FMA, IEEE Transactions on Computers 60 (2011),
-/// algorithm 5.
+/// `a * b + c`, rounded to one side. What the nearest value lacks is known exactly but for overflow and
+/// underflow: Boldo and Muller, Exact and Approximated Error of the FMA, IEEE Transactions on Computers 60
+/// (2011), algorithm 5.
 pub fn fma_to_one_side(a: f64, b: f64, c: f64, rounding: Rounding) -> f64 {
     let two_sum = |x: f64, y: f64| {
         let sum = x + y;

@@ -5,8 +5,9 @@ The kernels are those of twins/cub.cu and cub_device.cu (CUB), of NVIDIA's cuda-
 (https://github.com/NVIDIA/cuda-samples, a checkout), and of twins/tutorials.py (Triton's tutorials). nvcc comes from
 PyPI (nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-crt, nvidia-cuda-runtime, nvidia-cuda-cccl, all of one version), and so
 does Triton. As they are, none should have an error. Then one thing at a time is made wrong in the PTX: a barrier or a
-wait is dropped, a fence, a guard is off by one, an atomic operation is a load and a store. What changes nothing that
-a run could show, such as a barrier that another one makes needless, counts as not found.
+wait is dropped, a fence, a guard is off by one, an atomic operation is a load and a store. Places that no thread comes to
+are left out. What changes nothing that a run could show, such as a barrier that another one makes needless, counts as
+not found.
 
     python3 twins.py --samples cuda-samples --nvcc nvidia/cu13/bin/nvcc --fattn target/release/fattn
 """
@@ -227,14 +228,16 @@ KINDS = {
 
 
 def mutants(ptx, entry, most):
-    """Kind and text of each: one place of the kernel is changed."""
+    """Kind and text of each, one place of the kernel changed, and a text with a trap at that place."""
     start, end = body(ptx, entry)
     for kind, (pattern, change) in KINDS.items():
         found = [match for match in pattern.finditer(ptx, start, end) if not guarded(ptx, match, kind)]
         step = max(1, len(found) / most)
         for number in range(min(most, len(found))):
             match = found[int(number * step)]
-            yield kind, ptx[: match.start()] + change(match) + ptx[match.end() :]
+            line = ptx.rfind("\n", 0, match.start()) + 1
+            trap = ptx[:line] + "trap; " + ptx[line:]
+            yield kind, ptx[: match.start()] + change(match) + ptx[match.end() :], trap
 
 
 def guarded(ptx, match, kind):
@@ -273,13 +276,18 @@ def twin(args, kernel):
     (folder / "clean.txt").write_text(text)
     counts = Counter()
     if clean == "clean":
-        for number, (kind, mutant) in enumerate(mutants(ptx, entry, args.mutants)):
+        for number, (kind, mutant, trap) in enumerate(mutants(ptx, entry, args.mutants)):
+            path = folder / "trap.ptx"
+            path.write_text(trap)
+            if sanitize(args, path, entry, options)[0] != "found":
+                continue
             path = folder / f"{kind}_{number}.ptx"
             path.write_text(mutant)
             result, text = sanitize(args, path, entry, with_results(options, folder, "expect"))
             path.with_suffix(".txt").write_text(f"{result}\n{text}")
-            if result != "refused":
-                counts[kind, result == "found"] += 1
+            counts[kind, result == "found"] += 1
+            if result == "refused":
+                print(f"{path}: {text}", file=sys.stderr)
     print(f"{group} {name}: {clean}, {dict(counts)}", flush=True)
     return group, name, clean, counts
 

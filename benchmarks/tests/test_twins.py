@@ -35,21 +35,22 @@ class Planting(unittest.TestCase):
     def test_every_kind_changes_one_place_of_the_kernel(self):
         found = list(twins.mutants(PTX, "second", 9))
         self.assertEqual(
-            [kind for kind, _ in found], ["barrier", "wait", "fence", "guard", "atomic", "atomic"]
+            [kind for kind, *_ in found], ["barrier", "wait", "fence", "guard", "atomic", "atomic"]
         )
         first = PTX[: PTX.index(".visible .entry second")]
-        for kind, text in found:
+        for kind, text, trap in found:
             self.assertTrue(text.startswith(first), kind)
+            self.assertEqual(trap.replace("trap; ", ""), PTX)
             changed = [pair for pair in zip(PTX.splitlines(), text.splitlines()) if pair[0] != pair[1]]
             self.assertEqual(len(changed), 1, kind)
-        texts = dict(reversed(found))
+        texts = {kind: text for kind, text, _ in reversed(found)}
         self.assertIn("setp.gt.s32", texts["guard"])
         self.assertNotIn("bar.warp.sync", texts["barrier"])
         self.assertIn("ld.global.u32 was, [%rd1+4]; add.u32 now, was, 1; mov.b32 %r3, was;", texts["atomic"])
 
     def test_at_most_so_many_of_a_kind(self):
         text = PTX.replace("\tmembar.gl;", "\tmembar.gl;\n\tmembar.gl;\n\tmembar.gl;")
-        kinds = [kind for kind, _ in twins.mutants(text, "second", 2)]
+        kinds = [kind for kind, *_ in twins.mutants(text, "second", 2)]
         self.assertEqual(kinds.count("fence"), 2)
 
     def test_results_are_kept_and_compared(self):

@@ -199,7 +199,7 @@ impl<'a, 'm> Builder<'a, 'm> {
         SHARED_BASE + offset
     }
 
-    /// Where the system's part of shared memory is. On a GPU it stands before all variables; here, among them.
+    /// Where the system's part of shared memory is. On a GPU it stands before all variables, here among them.
     pub fn system_shared(&mut self) -> u32 {
         if let Some(address) = self.system_shared {
             return address;

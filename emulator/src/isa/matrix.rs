@@ -124,6 +124,19 @@ impl MatrixShape {
         }
     }
 
+    /// Of a sparse product, the lanes of the four of a row that have metadata: the first, and how many. Of each
+    /// four values of A two have an index of two bits; of two of tf32 one has two, and of 4 bits pairs count.
+    pub fn metadata_lanes(self, selector: usize) -> (usize, usize) {
+        let indices = match self.a {
+            MatrixType::Tf32 => self.k,
+            MatrixType::S4 | MatrixType::U4 => self.k / 4,
+            _ => self.k / 2,
+        };
+        // Four lanes have that of two rows.
+        let count = 2 * 2 * indices / 32;
+        (selector * count, count)
+    }
+
     /// Registers of the operands. One holds `32 / bits` values of k of a row of A, or of a column of B; four
     /// lanes have four times as many. The next register of A is of 8 rows more, where there are 16, and the
     /// next two of the next values of k.
@@ -158,6 +171,11 @@ pub struct VoltaShape {
 impl VoltaShape {
     /// Registers of A, and of B.
     pub const FACTOR: usize = 2;
+
+    /// The lanes of one of the four products, the four of the lower half of the warp first.
+    pub fn members(product: usize) -> [usize; 8] {
+        std::array::from_fn(|index| 16 * (index / 4) + 4 * product + index % 4)
+    }
 
     /// As an immediate.
     pub fn encode(self) -> i32 {

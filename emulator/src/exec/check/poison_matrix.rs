@@ -1,7 +1,6 @@
 //! Values that are not defined in matrices: of a product, the rows of A and the columns of B that have any.
 
 use super::poison::undefined_place;
-use crate::exec::ops::{sparse, volta};
 use crate::exec::state::context::Context;
 use crate::exec::state::poison::{Cause, Origin, Poison, Taint};
 use crate::exec::state::warp::Warp;
@@ -50,7 +49,7 @@ pub fn touch(
             Some(fragments) if op == MatrixOp::MultiplySparse => {
                 // Where values of A stand is used at once.
                 let shape = MatrixShape::decode(i.immediate);
-                let (first, count) = sparse::lanes_of(&shape, usize::from(i.count));
+                let (first, count) = shape.metadata_lanes(usize::from(i.count));
                 let of_row = ((1u32 << count) - 1) << first;
                 let metadata = poison.of(i.e, 1).only(of_row * 0x1111_1111);
                 multiply(poison, i, lists, &fragments);
@@ -120,7 +119,7 @@ fn multiply_volta(poison: &mut Poison, i: &Instruction, lists: &[u32]) -> Taint 
         for &row in &lists[at as usize..][..count] {
             let taint = poison.of(row, 1);
             for lane in lanes(taint.mask) {
-                let product = volta::members(lane % 16 / 4);
+                let product = VoltaShape::members(lane % 16 / 4);
                 let mask = product.into_iter().fold(0u32, |mask, lane| mask | 1 << lane);
                 results.join(&at_lane(&taint, lane, mask));
             }

@@ -13,23 +13,6 @@ use crate::exec::values::registers::LANES;
 use crate::isa::{FLAG_VARIANT, Fragments, Instruction, MatrixShape, MatrixType, Rounding};
 use crate::report::FindingKind;
 
-/// Lanes of the four of a row that have metadata: the first, and how many.
-pub fn lanes_of(shape: &MatrixShape, selector: usize) -> (usize, usize) {
-    // Bits of a row, of which there are two for four lanes.
-    let bits = 2 * indices(shape);
-    let count = 2 * bits / 32;
-    (selector * count, count)
-}
-
-/// Indices of a row.
-fn indices(shape: &MatrixShape) -> usize {
-    match shape.a {
-        MatrixType::Tf32 => shape.k,
-        MatrixType::S4 | MatrixType::U4 => shape.k / 4,
-        _ => shape.k / 2,
-    }
-}
-
 /// The `index`th index of a row of 16, and the lane that has it.
 fn index_of(
     metadata: &[u32; LANES],
@@ -38,7 +21,7 @@ fn index_of(
     row: usize,
     index: usize,
 ) -> (usize, usize) {
-    let (first, _) = lanes_of(shape, selector);
+    let (first, _) = shape.metadata_lanes(selector);
     let (group, half) = (row % 8 * 4, row / 8);
     let (lane, bit) = match shape.a {
         MatrixType::Tf32 | MatrixType::F16 | MatrixType::Bf16 => {

@@ -4,11 +4,6 @@ use crate::exec::values::half::Half;
 use crate::exec::values::registers::{LANES, Registers};
 use crate::isa::{Instruction, VoltaShape};
 
-/// The lanes of a product, the four of the lower half of the warp first.
-pub fn members(product: usize) -> [usize; 8] {
-    std::array::from_fn(|index| 16 * (index / 4) + 4 * product + index % 4)
-}
-
 /// Row and column, of the 8 x 4 numbers of A or, turned, of the 4 x 8 of B, of a lane's `index`th number.
 /// `index` of `members` is the lane. If `along`, a lane has four numbers of one line.
 fn place(member: usize, index: usize, along: bool) -> (usize, usize) {
@@ -38,7 +33,7 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, lists: &[u32]) {
     let mut out = vec![[0u32; LANES]; shape.results()];
     for product in 0..4 {
         let (mut a, mut b, mut sums) = ([[0f32; 4]; 8], [[0f32; 4]; 8], [[0f32; 8]; 8]);
-        for (member, lane) in members(product).into_iter().enumerate() {
+        for (member, lane) in VoltaShape::members(product).into_iter().enumerate() {
             for index in 0..4 {
                 let (row, k) = place(member, index, !shape.a_by_columns);
                 a[row][k] = half(read(r, i.a, index / 2, lane), index);
@@ -60,7 +55,7 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, lists: &[u32]) {
                 }
             }
         }
-        for (member, lane) in members(product).into_iter().enumerate() {
+        for (member, lane) in VoltaShape::members(product).into_iter().enumerate() {
             for index in 0..8 {
                 let (row, column) = sum_place(member, index, shape.gives_singles);
                 let sum = sums[row][column];

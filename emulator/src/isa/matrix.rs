@@ -124,8 +124,9 @@ impl MatrixShape {
         }
     }
 
-    /// Of a sparse product, the lanes of the four of a row that have metadata: the first, and how many. Of each
-    /// four values of A two have an index of two bits; of two of tf32 one has two, and of 4 bits pairs count.
+    /// Of a sparse product, the lanes of the four of a row that have metadata: the first, and how many. Of
+    /// each four values of A two have an index of two bits; of two of tf32 one has two, and of 4 bits pairs
+    /// count.
     pub fn metadata_lanes(self, selector: usize) -> (usize, usize) {
         let indices = match self.a {
             MatrixType::Tf32 => self.k,

@@ -49,8 +49,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Nothing is ready: lets those arrive who do so behind copies, a copy land, or those who wait for a phase
-    /// give up. False if nothing helps.
+    /// Nothing is ready: lets those arrive who do so behind copies, a copy land, or those who wait for a
+    /// phase give up. False if nothing helps.
     pub fn unstick(&mut self) -> Result<bool, Stop> {
         let mut any = false;
         for warp in &mut self.warps {

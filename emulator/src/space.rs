@@ -27,6 +27,10 @@ pub const LOCAL_WINDOW: u64 = 2 << WINDOW_SHIFT;
 pub const PARAM_WINDOW: u64 = 3 << WINDOW_SHIFT;
 /// First valid address of shared memory: below it lie null pointers.
 pub const SHARED_BASE: u32 = 1024;
+/// Bytes of the system's part of shared memory.
+pub const SYSTEM_SHARED_BYTES: u32 = 1024;
+/// Bytes of it that are zero at the start of a block: those that warps meet at. The others are not defined.
+pub const SYSTEM_SHARED_ZEROS: u32 = 32;
 /// First valid address of local memory: below it lie null pointers.
 pub const LOCAL_BASE: u32 = 64;
 

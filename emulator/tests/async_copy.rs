@@ -190,3 +190,74 @@ fn what_a_lane_copies_is_for_the_others_only_behind_a_meeting() {
         assert!(finding.ptx.contains("ld.shared"), "{finding}");
     }
 }
+
+/// 64 threads copy a word each and arrive at a barrier behind that; `how` they arrive, for how many arrivals the
+/// barrier is, and what stands before the read of another thread's word.
+fn arrivals(how: &str, count: u32, before: &str) -> String {
+    format!(
+        "mov.u32 %r1, dynamic; setp.eq.u32 %p1, %tid, 0; @%p1 mbarrier.init.shared.b64 [%r1], {count}; bar.sync 0;
+         shl.b32 %r2, %tid, 2; add.s32 %r2, %r2, %r1; cp.async.ca.shared.global [%r2+16], [%mine], 4; {how}
+         {before}
+         sub.s32 %r4, 63, %tid; shl.b32 %r4, %r4, 2; add.s32 %r4, %r4, %r1; ld.shared.b32 %r5, [%r4+16];
+         add.s32 %r5, %r5, 3; st.global.b32 [%mine+1024], %r5;"
+    )
+}
+
+const NOINC: &str = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];";
+const POLL: &str = "W: mbarrier.test_wait.parity.shared.b64 %p2, [%r1], 0; @!%p2 bra W;";
+const TRY: &str = "W: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], 0; @!%p2 bra W;";
+
+#[test]
+fn arrivals_come_with_the_copies_before_them() {
+    let inc = "cp.async.mbarrier.arrive.shared.b64 [%r1]; mbarrier.arrive.shared.b64 _, [%r1];";
+    for (how, wait) in [(NOINC, POLL), (NOINC, TRY), (inc, POLL), (inc, TRY)] {
+        let words = run_clean(&arrivals(how, 64, wait), 64);
+        assert_eq!(words[256..320], [3; 64], "{how} {wait}");
+    }
+    // One question in vain, as long as nothing has to have landed.
+    let ask = "mbarrier.test_wait.parity.shared.b64 %p3, [%r1], 0; selp.b32 %r9, 1, 0, %p3; bar.sync 0; st.global.b32 [%mine+2048], %r9;";
+    let answers = |schedule| {
+        let body = arrivals(NOINC, 64, &format!("bar.sync 0; {ask} {POLL}"));
+        let outcome = run_body(&body, 64, &with_schedule(schedule));
+        assert!(outcome.report.is_clean(), "{:?}", outcome.report.findings);
+        outcome.words[512]
+    };
+    assert_eq!(answers(Schedule::Eager), 1);
+    assert_eq!(answers(Schedule::Latest), 0);
+}
+
+/// Arriving is not waiting: neither for those who copied, nor for others.
+#[test]
+fn a_read_behind_an_arrival_without_a_wait_is_found() {
+    let own = arrivals(NOINC, 64, "").replace("sub.s32 %r4, 63, %tid", "mov.b32 %r4, %tid");
+    for body in [own, arrivals(NOINC, 64, "bar.sync 0;")] {
+        let report = run_body(&body, 64, &with_schedule(Schedule::Latest)).report;
+        let kinds: Vec<FindingKind> = report.findings.iter().map(|finding| finding.kind).collect();
+        assert!(kinds.contains(&FindingKind::AsyncCopyInFlight), "{:?}", report.findings);
+    }
+    // A copy behind the arrival is not waited for.
+    let late = format!("{NOINC} cp.async.ca.shared.global [%r2+272], [%mine], 4;");
+    let body =
+        arrivals(&late, 64, TRY).replace("ld.shared.b32 %r5, [%r4+16]", "ld.shared.b32 %r5, [%r4+272]");
+    for schedule in schedules() {
+        let report = run_body(&body, 64, &with_schedule(schedule)).report;
+        let kinds: Vec<FindingKind> = report.findings.iter().map(|finding| finding.kind).collect();
+        assert!(kinds.contains(&FindingKind::AsyncCopyInFlight), "{schedule:?} {:?}", report.findings);
+    }
+}
+
+#[test]
+fn arrivals_that_nobody_awaits_are_found() {
+    for schedule in schedules() {
+        let report = run_body(&arrivals(NOINC, 32, TRY), 64, &with_schedule(schedule)).report;
+        // A phase more than there should be: reads of what has not come, or a wait for the phase after.
+        assert!(!report.is_clean(), "{schedule:?}");
+    }
+    let none = NOINC.replace("[%r1]", "[%r1+8]");
+    for schedule in schedules() {
+        let report = run_body(&arrivals(&none, 64, ""), 64, &with_schedule(schedule)).report;
+        assert_eq!(report.findings[0].kind, FindingKind::MbarrierMisuse, "{schedule:?}");
+    }
+    let report = run_body(&arrivals(NOINC, 65, TRY), 64, &with_schedule(Schedule::Latest)).report;
+    assert_eq!(report.findings[0].kind, FindingKind::Deadlock, "{:?}", report.findings);
+}

@@ -31,6 +31,8 @@ mod hopper_faults;
 mod integer;
 #[path = "matrix.rs"]
 mod matrix;
+#[path = "matrix_sparse.rs"]
+mod matrix_sparse;
 #[path = "matrix_types.rs"]
 mod matrix_types;
 #[path = "mbarrier.rs"]
@@ -57,6 +59,8 @@ mod select;
 mod strong;
 #[path = "stuck.rs"]
 mod stuck;
+#[path = "system_shared.rs"]
+mod system_shared;
 #[path = "taint.rs"]
 mod taint;
 #[path = "targets.rs"]
@@ -71,3 +75,5 @@ mod warp;
 mod warpgroups;
 #[path = "wgmma.rs"]
 mod wgmma;
+#[path = "wmma.rs"]
+mod wmma;

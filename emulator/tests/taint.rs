@@ -25,6 +25,12 @@ fn what_is_not_defined_may_be_carried_about() {
         // Masked out.
         "selp.b32 %r4, -1, 0, %p1; and.b32 %r5, %r3, %r4; st.global.b32 [%mine], %r5;",
         "selp.b32 %r4, 0x3210, 0x7654, %p1; prmt.b32 %r5, %r3, %tid, %r4; st.global.b32 [%mine], %r5;",
+        // Decided by the other predicate.
+        "setp.eq.s32 %p2, %r3, 5; and.pred %p3, %p1, %p2; @%p3 st.global.b32 [%mine], %tid;",
+        "setp.eq.s32 %p2, %r3, 5; not.pred %p4, %p1; or.pred %p3, %p2, %p4; selp.b32 %r4, 1, 2, %p3;
+         st.global.b32 [%mine], %r4;",
+        "setp.eq.and.s32 %p2|%p3, %r3, 5, %p1; @%p2 st.global.b32 [%mine], %tid; @%p3 st.global.b32 [%mine], %tid;",
+        "setp.eq.or.s32 %p2, %r3, 5, !%p1; @%p2 st.global.b32 [%mine], %tid;",
         // Through memory of its own, and overwritten there.
         "st.shared.b32 [%r1], %r3; mov.b32 %r3, 1; st.shared.b32 [%r1], %r3; ld.shared.b32 %r4, [%r1];
          st.global.b32 [%mine], %r4;",
@@ -77,6 +83,8 @@ fn it_is_found_where_something_comes_of_it_and_reported_where_it_was_read() {
     for (end, lane) in [
         ("add.s32 %r4, %r3, 1;\nst.global.b32 [%mine], %r4;", 20),
         ("setp.gt.s32 %p2, %r3, 5;\n@%p2 bra END; END:", 20),
+        ("setp.gt.s32 %p2, %r3, 5; not.pred %p4, %p1; and.pred %p3, %p4, %p2;\n@%p3 bra END; END:", 20),
+        ("setp.gt.or.s32 %p2, %r3, 5, %p1;\n@%p2 bra END; END:", 20),
         (
             "and.b32 %r4, %r3, 12; cvt.u64.u32 %d1, %r4; add.s64 %d1, %d1, %data;\nld.global.b32 %r5, [%d1];",
             20,

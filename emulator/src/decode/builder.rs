@@ -9,11 +9,13 @@ use crate::module::{KernelData, Unsupported};
 use crate::parse::globals::{Formal, Globals};
 use crate::parse::scope::{Class, Register, Scopes, Symbol};
 use crate::parse::statement::Statement;
-use crate::space::{LOCAL_BASE, SHARED_BASE, Space};
+use crate::space::{LOCAL_BASE, SHARED_BASE, SYSTEM_SHARED_BYTES, Space};
 use std::collections::{HashMap, HashSet};
 
 /// Alignment of a call's part of local memory.
 const FRAME_ALIGN: u32 = 16;
+/// Alignment of the system's part of shared memory.
+const SYSTEM_SHARED_ALIGN: u32 = 128;
 
 /// Where an instruction stands.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +68,7 @@ pub struct Builder<'a, 'm> {
     calls: Vec<(Option<u32>, u32)>,
     calls_any: bool,
     shared_bytes: u32,
+    system_shared: Option<u32>,
     dynamic_align: u32,
     local_bytes: u32,
 }
@@ -93,6 +96,7 @@ impl<'a, 'm> Builder<'a, 'm> {
             calls: Vec::new(),
             calls_any: false,
             shared_bytes: 0,
+            system_shared: None,
             dynamic_align: 16,
             local_bytes: 0,
         }
@@ -193,6 +197,16 @@ impl<'a, 'm> Builder<'a, 'm> {
         let offset = self.shared_bytes.next_multiple_of(align);
         self.shared_bytes = offset.saturating_add(bytes).min(1 << 30);
         SHARED_BASE + offset
+    }
+
+    /// Where the system's part of shared memory is. On a GPU it stands before all variables, here among them.
+    pub fn system_shared(&mut self) -> u32 {
+        if let Some(address) = self.system_shared {
+            return address;
+        }
+        let address = self.place_shared(SYSTEM_SHARED_BYTES, SYSTEM_SHARED_ALIGN);
+        self.system_shared = Some(address);
+        address
     }
 
     /// Finds room for a `.local` variable.
@@ -426,6 +440,7 @@ impl<'a, 'm> Builder<'a, 'm> {
         kernel.code = std::mem::take(&mut self.code);
         kernel.unsupported = std::mem::take(&mut self.unsupported);
         kernel.static_shared_bytes = self.shared_bytes;
+        kernel.system_shared = self.system_shared.map(|address| address - SHARED_BASE);
         kernel.dynamic_shared_align = self.dynamic_align;
     }
 }

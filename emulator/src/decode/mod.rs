@@ -20,6 +20,7 @@ mod rare;
 mod select;
 mod warp;
 mod wgmma;
+mod wmma;
 
 use crate::error::ParseErrorKind;
 use crate::isa::{Instruction, Op};
@@ -68,6 +69,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         "cp" => memory::async_copy(s, b),
         "mbarrier" => mbarrier::decode(s, b),
         "wgmma" => wgmma::decode(s, b),
+        "wmma" => wmma::decode(s, b),
         "mapa" => moves::map_address(s, b),
         "getctarank" => moves::block_rank(s, b),
         "alloca" | "stacksave" | "stackrestore" => moves::stack(s, b),

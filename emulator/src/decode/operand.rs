@@ -54,7 +54,7 @@ fn special(name: &str) -> Option<Special> {
         ("%dynamic_smem_size", 3) => Special::DynamicSharedBytes,
         ("%total_smem_size" | "%aggr_smem_size", 3) => Special::TotalSharedBytes,
         ("%smid" | "%gridid" | "%cluster_ctarank", 3) => Special::Zero,
-        // Where the system's part of shared memory ends. What stands in it is not modelled.
+        // Where the variables of shared memory start.
         ("%reserved_smem_offset_end" | "%reserved_smem_offset_cap", 3) => Special::SystemSharedBytes,
         // A workspace of the grid, which cooperative launches have.
         ("%envreg1", 3) => Special::Workspace { high: true },
@@ -84,6 +84,12 @@ impl<'a> Builder<'a, '_> {
             Scalar::Double(value) if wide => self.constant(value, true),
             Scalar::Double(value) => {
                 self.constant(u64::from((f64::from_bits(value) as f32).to_bits()), false)
+            }
+            Scalar::Name(
+                "%reserved_smem_offset_begin" | "%reserved_smem_offset_0" | "%reserved_smem_offset_1",
+            ) if !wide => {
+                let address = self.system_shared();
+                self.constant(u64::from(address), false)
             }
             Scalar::Name(name) if name.starts_with('%') => match special(name) {
                 Some(value) if !wide => self.fill(Fill::Special(value), false),

@@ -22,8 +22,8 @@ pub enum MbarrierOp {
     Complete,
     /// The same of bytes that the thread has just stored: who waits for the phase sees them.
     CompleteStore,
-    /// Arrives when all `cp.async` of the thread have completed, which is now; with the optional operand,
-    /// which has no meaning, by one of the arrivals that the phase awaits, else by one of its own.
+    /// Arrives when the `cp.async` of the thread so far have completed: with the optional operand, which has
+    /// no meaning, by one of the arrivals that the phase awaits, else by one of its own.
     ArriveCopies,
     /// Whether the phase of token `b` is complete.
     TestState,

@@ -1,6 +1,6 @@
 //! Multiplications of matrices by a warp: their types and shapes, and how operands lie in registers.
 
-use super::{Instruction, MatrixOp, Op};
+use super::{Instruction, MatrixOp, Op, Rounding};
 
 /// Types of the elements of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,12 +92,15 @@ pub struct MatrixShape {
     pub clamps: bool,
     /// Whether single bits are combined by exclusive or; else by `and`.
     pub xors: bool,
+    /// How sums in f64 are rounded: to nearest, or to one side.
+    pub rounding: Rounding,
 }
 
 impl MatrixShape {
     /// As an immediate.
     pub fn encode(self) -> i32 {
         self.k as i32
+            | (self.rounding as i32 & 3) << 12
             | i32::from(self.rows == 16) << 16
             | (self.a as i32) << 17
             | (self.b as i32) << 21
@@ -111,13 +114,28 @@ impl MatrixShape {
         let ty = |position: i32| MatrixType::ALL[(bits >> position & 15) as usize];
         MatrixShape {
             rows: if bits >> 16 & 1 != 0 { 16 } else { 8 },
-            k: (bits & 0xffff) as usize,
+            k: (bits & 0xfff) as usize,
+            rounding: Rounding::ALL[(bits >> 12 & 3) as usize],
             a: ty(17),
             b: ty(21),
             d: ty(25),
             clamps: bits >> 29 & 1 != 0,
             xors: bits >> 30 & 1 != 0,
         }
+    }
+
+    /// Of a sparse product, the lanes of the four of a row that have metadata: the first, and how many. Of
+    /// each four values of A two have an index of two bits; of two of tf32 one has two, and of 4 bits pairs
+    /// count.
+    pub fn metadata_lanes(self, selector: usize) -> (usize, usize) {
+        let indices = match self.a {
+            MatrixType::Tf32 => self.k,
+            MatrixType::S4 | MatrixType::U4 => self.k / 4,
+            _ => self.k / 2,
+        };
+        // Four lanes have that of two rows.
+        let count = 2 * 2 * indices / 32;
+        (selector * count, count)
     }
 
     /// Registers of the operands. One holds `32 / bits` values of k of a row of A, or of a column of B; four
@@ -135,6 +153,93 @@ impl MatrixShape {
             value_rows,
             packed,
         }
+    }
+}
+
+/// What [`MatrixOp::MultiplyVolta`] multiplies, in the `immediate` of its instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VoltaShape {
+    /// A lane has four values of a column of A, instead of a row.
+    pub a_by_columns: bool,
+    /// A lane has four values of a column of B, instead of a row.
+    pub b_by_columns: bool,
+    /// C is f32 instead of f16.
+    pub adds_singles: bool,
+    /// D is f32 instead of f16.
+    pub gives_singles: bool,
+}
+
+impl VoltaShape {
+    /// Registers of A, and of B.
+    pub const FACTOR: usize = 2;
+
+    /// The lanes of one of the four products, the four of the lower half of the warp first.
+    pub fn members(product: usize) -> [usize; 8] {
+        std::array::from_fn(|index| 16 * (index / 4) + 4 * product + index % 4)
+    }
+
+    /// As an immediate.
+    pub fn encode(self) -> i32 {
+        let VoltaShape { a_by_columns, b_by_columns, adds_singles, gives_singles } = self;
+        let bits = [a_by_columns, b_by_columns, adds_singles, gives_singles];
+        bits.into_iter().rev().fold(0, |all, bit| all << 1 | i32::from(bit))
+    }
+
+    /// From an immediate.
+    pub fn decode(bits: i32) -> Self {
+        let bit = |position: i32| bits >> position & 1 != 0;
+        VoltaShape {
+            a_by_columns: bit(0),
+            b_by_columns: bit(1),
+            adds_singles: bit(2),
+            gives_singles: bit(3),
+        }
+    }
+
+    /// Registers of C.
+    pub fn sums(self) -> usize {
+        if self.adds_singles { 8 } else { 4 }
+    }
+
+    /// Registers of D.
+    pub fn results(self) -> usize {
+        if self.gives_singles { 8 } else { 4 }
+    }
+}
+
+/// Where in memory a lane's elements of a fragment are, in the `c` of [`Op::FragmentPlace`]. Four lanes have
+/// a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LanePlace {
+    /// Strides from the matrix to the first element of lane 0.
+    pub apart: usize,
+    /// Elements from a lane to the next one of its line.
+    pub step: usize,
+    /// Bits of an element.
+    pub bits: usize,
+    /// Whether a line's elements follow each other, and lines are a stride apart; else the other way round.
+    pub along_line: bool,
+}
+
+impl LanePlace {
+    /// As an operand.
+    pub fn encode(self) -> u32 {
+        let LanePlace { apart, step, bits, along_line } = self;
+        apart as u32 | (step as u32) << 8 | (bits as u32) << 16 | u32::from(along_line) << 24
+    }
+
+    /// From an operand.
+    pub fn decode(bits: u32) -> Self {
+        let byte = |at: u32| (bits >> at & 0xff) as usize;
+        LanePlace { apart: byte(0), step: byte(8), bits: byte(16), along_line: bits >> 24 != 0 }
+    }
+
+    /// Bytes from the matrix to the lane's element.
+    pub fn offset(self, lane: usize, stride: u32) -> u64 {
+        let (line, place) = (lane / 4, lane % 4 * self.step);
+        let (strides, next) = if self.along_line { (line, place) } else { (place, line) };
+        let elements = (strides + self.apart) as u64 * u64::from(stride) + next as u64;
+        elements * self.bits as u64 / 8
     }
 }
 
@@ -174,7 +279,15 @@ impl Fragments {
             MatrixOp::M16N8K16Bytes => Fragments::of([2, 1, 4], 16),
             MatrixOp::M8N8K16Bytes => Fragments::of([1, 1, 2], 8),
             MatrixOp::Multiply => MatrixShape::decode(i.immediate).fragments(),
-            MatrixOp::LoadMatrix | MatrixOp::StoreMatrix | MatrixOp::MoveTransposed => return None,
+            MatrixOp::MultiplySparse => {
+                let all = MatrixShape::decode(i.immediate).fragments();
+                Fragments { a: all.a / 2, ..all }
+            }
+            MatrixOp::LoadMatrix
+            | MatrixOp::MultiplyVolta
+            | MatrixOp::StoreMatrix
+            | MatrixOp::MoveTransposed
+            | MatrixOp::CheckFragment => return None,
         })
     }
 }

@@ -121,6 +121,9 @@ pub enum Op {
     Redux(ReduxOp),
     /// Matrix instructions.
     Matrix(MatrixOp),
+    /// The address of a lane's first element of a part of a matrix: address `a` + `immediate`, stride `b` in
+    /// elements; the [`super::LanePlace`] is in `c`.
+    FragmentPlace,
     /// Asynchronous copies to shared memory.
     AsyncCopy(AsyncCopyOp),
     /// Memory barriers.
@@ -294,6 +297,14 @@ pub enum MatrixOp {
     StoreMatrix,
     /// `movmatrix`: the matrix in row `a`, transposed.
     MoveTransposed,
+    /// `mma.sp`: as `Multiply`, and A without what is zero; metadata in row `e`, its selector in `count`. In
+    /// the variant the indices of the metadata grow.
+    MultiplySparse,
+    /// `mma` of m8n8k4 of f16; the [`super::VoltaShape`] is in `immediate`.
+    MultiplyVolta,
+    /// Before the loads or stores of `wmma`: all lanes have the same address `a` + `immediate`, a multiple of
+    /// `count`, and stride `b`, in elements of `c` bits; the space is in `e`, as for [`AtomicOp`].
+    CheckFragment,
 }
 
 /// Asynchronous copies to shared memory.

@@ -5,7 +5,7 @@
 use super::{
     AsyncCopyOp, AtomicType, BarrierOp, BulkOp, CarryOp, CompareType, FLAG_OPTIONAL, FLAG_SATURATE,
     FLAG_WIDE_ADDRESS, FloatOp, Fragments, Instruction, IntegerOp, MatrixOp, MbarrierOp, MoveOp, Op,
-    VoteOp, WGMMA_K, WgmmaOp, WgmmaShape, bulk_list,
+    VoltaShape, VoteOp, WGMMA_K, WgmmaOp, WgmmaShape, bulk_list,
 };
 
 /// How an instruction uses a row.
@@ -99,6 +99,10 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
         Op::ActiveMask | Op::Clock32 => f(&mut i.d, 1, Write),
         Op::Clock64 => f(&mut i.d, 2, Write),
         Op::Matrix(op) => matrix(i, op, lists, f),
+        Op::FragmentPlace => {
+            let rows = if i.has(FLAG_WIDE_ADDRESS) { 2 } else { 1 };
+            all(i, [rows, rows, 1, 0, 0], f);
+        }
         Op::AsyncCopy(AsyncCopyOp::Copy) => {
             address(i, f);
             f(&mut i.b, 2, Read);
@@ -306,6 +310,17 @@ fn matrix(
             list(lists, i.d, usize::from(i.count), 1, role, f);
         }
         MatrixOp::MoveTransposed => all(i, [1, 1, 0, 0, 0], f),
+        MatrixOp::MultiplyVolta => {
+            let shape = VoltaShape::decode(i.immediate);
+            list(lists, i.a, VoltaShape::FACTOR, 1, Role::Read, f);
+            list(lists, i.b, VoltaShape::FACTOR, 1, Role::Read, f);
+            list(lists, i.c, shape.sums(), 1, Role::Read, f);
+            list(lists, i.d, shape.results(), 1, Role::Write, f);
+        }
+        MatrixOp::CheckFragment => {
+            address(i, f);
+            f(&mut i.b, 1, Role::Read);
+        }
         _ => {
             let Some(Fragments { a, b, d, value_rows, .. }) = Fragments::of_instruction(i) else {
                 return;
@@ -313,6 +328,9 @@ fn matrix(
             list(lists, i.a, a, value_rows, Role::Read, f);
             list(lists, i.b, b, value_rows, Role::Read, f);
             list(lists, i.c, d, value_rows, Role::Read, f);
+            if op == MatrixOp::MultiplySparse {
+                f(&mut i.e, 1, Role::Read);
+            }
             list(lists, i.d, d, value_rows, Role::Write, f);
         }
     }

@@ -1,6 +1,7 @@
 //! Shared memory of a block.
 
 use crate::shadow::{Shadow, State};
+use std::ops::Range;
 
 /// Unwritten bytes: NaN in every floating-point type.
 const POISON: u8 = 0xff;
@@ -18,17 +19,27 @@ pub struct SharedMemory {
     bytes: usize,
     /// Writes to each page; empty where nobody asks.
     versions: Vec<u64>,
+    /// Where bytes are zero at the start of a block.
+    zeros: Range<usize>,
 }
 
 impl SharedMemory {
-    /// Uninitialised memory. `versioned`: changes are counted.
-    pub fn new(bytes: usize, versioned: bool) -> Self {
-        SharedMemory {
+    /// Uninitialised memory but for a range of zeros. `versioned`: changes are counted.
+    pub fn new(bytes: usize, zeros: Range<usize>, versioned: bool) -> Self {
+        let mut memory = SharedMemory {
             data: vec![POISON; bytes + PADDING],
             states: vec![State::Unwritten as u8; bytes + PADDING],
             bytes,
             versions: vec![0; if versioned { bytes / PAGE_BYTES + 1 } else { 0 }],
-        }
+            zeros,
+        };
+        memory.write_zeros();
+        memory
+    }
+
+    fn write_zeros(&mut self) {
+        self.data[self.zeros.clone()].fill(0);
+        self.states[self.zeros.clone()].fill(State::Written as u8);
     }
 
     /// Whether changes are counted.
@@ -55,6 +66,7 @@ impl SharedMemory {
     pub fn reset(&mut self) {
         self.data.fill(POISON);
         self.states.fill(State::Unwritten as u8);
+        self.write_zeros();
     }
 
     /// Length.

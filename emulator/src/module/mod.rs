@@ -6,6 +6,7 @@ pub mod quote;
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::Code;
 use crate::report::source::SourceLocation;
+use crate::space::SYSTEM_SHARED_BYTES;
 use locations::Locations;
 use quote::quote;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -115,6 +116,8 @@ pub(crate) struct KernelData {
     /// `.minnctapersm`: blocks whose registers fit on a multiprocessor together.
     pub(crate) min_blocks: Option<u32>,
     pub(crate) static_shared_bytes: u32,
+    /// Offset of the system's part of shared memory, if the kernel uses it.
+    pub(crate) system_shared: Option<u32>,
     pub(crate) dynamic_shared_align: u32,
     /// Local memory of a thread: its own variables, and behind them what calls take.
     pub(crate) local_bytes: u32,
@@ -151,7 +154,12 @@ impl Kernel {
 
     /// Bytes of shared memory that the kernel declares itself.
     pub fn static_shared_bytes(&self) -> u32 {
-        self.data.static_shared_bytes
+        self.data.static_shared_bytes - self.system_shared_bytes()
+    }
+
+    /// Bytes of the system's part of shared memory, which counts for no limit, if the kernel uses it.
+    pub(crate) fn system_shared_bytes(&self) -> u32 {
+        if self.data.system_shared.is_some() { SYSTEM_SHARED_BYTES } else { 0 }
     }
 
     /// Bytes of local memory of each thread.

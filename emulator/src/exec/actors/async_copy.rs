@@ -3,16 +3,21 @@
 //! A copy has two moments. Its bytes land, as the schedule has it, anywhere between its issue and the
 //! wait that requires it. And it completes, for the thread that issued it, at that wait: until then its
 //! target counts as in flight, whether or not the bytes have landed.
+//!
+//! An arrival at a memory barrier that is to come behind copies comes as the schedule has it, too: with them,
+//! at the latest when somebody asks for the phase.
 
 use crate::exec::check::window::{Want, resolve};
 use crate::exec::state::bulk::Issuer;
 use crate::exec::state::context::{Access, Context, Flow, Stop};
-use crate::exec::state::copies::Copy;
+use crate::exec::state::copies::{Arrivals, Copy};
+use crate::exec::state::mbarrier::Misuse;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
-use crate::exec::values::registers::lanes;
+use crate::exec::values::registers::{LANES, lanes};
 use crate::memory::Refusal;
 use crate::memory::view::GlobalView;
+use crate::options::Schedule;
 use crate::report::FindingKind;
 use crate::shadow::State;
 use crate::space::Space;
@@ -34,6 +39,105 @@ pub fn complete(context: &mut Context<'_>, warp: &mut Warp, mask: u32, left: Opt
     copies.retain(|copy| copy.open != 0);
     warp.copies.copies = copies;
     flow
+}
+
+/// `cp.async.mbarrier.arrive`: lanes will arrive at barriers once the copies that they have issued so far
+/// have completed. `adds`: each of these arrivals is one more than the phase awaits.
+pub fn arrive_later(
+    context: &mut Context<'_>,
+    warp: &mut Warp,
+    barriers: [u32; LANES],
+    mask: u32,
+    adds: bool,
+) -> Flow {
+    for lane in lanes(mask) {
+        let address = barriers[lane];
+        context.race_mbarrier_used(warp, lane as u32, address);
+        let known = match adds {
+            true => context.mbarriers.await_more(address),
+            false => context.mbarriers.touch(address),
+        };
+        misused(context, (warp.pc, warp.id), lane, known)?;
+    }
+    let arrivals = Arrivals { pc: warp.pc, barriers, open: mask, copies: warp.copies.issued() };
+    warp.copies.arrivals.push(arrivals);
+    if context.environment.options.schedule == Schedule::Eager {
+        let last = warp.copies.arrivals.len() - 1;
+        arrive(context, warp, last, mask)?;
+    }
+    Ok(())
+}
+
+/// Lanes arrive: the copies before that have completed.
+fn arrive(context: &mut Context<'_>, warp: &mut Warp, index: usize, mask: u32) -> Flow {
+    let Arrivals { pc, barriers, copies: before, .. } = warp.copies.arrivals[index];
+    let mut copies = std::mem::take(&mut warp.copies.copies);
+    let mut flow = Ok(());
+    for copy in copies.iter_mut().filter(|copy| copy.number < before) {
+        let due = copy.open & mask;
+        if due != 0 && flow.is_ok() {
+            flow = land(context, warp, copy, due).and_then(|()| settle(context, warp, copy, due));
+        }
+    }
+    copies.retain(|copy| copy.open != 0);
+    warp.copies.copies = copies;
+    flow?;
+    context.deeds += 1;
+    let mut released = None;
+    for lane in lanes(mask) {
+        let address = barriers[lane];
+        if released.replace(address) != Some(address) {
+            context.race_release_to_mbarrier(warp.id, mask, address, false);
+        }
+        let result = context.mbarriers.arrive(address, 1, false).map(|_| ());
+        misused(context, (pc, warp.id), lane, result)?;
+    }
+    let arrivals = &mut warp.copies.arrivals;
+    arrivals[index].open &= !mask;
+    if arrivals[index].open == 0 {
+        arrivals.remove(index);
+    }
+    Ok(())
+}
+
+fn misused(context: &mut Context<'_>, (pc, warp): (u32, u32), lane: usize, result: Misuse<()>) -> Flow {
+    result.map_err(|message| {
+        context.report(FindingKind::MbarrierMisuse, pc, warp, lane as u32, |_| message);
+        Stop
+    })
+}
+
+/// Lets lanes of a warp arrive that have yet to do so, at a certain barrier or at any.
+pub fn arrive_all(
+    context: &mut Context<'_>,
+    warp: &mut Warp,
+    mask: u32,
+    barrier: Option<u32>,
+) -> Result<bool, Stop> {
+    let mut any = false;
+    let mut index = 0;
+    while let Some(arrivals) = warp.copies.arrivals.get(index) {
+        let at = |&lane: &usize| barrier.is_none_or(|barrier| arrivals.barriers[lane] == barrier);
+        let due = lanes(arrivals.open & mask).filter(at).fold(0, |due, lane| due | 1 << lane);
+        let left = arrivals.open & !due;
+        if due != 0 {
+            any = true;
+            arrive(context, warp, index, due)?;
+        }
+        index += usize::from(left != 0);
+    }
+    Ok(any)
+}
+
+/// Lets the lanes of one random instruction arrive.
+pub fn arrive_some(context: &mut Context<'_>, warp: &mut Warp) -> Flow {
+    let count = warp.copies.arrivals.len() as u64;
+    if count == 0 {
+        return Ok(());
+    }
+    let index = context.random.below(count) as usize;
+    let mask = warp.copies.arrivals[index].open;
+    arrive(context, warp, index, mask)
 }
 
 /// Lets one random copy land.

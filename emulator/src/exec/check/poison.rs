@@ -50,6 +50,7 @@ fn computes(op: Op) -> bool {
             | Op::ConvertHalfToF32
             | Op::ConvertTf32
             | Op::Carry(_)
+            | Op::FragmentPlace
     )
 }
 

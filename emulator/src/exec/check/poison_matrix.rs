@@ -6,7 +6,9 @@ use crate::exec::state::poison::{Cause, Origin, Poison, Taint};
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::registers::{LANES, lanes};
-use crate::isa::{FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Fragments, Instruction, MatrixOp};
+use crate::isa::{
+    FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Fragments, Instruction, MatrixOp, MatrixShape, VoltaShape,
+};
 use crate::shadow::State;
 use crate::space::Space;
 
@@ -36,13 +38,23 @@ pub fn touch(
             for lane in 0..LANES {
                 let row = 2 * (lane % 4);
                 for from in [4 * row + lane / 8, 4 * (row + 1) + lane / 8] {
-                    moved.join(&at(&source, from, 1 << lane));
+                    moved.join(&at_lane(&source, from, 1 << lane));
                 }
             }
             poison.write(i, !0, &moved);
             Taint::NONE
         }
+        MatrixOp::MultiplyVolta => multiply_volta(poison, i, lists),
         _ => match Fragments::of_instruction(i) {
+            Some(fragments) if op == MatrixOp::MultiplySparse => {
+                // Where values of A stand is used at once.
+                let shape = MatrixShape::decode(i.immediate);
+                let (first, count) = shape.metadata_lanes(usize::from(i.count));
+                let of_row = ((1u32 << count) - 1) << first;
+                let metadata = poison.of(i.e, 1).only(of_row * 0x1111_1111);
+                multiply(poison, i, lists, &fragments);
+                metadata
+            }
             Some(fragments) => multiply(poison, i, lists, &fragments),
             None => {
                 let read = poison.read(&w.registers, i);
@@ -54,7 +66,7 @@ pub fn touch(
 }
 
 /// What one lane has of a value, for other lanes.
-fn at(taint: &Taint, lane: usize, to: u32) -> Taint {
+fn at_lane(taint: &Taint, lane: usize, to: u32) -> Taint {
     match taint.mask >> lane & 1 {
         0 => Taint::NONE,
         _ => Taint::of(to, taint.origins[lane]),
@@ -70,14 +82,14 @@ fn multiply(poison: &mut Poison, i: &Instruction, lists: &[u32], fragments: &Fra
     for register in 0..a {
         let taint = poison.of(list(i.a, register), value_rows);
         for lane in lanes(taint.mask) {
-            of_row[lane / 4 + register % halves * 8].join(&at(&taint, lane, !0));
+            of_row[lane / 4 + register % halves * 8].join(&at_lane(&taint, lane, !0));
         }
     }
     let mut of_column = [Taint::NONE; 8];
     for register in 0..b {
         let taint = poison.of(list(i.b, register), value_rows);
         for lane in lanes(taint.mask) {
-            of_column[lane / 4].join(&at(&taint, lane, !0));
+            of_column[lane / 4].join(&at_lane(&taint, lane, !0));
         }
     }
     let per_row = if packed { 1 } else { 2 };
@@ -95,6 +107,26 @@ fn multiply(poison: &mut Poison, i: &Instruction, lists: &[u32], fragments: &Fra
             }
         }
         poison.set(list(i.d, register), value_rows, !0, &result);
+    }
+    Taint::NONE
+}
+
+/// The `mma` of m8n8k4 of f16: what a product has that is not defined, all of its results have.
+fn multiply_volta(poison: &mut Poison, i: &Instruction, lists: &[u32]) -> Taint {
+    let shape = VoltaShape::decode(i.immediate);
+    let mut results = Taint::NONE;
+    for (at, count) in [(i.a, VoltaShape::FACTOR), (i.b, VoltaShape::FACTOR), (i.c, shape.sums())] {
+        for &row in &lists[at as usize..][..count] {
+            let taint = poison.of(row, 1);
+            for lane in lanes(taint.mask) {
+                let product = VoltaShape::members(lane % 16 / 4);
+                let mask = product.into_iter().fold(0u32, |mask, lane| mask | 1 << lane);
+                results.join(&at_lane(&taint, lane, mask));
+            }
+        }
+    }
+    for &row in &lists[i.d as usize..][..shape.results()] {
+        poison.set(row, 1, !0, &results);
     }
     Taint::NONE
 }

@@ -158,6 +158,9 @@ impl<'a> Block<'a> {
             // The other fragments of the warp come first, then the other warps.
             Event::Yield | Event::Spin | Event::Ask => {
                 self.turn = (warp + usize::from(!random)) % self.warps.len();
+                if event == Event::Ask && !random {
+                    self.arrive_where_asked()?;
+                }
                 if event != Event::Yield {
                     return self.hope();
                 }
@@ -177,6 +180,7 @@ impl<'a> Block<'a> {
     fn land_some(&mut self) -> Result<(), Stop> {
         let warp = self.context.random.below(self.warps.len() as u64) as usize;
         async_copy::land_some(&mut self.context, &mut self.warps[warp])?;
+        async_copy::arrive_some(&mut self.context, &mut self.warps[warp])?;
         wgmma::run_next(&mut self.context, &mut self.warps[warp]);
         let loads = self.context.bulk.in_time().count() as u64;
         if loads != 0 {
@@ -391,7 +395,9 @@ fn special_row(
             Special::LaneMaskGt => !(bit | (bit - 1)),
             Special::LaneMaskGe => !(bit - 1),
             Special::DynamicSharedBytes => launch.shared_bytes,
-            Special::TotalSharedBytes => environment.shared_bytes,
+            Special::TotalSharedBytes => {
+                environment.shared_bytes - environment.kernel.system_shared_bytes()
+            }
             Special::SystemSharedBytes => SHARED_BASE,
             Special::Workspace { high } => (environment.workspace.0 >> if high { 32 } else { 0 }) as u32,
             Special::Zero => 0,

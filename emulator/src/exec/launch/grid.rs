@@ -163,11 +163,12 @@ impl<'a> Room<'a> {
         }
         limits::check_instructions(kernel)?;
         check_shape(kernel, launch)?;
-        let dynamic_offset =
-            kernel.static_shared_bytes().next_multiple_of(kernel.data.dynamic_shared_align.max(16));
+        let variables = kernel.data.static_shared_bytes;
+        let dynamic_offset = variables.next_multiple_of(kernel.data.dynamic_shared_align.max(16));
         let needs_dynamic = launch.shared_bytes > 0;
-        let base = if needs_dynamic { dynamic_offset } else { kernel.static_shared_bytes() };
-        let shared = u64::from(base) + u64::from(launch.shared_bytes);
+        let base = if needs_dynamic { dynamic_offset } else { variables };
+        let all = u64::from(base) + u64::from(launch.shared_bytes);
+        let shared = all - u64::from(kernel.system_shared_bytes());
         if shared > shared_limit {
             let target = kernel.module.target.clone();
             return Err(LaunchError::Shared {
@@ -177,10 +178,10 @@ impl<'a> Room<'a> {
                 target,
             });
         }
-        let bytes = [kernel.static_shared_bytes(), base, launch.shared_bytes];
+        let bytes = [variables, base, launch.shared_bytes];
         let regions = Regions::new(kernel.name(), launch.regions, bytes)?;
         debug_assert_eq!(SHARED_BASE % 1024, 0);
-        Ok(Room { dynamic_offset: base, shared_bytes: shared as u32, regions })
+        Ok(Room { dynamic_offset: base, shared_bytes: all as u32, regions })
     }
 }
 

@@ -20,6 +20,7 @@ const TARGETS: [(&str, u64); 10] = [
 /// What an instruction needs that not all of these targets have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
+    Sm72,
     Sm75,
     Sm80,
     Sm90,
@@ -31,6 +32,7 @@ impl Need {
     /// Whether the target of this name has it.
     fn is_met(self, target: &str) -> bool {
         match self {
+            Need::Sm72 => target != "sm_70",
             Need::Sm75 => !matches!(target, "sm_70" | "sm_72"),
             Need::Sm80 => !matches!(target, "sm_70" | "sm_72" | "sm_75"),
             Need::Sm90 => matches!(target, "sm_90" | "sm_90a"),
@@ -42,6 +44,7 @@ impl Need {
     /// The targets that have it, as errors say it.
     fn text(self) -> &'static str {
         match self {
+            Need::Sm72 => "sm_72 or newer",
             Need::Sm75 => "sm_75 or newer",
             Need::Sm80 => "sm_80 or newer",
             Need::Sm90 => "sm_90 or newer",
@@ -139,6 +142,13 @@ fn need_behind_volta(words: &[&str]) -> Option<Need> {
     let of_halves = words.last().is_some_and(|word| matches!(*word, "f16" | "f16x2"));
     match words[0] {
         "ldmatrix" | "movmatrix" | "tanh" => Some(Need::Sm75),
+        "wmma" => match words.iter().find(|word| word.starts_with('m') && word.len() > 4) {
+            Some(&"m16n16k8" | &"m8n8k4") => Some(Need::Sm80),
+            Some(&"m8n8k32" | &"m8n8k128") => Some(if has("and") { Need::Sm80 } else { Need::Sm75 }),
+            _ if of_bfloats => Some(Need::Sm80),
+            _ if ["s8", "u8", "s32"].iter().any(|word| has(word)) => Some(Need::Sm72),
+            _ => None,
+        },
         // That of 8 x 8 x 4 is the one of sm_70, and these are those of sm_75.
         "mma" if has("sp") => Some(Need::Sm80),
         "mma" => match words.iter().find(|word| word.starts_with('m') && word.len() > 3) {

@@ -1,7 +1,7 @@
 //! A block in which nothing moves: what may help, and what is reported if nothing does.
 
 use super::block::Block;
-use crate::exec::actors::bulk;
+use crate::exec::actors::{async_copy, bulk};
 use crate::exec::state::context::Stop;
 use crate::exec::state::mbarrier::Mbarrier;
 use crate::exec::state::warp::{State, Warp};
@@ -40,9 +40,25 @@ impl Block<'_> {
         Ok(true)
     }
 
-    /// Nothing is ready: lets a copy land, or those who wait for a phase give up. False if neither
-    /// helps.
+    /// Somebody has asked in vain for a phase: lets those arrive there who do so behind copies.
+    pub fn arrive_where_asked(&mut self) -> Result<(), Stop> {
+        let barrier = self.context.asked.take();
+        for warp in &mut self.warps {
+            async_copy::arrive_all(&mut self.context, warp, !0, barrier)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing is ready: lets those arrive who do so behind copies, a copy land, or those who wait for a
+    /// phase give up. False if nothing helps.
     pub fn unstick(&mut self) -> Result<bool, Stop> {
+        let mut any = false;
+        for warp in &mut self.warps {
+            any |= async_copy::arrive_all(&mut self.context, warp, !0, None)?;
+        }
+        if any {
+            return Ok(true);
+        }
         if !self.context.bulk.loads.is_empty() {
             let index = self.context.bulk.in_time().next().unwrap_or(0);
             bulk::land(&mut self.context, index)?;

@@ -45,6 +45,7 @@ fn issue(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) -> Flow {
         group: w.copies.open_group(),
         open: m,
         landed: 0,
+        number: w.copies.issued(),
     };
     c.statistics.async_copies += 1;
     start(c, w, &copy)?;

@@ -8,12 +8,13 @@
 
 use crate::exec::check::strong::Strength;
 use crate::exec::check::window::{Want, addresses, resolve};
-use crate::exec::state::context::{Context, Flow};
+use crate::exec::state::context::{Context, Flow, Stop};
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::half::{Bfloat, Format, Half};
-use crate::exec::values::registers::{LANES, Registers, Row};
-use crate::isa::{FLAG_TRANSPOSE, Instruction, MatrixOp};
+use crate::exec::values::registers::{LANES, Registers, Row, lanes};
+use crate::isa::{ATOMIC_SPACES, FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Instruction, LanePlace, MatrixOp};
+use crate::report::FindingKind;
 use crate::shadow::global::Touch;
 use crate::space::Space;
 
@@ -24,6 +25,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Matri
     match op {
         MatrixOp::LoadMatrix => return transfer(c, w, i, m, false),
         MatrixOp::StoreMatrix => return transfer(c, w, i, m, true),
+        MatrixOp::CheckFragment => return check_fragment(c, w, i, m),
         MatrixOp::MoveTransposed => move_transposed(&mut w.registers, i, m),
         MatrixOp::M16N8K16Bf16 => multiply16::<Bfloat, 16>(&mut w.registers, i, m, lists),
         MatrixOp::M16N8K16F16 => multiply16::<Half, 16>(&mut w.registers, i, m, lists),
@@ -34,10 +36,66 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Matri
         MatrixOp::M16N8K32Bytes => multiply8::<16, 32>(&mut w.registers, i, m, lists),
         MatrixOp::M16N8K16Bytes => multiply8::<16, 16>(&mut w.registers, i, m, lists),
         MatrixOp::M8N8K16Bytes => multiply8::<8, 16>(&mut w.registers, i, m, lists),
+        MatrixOp::MultiplyVolta => super::volta::run(&mut w.registers, i, m, lists),
+        MatrixOp::MultiplySparse => super::sparse::run(c, w, i, m)?,
         MatrixOp::Multiply => super::multiply::run(&mut w.registers, i, m, lists),
     }
     c.statistics.matrix_instructions += 1;
     Ok(())
+}
+
+/// Before `wmma` loads or stores: the address and the stride are those of all lanes, and the address is
+/// aligned as PTX wants it ("Matrix Storage for WMMA"); of strides it is asked what the hardware needs: 16
+/// bytes.
+#[cold]
+fn check_fragment(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) -> Flow {
+    let (addresses, strides) = (addresses(w, i), *w.registers.row32(i.b));
+    let first = m.trailing_zeros() as usize & 31;
+    let (address, stride) = (addresses[first], strides[first]);
+    if let Some(lane) = lanes(m).find(|&lane| addresses[lane] != address || strides[lane] != stride) {
+        c.report(FindingKind::InvalidOperand, w.pc, w.id, lane as u32, |_| {
+            format!(
+                "address {:#x} and stride {} in lane {lane}, but {address:#x} and {stride} in lane {first}; \
+                 all lanes must have the same",
+                addresses[lane], strides[lane]
+            )
+        });
+        return Err(Stop);
+    }
+    let align = u64::from(i.count);
+    if !address.is_multiple_of(align) {
+        let space = match ATOMIC_SPACES[i.e as usize] {
+            Space::Generic => Space::of_address(address).unwrap_or(Space::Generic),
+            space => space,
+        };
+        c.report(FindingKind::Misaligned { space }, w.pc, w.id, first as u32, |_| {
+            format!("a matrix at {address:#x}, which is no multiple of {align}, the bytes of a fragment")
+        });
+    }
+    let (bytes, align) = (u64::from(stride) * u64::from(i.c) / 8, align.min(16));
+    if !bytes.is_multiple_of(align) {
+        c.report(FindingKind::InvalidOperand, w.pc, w.id, first as u32, |_| {
+            format!(
+                "a stride of {stride} elements, {bytes} bytes, which is no multiple of {align} bytes"
+            )
+        });
+        return Err(Stop);
+    }
+    Ok(())
+}
+
+/// Where a lane's part of a matrix is.
+pub fn fragment_place(r: &mut Registers, i: &Instruction, m: u32) {
+    let (place, strides) = (LanePlace::decode(i.c), *r.row32(i.b));
+    let offset =
+        |lane: usize| place.offset(lane, strides[lane]).wrapping_add(i64::from(i.immediate) as u64);
+    if i.has(FLAG_WIDE_ADDRESS) {
+        let base = *r.row64(i.a);
+        r.set64(i.d, m, &std::array::from_fn(|lane| base[lane].wrapping_add(offset(lane))));
+    } else {
+        let base = *r.row32(i.a);
+        r.set32(i.d, m, &std::array::from_fn(|lane| base[lane].wrapping_add(offset(lane) as u32)));
+    }
 }
 
 /// `movmatrix`: four lanes hold a row of the matrix, two elements a lane.

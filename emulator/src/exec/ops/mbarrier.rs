@@ -1,6 +1,6 @@
 //! `mbarrier`, lane after lane.
 
-use crate::exec::actors::bulk;
+use crate::exec::actors::{async_copy, bulk};
 use crate::exec::check::window::addresses;
 use crate::exec::state::context::{Access, Context, Stop};
 use crate::exec::state::mbarrier::{MBARRIER_BYTES, Misuse};
@@ -39,6 +39,9 @@ pub fn run(
     op: MbarrierOp,
 ) -> Result<(), Stop> {
     let addresses = barriers(c, w, i, m)?;
+    if op == MbarrierOp::ArriveCopies {
+        return async_copy::arrive_later(c, w, addresses, m, !i.has(FLAG_OPTIONAL));
+    }
     let values = if i.has(FLAG_OPTIONAL) { *w.registers.row32(i.b) } else { [1; LANES] };
     let mut tokens = [0; LANES];
     let mut released = None;
@@ -46,7 +49,7 @@ pub fn run(
         let (address, value) = (addresses[lane], values[lane]);
         let arrives =
             matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect);
-        let arrives = arrives || matches!(op, MbarrierOp::CompleteStore | MbarrierOp::ArriveCopies);
+        let arrives = arrives || op == MbarrierOp::CompleteStore;
         if arrives && released.replace(address) != Some(address) {
             c.race_release_to_mbarrier(w.id, m, address, i.has(FLAG_RELAXED));
         }
@@ -58,9 +61,6 @@ pub fn run(
             MbarrierOp::Invalidate => c.mbarriers.invalidate(address),
             MbarrierOp::Expect => c.mbarriers.expect(address, value),
             MbarrierOp::Complete | MbarrierOp::CompleteStore => c.mbarriers.complete(address, value),
-            // The phase awaits one arrival more, which comes now.
-            MbarrierOp::ArriveCopies if !i.has(FLAG_OPTIONAL) => c.mbarriers.touch(address),
-            MbarrierOp::ArriveCopies => c.mbarriers.arrive(address, 1, false).map(|_| ()),
             MbarrierOp::ArriveExpect => c
                 .mbarriers
                 .expect(address, value)
@@ -107,6 +107,7 @@ pub fn poll(
         let mut asked = ask(c, w, i, op, lane, address);
         if asked == Ok(false) {
             bulk::land_awaited(c, address)?;
+            c.asked = Some(address);
             asked = ask(c, w, i, op, lane, address);
         }
         if checked(c, w, lane, asked)? {

@@ -17,4 +17,6 @@ pub mod moves;
 pub mod multiply;
 pub mod rare;
 pub mod shuffle;
+pub mod sparse;
 pub mod tensor_map;
+pub mod volta;

@@ -27,7 +27,7 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, lists: &[u32]) {
                 for k in 0..shape.k {
                     let left = element(r, list_a, (shape.a, shape.rows / 8), (row, k));
                     let right = element(r, list_b, (shape.b, 1), (column, k));
-                    sum = accumulate(shape.xors, sum, left, right);
+                    sum = accumulate(shape.xors, shape.rounding, sum, left, right);
                 }
                 bits_of(shape.d, sum, shape.clamps)
             };

@@ -18,8 +18,9 @@ use crate::options::{Launch, Options, Schedule};
 use crate::report::trace::Trace;
 use crate::report::{Finding, FindingKind, Statistics};
 use crate::shadow::race::Race;
-use crate::space::{Address, PARAM_WINDOW, SHARED_BASE, Space};
+use crate::space::{Address, PARAM_WINDOW, SHARED_BASE, SYSTEM_SHARED_ZEROS, Space};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The block cannot go on; why is among its findings.
@@ -119,6 +120,8 @@ pub struct Context<'a> {
     pub random: Random,
     /// How often it did what may end somebody's wait.
     pub deeds: u64,
+    /// The memory barrier that was last asked in vain.
+    pub asked: Option<u32>,
     /// Whether it has allowed the next grid to start,
     pub allows_next_grid: bool,
     /// and was the last to do so, just now.
@@ -151,6 +154,12 @@ fn new_race(environment: &Environment<'_>) -> Option<Race> {
     })
 }
 
+/// What of shared memory is zero at the start of a block.
+fn zeros(environment: &Environment<'_>) -> Range<usize> {
+    let start = environment.kernel.data.system_shared;
+    start.map_or(0..0, |start| start as usize..(start + SYSTEM_SHARED_ZEROS) as usize)
+}
+
 impl<'a> Context<'a> {
     pub fn new(environment: &'a Environment<'a>, number: u64) -> Self {
         Context {
@@ -159,6 +168,7 @@ impl<'a> Context<'a> {
             number,
             shared: SharedMemory::new(
                 environment.shared_bytes as usize,
+                zeros(environment),
                 environment.code().asynchronous,
             ),
             barriers: Barriers::default(),
@@ -169,6 +179,7 @@ impl<'a> Context<'a> {
             race: new_race(environment),
             random: environment.random(number),
             deeds: 0,
+            asked: None,
             allows_next_grid: false,
             lets_next_grid_start: false,
             awaits_grid: false,
@@ -195,6 +206,7 @@ impl<'a> Context<'a> {
         self.shared.reset();
         self.barriers = Barriers::default();
         self.mbarriers = Mbarriers::default();
+        self.asked = None;
         self.bulk = BulkQueue::default();
         self.warpgroups =
             Warpgroups::new(&self.environment.kernel.data, self.environment.threads().div_ceil(32));

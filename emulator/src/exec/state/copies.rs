@@ -24,6 +24,21 @@ pub struct Copy {
     pub open: u32,
     /// Lanes whose bytes have landed.
     pub landed: u32,
+    /// How many copies of the warp came before it.
+    pub number: u64,
+}
+
+/// Arrivals at memory barriers that come when the copies before them have completed.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    /// The instruction.
+    pub pc: u32,
+    /// The barrier of each lane.
+    pub barriers: [u32; LANES],
+    /// Lanes that have not arrived.
+    pub open: u32,
+    /// Copies that were issued before.
+    pub copies: u64,
 }
 
 /// The copies of a warp in the order of issue.
@@ -31,8 +46,12 @@ pub struct Copy {
 pub struct CopyQueue {
     /// Those of which lanes have not completed.
     pub copies: Vec<Copy>,
+    /// Arrivals that have not come, in the order of issue.
+    pub arrivals: Vec<Arrivals>,
     /// Groups that each lane has committed.
     committed: [u32; LANES],
+    /// Copies issued.
+    issued: u64,
 }
 
 impl CopyQueue {
@@ -53,7 +72,13 @@ impl CopyQueue {
 
     /// Appends a copy.
     pub fn push(&mut self, copy: Copy) {
+        self.issued = copy.number + 1;
         self.copies.push(copy);
+    }
+
+    /// Copies issued so far.
+    pub fn issued(&self) -> u64 {
+        self.issued
     }
 
     /// Ends the open group of some lanes.

@@ -119,6 +119,16 @@ impl Mbarriers {
         Ok(token)
     }
 
+    /// The phase awaits one arrival more.
+    pub fn await_more(&mut self, address: u32) -> Misuse<()> {
+        let barrier = self.find(address)?;
+        if barrier.pending == MAX_COUNT {
+            return Err(format!("a phase awaits no more than {MAX_COUNT} arrivals"));
+        }
+        barrier.pending += 1;
+        Ok(())
+    }
+
     /// Looks for the barrier, at which nothing changes.
     pub fn touch(&mut self, address: u32) -> Misuse<()> {
         self.find(address).map(|_| ())

@@ -2,7 +2,8 @@
 
 use crate::exec::values::registers::{LANES, Registers, lanes};
 use crate::isa::operands::{Role, visit, visit_predicates};
-use crate::isa::{Code, FLAG_NEGATE_SOURCE, Instruction, IntegerOp, Op, WgmmaOp};
+use crate::isa::types::combine;
+use crate::isa::{Code, FLAG_NEGATE_SOURCE, Instruction, IntegerOp, Op, PredicateOp, WgmmaOp};
 use crate::space::Space;
 use std::collections::HashMap;
 
@@ -218,8 +219,34 @@ impl Poison {
                 IntegerOp::Permute => self.permuted_away(registers, i),
                 _ => 0,
             },
+            Op::Predicate(op) => self.decided(registers, i, op),
+            // The predicate that the comparison is combined with.
+            Op::Compare(_) => {
+                let c = registers.predicate(i.c) ^ if i.has(FLAG_NEGATE_SOURCE) { !0 } else { 0 };
+                let defined = !self.predicate(i.c).mask;
+                match i.immediate {
+                    combine::AND => !c & defined,
+                    combine::OR => c & defined,
+                    _ => 0,
+                }
+            }
             _ => 0,
         }
+    }
+
+    /// Lanes in which one of two predicates decides alone, and is defined.
+    fn decided(&self, registers: &Registers, i: &Instruction, op: PredicateOp) -> u32 {
+        let negated = [i.has(FLAG_NEGATE_SOURCE), i.immediate != 0];
+        let decides = |index: u32, negated: bool| {
+            let value = registers.predicate(index) ^ if negated { !0 } else { 0 };
+            let decides = match op {
+                PredicateOp::And => !value,
+                PredicateOp::Or => value,
+                PredicateOp::Move | PredicateOp::Not | PredicateOp::Xor => 0,
+            };
+            decides & !self.predicate(index).mask
+        };
+        decides(i.a, negated[0]) | decides(i.b, negated[1])
     }
 
     /// Lanes in which a permutation takes no byte of what is not defined.

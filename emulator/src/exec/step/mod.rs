@@ -15,7 +15,7 @@ use crate::exec::state::warp::{ASK, Fragment, NONE, SPIN, State, Warp};
 use crate::exec::values::registers::lanes;
 use crate::isa::{
     BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_GUARD,
-    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, MbarrierOp, Op, ROW_SINK,
+    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, Op, ROW_SINK,
 };
 use crate::report::FindingKind;
 use crate::space::Space;
@@ -235,12 +235,7 @@ impl Runner<'_, '_> {
                 ops::moves::clock(&mut self.warp.registers, i, m, now, i.op == Op::Clock64);
             }
             Op::Mbarrier(op) if op.polls() => return self.poll(i, m, op),
-            Op::Mbarrier(op) => {
-                if op == MbarrierOp::ArriveCopies {
-                    async_copy::complete(self.context, self.warp, m, None)?;
-                }
-                ops::mbarrier::run(self.context, self.warp, i, m, op)?;
-            }
+            Op::Mbarrier(op) => ops::mbarrier::run(self.context, self.warp, i, m, op)?,
             Op::Bulk(op) => ops::bulk::run(self.context, self.warp, i, m, op)?,
             Op::Wgmma(op) => return self.wgmma(i, m, op),
             Op::Fence => self.context.fence(self.warp.id, Strength::of(i)),
@@ -268,6 +263,7 @@ impl Runner<'_, '_> {
                 return Err(Stop);
             }
             Op::Nop => {}
+            Op::FragmentPlace => ops::matrix::fragment_place(&mut self.warp.registers, i, m),
             Op::Rare(op) => ops::rare::run(&mut self.warp.registers, i, m, op),
             Op::IsConstant => {
                 let addresses = *self.warp.registers.row64(i.a);
@@ -340,6 +336,7 @@ impl Runner<'_, '_> {
 
     fn exit(&mut self, m: u32) -> Result<Next, Stop> {
         async_copy::complete(self.context, self.warp, m, None)?;
+        async_copy::arrive_all(self.context, self.warp, m, None)?;
         if self.warp.live & !m == 0 {
             self.context.flight_exit(self.warp)?;
         }

@@ -202,9 +202,10 @@ impl Shape {
             MatrixOp::M16N8K4Tf32 => (2, 1, 4, tf32),
             MatrixOp::LoadMatrix | MatrixOp::StoreMatrix | MatrixOp::MoveTransposed => return None,
             // Of these nothing is traced.
-            MatrixOp::Multiply => return None,
+            MatrixOp::Multiply | MatrixOp::MultiplySparse | MatrixOp::MultiplyVolta => return None,
             // Integers are never NaN.
             MatrixOp::M16N8K32Bytes | MatrixOp::M16N8K16Bytes | MatrixOp::M8N8K16Bytes => return None,
+            MatrixOp::CheckFragment => return None,
         };
         Some(Shape { a, b, k, format })
     }

@@ -3,7 +3,8 @@
 use super::fp8::Fp8;
 use super::half::{Bfloat, Half};
 use super::registers::Registers;
-use crate::isa::MatrixType;
+use super::rounding::fma_to_one_side;
+use crate::isa::{MatrixType, Rounding};
 
 /// An element.
 #[derive(Clone, Copy, Debug)]
@@ -47,8 +48,13 @@ pub fn bits_of(ty: MatrixType, value: Number, clamps: bool) -> u64 {
 }
 
 /// One more product. `xors`: of two bits, the exclusive or.
-pub fn accumulate(xors: bool, sum: Number, a: Number, b: Number) -> Number {
+pub fn accumulate(xors: bool, rounding: Rounding, sum: Number, a: Number, b: Number) -> Number {
     match (sum, a, b) {
+        (Number::Double(sum), Number::Double(a), Number::Double(b))
+            if rounding != Rounding::NearestEven =>
+        {
+            Number::Double(fma_to_one_side(a, b, sum, rounding))
+        }
         (Number::Single(sum), Number::Single(a), Number::Single(b)) => Number::Single(a.mul_add(b, sum)),
         (Number::Double(sum), Number::Double(a), Number::Double(b)) => Number::Double(a.mul_add(b, sum)),
         (Number::Integer(sum), Number::Integer(a), Number::Integer(b)) => {

@@ -8,7 +8,7 @@ use crate::exec::state::warp::Warp;
 use crate::exec::state::wgmma::Pending;
 use crate::exec::values::matrix::{Number, accumulate, bits_of, element, number};
 use crate::exec::values::registers::LANES;
-use crate::isa::{MatrixType, WgmmaShape};
+use crate::isa::{MatrixType, Rounding, WgmmaShape};
 
 /// The opposite of a number.
 fn negative(value: Number) -> Number {
@@ -51,7 +51,8 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
                 let line = (lane / 4 + 8 * half) * k;
                 let pairs = left[line..line + k].iter().zip(&right[column * k..column * k + k]);
                 let start = number(shape.d, u64::from(before));
-                let sum = pairs.fold(start, |sum, (&a, &b)| accumulate(false, sum, a, b));
+                let sum = pairs
+                    .fold(start, |sum, (&a, &b)| accumulate(false, Rounding::NearestEven, sum, a, b));
                 bits_of(shape.d, sum, shape.clamps) as u32
             };
             match packed {

@@ -34,7 +34,7 @@
 //! let data = memory.allocate(128);
 //! memory.write(data, &[1; 128])?;
 //! let params = &data.to_le_bytes();
-//! let shape = Launch { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, regions: &[], params };
+//! let shape = Launch { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, regions: &[], cluster: None, params };
 //! let kernel = module.kernel("double").expect("the entry above");
 //! let report = launch(kernel, &memory, &shape, &Options::default())?;
 //! assert!(report.findings.is_empty());

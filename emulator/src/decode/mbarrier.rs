@@ -2,8 +2,8 @@
 
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::isa::{
-    FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, IntegerOp,
-    MbarrierOp, Op, ROW_SINK,
+    FLAG_BLOCK, FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, FLAG_WIDE_ADDRESS, IN_CLUSTER, Instruction,
+    IntegerOp, LATER, MbarrierOp, OF_CLUSTER, Op, ROW_SINK,
 };
 use crate::parse::operand::{Operand, Scalar};
 use crate::parse::scope::Class;
@@ -11,14 +11,19 @@ use crate::space::Space;
 
 /// Decodes the family.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let mut flags = FLAG_GENERIC;
+    let (mut flags, mut e) = (FLAG_GENERIC, 0);
     let mut words = Vec::with_capacity(4);
     for &modifier in s.modifiers() {
         match modifier {
-            "shared" | "shared::cta" | "shared::cluster" => flags &= !FLAG_GENERIC,
+            "shared" | "shared::cta" => flags &= !FLAG_GENERIC,
+            "shared::cluster" => {
+                flags &= !FLAG_GENERIC;
+                e |= OF_CLUSTER;
+            }
             "relaxed" => flags |= FLAG_RELAXED,
-            // The scope is the block, whatever it says: a cluster has one.
-            "release" | "acquire" | "cta" | "cluster" => {}
+            "cta" => flags |= FLAG_BLOCK,
+            "cluster" => e |= IN_CLUSTER,
+            "release" | "acquire" => {}
             word => words.push(word),
         }
     }
@@ -40,6 +45,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         _ => return Err(UNSUPPORTED),
     };
     instruction.flags |= flags;
+    instruction.e = e;
     Ok(instruction)
 }
 
@@ -107,14 +113,32 @@ pub fn store<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructi
         .collect::<Result<Vec<_>>>()?;
     let list = b.list(&rows);
     let (address, offset, wide) = b.address(s, 0)?;
-    let flags = FLAG_STRONG | if wide { FLAG_WIDE_ADDRESS } else { 0 };
-    let instruction = with_rows(Op::Store(Space::Shared), list, &[address, bits / 8]);
+    let flags = if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    let instruction = with_rows(Op::Store(Space::Cluster), list, &[address, bits / 8, 0, LATER]);
     b.emit_guarded(Instruction { flags, count: length as u8, immediate: offset, ..instruction });
-    let (barrier, offset, wide) = b.address(s, 2)?;
-    let bytes = b.constant(u64::from(bits) / 8 * length as u64, false)?;
+    complete(s, b, 2, (bits / 8 * length as u32, LATER))
+}
+
+/// `red.async{.relaxed}{.cluster}.op{.shared::cluster}.mbarrier::complete_tx::bytes.type [a], value, [barrier];` It
+/// adds at once, and then counts the bytes as arrived.
+pub fn reduce<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let (instruction, bits) = super::atomic::asynchronous(s, b)?;
+    b.emit_guarded(instruction);
+    complete(s, b, 2, (bits / 8, 0))
+}
+
+/// Bytes arrive at the barrier that an operand names.
+fn complete<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    operand: usize,
+    (bytes, later): (u32, u32),
+) -> Result<Instruction> {
+    let (barrier, offset, wide) = b.address(s, operand)?;
+    let bytes = b.constant(u64::from(bytes), false)?;
     let instruction = with_rows(Op::Mbarrier(MbarrierOp::CompleteStore), ROW_SINK, &[barrier, bytes]);
     let flags = FLAG_OPTIONAL | if wide { FLAG_WIDE_ADDRESS } else { 0 };
-    Ok(Instruction { flags, immediate: offset, ..instruction })
+    Ok(Instruction { flags, immediate: offset, e: OF_CLUSTER | later, ..instruction })
 }
 
 /// `[address]` at operand `first`, and perhaps a value of so many bits behind it.

@@ -20,7 +20,7 @@ pub enum MbarrierOp {
     Expect,
     /// Counts `b` bytes as arrived.
     Complete,
-    /// The same of bytes that the thread has just stored: who waits for the phase sees them.
+    /// The same of bytes that the thread has just stored, or added: who waits for the phase sees them.
     CompleteStore,
     /// Arrives when all `cp.async` of the thread have completed, which is now; with the optional operand,
     /// which has no meaning, by one of the arrivals that the phase awaits, else by one of its own.
@@ -59,6 +59,8 @@ pub enum BulkOp {
     StoreTensor,
     /// Bytes to shared memory.
     Load,
+    /// Bytes of the block's shared memory, at shared address `b`, to that of a block of the cluster.
+    LoadShared,
     /// Bytes from shared memory, or added to it.
     Store,
     /// Ends the open group of stores.

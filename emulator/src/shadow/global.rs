@@ -18,6 +18,7 @@
 //! forgotten. Of a bulk load nothing is kept: it is a finding only if it comes second.
 
 use super::knowledge::Foreign;
+use super::lanes::LANES;
 use super::orders::Scope;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
@@ -85,12 +86,17 @@ pub enum Order {
     Ended,
 }
 
-/// Which actors are those of a grid.
+/// Which actors are those of a grid: of each cluster its warps, block after block, and then for each of their
+/// lanes its bulk stores.
 #[derive(Clone, Copy, Debug)]
 pub struct Actors {
-    /// The first of its first block.
+    /// The first of its first cluster.
     pub first: u32,
-    /// How many each of its blocks has.
+    /// How many each of its clusters has.
+    pub of_cluster: u32,
+    /// Warps of a cluster,
+    pub warps: u32,
+    /// and of a block.
     pub of_block: u32,
 }
 
@@ -100,10 +106,14 @@ impl Actors {
         all.partition_point(|grid| grid.first <= actor).saturating_sub(1)
     }
 
-    /// The number of an actor's block in the grid, and its own in the block.
-    pub fn block(self, actor: u32) -> (u32, u32) {
+    /// The number of an actor's cluster in the grid, its warp there, and whether it is a bulk store of that.
+    pub fn warp(self, actor: u32) -> (u32, u32, bool) {
         let number = actor.wrapping_sub(self.first);
-        (number / self.of_block, number % self.of_block)
+        let (cluster, number) = (number / self.of_cluster, number % self.of_cluster);
+        match number.checked_sub(self.warps) {
+            None => (cluster, number, false),
+            Some(lane) => (cluster, lane / LANES as u32, true),
+        }
     }
 }
 
@@ -292,13 +302,17 @@ impl<F: Fn(Access) -> Order> Step<'_, F> {
 
     /// Whether both are strong, and each is for the other.
     fn may_meet(&self, a: Access, b: Access) -> bool {
-        let block = |access: Access| {
+        let place = |access: Access| {
             let grid = Actors::grid(self.grids, access.actor);
-            (grid, self.grids[grid].block(access.actor).0)
+            let (cluster, warp, _) = self.grids[grid].warp(access.actor);
+            ((grid, cluster), warp / self.grids[grid].of_block)
         };
         match (a.manner, b.manner) {
             (Manner::Strong(Scope::Launch), Manner::Strong(Scope::Launch)) => true,
-            (Manner::Strong(_), Manner::Strong(_)) => block(a) == block(b),
+            (Manner::Strong(Scope::Block), Manner::Strong(_)) | (Manner::Strong(_), Manner::Strong(Scope::Block)) => {
+                place(a) == place(b)
+            }
+            (Manner::Strong(_), Manner::Strong(_)) => place(a).0 == place(b).0,
             _ => false,
         }
     }
@@ -399,8 +413,12 @@ mod tests {
         Some((meeting.other.actor, meeting.wrote))
     }
 
+    fn actors(first: u32, of_block: u32) -> Actors {
+        Actors { first, of_cluster: of_block, warps: of_block, of_block }
+    }
+
     fn one_grid(of_block: u32) -> GlobalRace {
-        GlobalRace::new(vec![Actors { first: 0, of_block }])
+        GlobalRace::new(vec![actors(0, of_block)])
     }
 
     const PLAIN: Manner = Manner::Plain;
@@ -470,10 +488,11 @@ mod tests {
 
     #[test]
     fn each_grid_has_blocks_of_its_own() {
-        let grids = [Actors { first: 0, of_block: 2 }, Actors { first: 6, of_block: 3 }];
+        let grids = [actors(0, 2), actors(6, 3)];
         let block = |actor| {
             let grid = Actors::grid(&grids, actor);
-            (grid, grids[grid].block(actor))
+            let (block, warp, _) = grids[grid].warp(actor);
+            (grid, (block, warp))
         };
         assert_eq!([0, 5, 6, 10].map(block), [(0, (0, 0)), (0, (2, 1)), (1, (0, 0)), (1, (1, 1))]);
         let mut race = GlobalRace::new(grids.to_vec());

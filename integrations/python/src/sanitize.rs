@@ -166,7 +166,7 @@ impl Given<'_> {
         let addresses: Vec<Address> = self.buffers.iter().map(allocate).collect();
         let params = self.params(&memory, &addresses)?;
         let (grid, block, shared_bytes) = self.shape;
-        let shape = Launch { grid, block, shared_bytes, regions: &[], params: &params };
+        let shape = Launch { grid, block, shared_bytes, regions: &[], cluster: None, params: &params };
         let report = launch(self.kernel, &memory, &shape, options)
             .map_err(|error| Failure::argument(error.to_string()))?;
         let left = |(&address, (bytes, _)): (&Address, &BufferText)| {

@@ -6,13 +6,21 @@ use crate::exec::state::context::{Access, Context, Stop};
 use crate::exec::state::mbarrier::{MBARRIER_BYTES, Misuse};
 use crate::exec::state::warp::Warp;
 use crate::exec::values::registers::{LANES, lanes};
-use crate::isa::{FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, Instruction, MbarrierOp};
+use crate::isa::{
+    FLAG_BLOCK, FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, Instruction, LATER, MbarrierOp, OF_CLUSTER,
+    ROW_SINK,
+};
 use crate::report::FindingKind;
-use crate::space::Space;
+use crate::shadow::orders::Scope;
+use crate::space::{RANK_SHIFT, Space};
 
 /// The shared address of each lane's barrier.
-fn barriers(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32) -> Result<[u32; LANES], Stop> {
-    let space = if i.has(FLAG_GENERIC) { Space::Generic } else { Space::Shared };
+pub fn barriers(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32) -> Result<[u32; LANES], Stop> {
+    let space = match i.has(FLAG_GENERIC) {
+        true => Space::Generic,
+        false if i.e & OF_CLUSTER != 0 => Space::Cluster,
+        false => Space::Shared,
+    };
     let addresses = addresses(w, i);
     let mut found = [0; LANES];
     for lane in lanes(m) {
@@ -30,6 +38,34 @@ fn checked<T>(c: &mut Context<'_>, w: &Warp, lane: usize, result: Misuse<T>) -> 
     })
 }
 
+/// Whom an operation is for: what names no scope counts for the cluster, as GPUs have it.
+fn scope(i: &Instruction) -> Scope {
+    if i.has(FLAG_BLOCK) { Scope::Block } else { Scope::Cluster }
+}
+
+/// What is done with a barrier of another block: all that gives nothing back.
+fn check_block(
+    c: &mut Context<'_>,
+    w: &Warp,
+    i: &Instruction,
+    (lane, address): (usize, u32),
+    op: MbarrierOp,
+) -> Result<(), Stop> {
+    let may = match op {
+        MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect => i.d == ROW_SINK,
+        MbarrierOp::Expect | MbarrierOp::Complete | MbarrierOp::CompleteStore => true,
+        _ => false,
+    };
+    if may || address >> RANK_SHIFT == c.environment.cluster.rank(w.id) {
+        return Ok(());
+    }
+    let place = c.shared_place(address);
+    c.report(FindingKind::MbarrierMisuse, w.pc, w.id, lane as u32, |_| {
+        format!("of the mbarrier at {place}: of another block only arrivals without a state, and counts of bytes")
+    });
+    Err(Stop)
+}
+
 /// Everything but polls.
 pub fn run(
     c: &mut Context<'_>,
@@ -44,11 +80,13 @@ pub fn run(
     let mut released = None;
     for lane in lanes(m) {
         let (address, value) = (addresses[lane], values[lane]);
+        check_block(c, w, i, (lane, address), op)?;
         let arrives =
             matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect);
-        let arrives = arrives || matches!(op, MbarrierOp::CompleteStore | MbarrierOp::ArriveCopies);
+        let arrives = arrives || op == MbarrierOp::ArriveCopies;
+        let arrives = arrives || op == MbarrierOp::CompleteStore && i.e & LATER == 0;
         if arrives && released.replace(address) != Some(address) {
-            c.race_release_to_mbarrier(w.id, m, address, i.has(FLAG_RELAXED));
+            c.race_release_to_mbarrier((w.id, m), address, scope(i), i.has(FLAG_RELAXED));
         }
         if op != MbarrierOp::Init {
             c.race_mbarrier_used(w, lane as u32, address);
@@ -103,6 +141,7 @@ pub fn poll(
     let mut arrivals = u32::MAX;
     for lane in lanes(m) {
         let address = addresses[lane];
+        check_block(c, w, i, (lane, address), op)?;
         c.race_mbarrier_used(w, lane as u32, address);
         let mut asked = ask(c, w, i, op, lane, address);
         if asked == Ok(false) {
@@ -112,7 +151,7 @@ pub fn poll(
         if checked(c, w, lane, asked)? {
             complete |= 1 << lane;
             if acquired.replace(address) != Some(address) {
-                let known = c.race_acquire_from_mbarrier(w.id, address, i.has(FLAG_RELAXED));
+                let known = c.race_acquire_from_mbarrier(w.id, address, (!i.has(FLAG_RELAXED)).then(|| scope(i)));
                 arrivals = arrivals.min(known);
             }
         } else if waits.is_none() {

@@ -105,7 +105,9 @@ pub enum LaunchError {
         cluster: [u32; 3],
     },
     /// A cluster that is not as the kernel demands.
-    #[error("{kernel}: cluster: expected {expected:?} blocks, which .reqnctapercluster demands, got {got:?}")]
+    #[error(
+        "{kernel}: cluster: expected {expected:?} blocks, which .reqnctapercluster demands, got {got:?}"
+    )]
     RequiredCluster {
         /// The kernel.
         kernel: String,

@@ -11,6 +11,8 @@ mod atomic;
 mod bulk;
 #[path = "calls.rs"]
 mod calls;
+#[path = "clusters.rs"]
+mod clusters;
 #[path = "control.rs"]
 mod control;
 #[path = "convert.rs"]

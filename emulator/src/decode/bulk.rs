@@ -3,8 +3,8 @@
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction, Op, ReduceOp, bulk_list,
-    map_field,
+    BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction, Op, ReduceOp,
+    bulk_list, map_field,
 };
 use crate::parse::operand::{Operand, Scalar};
 use crate::parse::scope::Class;
@@ -126,7 +126,9 @@ fn read_modifiers<'a>(words: &[&'a str]) -> Result<Modifiers<'a>> {
     }
     (modifiers.to_shared, modifiers.from_shared) = match spaces[..] {
         ["shared::cluster" | "shared::cta", "global"] => (true, false),
-        ["shared::cluster", "shared::cta"] if modifiers.rank.is_none() && !modifiers.multicast => (true, true),
+        ["shared::cluster", "shared::cta"] if modifiers.rank.is_none() && !modifiers.multicast => {
+            (true, true)
+        }
         ["global", "shared::cta"] => (false, false),
         _ => return Err(UNSUPPORTED),
     };

@@ -156,7 +156,9 @@ impl<'a> Builder<'a, '_> {
                 Ok((r.index, true))
             }
             Some(&Operand::Scalar(Scalar::Integer(0))) => Ok((PREDICATE_FALSE, false)),
-            Some(&Operand::Scalar(Scalar::Name("%is_explicit_cluster"))) => Ok((PREDICATE_CLUSTERS, false)),
+            Some(&Operand::Scalar(Scalar::Name("%is_explicit_cluster"))) => {
+                Ok((PREDICATE_CLUSTERS, false))
+            }
             Some(&Operand::Scalar(Scalar::Integer(_))) => Ok((PREDICATE_TRUE, false)),
             _ => Err(KIND),
         }

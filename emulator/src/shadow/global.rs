@@ -309,9 +309,8 @@ impl<F: Fn(Access) -> Order> Step<'_, F> {
         };
         match (a.manner, b.manner) {
             (Manner::Strong(Scope::Launch), Manner::Strong(Scope::Launch)) => true,
-            (Manner::Strong(Scope::Block), Manner::Strong(_)) | (Manner::Strong(_), Manner::Strong(Scope::Block)) => {
-                place(a) == place(b)
-            }
+            (Manner::Strong(Scope::Block), Manner::Strong(_))
+            | (Manner::Strong(_), Manner::Strong(Scope::Block)) => place(a) == place(b),
             (Manner::Strong(_), Manner::Strong(_)) => place(a).0 == place(b).0,
             _ => false,
         }

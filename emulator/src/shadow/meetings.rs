@@ -203,7 +203,9 @@ impl Race {
         let view = &self.warps[warp as usize];
         self.mbarriers.get(&address).is_none_or(|barrier| {
             view.proxy.covers(barrier.begun)
-                || barrier.shown.is_some_and(|shown| view.threads.covers(shown) || view.control.covers(shown))
+                || barrier
+                    .shown
+                    .is_some_and(|shown| view.threads.covers(shown) || view.control.covers(shown))
         })
     }
 

@@ -186,7 +186,13 @@ impl Race {
     /// The `cp.async` copies of a warp that begin. Nobody else may come near before they have been waited
     /// for.
     pub fn copies(&self, warp: u32) -> Sweep {
-        let look = Look { epoch: self.copying(warp), how: BYTES, write: true, asynchronous: false, warps: self.of_block };
+        let look = Look {
+            epoch: self.copying(warp),
+            how: BYTES,
+            write: true,
+            asynchronous: false,
+            warps: self.of_block,
+        };
         Sweep::new(warp, look, true)
     }
 
@@ -206,7 +212,14 @@ impl Race {
     }
 
     /// Writes that a warp has started and does not wait for: whoever waits for the memory barrier sees them.
-    pub fn store_later(&mut self, warp: u32, actor: Actor, clock: u32, offset: u32, bytes: u32) -> Option<Conflict> {
+    pub fn store_later(
+        &mut self,
+        warp: u32,
+        actor: Actor,
+        clock: u32,
+        offset: u32,
+        bytes: u32,
+    ) -> Option<Conflict> {
         let epoch = Race::epoch(self.number(actor), clock);
         let look = Look { epoch, how: BYTES, write: true, asynchronous: false, warps: self.of_block };
         self.sweep(&mut Sweep::new(warp, look, bytes >= WORD), offset, bytes)

@@ -29,7 +29,10 @@ impl<'a> Context<'a> {
 
     /// The number of the bulk stores of a thread among the actors of the launch.
     fn bulk_actor(&self, issuer: Issuer) -> u32 {
-        self.first_actor() + self.environment.cluster.all_warps() + issuer.warp * LANES as u32 + issuer.lane
+        self.first_actor()
+            + self.environment.cluster.all_warps()
+            + issuer.warp * LANES as u32
+            + issuer.lane
     }
 
     /// Lanes are about to access global memory.
@@ -184,7 +187,8 @@ impl<'a> Context<'a> {
             let of = if place == *own { String::new() } else { format!(" of {}", grid.kernel.name()) };
             let place = place_in(grid.kernel, other.pc);
             let warp = grid.cluster.in_block(warp);
-            let who = if is_store { format!("a bulk store of warp {warp}") } else { format!("warp {warp}") };
+            let who =
+                if is_store { format!("a bulk store of warp {warp}") } else { format!("warp {warp}") };
             let touched = if touch == Touch::Write { "write" } else { "read" };
             let did = if wrote { "wrote" } else { "read" };
             let (by, lacks) = if only_fence {

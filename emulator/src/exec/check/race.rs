@@ -278,7 +278,8 @@ impl Context<'_> {
         let Issuer { warp, lane } = transfer.issuer;
         let actor = Actor::Load(barrier);
         let bytes = transfer.bytes.shared();
-        let read = source.and_then(|source| race.asynchronous(warp, actor, phase + 1, source, bytes, false));
+        let read =
+            source.and_then(|source| race.asynchronous(warp, actor, phase + 1, source, bytes, false));
         let conflict = race.asynchronous(warp, actor, phase + 1, offset, bytes, true).or(read);
         self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
         self.race_bulk_lanes(transfer, true);

@@ -38,13 +38,16 @@ impl<'a> Context<'a> {
         what: &'static str,
     ) {
         let cluster = &self.environment.cluster;
-        let in_block = |offset: u64| offset as u32 - cluster.start(cluster.rank_of_offset(offset as u32));
+        let in_block =
+            |offset: u64| offset as u32 - cluster.start(cluster.rank_of_offset(offset as u32));
         let first = window.offsets[window.mask.trailing_zeros() as usize & 31];
         if let Some(part) = regions.find(in_block(first)) {
             let base = first - u64::from(in_block(first));
             // As for bounds: nothing is negative if all lanes are in the region of the first.
-            let (start, last) =
-                (base + u64::from(part.start), (base + u64::from(part.end)).wrapping_sub(u64::from(bytes)));
+            let (start, last) = (
+                base + u64::from(part.start),
+                (base + u64::from(part.end)).wrapping_sub(u64::from(bytes)),
+            );
             let mut high = last;
             if window.mask == FULL {
                 for lane in 0..LANES {
@@ -61,7 +64,8 @@ impl<'a> Context<'a> {
                 return;
             }
         }
-        let stray = lanes(window.mask).find(|&lane| !regions.hold(in_block(window.offsets[lane]), bytes));
+        let stray =
+            lanes(window.mask).find(|&lane| !regions.hold(in_block(window.offsets[lane]), bytes));
         if let Some(lane) = stray {
             let offset = in_block(window.offsets[lane]);
             self.region_report(w.pc, (w.id, lane as u32), what, offset, bytes);

@@ -76,8 +76,7 @@ impl<'a> Block<'a> {
         let cluster = &environment.cluster;
         let count = cluster.all_warps();
         let local = environment.kernel.data.local_bytes as usize;
-        let initial: Vec<Registers> =
-            (0..count).map(|warp| initial_registers(&context, warp)).collect();
+        let initial: Vec<Registers> = (0..count).map(|warp| initial_registers(&context, warp)).collect();
         let warps = (0..count)
             .map(|warp| {
                 let registers = initial[warp as usize].clone();
@@ -376,7 +375,11 @@ fn initial_registers(context: &Context<'_>, warp: u32) -> Registers {
     let code = environment.code();
     let mut registers = Registers::new(code.rows, code.predicates);
     registers.set_predicate(PREDICATE_TRUE, !0, !0);
-    registers.set_predicate(PREDICATE_CLUSTERS, !0, if environment.cluster.is_explicit { !0 } else { 0 });
+    registers.set_predicate(
+        PREDICATE_CLUSTERS,
+        !0,
+        if environment.cluster.is_explicit { !0 } else { 0 },
+    );
     let of_block = u64::from(environment.cluster.rank(warp) << RANK_SHIFT);
     let dynamic = of_block + u64::from(SHARED_BASE + environment.dynamic_offset);
     for &(row, fill) in &code.fills {

@@ -84,7 +84,12 @@ impl Block<'_> {
                 let (rank, kind, what) = match fragment.state {
                     State::Ready => (1, FindingKind::Deadlock, "what it asks for again and again"),
                     State::Lanes(_) if asks => (2, FindingKind::Deadlock, "other lanes of the warp"),
-                    State::Lanes(_) if matches!(self.op(pc), Op::Barrier(_) | Op::ClusterArrive | Op::ClusterWait) => {
+                    State::Lanes(_)
+                        if matches!(
+                            self.op(pc),
+                            Op::Barrier(_) | Op::ClusterArrive | Op::ClusterWait
+                        ) =>
+                    {
                         (0, FindingKind::BarrierDivergence, "the rest of the warp at a barrier")
                     }
                     State::Lanes(_) => (0, FindingKind::WarpDivergence, "other lanes of the warp"),
@@ -95,7 +100,8 @@ impl Block<'_> {
                     State::Barrier(_) => (2, FindingKind::Deadlock, "the barrier"),
                 };
                 let name = self.context.warp_name(warp.id);
-                let _ = write!(table, "\n    {name} lanes {lanes:#010x} at line {line} `{text}`: {what}");
+                let _ =
+                    write!(table, "\n    {name} lanes {lanes:#010x} at line {line} `{text}`: {what}");
                 if let State::Phase(address) = fragment.state {
                     let _ = write!(table, " at {address:#x}");
                 }

@@ -161,7 +161,8 @@ fn load(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow 
             let rank = rank as u32;
             let place = |address: u32| rank << RANK_SHIFT | in_block(address);
             if rank != own && c.remote_access((w.pc, warp, lane), rank) {
-                let (at, address) = (Access { space: Space::Shared, ..at }, u64::from(place(transfer.shared)));
+                let (at, address) =
+                    (Access { space: Space::Shared, ..at }, u64::from(place(transfer.shared)));
                 return c.refuse(Access { address, ..at }, Refusal::Ended);
             }
             let shared = place(transfer.shared);

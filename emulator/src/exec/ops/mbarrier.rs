@@ -151,7 +151,11 @@ pub fn poll(
         if checked(c, w, lane, asked)? {
             complete |= 1 << lane;
             if acquired.replace(address) != Some(address) {
-                let known = c.race_acquire_from_mbarrier(w.id, address, (!i.has(FLAG_RELAXED)).then(|| scope(i)));
+                let known = c.race_acquire_from_mbarrier(
+                    w.id,
+                    address,
+                    (!i.has(FLAG_RELAXED)).then(|| scope(i)),
+                );
                 arrivals = arrivals.min(known);
             }
         } else if waits.is_none() {

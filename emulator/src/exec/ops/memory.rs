@@ -141,7 +141,9 @@ fn store_later(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) -> Fl
     if let Some(lane) = lanes(window.mask).find(|&lane| rank(lane) != barriers[lane] >> RANK_SHIFT) {
         let (stored, barrier) = (cluster.address(window.offsets[lane] as u32), barriers[lane]);
         c.report(FindingKind::InvalidOperand, w.pc, w.id, lane as u32, |_| {
-            format!("a store to {stored:#x} that completes at an mbarrier of another block, at {barrier:#x}")
+            format!(
+                "a store to {stored:#x} that completes at an mbarrier of another block, at {barrier:#x}"
+            )
         });
         return Err(Stop);
     }

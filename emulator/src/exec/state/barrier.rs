@@ -68,7 +68,9 @@ impl ClusterBarrier {
         let turnout = &mut self.warps[warp as usize];
         let again = lanes & (turnout.arrived | turnout.behind);
         if again != 0 {
-            return Err(format!("lanes {again:#010x} arrive at the cluster's barrier again and have not waited"));
+            return Err(format!(
+                "lanes {again:#010x} arrive at the cluster's barrier again and have not waited"
+            ));
         }
         turnout.arrived |= lanes;
         Ok(())
@@ -76,7 +78,8 @@ impl ClusterBarrier {
 
     /// Completes the phase if all lanes are there that have not exited.
     pub fn complete(&mut self, live: impl Iterator<Item = u32>) -> bool {
-        let missing = live.zip(&self.warps).fold(0, |all, (live, turnout)| all | live & !turnout.arrived);
+        let missing =
+            live.zip(&self.warps).fold(0, |all, (live, turnout)| all | live & !turnout.arrived);
         if missing != 0 || self.warps.iter().all(|turnout| turnout.arrived == 0) {
             return false;
         }
@@ -142,7 +145,10 @@ impl Barriers {
         }
         let done = match barrier.count {
             Some(count) => barrier.threads() >= count,
-            None => live.iter().enumerate().all(|(warp, &live)| live & !barrier.lanes_of(first as usize + warp) == 0),
+            None => live
+                .iter()
+                .enumerate()
+                .all(|(warp, &live)| live & !barrier.lanes_of(first as usize + warp) == 0),
         };
         if !done {
             return None;

@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Actors of a warp: its threads, and the bulk stores of each lane.
 pub const ACTORS: u32 = 1 + LANES as u32;
 
-
 /// What all clusters of grids that run together share.
 pub struct Chain<'a> {
     /// Global memory.

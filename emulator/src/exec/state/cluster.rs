@@ -142,10 +142,19 @@ mod tests {
 
     #[test]
     fn blocks_of_a_cluster_are_neighbours_and_their_bytes_have_addresses_of_their_own() {
-        let launch =
-            Launch { grid: [6, 4, 1], block: [96, 1, 1], shared_bytes: 0, regions: &[], cluster: None, params: &[] };
+        let launch = Launch {
+            grid: [6, 4, 1],
+            block: [96, 1, 1],
+            shared_bytes: 0,
+            regions: &[],
+            cluster: None,
+            params: &[],
+        };
         let cluster = Cluster::new([2, 2, 1], true, 96, 1500);
-        assert_eq!((cluster.count(&launch), cluster.all_warps(), cluster.all_bytes()), (6, 16, 3 * 2048 + 1500));
+        assert_eq!(
+            (cluster.count(&launch), cluster.all_warps(), cluster.all_bytes()),
+            (6, 16, 3 * 2048 + 1500)
+        );
         let of_fourth: Vec<_> = (0..4).map(|rank| cluster.block_at(&launch, 4, rank)).collect();
         assert_eq!(of_fourth, [[2, 2, 0], [3, 2, 0], [2, 3, 0], [3, 3, 0]]);
         for offset in [0, 1499, 2048, 3 * 2048 + 7] {

@@ -258,7 +258,8 @@ impl<'a> Context<'a> {
         let all = u32::MAX >> (32 - self.environment.cluster.blocks);
         self.allow_next_grid |= ranks;
         let now = (self.allow_next_grid | self.ended) == all;
-        now && !std::mem::replace(&mut self.allows_next_grid, true) && self.environment.grid().allow_next()
+        now && !std::mem::replace(&mut self.allows_next_grid, true)
+            && self.environment.grid().allow_next()
     }
 
     /// The coordinates of a warp's block.

@@ -56,7 +56,8 @@ impl Context<'_> {
         let late = |&(&(of, warp, _), last): &(&(u32, u32, u32), &Last)| {
             of == rank && !race.block_knows(rank, warp, last.clock)
         };
-        let mut late: Vec<_> = self.remote.accesses.iter().filter(late).map(|(&key, &last)| (key, last)).collect();
+        let mut late: Vec<_> =
+            self.remote.accesses.iter().filter(late).map(|(&key, &last)| (key, last)).collect();
         late.sort_by_key(|&(key, _)| key);
         for ((_, warp, pc), Last { lane, .. }) in late {
             self.report(FindingKind::SharedLifetime, pc, warp, lane, |context| {

@@ -38,7 +38,9 @@ impl Runner<'_, '_> {
         let (phase, turnout) = (barrier.phase, &mut barrier.warps[warp as usize]);
         let missing = m & !(turnout.arrived | turnout.behind);
         if missing != 0 {
-            let message = format!("lanes {missing:#010x} wait for the cluster's barrier and have not arrived there");
+            let message = format!(
+                "lanes {missing:#010x} wait for the cluster's barrier and have not arrived there"
+            );
             self.report(FindingKind::BarrierDivergence, missing, message);
             return Err(Stop);
         }
@@ -84,7 +86,8 @@ impl Runner<'_, '_> {
         let mut ranks = [0; LANES];
         for lane in lanes(m) {
             let Some(rank) = self.rank_of(addresses[lane]) else {
-                let message = format!("{:#x} is no address in shared memory of the cluster", addresses[lane]);
+                let message =
+                    format!("{:#x} is no address in shared memory of the cluster", addresses[lane]);
                 self.report(FindingKind::InvalidOperand, 1 << lane, message);
                 return Err(Stop);
             };

@@ -15,8 +15,8 @@ use crate::exec::state::context::{Context, Stop};
 use crate::exec::state::warp::{ASK, Fragment, NONE, SPIN, State, Warp};
 use crate::exec::values::registers::lanes;
 use crate::isa::{
-    BARRIERS, BarrierOp, FLAG_ALIGNED, FLAG_GLOBAL, FLAG_NEGATE_GUARD, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL,
-    FLAG_SHARED, FLAG_STRONG, Instruction, MbarrierOp, Op, ROW_SINK,
+    BARRIERS, BarrierOp, FLAG_ALIGNED, FLAG_GLOBAL, FLAG_NEGATE_GUARD, FLAG_NEGATE_SOURCE,
+    FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, MbarrierOp, Op, ROW_SINK,
 };
 use crate::report::FindingKind;
 use crate::space::Space;

@@ -83,8 +83,8 @@ pub enum LaunchError {
         /// The grid asked for.
         grid: [u32; 3],
     },
-    /// A cluster with a dimension that is zero, or with more blocks than the kernel's `.maxclusterrank` or a GPU
-    /// allows.
+    /// A cluster with a dimension that is zero, or with more blocks than the kernel's `.maxclusterrank` or
+    /// a GPU allows.
     #[error("{kernel}: cluster {cluster:?}: expected 1 to {limit} blocks")]
     Cluster {
         /// The kernel.

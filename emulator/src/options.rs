@@ -17,8 +17,8 @@ pub struct Launch<'a> {
     /// nothing is known, and nothing is checked; with some, every access must stay inside one of them
     /// ([`Checks::regions`]), and findings name them.
     pub regions: &'a [Region],
-    /// Blocks of a cluster in x, y and z; in all up to 8, or 16 as of a kernel that allows more than is portable.
-    /// `None`: as many as the kernel's `.reqnctapercluster` says, or no clusters.
+    /// Blocks of a cluster in x, y and z; in all up to 8, or 16 as of a kernel that allows more than is
+    /// portable. `None`: as many as the kernel's `.reqnctapercluster` says, or no clusters.
     pub cluster: Option<[u32; 3]>,
     /// The kernel's parameters as laid out in its `.param` space,
     /// [`crate::Kernel::parameter_bytes`] long.
@@ -94,7 +94,8 @@ pub struct Options {
     pub threads: usize,
     /// Distinct findings kept; the rest is only counted.
     pub max_findings: usize,
-    /// Warp instructions that one block may execute; a cluster as many times that as it has blocks. More is reported as a finding, not awaited.
+    /// Warp instructions that one block may execute; a cluster as many times that as it has blocks. More is
+    /// reported as a finding, not awaited.
     pub step_limit: Option<u64>,
     /// Report every read of bytes that nothing wrote at the read itself, whatever comes of it. Off, such a
     /// value is followed, and is reported where something comes of it: what a kernel loads and throws away is

@@ -1,107 +1,9 @@
 //! Clusters of several blocks: their launches, special registers, barrier and shared memory, and what is found there.
 
 mod common;
+use common::cluster::{SYNC, THREADS, always, clean, found, run_in, run_with, under};
 use common::schedules;
-use ptx_emulator::{
-    FindingKind, Launch, LaunchError, Memory, Module, Options, Report, Schedule, launch,
-};
-
-const THREADS: u32 = 64;
-const SYNC: &str = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;";
-/// A block's thread 0 makes an mbarrier at offset 1024 that awaits one arrival; all of the cluster know of it.
-const INIT: &str =
-    "@%first mbarrier.init.shared::cta.b64 [%base+1024], 1; @%first fence.mbarrier_init.release.cluster;
-    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;";
-/// All threads wait for its first phase.
-const WAIT: &str =
-    "W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p9, [%base+1024], 0; @!%p9 bra W;";
-
-/// A kernel whose threads know their number in `%tid`, 4 bytes of their block's shared memory at `%own`, the same
-/// of the other block of a pair at `%peer`, and 4 bytes of global memory at `%mine`, of which each thread of the
-/// grid has some.
-fn kernel(body: &str) -> String {
-    format!(
-        ".version 8.6\n.target sm_90a\n.address_size 64
-.visible .entry k(.param .u64 data) {{
-.shared .align 1024 .b8 room[4096];
-.reg .pred %p<10>, %first; .reg .b16 %h<4>; .reg .b32 %r<20>; .reg .f32 %f<4>; .reg .b64 %d<10>, %data, %mine;
-.reg .b32 %tid, %rank, %other, %base, %far, %own, %peer;
-ld.param.u64 %data, [data];
-mov.u32 %tid, %tid.x; setp.eq.u32 %first, %tid, 0;
-mov.u32 %rank, %cluster_ctarank; xor.b32 %other, %rank, 1;
-mov.u32 %base, room; mapa.shared::cluster.u32 %far, %base, %other;
-shl.b32 %r0, %tid, 2; add.u32 %own, %base, %r0; add.u32 %peer, %far, %r0;
-mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mad.lo.u32 %r0, %r1, %r2, %tid;
-mul.wide.u32 %mine, %r0, 4; add.u64 %mine, %mine, %data;
-{body}
-ret; }}"
-    )
-}
-
-const WORDS: usize = 2048;
-
-/// What the kernel leaves in global memory, whose words are their own numbers at the start, and what is found.
-fn run_in(body: &str, grid: [u32; 3], cluster: [u32; 3], options: &Options) -> (Vec<u32>, Report) {
-    run_with(body, grid, cluster, THREADS, options)
-}
-
-fn run_with(
-    body: &str,
-    grid: [u32; 3],
-    cluster: [u32; 3],
-    threads: u32,
-    options: &Options,
-) -> (Vec<u32>, Report) {
-    let text = kernel(body);
-    let module = Module::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let memory = Memory::new();
-    let data = memory.allocate(4 * WORDS);
-    let numbers: Vec<u8> = (0..WORDS as u32).flat_map(u32::to_le_bytes).collect();
-    memory.write(data, &numbers).unwrap();
-    let (block, params) = ([threads, 1, 1], data.to_le_bytes());
-    let shape =
-        Launch { grid, block, shared_bytes: 0, regions: &[], cluster: Some(cluster), params: &params };
-    let report = launch(module.kernel("k").unwrap(), &memory, &shape, options).unwrap();
-    (common::words(&memory, data, WORDS), report)
-}
-
-fn under(schedule: Schedule) -> Options {
-    Options { schedule, ..Options::default() }
-}
-
-/// The same in four blocks, two of each cluster, which must be clean under every schedule.
-fn clean(body: &str) -> Vec<u32> {
-    let mut words = Vec::new();
-    for schedule in schedules() {
-        let (left, report) = run_in(body, [4, 1, 1], [2, 1, 1], &under(schedule));
-        assert!(report.is_clean(), "{schedule:?}: {}", report.findings[0]);
-        words = left;
-    }
-    words
-}
-
-/// The kinds that are found under some schedule.
-fn found(body: &str) -> Vec<FindingKind> {
-    let mut kinds = Vec::new();
-    for schedule in schedules() {
-        let (_, report) = run_in(body, [4, 1, 1], [2, 1, 1], &under(schedule));
-        kinds.extend(report.findings.iter().map(|finding| finding.kind));
-    }
-    kinds.sort_by_key(|kind| kind.to_string());
-    kinds.dedup();
-    kinds
-}
-
-/// The first finding of a kind, which must be found under every schedule.
-fn always(body: &str, kind: FindingKind) -> String {
-    let mut text = String::new();
-    for schedule in schedules() {
-        let (_, report) = run_in(body, [4, 1, 1], [2, 1, 1], &under(schedule));
-        let found = report.findings.iter().find(|finding| finding.kind == kind);
-        text = found.unwrap_or_else(|| panic!("{schedule:?}: {:#?}", report.findings)).to_string();
-    }
-    text
-}
+use ptx_emulator::{FindingKind, Launch, LaunchError, Memory, Module, Options, Schedule, launch};
 
 #[test]
 fn special_registers_say_where_a_block_is_in_its_cluster() {
@@ -272,120 +174,6 @@ fn the_cluster_scope_counts_in_global_memory_within_a_cluster() {
     assert_eq!(found(beyond), [FindingKind::GlobalRace]);
 }
 
-/// Thread 0 of each block writes the other's memory and arrives at its mbarrier, whose threads wait.
-fn arrive(arrive: &str) -> String {
-    format!(
-        "{INIT} @!%first bra W; mov.u32 %r4, 9; st.shared::cluster.u32 [%far], %r4; {arrive}
-         {WAIT} ld.shared.u32 %r5, [%base]; st.global.u32 [%mine], %r5; {SYNC}"
-    )
-}
-
-#[test]
-fn threads_arrive_at_mbarriers_of_other_blocks() {
-    let words = clean(&arrive("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%far+1024];"));
-    assert_eq!(words[..256].iter().filter(|&&word| word == 9).count(), 256);
-    // Without a scope, as CUTLASS writes it.
-    clean(&arrive("mbarrier.arrive.shared::cluster.b64 _, [%far+1024];"));
-    let text = always(&arrive(""), FindingKind::Deadlock);
-    assert!(text.contains("mbarrier at 0x800: phase 0 awaits 1 of 1 arrivals"), "{text}");
-    let own = arrive("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%far+1024];");
-    assert_eq!(found(&own), [FindingKind::SharedRace]);
-    let state =
-        arrive("cvt.u64.u32 %d1, %far; cvta.shared.u64 %d1, %d1; mbarrier.arrive.b64 %d2, [%d1+1024];");
-    assert_eq!(found(&state), [FindingKind::MbarrierMisuse]);
-    let unmade = format!("{SYNC} @%first mbarrier.arrive.shared::cluster.b64 _, [%far+1024]; {SYNC}");
-    let text = always(&unmade, FindingKind::MbarrierMisuse);
-    assert!(text.contains("it was not initialised"), "{text}");
-    // The arrival must not come when the other block has ended.
-    let tail = format!("{INIT} @%first mbarrier.arrive.shared::cluster.b64 _, [%far+1024];");
-    assert_eq!(found(&tail), [FindingKind::SharedLifetime]);
-}
-
-#[test]
-fn an_mbarrier_is_known_to_other_blocks_behind_its_fence_and_a_relaxed_barrier() {
-    let init = |fence: &str| {
-        format!("@%first mbarrier.init.shared::cta.b64 [%base+1024], 1; {fence} barrier.cluster.arrive.relaxed.aligned;
-             barrier.cluster.wait.aligned; @%first mbarrier.arrive.shared::cluster.b64 _, [%far+1024]; bar.sync 0; {WAIT} {SYNC}")
-    };
-    clean(&init("fence.mbarrier_init.release.cluster;"));
-    assert_eq!(found(&init("")), [FindingKind::MbarrierMisuse]);
-}
-
-#[test]
-fn asynchronous_stores_are_there_when_their_mbarrier_says_so() {
-    let store = |wait: &str| {
-        format!("{INIT} @!%first bra B; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+1024], 12;
-             mov.u32 %r4, 3; add.u32 %r6, %rank, 10;
-             st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%far], %r6, [%far+1024];
-             st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%far+8], {{%r4, %r6}}, [%far+1024]; B:
-             {wait} ld.shared.u32 %r5, [%base]; ld.shared.u32 %r7, [%base+12]; add.u32 %r5, %r5, %r7; st.global.u32 [%mine], %r5; {SYNC}")
-    };
-    let words = clean(&store(WAIT));
-    assert_eq!([words[0], words[64], words[130]], [22, 20, 22]);
-    assert!(found(&store("")).contains(&FindingKind::AsyncCopyInFlight), "{:?}", found(&store("")));
-    // What the thread stored before is not what the bytes stand for.
-    let before = format!("{INIT} @!%first bra W; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+1024], 4; mov.u32 %r4, 3;
-        st.shared::cluster.u32 [%far+16], %r4; st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%far], %r4, [%far+1024];
-        {WAIT} ld.shared.u32 %r5, [%base+16]; st.global.u32 [%mine], %r5; {SYNC}");
-    assert_eq!(found(&before), [FindingKind::SharedRace]);
-    let apart = store(WAIT).replace("[%far], %r6, [%far+1024]", "[%far], %r6, [%base+1024]");
-    assert_eq!(found(&apart), [FindingKind::InvalidOperand]);
-    let add = format!("st.shared.u32 [%own], %tid; {INIT} mov.u32 %r4, 3; @%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+1024], 256;
-        red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%far], %r4, [%far+1024];
-        {WAIT} ld.shared.u32 %r5, [%base]; st.global.u32 [%mine], %r5; {SYNC}");
-    assert_eq!(clean(&add)[200], 3 * THREADS);
-}
-
-#[test]
-fn bulk_copies_go_from_shared_memory_to_that_of_another_block() {
-    let copy = |fence: &str, bytes: u32| {
-        format!("st.shared.u32 [%own], %r0; {fence} {INIT} @!%first bra W; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+1024], {bytes};
-             cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%far+2048], [%base], 256, [%far+1024];
-             {WAIT} ld.shared.u32 %r5, [%own+2048]; st.global.u32 [%mine], %r5; {SYNC}")
-    };
-    let words = clean(&copy("fence.proxy.async;", 256));
-    assert_eq!([words[1], words[70]], [THREADS + 1, 6]);
-    assert_eq!(found(&copy("", 256)), [FindingKind::MissingProxyFence]);
-    always(&copy("fence.proxy.async;", 512), FindingKind::Deadlock);
-}
-
-/// Each block loads its half of 128 words to both.
-fn multicast(bytes: u32, mask: u32) -> String {
-    format!(
-        "{INIT} @!%first bra W; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+1024], {bytes};
-         mov.u16 %h1, {mask}; shl.b32 %r4, %rank, 8; cvt.u64.u32 %d1, %r4; add.u64 %d1, %d1, %data; add.u32 %r5, %base, %r4;
-         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r5+2048], [%d1+4096], 256, [%base+1024], %h1;
-         {WAIT} ld.shared.u32 %r5, [%own+2048]; ld.shared.u32 %r6, [%own+2304]; add.u32 %r5, %r5, %r6; st.global.u32 [%mine], %r5; {SYNC}"
-    )
-}
-
-#[test]
-fn a_multicast_copy_lands_in_all_its_blocks_and_counts_at_the_mbarrier_of_each() {
-    let words = clean(&multicast(512, 3));
-    for thread in 0..256usize {
-        let first = 1024 + thread as u32 % 64;
-        assert_eq!(words[thread], 2 * first + 64);
-    }
-    let few = found(&multicast(256, 3));
-    assert!(!few.is_empty(), "half of the bytes are not waited for");
-    always(&multicast(768, 3), FindingKind::Deadlock);
-    let text = always(&multicast(512, 5), FindingKind::InvalidOperand);
-    assert!(text.contains("a copy to blocks 0x5 of a cluster of 2 blocks"), "{text}");
-    // A block that does not make its mbarrier, and one that leaves before all has landed.
-    let unmade = multicast(512, 3).replacen(
-        "@%first mbarrier.init",
-        "setp.eq.and.u32 %p1, %rank, 0, %first; @%p1 mbarrier.init",
-        1,
-    );
-    assert!(found(&unmade).contains(&FindingKind::MbarrierMisuse));
-    let leaves = multicast(512, 3).replacen(WAIT, "W:", 1).replacen(
-        "ld.shared.u32 %r5, [%own+2048]; ld.shared.u32 %r6, [%own+2304];",
-        "",
-        1,
-    );
-    assert!(found(&leaves).contains(&FindingKind::AsyncCopyInFlight), "{:?}", found(&leaves));
-}
-
 #[test]
 fn ranks_and_addresses_that_there_are_none_of_are_found() {
     let text =
@@ -423,6 +211,9 @@ fn the_barrier_of_the_cluster_awaits_all_threads_that_have_not_exited() {
     let part =
         "setp.eq.u32 %p1, %tid, 3; @%p1 bra A; barrier.cluster.arrive.aligned; A: barrier.cluster.wait;";
     assert!(found(part).contains(&FindingKind::BarrierDivergence), "{:?}", found(part));
+    // Lanes that exit when the others are there.
+    clean("barrier.cluster.arrive; setp.lt.u32 %p1, %tid, 7; @%p1 exit; barrier.cluster.wait;");
+    clean("setp.lt.u32 %p1, %tid, 7; @!%p1 barrier.cluster.arrive; @%p1 exit; barrier.cluster.wait;");
     // Lanes of a warp are ordered by it, and by nothing else.
     let lanes = |sync: &str| {
         format!(

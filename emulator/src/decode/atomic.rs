@@ -1,5 +1,6 @@
 //! Atomic read-modify-write operations.
 
+use super::mbarrier::asynchronous_space;
 use super::memory::{CACHE_POLICY, operands_before_policy, space};
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
@@ -81,7 +82,9 @@ pub fn asynchronous<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<(I
         }
     }
     let (Some(op), Some((ty, bits))) = (op, typed) else { return Err(UNSUPPORTED) };
-    let is_integer = matches!(ty, AtomicType::U32 | AtomicType::S32 | AtomicType::U64);
+    let is_integer = matches!(ty, AtomicType::U32 | AtomicType::S32);
+    let is_integer =
+        is_integer || op == AtomicOp::Add && matches!(ty, AtomicType::U64 | AtomicType::S64);
     let is_bits = matches!(op, AtomicOp::And | AtomicOp::Or | AtomicOp::Xor) && ty == AtomicType::B32;
     if !(exists(op, ty, 1) && (is_integer || is_bits)) {
         return Err(UNSUPPORTED);
@@ -89,7 +92,8 @@ pub fn asynchronous<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<(I
     s.expect_operands(3, 3)?;
     let (address, offset, wide) = b.address(s, 0)?;
     let operand = b.source(s, 1, bits)?;
-    let number = ATOMIC_SPACES.iter().position(|&space| space == Space::Cluster).unwrap_or(0) as u32;
+    let number =
+        ATOMIC_SPACES.iter().position(|&space| space == asynchronous_space(s)).unwrap_or(0) as u32;
     let rows = [address, operand, operand, number | IN_CLUSTER];
     let flags = FLAG_STRONG | if wide { FLAG_WIDE_ADDRESS } else { 0 };
     let instruction = with_rows(Op::Atomic(op), ROW_SINK, &rows);

@@ -30,6 +30,11 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         ("fence", ["proxy", "alias"]) => fence(&["acq_rel"]),
         ("fence", ["proxy", "tensormap::generic", rest @ ..]) => fence(rest),
         ("fence", modifiers) if modifiers.first() != Some(&"proxy") => fence(modifiers),
+        ("fence", ["proxy", "async::generic", "acquire" | "release", space, "cluster"])
+            if space.starts_with("sync_restrict::shared::") =>
+        {
+            Ok(Instruction { flags: FLAG_SHARED, ..Instruction::new(Op::ProxyFence) })
+        }
         ("fence", ["proxy", "async", space @ ..]) => {
             let flags = match space {
                 [] => FLAG_SHARED | FLAG_GLOBAL,
@@ -78,6 +83,8 @@ fn fence(modifiers: &[&str]) -> Result<Instruction> {
             "cta" => scope = FLAG_BLOCK,
             "cluster" => e = IN_CLUSTER,
             "sc" | "acq_rel" | "gpu" | "gl" | "sys" => {}
+            // Of shared memory alone: the others are ordered, too.
+            "sync_restrict::shared::cluster" | "sync_restrict::shared::cta" => {}
             _ => return Err(UNSUPPORTED),
         }
     }

@@ -38,6 +38,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         }
         ["pending_count", "b64"] => return pending_count(s, b),
         ["arrive", "expect_tx", "b64"] => arrival(s, b, MbarrierOp::ArriveExpect)?,
+        ["arrive_drop", "expect_tx", "b64"] => arrival(s, b, MbarrierOp::ArriveDropExpect)?,
         ["test_wait", "b64"] => poll(s, b, MbarrierOp::TestState)?,
         ["try_wait", "b64"] => poll(s, b, MbarrierOp::TryState)?,
         ["test_wait", "parity", "b64"] => poll(s, b, MbarrierOp::TestParity)?,
@@ -87,14 +88,21 @@ pub fn arrive_copies<'a>(
     Ok(instruction)
 }
 
-/// `st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.vector}.type [a], value, [barrier];` It
+/// The space of both addresses of `st.async` and `red.async`.
+pub fn asynchronous_space(s: &Statement<'_>) -> Space {
+    if s.modifiers().contains(&"shared::cluster") { Space::Cluster } else { Space::Generic }
+}
+
+/// `st.async{.weak}{.shared::cluster}.mbarrier::complete_tx::bytes{.vector}.type [a], value, [barrier];` It
 /// stores at once, and then counts the bytes as arrived.
 pub fn store<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let words: Vec<&str> = s.modifiers().iter().copied().filter(|&word| word != "weak").collect();
+    let space = asynchronous_space(s);
+    let is_said = |word: &&str| matches!(*word, "weak" | "shared::cluster");
+    let words: Vec<&str> = s.modifiers().iter().copied().filter(|word| !is_said(word)).collect();
     let (length, ty) = match words[..] {
-        ["async", "shared::cluster", "mbarrier::complete_tx::bytes", ty] => (1, ty),
-        ["async", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", ty] => (2, ty),
-        ["async", "shared::cluster", "mbarrier::complete_tx::bytes", "v4", ty] => (4, ty),
+        ["async", "mbarrier::complete_tx::bytes", ty] => (1, ty),
+        ["async", "mbarrier::complete_tx::bytes", "v2", ty] => (2, ty),
+        ["async", "mbarrier::complete_tx::bytes", "v4", ty] => (4, ty),
         _ => return Err(UNSUPPORTED),
     };
     let bits = match ty {
@@ -114,13 +122,13 @@ pub fn store<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructi
     let list = b.list(&rows);
     let (address, offset, wide) = b.address(s, 0)?;
     let flags = if wide { FLAG_WIDE_ADDRESS } else { 0 };
-    let instruction = with_rows(Op::Store(Space::Cluster), list, &[address, bits / 8, 0, LATER]);
+    let instruction = with_rows(Op::Store(space), list, &[address, bits / 8, 0, LATER]);
     b.emit_guarded(Instruction { flags, count: length as u8, immediate: offset, ..instruction });
     complete(s, b, 2, (bits / 8 * length as u32, LATER))
 }
 
-/// `red.async{.relaxed}{.cluster}.op{.shared::cluster}.mbarrier::complete_tx::bytes.type [a], value, [barrier];` It
-/// adds at once, and then counts the bytes as arrived.
+/// `red.async.relaxed.cluster{.shared::cluster}.mbarrier::complete_tx::bytes.op.type [a], value,
+/// [barrier];` It happens at once, and then counts the bytes as arrived.
 pub fn reduce<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let (instruction, bits) = super::atomic::asynchronous(s, b)?;
     b.emit_guarded(instruction);
@@ -138,7 +146,11 @@ fn complete<'a>(
     let bytes = b.constant(u64::from(bytes), false)?;
     let instruction = with_rows(Op::Mbarrier(MbarrierOp::CompleteStore), ROW_SINK, &[barrier, bytes]);
     let flags = FLAG_OPTIONAL | if wide { FLAG_WIDE_ADDRESS } else { 0 };
-    Ok(Instruction { flags, immediate: offset, e: OF_CLUSTER | later, ..instruction })
+    let (generic, of_cluster) = match asynchronous_space(s) {
+        Space::Generic => (FLAG_GENERIC, 0),
+        _ => (0, OF_CLUSTER),
+    };
+    Ok(Instruction { flags: flags | generic, immediate: offset, e: of_cluster | later, ..instruction })
 }
 
 /// `[address]` at operand `first`, and perhaps a value of so many bits behind it.
@@ -165,7 +177,7 @@ fn operation<'a>(
 /// `mbarrier.arrive{.expect_tx} state, [address]{, count};` The state may be `_`.
 fn arrival<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, op: MbarrierOp) -> Result<Instruction> {
     let with_value = s.operands.len() == 3;
-    if op == MbarrierOp::ArriveExpect && !with_value {
+    if matches!(op, MbarrierOp::ArriveExpect | MbarrierOp::ArriveDropExpect) && !with_value {
         return Err(UNSUPPORTED);
     }
     let instruction = operation(s, b, op, 1, with_value.then_some(32))?;

@@ -16,6 +16,8 @@ pub enum MbarrierOp {
     ArriveDrop,
     /// Awaits `b` more bytes and arrives once.
     ArriveExpect,
+    /// As `ArriveExpect`, and later phases await one arrival less.
+    ArriveDropExpect,
     /// Awaits `b` more bytes.
     Expect,
     /// Counts `b` bytes as arrived.
@@ -40,6 +42,12 @@ impl MbarrierOp {
     pub fn polls(self) -> bool {
         use MbarrierOp as M;
         matches!(self, M::TestState | M::TryState | M::TestParity | M::TryParity)
+    }
+
+    /// Whether it gives the token of its phase.
+    pub fn gives_token(self) -> bool {
+        use MbarrierOp as M;
+        matches!(self, M::Arrive | M::ArriveDrop | M::ArriveExpect | M::ArriveDropExpect)
     }
 
     /// Whether its value is a token.

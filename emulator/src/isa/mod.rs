@@ -73,8 +73,8 @@ pub const FLAG_BLOCK: u8 = 64;
 pub const IN_CLUSTER: u32 = 1 << 8;
 /// In operand `e` of an operation on a memory barrier: it may be that of another block of the cluster.
 pub const OF_CLUSTER: u32 = 1 << 9;
-/// In operand `e` of a store, and of the [`MbarrierOp::CompleteStore`] behind it: it happens any time before that
-/// is waited for.
+/// In operand `e` of a store, and of the [`MbarrierOp::CompleteStore`] behind it: it happens any time
+/// before that is waited for.
 pub const LATER: u32 = 1 << 10;
 /// An operation on a memory barrier, or an arrival at that of the cluster, orders nothing: `relaxed`.
 pub const FLAG_RELAXED: u8 = 1;

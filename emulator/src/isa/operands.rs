@@ -324,7 +324,7 @@ fn mbarrier(i: &mut Instruction, op: MbarrierOp, f: &mut impl FnMut(&mut u32, u3
     if i.has(FLAG_OPTIONAL) {
         f(&mut i.b, if op.takes_token() { 2 } else { 1 }, Role::Read);
     }
-    if matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect) {
+    if op.gives_token() {
         f(&mut i.d, 2, Role::Write);
     }
 }

@@ -108,11 +108,11 @@ pub enum FindingKind {
     /// An access to shared memory that touches bytes of two of the launch's regions, or bytes of none
     /// ([`crate::Launch::regions`]). The block goes on.
     OutOfRegion,
-    /// Two warps, of one block or two of a cluster, or two lanes access the same shared bytes, one writing, and nothing orders them. The block
-    /// goes on.
+    /// Two warps, of one block or two of a cluster, or two lanes access the same shared bytes, one writing,
+    /// and nothing orders them. The block goes on.
     SharedRace,
-    /// An access to the shared memory of another block of the cluster that may not have started, or may have ended
-    /// before; one that has ended is not accessed, and leaves the lane out. The block goes on.
+    /// An access to the shared memory of another block of the cluster that may not have started, or may
+    /// have ended before; one that has ended is not accessed, and leaves the lane out. The block goes on.
     SharedLifetime,
     /// Two warps, of one block or two, be they of kernels that run together, access the same global bytes,
     /// one of them writing, and nothing orders them; or one reads by `ld.global.nc` what the kernel writes.

@@ -55,8 +55,8 @@ pub struct View {
     pub threads: Clock,
     /// For accesses of the asynchronous proxy.
     pub proxy: Clock,
-    /// How far each warp is known to have come by what orders no accesses: `relaxed` arrivals at the cluster's
-    /// barrier.
+    /// How far each warp is known to have come by what orders no accesses: `relaxed` arrivals at the
+    /// cluster's barrier.
     pub control: Clock,
     /// How many arrivals of each warp at memory barriers.
     pub arrivals: Clock,

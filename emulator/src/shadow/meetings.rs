@@ -107,15 +107,16 @@ impl Race {
         warps.any(|other| threads.get(other) != 0 || control.get(other) != 0)
     }
 
-    /// Whether some warp of a block knows how far a warp had come.
-    pub fn block_knows(&self, rank: u32, warp: u32, clock: u32) -> bool {
+    /// Whether some warp of a block knows how far an actor had come.
+    pub fn block_knows(&self, rank: u32, actor: u32, clock: u32) -> bool {
         let warps = &self.warps[(rank * self.of_block) as usize..((rank + 1) * self.of_block) as usize];
-        let knows = |known: &Clock| known.get(warp as usize) >= clock;
+        let knows = |known: &Clock| known.get(actor as usize) >= clock;
         warps.iter().any(|view| knows(&view.threads) || knows(&view.control))
     }
 
-    /// A warp learns that so many phases are complete, of whom a scope says; a `relaxed` wait, without one, counts
-    /// from its next fence on. How many arrivals of its own they come after, at this or any other memory barrier.
+    /// A warp learns that so many phases are complete, of whom a scope says; a `relaxed` wait, without one,
+    /// counts from its next fence on. How many arrivals of its own they come after, at this or any other
+    /// memory barrier.
     pub fn acquire_from_mbarrier(
         &mut self,
         warp: u32,

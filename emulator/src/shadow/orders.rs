@@ -24,7 +24,8 @@ pub enum Scope {
 /// In the place of a rank: all blocks of the cluster.
 const ALL: u32 = u32::MAX;
 
-/// What a warp's strong accesses have to do with others: those of its block, of its cluster, and of all blocks.
+/// What a warp's strong accesses have to do with others: those of its block, of its cluster, and of all
+/// blocks.
 #[derive(Clone, Debug, Default)]
 pub struct Strong {
     /// What the last fence lets them make known to the block, and to the cluster if that has more,
@@ -198,8 +199,8 @@ impl Race {
         *version += 1;
     }
 
-    /// A strong access of a warp saw what its block, or its cluster, made known; it counts from the next fence
-    /// on.
+    /// A strong access of a warp saw what its block, or its cluster, made known; it counts from the next
+    /// fence on.
     pub fn learn_from_cluster(&mut self, warp: u32, address: u64, scope: Scope) {
         for level in 0..=self.level(scope) {
             let Some((known, version)) = self.places.get(&(address, self.reader(warp, level))) else {

@@ -1,4 +1,5 @@
-//! Which accesses to the shared memory of a cluster are ordered, which is a block where there are no clusters.
+//! Which accesses to the shared memory of a cluster are ordered, which is a block where there are no
+//! clusters.
 //!
 //! Vector clocks, as in other race detectors, with two additions for the asynchronous proxy. Bulk copies
 //! and multiplications are actors of their own, whose clocks count phases and groups: waiting is what
@@ -145,6 +146,11 @@ impl Race {
         self.actors.push(actor);
         self.numbers.insert(actor, number);
         number
+    }
+
+    /// The number of what completes at a memory barrier.
+    pub fn loads_of(&mut self, barrier: u32) -> u32 {
+        self.number(Actor::Load(barrier)) as u32
     }
 
     pub(super) fn actor_of(epoch: u32) -> usize {

@@ -27,8 +27,8 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Whether this access is in the way of another one, by an actor, where blocks have so many warps: they have
-    /// bytes in common, and are not both strong, each for the other.
+    /// Whether this access is in the way of another one, by an actor, where blocks have so many warps: they
+    /// have bytes in common, and are not both strong, each for the other.
     #[inline(always)]
     pub fn meets(self, how: u32, actor: u32, warps: u32) -> bool {
         let both = self.how & how;

@@ -1,6 +1,7 @@
 //! Running single instructions and small kernels.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod cluster;
 pub mod hopper;
 
 use ptx_emulator::{

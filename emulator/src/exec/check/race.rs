@@ -203,8 +203,8 @@ impl Context<'_> {
         }
     }
 
-    /// A warp has seen a phase complete; without a scope, by a `relaxed` wait. How many arrivals of its own that comes
-    /// after.
+    /// A warp has seen a phase complete; without a scope, by a `relaxed` wait. How many arrivals of its own
+    /// that comes after.
     pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32, scope: Option<Scope>) -> u32 {
         let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
         match &mut self.race {
@@ -283,6 +283,7 @@ impl Context<'_> {
         let conflict = race.asynchronous(warp, actor, phase + 1, offset, bytes, true).or(read);
         self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
         self.race_bulk_lanes(transfer, true);
+        self.remote_completes((transfer.pc, warp, lane), barrier);
     }
 
     /// A bulk store will read shared memory.
@@ -320,7 +321,9 @@ impl Context<'_> {
             race.pc = w.pc;
             let (actor, offset) = (Actor::Load(barrier), window.offsets[lane] as u32);
             let conflict = race.store_later(w.id, actor, phase + 1, offset, bytes);
-            self.race_report(At { pc: w.pc, warp: w.id, lane: lane as u32 }, conflict);
+            let at = At { pc: w.pc, warp: w.id, lane: lane as u32 };
+            self.race_report(at, conflict);
+            self.remote_completes((at.pc, at.warp, at.lane), barrier);
         }
     }
 

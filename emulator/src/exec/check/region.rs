@@ -116,8 +116,8 @@ impl<'a> Context<'a> {
         });
     }
 
-    /// A shared address for a message, with its region if it has one, and in a cluster the block that it belongs
-    /// to: `0x1480 (k[1] + 0x80)`.
+    /// A shared address for a message, with its region if it has one, and in a cluster the block that it
+    /// belongs to: `0x1480 (k[1] + 0x80)`.
     pub fn shared_place(&self, address: u32) -> String {
         let offset = in_block(address).checked_sub(SHARED_BASE);
         let regions = self.environment.regions.as_ref();

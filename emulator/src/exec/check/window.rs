@@ -55,7 +55,8 @@ struct Extent {
     bytes: u64,
     /// What to take off an address.
     origin: u64,
-    /// What to add to an offset behind that: where the shared memory of a block starts in that of its cluster.
+    /// What to add to an offset behind that: where the shared memory of a block starts in that of its
+    /// cluster.
     start: u64,
     tracked: bool,
 }

@@ -76,8 +76,8 @@ pub fn shared_bytes(kernel: &Kernel) -> Result<u64, LaunchError> {
     Err(LaunchError::Target { kernel: kernel.name().to_string(), expected, got })
 }
 
-/// The blocks of a cluster of a launch, and whether it or its kernel asks for clusters. A kernel counts as one that
-/// is allowed clusters of more blocks than are portable.
+/// The blocks of a cluster of a launch, and whether it or its kernel asks for clusters. A kernel counts as
+/// one that is allowed clusters of more blocks than are portable.
 pub fn cluster(kernel: &Kernel, launch: &Launch<'_>) -> Result<([u32; 3], bool), LaunchError> {
     let name = || kernel.name().to_string();
     let (required, explicit) = (kernel.data.required_cluster, kernel.data.explicit_cluster);

@@ -52,7 +52,7 @@ fn check_block(
     op: MbarrierOp,
 ) -> Result<(), Stop> {
     let may = match op {
-        MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect => i.d == ROW_SINK,
+        op if op.gives_token() => i.d == ROW_SINK,
         MbarrierOp::Expect | MbarrierOp::Complete | MbarrierOp::CompleteStore => true,
         _ => false,
     };
@@ -61,7 +61,10 @@ fn check_block(
     }
     let place = c.shared_place(address);
     c.report(FindingKind::MbarrierMisuse, w.pc, w.id, lane as u32, |_| {
-        format!("of the mbarrier at {place}: of another block only arrivals without a state, and counts of bytes")
+        format!(
+            "of the mbarrier at {place}: of another block there are only arrivals without a state, and \
+             counts of bytes"
+        )
     });
     Err(Stop)
 }
@@ -76,14 +79,15 @@ pub fn run(
 ) -> Result<(), Stop> {
     let addresses = barriers(c, w, i, m)?;
     let values = if i.has(FLAG_OPTIONAL) { *w.registers.row32(i.b) } else { [1; LANES] };
+    if op == MbarrierOp::CompleteStore && i.e & LATER != 0 {
+        lanes(m).for_each(|lane| c.remote_completes((w.pc, w.id, lane as u32), addresses[lane]));
+    }
     let mut tokens = [0; LANES];
     let mut released = None;
     for lane in lanes(m) {
         let (address, value) = (addresses[lane], values[lane]);
         check_block(c, w, i, (lane, address), op)?;
-        let arrives =
-            matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect);
-        let arrives = arrives || op == MbarrierOp::ArriveCopies;
+        let arrives = op.gives_token() || op == MbarrierOp::ArriveCopies;
         let arrives = arrives || op == MbarrierOp::CompleteStore && i.e & LATER == 0;
         if arrives && released.replace(address) != Some(address) {
             c.race_release_to_mbarrier((w.id, m), address, scope(i), i.has(FLAG_RELAXED));
@@ -99,10 +103,10 @@ pub fn run(
             // The phase awaits one arrival more, which comes now.
             MbarrierOp::ArriveCopies if !i.has(FLAG_OPTIONAL) => c.mbarriers.touch(address),
             MbarrierOp::ArriveCopies => c.mbarriers.arrive(address, 1, false).map(|_| ()),
-            MbarrierOp::ArriveExpect => c
+            MbarrierOp::ArriveExpect | MbarrierOp::ArriveDropExpect => c
                 .mbarriers
                 .expect(address, value)
-                .and_then(|()| c.mbarriers.arrive(address, 1, false))
+                .and_then(|()| c.mbarriers.arrive(address, 1, op == MbarrierOp::ArriveDropExpect))
                 .map(|token| tokens[lane] = token),
             _ => {
                 let drop = op == MbarrierOp::ArriveDrop;
@@ -120,7 +124,7 @@ pub fn run(
             _ => {}
         }
     }
-    if matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect) {
+    if op.gives_token() {
         w.registers.set64(i.d, m, &tokens);
     }
     Ok(())

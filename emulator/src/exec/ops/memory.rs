@@ -131,7 +131,8 @@ unsafe fn gather<T: Copy, C: Copy>(
     }
 }
 
-/// A store that completes at a memory barrier, which the next instruction names: it must be of the same block.
+/// A store that completes at a memory barrier, which the next instruction names: it must be of the same
+/// block.
 #[cold]
 fn store_later(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) -> Flow {
     let next = c.environment.code().instructions[w.pc as usize + 1];

@@ -1,5 +1,5 @@
-//! What a bulk copy moves: pieces of shared memory and where they belong in global memory, or come from in that
-//! of a cluster.
+//! What a bulk copy moves: pieces of shared memory and where they belong in global memory, or come from in
+//! that of a cluster.
 //!
 //! A box of a tensor is taken row by row. A row's elements inside the tensor lie together in global
 //! memory, and in 16-byte pieces, exchanged as the map's swizzle says, in shared memory.

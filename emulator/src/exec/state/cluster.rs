@@ -1,7 +1,9 @@
-//! The blocks of a cluster: where they are in the grid, which warps are theirs, and which bytes of shared memory.
+//! The blocks of a cluster: where they are in the grid, which warps are theirs, and which bytes of shared
+//! memory.
 //!
-//! Blocks of a cluster run together, so a cluster is what the emulator runs: their warps are numbered one block
-//! after the other, and their shared memory is one piece. A launch without clusters has clusters of one block.
+//! Blocks of a cluster run together, so a cluster is what the emulator runs: their warps are numbered one
+//! block after the other, and their shared memory is one piece. A launch without clusters has clusters of
+//! one block.
 
 use crate::options::Launch;
 use crate::space::{RANK_SHIFT, SHARED_BASE};

@@ -1,5 +1,5 @@
-//! What the instructions of a cluster share, which is a block where there are no clusters: shared memory, findings,
-//! and the launch around them.
+//! What the instructions of a cluster share, which is a block where there are no clusters: shared memory,
+//! findings, and the launch around them.
 
 use super::barrier::Barriers;
 use super::bulk::BulkQueue;
@@ -393,8 +393,8 @@ impl Access {
 }
 
 impl Context<'_> {
-    /// The address of a range of shared memory, which must be aligned. It is that of the warp's own block, or with
-    /// [`Space::Cluster`] or a generic address of any one of the cluster.
+    /// The address of a range of shared memory, which must be aligned. It is that of the warp's own block,
+    /// or with [`Space::Cluster`] or a generic address of any one of the cluster.
     pub fn shared_address(&mut self, at: Access, align: u32) -> Result<u32, Stop> {
         let (generic, own_only) = (at.space == Space::Generic, at.space == Space::Shared);
         let at = Access { space: Space::Shared, ..at };

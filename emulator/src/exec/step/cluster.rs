@@ -59,7 +59,8 @@ impl Runner<'_, '_> {
             self.pc += 1;
             self.park(State::Ready);
         }
-        Ok(Next::Leave(Event::Yield))
+        // Others may have exited since it was looked.
+        Ok(Next::Leave(Event::Cluster))
     }
 
     /// Addresses in row `a`, of 64 bits when `count` is 2, and whether they are generic.

@@ -61,7 +61,8 @@ pub struct SanitizeArguments {
     /// Threads of a block.
     #[arg(long, value_name = "X[,Y,Z]", required_unless_present = "case")]
     block: Option<String>,
-    /// Blocks of a cluster: up to 8, or 16, which a kernel has to be allowed. Left out: as the kernel demands, or none.
+    /// Blocks of a cluster: up to 8, or 16, which a kernel has to be allowed. Left out: as the kernel
+    /// demands, or none.
     #[arg(long, value_name = "X[,Y,Z]")]
     cluster: Option<String>,
     /// Bytes of dynamic shared memory.

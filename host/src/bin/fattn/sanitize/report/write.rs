@@ -70,7 +70,8 @@ impl Summary<'_> {
         for (number, step) in launches.iter().enumerate() {
             let Step { source, kernel, shape, .. } = step;
             let Shape { grid, block, shared_bytes, regions, .. } = shape;
-            let cluster = cluster_of(step).map_or(String::new(), |sizes| format!(", cluster {}", size(sizes)));
+            let cluster =
+                cluster_of(step).map_or(String::new(), |sizes| format!(", cluster {}", size(sizes)));
             // Writing to a String cannot fail.
             let _ = writeln!(
                 text,

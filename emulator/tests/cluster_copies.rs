@@ -96,9 +96,9 @@ fn multicast(bytes: u32, mask: u32) -> String {
 #[test]
 fn a_multicast_copy_lands_in_all_its_blocks_and_counts_at_the_mbarrier_of_each() {
     let words = clean(&multicast(512, 3));
-    for thread in 0..256usize {
+    for (thread, &word) in words[..256].iter().enumerate() {
         let first = 1024 + thread as u32 % 64;
-        assert_eq!(words[thread], 2 * first + 64);
+        assert_eq!(word, 2 * first + 64);
     }
     clean(multicast(512, 3).strip_suffix(SYNC).unwrap());
     let few = found(&multicast(256, 3));

@@ -41,29 +41,40 @@ fn clusters_are_as_large_as_the_launch_says() {
         answer(&[&given[..], cluster].concat(), code)
     };
     let text = run(&["--cluster", "2"], &two, 0);
-    assert!(text.starts_with("kernel ring (sm_90), grid 4x1x1, block 32x1x1, cluster 2x1x1, 0 bytes"), "{text}");
+    assert!(
+        text.starts_with("kernel ring (sm_90), grid 4x1x1, block 32x1x1, cluster 2x1x1, 0 bytes"),
+        "{text}"
+    );
     run(&["--cluster", "4,1,1"], &four, 0);
     let json: Value = serde_json::from_str(&run(&["--cluster", "4", "--json"], &four, 0)).unwrap();
     assert_eq!(json["cluster"], json!([4, 1, 1]));
     let text = run(&["--cluster", "3"], &two, 2);
     assert_eq!(text, "fattn: ring: grid [4, 1, 1]: expected multiples of the cluster [3, 1, 1]\n");
     let text = run(&["--cluster", "0"], &two, 2);
-    assert_eq!(text, "fattn: --cluster: expected 1 to 3 numbers of at least 1, such as 4 or 4,2,1, got `0`\n");
+    assert_eq!(
+        text,
+        "fattn: --cluster: expected 1 to 3 numbers of at least 1, such as 4 or 4,2,1, got `0`\n"
+    );
 }
 
 #[test]
 fn a_block_that_does_not_wait_for_the_others_is_found() {
     let folder = Directory::new("cluster-exit");
     let ptx = folder.write("ring.ptx", RING.replace("SYNC", ""));
-    let given = ["--ptx", &ptx, "--grid", "4", "--block", "32", "--cluster", "2", "--arg", "buf:u32:128:uninit"];
+    let given =
+        ["--ptx", &ptx, "--grid", "4", "--block", "32", "--cluster", "2", "--arg", "buf:u32:128:uninit"];
     let text = answer(&[&given[..], &["--schedule", "latest", "--any-order"]].concat(), 1);
-    assert!(text.contains("1. error: shared memory of a block that may not run: an access to"), "{text}");
+    assert!(
+        text.contains("1. error: shared memory of a block that may not run: an access to"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_case_says_and_keeps_the_clusters_of_its_launches() {
     let folder = Directory::new("cluster-case");
-    let required = RING.replace("(.param .u64 out) {", "(.param .u64 out) .explicitcluster .reqnctapercluster 2 {");
+    let required =
+        RING.replace("(.param .u64 out) {", "(.param .u64 out) .explicitcluster .reqnctapercluster 2 {");
     folder.write("ring.ptx", RING.replace("SYNC", SYNC));
     folder.write("required.ptx", required.replace("SYNC", SYNC));
     folder.write("four", wanted([1, 2, 3, 0]));
@@ -83,5 +94,8 @@ fn a_case_says_and_keeps_the_clusters_of_its_launches() {
         assert!(text.contains("cluster 4x1x1") && text.contains("cluster 2x1x1"), "{text}");
     }
     let kept: Value = serde_json::from_str(&std::fs::read_to_string(&kept).unwrap()).unwrap();
-    assert_eq!((&kept["launches"][0]["cluster"], &kept["launches"][1]["cluster"]), (&json!([4, 1, 1]), &Value::Null));
+    assert_eq!(
+        (&kept["launches"][0]["cluster"], &kept["launches"][1]["cluster"]),
+        (&json!([4, 1, 1]), &Value::Null)
+    );
 }

@@ -4,7 +4,6 @@ use super::actor::Actor;
 use super::clock::{CLOCK, Clock, View};
 use super::orders::Scope;
 use super::race::Race;
-use crate::space::RANK_SHIFT;
 
 /// In the place of an address: the barrier of the cluster.
 const CLUSTER_BARRIER: u32 = u32::MAX;
@@ -67,7 +66,7 @@ impl Race {
 
     /// Whether a memory barrier is of another block than a warp, or of the cluster: 1, else 0.
     fn level_at(&self, warp: u32, address: u32) -> usize {
-        usize::from(self.has_clusters() && address >> RANK_SHIFT != self.rank(warp))
+        usize::from(self.has_clusters() && address >> self.rank_shift != self.rank(warp))
     }
 
     fn arrive(&mut self, warp: u32, address: u32, phase: u32, scope: Scope, known: &View) {

@@ -73,6 +73,8 @@ pub struct Race {
     pub(super) warps: Vec<View>,
     /// Warps of a block: the first of the cluster has the first ones.
     pub(super) of_block: u32,
+    /// Position of the rank of a block in its shared addresses.
+    pub(super) rank_shift: u32,
     pub(super) mbarriers: HashMap<u32, Mbarrier, FixedState>,
     pub(super) barriers: HashMap<u32, View, FixedState>,
     /// What each warp's strong accesses have to do with others.
@@ -83,21 +85,23 @@ pub struct Race {
 }
 
 impl Race {
-    /// The shadow of so many bytes and warps, of which a block has some.
-    pub fn new(bytes: usize, warps: u32, of_block: u32) -> Self {
+    /// The shadow of so many bytes and warps, of which a block has some; where the rank of a block stands in its
+    /// addresses.
+    pub fn new(bytes: usize, warps: u32, of_block: u32, rank_shift: u32) -> Self {
         let words = bytes.div_ceil(WORD as usize);
         let [writers, readers] = [(); 2].map(|()| vec![Place::default(); words]);
         let lanes = Lanes::new(words, warps);
-        Race::with(vec![Cell::default(); words], writers, readers, lanes, [warps, of_block])
+        Race::with(vec![Cell::default(); words], writers, readers, lanes, [warps, of_block, rank_shift])
     }
 
     /// The shadow of another block of the same size. Writers and readers need not be forgotten: they are
     /// asked for only where a cell says that somebody wrote or read.
     pub fn reset(self) -> Self {
-        let Race { mut cells, writers, readers, mut lanes, warps, of_block, .. } = self;
+        let Race { mut cells, writers, readers, mut lanes, warps, of_block, rank_shift, .. } = self;
         cells.fill(Cell::default());
         lanes.reset();
-        Race::with(cells, writers, readers, lanes, [warps.len() as u32, of_block])
+        let numbers = [warps.len() as u32, of_block, rank_shift];
+        Race::with(cells, writers, readers, lanes, numbers)
     }
 
     fn with(
@@ -105,7 +109,7 @@ impl Race {
         writers: Vec<Place>,
         readers: Vec<Place>,
         lanes: Lanes,
-        [warps, of_block]: [u32; 2],
+        [warps, of_block, rank_shift]: [u32; 3],
     ) -> Self {
         let mut race = Race {
             pc: 0,
@@ -118,6 +122,7 @@ impl Race {
             numbers: HashMap::default(),
             warps: vec![View::default(); warps as usize],
             of_block,
+            rank_shift,
             mbarriers: HashMap::default(),
             barriers: HashMap::default(),
             strong: vec![Strong::default(); warps as usize],

@@ -4,7 +4,7 @@ use super::*;
 use crate::shadow::lanes::Words;
 
 fn two_warps() -> Race {
-    Race::new(1024, 2, 2)
+    Race::new(1024, 2, 2, 24)
 }
 
 #[test]

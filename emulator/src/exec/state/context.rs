@@ -174,7 +174,7 @@ fn new_race(environment: &Environment<'_>) -> Option<Race> {
     let Cluster { warps, .. } = environment.cluster;
     let (bytes, all) = (environment.cluster.all_bytes() as usize, environment.cluster.all_warps());
     wanted.then(|| {
-        let mut race = Race::new(bytes, all, warps);
+        let mut race = Race::new(bytes, all, warps, RANK_SHIFT);
         if environment.code().meets_in_parts {
             race.lanes.meet_in_parts();
         }

@@ -85,8 +85,8 @@ pub struct Race {
 }
 
 impl Race {
-    /// The shadow of so many bytes and warps, of which a block has some; where the rank of a block stands in its
-    /// addresses.
+    /// The shadow of so many bytes and warps, of which a block has some; where the rank of a block stands in
+    /// its addresses.
     pub fn new(bytes: usize, warps: u32, of_block: u32, rank_shift: u32) -> Self {
         let words = bytes.div_ceil(WORD as usize);
         let [writers, readers] = [(); 2].map(|()| vec![Place::default(); words]);

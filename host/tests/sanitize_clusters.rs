@@ -65,7 +65,7 @@ fn a_block_that_does_not_wait_for_the_others_is_found() {
         ["--ptx", &ptx, "--grid", "4", "--block", "32", "--cluster", "2", "--arg", "buf:u32:128:uninit"];
     let text = answer(&[&given[..], &["--schedule", "latest", "--any-order"]].concat(), 1);
     assert!(
-        text.contains("1. error: shared memory of a block that may not run: an access to"),
+        text.contains("1. error: shared memory of a block that may not run: load of 4 bytes"),
         "{text}"
     );
 }

@@ -83,6 +83,55 @@ pub enum LaunchError {
         /// The grid asked for.
         grid: [u32; 3],
     },
+    /// A cluster with a dimension that is zero, or with more blocks than the kernel's `.maxclusterrank` or
+    /// a GPU allows.
+    #[error("{kernel}: cluster {cluster:?}: expected 1 to {limit} blocks")]
+    Cluster {
+        /// The kernel.
+        kernel: String,
+        /// The cluster asked for.
+        cluster: [u32; 3],
+        /// Blocks that it may have.
+        limit: u32,
+    },
+    /// A grid that is no whole number of clusters.
+    #[error("{kernel}: grid {grid:?}: expected multiples of the cluster {cluster:?}")]
+    ClusterGrid {
+        /// The kernel.
+        kernel: String,
+        /// The grid asked for.
+        grid: [u32; 3],
+        /// The cluster.
+        cluster: [u32; 3],
+    },
+    /// A cluster that is not as the kernel demands.
+    #[error(
+        "{kernel}: cluster: expected {expected:?} blocks, which .reqnctapercluster demands, got {got:?}"
+    )]
+    RequiredCluster {
+        /// The kernel.
+        kernel: String,
+        /// The kernel's `.reqnctapercluster`.
+        expected: [u32; 3],
+        /// The cluster asked for.
+        got: [u32; 3],
+    },
+    /// A launch without clusters of a kernel that demands some.
+    #[error("{kernel}: cluster: expected its size, which .explicitcluster demands, got none")]
+    ExplicitCluster {
+        /// The kernel.
+        kernel: String,
+    },
+    /// Clusters of several blocks on a target that has none.
+    #[error("{kernel}: cluster {cluster:?}: expected .target sm_90 or newer, got {got}")]
+    ClusterTarget {
+        /// The kernel.
+        kernel: String,
+        /// The cluster.
+        cluster: [u32; 3],
+        /// The module's target.
+        got: String,
+    },
     /// More shared memory than a GPU of the target has.
     #[error("{kernel}: {bytes} bytes of shared memory exceed the {limit} of {target}")]
     Shared {

@@ -34,7 +34,8 @@
 //! let data = memory.allocate(128);
 //! memory.write(data, &[1; 128])?;
 //! let params = &data.to_le_bytes();
-//! let shape = Launch { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, regions: &[], params };
+//! let (grid, block) = ([1; 3], [32, 1, 1]);
+//! let shape = Launch { grid, block, shared_bytes: 0, regions: &[], cluster: None, params };
 //! let kernel = module.kernel("double").expect("the entry above");
 //! let report = launch(kernel, &memory, &shape, &Options::default())?;
 //! assert!(report.findings.is_empty());
@@ -53,6 +54,9 @@
 //! `mbarrier`, and multiplications by a warpgroup. They happen at the latest legal moment, at once, or at
 //! random ([`Schedule`]). The host makes the tensor maps that such a kernel takes ([`TensorMap`]).
 //!
+//! The blocks of a cluster run together, their warps in turns, and reach each other's shared memory; whether
+//! that is ordered is checked as within a block, and whether it is there, too.
+//!
 //! A kernel may start before the one before it has ended, as its dependent ([`launch_dependent`]): blocks of
 //! both run together, and their accesses to global memory are checked as if they were of one launch, until
 //! `griddepcontrol.wait`.
@@ -61,7 +65,7 @@
 //! assert ([`Report::output`]).
 //!
 //! Not modelled: time, the memory model's reorderings, caches, and what `ptxas` does to the text. Not
-//! covered yet: textures, clusters of more than one block, sparse matrices, `wmma`. A kernel that uses an
+//! covered yet: textures, sparse matrices, `wmma`. A kernel that uses an
 //! instruction which is not covered refuses to launch and says so.
 
 #[cfg(test)]

@@ -17,6 +17,9 @@ pub struct Launch<'a> {
     /// nothing is known, and nothing is checked; with some, every access must stay inside one of them
     /// ([`Checks::regions`]), and findings name them.
     pub regions: &'a [Region],
+    /// Blocks of a cluster in x, y and z; in all up to 8, or 16 as of a kernel that allows more than is
+    /// portable. `None`: as many as the kernel's `.reqnctapercluster` says, or no clusters.
+    pub cluster: Option<[u32; 3]>,
     /// The kernel's parameters as laid out in its `.param` space,
     /// [`crate::Kernel::parameter_bytes`] long.
     pub params: &'a [u8],
@@ -26,17 +29,6 @@ impl Launch<'_> {
     /// Threads of a block.
     pub(crate) fn threads(&self) -> u32 {
         self.block.iter().product()
-    }
-
-    /// Blocks of the grid.
-    pub(crate) fn blocks(&self) -> u64 {
-        self.grid.iter().map(|&size| u64::from(size)).product()
-    }
-
-    /// The coordinates of a block by its number in the grid.
-    pub(crate) fn block_at(&self, number: u64) -> [u32; 3] {
-        let [x, y, _] = self.grid.map(u64::from);
-        [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32]
     }
 }
 
@@ -102,7 +94,8 @@ pub struct Options {
     pub threads: usize,
     /// Distinct findings kept; the rest is only counted.
     pub max_findings: usize,
-    /// Warp instructions that one block may execute. More is reported as a finding, not awaited.
+    /// Warp instructions that one block may execute; a cluster as many times that as it has blocks. More is
+    /// reported as a finding, not awaited.
     pub step_limit: Option<u64>,
     /// Report every read of bytes that nothing wrote at the read itself, whatever comes of it. Off, such a
     /// value is followed, and is reported where something comes of it: what a kernel loads and throws away is

@@ -11,6 +11,9 @@
 //!  +----------+---------------------------------------------+
 //! ```
 //!
+//! The offset of a shared address has the rank of its block, in a cluster of several, from bit 24 on: as on a
+//! GPU, what is an address of a block's own shared memory is the same address for the whole cluster.
+//!
 //! Allocation index 0 is never given out, so that small addresses are null pointers, and no overrun of
 //! an allocation reaches another one.
 
@@ -25,6 +28,8 @@ pub const SHARED_WINDOW: u64 = 1 << WINDOW_SHIFT;
 pub const LOCAL_WINDOW: u64 = 2 << WINDOW_SHIFT;
 /// Window of kernel parameters.
 pub const PARAM_WINDOW: u64 = 3 << WINDOW_SHIFT;
+/// Position of the rank of a block in its shared addresses.
+pub const RANK_SHIFT: u32 = 24;
 /// First valid address of shared memory: below it lie null pointers.
 pub const SHARED_BASE: u32 = 1024;
 /// Bytes of the system's part of shared memory.
@@ -42,6 +47,8 @@ pub enum Space {
     Global,
     /// Memory of a block.
     Shared,
+    /// Shared memory of any block of the cluster; findings say [`Space::Shared`].
+    Cluster,
     /// Memory of a thread.
     Local,
     /// Parameters of the kernel.
@@ -57,6 +64,7 @@ impl fmt::Display for Space {
         f.write_str(match self {
             Space::Global => "global",
             Space::Shared => "shared",
+            Space::Cluster => "shared::cluster",
             Space::Local => "local",
             Space::Param => "param",
             Space::Const => "const",
@@ -80,7 +88,7 @@ impl Space {
     /// What to add to an address of this space to make it generic.
     pub fn window(self) -> u64 {
         match self {
-            Space::Shared => SHARED_WINDOW,
+            Space::Shared | Space::Cluster => SHARED_WINDOW,
             Space::Local => LOCAL_WINDOW,
             Space::Param => PARAM_WINDOW,
             Space::Global | Space::Const | Space::Generic => 0,

@@ -2,7 +2,7 @@
 
 mod common;
 use common::hopper::{findings, no_map, run_clean};
-use ptx_emulator::{Address, FindingKind, Module, TensorMap, TensorMapElement, TensorMapSwizzle};
+use ptx_emulator::{Address, FindingKind, TensorMap, TensorMapElement, TensorMapSwizzle};
 
 fn map(address: Address) -> [u64; 16] {
     let swizzle = TensorMapSwizzle::None;
@@ -14,7 +14,7 @@ fn map(address: Address) -> [u64; 16] {
 }
 
 #[test]
-fn a_cluster_is_one_block() {
+fn a_cluster_may_be_one_block() {
     let words = run_clean(
         "mov.u32 %r1, %cluster_ctarank; mov.u32 %r2, %cluster_nctarank; mov.u32 %r3, %clusterid.x; mov.u32 %r4, %nclusterid.x;
          @%first st.global.v4.b32 [%data], {%r1, %r2, %r3, %r4};
@@ -32,8 +32,6 @@ fn a_cluster_is_one_block() {
     for finding in findings(other, 32, no_map) {
         assert_eq!(finding.kind, FindingKind::InvalidOperand, "{finding}");
     }
-    let ptx = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() .reqnctapercluster 2, 1, 1 { ret; }";
-    assert!(Module::parse(ptx).is_err());
 }
 
 #[test]

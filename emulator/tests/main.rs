@@ -11,6 +11,10 @@ mod atomic;
 mod bulk;
 #[path = "calls.rs"]
 mod calls;
+#[path = "cluster_copies.rs"]
+mod cluster_copies;
+#[path = "clusters.rs"]
+mod clusters;
 #[path = "control.rs"]
 mod control;
 #[path = "convert.rs"]

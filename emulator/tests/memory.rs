@@ -140,6 +140,7 @@ fn module_variables_keep_their_values_between_launches() {
         block: [1; 3],
         shared_bytes: 0,
         regions: &[],
+        cluster: None,
         params: &params,
     };
     for want in [8, 9, 10] {
@@ -218,6 +219,7 @@ fn blocks_see_their_coordinates_in_three_dimensions() {
             block: [5, 3, 4],
             shared_bytes: 0,
             regions: &[],
+            cluster: None,
             params: &params,
         };
         let options = Options { threads, ..Options::default() };

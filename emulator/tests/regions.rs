@@ -25,7 +25,8 @@ fn run(
     let regions: Vec<Region> =
         regions.iter().map(|&(name, offset, bytes)| Region::new(name, offset, bytes)).collect();
     let (grid, block) = ([1; 3], [threads, 1, 1]);
-    let shape = Launch { grid, block, shared_bytes: 16384, regions: &regions, params: &params };
+    let shape =
+        Launch { grid, block, shared_bytes: 16384, regions: &regions, cluster: None, params: &params };
     launch(kernel, &memory, &shape, options)
 }
 

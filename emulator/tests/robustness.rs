@@ -68,6 +68,7 @@ fn run(text: &str, schedule: Schedule) {
             block: [40, 1, 1],
             shared_bytes: 128,
             regions: &[],
+            cluster: None,
             params: &params,
         };
         let options = Options { schedule, step_limit: Some(20_000), ..Options::default() };

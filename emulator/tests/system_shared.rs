@@ -82,7 +82,8 @@ fn it_is_not_the_kernels_own() {
             let data = memory.allocate(4096);
             let params = data.to_le_bytes();
             let (grid, block, regions) = ([1; 3], [1, 1, 1], &[][..]);
-            let shape = Launch { grid, block, shared_bytes: bytes, regions, params: &params };
+            let shape =
+                Launch { grid, block, shared_bytes: bytes, regions, cluster: None, params: &params };
             let options = Options { schedule: Schedule::Eager, ..Options::default() };
             assert_eq!(launch(kernel, &memory, &shape, &options).is_ok(), fits);
             if fits {
@@ -90,6 +91,26 @@ fn it_is_not_the_kernels_own() {
             }
         }
     }
+}
+
+/// In a cluster each block has its own, which is zero at the start for every cluster.
+#[test]
+fn blocks_of_a_cluster_have_their_own() {
+    let body =
+        "mov.u32 %r1, %reserved_smem_offset_1; ld.shared.b32 %r2, [%r1]; st.global.b32 [%mine], %r2;
+                mov.u32 %r3, %ctaid.x; add.u32 %r3, %r3, 9; st.shared.b32 [%r1], %r3;
+                ld.shared.b32 %r4, [%r1]; st.global.b32 [%mine+64], %r4;
+                barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;";
+    let module = Module::parse(&text(body)).unwrap();
+    let memory = Memory::new();
+    let data = memory.allocate(4096);
+    let params = data.to_le_bytes();
+    let (grid, block, regions, cluster) = ([4, 1, 1], [1, 1, 1], &[][..], Some([2, 1, 1]));
+    let shape = Launch { grid, block, shared_bytes: 0, regions, cluster, params: &params };
+    let report = launch(module.kernel("k").unwrap(), &memory, &shape, &Options::default()).unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+    let words = words(&memory, data, 20);
+    assert_eq!((&words[..4], &words[16..20]), (&[0; 4][..], &[9, 10, 11, 12][..]));
 }
 
 /// A barrier of the grid, in the workspace that `%envreg1` and `%envreg2` point to, as cooperative groups have it:

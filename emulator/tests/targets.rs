@@ -13,7 +13,14 @@ bra END;
 END: ret; }}"
     );
     let module = Module::parse(&ptx).unwrap_or_else(|error| panic!("{body}: {error}"));
-    let shape = Launch { grid: [1; 3], block: [128, 1, 1], shared_bytes, regions: &[], params: &[0; 8] };
+    let shape = Launch {
+        grid: [1; 3],
+        block: [128, 1, 1],
+        shared_bytes,
+        regions: &[],
+        cluster: None,
+        params: &[0; 8],
+    };
     let kernel = module.kernel("k").unwrap();
     launch(kernel, &Memory::new(), &shape, &Options::default()).map(|_| ())
 }
@@ -184,7 +191,14 @@ fn only_the_kernel_that_is_launched_counts() {
     let ptx = ".version 8.7\n.target sm_80\n.address_size 64
         .entry old() { ret; }\n.entry new() { griddepcontrol.wait; ret; }";
     let module = Module::parse(ptx).unwrap();
-    let shape = Launch { grid: [1; 3], block: [1; 3], shared_bytes: 0, regions: &[], params: &[] };
+    let shape = Launch {
+        grid: [1; 3],
+        block: [1; 3],
+        shared_bytes: 0,
+        regions: &[],
+        cluster: None,
+        params: &[],
+    };
     let go = |name| {
         launch(module.kernel(name).unwrap(), &Memory::new(), &shape, &Options::default()).map(|_| ())
     };
@@ -204,7 +218,14 @@ fn other_targets_are_refused() {
     }
     assert!(run("sm_90a, texmode_independent", "", 0).is_ok());
     let module = Module::parse(".version 8.7\n.entry k() { ret; }").unwrap();
-    let shape = Launch { grid: [1; 3], block: [1; 3], shared_bytes: 0, regions: &[], params: &[] };
+    let shape = Launch {
+        grid: [1; 3],
+        block: [1; 3],
+        shared_bytes: 0,
+        regions: &[],
+        cluster: None,
+        params: &[],
+    };
     let refused = launch(module.kernel("k").unwrap(), &Memory::new(), &shape, &Options::default());
     assert!(refused.unwrap_err().to_string().ends_with("got `none`"));
 }

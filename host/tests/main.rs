@@ -55,6 +55,9 @@ mod sanitize;
 #[path = "sanitize_cases.rs"]
 mod sanitize_cases;
 #[cfg(feature = "cli")]
+#[path = "sanitize_clusters.rs"]
+mod sanitize_clusters;
+#[cfg(feature = "cli")]
 #[path = "sanitize_options.rs"]
 mod sanitize_options;
 #[cfg(feature = "cli")]

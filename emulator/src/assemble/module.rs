@@ -293,18 +293,12 @@ impl<'a> ModuleParser<'a> {
                     kernel.max_threads = Some(threads);
                     kernel.required_threads = Some(threads);
                 }
-                ".reqnctapercluster" => {
-                    if self.triple()? != [1; 3] {
-                        let kind = ParseErrorKind::Limit("the size of a cluster");
-                        return Err(self.cursor.error_here(kind));
-                    }
-                }
+                ".reqnctapercluster" => kernel.required_cluster = Some(self.triple()?),
                 ".maxnreg" => kernel.max_registers = Some(self.number()?),
                 ".minnctapersm" | ".maxnctapersm" => kernel.min_blocks = Some(self.number()?),
-                ".maxclusterrank" => {
-                    self.number()?;
-                }
-                ".noreturn" | ".explicitcluster" => {}
+                ".maxclusterrank" => kernel.max_cluster = Some(self.number()?),
+                ".explicitcluster" => kernel.explicit_cluster = true,
+                ".noreturn" => {}
                 ".pragma" => self.cursor.skip_statement(),
                 _ => return Err(self.cursor.error_behind(ParseErrorKind::UnsupportedDirective)),
             }

@@ -1,12 +1,13 @@
 //! Atomic read-modify-write operations.
 
+use super::mbarrier::asynchronous_space;
 use super::memory::{CACHE_POLICY, operands_before_policy, space};
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
     ATOMIC_SPACES, AtomicOp, AtomicType, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_OPTIONAL, FLAG_RELEASE,
-    FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op, ROW_SINK,
+    FLAG_STRONG, FLAG_WIDE_ADDRESS, IN_CLUSTER, Instruction, Op, ROW_SINK,
 };
 use crate::space::Space;
 
@@ -69,22 +70,53 @@ fn exists(op: AtomicOp, ty: AtomicType, vector: usize) -> bool {
     }
 }
 
+/// What `red.async` changes, and how many bits that are.
+pub fn asynchronous<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<(Instruction, u32)> {
+    let (mut op, mut typed) = (None, None);
+    for modifier in &s.modifiers()[1..] {
+        match *modifier {
+            "relaxed" | "cluster" | "shared::cluster" | "mbarrier::complete_tx::bytes" => {}
+            name if op.is_none() => op = Some(operation(name).ok_or(UNSUPPORTED)?),
+            name if typed.is_none() => typed = Some((atomic_type(name)?, type_bits(name)?)),
+            _ => return Err(UNSUPPORTED),
+        }
+    }
+    let (Some(op), Some((ty, bits))) = (op, typed) else { return Err(UNSUPPORTED) };
+    let is_integer = matches!(ty, AtomicType::U32 | AtomicType::S32);
+    let is_integer =
+        is_integer || op == AtomicOp::Add && matches!(ty, AtomicType::U64 | AtomicType::S64);
+    let is_bits = matches!(op, AtomicOp::And | AtomicOp::Or | AtomicOp::Xor) && ty == AtomicType::B32;
+    if !(exists(op, ty, 1) && (is_integer || is_bits)) {
+        return Err(UNSUPPORTED);
+    }
+    s.expect_operands(3, 3)?;
+    let (address, offset, wide) = b.address(s, 0)?;
+    let operand = b.source(s, 1, bits)?;
+    let number =
+        ATOMIC_SPACES.iter().position(|&space| space == asynchronous_space(s)).unwrap_or(0) as u32;
+    let rows = [address, operand, operand, number | IN_CLUSTER];
+    let flags = FLAG_STRONG | if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    let instruction = with_rows(Op::Atomic(op), ROW_SINK, &rows);
+    Ok((Instruction { flags, count: ty as u8, immediate: offset, ..instruction }, bits))
+}
+
 /// Decodes `atom` and `red`. Modifiers stand in more than one order.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let (mut place, mut op, mut vector, mut typed) = (Space::Generic, None, 1, None);
-    let mut order = FLAG_STRONG;
+    let (mut order, mut scope) = (FLAG_STRONG, 0);
     for modifier in s.modifiers() {
         match *modifier {
             "acquire" => order |= FLAG_ACQUIRE,
             "release" => order |= FLAG_RELEASE,
             "acq_rel" => order |= FLAG_ACQUIRE | FLAG_RELEASE,
-            "cta" | "cluster" => order |= FLAG_BLOCK,
+            "cta" => order |= FLAG_BLOCK,
+            "cluster" => scope = IN_CLUSTER,
             "relaxed" | "gpu" | "sys" | "noftz" | CACHE_POLICY => {}
             "v2" => vector = 2,
             "v4" => vector = 4,
             "v8" => vector = 8,
             name => match (space(name), operation(name)) {
-                (Some(space @ (Space::Global | Space::Shared)), _) => place = space,
+                (Some(space @ (Space::Global | Space::Shared | Space::Cluster)), _) => place = space,
                 (_, Some(operation)) => op = Some(operation),
                 _ if typed.is_none() => typed = Some((atomic_type(name)?, type_bits(name)?)),
                 _ => return Err(UNSUPPORTED),
@@ -92,7 +124,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         }
     }
     let (Some(op), Some((ty, bits))) = (op, typed) else { return Err(UNSUPPORTED) };
-    if !exists(op, ty, vector) || vector > 1 && place == Space::Shared {
+    if !exists(op, ty, vector) || vector > 1 && matches!(place, Space::Shared | Space::Cluster) {
         return Err(UNSUPPORTED);
     }
     let returns = s.name() == "atom";
@@ -101,7 +133,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         return Err(ParseErrorKind::Operand("wrong number of operands"));
     }
     let (address, offset, wide) = b.address(s, first)?;
-    let number = ATOMIC_SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32;
+    let number = ATOMIC_SPACES.iter().position(|&space| space == place).unwrap_or(0) as u32 | scope;
     let flags = order | if wide { FLAG_WIDE_ADDRESS } else { 0 };
     if vector > 1 {
         // A list of rows with the operands, and behind them the results; the third one says how many.

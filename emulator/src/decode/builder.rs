@@ -403,7 +403,11 @@ impl<'a, 'm> Builder<'a, 'm> {
     pub fn address_of(&mut self, symbol: Symbol, offset: i64, wide: bool) -> Result<u32> {
         let constant = match symbol {
             Symbol::Param(at) => Space::Param.window() + u64::from(at),
-            Symbol::Local(at) | Symbol::Shared(at) | Symbol::Argument(at) => u64::from(at),
+            Symbol::Local(at) | Symbol::Argument(at) => u64::from(at),
+            Symbol::Shared(at) => {
+                let address = u64::from(at).wrapping_add(offset as u64);
+                return self.fill(Fill::Shared { address, wide }, wide);
+            }
             Symbol::Function(number) => FUNCTION_BASE + u64::from(number) * FUNCTION_BYTES,
             Symbol::Frame(at) | Symbol::FrameArgument(at) => {
                 let function = self.function.ok_or(ParseErrorKind::UnsupportedInstruction)?;

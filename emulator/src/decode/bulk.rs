@@ -3,16 +3,21 @@
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    BulkOp, FLAG_OPTIONAL, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction, Op, ReduceOp, bulk_list,
-    map_field,
+    BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction, Op, ReduceOp,
+    bulk_list, map_field,
 };
 use crate::parse::operand::{Operand, Scalar};
+use crate::parse::scope::Class;
 
 /// What the modifiers of a copy say.
 #[derive(Default)]
 struct Modifiers<'a> {
     rank: Option<usize>,
     to_shared: bool,
+    /// From there, too.
+    from_shared: bool,
+    /// To that of any block of the cluster.
+    to_cluster: bool,
     grouped: bool,
     hint: bool,
     multicast: bool,
@@ -119,11 +124,15 @@ fn read_modifiers<'a>(words: &[&'a str]) -> Result<Modifiers<'a>> {
             _ => return Err(UNSUPPORTED),
         }
     }
-    modifiers.to_shared = match spaces[..] {
-        ["shared::cluster" | "shared::cta", "global"] => true,
-        ["global", "shared::cta"] => false,
+    (modifiers.to_shared, modifiers.from_shared) = match spaces[..] {
+        ["shared::cluster" | "shared::cta", "global"] => (true, false),
+        ["shared::cluster", "shared::cta"] if modifiers.rank.is_none() && !modifiers.multicast => {
+            (true, true)
+        }
+        ["global", "shared::cta"] => (false, false),
         _ => return Err(UNSUPPORTED),
     };
+    modifiers.to_cluster = spaces.first() == Some(&"shared::cluster");
     if modifiers.to_shared != completes || modifiers.to_shared == modifiers.grouped {
         return Err(UNSUPPORTED);
     }
@@ -174,11 +183,18 @@ fn load<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, m: &Modifiers<'_>) -> Re
             (BulkOp::LoadTensor, 2, map, 0, rows)
         }
         None => {
-            let (global, offset, wide) = b.address(s, 1)?;
-            if !wide {
-                return Err(ParseErrorKind::Operand("operand of the wrong width"));
-            }
-            (BulkOp::Load, 3, global, offset, vec![b.source(s, 2, 32)?])
+            let (source, offset, wide) = b.address(s, 1)?;
+            let (op, source) = match (m.from_shared, wide) {
+                (true, true) => (BulkOp::LoadShared, source),
+                (true, false) => {
+                    let row = b.register(Class::Bits64)?.index;
+                    b.emit(with_rows(Op::ConvertU32ToU64, row, &[source]));
+                    (BulkOp::LoadShared, row)
+                }
+                (false, true) => (BulkOp::Load, source),
+                (false, false) => return Err(ParseErrorKind::Operand("operand of the wrong width")),
+            };
+            (op, 3, source, offset, vec![b.source(s, 2, 32)?])
         }
     };
     let mask = extras(s, b, m, barrier_at + 1)?;
@@ -189,8 +205,9 @@ fn load<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, m: &Modifiers<'_>) -> Re
     list.extend(mask);
     let at = b.list(&list);
     let instruction = with_rows(Op::Bulk(op), at, &[shared, global, barrier, global_offset as u32]);
-    let flags =
-        if wide { FLAG_WIDE_ADDRESS } else { 0 } | if mask.is_some() { FLAG_OPTIONAL } else { 0 };
+    let flags = if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    let flags = flags | if mask.is_some() { FLAG_OPTIONAL } else { 0 };
+    let flags = flags | if m.to_cluster { FLAG_CLUSTER } else { 0 };
     Ok(Instruction { flags, count: rows.len() as u8, immediate: offset, ..instruction })
 }
 

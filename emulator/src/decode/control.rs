@@ -4,8 +4,8 @@ use super::builder::Patch;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    BarrierOp, CLUSTER_BARRIER, FLAG_ACQUIRE, FLAG_ALIGNED, FLAG_BLOCK, FLAG_GENERIC, FLAG_GLOBAL,
-    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_RELEASE, FLAG_SHARED, Instruction, Op,
+    BarrierOp, FLAG_ACQUIRE, FLAG_ALIGNED, FLAG_BLOCK, FLAG_GLOBAL, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL,
+    FLAG_RELAXED, FLAG_RELEASE, FLAG_SHARED, IN_CLUSTER, Instruction, Op,
 };
 use crate::parse::operand::{Operand, Scalar};
 
@@ -22,7 +22,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             let members = b.source(s, 0, 32)?;
             Ok(with_rows(Op::WarpSync, 0, &[members, members]))
         }
-        ("barrier", ["cluster", rest @ ..]) => cluster_barrier(s, b, rest),
+        ("barrier", ["cluster", rest @ ..]) => cluster_barrier(s, rest),
         ("bar" | "barrier", modifiers) => barrier(s, b, modifiers),
         ("membar", [scope @ ("cta" | "gl" | "sys")]) => fence(&[scope]),
         ("fence", ["mbarrier_init", "release", "cluster"]) => Ok(Instruction::new(Op::MbarrierFence)),
@@ -30,6 +30,11 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         ("fence", ["proxy", "alias"]) => fence(&["acq_rel"]),
         ("fence", ["proxy", "tensormap::generic", rest @ ..]) => fence(rest),
         ("fence", modifiers) if modifiers.first() != Some(&"proxy") => fence(modifiers),
+        ("fence", ["proxy", "async::generic", "acquire" | "release", space, "cluster"])
+            if space.starts_with("sync_restrict::shared::") =>
+        {
+            Ok(Instruction { flags: FLAG_SHARED, ..Instruction::new(Op::ProxyFence) })
+        }
         ("fence", ["proxy", "async", space @ ..]) => {
             let flags = match space {
                 [] => FLAG_SHARED | FLAG_GLOBAL,
@@ -53,40 +58,37 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     }
 }
 
-/// A cluster is one block here, so its barrier is one of the block's, with a number of its own. The
-/// arrival happens at the wait.
-fn cluster_barrier<'a>(
-    s: &Statement<'a>,
-    b: &mut Builder<'a, '_>,
-    modifiers: &[&str],
-) -> Result<Instruction> {
+/// `barrier.cluster.arrive{.release, .relaxed}{.aligned};` and `barrier.cluster.wait{.acquire}{.aligned};`
+fn cluster_barrier(s: &Statement<'_>, modifiers: &[&str]) -> Result<Instruction> {
     s.expect_operands(0, 0)?;
     let (aligned, words): (Vec<&str>, Vec<&str>) =
         modifiers.iter().partition(|&&word| word == "aligned");
-    match words[..] {
-        ["arrive"] | ["arrive", "release" | "relaxed"] => Ok(Instruction::new(Op::Nop)),
-        ["wait"] | ["wait", "acquire"] => {
-            let flags = FLAG_GENERIC | if aligned.is_empty() { 0 } else { FLAG_ALIGNED };
-            let a = b.constant(u64::from(CLUSTER_BARRIER), false)?;
-            Ok(Instruction { flags, a, ..Instruction::new(Op::Barrier(BarrierOp::Sync)) })
-        }
-        _ => Err(UNSUPPORTED),
-    }
+    let aligned = if aligned.is_empty() { 0 } else { FLAG_ALIGNED };
+    let (op, flags) = match words[..] {
+        ["arrive"] | ["arrive", "release"] => (Op::ClusterArrive, aligned),
+        ["arrive", "relaxed"] => (Op::ClusterArrive, aligned | FLAG_RELAXED),
+        ["wait"] | ["wait", "acquire"] => (Op::ClusterWait, aligned),
+        _ => return Err(UNSUPPORTED),
+    };
+    Ok(Instruction { flags, ..Instruction::new(op) })
 }
 
 /// Fences of the generic proxy. They order what races are; values are seen in program order anyway.
 fn fence(modifiers: &[&str]) -> Result<Instruction> {
-    let (mut order, mut scope) = (FLAG_ACQUIRE | FLAG_RELEASE, 0);
+    let (mut order, mut scope, mut e) = (FLAG_ACQUIRE | FLAG_RELEASE, 0, 0);
     for modifier in modifiers {
         match *modifier {
             "acquire" => order = FLAG_ACQUIRE,
             "release" => order = FLAG_RELEASE,
-            "cta" | "cluster" => scope = FLAG_BLOCK,
+            "cta" => scope = FLAG_BLOCK,
+            "cluster" => e = IN_CLUSTER,
             "sc" | "acq_rel" | "gpu" | "gl" | "sys" => {}
+            // Of shared memory alone: the others are ordered, too.
+            "sync_restrict::shared::cluster" | "sync_restrict::shared::cta" => {}
             _ => return Err(UNSUPPORTED),
         }
     }
-    Ok(Instruction { flags: order | scope, ..Instruction::new(Op::Fence) })
+    Ok(Instruction { flags: order | scope, e, ..Instruction::new(Op::Fence) })
 }
 
 fn label<'a>(s: &Statement<'a>, index: usize) -> Result<&'a str> {

@@ -2,8 +2,8 @@
 
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::isa::{
-    FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, IntegerOp,
-    MbarrierOp, Op, ROW_SINK,
+    FLAG_BLOCK, FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, FLAG_WIDE_ADDRESS, IN_CLUSTER, Instruction,
+    IntegerOp, LATER, MbarrierOp, OF_CLUSTER, Op, ROW_SINK,
 };
 use crate::parse::operand::{Operand, Scalar};
 use crate::parse::scope::Class;
@@ -11,14 +11,19 @@ use crate::space::Space;
 
 /// Decodes the family.
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let mut flags = FLAG_GENERIC;
+    let (mut flags, mut e) = (FLAG_GENERIC, 0);
     let mut words = Vec::with_capacity(4);
     for &modifier in s.modifiers() {
         match modifier {
-            "shared" | "shared::cta" | "shared::cluster" => flags &= !FLAG_GENERIC,
+            "shared" | "shared::cta" => flags &= !FLAG_GENERIC,
+            "shared::cluster" => {
+                flags &= !FLAG_GENERIC;
+                e |= OF_CLUSTER;
+            }
             "relaxed" => flags |= FLAG_RELAXED,
-            // The scope is the block, whatever it says: a cluster has one.
-            "release" | "acquire" | "cta" | "cluster" => {}
+            "cta" => flags |= FLAG_BLOCK,
+            "cluster" => e |= IN_CLUSTER,
+            "release" | "acquire" => {}
             word => words.push(word),
         }
     }
@@ -33,6 +38,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         }
         ["pending_count", "b64"] => return pending_count(s, b),
         ["arrive", "expect_tx", "b64"] => arrival(s, b, MbarrierOp::ArriveExpect)?,
+        ["arrive_drop", "expect_tx", "b64"] => arrival(s, b, MbarrierOp::ArriveDropExpect)?,
         ["test_wait", "b64"] => poll(s, b, MbarrierOp::TestState)?,
         ["try_wait", "b64"] => poll(s, b, MbarrierOp::TryState)?,
         ["test_wait", "parity", "b64"] => poll(s, b, MbarrierOp::TestParity)?,
@@ -40,6 +46,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         _ => return Err(UNSUPPORTED),
     };
     instruction.flags |= flags;
+    instruction.e = e;
     Ok(instruction)
 }
 
@@ -81,14 +88,21 @@ pub fn arrive_copies<'a>(
     Ok(instruction)
 }
 
-/// `st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.vector}.type [a], value, [barrier];` It
+/// The space of both addresses of `st.async` and `red.async`.
+pub fn asynchronous_space(s: &Statement<'_>) -> Space {
+    if s.modifiers().contains(&"shared::cluster") { Space::Cluster } else { Space::Generic }
+}
+
+/// `st.async{.weak}{.shared::cluster}.mbarrier::complete_tx::bytes{.vector}.type [a], value, [barrier];` It
 /// stores at once, and then counts the bytes as arrived.
 pub fn store<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let words: Vec<&str> = s.modifiers().iter().copied().filter(|&word| word != "weak").collect();
+    let space = asynchronous_space(s);
+    let is_said = |word: &&str| matches!(*word, "weak" | "shared::cluster");
+    let words: Vec<&str> = s.modifiers().iter().copied().filter(|word| !is_said(word)).collect();
     let (length, ty) = match words[..] {
-        ["async", "shared::cluster", "mbarrier::complete_tx::bytes", ty] => (1, ty),
-        ["async", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", ty] => (2, ty),
-        ["async", "shared::cluster", "mbarrier::complete_tx::bytes", "v4", ty] => (4, ty),
+        ["async", "mbarrier::complete_tx::bytes", ty] => (1, ty),
+        ["async", "mbarrier::complete_tx::bytes", "v2", ty] => (2, ty),
+        ["async", "mbarrier::complete_tx::bytes", "v4", ty] => (4, ty),
         _ => return Err(UNSUPPORTED),
     };
     let bits = match ty {
@@ -107,14 +121,36 @@ pub fn store<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructi
         .collect::<Result<Vec<_>>>()?;
     let list = b.list(&rows);
     let (address, offset, wide) = b.address(s, 0)?;
-    let flags = FLAG_STRONG | if wide { FLAG_WIDE_ADDRESS } else { 0 };
-    let instruction = with_rows(Op::Store(Space::Shared), list, &[address, bits / 8]);
+    let flags = if wide { FLAG_WIDE_ADDRESS } else { 0 };
+    let instruction = with_rows(Op::Store(space), list, &[address, bits / 8, 0, LATER]);
     b.emit_guarded(Instruction { flags, count: length as u8, immediate: offset, ..instruction });
-    let (barrier, offset, wide) = b.address(s, 2)?;
-    let bytes = b.constant(u64::from(bits) / 8 * length as u64, false)?;
+    complete(s, b, 2, (bits / 8 * length as u32, LATER))
+}
+
+/// `red.async.relaxed.cluster{.shared::cluster}.mbarrier::complete_tx::bytes.op.type [a], value,
+/// [barrier];` It happens at once, and then counts the bytes as arrived.
+pub fn reduce<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let (instruction, bits) = super::atomic::asynchronous(s, b)?;
+    b.emit_guarded(instruction);
+    complete(s, b, 2, (bits / 8, 0))
+}
+
+/// Bytes arrive at the barrier that an operand names.
+fn complete<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    operand: usize,
+    (bytes, later): (u32, u32),
+) -> Result<Instruction> {
+    let (barrier, offset, wide) = b.address(s, operand)?;
+    let bytes = b.constant(u64::from(bytes), false)?;
     let instruction = with_rows(Op::Mbarrier(MbarrierOp::CompleteStore), ROW_SINK, &[barrier, bytes]);
     let flags = FLAG_OPTIONAL | if wide { FLAG_WIDE_ADDRESS } else { 0 };
-    Ok(Instruction { flags, immediate: offset, ..instruction })
+    let (generic, of_cluster) = match asynchronous_space(s) {
+        Space::Generic => (FLAG_GENERIC, 0),
+        _ => (0, OF_CLUSTER),
+    };
+    Ok(Instruction { flags: flags | generic, immediate: offset, e: of_cluster | later, ..instruction })
 }
 
 /// `[address]` at operand `first`, and perhaps a value of so many bits behind it.
@@ -141,7 +177,7 @@ fn operation<'a>(
 /// `mbarrier.arrive{.expect_tx} state, [address]{, count};` The state may be `_`.
 fn arrival<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, op: MbarrierOp) -> Result<Instruction> {
     let with_value = s.operands.len() == 3;
-    if op == MbarrierOp::ArriveExpect && !with_value {
+    if matches!(op, MbarrierOp::ArriveExpect | MbarrierOp::ArriveDropExpect) && !with_value {
         return Err(UNSUPPORTED);
     }
     let instruction = operation(s, b, op, 1, with_value.then_some(32))?;

@@ -5,7 +5,7 @@ use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
     AsyncCopyOp, FLAG_ACQUIRE, FLAG_BLOCK, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_READ_ONLY,
-    FLAG_RELEASE, FLAG_SATURATE, FLAG_STRONG, FLAG_WIDE_ADDRESS, Instruction, Op,
+    FLAG_RELEASE, FLAG_SATURATE, FLAG_STRONG, FLAG_WIDE_ADDRESS, IN_CLUSTER, Instruction, Op,
 };
 use crate::parse::operand::{Operand, Scalar};
 use crate::parse::scope::Class;
@@ -15,7 +15,8 @@ use crate::space::Space;
 pub fn space(name: &str) -> Option<Space> {
     Some(match name {
         "global" => Space::Global,
-        "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
+        "shared" | "shared::cta" => Space::Shared,
+        "shared::cluster" => Space::Cluster,
         "local" => Space::Local,
         "param" | "param::entry" => Space::Param,
         "const" => Space::Const,
@@ -79,13 +80,17 @@ fn expect_operands<'a>(
 /// `ld` and `st`.
 pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let (mut place, mut vector) = (Space::Generic, 1);
-    let mut order = 0;
+    let (mut order, mut scope) = (0, 0);
     for modifier in s.middle() {
         order |= match *modifier {
             "volatile" | "relaxed" | "mmio" => FLAG_STRONG,
             "acquire" => FLAG_STRONG | FLAG_ACQUIRE,
             "release" => FLAG_STRONG | FLAG_RELEASE,
-            "cta" | "cluster" => FLAG_BLOCK,
+            "cta" => FLAG_BLOCK,
+            "cluster" => {
+                scope = IN_CLUSTER;
+                0
+            }
             "nc" => FLAG_READ_ONLY,
             _ => 0,
         };
@@ -129,7 +134,7 @@ pub fn access<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     let op = if load { Op::Load(place) } else { Op::Store(place) };
     let list = b.list(&rows);
     let mut instruction = with_rows(op, list, &[0, bits / 8]);
-    instruction.flags = order;
+    (instruction.flags, instruction.e) = (order, scope);
     if place == Space::Param
         && let Some(offset) = b.parameter_address(s, address)
     {

@@ -62,6 +62,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         "cvt" => convert::decode(s, b),
         "mov" | "cvta" | "isspacep" => moves::decode(s, b),
         "st" if s.modifiers().first() == Some(&"async") => mbarrier::store(s, b),
+        "red" if s.modifiers().first() == Some(&"async") => mbarrier::reduce(s, b),
         "ld" | "ldu" | "st" => memory::access(s, b),
         "cp" if matches!(s.modifiers(), ["async", "bulk", ..] | ["reduce", "async", "bulk", ..]) => {
             bulk::decode(s, b)

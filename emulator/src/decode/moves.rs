@@ -96,7 +96,8 @@ fn pack<'a>(
 fn space(name: &str) -> Result<Space> {
     Ok(match name {
         "global" => Space::Global,
-        "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
+        "shared" | "shared::cta" => Space::Shared,
+        "shared::cluster" => Space::Cluster,
         "local" => Space::Local,
         "param" | "param::entry" => Space::Param,
         "const" => Space::Const,
@@ -139,6 +140,9 @@ fn is_space<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructio
     if space == Space::Const {
         return Ok(with_rows(Op::IsConstant, d, &[a]));
     }
+    if space == Space::Shared {
+        return Ok(with_rows(Op::IsOwnShared, d, &[a]));
+    }
     let number = (space.window() >> crate::space::WINDOW_SHIFT) as i32;
     Ok(Instruction { immediate: number, ..with_rows(Op::Move(MoveOp::IsSpace), d, &[a]) })
 }
@@ -156,7 +160,7 @@ pub fn map_address<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Ins
     Ok(Instruction { count: (bits / 32) as u8, ..with_rows(Op::MapAddress, d, &sources) })
 }
 
-/// `getctarank{.shared::cluster}.type d, a;`: a cluster has one block here.
+/// `getctarank{.shared::cluster}.type d, a;`
 pub fn block_rank<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let bits = match s.modifiers() {
         ["shared::cluster", "u32"] => 32,
@@ -164,9 +168,9 @@ pub fn block_rank<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Inst
         _ => return Err(UNSUPPORTED),
     };
     s.expect_operands(2, 2)?;
-    b.source(s, 1, bits)?;
     let d = b.destination(s, 0, 32)?;
-    Ok(with_rows(Op::Move(MoveOp::Bits32), d, &[b.constant(0, false)?]))
+    let a = b.source(s, 1, bits)?;
+    Ok(Instruction { count: (bits / 32) as u8, ..with_rows(Op::BlockRank, d, &[a]) })
 }
 
 /// `alloca.type d, size{, alignment};`, `stacksave.type d;` and `stackrestore.type a;`

@@ -2,7 +2,9 @@
 
 use super::{Builder, Result, Statement, UNSUPPORTED};
 use crate::error::ParseErrorKind;
-use crate::isa::{Fill, PREDICATE_FALSE, PREDICATE_SINK, PREDICATE_TRUE, ROW_SINK, Special};
+use crate::isa::{
+    Fill, PREDICATE_CLUSTERS, PREDICATE_FALSE, PREDICATE_SINK, PREDICATE_TRUE, ROW_SINK, Special,
+};
 use crate::parse::operand::{Operand, Scalar};
 use crate::parse::scope::{Class, Register, Symbol};
 
@@ -39,10 +41,12 @@ fn special(name: &str) -> Option<Special> {
         ("%ntid", 0..=2) => Special::Threads(dimension),
         ("%ctaid", 0..=2) => Special::Block(dimension),
         ("%nctaid", 0..=2) => Special::Blocks(dimension),
-        ("%cluster_ctaid", 0..=2) => Special::Zero,
-        ("%cluster_nctaid", 0..=2) => Special::One,
-        ("%clusterid", 0..=2) => Special::Block(dimension),
-        ("%nclusterid", 0..=2) => Special::Blocks(dimension),
+        ("%cluster_ctaid", 0..=2) => Special::BlockInCluster(dimension),
+        ("%cluster_nctaid", 0..=2) => Special::BlocksOfCluster(dimension),
+        ("%clusterid", 0..=2) => Special::Cluster(dimension),
+        ("%nclusterid", 0..=2) => Special::Clusters(dimension),
+        ("%cluster_ctarank", 3) => Special::ClusterRank,
+        ("%cluster_nctarank", 3) => Special::ClusterSize,
         ("%laneid", 3) => Special::Lane,
         ("%warpid", 3) => Special::Warp,
         ("%nwarpid", 3) => Special::Warps,
@@ -53,7 +57,7 @@ fn special(name: &str) -> Option<Special> {
         ("%lanemask_ge", 3) => Special::LaneMaskGe,
         ("%dynamic_smem_size", 3) => Special::DynamicSharedBytes,
         ("%total_smem_size" | "%aggr_smem_size", 3) => Special::TotalSharedBytes,
-        ("%smid" | "%gridid" | "%cluster_ctarank", 3) => Special::Zero,
+        ("%smid" | "%gridid", 3) => Special::Zero,
         // Where the variables of shared memory start.
         ("%reserved_smem_offset_end" | "%reserved_smem_offset_cap", 3) => Special::SystemSharedBytes,
         // A workspace of the grid, which cooperative launches have.
@@ -63,7 +67,7 @@ fn special(name: &str) -> Option<Special> {
         (name, 3) if is_numbered(name, "%envreg", 32) || is_numbered(name, "%pm", 8) => Special::Zero,
         // The clocks, which count instructions, do not get that far.
         ("%clock_hi" | "%globaltimer_hi", 3) => Special::Zero,
-        ("%nsmid" | "%cluster_nctarank", 3) => Special::One,
+        ("%nsmid", 3) => Special::One,
         _ => return None,
     })
 }
@@ -88,8 +92,8 @@ impl<'a> Builder<'a, '_> {
             Scalar::Name(
                 "%reserved_smem_offset_begin" | "%reserved_smem_offset_0" | "%reserved_smem_offset_1",
             ) if !wide => {
-                let address = self.system_shared();
-                self.constant(u64::from(address), false)
+                let address = u64::from(self.system_shared());
+                self.fill(Fill::Shared { address, wide }, wide)
             }
             Scalar::Name(name) if name.starts_with('%') => match special(name) {
                 Some(value) if !wide => self.fill(Fill::Special(value), false),
@@ -158,7 +162,9 @@ impl<'a> Builder<'a, '_> {
                 Ok((r.index, true))
             }
             Some(&Operand::Scalar(Scalar::Integer(0))) => Ok((PREDICATE_FALSE, false)),
-            Some(&Operand::Scalar(Scalar::Name("%is_explicit_cluster"))) => Ok((PREDICATE_FALSE, false)),
+            Some(&Operand::Scalar(Scalar::Name("%is_explicit_cluster"))) => {
+                Ok((PREDICATE_CLUSTERS, false))
+            }
             Some(&Operand::Scalar(Scalar::Integer(_))) => Ok((PREDICATE_TRUE, false)),
             _ => Err(KIND),
         }

@@ -16,11 +16,13 @@ pub enum MbarrierOp {
     ArriveDrop,
     /// Awaits `b` more bytes and arrives once.
     ArriveExpect,
+    /// As `ArriveExpect`, and later phases await one arrival less.
+    ArriveDropExpect,
     /// Awaits `b` more bytes.
     Expect,
     /// Counts `b` bytes as arrived.
     Complete,
-    /// The same of bytes that the thread has just stored: who waits for the phase sees them.
+    /// The same of bytes that the thread has just stored, or added: who waits for the phase sees them.
     CompleteStore,
     /// Arrives when the `cp.async` of the thread so far have completed: with the optional operand, which has
     /// no meaning, by one of the arrivals that the phase awaits, else by one of its own.
@@ -42,6 +44,12 @@ impl MbarrierOp {
         matches!(self, M::TestState | M::TryState | M::TestParity | M::TryParity)
     }
 
+    /// Whether it gives the token of its phase.
+    pub fn gives_token(self) -> bool {
+        use MbarrierOp as M;
+        matches!(self, M::Arrive | M::ArriveDrop | M::ArriveExpect | M::ArriveDropExpect)
+    }
+
     /// Whether its value is a token.
     pub fn takes_token(self) -> bool {
         matches!(self, MbarrierOp::TestState | MbarrierOp::TryState)
@@ -59,6 +67,8 @@ pub enum BulkOp {
     StoreTensor,
     /// Bytes to shared memory.
     Load,
+    /// Bytes of the block's shared memory, at shared address `b`, to that of a block of the cluster.
+    LoadShared,
     /// Bytes from shared memory, or added to it.
     Store,
     /// Ends the open group of stores.

@@ -36,8 +36,10 @@ pub const PREDICATE_TRUE: u32 = 0;
 pub const PREDICATE_FALSE: u32 = 1;
 /// Predicate that takes results nobody wants (`_`).
 pub const PREDICATE_SINK: u32 = 2;
+/// Predicate that says whether the launch has clusters: `%is_explicit_cluster`.
+pub const PREDICATE_CLUSTERS: u32 = 3;
 /// Predicates that exist in every kernel.
-pub const PREDICATES_RESERVED: u32 = 3;
+pub const PREDICATES_RESERVED: u32 = 4;
 /// Row that takes results nobody wants; four rows, for results of up to 128 bits.
 pub const ROW_SINK: u32 = 0;
 /// Rows that exist in every kernel.
@@ -67,12 +69,21 @@ pub const FLAG_RELEASE: u8 = 16;
 pub const FLAG_READ_ONLY: u8 = 16;
 /// The scope of a strong access or of a fence is the block.
 pub const FLAG_BLOCK: u8 = 64;
-/// An operation on a memory barrier orders nothing: `relaxed`.
+/// In operand `e`: the scope of a strong access, a fence or an operation on a memory barrier is the cluster.
+pub const IN_CLUSTER: u32 = 1 << 8;
+/// In operand `e` of an operation on a memory barrier: it may be that of another block of the cluster.
+pub const OF_CLUSTER: u32 = 1 << 9;
+/// In operand `e` of a store, and of the [`MbarrierOp::CompleteStore`] behind it: it happens any time
+/// before that is waited for.
+pub const LATER: u32 = 1 << 10;
+/// An operation on a memory barrier, or an arrival at that of the cluster, orders nothing: `relaxed`.
 pub const FLAG_RELAXED: u8 = 1;
 /// The fence between the proxies concerns shared memory.
 pub const FLAG_SHARED: u8 = 1;
 /// The fence between the proxies concerns global memory.
 pub const FLAG_GLOBAL: u8 = 2;
+/// A bulk copy goes to shared memory of any block of the cluster.
+pub const FLAG_CLUSTER: u8 = 1;
 /// `.aligned`: all threads of the warp execute the instruction together.
 pub const FLAG_ALIGNED: u8 = 16;
 /// An optional operand is present.
@@ -82,8 +93,8 @@ pub const FLAG_NEGATE_SOURCE: u8 = 64;
 /// The guard is negated.
 pub const FLAG_NEGATE_GUARD: u8 = 128;
 
-/// The number of the barrier of the cluster, behind those of the block.
-pub const CLUSTER_BARRIER: u32 = 16;
+/// Barriers of a block.
+pub const BARRIERS: u32 = 16;
 /// No reconvergence point: the paths meet only at exit.
 pub const NO_RECONVERGENCE: u32 = u32::MAX;
 
@@ -149,6 +160,13 @@ pub enum Fill {
         /// Whether the row is 64 bits wide.
         wide: bool,
     },
+    /// An address in the shared memory of the block.
+    Shared {
+        /// The address in a cluster's first block.
+        address: u64,
+        /// Whether the row is 64 bits wide.
+        wide: bool,
+    },
     /// Start of dynamic shared memory.
     DynamicShared {
         /// Whether the row is 64 bits wide.
@@ -172,9 +190,10 @@ impl Fill {
     pub fn rows(self) -> u32 {
         match self {
             Fill::Constant64(_) => 2,
-            Fill::Variable { wide, .. } | Fill::DynamicShared { wide } | Fill::Frame { wide, .. } => {
-                1 + u32::from(wide)
-            }
+            Fill::Variable { wide, .. }
+            | Fill::Shared { wide, .. }
+            | Fill::DynamicShared { wide }
+            | Fill::Frame { wide, .. } => 1 + u32::from(wide),
             Fill::Constant32(_) | Fill::Special(_) => 1,
         }
     }
@@ -191,6 +210,18 @@ pub enum Special {
     Block(u8),
     /// `%nctaid`, by dimension.
     Blocks(u8),
+    /// `%clusterid`, by dimension.
+    Cluster(u8),
+    /// `%nclusterid`, by dimension.
+    Clusters(u8),
+    /// `%cluster_ctaid`, by dimension.
+    BlockInCluster(u8),
+    /// `%cluster_nctaid`, by dimension.
+    BlocksOfCluster(u8),
+    /// `%cluster_ctarank`.
+    ClusterRank,
+    /// `%cluster_nctarank`.
+    ClusterSize,
     /// `%laneid`.
     Lane,
     /// `%warpid`.
@@ -218,9 +249,9 @@ pub enum Special {
         /// The upper half.
         high: bool,
     },
-    /// A register that is always zero here: `%smid`, `%gridid`, `%cluster_ctarank` and the like.
+    /// A register that is always zero here: `%smid`, `%gridid` and the like.
     Zero,
-    /// A register that is always one here: `%nsmid`, `%cluster_nctarank` and the like.
+    /// A register that is always one here: `%nsmid`.
     One,
 }
 

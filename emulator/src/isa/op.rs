@@ -146,6 +146,14 @@ pub enum Op {
     SetMaxRegisters,
     /// `mapa`: address `a` of block `b` of the cluster; 64-bit rows when `count` is 2.
     MapAddress,
+    /// `getctarank`: the block of the cluster that address `a` belongs to; a 64-bit row when `count` is 2.
+    BlockRank,
+    /// Whether generic address `a` is one in the shared memory of the thread's own block; predicate `d`.
+    IsOwnShared,
+    /// `barrier.cluster.arrive`.
+    ClusterArrive,
+    /// `barrier.cluster.wait`.
+    ClusterWait,
     /// A clock read of 32 bits.
     Clock32,
     /// A clock read of 64 bits.

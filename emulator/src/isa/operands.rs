@@ -33,13 +33,13 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
             }
             list(lists, i.d, usize::from(i.count) + i.e as usize, 1, Read, f);
         }
-        Op::AllowNextGrid | Op::AwaitGrid => {}
+        Op::AllowNextGrid | Op::AwaitGrid | Op::ClusterArrive | Op::ClusterWait => {}
         Op::ProxyFence | Op::Fence | Op::MbarrierFence | Op::SetMaxRegisters => {}
         Op::Rare(op) => {
             let [d, a, b, c] = op.rows();
             all(i, [d, a, b, c, 0], f);
         }
-        Op::IsConstant => f(&mut i.a, 2, Read),
+        Op::IsConstant | Op::IsOwnShared => f(&mut i.a, 2, Read),
         Op::StackAllocate => {
             let rows = u32::from(i.count);
             all(i, [rows, rows, 0, 0, 0], f);
@@ -115,6 +115,7 @@ pub fn visit(i: &mut Instruction, lists: &mut [u32], f: &mut impl FnMut(&mut u32
         Op::Bulk(op) => bulk(i, op, lists, f),
         Op::Wgmma(op) => wgmma(i, op, lists, f),
         Op::MapAddress => all(i, [u32::from(i.count), u32::from(i.count), 1, 0, 0], f),
+        Op::BlockRank => all(i, [1, u32::from(i.count), 0, 0, 0], f),
     }
 }
 
@@ -157,7 +158,7 @@ pub fn visit_predicates(i: &Instruction, f: &mut impl FnMut(u32, Role)) {
         }
         Op::Shuffle(_) => f(i.immediate as u32, Write),
         Op::MatchAll | Op::Elect => f(i.e, Write),
-        Op::Move(MoveOp::IsSpace) | Op::IsConstant => f(i.d, Write),
+        Op::Move(MoveOp::IsSpace) | Op::IsConstant | Op::IsOwnShared => f(i.d, Write),
         Op::Mbarrier(op) if op.polls() => f(i.d, Write),
         _ => {}
     }
@@ -341,7 +342,7 @@ fn mbarrier(i: &mut Instruction, op: MbarrierOp, f: &mut impl FnMut(&mut u32, u3
     if i.has(FLAG_OPTIONAL) {
         f(&mut i.b, if op.takes_token() { 2 } else { 1 }, Role::Read);
     }
-    if matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect) {
+    if op.gives_token() {
         f(&mut i.d, 2, Role::Write);
     }
 }
@@ -352,7 +353,7 @@ fn bulk(i: &mut Instruction, op: BulkOp, lists: &mut [u32], f: &mut impl FnMut(&
     }
     address(i, f);
     f(&mut i.b, 2, Role::Read);
-    if matches!(op, BulkOp::LoadTensor | BulkOp::Load) {
+    if matches!(op, BulkOp::LoadTensor | BulkOp::Load | BulkOp::LoadShared) {
         let wide = lists[i.d as usize + bulk_list::BARRIER_WIDE];
         f(&mut i.c, 1 + wide, Role::Read);
     }

@@ -190,4 +190,4 @@ impl AtomicType {
 }
 
 /// Spaces of an atomic operation, in the `e` of its instruction.
-pub const ATOMIC_SPACES: [Space; 3] = [Space::Generic, Space::Global, Space::Shared];
+pub const ATOMIC_SPACES: [Space; 4] = [Space::Generic, Space::Global, Space::Shared, Space::Cluster];

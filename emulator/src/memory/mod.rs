@@ -23,4 +23,8 @@ pub enum Refusal {
     ReadOnly,
     /// No space has this address.
     NoSpace,
+    /// Shared memory of another block of the cluster, by an instruction that is for the own block's.
+    OtherBlock,
+    /// Shared memory of a block that has ended.
+    Ended,
 }

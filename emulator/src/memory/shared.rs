@@ -19,13 +19,13 @@ pub struct SharedMemory {
     bytes: usize,
     /// Writes to each page; empty where nobody asks.
     versions: Vec<u64>,
-    /// Where bytes are zero at the start of a block.
-    zeros: Range<usize>,
+    /// Where bytes are zero at the start.
+    zeros: Vec<Range<usize>>,
 }
 
 impl SharedMemory {
-    /// Uninitialised memory but for a range of zeros. `versioned`: changes are counted.
-    pub fn new(bytes: usize, zeros: Range<usize>, versioned: bool) -> Self {
+    /// Uninitialised memory but for ranges of zeros. `versioned`: changes are counted.
+    pub fn new(bytes: usize, zeros: Vec<Range<usize>>, versioned: bool) -> Self {
         let mut memory = SharedMemory {
             data: vec![POISON; bytes + PADDING],
             states: vec![State::Unwritten as u8; bytes + PADDING],
@@ -38,8 +38,10 @@ impl SharedMemory {
     }
 
     fn write_zeros(&mut self) {
-        self.data[self.zeros.clone()].fill(0);
-        self.states[self.zeros.clone()].fill(State::Written as u8);
+        for zeros in &self.zeros {
+            self.data[zeros.clone()].fill(0);
+            self.states[zeros.clone()].fill(State::Written as u8);
+        }
     }
 
     /// Whether changes are counted.

@@ -111,6 +111,12 @@ pub(crate) struct KernelData {
     pub(crate) parameter_bytes: usize,
     pub(crate) max_threads: Option<[u32; 3]>,
     pub(crate) required_threads: Option<[u32; 3]>,
+    /// `.reqnctapercluster`: blocks of a cluster, by dimension.
+    pub(crate) required_cluster: Option<[u32; 3]>,
+    /// `.maxclusterrank`: blocks that a cluster has at most.
+    pub(crate) max_cluster: Option<u32>,
+    /// `.explicitcluster`: a launch has to have clusters.
+    pub(crate) explicit_cluster: bool,
     /// `.maxnreg`: registers that a thread has at most, at the start.
     pub(crate) max_registers: Option<u32>,
     /// `.minnctapersm`: blocks whose registers fit on a multiprocessor together.
@@ -150,6 +156,11 @@ impl Kernel {
     /// The largest block that `.maxntid` allows.
     pub fn max_threads(&self) -> Option<[u32; 3]> {
         self.data.max_threads
+    }
+
+    /// The blocks of a cluster that `.reqnctapercluster` demands, by dimension.
+    pub fn required_cluster(&self) -> Option<[u32; 3]> {
+        self.data.required_cluster
     }
 
     /// Bytes of shared memory that the kernel declares itself.

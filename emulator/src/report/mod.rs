@@ -108,9 +108,12 @@ pub enum FindingKind {
     /// An access to shared memory that touches bytes of two of the launch's regions, or bytes of none
     /// ([`crate::Launch::regions`]). The block goes on.
     OutOfRegion,
-    /// Two warps or two lanes access the same shared bytes, one writing, and nothing orders them. The block
-    /// goes on.
+    /// Two warps, of one block or two of a cluster, or two lanes access the same shared bytes, one writing,
+    /// and nothing orders them. The block goes on.
     SharedRace,
+    /// An access to the shared memory of another block of the cluster that may not have started, or may
+    /// have ended before; one that has ended is not accessed, and leaves the lane out. The block goes on.
+    SharedLifetime,
     /// Two warps, of one block or two, be they of kernels that run together, access the same global bytes,
     /// one of them writing, and nothing orders them; or one reads by `ld.global.nc` what the kernel writes.
     /// The block goes on.
@@ -181,6 +184,7 @@ impl FindingKind {
             | FindingKind::UninitialisedRegister
             | FindingKind::AsyncCopyInFlight
             | FindingKind::OutOfRegion
+            | FindingKind::SharedLifetime
             | FindingKind::SharedRace
             | FindingKind::GlobalRace
             | FindingKind::RedundantWrites
@@ -209,6 +213,7 @@ impl fmt::Display for FindingKind {
             FindingKind::MbarrierMisuse => write!(f, "misuse of an mbarrier"),
             FindingKind::InvalidTensorMap => write!(f, "invalid tensor map"),
             FindingKind::OutOfRegion => write!(f, "out-of-region shared access"),
+            FindingKind::SharedLifetime => write!(f, "shared memory of a block that may not run"),
             FindingKind::SharedRace => write!(f, "race in shared memory"),
             FindingKind::GlobalRace => write!(f, "race in global memory"),
             FindingKind::RedundantWrites => write!(f, "writes of one value that nothing orders"),

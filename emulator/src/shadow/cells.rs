@@ -81,11 +81,12 @@ impl Cell {
         let plain = [Mark { epoch: self.write, how: BYTES }];
         let writes = if self.is_mixed() { sets.of(self.write) } else { &plain };
         // Writes of one actor are its own affair.
+        let meets = |mark: &&Mark| mark.meets(look.how, look.epoch >> CLOCK_BITS, look.warps);
         let is_own = |epoch: u32| epoch >> CLOCK_BITS == look.epoch >> CLOCK_BITS;
         let unordered = |epoch: u32| !view.threads.covers(epoch);
         let unseen = |epoch: u32| look.asynchronous && !view.proxy.covers(epoch);
         let mut late = None;
-        for &Mark { epoch, .. } in writes.iter().filter(|mark| mark.meets(look.how)) {
+        for &Mark { epoch, .. } in writes.iter().filter(meets) {
             if unordered(epoch) {
                 if !(look.write && is_own(epoch)) {
                     return Some((epoch, true, false));
@@ -98,7 +99,7 @@ impl Cell {
             return late;
         }
         let reads = sets.of(self.reads()).iter();
-        let epochs = reads.filter(|mark| mark.meets(look.how)).map(|mark| mark.epoch);
+        let epochs = reads.filter(meets).map(|mark| mark.epoch);
         let mut others = epochs.filter(|&epoch| !is_own(epoch));
         if let Some(epoch) = others.clone().find(|&epoch| unordered(epoch)) {
             return Some((epoch, false, false));
@@ -118,6 +119,8 @@ pub struct Look {
     pub write: bool,
     /// Whether the asynchronous proxy makes it.
     pub asynchronous: bool,
+    /// Warps of a block.
+    pub warps: u32,
 }
 
 /// An instruction of a warp that accesses one range after the other.

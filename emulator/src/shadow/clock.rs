@@ -3,7 +3,7 @@
 use super::knowledge::Foreign;
 
 /// Bits of an epoch's clock; the rest is the actor.
-pub const CLOCK_BITS: u32 = 22;
+pub const CLOCK_BITS: u32 = 21;
 /// The last clock of an epoch.
 pub const CLOCK: u32 = (1 << CLOCK_BITS) - 1;
 
@@ -55,6 +55,9 @@ pub struct View {
     pub threads: Clock,
     /// For accesses of the asynchronous proxy.
     pub proxy: Clock,
+    /// How far each warp is known to have come by what orders no accesses: `relaxed` arrivals at the
+    /// cluster's barrier.
+    pub control: Clock,
     /// How many arrivals of each warp at memory barriers.
     pub arrivals: Clock,
     /// For warps of other blocks, and what bulk stores wrote.
@@ -66,6 +69,7 @@ impl View {
     pub fn join(&mut self, other: &View) {
         self.threads.join(&other.threads);
         self.proxy.join(&other.proxy);
+        self.control.join(&other.control);
         self.arrivals.join(&other.arrivals);
         self.foreign.join(&other.foreign);
     }
@@ -74,6 +78,7 @@ impl View {
     pub fn clear(&mut self) {
         self.threads.0.clear();
         self.proxy.0.clear();
+        self.control.0.clear();
         self.arrivals.0.clear();
         self.foreign = Foreign::default();
     }

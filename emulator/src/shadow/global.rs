@@ -18,6 +18,7 @@
 //! forgotten. Of a bulk load nothing is kept: it is a finding only if it comes second.
 
 use super::knowledge::Foreign;
+use super::lanes::LANES;
 use super::orders::Scope;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
@@ -85,12 +86,17 @@ pub enum Order {
     Ended,
 }
 
-/// Which actors are those of a grid.
+/// Which actors are those of a grid: of each cluster its warps, block after block, and then for each of their
+/// lanes its bulk stores.
 #[derive(Clone, Copy, Debug)]
 pub struct Actors {
-    /// The first of its first block.
+    /// The first of its first cluster.
     pub first: u32,
-    /// How many each of its blocks has.
+    /// How many each of its clusters has.
+    pub of_cluster: u32,
+    /// Warps of a cluster,
+    pub warps: u32,
+    /// and of a block.
     pub of_block: u32,
 }
 
@@ -100,10 +106,14 @@ impl Actors {
         all.partition_point(|grid| grid.first <= actor).saturating_sub(1)
     }
 
-    /// The number of an actor's block in the grid, and its own in the block.
-    pub fn block(self, actor: u32) -> (u32, u32) {
+    /// The number of an actor's cluster in the grid, its warp there, and whether it is a bulk store of that.
+    pub fn warp(self, actor: u32) -> (u32, u32, bool) {
         let number = actor.wrapping_sub(self.first);
-        (number / self.of_block, number % self.of_block)
+        let (cluster, number) = (number / self.of_cluster, number % self.of_cluster);
+        match number.checked_sub(self.warps) {
+            None => (cluster, number, false),
+            Some(lane) => (cluster, lane / LANES as u32, true),
+        }
     }
 }
 
@@ -292,13 +302,16 @@ impl<F: Fn(Access) -> Order> Step<'_, F> {
 
     /// Whether both are strong, and each is for the other.
     fn may_meet(&self, a: Access, b: Access) -> bool {
-        let block = |access: Access| {
+        let place = |access: Access| {
             let grid = Actors::grid(self.grids, access.actor);
-            (grid, self.grids[grid].block(access.actor).0)
+            let (cluster, warp, _) = self.grids[grid].warp(access.actor);
+            ((grid, cluster), warp / self.grids[grid].of_block)
         };
         match (a.manner, b.manner) {
             (Manner::Strong(Scope::Launch), Manner::Strong(Scope::Launch)) => true,
-            (Manner::Strong(_), Manner::Strong(_)) => block(a) == block(b),
+            (Manner::Strong(Scope::Block), Manner::Strong(_))
+            | (Manner::Strong(_), Manner::Strong(Scope::Block)) => place(a) == place(b),
+            (Manner::Strong(_), Manner::Strong(_)) => place(a).0 == place(b).0,
             _ => false,
         }
     }
@@ -368,117 +381,5 @@ impl<F: Fn(Access) -> Order> Step<'_, F> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_hold_each_byte_of_a_range_once() {
-        for (address, bytes) in (96..104).flat_map(|address| (1..14).map(move |bytes| (address, bytes)))
-        {
-            let mut found = Vec::new();
-            for (words, mask) in parts(address, bytes) {
-                let of_word = |word| {
-                    (0..WORD).filter(|byte| mask >> byte & 1 != 0).map(move |byte| word * WORD + byte)
-                };
-                found.extend(words.flat_map(of_word));
-            }
-            assert_eq!(found, (address..address + u64::from(bytes)).collect::<Vec<_>>());
-        }
-    }
-
-    fn met(
-        race: &mut GlobalRace,
-        address: u64,
-        bytes: u32,
-        (actor, manner): (u32, Manner),
-        touch: Touch,
-    ) -> Option<(u32, bool)> {
-        let number = race.number(Access { actor, clock: 1, pc: actor, manner });
-        let order = |other: Access| if other.actor == actor { Order::Before } else { Order::None };
-        let meeting = race.access(address, bytes, number, touch, order)?;
-        Some((meeting.other.actor, meeting.wrote))
-    }
-
-    fn one_grid(of_block: u32) -> GlobalRace {
-        GlobalRace::new(vec![Actors { first: 0, of_block }])
-    }
-
-    const PLAIN: Manner = Manner::Plain;
-    const STRONG: Manner = Manner::Strong(Scope::Launch);
-
-    #[test]
-    fn bytes_that_two_actors_share_are_a_race_unless_both_only_read() {
-        let mut race = one_grid(1);
-        assert_eq!(met(&mut race, 4096, 4, (1, PLAIN), Touch::Read), None);
-        assert_eq!(met(&mut race, 4096, 4, (2, PLAIN), Touch::Read), None);
-        assert_eq!(met(&mut race, 4098, 2, (3, PLAIN), Touch::Write), Some((1, false)));
-        // The other half of the word is nobody's yet; across the end of a page it is one access.
-        assert_eq!(met(&mut race, 4096, 2, (4, PLAIN), Touch::Read), None);
-        assert_eq!(met(&mut race, 8188, 8, (1, PLAIN), Touch::Write), None);
-        assert_eq!(met(&mut race, 8192, 4, (2, PLAIN), Touch::Read), Some((1, true)));
-        let number = race.number(Access { actor: 3, clock: 1, pc: 0, manner: PLAIN });
-        assert_eq!(race.access(8192, 4, number, Touch::Write, |_| Order::Before), None);
-    }
-
-    #[test]
-    fn halves_of_a_word_have_writers_of_their_own() {
-        let mut race = one_grid(1);
-        assert_eq!(met(&mut race, 64, 2, (1, PLAIN), Touch::Write), None);
-        assert_eq!(met(&mut race, 66, 2, (2, PLAIN), Touch::Write), None);
-        assert_eq!(met(&mut race, 64, 2, (1, PLAIN), Touch::Read), None);
-        assert_eq!(met(&mut race, 65, 1, (3, PLAIN), Touch::Read), Some((1, true)));
-        assert_eq!(met(&mut race, 67, 1, (3, PLAIN), Touch::Write), Some((2, true)));
-    }
-
-    #[test]
-    fn strong_accesses_meet_each_other_and_race_with_others() {
-        let mut race = one_grid(1);
-        assert_eq!(met(&mut race, 64, 4, (1, STRONG), Touch::Write), None);
-        assert_eq!(met(&mut race, 64, 4, (2, STRONG), Touch::Write), None);
-        assert_eq!(met(&mut race, 64, 4, (3, PLAIN), Touch::Read), Some((2, true)));
-    }
-
-    #[test]
-    fn strong_accesses_for_a_block_meet_those_of_its_warps_alone() {
-        let of_block = Manner::Strong(Scope::Block);
-        let mut race = one_grid(2);
-        assert_eq!(met(&mut race, 64, 4, (0, of_block), Touch::Write), None);
-        assert_eq!(met(&mut race, 64, 4, (1, STRONG), Touch::Write), None);
-        assert_eq!(met(&mut race, 64, 4, (2, of_block), Touch::Write), Some((1, true)));
-    }
-
-    #[test]
-    fn accesses_that_no_word_remembers_are_given_up() {
-        let mut race = one_grid(1);
-        assert_eq!(met(&mut race, 64, 4, (7, PLAIN), Touch::Write), None);
-        for clock in 0..LIMIT as u32 {
-            race.number(Access { actor: 1, clock, pc: 0, manner: PLAIN });
-        }
-        assert!(race.accesses.len() < 8);
-        assert_eq!(met(&mut race, 64, 4, (3, PLAIN), Touch::Read), Some((7, true)));
-    }
-
-    #[test]
-    fn a_grid_that_has_ended_may_have_written_what_is_read_only() {
-        for (order, meets) in [(Order::Before, true), (Order::Unseen, true), (Order::Ended, false)] {
-            let mut race = one_grid(1);
-            assert_eq!(met(&mut race, 64, 4, (1, PLAIN), Touch::Write), None);
-            let number = race.number(Access { actor: 2, clock: 1, pc: 0, manner: Manner::ReadOnly });
-            assert_eq!(race.access(64, 4, number, Touch::Read, |_| order).is_some(), meets, "{order:?}");
-        }
-    }
-
-    #[test]
-    fn each_grid_has_blocks_of_its_own() {
-        let grids = [Actors { first: 0, of_block: 2 }, Actors { first: 6, of_block: 3 }];
-        let block = |actor| {
-            let grid = Actors::grid(&grids, actor);
-            (grid, grids[grid].block(actor))
-        };
-        assert_eq!([0, 5, 6, 10].map(block), [(0, (0, 0)), (0, (2, 1)), (1, (0, 0)), (1, (1, 1))]);
-        let mut race = GlobalRace::new(grids.to_vec());
-        let in_block = Manner::Strong(Scope::Block);
-        assert_eq!(met(&mut race, 64, 4, (5, in_block), Touch::Write), None);
-        assert_eq!(met(&mut race, 64, 4, (6, in_block), Touch::Read), Some((5, true)));
-    }
-}
+#[path = "global_tests.rs"]
+mod tests;

@@ -1,4 +1,5 @@
-//! Which accesses to the shared memory of a block are ordered.
+//! Which accesses to the shared memory of a cluster are ordered, which is a block where there are no
+//! clusters.
 //!
 //! Vector clocks, as in other race detectors, with two additions for the asynchronous proxy. Bulk copies
 //! and multiplications are actors of their own, whose clocks count phases and groups: waiting is what
@@ -20,8 +21,8 @@ use super::clock::{CLOCK, CLOCK_BITS, View};
 use super::global::parts;
 use super::lanes::Lanes;
 use super::meetings::Mbarrier;
-use super::orders::Strong;
-use super::sets::{BYTES, STRONG, Sets};
+use super::orders::{Scope, Strong};
+use super::sets::{BYTES, NARROW, STRONG, Sets};
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -70,29 +71,37 @@ pub struct Race {
     actors: Vec<Actor>,
     numbers: HashMap<Actor, usize, FixedState>,
     pub(super) warps: Vec<View>,
+    /// Warps of a block: the first of the cluster has the first ones.
+    pub(super) of_block: u32,
+    /// Position of the rank of a block in its shared addresses.
+    pub(super) rank_shift: u32,
     pub(super) mbarriers: HashMap<u32, Mbarrier, FixedState>,
     pub(super) barriers: HashMap<u32, View, FixedState>,
     /// What each warp's strong accesses have to do with others.
     pub(super) strong: Vec<Strong>,
-    /// What was made known to the block through each address of a strong access, and how often that grew.
-    pub(super) places: HashMap<u64, (View, u32), FixedState>,
+    /// What was made known through each address of a strong access to a block, by its rank, or to all of the
+    /// cluster, and how often that grew.
+    pub(super) places: HashMap<(u64, u32), (View, u32), FixedState>,
 }
 
 impl Race {
-    /// The shadow of so many bytes and warps.
-    pub fn new(bytes: usize, warps: u32) -> Self {
+    /// The shadow of so many bytes and warps, of which a block has some; where the rank of a block stands in
+    /// its addresses.
+    pub fn new(bytes: usize, warps: u32, of_block: u32, rank_shift: u32) -> Self {
         let words = bytes.div_ceil(WORD as usize);
         let [writers, readers] = [(); 2].map(|()| vec![Place::default(); words]);
-        Race::with(vec![Cell::default(); words], writers, readers, Lanes::new(words, warps), warps)
+        let lanes = Lanes::new(words, warps);
+        Race::with(vec![Cell::default(); words], writers, readers, lanes, [warps, of_block, rank_shift])
     }
 
     /// The shadow of another block of the same size. Writers and readers need not be forgotten: they are
     /// asked for only where a cell says that somebody wrote or read.
     pub fn reset(self) -> Self {
-        let Race { mut cells, writers, readers, mut lanes, warps, .. } = self;
+        let Race { mut cells, writers, readers, mut lanes, warps, of_block, rank_shift, .. } = self;
         cells.fill(Cell::default());
         lanes.reset();
-        Race::with(cells, writers, readers, lanes, warps.len() as u32)
+        let numbers = [warps.len() as u32, of_block, rank_shift];
+        Race::with(cells, writers, readers, lanes, numbers)
     }
 
     fn with(
@@ -100,7 +109,7 @@ impl Race {
         writers: Vec<Place>,
         readers: Vec<Place>,
         lanes: Lanes,
-        warps: u32,
+        [warps, of_block, rank_shift]: [u32; 3],
     ) -> Self {
         let mut race = Race {
             pc: 0,
@@ -112,6 +121,8 @@ impl Race {
             actors: Vec::new(),
             numbers: HashMap::default(),
             warps: vec![View::default(); warps as usize],
+            of_block,
+            rank_shift,
             mbarriers: HashMap::default(),
             barriers: HashMap::default(),
             strong: vec![Strong::default(); warps as usize],
@@ -142,6 +153,11 @@ impl Race {
         number
     }
 
+    /// The number of what completes at a memory barrier.
+    pub fn loads_of(&mut self, barrier: u32) -> u32 {
+        self.number(Actor::Load(barrier)) as u32
+    }
+
     pub(super) fn actor_of(epoch: u32) -> usize {
         (epoch >> CLOCK_BITS) as usize
     }
@@ -156,17 +172,21 @@ impl Race {
         Race::epoch(warp as usize, self.clock(warp))
     }
 
-    /// Accesses of a warp's threads, of so many bytes each.
+    /// Accesses of a warp's threads, of so many bytes each; `strong`: for whom.
     #[inline(always)]
-    pub fn accesses(&self, warp: u32, bytes: u32, write: bool, strong: bool) -> Sweep {
-        let how = if strong { BYTES | STRONG } else { BYTES };
-        let look = Look { epoch: self.now(warp), how, write, asynchronous: false };
+    pub fn accesses(&self, warp: u32, bytes: u32, write: bool, strong: Option<Scope>) -> Sweep {
+        let how = match strong {
+            None => BYTES,
+            Some(Scope::Block) if self.has_clusters() => BYTES | STRONG | NARROW,
+            Some(_) => BYTES | STRONG,
+        };
+        let look = Look { epoch: self.now(warp), how, write, asynchronous: false, warps: self.of_block };
         Sweep::new(warp, look, bytes >= WORD)
     }
 
     /// One access of a warp's threads.
     pub fn access(&mut self, warp: u32, offset: u32, bytes: u32, write: bool) -> Option<Conflict> {
-        self.sweep(&mut self.accesses(warp, bytes, write, false), offset, bytes)
+        self.sweep(&mut self.accesses(warp, bytes, write, None), offset, bytes)
     }
 
     /// The epoch of a warp's copies that have not been waited for.
@@ -177,7 +197,13 @@ impl Race {
     /// The `cp.async` copies of a warp that begin. Nobody else may come near before they have been waited
     /// for.
     pub fn copies(&self, warp: u32) -> Sweep {
-        let look = Look { epoch: self.copying(warp), how: BYTES, write: true, asynchronous: false };
+        let look = Look {
+            epoch: self.copying(warp),
+            how: BYTES,
+            write: true,
+            asynchronous: false,
+            warps: self.of_block,
+        };
         Sweep::new(warp, look, true)
     }
 
@@ -196,6 +222,20 @@ impl Race {
         }
     }
 
+    /// Writes that a warp has started and does not wait for: whoever waits for the memory barrier sees them.
+    pub fn store_later(
+        &mut self,
+        warp: u32,
+        actor: Actor,
+        clock: u32,
+        offset: u32,
+        bytes: u32,
+    ) -> Option<Conflict> {
+        let epoch = Race::epoch(self.number(actor), clock);
+        let look = Look { epoch, how: BYTES, write: true, asynchronous: false, warps: self.of_block };
+        self.sweep(&mut Sweep::new(warp, look, bytes >= WORD), offset, bytes)
+    }
+
     /// An access of the asynchronous proxy that a warp issued; `clock` is what a wait will make known.
     pub fn asynchronous(
         &mut self,
@@ -207,7 +247,7 @@ impl Race {
         write: bool,
     ) -> Option<Conflict> {
         let epoch = Race::epoch(self.number(actor), clock);
-        let look = Look { epoch, how: BYTES, write, asynchronous: true };
+        let look = Look { epoch, how: BYTES, write, asynchronous: true, warps: self.of_block };
         self.sweep(&mut Sweep::new(warp, look, true), offset, bytes)
     }
 
@@ -216,7 +256,7 @@ impl Race {
     pub fn operand(&mut self, warp: u32, group: u32, ranges: &[Range<u32>]) -> Option<Conflict> {
         let number = self.warps.len() + warp as usize;
         let epoch = Race::epoch(number, group);
-        let look = Look { epoch, how: BYTES, write: false, asynchronous: true };
+        let look = Look { epoch, how: BYTES, write: false, asynchronous: true, warps: self.of_block };
         let mut sweep = Sweep::new(warp, look, true);
         let mut found = None;
         for range in ranges {

@@ -4,7 +4,7 @@ use super::*;
 use crate::shadow::lanes::Words;
 
 fn two_warps() -> Race {
-    Race::new(1024, 2)
+    Race::new(1024, 2, 2, 24)
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn bytes_of_a_word_are_the_affair_of_those_who_access_them() {
     assert!(race.access(0, 3, 1, true).is_some_and(|conflict| !conflict.wrote));
     // A range from the middle of a word to the middle of another.
     let sweep = |race: &mut Race, warp, offset| {
-        let mut sweep = race.accesses(warp, 2, true, false);
+        let mut sweep = race.accesses(warp, 2, true, None);
         race.sweep(&mut sweep, offset, 12)
     };
     assert!(sweep(&mut race, 0, 66).is_none());
@@ -51,7 +51,7 @@ fn bytes_of_a_word_are_the_affair_of_those_who_access_them() {
 fn strong_accesses_meet_each_other_alone() {
     let mut race = two_warps();
     let strong = |race: &mut Race, warp, offset, write| {
-        let mut sweep = race.accesses(warp, 4, write, true);
+        let mut sweep = race.accesses(warp, 4, write, Some(Scope::Block));
         race.sweep(&mut sweep, offset, 4)
     };
     assert!(strong(&mut race, 0, 0, true).is_none() && strong(&mut race, 1, 0, true).is_none());
@@ -65,13 +65,13 @@ fn strong_accesses_meet_each_other_alone() {
 fn a_wait_learns_of_the_phases_that_it_waited_for() {
     let mut race = two_warps();
     race.access(0, 0, 4, true);
-    race.release_to_mbarrier(0, !0, 512, 0);
+    race.release_to_mbarrier((0, !0), 512, 0, Scope::Block);
     race.access(0, 4, 4, true);
-    race.release_to_mbarrier(0, !0, 512, 1);
-    race.acquire_from_mbarrier(1, 512, 1, false);
+    race.release_to_mbarrier((0, !0), 512, 1, Scope::Block);
+    race.acquire_from_mbarrier(1, 512, 1, Some(Scope::Block));
     assert!(race.access(1, 0, 4, false).is_none());
     assert!(race.access(1, 4, 4, false).is_some());
-    race.acquire_from_mbarrier(1, 512, 2, false);
+    race.acquire_from_mbarrier(1, 512, 2, Some(Scope::Block));
     assert!(race.access(1, 4, 4, true).is_none());
 }
 
@@ -96,12 +96,12 @@ fn a_load_is_known_to_those_who_saw_its_phase() {
     let mut race = two_warps();
     assert!(race.asynchronous(0, Actor::Load(2048), 1, 0, 64, true).is_none());
     assert!(race.access(1, 60, 4, false).is_some_and(|conflict| conflict.other == Actor::Load(2048)));
-    race.acquire_from_mbarrier(1, 2048, 1, false);
+    race.acquire_from_mbarrier(1, 2048, 1, Some(Scope::Block));
     assert!(race.access(1, 60, 4, false).is_none());
     // The next load into the same bytes must come after that read.
     assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_some());
-    race.release_to_mbarrier(1, !0, 4096, 0);
-    race.acquire_from_mbarrier(0, 4096, 1, false);
+    race.release_to_mbarrier((1, !0), 4096, 0, Scope::Block);
+    race.acquire_from_mbarrier(0, 4096, 1, Some(Scope::Block));
     assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_none());
 }
 

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 pub const BYTES: u32 = 15;
 /// The bit of a strong access.
 pub const STRONG: u32 = 16;
+/// The bit of a strong access for its block alone.
+pub const NARROW: u32 = 32;
 /// A bit above the number of a set, for whoever keeps it.
 pub const FLAG: u32 = 1 << 31;
 /// Transitions that are remembered at hand.
@@ -25,10 +27,18 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Whether two accesses have bytes in common, and are not both strong.
+    /// Whether this access is in the way of another one, by an actor, where blocks have so many warps: they
+    /// have bytes in common, and are not both strong, each for the other.
     #[inline(always)]
-    pub fn meets(self, how: u32) -> bool {
-        self.how & how & BYTES != 0 && self.how & how & STRONG == 0
+    pub fn meets(self, how: u32, actor: u32, warps: u32) -> bool {
+        let both = self.how & how;
+        both & BYTES != 0 && (both & STRONG == 0 || self.is_apart(how, actor, warps))
+    }
+
+    /// Whether one of two strong accesses is for its block, which is not that of the other.
+    #[inline(always)]
+    fn is_apart(self, how: u32, actor: u32, warps: u32) -> bool {
+        (self.how | how) & NARROW != 0 && self.actor() / warps != actor / warps
     }
 
     fn actor(self) -> u32 {

@@ -1,6 +1,7 @@
 //! Running single instructions and small kernels.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod cluster;
 pub mod hopper;
 
 use ptx_emulator::{
@@ -100,8 +101,14 @@ pub fn run_with(
 ) -> Report {
     let module = Module::parse(ptx).unwrap_or_else(|error| panic!("{error}\n{ptx}"));
     let kernel = module.kernels().next().expect("a kernel");
-    let shape =
-        Launch { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes, regions: &[], params };
+    let shape = Launch {
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        shared_bytes,
+        regions: &[],
+        cluster: None,
+        params,
+    };
     launch(kernel, memory, &shape, options).unwrap_or_else(|error| panic!("{error}\n{ptx}"))
 }
 

@@ -104,7 +104,8 @@ impl EmulatedDriver {
                 return Err(Error::KernelImageCorrupt { kernel: variant.to_string(), reason });
             };
             let (grid, block) = ([blocks, 1, 1], [spec.threads, 1, 1]);
-            let shape = Launch { grid, block, shared_bytes: spec.shared_bytes, regions, params };
+            let shape =
+                Launch { grid, block, shared_bytes: spec.shared_bytes, regions, cluster: None, params };
             launches.push((kernel, shape));
         }
         let reports = ptx_emulator::launch_dependent(&launches, &self.memory, &self.options);

@@ -23,6 +23,9 @@ type MapText = (String, usize, u64, Vec<u64>, Vec<u64>, Vec<u32>, u32);
 /// A parameter: its bytes; or a buffer and bytes from its start on; or a tensor map.
 type ArgumentText = (Option<Vec<u8>>, Option<(usize, u64)>, Option<MapText>);
 
+/// Grid, block, cluster if the launch says one, and bytes of dynamic shared memory.
+type Shape = ([u32; 3], [u32; 3], Option<[u32; 3]>, u32);
+
 /// The bytes of a buffer after a run, and which of them something wrote.
 type Left = (Vec<u8>, Vec<bool>);
 
@@ -48,7 +51,7 @@ pub fn ptx_run(
     py: Python<'_>,
     ptx: &str,
     entry: &str,
-    shape: ([u32; 3], [u32; 3], u32),
+    shape: Shape,
     buffers: Vec<BufferText>,
     arguments: Vec<ArgumentText>,
     schedules: usize,
@@ -74,8 +77,7 @@ fn parse(ptx: &str) -> Result<Module> {
 /// What is launched.
 struct Given<'k> {
     kernel: &'k Kernel,
-    /// Grid, block, and bytes of dynamic shared memory.
-    shape: ([u32; 3], [u32; 3], u32),
+    shape: Shape,
     buffers: Vec<BufferText>,
     arguments: Vec<ArgumentText>,
 }
@@ -165,8 +167,8 @@ impl Given<'_> {
         };
         let addresses: Vec<Address> = self.buffers.iter().map(allocate).collect();
         let params = self.params(&memory, &addresses)?;
-        let (grid, block, shared_bytes) = self.shape;
-        let shape = Launch { grid, block, shared_bytes, regions: &[], params: &params };
+        let (grid, block, cluster, shared_bytes) = self.shape;
+        let shape = Launch { grid, block, shared_bytes, regions: &[], cluster, params: &params };
         let report = launch(self.kernel, &memory, &shape, options)
             .map_err(|error| Failure::argument(error.to_string()))?;
         let left = |(&address, (bytes, _)): (&Address, &BufferText)| {

@@ -149,3 +149,43 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         TensorMap(data, (4, 4))
     with pytest.raises(ValueError, match=r"column_sums: expected 4 arguments \(\*fp32, .*\), got 1"):
         ptx_sanitizer.check(compiled("column_sums"), 3, data)
+
+
+RING = (
+    HEAD.replace("sm_90a", "sm_90")
+    + """
+.visible .entry ring(.param .u64 out) {
+    .shared .align 4 .b8 room[128];
+    .reg .b32 %r<12>; .reg .b64 %d<4>;
+    ld.param.u64 %d1, [out]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, room; shl.b32 %r4, %r1, 2;
+    add.u32 %r3, %r3, %r4; st.shared.u32 [%r3], %r2;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    mov.u32 %r5, %cluster_ctarank; mov.u32 %r6, %cluster_nctarank; add.u32 %r5, %r5, 1; rem.u32 %r5, %r5, %r6;
+    mapa.shared::cluster.u32 %r7, %r3, %r5; ld.shared::cluster.u32 %r8, [%r7];
+    mad.lo.u32 %r9, %r2, 32, %r1; mul.wide.u32 %d2, %r9, 4; add.u64 %d1, %d1, %d2; st.global.u32 [%d1], %r8;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    ret; }
+"""
+)
+
+
+def test_blocks_of_a_cluster_reach_each_other() -> None:
+    out = np.empty(128, np.int32)
+    ptx_sanitizer.check_ptx(RING, grid=4, block=32, cluster=2, args=[Output(out)])
+    np.testing.assert_array_equal(out[::32], [1, 0, 3, 2])
+    with pytest.raises(ValueError, match=r"grid \[4, 1, 1\]: expected multiples of the cluster \[3, 1, 1\]"):
+        ptx_sanitizer.check_ptx(RING, grid=4, block=32, cluster=3, args=[Output(out)])
+    # What a block does last, nobody may need any more.
+    with pytest.raises(SanitizerError, match="shared memory of a block that may not run"):
+        early = RING[: RING.rindex("barrier.cluster.arrive")] + "ret; }"
+        ptx_sanitizer.check_ptx(early, grid=4, block=32, cluster=4, args=[Output(out)], any_order=True)
+
+
+def test_a_program_of_triton_may_be_a_cluster() -> None:
+    metadata = SimpleNamespace(name="ring", num_warps=1, warp_size=32, shared=0, num_ctas=2)
+    kernel = SimpleNamespace(
+        asm={"ptx": RING}, metadata=metadata, src=SimpleNamespace(signature={"out": "*i32"})
+    )
+    out = np.empty(128, np.int32)
+    ptx_sanitizer.check(kernel, (2,), Output(out))
+    np.testing.assert_array_equal(out[::32], [1, 0, 3, 2])

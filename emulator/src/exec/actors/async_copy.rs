@@ -20,6 +20,7 @@ use crate::memory::view::GlobalView;
 use crate::options::Schedule;
 use crate::report::FindingKind;
 use crate::shadow::State;
+use crate::shadow::orders::Scope;
 use crate::space::Space;
 
 /// Completes the copies of some lanes, except those of the `left` latest groups. `None`: all copies,
@@ -87,7 +88,7 @@ fn arrive(context: &mut Context<'_>, warp: &mut Warp, index: usize, mask: u32) -
     for lane in lanes(mask) {
         let address = barriers[lane];
         if released.replace(address) != Some(address) {
-            context.race_release_to_mbarrier(warp.id, mask, address, false);
+            context.race_release_to_mbarrier((warp.id, mask), address, Scope::Cluster, false);
         }
         let result = context.mbarriers.arrive(address, 1, false).map(|_| ());
         misused(context, (pc, warp.id), lane, result)?;

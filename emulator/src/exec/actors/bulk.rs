@@ -8,12 +8,13 @@ use super::reduce::{add, operation};
 use crate::exec::check::trace::{Encoding, Found};
 use crate::exec::state::boxes::{Bytes, Row};
 use crate::exec::state::bulk::{Course, Issuer, Load, Store, Transfer};
+use crate::exec::state::cluster::Cluster;
 use crate::exec::state::context::{Access, Context, Flow, Stop};
 use crate::isa::ReduceOp;
 use crate::report::FindingKind;
 use crate::report::trace::OriginKind;
 use crate::shadow::State;
-use crate::space::{SHARED_BASE, Space};
+use crate::space::Space;
 use crate::tensor_map::TensorMapSwizzle;
 
 /// Bytes of the pieces that a swizzle exchanges.
@@ -135,13 +136,16 @@ fn move_load(c: &mut Context<'_>, t: &Transfer) -> Flow {
     for row in t.bytes.rows() {
         buffer.clear();
         buffer.resize(row.bytes as usize, 0u8);
-        if row.exists() {
+        if let Some(source) = t.source_in_shared() {
+            written &= copy_from_shared(c, source, &mut buffer);
+        } else if row.exists() {
             written &= read_global(c, t, &row, &mut buffer)?;
         }
         write_shared(c, t, &row, swizzle, &buffer);
     }
-    report_unwritten(c, t, written, Space::Global);
-    c.shared.touch(t.shared - SHARED_BASE, t.bytes.shared());
+    let from = if t.source_in_shared().is_some() { Space::Shared } else { Space::Global };
+    report_unwritten(c, t, written, from);
+    c.shared.touch(c.environment.cluster.offset(t.shared), t.bytes.shared());
     Ok(())
 }
 
@@ -187,7 +191,7 @@ fn write_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &[u8], red
         let written = view.all_written || view.shadow.is_written(offset, part.len());
         let element = match &t.bytes {
             Bytes::Box { map, .. } => Some(map.element),
-            Bytes::Plain { .. } => None,
+            Bytes::Plain { .. } | Bytes::Shared { .. } => None,
         };
         let before = c.trace.is_some().then(|| std::slice::from_raw_parts(at, part.len()).to_vec());
         add(at, part, reduce, element);
@@ -230,20 +234,36 @@ fn trace(c: &mut Context<'_>, t: &Transfer, bytes: [&[u8]; 3], operation: Reduce
     }
 }
 
+/// Copies bytes at a shared address; whether they were written.
+fn copy_from_shared(c: &mut Context<'_>, address: u32, buffer: &mut [u8]) -> bool {
+    let offset = c.shared_offset(address) as usize;
+    // SAFETY: the range was checked at the issue of the copy.
+    unsafe {
+        c.shared.data().add(offset).copy_to_nonoverlapping(buffer.as_mut_ptr(), buffer.len());
+        c.shared.shadow().is_written(offset, buffer.len())
+    }
+}
+
 /// Calls `f` with each piece of a row: its place in the row, its offset in shared memory, its length.
-fn pieces(t: &Transfer, row: &Row, swizzle: TensorMapSwizzle, mut f: impl FnMut(usize, usize, usize)) {
+fn pieces(
+    cluster: &Cluster,
+    t: &Transfer,
+    row: &Row,
+    swizzle: TensorMapSwizzle,
+    mut f: impl FnMut(usize, usize, usize),
+) {
     let start = t.shared + row.shared;
     if swizzle == TensorMapSwizzle::None {
-        return f(0, (start - SHARED_BASE) as usize, row.bytes as usize);
+        return f(0, cluster.offset(start) as usize, row.bytes as usize);
     }
     for at in (0..row.bytes).step_by(PIECE as usize) {
-        f(at as usize, (swizzle.apply(start + at) - SHARED_BASE) as usize, PIECE as usize);
+        f(at as usize, cluster.offset(swizzle.apply(start + at)) as usize, PIECE as usize);
     }
 }
 
 fn write_shared(c: &mut Context<'_>, t: &Transfer, row: &Row, s: TensorMapSwizzle, buffer: &[u8]) {
     let (data, shadow) = (c.shared.data(), c.shared.shadow());
-    pieces(t, row, s, |at, offset, bytes| {
+    pieces(&c.environment.cluster, t, row, s, |at, offset, bytes| {
         // SAFETY: the range of the whole copy was checked at its issue; a swizzle stays inside it, as
         // its start is aligned to what the swizzle exchanges.
         unsafe {
@@ -263,7 +283,7 @@ fn read_shared(
 ) -> bool {
     let (data, shadow) = (c.shared.data(), c.shared.shadow());
     let mut written = true;
-    pieces(t, row, s, |at, offset, bytes| {
+    pieces(&c.environment.cluster, t, row, s, |at, offset, bytes| {
         // SAFETY: as in `write_shared`.
         unsafe {
             data.add(offset).copy_to_nonoverlapping(buffer[at..at + bytes].as_mut_ptr(), bytes);

@@ -3,7 +3,6 @@
 use super::race::{place_in, swap_in, words};
 use super::strong::Strength;
 use crate::exec::state::bulk::{Issuer, Transfer};
-use crate::exec::state::chain::ACTORS;
 use crate::exec::state::context::{Context, Environment};
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
@@ -22,19 +21,18 @@ impl<'a> Context<'a> {
         self.environment.chain.race.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn warps(&self) -> u32 {
-        self.environment.threads().div_ceil(LANES as u32)
-    }
-
-    /// The number of the block's first warp among the actors of the launch.
+    /// The number of the cluster's first warp among the actors of the launch.
     pub fn first_actor(&self) -> u32 {
-        let Actors { first, of_block } = self.environment.grid().actors;
-        first.wrapping_add((self.number as u32).wrapping_mul(of_block))
+        let Actors { first, of_cluster, .. } = self.environment.grid().actors;
+        first.wrapping_add((self.number as u32).wrapping_mul(of_cluster))
     }
 
     /// The number of the bulk stores of a thread among the actors of the launch.
     fn bulk_actor(&self, issuer: Issuer) -> u32 {
-        self.first_actor() + self.warps() + issuer.warp * LANES as u32 + issuer.lane
+        self.first_actor()
+            + self.environment.cluster.all_warps()
+            + issuer.warp * LANES as u32
+            + issuer.lane
     }
 
     /// Lanes are about to access global memory.
@@ -83,11 +81,12 @@ impl<'a> Context<'a> {
     #[inline(never)]
     fn global_report_lanes(&mut self, pc: u32, warp: u32, conflict: LaneConflict) {
         let LaneConflict { lane, other, wrote, .. } = conflict;
-        self.report(FindingKind::GlobalRace, pc, warp, lane, |_| {
+        self.report(FindingKind::GlobalRace, pc, warp, lane, |context| {
+            let warp = context.warp_name(warp);
             let other = other.map_or("other lanes".to_owned(), |other| format!("lane {other}"));
             let did = if wrote { "wrote" } else { "read" };
             format!(
-                "lane {lane} of warp {warp} accesses a word that {other} of it {did}; no bar.warp.sync \
+                "lane {lane} of {warp} accesses a word that {other} of it {did}; no bar.warp.sync \
                  orders the two"
             )
         });
@@ -182,15 +181,14 @@ impl<'a> Context<'a> {
         self.report(kind, pc, issuer.warp, issuer.lane, |context| {
             let Environment { chain, place: own, .. } = context.environment;
             let (place, grid) = chain.grid_of_actor(other.actor);
-            let (block, actor) = grid.actors.block(other.actor);
-            let warps = grid.actors.of_block / ACTORS;
-            let [x, y, z] = grid.launch.block_at(u64::from(block));
+            let (cluster, warp, is_store) = grid.actors.warp(other.actor);
+            let rank = grid.cluster.rank(warp);
+            let [x, y, z] = grid.cluster.block_at(&grid.launch, u64::from(cluster), rank);
             let of = if place == *own { String::new() } else { format!(" of {}", grid.kernel.name()) };
             let place = place_in(grid.kernel, other.pc);
-            let who = match actor {
-                warp if warp < warps => format!("warp {warp}"),
-                store => format!("a bulk store of warp {}", (store - warps) / LANES as u32),
-            };
+            let warp = grid.cluster.in_block(warp);
+            let who =
+                if is_store { format!("a bulk store of warp {warp}") } else { format!("warp {warp}") };
             let touched = if touch == Touch::Write { "write" } else { "read" };
             let did = if wrote { "wrote" } else { "read" };
             let (by, lacks) = if only_fence {

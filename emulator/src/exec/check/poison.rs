@@ -16,7 +16,7 @@ use crate::isa::operands::{Role, visit};
 use crate::isa::{FLAG_WIDE_ADDRESS, Instruction, Op};
 use crate::report::FindingKind;
 use crate::shadow::State;
-use crate::space::{LOCAL_BASE, SHARED_BASE, Space};
+use crate::space::{LOCAL_BASE, Space};
 
 /// Instructions after which it is looked whether there is anything left to follow.
 const LOOKS: u32 = 256;
@@ -279,7 +279,7 @@ impl Context<'_> {
                     space: window.space,
                     byte: byte as u32 + position as u32 * element,
                     bytes,
-                    offset: offset_in_space(w, window, lane),
+                    offset: offset_in_space(self, w, window, lane),
                     written: state == State::Undefined,
                 };
                 let own = Origin { cause, pc: w.pc, lane: lane as u32, warp: w.id };
@@ -336,10 +336,10 @@ pub fn undefined_place(w: &Warp, window: &Window, offset: usize) -> u64 {
 }
 
 /// The offset of a lane's bytes in their space, for messages.
-pub fn offset_in_space(w: &Warp, window: &Window, lane: usize) -> u64 {
+pub fn offset_in_space(c: &Context<'_>, w: &Warp, window: &Window, lane: usize) -> u64 {
     let offset = window.offsets[lane];
     match window.space {
-        Space::Shared => offset + u64::from(SHARED_BASE),
+        Space::Shared => u64::from(c.environment.cluster.address(offset as u32)),
         Space::Local => offset - (lane * w.local.bytes()) as u64 + u64::from(LOCAL_BASE),
         _ => offset,
     }

@@ -153,7 +153,7 @@ impl Context<'_> {
             if !matches!(state, State::Unwritten | State::Undefined) {
                 continue;
             }
-            let offset = super::poison::offset_in_space(w, window, lane);
+            let offset = super::poison::offset_in_space(self, w, window, lane);
             let (byte, written) = (byte as u32, state == State::Undefined);
             let cause = Cause::Memory { space: Space::Shared, byte, bytes: 16, offset, written };
             let own = Origin { cause, pc: w.pc, lane: lane as u32, warp: w.id };

@@ -6,7 +6,7 @@ use crate::exec::state::context::Context;
 use crate::exec::state::mbarrier::MBARRIER_BYTES;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
-use crate::exec::values::registers::lanes;
+use crate::exec::values::registers::{LANES, lanes};
 use crate::isa::Op;
 use crate::module::Kernel;
 use crate::report::FindingKind;
@@ -14,8 +14,9 @@ use crate::shadow::actor::Actor;
 use crate::shadow::cells::Sweep;
 use crate::shadow::global::Touch;
 use crate::shadow::lanes::{LaneConflict, Words};
+use crate::shadow::orders::Scope;
 use crate::shadow::race::{Conflict, Race, WORD};
-use crate::space::{SHARED_BASE, Space};
+use crate::space::Space;
 
 /// Where an access happens, for reports.
 #[derive(Clone, Copy)]
@@ -51,8 +52,8 @@ impl Context<'_> {
             _ => FindingKind::AsyncCopyInFlight,
         };
         self.report(kind, at.pc, at.warp, at.lane, |context| {
-            let own = conflict.own;
-            let address = context.shared_place(SHARED_BASE + offset);
+            let (own, other) = (context.actor(conflict.own), context.actor(other));
+            let address = context.shared_place(context.environment.cluster.address(offset));
             let did = if wrote { "wrote" } else { "read" };
             let place = conflict.other_pc.map_or(String::new(), |pc| context.place_of(pc));
             match kind {
@@ -90,7 +91,7 @@ impl Context<'_> {
             return false;
         }
         if how.is_strong() {
-            return self.race_strong(w, window, bytes, touch == Touch::Write);
+            return self.race_strong(w, window, bytes, touch == Touch::Write, how);
         }
         (self.environment.families.race_lanes)(self, w, window, bytes, touch == Touch::Write)
     }
@@ -102,11 +103,12 @@ impl Context<'_> {
         let redundant = wrote && writes_the_same;
         let kind = if redundant { FindingKind::RedundantWrites } else { FindingKind::SharedRace };
         self.report(kind, pc, warp, lane, |context| {
-            let address = context.shared_place(SHARED_BASE + offset as u32);
+            let address = context.shared_place(context.environment.cluster.address(offset as u32));
+            let warp = context.warp_name(warp);
             let other = other.map_or("other lanes".to_owned(), |other| format!("lane {other}"));
             let did = if wrote { "wrote" } else { "read" };
             format!(
-                "lane {lane} of warp {warp} accesses shared address {address}, which {other} of it {did}; no \
+                "lane {lane} of {warp} accesses shared address {address}, which {other} of it {did}; no \
                  bar.warp.sync orders the two"
             )
         });
@@ -116,7 +118,7 @@ impl Context<'_> {
     fn race_bulk_lanes(&mut self, transfer: &Transfer, write: bool) {
         let Some(race) = &self.race else { return };
         let Issuer { warp, lane } = transfer.issuer;
-        let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
+        let (offset, bytes) = (self.shared_offset(transfer.shared), transfer.bytes.shared());
         if let Some(conflict) = race.lanes.copy(warp, lane, offset, bytes, write) {
             self.race_report_lanes(transfer.pc, warp, conflict, false);
         }
@@ -158,10 +160,17 @@ impl Context<'_> {
 
     /// Strong accesses of a warp; whether there was a conflict.
     #[inline(never)]
-    fn race_strong(&mut self, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
+    fn race_strong(
+        &mut self,
+        w: &Warp,
+        window: &Window,
+        bytes: u32,
+        store: bool,
+        how: Strength,
+    ) -> bool {
         let Some(race) = &mut self.race else { return false };
         race.pc = w.pc;
-        let sweep = race.accesses(w.id, bytes, store, true);
+        let sweep = race.accesses(w.id, bytes, store, Some(how.scope()));
         let found = sweep_all(race, sweep, window, bytes);
         // What its lanes did is one by one in nobody's way, but is not known to the others either.
         let lanes = Words { offsets: &window.offsets, lanes: window.mask, count: 0, contiguous: false };
@@ -179,20 +188,27 @@ impl Context<'_> {
     }
 
     /// Lanes of a warp arrive at a memory barrier.
-    pub fn race_release_to_mbarrier(&mut self, warp: u32, lanes: u32, address: u32, relaxed: bool) {
+    pub fn race_release_to_mbarrier(
+        &mut self,
+        (warp, lanes): (u32, u32),
+        address: u32,
+        scope: Scope,
+        relaxed: bool,
+    ) {
         let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
         match &mut self.race {
-            Some(race) if relaxed => race.relaxed_to_mbarrier(warp, address, phase),
-            Some(race) => race.release_to_mbarrier(warp, lanes, address, phase),
+            Some(race) if relaxed => race.relaxed_to_mbarrier(warp, address, phase, scope),
+            Some(race) => race.release_to_mbarrier((warp, lanes), address, phase, scope),
             None => {}
         }
     }
 
-    /// A warp has seen a phase complete. How many arrivals of its own that comes after.
-    pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32, relaxed: bool) -> u32 {
+    /// A warp has seen a phase complete; without a scope, by a `relaxed` wait. How many arrivals of its own
+    /// that comes after.
+    pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32, scope: Option<Scope>) -> u32 {
         let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
         match &mut self.race {
-            Some(race) => race.acquire_from_mbarrier(warp, address, phase, relaxed),
+            Some(race) => race.acquire_from_mbarrier(warp, address, phase, scope),
             None => 0,
         }
     }
@@ -234,9 +250,9 @@ impl Context<'_> {
 
     /// A memory barrier begins to live.
     pub fn race_mbarrier_begins(&mut self, w: &Warp, lane: u32, address: u32) {
+        let offset = self.shared_offset(address);
         let Some(race) = &mut self.race else { return };
         race.pc = w.pc;
-        let offset = address - SHARED_BASE;
         let conflict = race.access(w.id, offset, MBARRIER_BYTES, true);
         race.mbarrier_begins(w.id, address, offset, MBARRIER_BYTES);
         self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
@@ -244,9 +260,9 @@ impl Context<'_> {
 
     /// A memory barrier ends.
     pub fn race_mbarrier_ends(&mut self, w: &Warp, lane: u32, address: u32) {
+        let offset = self.shared_offset(address);
         let Some(race) = &mut self.race else { return };
         race.pc = w.pc;
-        let offset = address - SHARED_BASE;
         race.mbarrier_ends(offset, MBARRIER_BYTES);
         let conflict = race.access(w.id, offset, MBARRIER_BYTES, true);
         self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
@@ -254,24 +270,30 @@ impl Context<'_> {
 
     /// A bulk load will write shared memory in the current phase of a barrier.
     pub fn race_bulk_load(&mut self, transfer: &Transfer, barrier: u32) {
+        let offset = self.shared_offset(transfer.shared);
+        let source = transfer.source_in_shared().map(|source| self.shared_offset(source));
         let phase = self.mbarriers.get(barrier).map_or(0, |barrier| barrier.phase);
         let Some(race) = &mut self.race else { return };
         race.pc = transfer.pc;
         let Issuer { warp, lane } = transfer.issuer;
         let actor = Actor::Load(barrier);
-        let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
-        let conflict = race.asynchronous(warp, actor, phase + 1, offset, bytes, true);
+        let bytes = transfer.bytes.shared();
+        let read =
+            source.and_then(|source| race.asynchronous(warp, actor, phase + 1, source, bytes, false));
+        let conflict = race.asynchronous(warp, actor, phase + 1, offset, bytes, true).or(read);
         self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
         self.race_bulk_lanes(transfer, true);
+        self.remote_completes((transfer.pc, warp, lane), barrier);
     }
 
     /// A bulk store will read shared memory.
     pub fn race_bulk_store(&mut self, transfer: &Transfer, group: u32) {
+        let offset = self.shared_offset(transfer.shared);
         let Some(race) = &mut self.race else { return };
         race.pc = transfer.pc;
         let Issuer { warp, lane } = transfer.issuer;
         let actor = Actor::Store(warp, lane);
-        let (offset, bytes) = (transfer.shared - SHARED_BASE, transfer.bytes.shared());
+        let bytes = transfer.bytes.shared();
         let conflict = race.asynchronous(warp, actor, group + 1, offset, bytes, false);
         self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
         self.race_bulk_lanes(transfer, false);
@@ -288,6 +310,46 @@ impl Context<'_> {
         if written {
             self.global_bulk_written(issuer, committed.saturating_sub(left));
         }
+    }
+
+    /// Lanes have started writes of so many bytes each that complete at a memory barrier of each.
+    pub fn race_store_later(&mut self, w: &Warp, window: &Window, bytes: u32, barriers: &[u32; LANES]) {
+        for lane in lanes(window.mask) {
+            let barrier = barriers[lane];
+            let phase = self.mbarriers.get(barrier).map_or(0, |barrier| barrier.phase);
+            let Some(race) = &mut self.race else { return };
+            race.pc = w.pc;
+            let (actor, offset) = (Actor::Load(barrier), window.offsets[lane] as u32);
+            let conflict = race.store_later(w.id, actor, phase + 1, offset, bytes);
+            let at = At { pc: w.pc, warp: w.id, lane: lane as u32 };
+            self.race_report(at, conflict);
+            self.remote_completes((at.pc, at.warp, at.lane), barrier);
+        }
+    }
+
+    /// Who accesses shared memory, as findings say it: of several blocks, with the block.
+    fn actor(&self, actor: Actor) -> String {
+        let cluster = &self.environment.cluster;
+        if cluster.is_one() {
+            return actor.to_string();
+        }
+        let of = |warp: u32, own: Actor| {
+            let [x, y, z] = self.block_of(warp);
+            format!("{own} of block ({x}, {y}, {z})")
+        };
+        let number = |warp: u32| cluster.in_block(warp);
+        match actor {
+            Actor::Warp(warp) => of(warp, Actor::Warp(number(warp))),
+            Actor::Wgmma(warp) => of(warp, Actor::Wgmma(number(warp))),
+            Actor::Store(warp, lane) => of(warp, Actor::Store(number(warp), lane)),
+            Actor::Copy(warp) => of(warp, Actor::Copy(number(warp))),
+            Actor::Load(_) | Actor::Mbarrier(_) => actor.to_string(),
+        }
+    }
+
+    /// A warp, as findings say it.
+    pub fn warp_name(&self, warp: u32) -> String {
+        self.actor(Actor::Warp(warp))
     }
 
     /// A multiplication will read an operand, by its place among the tiles.
@@ -359,7 +421,7 @@ pub fn words(window: &Window, bytes: u32) -> Words<'_> {
 pub fn lanes_access(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32, store: bool) -> bool {
     let Some(race) = &mut c.race else { return false };
     race.pc = w.pc;
-    let sweep = race.accesses(w.id, bytes, store, false);
+    let sweep = race.accesses(w.id, bytes, store, None);
     let found = sweep_all(race, sweep, window, bytes);
     let between_lanes = race.lanes.access(w.id, words(window, bytes), store);
     if found.is_some() || between_lanes.is_some() {

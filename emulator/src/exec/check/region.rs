@@ -1,13 +1,14 @@
 //! Whether accesses to shared memory stay inside one of its named regions.
 
 use crate::exec::state::bulk::Transfer;
+use crate::exec::state::cluster::in_block;
 use crate::exec::state::context::Context;
 use crate::exec::state::regions::Regions;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::registers::{FULL, LANES, lanes};
 use crate::report::FindingKind;
-use crate::space::{SHARED_BASE, Space};
+use crate::space::{RANK_SHIFT, SHARED_BASE, Space};
 
 impl<'a> Context<'a> {
     /// The regions, if there are any and accesses are held to them.
@@ -36,11 +37,17 @@ impl<'a> Context<'a> {
         bytes: u32,
         what: &'static str,
     ) {
+        let cluster = &self.environment.cluster;
+        let in_block =
+            |offset: u64| offset as u32 - cluster.start(cluster.rank_of_offset(offset as u32));
         let first = window.offsets[window.mask.trailing_zeros() as usize & 31];
-        if let Some(part) = regions.find(first as u32) {
+        if let Some(part) = regions.find(in_block(first)) {
+            let base = first - u64::from(in_block(first));
             // As for bounds: nothing is negative if all lanes are in the region of the first.
-            let (start, last) =
-                (u64::from(part.start), u64::from(part.end).wrapping_sub(u64::from(bytes)));
+            let (start, last) = (
+                base + u64::from(part.start),
+                (base + u64::from(part.end)).wrapping_sub(u64::from(bytes)),
+            );
             let mut high = last;
             if window.mask == FULL {
                 for lane in 0..LANES {
@@ -57,9 +64,10 @@ impl<'a> Context<'a> {
                 return;
             }
         }
-        let stray = lanes(window.mask).find(|&lane| !regions.hold(window.offsets[lane] as u32, bytes));
+        let stray =
+            lanes(window.mask).find(|&lane| !regions.hold(in_block(window.offsets[lane]), bytes));
         if let Some(lane) = stray {
-            let offset = window.offsets[lane] as u32;
+            let offset = in_block(window.offsets[lane]);
             self.region_report(w.pc, (w.id, lane as u32), what, offset, bytes);
         }
     }
@@ -67,7 +75,7 @@ impl<'a> Context<'a> {
     /// A range of shared memory, by its address, must lie in one region.
     #[inline(always)]
     pub fn region_range(&mut self, w: &Warp, lane: u32, what: &'static str, address: u32, bytes: u32) {
-        let offset = address - SHARED_BASE;
+        let offset = in_block(address) - SHARED_BASE;
         if self.checked_regions().is_some_and(|regions| !regions.hold(offset, bytes)) {
             self.region_report(w.pc, (w.id, lane), what, offset, bytes);
         }
@@ -83,7 +91,7 @@ impl<'a> Context<'a> {
     pub fn region_operand(&mut self, w: &Warp, place: usize, what: &'static str) {
         if self.checked_regions().is_some() {
             let [first, end] = self.tiles.get(place).hull;
-            self.region_range(w, 0, what, first, end - first);
+            self.region_range(w, 0, what, self.environment.cluster.address(first), end - first);
         }
     }
 
@@ -108,13 +116,19 @@ impl<'a> Context<'a> {
         });
     }
 
-    /// A shared address for a message, with its region if it has one: `0x1480 (k[1] + 0x80)`.
+    /// A shared address for a message, with its region if it has one, and in a cluster the block that it
+    /// belongs to: `0x1480 (k[1] + 0x80)`.
     pub fn shared_place(&self, address: u32) -> String {
-        let offset = address.checked_sub(SHARED_BASE);
+        let offset = in_block(address).checked_sub(SHARED_BASE);
         let regions = self.environment.regions.as_ref();
-        match offset.zip(regions).and_then(|(offset, regions)| regions.name(offset)) {
+        let place = match offset.zip(regions).and_then(|(offset, regions)| regions.name(offset)) {
             Some(name) => format!("{address:#x} ({name})"),
             None => format!("{address:#x}"),
+        };
+        if self.environment.cluster.is_one() {
+            return place;
         }
+        let [x, y, z] = self.block_at(address >> RANK_SHIFT);
+        format!("{place} of block ({x}, {y}, {z})")
     }
 }

@@ -4,7 +4,9 @@ use crate::exec::state::context::Context;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::registers::lanes;
-use crate::isa::{FLAG_ACQUIRE, FLAG_BLOCK, FLAG_READ_ONLY, FLAG_RELEASE, FLAG_STRONG, Instruction};
+use crate::isa::{
+    FLAG_ACQUIRE, FLAG_BLOCK, FLAG_READ_ONLY, FLAG_RELEASE, FLAG_STRONG, IN_CLUSTER, Instruction,
+};
 use crate::shadow::global::Manner;
 use crate::shadow::orders::Scope;
 use crate::space::Space;
@@ -12,17 +14,17 @@ use std::sync::{MutexGuard, PoisonError};
 
 /// How an access or a fence meets others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Strength(u8);
+pub struct Strength(u16);
 
 impl Strength {
     /// That of an instruction.
     #[inline(always)]
     pub fn of(i: &Instruction) -> Self {
-        Strength(i.flags)
+        Strength(u16::from(i.flags) | (i.e & IN_CLUSTER) as u16)
     }
 
     fn has(self, flag: u8) -> bool {
-        self.0 & flag != 0
+        self.0 & u16::from(flag) != 0
     }
 
     /// It is atomic, or `volatile`, `relaxed`, `acquire` or `release`.
@@ -43,7 +45,11 @@ impl Strength {
 
     /// Whom it is for.
     pub fn scope(self) -> Scope {
-        if self.has(FLAG_BLOCK) { Scope::Block } else { Scope::Launch }
+        match self.0 & (u16::from(FLAG_BLOCK) | IN_CLUSTER as u16) {
+            0 => Scope::Launch,
+            scope if scope & IN_CLUSTER as u16 != 0 => Scope::Cluster,
+            _ => Scope::Block,
+        }
     }
 
     /// How the access is made.
@@ -118,7 +124,7 @@ impl<'a> Context<'a> {
             if last.replace(place) == Some(place) {
                 continue;
             }
-            race.learn_from_block(w.id, place);
+            race.learn_from_cluster(w.id, place, scope);
             if let Some((known, version)) = launch.as_ref().and_then(|launch| launch.place(place)) {
                 race.learn(w.id, place, known, *version);
             }
@@ -141,10 +147,11 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Whom a strong access can be for: to shared memory, the block. `None`: nobody else.
+/// Whom a strong access can be for: to shared memory, the cluster at most. `None`: nobody else.
 fn scope_in(space: Space, how: Strength) -> Option<Scope> {
     match space {
-        Space::Shared => Some(Scope::Block),
+        Space::Shared if how.scope() == Scope::Block => Some(Scope::Block),
+        Space::Shared => Some(Scope::Cluster),
         Space::Global => Some(how.scope()),
         _ => None,
     }

@@ -3,7 +3,6 @@
 
 use crate::exec::state::context::Context;
 use crate::exec::values::half::{Bfloat, Half};
-use crate::exec::values::registers::LANES;
 use crate::isa::ConvertType;
 use crate::report::trace::{Number, Operand, Origin, OriginKind};
 
@@ -80,6 +79,7 @@ pub type Operands<'o> = &'o [(&'static str, &'o [f64])];
 impl Context<'_> {
     /// Counts an origin or a suspect, and keeps the first of each.
     pub fn trace_note(&mut self, found: Found, operands: Operands<'_>) {
+        let (block, thread) = (self.block_of(found.warp), self.thread_of(found.warp, found.lane as u32));
         let Some(trace) = &mut self.trace else { return };
         let (first, count) = if found.kind.is_suspect() {
             (&mut trace.suspect, &mut trace.suspects)
@@ -99,8 +99,8 @@ impl Context<'_> {
         *first = Some(Origin {
             kind: found.kind,
             kernel: kernel.name().to_string(),
-            block: self.block,
-            thread: environment.thread(found.warp * LANES as u32 + found.lane as u32),
+            block,
+            thread,
             ptx_line: kernel.line(found.pc),
             ptx: kernel.text(found.pc),
             source: kernel.location(found.pc),

@@ -14,7 +14,7 @@ use crate::memory::Refusal;
 use crate::memory::view::{GlobalView, View};
 use crate::report::FindingKind;
 use crate::shadow::{Shadow, State};
-use crate::space::{LOCAL_BASE, PARAM_WINDOW, SHARED_BASE, Space, WINDOW_SHIFT};
+use crate::space::{LOCAL_BASE, PARAM_WINDOW, RANK_SHIFT, SHARED_BASE, Space, WINDOW_SHIFT};
 
 /// A kind of access.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +55,9 @@ struct Extent {
     bytes: u64,
     /// What to take off an address.
     origin: u64,
+    /// What to add to an offset behind that: where the shared memory of a block starts in that of its
+    /// cluster.
+    start: u64,
     tracked: bool,
 }
 
@@ -74,14 +77,16 @@ pub fn resolve(
             let space = Space::of_address(first).unwrap_or(Space::Generic);
             (space, space.window())
         }
+        Space::Cluster => (Space::Shared, 0),
         space => (space, 0),
     };
     let found = match space {
         Space::Global | Space::Const => global(context, want, first),
-        Space::Shared => Ok(shared(context, base)),
+        Space::Shared if context.environment.cluster.is_one() => Ok(shared(context, base)),
+        Space::Shared => shared_of_cluster(context, warp, want, base, addresses, mask),
         Space::Local => Ok(local(warp, base)),
         Space::Param => parameters(context, want, first),
-        Space::Generic => Err(Refusal::NoSpace),
+        Space::Generic | Space::Cluster => Err(Refusal::NoSpace),
     };
     window.space = space;
     window.refused = 0;
@@ -103,7 +108,7 @@ fn global(context: &Context<'_>, want: Want, first: u64) -> Result<Extent, Refus
     }
     let origin = first - GlobalView::offset(first);
     let tracked = !view.all_written;
-    Ok(Extent { data: view.data, shadow: view.shadow, bytes: view.bytes, origin, tracked })
+    Ok(Extent { data: view.data, shadow: view.shadow, bytes: view.bytes, origin, start: 0, tracked })
 }
 
 #[inline(always)]
@@ -111,16 +116,48 @@ fn shared(context: &mut Context<'_>, window: u64) -> Extent {
     Extent {
         bytes: context.shared.bytes() as u64,
         origin: window + u64::from(SHARED_BASE),
+        start: 0,
         tracked: context.checks_uninitialised(),
         data: context.shared.data(),
         shadow: context.shared.shadow(),
     }
 }
 
+/// The shared memory of the block of the first lane's address.
+#[inline(never)]
+fn shared_of_cluster(
+    context: &mut Context<'_>,
+    warp: &Warp,
+    want: Want,
+    window: u64,
+    addresses: &Addresses,
+    mask: u32,
+) -> Result<Extent, Refusal> {
+    let lane = mask.trailing_zeros() & 31;
+    let cluster = &context.environment.cluster;
+    let (blocks, bytes, own) = (u64::from(cluster.blocks), cluster.bytes, cluster.rank(warp.id));
+    let rank = addresses[lane as usize].wrapping_sub(window) >> RANK_SHIFT;
+    if rank >= blocks {
+        return Err(Refusal::NoSpace);
+    }
+    let start = cluster.start(rank as u32);
+    if rank != u64::from(own) {
+        if want.space == Space::Shared {
+            return Err(Refusal::OtherBlock);
+        }
+        if context.remote_access((warp.pc, warp.id, lane), rank as u32) {
+            return Err(Refusal::Ended);
+        }
+    }
+    let origin = window + (rank << RANK_SHIFT) + u64::from(SHARED_BASE);
+    Ok(Extent { bytes: u64::from(bytes), origin, start: u64::from(start), ..shared(context, window) })
+}
+
 fn local(warp: &mut Warp, window: u64) -> Extent {
     Extent {
         bytes: warp.local.bytes() as u64,
         origin: window + u64::from(LOCAL_BASE),
+        start: 0,
         tracked: true,
         data: warp.local.data(),
         shadow: warp.local.shadow(),
@@ -138,7 +175,7 @@ fn parameters(context: &Context<'_>, want: Want, first: u64) -> Result<Extent, R
     let shadow = Shadow::new(std::ptr::null_mut());
     let is_bare = want.space == Space::Param && first < PARAM_WINDOW;
     let origin = if is_bare { 0 } else { PARAM_WINDOW };
-    Ok(Extent { data, shadow, bytes: bytes.len() as u64, origin, tracked: false })
+    Ok(Extent { data, shadow, bytes: bytes.len() as u64, origin, start: 0, tracked: false })
 }
 
 #[inline(always)]
@@ -151,7 +188,7 @@ fn check(
     mask: u32,
     window: &mut Window,
 ) -> Flow {
-    let Extent { data, shadow, bytes, origin, tracked } = *extent;
+    let Extent { data, shadow, bytes, origin, start, tracked } = *extent;
     (window.data, window.shadow, window.tracked, window.mask) = (data, shadow, tracked, mask);
     let offsets = &mut window.offsets;
     for lane in 0..LANES {
@@ -174,6 +211,9 @@ fn check(
     }
     if high >> 63 != 0 || low & (u64::from(want.bytes) - 1) != 0 {
         narrow(context, warp, want, extent, addresses, window)?;
+    }
+    if start != 0 {
+        window.offsets.iter_mut().for_each(|offset| *offset = offset.wrapping_add(start));
     }
     if window.space == Space::Shared && want.store && context.shared.is_versioned() {
         for lane in lanes(window.mask) {
@@ -202,6 +242,7 @@ fn narrow(
     let space = window.space;
     let key = |lane: usize| match (space, want.space) {
         (Space::Global | Space::Const, _) => GlobalView::index(addresses[lane]),
+        (Space::Shared, _) if !context.environment.cluster.is_one() => addresses[lane] >> RANK_SHIFT,
         (_, Space::Generic) => addresses[lane] >> WINDOW_SHIFT,
         _ => 0,
     };
@@ -329,7 +370,7 @@ impl Window {
                 State::InFlightOverWritten => FindingKind::AsyncCopyInFlight,
                 _ => FindingKind::UninitialisedRead { space },
             };
-            let offset = offset_in_space(warp, self, lane);
+            let offset = offset_in_space(context, warp, self, lane);
             context.report(kind, warp.pc, warp.id, lane as u32, |context| {
                 let offset = match space {
                     Space::Shared => context.shared_place(offset as u32),

@@ -1,18 +1,18 @@
-//! A block: its warps, and whose turn it is.
+//! A block, or all blocks of a cluster: their warps, and whose turn it is.
 
 use crate::exec::actors::async_copy;
 use crate::exec::actors::bulk;
 use crate::exec::actors::wgmma;
-use crate::exec::state::barrier::{BARRIERS, Outcome};
+use crate::exec::state::barrier::Outcome;
 use crate::exec::state::context::{Context, Environment, Stop};
 use crate::exec::state::flight::Flight;
 use crate::exec::state::warp::{Fragment, State, Warp};
 use crate::exec::step::{Event, run};
 use crate::exec::values::registers::{LANES, Registers};
-use crate::isa::{BarrierOp, Fill, Op, PREDICATE_TRUE, Special};
+use crate::isa::{BARRIERS, BarrierOp, Fill, Op, PREDICATE_CLUSTERS, PREDICATE_TRUE, Special};
 use crate::options::Schedule;
 use crate::report::FindingKind;
-use crate::space::SHARED_BASE;
+use crate::space::{RANK_SHIFT, SHARED_BASE};
 
 /// Instructions of a fragment's turn, so that lanes which spin let others go on.
 const TURN: u64 = 1 << 13;
@@ -27,7 +27,7 @@ const SLOW_TURNS: u64 = 256;
 /// One in so many turns may go to those who stay behind, though others could go on.
 const SLOW_ODDS: u64 = 64;
 
-/// Whether a block has come to its end.
+/// Whether a block, or a cluster of several, has come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// It has; its findings say whether well.
@@ -38,7 +38,7 @@ pub enum Progress {
     Spinning,
 }
 
-/// A block in execution.
+/// A block, or a cluster of several, in execution.
 pub struct Block<'a> {
     /// What its instructions share.
     pub context: Context<'a>,
@@ -73,14 +73,15 @@ impl<'a> Block<'a> {
     pub fn new(environment: &'a Environment<'a>, number: u64) -> Self {
         let context = Context::new(environment, number);
         let threads = environment.threads();
-        let count = threads.div_ceil(LANES as u32);
+        let cluster = &environment.cluster;
+        let count = cluster.all_warps();
         let local = environment.kernel.data.local_bytes as usize;
-        let initial: Vec<Registers> =
-            (0..count).map(|warp| initial_registers(environment, context.block, warp)).collect();
+        let initial: Vec<Registers> = (0..count).map(|warp| initial_registers(&context, warp)).collect();
         let warps = (0..count)
             .map(|warp| {
                 let registers = initial[warp as usize].clone();
-                let mut warp = Warp::new(warp, registers, live_lanes(threads, warp), local);
+                let live = live_lanes(threads, cluster.in_block(warp));
+                let mut warp = Warp::new(warp, registers, live, local);
                 if environment.options.checks.races && !environment.code().touches.is_empty() {
                     warp.flight = Some(Box::new(Flight::new(environment.code())));
                 }
@@ -103,9 +104,9 @@ impl<'a> Block<'a> {
         let environment = self.context.environment;
         let threads = environment.threads();
         for (warp, initial) in self.warps.iter_mut().zip(&mut self.initial) {
-            fill_block(initial, environment, self.context.block);
+            fill_block(initial, &self.context, warp.id);
             warp.registers.copy_from(initial);
-            warp.restart(live_lanes(threads, warp.id));
+            warp.restart(live_lanes(threads, environment.cluster.in_block(warp.id)));
         }
     }
 
@@ -166,11 +167,15 @@ impl<'a> Block<'a> {
                 }
             }
             Event::Barrier(id) => self.settle(id),
+            Event::Cluster => self.settle_cluster(),
             Event::Gone => {
                 self.turn = warp;
                 if self.warps[warp].live == 0 {
-                    (0..BARRIERS as u32).for_each(|id| self.settle(id));
+                    let rank = self.context.environment.cluster.rank(warp as u32);
+                    (rank * BARRIERS..(rank + 1) * BARRIERS).for_each(|id| self.settle(id));
+                    self.end_block(rank);
                 }
+                self.settle_cluster();
             }
         }
         Ok(true)
@@ -224,17 +229,10 @@ impl<'a> Block<'a> {
 
     /// All threads have exited: nothing may be on its way.
     fn finish(&mut self) -> Result<(), Stop> {
-        let c = &mut self.context;
-        let kind = FindingKind::AsyncCopyInFlight;
-        let loads = c.bulk.loads.iter().map(|load| (load.transfer.pc, load.transfer.issuer));
-        let stores = c.bulk.stores.iter().filter(|store| !store.waited);
-        let stores = stores.map(|store| (store.transfer.pc, store.transfer.issuer));
-        let open: Vec<_> = loads.chain(stores).collect();
-        for (pc, issuer) in open {
-            c.report(kind, pc, issuer.warp, issuer.lane, |_| {
-                "the block ends before this bulk copy, which has not been waited for".to_string()
-            });
+        if self.context.environment.cluster.is_one() {
+            self.end_copies(0);
         }
+        let c = &mut self.context;
         for index in 0..c.bulk.stores.len() {
             bulk::perform(c, index)?;
         }
@@ -244,6 +242,35 @@ impl<'a> Block<'a> {
             });
         }
         Ok(())
+    }
+
+    /// All threads of a block have exited: no copy to or from its shared memory may be on its way.
+    fn end_copies(&mut self, rank: u32) {
+        let c = &mut self.context;
+        let (cluster, kind) = (c.environment.cluster, FindingKind::AsyncCopyInFlight);
+        let is_one = cluster.is_one();
+        let loads = c.bulk.loads.iter().map(|load| &load.transfer);
+        let loads = loads.filter(|transfer| is_one || transfer.shared >> RANK_SHIFT == rank);
+        let stores = c.bulk.stores.iter().filter(|store| !store.waited).map(|store| &store.transfer);
+        let stores = stores.filter(|transfer| cluster.rank(transfer.issuer.warp) == rank);
+        let open: Vec<_> = loads.chain(stores).map(|transfer| (transfer.pc, transfer.issuer)).collect();
+        for (pc, issuer) in open {
+            c.report(kind, pc, issuer.warp, issuer.lane, |_| {
+                "the block ends before this bulk copy, which has not been waited for".to_string()
+            });
+        }
+    }
+
+    /// A warp of a block of several has ended, which may be its last.
+    fn end_block(&mut self, rank: u32) {
+        let cluster = self.context.environment.cluster;
+        if cluster.is_one() || self.warps[cluster.warps_of(rank)].iter().any(|warp| warp.live != 0) {
+            return;
+        }
+        self.end_copies(rank);
+        self.context.remote_end(rank);
+        self.context.ended |= 1 << rank;
+        self.context.lets_next_grid_start |= self.context.allow_next_grid(0);
     }
 
     fn choose_next(&self) -> Option<(usize, usize)> {
@@ -296,16 +323,18 @@ impl<'a> Block<'a> {
 
     /// Lets those go on who wait at a barrier that is complete.
     fn settle(&mut self, id: u32) {
+        let of_block = self.context.environment.cluster.warps_of(id / BARRIERS);
         let mut live = [0; LANES];
-        for warp in &self.warps {
-            live[warp.id as usize] = warp.live;
+        for (live, warp) in live.iter_mut().zip(&self.warps[of_block.clone()]) {
+            *live = warp.live;
         }
-        let Some(outcome) = self.context.barriers.complete(id, &live[..self.warps.len()]) else {
+        let (live, first) = (&live[..of_block.len()], of_block.start as u32);
+        let Some(outcome) = self.context.barriers.complete(id, live, first) else {
             return;
         };
         self.progress += 1;
         let mut waited = Vec::new();
-        for warp in &mut self.warps {
+        for warp in &mut self.warps[of_block] {
             for index in 0..warp.fragments.len() {
                 let fragment = &mut warp.fragments[index];
                 if fragment.state == State::Barrier(id) {
@@ -318,6 +347,18 @@ impl<'a> Block<'a> {
             }
         }
         self.context.race_acquire_from_barrier(&waited, id);
+    }
+
+    /// Lets those look again who wait at the barrier of the cluster, if it is complete.
+    fn settle_cluster(&mut self) {
+        if !self.context.barriers.cluster.complete(self.warps.iter().map(|warp| warp.live)) {
+            return;
+        }
+        self.progress += 1;
+        let waiting = self.warps.iter_mut().flat_map(|warp| &mut warp.fragments);
+        for fragment in waiting.filter(|fragment| fragment.state == State::Cluster) {
+            fragment.state = State::Ready;
+        }
     }
 }
 
@@ -333,23 +374,31 @@ fn deliver(environment: &Environment<'_>, r: &mut Registers, pc: u32, mask: u32,
     }
 }
 
-fn initial_registers(environment: &Environment<'_>, block: [u32; 3], warp: u32) -> Registers {
+fn initial_registers(context: &Context<'_>, warp: u32) -> Registers {
+    let environment = context.environment;
     let code = environment.code();
     let mut registers = Registers::new(code.rows, code.predicates);
     registers.set_predicate(PREDICATE_TRUE, !0, !0);
-    let dynamic = u64::from(SHARED_BASE + environment.dynamic_offset);
+    registers.set_predicate(
+        PREDICATE_CLUSTERS,
+        !0,
+        if environment.cluster.is_explicit { !0 } else { 0 },
+    );
+    let of_block = u64::from(environment.cluster.rank(warp) << RANK_SHIFT);
+    let dynamic = of_block + u64::from(SHARED_BASE + environment.dynamic_offset);
     for &(row, fill) in &code.fills {
         let (value, wide) = match fill {
             Fill::Constant32(value) => (u64::from(value), false),
             Fill::Constant64(value) => (value, true),
             Fill::DynamicShared { wide } => (dynamic, wide),
+            Fill::Shared { address, wide } => (of_block.wrapping_add(address), wide),
             // Every call has its own.
             Fill::Frame { wide, .. } => (0, wide),
             Fill::Variable { index, offset, wide } => {
                 (environment.variables[index as usize].0.wrapping_add(offset as u64), wide)
             }
             Fill::Special(special) => {
-                *registers.row32_mut(row) = special_row(environment, block, warp, special);
+                *registers.row32_mut(row) = special_row(context, warp, special);
                 continue;
             }
         };
@@ -363,21 +412,19 @@ fn initial_registers(environment: &Environment<'_>, block: [u32; 3], warp: u32) 
 }
 
 /// Rewrites the special registers that differ between blocks.
-fn fill_block(registers: &mut Registers, environment: &Environment<'_>, block: [u32; 3]) {
-    for &(row, fill) in &environment.code().fills {
-        if let Fill::Special(Special::Block(dimension)) = fill {
-            *registers.row32_mut(row) = [block[usize::from(dimension)]; LANES];
+fn fill_block(registers: &mut Registers, context: &Context<'_>, warp: u32) {
+    for &(row, fill) in &context.environment.code().fills {
+        if let Fill::Special(special @ (Special::Block(_) | Special::Cluster(_))) = fill {
+            *registers.row32_mut(row) = special_row(context, warp, special);
         }
     }
 }
 
-fn special_row(
-    environment: &Environment<'_>,
-    block: [u32; 3],
-    warp: u32,
-    special: Special,
-) -> [u32; LANES] {
-    let launch = &environment.launch;
+fn special_row(context: &Context<'_>, warp: u32, special: Special) -> [u32; LANES] {
+    let environment = context.environment;
+    let (launch, cluster) = (&environment.launch, &environment.cluster);
+    let (block, rank) = (context.block_of(warp), cluster.rank(warp));
+    let warp = cluster.in_block(warp);
     std::array::from_fn(|lane| {
         let lane = lane as u32;
         let bit = 1u32 << lane;
@@ -386,6 +433,12 @@ fn special_row(
             Special::Threads(d) => launch.block[usize::from(d)],
             Special::Block(d) => block[usize::from(d)],
             Special::Blocks(d) => launch.grid[usize::from(d)],
+            Special::Cluster(d) => cluster.at(launch, context.number)[usize::from(d)],
+            Special::Clusters(d) => cluster.grid(launch)[usize::from(d)],
+            Special::BlockInCluster(d) => cluster.block_in_cluster(rank)[usize::from(d)],
+            Special::BlocksOfCluster(d) => cluster.dims[usize::from(d)],
+            Special::ClusterRank => rank,
+            Special::ClusterSize => cluster.blocks,
             Special::Lane => lane,
             Special::Warp => warp,
             Special::Warps => environment.threads().div_ceil(LANES as u32),
@@ -395,9 +448,7 @@ fn special_row(
             Special::LaneMaskGt => !(bit | (bit - 1)),
             Special::LaneMaskGe => !(bit - 1),
             Special::DynamicSharedBytes => launch.shared_bytes,
-            Special::TotalSharedBytes => {
-                environment.shared_bytes - environment.kernel.system_shared_bytes()
-            }
+            Special::TotalSharedBytes => cluster.bytes - environment.kernel.system_shared_bytes(),
             Special::SystemSharedBytes => SHARED_BASE,
             Special::Workspace { high } => (environment.workspace.0 >> if high { 32 } else { 0 }) as u32,
             Special::Zero => 0,

@@ -5,6 +5,7 @@ use super::families::families;
 use super::limits;
 use crate::error::LaunchError;
 use crate::exec::state::chain::Chain;
+use crate::exec::state::cluster::Cluster;
 use crate::exec::state::context::{Context, Environment, Random};
 use crate::exec::state::regions::Regions;
 use crate::isa::{Fill, Special};
@@ -56,14 +57,15 @@ const BLOCK_BYTES: usize = 1024;
 /// Blocks run in parallel on [`Options::threads`] threads. A block that asks again and again for what
 /// others have to write lets other blocks run before it goes on, and so does one that runs for long. Under
 /// a random schedule two at a time take turns of random length. As many blocks wait for each other as the
-/// largest GPU runs at once.
+/// largest GPU runs at once. The blocks of a cluster run together, their warps in turns.
 ///
 /// # Errors
 ///
-/// The launch is impossible on any GPU of the module's target, its parameters do not have the kernel's
-/// size, its regions overlap or reach beyond its shared memory, the target is not one from sm_80 to sm_90a,
-/// or the kernel holds an instruction that the target does not have or the emulator does not know. Faults of
-/// the kernel itself are no errors: the report lists them.
+/// The launch is impossible on any GPU of the module's target, its clusters are not those that the kernel
+/// demands or do not divide the grid, its parameters do not have the kernel's size, its regions overlap or
+/// reach beyond its shared memory, the target is not one from sm_80 to sm_90a, or the kernel holds an
+/// instruction that the target does not have or the emulator does not know. Faults of the kernel itself are
+/// no errors: the report lists them.
 pub fn launch(
     kernel: &Kernel,
     memory: &Memory,
@@ -101,7 +103,12 @@ pub fn launch_dependent(
         kernel.data.code.fills.iter().any(|&(_, fill)| is_workspace(fill))
     };
     let workspace = kernels.iter().any(asks).then(|| Workspace::new(memory));
-    let chain = Chain::new(kernels, memory.view());
+    let clusters: Vec<_> = kernels
+        .iter()
+        .zip(&rooms)
+        .map(|(&(kernel, launch), room)| (kernel, launch, room.cluster))
+        .collect();
+    let chain = Chain::new(&clusters, memory.view());
     let parts = kernels.iter().zip(rooms).zip(variables).enumerate();
     let environments: Vec<Environment<'_>> = parts
         .map(|(place, ((&(kernel, launch), room), variables))| Environment {
@@ -114,7 +121,7 @@ pub fn launch_dependent(
             chain: &chain,
             place,
             dynamic_offset: room.dynamic_offset,
-            shared_bytes: room.shared_bytes,
+            cluster: room.cluster,
             regions: room.regions,
             families: families(),
         })
@@ -146,10 +153,10 @@ impl Drop for Workspace<'_> {
     }
 }
 
-/// The shared memory of a launch that is possible.
+/// The shared memory and the clusters of a launch that is possible.
 struct Room<'a> {
     dynamic_offset: u32,
-    shared_bytes: u32,
+    cluster: Cluster,
     regions: Option<Regions<'a>>,
 }
 
@@ -163,6 +170,7 @@ impl<'a> Room<'a> {
         }
         limits::check_instructions(kernel)?;
         check_shape(kernel, launch)?;
+        let (dims, is_explicit) = limits::cluster(kernel, launch)?;
         let variables = kernel.data.static_shared_bytes;
         let dynamic_offset = variables.next_multiple_of(kernel.data.dynamic_shared_align.max(16));
         let needs_dynamic = launch.shared_bytes > 0;
@@ -181,7 +189,8 @@ impl<'a> Room<'a> {
         let bytes = [variables, base, launch.shared_bytes];
         let regions = Regions::new(kernel.name(), launch.regions, bytes)?;
         debug_assert_eq!(SHARED_BASE % 1024, 0);
-        Ok(Room { dynamic_offset: base, shared_bytes: all as u32, regions })
+        let cluster = Cluster::new(dims, is_explicit, launch.threads(), all as u32);
+        Ok(Room { dynamic_offset: base, cluster, regions })
     }
 }
 
@@ -231,8 +240,8 @@ fn run_blocks<'a>(
     environments: &'a [Environment<'a>],
     options: &'a Options,
 ) -> Vec<Report> {
-    let blocks: u64 = chain.grids.iter().map(|grid| grid.blocks).sum();
-    let threads = options.threads.clamp(1, blocks.clamp(1, 1024) as usize);
+    let clusters: u64 = chain.grids.iter().map(|grid| grid.clusters).sum();
+    let threads = options.threads.clamp(1, clusters.clamp(1, 1024) as usize);
     let next = AtomicU64::new(0);
     let collected: Vec<_> = environments.iter().map(|_| Mutex::new(Collected::default())).collect();
     let worker = || Worker { chain, environments, options, next: &next, collected: &collected }.run();
@@ -256,12 +265,13 @@ fn run_blocks<'a>(
     collected.into_iter().map(report).collect()
 }
 
-/// Blocks that the largest GPU runs at once: those of a grid barrier may be so many.
+/// Blocks, or clusters, that the largest GPU runs at once: those of a grid barrier may be so many.
 fn most_resident(environment: &Environment<'_>) -> usize {
     let [blocks, threads, bytes] = MULTIPROCESSOR;
     let by_threads = threads / (environment.threads() as usize).max(1);
-    let by_bytes = bytes / (environment.shared_bytes as usize + BLOCK_BYTES);
-    MULTIPROCESSORS * blocks.min(by_threads).min(by_bytes).max(1)
+    let Cluster { bytes: shared, blocks: of_cluster, .. } = environment.cluster;
+    let by_bytes = bytes / (shared as usize + BLOCK_BYTES);
+    MULTIPROCESSORS * blocks.min(by_threads).min(by_bytes).max(1) / of_cluster as usize
 }
 
 /// One thread's share of a launch.
@@ -269,7 +279,7 @@ struct Worker<'w, 'a> {
     chain: &'a Chain<'a>,
     environments: &'a [Environment<'a>],
     options: &'a Options,
-    /// The block that is to start next, counted through all grids.
+    /// The cluster that is to start next, counted through all grids: a block where there are none.
     next: &'w AtomicU64,
     /// Of each grid.
     collected: &'w [Mutex<Collected>],
@@ -347,7 +357,7 @@ impl<'a> Worker<'_, 'a> {
         let mut lacking = 0usize;
         let most_resident = self.environments.iter().map(most_resident).max().unwrap_or(0);
         loop {
-            let next = self.chain.grid_of_block(self.next.load(Ordering::Relaxed));
+            let next = self.chain.grid_of_cluster(self.next.load(Ordering::Relaxed));
             let early = next.is_some_and(|grid| !self.chain.has_ended_before(grid));
             let others = || resident.iter().filter(|other| other.takes_turns_with(next)).count();
             let wanted = waiting >= resident.len()
@@ -405,11 +415,11 @@ impl<'a> Worker<'_, 'a> {
 
     /// The next block that nobody has started.
     fn start(&self, spare: &mut Option<Block<'a>>) -> Option<Resident<'a>> {
-        let grid_of = |next| self.chain.grid_of_block(next).filter(|&grid| self.chain.may_start(grid));
+        let grid_of = |next| self.chain.grid_of_cluster(next).filter(|&grid| self.chain.may_start(grid));
         let following = |next| grid_of(next).map(|_| next + 1);
         let next = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()?;
         let grid = grid_of(next)?;
-        let number = next - self.chain.grids[grid].first_block;
+        let number = next - self.chain.grids[grid].first_cluster;
         let block = match spare.take().filter(|spare| spare.context.environment.place == grid) {
             Some(mut block) => {
                 block.restart(number);
@@ -424,12 +434,14 @@ impl<'a> Worker<'_, 'a> {
     fn collect(&self, block: &mut Block<'a>) {
         let (number, place, grid) =
             (block.context.number, block.context.environment.place, block.context.environment.grid());
-        block.context.statistics.early_blocks = u64::from(!block.context.grid_before_has_ended());
+        let blocks = block.context.statistics.blocks;
+        let is_early = !block.context.grid_before_has_ended();
+        block.context.statistics.early_blocks = if is_early { blocks } else { 0 };
         if !block.has_exited() {
             grid.note_wait();
         }
-        block.context.allow_next_grid();
-        if grid.end_block() && place > 0 && !grid.waits() {
+        block.context.allow_next_grid(u32::MAX >> (32 - block.context.environment.cluster.blocks));
+        if grid.end_cluster() && place > 0 && !grid.waits() {
             let end = block.context.environment.code().instructions.len() as u32 - 1;
             block.context.report(FindingKind::MissingGridWait, end, 0, 0, |_| {
                 "no block of the grid has executed griddepcontrol.wait: what follows would not wait for the \
@@ -440,7 +452,7 @@ impl<'a> Worker<'_, 'a> {
         let mut collected = self.collected[place].lock().unwrap_or_else(PoisonError::into_inner);
         collected.statistics.add(&block.context.statistics);
         if let Some(ended) = &self.options.blocks_ended {
-            ended.fetch_add(1, Ordering::Relaxed);
+            ended.fetch_add(blocks, Ordering::Relaxed);
         }
         if !block.context.findings.is_empty() {
             collected.findings.add(number, std::mem::take(&mut block.context.findings));

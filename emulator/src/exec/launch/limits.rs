@@ -1,7 +1,9 @@
-//! What a module's `.target` allows: its instructions, and the shared memory of a block.
+//! What a module's `.target` allows: its instructions, the shared memory of a block, and clusters.
 
 use crate::error::LaunchError;
+use crate::exec::state::cluster::MAX_BLOCKS;
 use crate::module::Kernel;
+use crate::options::Launch;
 
 /// The targets that the emulator stands for, and KiB of shared memory that a block can have there.
 const TARGETS: [(&str, u64); 10] = [
@@ -75,6 +77,34 @@ pub fn shared_bytes(kernel: &Kernel) -> Result<u64, LaunchError> {
     let expected = TARGETS.map(|(target, _)| target).join(", ");
     let got = if target.is_empty() { "none" } else { target }.to_string();
     Err(LaunchError::Target { kernel: kernel.name().to_string(), expected, got })
+}
+
+/// The blocks of a cluster of a launch, and whether it or its kernel asks for clusters. A kernel counts as
+/// one that is allowed clusters of more blocks than are portable.
+pub fn cluster(kernel: &Kernel, launch: &Launch<'_>) -> Result<([u32; 3], bool), LaunchError> {
+    let name = || kernel.name().to_string();
+    let (required, explicit) = (kernel.data.required_cluster, kernel.data.explicit_cluster);
+    let cluster = match (required, launch.cluster) {
+        (Some(expected), Some(got)) if expected != got => {
+            return Err(LaunchError::RequiredCluster { kernel: name(), expected, got });
+        }
+        (None, None) if explicit => return Err(LaunchError::ExplicitCluster { kernel: name() }),
+        (None, None) => return Ok(([1; 3], false)),
+        (required, given) => required.or(given).unwrap_or([1; 3]),
+    };
+    let limit = kernel.data.max_cluster.unwrap_or(MAX_BLOCKS).min(MAX_BLOCKS);
+    let blocks = cluster.iter().map(|&size| u64::from(size)).try_fold(1, u64::checked_mul);
+    if !blocks.is_some_and(|blocks| (1..=u64::from(limit)).contains(&blocks)) {
+        return Err(LaunchError::Cluster { kernel: name(), cluster, limit });
+    }
+    if launch.grid.iter().zip(cluster).any(|(&grid, size)| !grid.is_multiple_of(size)) {
+        return Err(LaunchError::ClusterGrid { kernel: name(), grid: launch.grid, cluster });
+    }
+    let got = &kernel.module.target;
+    if blocks != Some(1) && !Need::Sm90.is_met(got) {
+        return Err(LaunchError::ClusterTarget { kernel: name(), cluster, got: got.clone() });
+    }
+    Ok((cluster, true))
 }
 
 /// Refuses a kernel with an instruction that its target does not have.

@@ -6,7 +6,7 @@ use crate::exec::state::context::Stop;
 use crate::exec::state::mbarrier::Mbarrier;
 use crate::exec::state::warp::{State, Warp};
 use crate::exec::step::asynchronous::give_up;
-use crate::isa::Op;
+use crate::isa::{BARRIERS, Op};
 use crate::report::FindingKind;
 use std::fmt::Write;
 
@@ -100,20 +100,24 @@ impl Block<'_> {
                 let (rank, kind, what) = match fragment.state {
                     State::Ready => (1, FindingKind::Deadlock, "what it asks for again and again"),
                     State::Lanes(_) if asks => (2, FindingKind::Deadlock, "other lanes of the warp"),
-                    State::Lanes(_) if matches!(self.op(pc), Op::Barrier(_)) => {
+                    State::Lanes(_)
+                        if matches!(
+                            self.op(pc),
+                            Op::Barrier(_) | Op::ClusterArrive | Op::ClusterWait
+                        ) =>
+                    {
                         (0, FindingKind::BarrierDivergence, "the rest of the warp at a barrier")
                     }
                     State::Lanes(_) => (0, FindingKind::WarpDivergence, "other lanes of the warp"),
                     State::Registers => (2, FindingKind::Deadlock, "registers"),
                     State::Grid => (2, FindingKind::Deadlock, "the end of the grid before"),
+                    State::Cluster => (2, FindingKind::Deadlock, "the barrier of the cluster"),
                     State::Phase(_) => (2, FindingKind::Deadlock, "the mbarrier"),
                     State::Barrier(_) => (2, FindingKind::Deadlock, "the barrier"),
                 };
-                let _ = write!(
-                    table,
-                    "\n    warp {} lanes {lanes:#010x} at line {line} `{text}`: {what}",
-                    warp.id
-                );
+                let name = self.context.warp_name(warp.id);
+                let _ =
+                    write!(table, "\n    {name} lanes {lanes:#010x} at line {line} `{text}`: {what}");
                 if let State::Phase(address) = fragment.state {
                     let _ = write!(table, " at {address:#x}");
                 }
@@ -124,7 +128,12 @@ impl Block<'_> {
         }
         for (id, barrier) in self.context.barriers.waiting() {
             let awaited = barrier.count.map_or("all".to_string(), |count| count.to_string());
-            let _ = write!(table, "\n    barrier {id}: {} of {awaited} threads", barrier.threads());
+            let (id, of) = self.barrier_name(id as u32);
+            let _ = write!(table, "\n    barrier {id}{of}: {} of {awaited} threads", barrier.threads());
+        }
+        let arrived = self.context.barriers.cluster.threads();
+        if arrived != 0 {
+            let _ = write!(table, "\n    the barrier of the cluster: {arrived} of all threads");
         }
         for (address, barrier) in self.context.mbarriers.iter() {
             let Mbarrier { expected, pending, transactions, phase } = barrier;
@@ -135,9 +144,20 @@ impl Block<'_> {
             );
         }
         if let Some((_, kind, pc, warp, lane)) = first {
-            let message = format!("no thread of the block can go on; each waits for{table}");
+            let what = if self.context.environment.cluster.is_one() { "block" } else { "cluster" };
+            let message = format!("no thread of the {what} can go on; each waits for{table}");
             self.context.report(kind, pc, warp, lane, |_| message);
         }
+    }
+
+    /// The id of a barrier, and its block if there are several.
+    fn barrier_name(&self, id: u32) -> (u32, String) {
+        let (rank, id) = (id / BARRIERS, id % BARRIERS);
+        if self.context.environment.cluster.is_one() {
+            return (id, String::new());
+        }
+        let [x, y, z] = self.context.block_at(rank);
+        (id, format!(" of block ({x}, {y}, {z})"))
     }
 
     fn op(&self, pc: u32) -> Op {

@@ -9,7 +9,9 @@ use crate::exec::state::window::Window;
 use crate::exec::values::float::add_flushed;
 use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::exec::values::registers::{LANES, lanes};
-use crate::isa::{ATOMIC_SPACES, AtomicOp, AtomicType, FLAG_OPTIONAL, Instruction, ROW_SINK};
+use crate::isa::{
+    ATOMIC_SPACES, AtomicOp, AtomicType, FLAG_OPTIONAL, IN_CLUSTER, Instruction, ROW_SINK,
+};
 use crate::report::trace::OriginKind;
 use crate::shadow::global::Touch;
 use crate::space::Space;
@@ -146,7 +148,8 @@ fn change_each(
     mut change: impl FnMut(&Warp, &Window, usize),
 ) -> Result<u32, Stop> {
     let how = Strength::of(i);
-    let want = Want { space: ATOMIC_SPACES[i.e as usize], bytes, store: true, goes_on: true };
+    let want =
+        Want { space: ATOMIC_SPACES[(i.e & !IN_CLUSTER) as usize], bytes, store: true, goes_on: true };
     let addresses = addresses(w, i);
     let mut window = Window::new();
     let (mut rest, mut refused) = (m, 0);

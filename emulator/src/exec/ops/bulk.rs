@@ -4,14 +4,16 @@ use crate::exec::actors::bulk;
 use crate::exec::check::window::addresses;
 use crate::exec::state::boxes::Bytes;
 use crate::exec::state::bulk::{Course, Issuer, Load, Store, Transfer};
+use crate::exec::state::cluster::in_block;
 use crate::exec::state::context::{Access, Context, Flow, Stop};
 use crate::exec::state::mbarrier::MBARRIER_BYTES;
 use crate::exec::state::warp::Warp;
 use crate::exec::values::registers::lanes;
-use crate::isa::{BulkOp, FLAG_OPTIONAL, Instruction, ReduceOp, bulk_list};
+use crate::isa::{BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, Instruction, Op, ReduceOp, bulk_list};
+use crate::memory::Refusal;
 use crate::options::Schedule;
 use crate::report::FindingKind;
-use crate::space::Space;
+use crate::space::{RANK_SHIFT, Space};
 use crate::tensor_map::{MAP_BYTES, MAX_RANK, TensorMap};
 use std::rc::Rc;
 
@@ -27,7 +29,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: BulkO
     for lane in lanes(m) {
         let issuer = Issuer { warp: w.id, lane: lane as u32 };
         match op {
-            BulkOp::Load | BulkOp::LoadTensor => load(c, w, i, issuer)?,
+            BulkOp::Load | BulkOp::LoadShared | BulkOp::LoadTensor => load(c, w, i, issuer)?,
             BulkOp::Store | BulkOp::StoreTensor => store(c, w, i, issuer)?,
             BulkOp::Commit => {
                 let groups = c.bulk.groups.entry(issuer).or_default();
@@ -53,6 +55,11 @@ fn invalid(c: &mut Context<'_>, w: &Warp, issuer: Issuer, message: String) -> St
     Stop
 }
 
+/// Where a load may go.
+fn target_space(i: &Instruction) -> Space {
+    if i.has(FLAG_CLUSTER) { Space::Cluster } else { Space::Shared }
+}
+
 /// What the operands of one lane say.
 fn transfer(
     c: &mut Context<'_>,
@@ -67,7 +74,7 @@ fn transfer(
     let rows = &lists[i.d as usize + bulk_list::ROWS..][..usize::from(count)];
     let values: Vec<u32> = rows.iter().map(|&row| w.registers.row32(row)[lane]).collect();
     let pointer = w.registers.row64(i.b)[lane];
-    let tensor = matches!(op, crate::isa::Op::Bulk(BulkOp::LoadTensor | BulkOp::StoreTensor));
+    let tensor = matches!(op, Op::Bulk(BulkOp::LoadTensor | BulkOp::StoreTensor));
     let (bytes, align) = if tensor {
         let map = Rc::new(read_map(c, w, issuer, pointer)?);
         if map.dims.len() != values.len() {
@@ -86,12 +93,18 @@ fn transfer(
             return Err(invalid(c, w, issuer, message));
         }
         let Issuer { warp, lane } = issuer;
-        let at = Access { space: Space::Global, address, bytes, store, pc: w.pc, warp, lane };
-        c.global_range(at, PLAIN_ALIGN)?;
-        (Bytes::Plain { address, bytes }, PLAIN_ALIGN)
+        let space = if op == Op::Bulk(BulkOp::LoadShared) { Space::Shared } else { Space::Global };
+        let at = Access { space, address, bytes, store, pc: w.pc, warp, lane };
+        if space == Space::Shared {
+            let address = c.shared_address(at, PLAIN_ALIGN)?;
+            (Bytes::Shared { address, bytes }, PLAIN_ALIGN)
+        } else {
+            c.global_range(at, PLAIN_ALIGN)?;
+            (Bytes::Plain { address, bytes }, PLAIN_ALIGN)
+        }
     };
     let at = Access {
-        space: Space::Shared,
+        space: target_space(i),
         address: addresses(w, i)[lane],
         bytes: bytes.shared(),
         store: !store,
@@ -123,21 +136,53 @@ fn load(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow 
     let lists = &c.environment.kernel.data.code.lists;
     let list = &lists[i.d as usize..];
     let lane = issuer.lane as usize;
-    if i.has(FLAG_OPTIONAL) {
-        let mask = w.registers.row32(list[bulk_list::ROWS + usize::from(i.count)])[lane] & 0xffff;
-        if mask != 1 {
-            let message = format!("a copy to blocks {mask:#x} of a cluster of one block");
-            return Err(invalid(c, w, issuer, message));
-        }
-    }
     let base = match list[bulk_list::BARRIER_WIDE] {
         0 => u64::from(w.registers.row32(i.c)[lane].wrapping_add(list[bulk_list::FIRST])),
         _ => w.registers.row64(i.c)[lane].wrapping_add(i64::from(list[bulk_list::FIRST] as i32) as u64),
     };
+    let (bytes, space) = (MBARRIER_BYTES, target_space(i));
     let Issuer { warp, lane } = issuer;
-    let bytes = MBARRIER_BYTES;
-    let at = Access { space: Space::Shared, address: base, bytes, store: true, pc: w.pc, warp, lane };
+    let at = Access { space, address: base, bytes, store: true, pc: w.pc, warp, lane };
     let barrier = c.shared_address(at, MBARRIER_BYTES)?;
+    let own = c.environment.cluster.rank(warp);
+    if i.has(FLAG_OPTIONAL) {
+        let row = list[bulk_list::ROWS + usize::from(i.count)];
+        let mask = w.registers.row32(row)[lane as usize] & 0xffff;
+        let blocks = c.environment.cluster.blocks;
+        if mask == 0 || u64::from(mask) >> blocks != 0 {
+            let message = match blocks {
+                1 => format!("a copy to blocks {mask:#x} of a cluster of one block"),
+                _ => format!("a copy to blocks {mask:#x} of a cluster of {blocks} blocks"),
+            };
+            return Err(invalid(c, w, issuer, message));
+        }
+        // To each block at the same places in its own shared memory.
+        for rank in lanes(mask) {
+            let rank = rank as u32;
+            let place = |address: u32| rank << RANK_SHIFT | in_block(address);
+            if rank != own && c.remote_access((w.pc, warp, lane), rank) {
+                let (at, address) =
+                    (Access { space: Space::Shared, ..at }, u64::from(place(transfer.shared)));
+                return c.refuse(Access { address, ..at }, Refusal::Ended);
+            }
+            let shared = place(transfer.shared);
+            issue(c, w, Transfer { shared, ..transfer.clone() }, place(barrier))?;
+        }
+        return Ok(());
+    }
+    if barrier >> RANK_SHIFT != transfer.shared >> RANK_SHIFT {
+        let message = format!(
+            "a copy to {:#x} that completes at an mbarrier of another block, at {barrier:#x}",
+            transfer.shared
+        );
+        return Err(invalid(c, w, issuer, message));
+    }
+    issue(c, w, transfer, barrier)
+}
+
+/// A load to one block that completes at a barrier of that.
+fn issue(c: &mut Context<'_>, w: &Warp, transfer: Transfer, barrier: u32) -> Flow {
+    let Issuer { warp, lane } = transfer.issuer;
     if c.mbarriers.get(barrier).is_none() {
         let message = format!("there is no mbarrier at {barrier:#x}: it was not initialised");
         c.report(FindingKind::MbarrierMisuse, w.pc, warp, lane, |_| message);

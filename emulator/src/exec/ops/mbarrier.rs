@@ -6,13 +6,21 @@ use crate::exec::state::context::{Access, Context, Stop};
 use crate::exec::state::mbarrier::{MBARRIER_BYTES, Misuse};
 use crate::exec::state::warp::Warp;
 use crate::exec::values::registers::{LANES, lanes};
-use crate::isa::{FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, Instruction, MbarrierOp};
+use crate::isa::{
+    FLAG_BLOCK, FLAG_GENERIC, FLAG_OPTIONAL, FLAG_RELAXED, Instruction, LATER, MbarrierOp, OF_CLUSTER,
+    ROW_SINK,
+};
 use crate::report::FindingKind;
-use crate::space::Space;
+use crate::shadow::orders::Scope;
+use crate::space::{RANK_SHIFT, Space};
 
 /// The shared address of each lane's barrier.
-fn barriers(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32) -> Result<[u32; LANES], Stop> {
-    let space = if i.has(FLAG_GENERIC) { Space::Generic } else { Space::Shared };
+pub fn barriers(c: &mut Context<'_>, w: &Warp, i: &Instruction, m: u32) -> Result<[u32; LANES], Stop> {
+    let space = match i.has(FLAG_GENERIC) {
+        true => Space::Generic,
+        false if i.e & OF_CLUSTER != 0 => Space::Cluster,
+        false => Space::Shared,
+    };
     let addresses = addresses(w, i);
     let mut found = [0; LANES];
     for lane in lanes(m) {
@@ -30,6 +38,37 @@ fn checked<T>(c: &mut Context<'_>, w: &Warp, lane: usize, result: Misuse<T>) -> 
     })
 }
 
+/// Whom an operation is for: what names no scope counts for the cluster, as GPUs have it.
+fn scope(i: &Instruction) -> Scope {
+    if i.has(FLAG_BLOCK) { Scope::Block } else { Scope::Cluster }
+}
+
+/// What is done with a barrier of another block: all that gives nothing back.
+fn check_block(
+    c: &mut Context<'_>,
+    w: &Warp,
+    i: &Instruction,
+    (lane, address): (usize, u32),
+    op: MbarrierOp,
+) -> Result<(), Stop> {
+    let may = match op {
+        op if op.gives_token() => i.d == ROW_SINK,
+        MbarrierOp::Expect | MbarrierOp::Complete | MbarrierOp::CompleteStore => true,
+        _ => false,
+    };
+    if may || address >> RANK_SHIFT == c.environment.cluster.rank(w.id) {
+        return Ok(());
+    }
+    let place = c.shared_place(address);
+    c.report(FindingKind::MbarrierMisuse, w.pc, w.id, lane as u32, |_| {
+        format!(
+            "of the mbarrier at {place}: of another block there are only arrivals without a state, and \
+             counts of bytes"
+        )
+    });
+    Err(Stop)
+}
+
 /// Everything but polls.
 pub fn run(
     c: &mut Context<'_>,
@@ -40,18 +79,21 @@ pub fn run(
 ) -> Result<(), Stop> {
     let addresses = barriers(c, w, i, m)?;
     if op == MbarrierOp::ArriveCopies {
+        lanes(m).try_for_each(|lane| check_block(c, w, i, (lane, addresses[lane]), op))?;
         return async_copy::arrive_later(c, w, addresses, m, !i.has(FLAG_OPTIONAL));
     }
     let values = if i.has(FLAG_OPTIONAL) { *w.registers.row32(i.b) } else { [1; LANES] };
+    if op == MbarrierOp::CompleteStore && i.e & LATER != 0 {
+        lanes(m).for_each(|lane| c.remote_completes((w.pc, w.id, lane as u32), addresses[lane]));
+    }
     let mut tokens = [0; LANES];
     let mut released = None;
     for lane in lanes(m) {
         let (address, value) = (addresses[lane], values[lane]);
-        let arrives =
-            matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect);
-        let arrives = arrives || op == MbarrierOp::CompleteStore;
+        check_block(c, w, i, (lane, address), op)?;
+        let arrives = op.gives_token() || op == MbarrierOp::CompleteStore && i.e & LATER == 0;
         if arrives && released.replace(address) != Some(address) {
-            c.race_release_to_mbarrier(w.id, m, address, i.has(FLAG_RELAXED));
+            c.race_release_to_mbarrier((w.id, m), address, scope(i), i.has(FLAG_RELAXED));
         }
         if op != MbarrierOp::Init {
             c.race_mbarrier_used(w, lane as u32, address);
@@ -61,10 +103,10 @@ pub fn run(
             MbarrierOp::Invalidate => c.mbarriers.invalidate(address),
             MbarrierOp::Expect => c.mbarriers.expect(address, value),
             MbarrierOp::Complete | MbarrierOp::CompleteStore => c.mbarriers.complete(address, value),
-            MbarrierOp::ArriveExpect => c
+            MbarrierOp::ArriveExpect | MbarrierOp::ArriveDropExpect => c
                 .mbarriers
                 .expect(address, value)
-                .and_then(|()| c.mbarriers.arrive(address, 1, false))
+                .and_then(|()| c.mbarriers.arrive(address, 1, op == MbarrierOp::ArriveDropExpect))
                 .map(|token| tokens[lane] = token),
             _ => {
                 let drop = op == MbarrierOp::ArriveDrop;
@@ -82,7 +124,7 @@ pub fn run(
             _ => {}
         }
     }
-    if matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveExpect) {
+    if op.gives_token() {
         w.registers.set64(i.d, m, &tokens);
     }
     Ok(())
@@ -103,6 +145,7 @@ pub fn poll(
     let mut arrivals = u32::MAX;
     for lane in lanes(m) {
         let address = addresses[lane];
+        check_block(c, w, i, (lane, address), op)?;
         c.race_mbarrier_used(w, lane as u32, address);
         let mut asked = ask(c, w, i, op, lane, address);
         if asked == Ok(false) {
@@ -113,7 +156,11 @@ pub fn poll(
         if checked(c, w, lane, asked)? {
             complete |= 1 << lane;
             if acquired.replace(address) != Some(address) {
-                let known = c.race_acquire_from_mbarrier(w.id, address, i.has(FLAG_RELAXED));
+                let known = c.race_acquire_from_mbarrier(
+                    w.id,
+                    address,
+                    (!i.has(FLAG_RELAXED)).then(|| scope(i)),
+                );
                 arrivals = arrivals.min(known);
             }
         } else if waits.is_none() {

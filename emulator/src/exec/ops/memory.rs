@@ -2,13 +2,14 @@
 
 use crate::exec::check::strong::Strength;
 use crate::exec::check::window::{Want, addresses, resolve};
-use crate::exec::state::context::{Context, Flow};
+use crate::exec::state::context::{Context, Flow, Stop};
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::{Addresses, Window};
 use crate::exec::values::registers::{FULL, LANES, Registers, lanes};
-use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction};
+use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction, LATER};
+use crate::report::FindingKind;
 use crate::shadow::global::Touch;
-use crate::space::{PARAM_WINDOW, Space};
+use crate::space::{PARAM_WINDOW, RANK_SHIFT, Space};
 
 /// `ld`.
 #[inline(always)]
@@ -130,6 +131,27 @@ unsafe fn gather<T: Copy, C: Copy>(
     }
 }
 
+/// A store that completes at a memory barrier, which the next instruction names: it must be of the same
+/// block.
+#[cold]
+fn store_later(c: &mut Context<'_>, w: &Warp, window: &Window, bytes: u32) -> Flow {
+    let next = c.environment.code().instructions[w.pc as usize + 1];
+    let barriers = super::mbarrier::barriers(c, w, &next, window.mask)?;
+    let cluster = &c.environment.cluster;
+    let rank = |lane: usize| cluster.rank_of_offset(window.offsets[lane] as u32);
+    if let Some(lane) = lanes(window.mask).find(|&lane| rank(lane) != barriers[lane] >> RANK_SHIFT) {
+        let (stored, barrier) = (cluster.address(window.offsets[lane] as u32), barriers[lane]);
+        c.report(FindingKind::InvalidOperand, w.pc, w.id, lane as u32, |_| {
+            format!(
+                "a store to {stored:#x} that completes at an mbarrier of another block, at {barrier:#x}"
+            )
+        });
+        return Err(Stop);
+    }
+    c.race_store_later(w, window, bytes, &barriers);
+    Ok(())
+}
+
 /// `st`.
 #[inline(always)]
 pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: Space) -> Flow {
@@ -149,7 +171,11 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
         let contiguous = window.is_contiguous(bytes);
         c.region_access(w, &window, bytes, "store");
         let _turn = c.turn(&window, how);
-        c.race_access(w, &window, bytes, Touch::Write, how);
+        if i.e & LATER == 0 {
+            c.race_access(w, &window, bytes, Touch::Write, how);
+        } else {
+            store_later(c, w, &window, bytes)?;
+        }
         c.global_access(w, &window, bytes, Touch::Write, how);
         c.strong_write(w, &window, how);
         for (position, &row) in rows.iter().enumerate() {

@@ -1,12 +1,10 @@
-//! Named barriers of a block.
+//! Named barriers of the blocks of a cluster, and the barrier of the cluster.
 //!
 //! A barrier counts threads, warp by warp: a warp whose live lanes have all arrived counts as a whole
 //! warp. Without an explicit count it awaits every warp that has live lanes.
 
-use crate::isa::{BarrierOp, CLUSTER_BARRIER};
+use crate::isa::{BARRIERS, BarrierOp};
 
-/// Barriers that a block has: 16 to name, and that of its cluster.
-pub const BARRIERS: usize = CLUSTER_BARRIER as usize + 1;
 const WARP: u32 = 32;
 
 /// Lanes of a warp that arrived.
@@ -38,13 +36,73 @@ pub struct Outcome {
     pub any: bool,
 }
 
-/// All barriers of a block.
+/// All barriers of the blocks of a cluster: those of a block behind those of the one before.
 #[derive(Clone, Debug, Default)]
 pub struct Barriers {
-    named: [Barrier; BARRIERS],
+    named: Vec<Barrier>,
+    /// That of the cluster.
+    pub cluster: ClusterBarrier,
+}
+
+/// Where lanes of a warp are at the barrier of the cluster.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Turnout {
+    /// They have arrived in the current phase.
+    pub arrived: u32,
+    /// They arrived in the last one, and have not waited for it.
+    pub behind: u32,
+}
+
+/// The barrier of a cluster. Lanes that have exited need not arrive.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterBarrier {
+    /// Of each warp.
+    pub warps: Vec<Turnout>,
+    /// Phases completed.
+    pub phase: u32,
+}
+
+impl ClusterBarrier {
+    /// Lanes of a warp arrive. An error says what is wrong with that.
+    pub fn arrive(&mut self, warp: u32, lanes: u32) -> Result<(), String> {
+        let turnout = &mut self.warps[warp as usize];
+        let again = lanes & (turnout.arrived | turnout.behind);
+        if again != 0 {
+            return Err(format!(
+                "lanes {again:#010x} arrive at the cluster's barrier again and have not waited"
+            ));
+        }
+        turnout.arrived |= lanes;
+        Ok(())
+    }
+
+    /// Completes the phase if all lanes are there that have not exited.
+    pub fn complete(&mut self, live: impl Iterator<Item = u32>) -> bool {
+        let missing =
+            live.zip(&self.warps).fold(0, |all, (live, turnout)| all | live & !turnout.arrived);
+        if missing != 0 || self.warps.iter().all(|turnout| turnout.arrived == 0) {
+            return false;
+        }
+        for turnout in &mut self.warps {
+            *turnout = Turnout { arrived: 0, behind: turnout.behind | turnout.arrived };
+        }
+        self.phase += 1;
+        true
+    }
+
+    /// Threads that have arrived in the current phase.
+    pub fn threads(&self) -> u32 {
+        self.warps.iter().map(|turnout| turnout.arrived.count_ones()).sum()
+    }
 }
 
 impl Barriers {
+    /// Those of so many blocks and warps.
+    pub fn new(blocks: u32, warps: u32) -> Self {
+        let cluster = ClusterBarrier { warps: vec![Turnout::default(); warps as usize], phase: 0 };
+        Barriers { named: vec![Barrier::default(); (blocks * BARRIERS) as usize], cluster }
+    }
+
     /// Lanes arrive; `predicate` holds for some of them. An error says what disagrees.
     pub fn arrive(
         &mut self,
@@ -53,7 +111,8 @@ impl Barriers {
         arrival: Arrival,
         predicate: u32,
     ) -> Result<(), String> {
-        let barrier = &mut self.named[id as usize % BARRIERS];
+        let barrier = &mut self.named[id as usize];
+        let id = id % BARRIERS;
         if barrier.arrivals.is_empty() {
             *barrier = Barrier { count, all: true, ..Barrier::default() };
         } else if barrier.count != count {
@@ -77,15 +136,19 @@ impl Barriers {
         }
     }
 
-    /// Completes a barrier whose threads are all there. `live` tells the live lanes of each warp.
-    pub fn complete(&mut self, id: u32, live: &[u32]) -> Option<Outcome> {
-        let barrier = &mut self.named[id as usize % BARRIERS];
+    /// Completes a barrier whose threads are all there. `live` tells the live lanes of the block's warps, the
+    /// first of which has number `first`.
+    pub fn complete(&mut self, id: u32, live: &[u32], first: u32) -> Option<Outcome> {
+        let barrier = &mut self.named[id as usize];
         if barrier.arrivals.is_empty() {
             return None;
         }
         let done = match barrier.count {
             Some(count) => barrier.threads() >= count,
-            None => live.iter().enumerate().all(|(warp, &live)| live & !barrier.lanes_of(warp) == 0),
+            None => live
+                .iter()
+                .enumerate()
+                .all(|(warp, &live)| live & !barrier.lanes_of(first as usize + warp) == 0),
         };
         if !done {
             return None;

@@ -1,4 +1,5 @@
-//! What a bulk copy moves: pieces of shared memory and where they belong in global memory.
+//! What a bulk copy moves: pieces of shared memory and where they belong in global memory, or come from in
+//! that of a cluster.
 //!
 //! A box of a tensor is taken row by row. A row's elements inside the tensor lie together in global
 //! memory, and in 16-byte pieces, exchanged as the map's swizzle says, in shared memory.
@@ -13,6 +14,13 @@ pub enum Bytes {
     Plain {
         /// The global address.
         address: u64,
+        /// Bytes.
+        bytes: u32,
+    },
+    /// So many of a block's shared memory.
+    Shared {
+        /// The shared address.
+        address: u32,
         /// Bytes.
         bytes: u32,
     },
@@ -36,7 +44,7 @@ pub struct Row {
     pub from: u32,
     /// The first behind `from` that does not.
     pub to: u32,
-    /// Global address of the byte at `from`.
+    /// Global address of the byte at `from`, if it comes from or goes to global memory.
     pub global: u64,
 }
 
@@ -51,7 +59,7 @@ impl Bytes {
     /// Bytes that a barrier counts.
     pub fn counted(&self) -> u32 {
         match self {
-            Bytes::Plain { bytes, .. } => *bytes,
+            Bytes::Plain { bytes, .. } | Bytes::Shared { bytes, .. } => *bytes,
             Bytes::Box { map, .. } => map.box_bytes(),
         }
     }
@@ -59,7 +67,7 @@ impl Bytes {
     /// Bytes of shared memory that it takes.
     pub fn shared(&self) -> u32 {
         match self {
-            Bytes::Plain { bytes, .. } => *bytes,
+            Bytes::Plain { bytes, .. } | Bytes::Shared { bytes, .. } => *bytes,
             Bytes::Box { map, .. } => map.shared_bytes(),
         }
     }
@@ -67,7 +75,7 @@ impl Bytes {
     /// The arrangement in shared memory.
     pub fn swizzle(&self) -> TensorMapSwizzle {
         match self {
-            Bytes::Plain { .. } => TensorMapSwizzle::None,
+            Bytes::Plain { .. } | Bytes::Shared { .. } => TensorMapSwizzle::None,
             Bytes::Box { map, .. } => map.swizzle,
         }
     }
@@ -77,6 +85,9 @@ impl Bytes {
         match self {
             &Bytes::Plain { address, bytes } => {
                 vec![Row { shared: 0, bytes, from: 0, to: bytes, global: address }]
+            }
+            &Bytes::Shared { bytes, .. } => {
+                vec![Row { shared: 0, bytes, from: 0, to: bytes, global: 0 }]
             }
             Bytes::Box { map, first } => box_rows(map, first),
         }

@@ -26,6 +26,13 @@ pub struct Transfer {
     pub known: Foreign,
 }
 
+impl Transfer {
+    /// The shared address that it comes from, if it comes from there.
+    pub fn source_in_shared(&self) -> Option<u32> {
+        if let Bytes::Shared { address, .. } = self.bytes { Some(address) } else { None }
+    }
+}
+
 /// A copy to shared memory.
 #[derive(Clone, Debug)]
 pub struct Load {

@@ -1,12 +1,15 @@
-//! What the instructions of a block share: shared memory, findings, and the launch around them.
+//! What the instructions of a cluster share, which is a block where there are no clusters: shared memory,
+//! findings, and the launch around them.
 
 use super::barrier::Barriers;
 use super::bulk::BulkQueue;
 use super::chain::{Chain, Grid};
+use super::cluster::Cluster;
 use super::families::Families;
 use super::mbarrier::Mbarriers;
 use super::poison::Origin;
 use super::regions::Regions;
+use super::remote::Remote;
 use super::tiles::Tiles;
 use super::warpgroup::Warpgroups;
 use crate::isa::Code;
@@ -18,7 +21,7 @@ use crate::options::{Launch, Options, Schedule};
 use crate::report::trace::Trace;
 use crate::report::{Finding, FindingKind, Statistics};
 use crate::shadow::race::Race;
-use crate::space::{Address, PARAM_WINDOW, SHARED_BASE, SYSTEM_SHARED_ZEROS, Space};
+use crate::space::{Address, PARAM_WINDOW, RANK_SHIFT, SHARED_BASE, SYSTEM_SHARED_ZEROS, Space};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,8 +48,8 @@ pub struct Environment<'a> {
     pub workspace: Address,
     /// Bytes of shared memory before the dynamic part.
     pub dynamic_offset: u32,
-    /// Static and dynamic bytes.
-    pub shared_bytes: u32,
+    /// The clusters of the grid.
+    pub cluster: Cluster,
     /// What stands where in it, if the launch says.
     pub regions: Option<Regions<'a>>,
     pub families: &'static Families,
@@ -72,9 +75,15 @@ impl<'a> Environment<'a> {
         [number % x, number / x % y, number / x / y]
     }
 
-    /// The random numbers of a block.
+    /// Warp instructions that a cluster may execute.
+    pub fn step_limit(&self) -> u64 {
+        let limit = self.options.step_limit.unwrap_or(u64::MAX);
+        limit.saturating_mul(u64::from(self.cluster.blocks))
+    }
+
+    /// The random numbers of a cluster.
     fn random(&self, number: u64) -> Random {
-        Random::new(self.options.schedule, self.grid().first_block + number)
+        Random::new(self.options.schedule, self.grid().first_cluster + number)
     }
 }
 
@@ -103,10 +112,9 @@ impl Random {
 /// One in so many loads is late, where some are.
 const LATE_ODDS: u64 = 8;
 
-/// A block's state apart from its warps.
+/// A cluster's state apart from its warps.
 pub struct Context<'a> {
     pub environment: &'a Environment<'a>,
-    pub block: [u32; 3],
     /// Its number in the grid.
     pub number: u64,
     pub shared: SharedMemory,
@@ -122,10 +130,16 @@ pub struct Context<'a> {
     pub deeds: u64,
     /// The memory barrier that was last asked in vain.
     pub asked: Option<u32>,
-    /// Whether it has allowed the next grid to start,
+    /// Which of its blocks have allowed the next grid to start,
+    pub allow_next_grid: u32,
+    /// so that it does,
     pub allows_next_grid: bool,
     /// and was the last to do so, just now.
     pub lets_next_grid_start: bool,
+    /// Which of its blocks have ended, or all of their threads have.
+    pub ended: u32,
+    /// Accesses of its blocks to each other's shared memory.
+    pub remote: Remote,
     /// Whether some of it waits for the end of the grid before.
     pub awaits_grid: bool,
     pub findings: Vec<Finding>,
@@ -140,12 +154,30 @@ pub struct Context<'a> {
     pub trace: Option<Box<Trace>>,
 }
 
+/// Barriers at which nobody is.
+fn new_barriers(environment: &Environment<'_>) -> Barriers {
+    let Cluster { blocks, .. } = environment.cluster;
+    Barriers::new(blocks, environment.cluster.all_warps())
+}
+
+/// Warpgroups that have done nothing.
+fn new_warpgroups(environment: &Environment<'_>) -> Warpgroups {
+    let Cluster { blocks, warps, .. } = environment.cluster;
+    Warpgroups::new(&environment.kernel.data, environment.threads().div_ceil(32), (blocks, warps))
+}
+
+/// No work done.
+fn new_statistics(environment: &Environment<'_>) -> Statistics {
+    Statistics { blocks: u64::from(environment.cluster.blocks), ..Statistics::default() }
+}
+
 /// The race shadow, if races are looked for.
 fn new_race(environment: &Environment<'_>) -> Option<Race> {
     let wanted = environment.options.checks.races;
-    let (bytes, warps) = (environment.shared_bytes as usize, environment.threads().div_ceil(32));
+    let Cluster { warps, .. } = environment.cluster;
+    let (bytes, all) = (environment.cluster.all_bytes() as usize, environment.cluster.all_warps());
     wanted.then(|| {
-        let mut race = Race::new(bytes, warps);
+        let mut race = Race::new(bytes, all, warps, RANK_SHIFT);
         if environment.code().meets_in_parts {
             race.lanes.meet_in_parts();
         }
@@ -154,40 +186,48 @@ fn new_race(environment: &Environment<'_>) -> Option<Race> {
     })
 }
 
-/// What of shared memory is zero at the start of a block.
-fn zeros(environment: &Environment<'_>) -> Range<usize> {
-    let start = environment.kernel.data.system_shared;
-    start.map_or(0..0, |start| start as usize..(start + SYSTEM_SHARED_ZEROS) as usize)
+/// What of the cluster's shared memory is zero at the start: of each block the same.
+fn zeros(environment: &Environment<'_>) -> Vec<Range<usize>> {
+    let cluster = &environment.cluster;
+    let of_block = |start: u32| {
+        (0..cluster.blocks).map(move |rank| {
+            let start = cluster.start(rank) + start;
+            start as usize..(start + SYSTEM_SHARED_ZEROS) as usize
+        })
+    };
+    environment.kernel.data.system_shared.into_iter().flat_map(of_block).collect()
 }
 
 impl<'a> Context<'a> {
     pub fn new(environment: &'a Environment<'a>, number: u64) -> Self {
         Context {
             environment,
-            block: environment.launch.block_at(number),
             number,
             shared: SharedMemory::new(
-                environment.shared_bytes as usize,
+                environment.cluster.all_bytes() as usize,
                 zeros(environment),
                 environment.code().asynchronous,
             ),
-            barriers: Barriers::default(),
+            barriers: new_barriers(environment),
             mbarriers: Mbarriers::default(),
             bulk: BulkQueue::default(),
-            warpgroups: Warpgroups::new(&environment.kernel.data, environment.threads().div_ceil(32)),
+            warpgroups: new_warpgroups(environment),
             tiles: Tiles::default(),
             race: new_race(environment),
             random: environment.random(number),
             deeds: 0,
             asked: None,
+            allow_next_grid: 0,
             allows_next_grid: false,
+            ended: 0,
+            remote: Remote::default(),
             lets_next_grid_start: false,
             awaits_grid: false,
             findings: Vec::new(),
             undefined: HashMap::new(),
             output: String::new(),
             known: HashMap::new(),
-            statistics: Statistics { blocks: 1, ..Statistics::default() },
+            statistics: new_statistics(environment),
             trace: environment.options.trace.then(Box::default),
         }
     }
@@ -201,15 +241,13 @@ impl<'a> Context<'a> {
 
     /// Makes the context that of another block. The findings must have been taken.
     pub fn reset(&mut self, number: u64) {
-        self.block = self.environment.launch.block_at(number);
         self.number = number;
         self.shared.reset();
-        self.barriers = Barriers::default();
+        self.barriers = new_barriers(self.environment);
         self.mbarriers = Mbarriers::default();
         self.asked = None;
         self.bulk = BulkQueue::default();
-        self.warpgroups =
-            Warpgroups::new(&self.environment.kernel.data, self.environment.threads().div_ceil(32));
+        self.warpgroups = new_warpgroups(self.environment);
         self.tiles.clear();
         self.race = self.race.take().map(Race::reset);
         if let Some(race) = &mut self.race {
@@ -218,11 +256,13 @@ impl<'a> Context<'a> {
         self.random = self.environment.random(number);
         self.deeds = 0;
         (self.allows_next_grid, self.lets_next_grid_start, self.awaits_grid) = (false, false, false);
+        (self.allow_next_grid, self.ended) = (0, 0);
+        self.remote.clear();
         self.findings.clear();
         self.output.clear();
         self.undefined.clear();
         self.known.clear();
-        self.statistics = Statistics { blocks: 1, ..Statistics::default() };
+        self.statistics = new_statistics(self.environment);
         self.trace = self.environment.options.trace.then(Box::default);
     }
 
@@ -231,9 +271,34 @@ impl<'a> Context<'a> {
         self.environment.chain.has_ended_before(self.environment.place)
     }
 
-    /// The block allows the next grid to start; whether all blocks have now.
-    pub fn allow_next_grid(&mut self) -> bool {
-        !std::mem::replace(&mut self.allows_next_grid, true) && self.environment.grid().allow_next()
+    /// Blocks allow the next grid to start; whether all of the grid have now.
+    pub fn allow_next_grid(&mut self, ranks: u32) -> bool {
+        let all = u32::MAX >> (32 - self.environment.cluster.blocks);
+        self.allow_next_grid |= ranks;
+        let now = (self.allow_next_grid | self.ended) == all;
+        now && !std::mem::replace(&mut self.allows_next_grid, true)
+            && self.environment.grid().allow_next()
+    }
+
+    /// The coordinates of a warp's block.
+    pub fn block_of(&self, warp: u32) -> [u32; 3] {
+        self.block_at(self.environment.cluster.rank(warp))
+    }
+
+    /// The coordinates of the block of a rank.
+    pub fn block_at(&self, rank: u32) -> [u32; 3] {
+        self.environment.cluster.block_at(&self.environment.launch, self.number, rank)
+    }
+
+    /// The coordinates of a thread in its block.
+    pub fn thread_of(&self, warp: u32, lane: u32) -> [u32; 3] {
+        self.environment.thread(self.environment.cluster.in_block(warp) * 32 + lane)
+    }
+
+    /// The offset of a shared address in the shared memory of the cluster.
+    #[inline(always)]
+    pub fn shared_offset(&self, address: u32) -> u32 {
+        self.environment.cluster.offset(address)
     }
 
     /// Whether reads of unwritten bytes are looked for.
@@ -265,8 +330,8 @@ impl<'a> Context<'a> {
         let finding = Finding {
             kind,
             kernel: kernel.name().to_string(),
-            block: self.block,
-            thread: self.environment.thread(warp * 32 + lane),
+            block: self.block_of(warp),
+            thread: self.thread_of(warp, lane),
             ptx_line: kernel.line(pc),
             ptx: kernel.text(pc),
             source: kernel.location(pc),
@@ -288,6 +353,8 @@ impl<'a> Context<'a> {
             Refusal::Null => FindingKind::NullPointer,
             Refusal::Freed => FindingKind::UseAfterFree,
             Refusal::ReadOnly => FindingKind::WriteToReadOnly { space },
+            Refusal::OtherBlock => FindingKind::OutOfBounds { space },
+            Refusal::Ended => FindingKind::SharedLifetime,
         };
         self.report(kind, pc, warp, lane, |_| {
             let verb = at.verb();
@@ -318,6 +385,10 @@ fn explain(refusal: Refusal, place: String, at: Access) -> String {
         Refusal::Null => format!("{place}, in the first page"),
         Refusal::Freed => format!("{place}, in an allocation that was freed"),
         Refusal::ReadOnly => place,
+        Refusal::OtherBlock => {
+            format!("{place}, which is that of another block: only shared::cluster reaches it")
+        }
+        Refusal::Ended => format!("{place}, of a block that has ended"),
     }
 }
 
@@ -340,14 +411,28 @@ impl Access {
 }
 
 impl Context<'_> {
-    /// The address of a range of shared memory, which must be aligned.
+    /// The address of a range of shared memory, which must be aligned. It is that of the warp's own block,
+    /// or with [`Space::Cluster`] or a generic address of any one of the cluster.
     pub fn shared_address(&mut self, at: Access, align: u32) -> Result<u32, Stop> {
-        let generic = at.space == Space::Generic;
+        let (generic, own_only) = (at.space == Space::Generic, at.space == Space::Shared);
         let at = Access { space: Space::Shared, ..at };
         let address = if generic { at.address.wrapping_sub(Space::Shared.window()) } else { at.address };
-        let end = u64::from(SHARED_BASE) + self.shared.bytes() as u64;
-        let inside = address >= u64::from(SHARED_BASE)
+        let cluster = &self.environment.cluster;
+        let own = cluster.rank(at.warp);
+        let rank = if cluster.is_one() { 0 } else { address >> RANK_SHIFT };
+        let start = (rank << RANK_SHIFT) + u64::from(SHARED_BASE);
+        let end = start + u64::from(cluster.bytes);
+        let inside = rank < u64::from(cluster.blocks)
+            && address >= start
             && address.checked_add(u64::from(at.bytes)).is_some_and(|last| last <= end);
+        if inside && rank != u64::from(own) {
+            if own_only {
+                self.refuse(at, Refusal::OtherBlock)?;
+            }
+            if self.remote_access((at.pc, at.warp, at.lane), rank as u32) {
+                self.refuse(at, Refusal::Ended)?;
+            }
+        }
         let refusal = match inside {
             false => Refusal::OutOfBounds(end),
             true if !address.is_multiple_of(u64::from(align)) => Refusal::MisalignedTo(align),

@@ -1,5 +1,6 @@
 //! Operands of multiplications in shared memory, widened to f32 and kept while their bytes stay.
 
+use super::cluster::Cluster;
 use super::descriptor::{Descriptor, PIECE, PIECE_BYTES};
 use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::isa::{MatrixType, WGMMA_K};
@@ -16,22 +17,24 @@ pub struct Key {
     pub rows: u32,
     pub transposed: bool,
     pub ty: MatrixType,
+    /// The rank of the block.
+    pub rank: u32,
 }
 
 impl Key {
-    pub fn new(descriptor: u64, rows: u32, transposed: bool, ty: MatrixType) -> Self {
-        Key { descriptor, rows, transposed, ty }
+    pub fn new(descriptor: u64, rows: u32, transposed: bool, (ty, rank): (MatrixType, u32)) -> Self {
+        Key { descriptor, rows, transposed, ty, rank }
     }
 }
 
 /// An operand.
 #[derive(Debug)]
 pub struct Tile {
-    /// Addresses of its pieces.
+    /// Addresses of its pieces, as if the cluster's shared memory were that of one block.
     pieces: Vec<u32>,
     /// The ranges of shared memory that they make up, by offset.
     pub ranges: Vec<Range<u32>>,
-    /// Address of its first byte, and of that behind its last.
+    /// The offset of its first byte, and of that behind its last.
     pub hull: [u32; 2],
     /// The pages of shared memory that they lie in.
     pages: Vec<u32>,
@@ -57,23 +60,25 @@ impl Tiles {
         self.tiles.iter_mut().for_each(|tile| tile.version = u64::MAX);
     }
 
-    /// The place of an operand; an error is the address of the first piece outside shared memory.
-    pub fn find(&mut self, key: Key, shared: &SharedMemory) -> Result<usize, u32> {
+    /// The place of an operand; an error is the address of the first piece outside the block's shared memory.
+    pub fn find(&mut self, key: Key, cluster: &Cluster) -> Result<usize, u32> {
         if let Some(&place) = self.places.get(&key) {
             return Ok(place);
         }
-        let pieces = Descriptor::decode(key.descriptor).pieces(key.rows, key.transposed);
-        let end = SHARED_BASE + shared.bytes() as u32;
+        let mut pieces = Descriptor::decode(key.descriptor).pieces(key.rows, key.transposed);
+        let end = SHARED_BASE + cluster.bytes;
         let outside = |&&piece: &&u32| piece < SHARED_BASE || piece + PIECE_BYTES > end;
         if let Some(&piece) = pieces.iter().find(outside) {
             return Err(piece);
         }
+        pieces.iter_mut().for_each(|piece| *piece += cluster.start(key.rank));
         let mut pages: Vec<u32> =
             pieces.iter().map(|piece| (piece - SHARED_BASE) / PAGE_BYTES as u32).collect();
         pages.sort_unstable();
         pages.dedup();
         let (first, last) = (pieces.iter().min(), pieces.iter().max());
         let hull = [first.map_or(end, |&first| first), last.map_or(end, |last| last + PIECE_BYTES)];
+        let hull = hull.map(|address| address - SHARED_BASE);
         let (values, packed) = (Vec::new(), Vec::new());
         let ranges = ranges(&pieces);
         self.tiles.push(Tile { pieces, ranges, hull, pages, version: u64::MAX, values, packed });

@@ -32,6 +32,8 @@ pub enum State {
     Ready,
     /// A block-wide barrier by its id.
     Barrier(u32),
+    /// The barrier of the cluster.
+    Cluster,
     /// The phase of a memory barrier, by its address.
     Phase(u32),
     /// Registers, at `setmaxnreg`.
@@ -75,7 +77,7 @@ struct Record {
 /// A warp.
 #[derive(Debug)]
 pub struct Warp {
-    /// Its number in the block.
+    /// Its number in the cluster.
     pub id: u32,
     /// Its registers.
     pub registers: Registers,

@@ -29,26 +29,30 @@ struct Log {
     next: [u64; WARPS as usize],
 }
 
-/// The warpgroups of a block.
+/// The warpgroups of a cluster.
 #[derive(Debug, Default)]
 pub struct Warpgroups {
     logs: Vec<Log>,
     /// Registers of each warp's threads.
     registers: Vec<u32>,
-    /// Registers that nobody has.
-    free: u32,
+    /// Registers that nobody has, of each block.
+    free: Vec<u32>,
+    /// Warps of a block.
+    of_block: u32,
     /// Whether registers became free, so that those who wait must look again.
     pub woken: bool,
 }
 
 impl Warpgroups {
-    /// Those of a block of so many warps.
-    pub fn new(kernel: &KernelData, warps: u32) -> Self {
+    /// Those of so many blocks, each of so many warps, whose numbers are so far from those of the next.
+    pub fn new(kernel: &KernelData, warps: u32, (blocks, of_block): (u32, u32)) -> Self {
         let each = registers_at_start(kernel, warps);
+        let warps = blocks * of_block;
         Warpgroups {
             logs: vec![Log::default(); warps.div_ceil(WARPS) as usize],
             registers: vec![each; warps as usize],
-            free: 0,
+            free: vec![0; blocks as usize],
+            of_block,
             woken: false,
         }
     }
@@ -83,18 +87,19 @@ impl Warpgroups {
     /// Changes the registers of a warp; false if there are too few for now.
     pub fn set_registers(&mut self, warp: u32, count: u32) -> bool {
         let now = self.registers[warp as usize];
-        if count > now + self.free {
+        let free = &mut self.free[(warp / self.of_block) as usize];
+        if count > now + *free {
             return false;
         }
         self.woken |= count < now;
-        self.free = self.free + now - count;
+        *free = *free + now - count;
         self.registers[warp as usize] = count;
         true
     }
 
     /// Registers of a warp's threads, and those that nobody has.
     pub fn registers(&self, warp: u32) -> (u32, u32) {
-        (self.registers[warp as usize], self.free)
+        (self.registers[warp as usize], self.free[(warp / self.of_block) as usize])
     }
 }
 

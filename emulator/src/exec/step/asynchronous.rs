@@ -6,7 +6,6 @@ use crate::exec::ops;
 use crate::exec::state::context::{Context, Stop};
 use crate::exec::state::warp::{State, Warp};
 use crate::exec::state::warpgroup::Step;
-use crate::exec::values::registers::lanes;
 use crate::isa::{FLAG_OPTIONAL, Instruction, MbarrierOp, WgmmaOp};
 use crate::options::Schedule;
 use crate::report::FindingKind;
@@ -96,25 +95,6 @@ impl Runner<'_, '_> {
         }
         c.warpgroup_step(w, Step { pc: w.pc, operands: [0; 2], accumulates: false })?;
         Ok(Next::Advance)
-    }
-
-    /// `mapa`: a cluster has one block here.
-    pub fn map_address(&mut self, i: &Instruction, m: u32) -> Result<(), Stop> {
-        let registers = &mut self.warp.registers;
-        let block = *registers.row32(i.b);
-        if let Some(lane) = lanes(m).find(|&lane| block[lane] != 0) {
-            let message = format!("block {} of a cluster of one block", block[lane]);
-            self.report(FindingKind::InvalidOperand, 1 << lane, message);
-            return Err(Stop);
-        }
-        if i.count == 2 {
-            let address = *registers.row64(i.a);
-            registers.set64(i.d, m, &address);
-        } else {
-            let address = *registers.row32(i.a);
-            registers.set32(i.d, m, &address);
-        }
-        Ok(())
     }
 }
 

@@ -4,10 +4,11 @@ use super::{Event, Next, Runner};
 use crate::exec::state::warp::State;
 
 impl Runner<'_, '_> {
-    /// `griddepcontrol.launch_dependents`: if the next grid can start now, the block lets it.
+    /// `griddepcontrol.launch_dependents`: if the next grid can start now, the cluster lets it.
     pub fn allow_next_grid(&mut self) -> Next {
         let is_last = self.context.environment.place + 1 == self.context.environment.chain.grids.len();
-        if !self.context.allow_next_grid() || is_last {
+        let rank = self.context.environment.cluster.rank(self.warp.id);
+        if !self.context.allow_next_grid(1 << rank) || is_last {
             return Next::Advance;
         }
         self.context.lets_next_grid_start = true;

@@ -2,6 +2,7 @@
 
 pub mod asynchronous;
 mod call;
+mod cluster;
 mod dependent;
 mod exchange;
 mod trace;
@@ -9,13 +10,13 @@ mod trace;
 use crate::exec::actors::async_copy;
 use crate::exec::check::strong::Strength;
 use crate::exec::ops;
-use crate::exec::state::barrier::{Arrival, BARRIERS, waits, weight};
+use crate::exec::state::barrier::{Arrival, waits, weight};
 use crate::exec::state::context::{Context, Stop};
 use crate::exec::state::warp::{ASK, Fragment, NONE, SPIN, State, Warp};
 use crate::exec::values::registers::lanes;
 use crate::isa::{
-    BarrierOp, CLUSTER_BARRIER, FLAG_ALIGNED, FLAG_GENERIC, FLAG_GLOBAL, FLAG_NEGATE_GUARD,
-    FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, Op, ROW_SINK,
+    BARRIERS, BarrierOp, FLAG_ALIGNED, FLAG_GLOBAL, FLAG_NEGATE_GUARD, FLAG_NEGATE_SOURCE,
+    FLAG_OPTIONAL, FLAG_SHARED, FLAG_STRONG, Instruction, Op, ROW_SINK,
 };
 use crate::report::FindingKind;
 use crate::space::Space;
@@ -31,6 +32,8 @@ pub enum Event {
     Ask,
     /// It has arrived at a barrier, which may now be complete.
     Barrier(u32),
+    /// It has arrived at the barrier of the cluster.
+    Cluster,
     /// Its lanes exited or joined another fragment.
     Gone,
 }
@@ -71,7 +74,7 @@ impl Runner<'_, '_> {
 
     fn steps<const TRACED: bool>(&mut self, turn: u64) -> Result<Event, Stop> {
         let code = self.context.environment.code();
-        let limit = self.context.environment.options.step_limit.unwrap_or(u64::MAX);
+        let limit = self.context.environment.step_limit();
         let done = self.context.statistics.warp_instructions;
         let turn = turn.min(limit.saturating_sub(done).max(1));
         for step in 0..turn {
@@ -188,7 +191,8 @@ impl Runner<'_, '_> {
         if !others_write || !self.warp.asks_again() {
             return Next::Advance;
         }
-        if self.context.environment.code().instructions[self.pc as usize].op == Op::Load(Space::Shared) {
+        let op = self.context.environment.code().instructions[self.pc as usize].op;
+        if matches!(op, Op::Load(Space::Shared | Space::Cluster)) {
             self.warp.asks_in_vain(self.mask);
         }
         self.pc += 1;
@@ -252,6 +256,10 @@ impl Runner<'_, '_> {
             Op::AwaitGrid => return Ok(self.await_grid(m)),
             Op::SetMaxRegisters => return self.set_max_registers(i, m),
             Op::MapAddress => self.map_address(i, m)?,
+            Op::BlockRank => self.block_rank(i, m)?,
+            Op::IsOwnShared => self.is_own_shared(i, m),
+            Op::ClusterArrive => return self.cluster_arrive(i, m),
+            Op::ClusterWait => return self.cluster_wait(i, m),
             Op::Barrier(op) => return self.barrier(i, m, op),
             Op::BranchIndexed => return self.branch_indexed(i, m),
             Op::Exit => return self.exit(m),
@@ -356,10 +364,9 @@ impl Runner<'_, '_> {
         let id = self.warp.registers.row32(i.a)[lane];
         let count = i.has(FLAG_OPTIONAL).then(|| self.warp.registers.row32(i.b)[lane]);
         let uniform = lanes(m).all(|lane| self.warp.registers.row32(i.a)[lane] == id);
-        let barriers = if i.has(FLAG_GENERIC) { BARRIERS } else { CLUSTER_BARRIER as usize };
-        if id as usize >= barriers || !uniform {
+        if id >= BARRIERS || !uniform {
             let message =
-                format!("barrier id {id}, uniform: {uniform}; a block has {barriers} barriers");
+                format!("barrier id {id}, uniform: {uniform}; a block has {BARRIERS} barriers");
             self.report(FindingKind::InvalidOperand, m, message);
             return Err(Stop);
         }
@@ -369,6 +376,7 @@ impl Runner<'_, '_> {
             self.report(FindingKind::InvalidOperand, m, message);
             return Err(Stop);
         }
+        let id = id + self.context.environment.cluster.rank(self.warp.id) * BARRIERS;
         let holds = self.warp.registers.predicate(i.c) ^ if i.has(FLAG_NEGATE_SOURCE) { !0 } else { 0 };
         let arrival = Arrival { warp: self.warp.id, mask: m, threads: weight(m, self.warp.live) };
         if let Err(message) = self.context.barriers.arrive(id, count, arrival, holds & m) {
@@ -396,7 +404,7 @@ impl Runner<'_, '_> {
     ///
     /// The rest may be about to exit, so the lanes wait; whoever finds that nothing moves any more
     /// reports it.
-    fn divergent_barrier(&mut self, m: u32) -> Result<Next, Stop> {
+    pub fn divergent_barrier(&mut self, m: u32) -> Result<Next, Stop> {
         let Some(all) = self.merge(self.warp.live, m, !0) else {
             self.park(State::Lanes(m));
             return Ok(Next::Leave(Event::Yield));
@@ -419,6 +427,8 @@ fn is_quiet(op: Op) -> bool {
         | Op::AllowNextGrid
         | Op::SetMaxRegisters
         | Op::Barrier(_)
+        | Op::ClusterArrive
+        | Op::ClusterWait
         | Op::Exit => false,
         _ => true,
     }

@@ -44,7 +44,8 @@ pub struct SanitizeArguments {
         long,
         value_name = "FILE.json",
         conflicts_with_all = [
-            "ptx", "entry", "grid", "block", "shared", "regions", "arguments", "buffers", "symbols"
+            "ptx", "entry", "grid", "block", "cluster", "shared", "regions", "arguments", "buffers",
+            "symbols"
         ]
     )]
     case: Option<PathBuf>,
@@ -60,6 +61,10 @@ pub struct SanitizeArguments {
     /// Threads of a block.
     #[arg(long, value_name = "X[,Y,Z]", required_unless_present = "case")]
     block: Option<String>,
+    /// Blocks of a cluster: up to 8, or 16, which a kernel has to be allowed. Left out: as the kernel
+    /// demands, or none.
+    #[arg(long, value_name = "X[,Y,Z]")]
+    cluster: Option<String>,
     /// Bytes of dynamic shared memory.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     shared: u32,
@@ -208,6 +213,7 @@ fn single<'k>(arguments: &SanitizeArguments, sources: &'k [Source]) -> Result<Se
     let shape = Shape {
         grid: size("--grid", &arguments.grid)?,
         block: size("--block", arguments.block.as_deref().unwrap_or_default())?,
+        cluster: arguments.cluster.as_deref().map(|text| size("--cluster", text)).transpose()?,
         shared_bytes: arguments.shared,
         regions: (arguments.regions.iter())
             .map(|text| region(&format!("--region `{text}`"), text))

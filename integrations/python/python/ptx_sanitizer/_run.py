@@ -21,6 +21,7 @@ def check_ptx(
     block: Size,
     args: Sequence[Any],
     grid: Size = 1,
+    cluster: Optional[Size] = None,
     entry: Optional[str] = None,
     shared: int = 0,
     schedules: int = 10,
@@ -37,7 +38,9 @@ def check_ptx(
     bytes, those of Python in as many as the parameter has; ``bytes`` for a structure; ``None`` for a null pointer. An
     array that is given twice is one buffer.
 
-    ``entry`` may be left out where the text has one kernel. ``shared`` are bytes of dynamic shared memory. The schedules
+    ``grid``, ``block`` and ``cluster`` are 1 to 3 numbers: blocks, threads of a block, and blocks of a cluster, up to 8, or
+    16, which a kernel has to be allowed. ``cluster`` may be left out: then it is what the kernel demands, or there are no
+    clusters. ``entry`` may be left out where the text has one kernel. ``shared`` are bytes of dynamic shared memory. The schedules
     are eager, latest, and random ones from ``seed`` on. ``strict`` reports every read of memory that nothing wrote, even
     if nothing comes of it; with ``any_order`` results may differ between schedules. No schedule follows one under which a
     block takes more than ``step_limit`` warp instructions.
@@ -63,7 +66,7 @@ def check_ptx(
     text, left = _native.ptx_run(
         ptx,
         entry,
-        (_size("grid", grid), _size("block", block), shared),
+        (_size("grid", grid), _size("block", block), None if cluster is None else _size("cluster", cluster), shared),
         buffers.native(),
         given,
         schedules=schedules,

@@ -32,8 +32,6 @@ def check(kernel: Any, grid: Size, *args: Any, **options: Any) -> Report:
     if isinstance(metadata, Mapping):
         metadata = _Fields(metadata)
     ptx, name = kernel.asm["ptx"], metadata.name
-    if getattr(metadata, "num_ctas", 1) != 1:
-        raise ValueError(f"num_ctas: expected 1, got {metadata.num_ctas}: clusters are not covered")
     parameters = dict(_native.ptx_kernels(ptx))[name]
     types = [one for one in _flat(kernel.src.signature.values()) if one != "constexpr"]
     if len(types) != len(args):
@@ -47,13 +45,19 @@ def check(kernel: Any, grid: Size, *args: Any, **options: Any) -> Report:
             given.append(_FLOATS[of_type](value))
         else:
             given.append(value)
-    blocks = int(np.prod(grid if isinstance(grid, (tuple, list)) else (grid,)))
+    # A program is a cluster of so many blocks.
+    clusters = getattr(metadata, "num_ctas", 1)
+    x, *rest = grid if isinstance(grid, (tuple, list)) else (grid,)
+    grid = (x * clusters, *rest)
+    blocks = int(np.prod(grid))
     # Behind those of the function: scratch memory for all blocks, which most kernels have none of.
     for kind in ("global", "profile")[: max(0, len(parameters) - len(given))]:
         size = getattr(metadata, f"{kind}_scratch_size", 0)
         given.append(np.zeros(size * blocks, np.uint8) if size else None)
     threads = metadata.num_warps * getattr(metadata, "warp_size", 32)
-    return check_ptx(ptx, entry=name, grid=grid, block=threads, shared=metadata.shared, args=given, **options)
+    cluster = None if clusters == 1 else clusters
+    shape = {"grid": grid, "block": threads, "cluster": cluster, "shared": metadata.shared}
+    return check_ptx(ptx, entry=name, args=given, **shape, **options)
 
 
 class _Fields:

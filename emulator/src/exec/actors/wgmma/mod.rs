@@ -35,7 +35,7 @@ fn uniform(c: &mut Context<'_>, w: &Warp, row: u32) -> Result<u64, Stop> {
 }
 
 fn place(c: &mut Context<'_>, w: &Warp, key: Key, name: &str) -> Result<usize, Stop> {
-    c.tiles.find(key, &c.shared).map_err(|piece| {
+    c.tiles.find(key, &c.environment.cluster).map_err(|piece| {
         let message = format!("{name}, descriptor {:#x}, reaches {piece:#x}", key.descriptor);
         let kind = FindingKind::OutOfBounds { space: Space::Shared };
         c.report(kind, w.pc, w.id, 0, |_| message);
@@ -57,9 +57,10 @@ pub fn issue(c: &mut Context<'_>, w: &mut Warp, i: &Instruction) -> Flow {
     }
     let accumulates = predicate != 0;
     c.warpgroup_step(w, Step { pc: w.pc, operands: [a, b], accumulates })?;
-    let left_key = Key::new(a, ROWS, shape.transpose_a, shape.a);
+    let rank = c.environment.cluster.rank(w.id);
+    let left_key = Key::new(a, ROWS, shape.transpose_a, (shape.a, rank));
     let left = if from_registers { None } else { Some(place(c, w, left_key, "A")?) };
-    let right_key = Key::new(b, shape.columns, shape.transpose_b, shape.b);
+    let right_key = Key::new(b, shape.columns, shape.transpose_b, (shape.b, rank));
     let right = place(c, w, right_key, "B")?;
     let group = w.wgmma.open_group();
     if let Some(left) = left {
@@ -118,7 +119,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
     let rows = &code.lists[i.d as usize..][..shape.columns as usize / 2];
     let mut left: Left = [[[0.0; LANES]; WGMMA_K]; 2];
     left_of(c, w, pending, &mut left);
-    let right = right_of(c, pending);
+    let right = right_of(c, w.id, pending);
     accumulate(&mut w.registers, rows, &left, right, pending.accumulates);
 }
 
@@ -138,7 +139,8 @@ fn left_of(c: &mut Context<'_>, w: &Warp, pending: &Pending, left: &mut Left) {
             }
         }
         Some(place) => {
-            let key = Key::new(pending.descriptors[0], ROWS, shape.transpose_a, shape.a);
+            let ty = (shape.a, c.environment.cluster.rank(w.id));
+            let key = Key::new(pending.descriptors[0], ROWS, shape.transpose_a, ty);
             let values = c.tiles.load(place, key, &mut c.shared, |_, _| {});
             let first = (w.id % 4) as usize * WARP_ROWS * WGMMA_K;
             left_from_values(&values[first..], sign, left);
@@ -148,8 +150,9 @@ fn left_of(c: &mut Context<'_>, w: &Warp, pending: &Pending, left: &mut Left) {
 
 /// B as it is now, packed.
 #[inline(always)]
-fn right_of<'c>(c: &'c mut Context<'_>, pending: &Pending) -> &'c [f32] {
+fn right_of<'c>(c: &'c mut Context<'_>, warp: u32, pending: &Pending) -> &'c [f32] {
     let shape = WgmmaShape::decode(c.environment.code().instructions[pending.pc as usize].e);
-    let key = Key::new(pending.descriptors[1], shape.columns, shape.transpose_b, shape.b);
+    let ty = (shape.b, c.environment.cluster.rank(warp));
+    let key = Key::new(pending.descriptors[1], shape.columns, shape.transpose_b, ty);
     c.tiles.load(pending.right, key, &mut c.shared, pack_right)
 }

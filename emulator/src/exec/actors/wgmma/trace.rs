@@ -26,7 +26,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
     }
     let mut left: Left = [[[0.0; LANES]; WGMMA_K]; 2];
     left_of(c, w, pending, &mut left);
-    let right = right_of(c, pending).to_vec();
+    let right = right_of(c, w.id, pending).to_vec();
     for (register, &row) in rows.iter().enumerate() {
         let (j, half, e) = (register / 4, register / 2 % 2, register % 2);
         for lane in 0..LANES {

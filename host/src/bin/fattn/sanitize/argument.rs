@@ -37,8 +37,8 @@ A case, for --case, is a JSON file; paths in it start where it is:
   {"modules": {"a": "a.ptx"},                      texts of PTX by name, or {"a": {"text": "..."}}
    "buffers": {"x": "buf:f32:64:random:1", ...},   buffers by name
    "symbols": {"scale": "f32:2"},                  of variables; {"a.scale": ...} if there are several texts
-   "launches": [{"module": "a", "entry": "k", "grid": [4], "block": [128, 1, 1], "shared": 0, "regions": [],
-                 "args": ["ref:x", "u32:64"]}, ...],
+   "launches": [{"module": "a", "entry": "k", "grid": [4], "block": [128, 1, 1], "cluster": [2],
+                 "shared": 0, "regions": [], "args": ["ref:x", "u32:64"]}, ...],
    "options": {"schedule": "all", "schedules": 10, "seed": 0, "strict": false, "any_order": false,
                "step_limit": 1000000}}             unless the command says otherwise
 Launches run one after the other and find in memory, and in variables, what those before have left. All but

@@ -53,6 +53,9 @@ struct LaunchText {
     grid: Vec<u32>,
     /// 1 to 3 numbers.
     block: Vec<u32>,
+    /// 1 to 3 numbers; as the kernel demands, or no clusters, if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cluster: Option<Vec<u32>>,
     #[serde(default)]
     shared: u32,
     /// As `--region`.
@@ -116,6 +119,9 @@ impl Case {
                 shape: Shape {
                     grid: size(&option("grid"), &launch.grid)?,
                     block: size(&option("block"), &launch.block)?,
+                    cluster: (launch.cluster.as_ref())
+                        .map(|sizes| size(&option("cluster"), sizes))
+                        .transpose()?,
                     shared_bytes: launch.shared,
                     regions: (launch.regions.iter())
                         .map(|text| region(&option("region"), text))
@@ -155,6 +161,7 @@ impl Case {
             entry: Some(step.kernel.name().to_owned()),
             grid: step.shape.grid.to_vec(),
             block: step.shape.block.to_vec(),
+            cluster: step.shape.cluster.map(|sizes| sizes.to_vec()),
             shared: step.shape.shared_bytes,
             regions: step
                 .shape

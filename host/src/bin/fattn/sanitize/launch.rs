@@ -15,6 +15,8 @@ const MAP_BYTES: usize = 128;
 pub struct Shape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
+    /// If the launch says it.
+    pub cluster: Option<[u32; 3]>,
     pub shared_bytes: u32,
     /// What stands where in dynamic shared memory.
     pub regions: Vec<Region>,
@@ -297,8 +299,8 @@ impl<'k> Setup<'k> {
         let mut reports = Vec::new();
         for step in &self.launches {
             let params = self.params(step, &prepared)?;
-            let Shape { grid, block, shared_bytes, ref regions } = step.shape;
-            let shape = Launch { grid, block, shared_bytes, regions, params: &params };
+            let Shape { grid, block, cluster, shared_bytes, ref regions } = step.shape;
+            let shape = Launch { grid, block, shared_bytes, regions, cluster, params: &params };
             let report = launch(step.kernel, &prepared.memory, &shape, options)?;
             let is_spoiled = report.findings.iter().any(|finding| finding.kind.spoils_results());
             reports.push(report);

@@ -24,6 +24,11 @@ fn place(finding: &Finding) -> String {
     }
 }
 
+/// The clusters of a launch, if it has any.
+fn cluster_of(step: &Step<'_>) -> Option<[u32; 3]> {
+    step.shape.cluster.or(step.kernel.required_cluster())
+}
+
 /// `2 errors, 1 note`.
 pub fn counts([errors, warnings, notes]: [usize; 3]) -> String {
     let mut parts = Vec::new();
@@ -64,11 +69,13 @@ impl Summary<'_> {
         let launches = &self.setup.launches;
         for (number, step) in launches.iter().enumerate() {
             let Step { source, kernel, shape, .. } = step;
-            let Shape { grid, block, shared_bytes, regions } = shape;
+            let Shape { grid, block, shared_bytes, regions, .. } = shape;
+            let cluster =
+                cluster_of(step).map_or(String::new(), |sizes| format!(", cluster {}", size(sizes)));
             // Writing to a String cannot fail.
             let _ = writeln!(
                 text,
-                "{}kernel {} ({}), grid {}, block {}, {shared_bytes} bytes of dynamic shared memory",
+                "{}kernel {} ({}), grid {}, block {}{cluster}, {shared_bytes} bytes of dynamic shared memory",
                 if launches.len() > 1 { format!("launch {}: ", number + 1) } else { String::new() },
                 readable(kernel.name()),
                 source.module.target(),
@@ -156,13 +163,14 @@ impl Summary<'_> {
         };
         let launch = |step: &Step| {
             let Step { source, kernel, shape, .. } = step;
-            let Shape { grid, block, shared_bytes, regions } = shape;
+            let Shape { grid, block, shared_bytes, regions, .. } = shape;
             json!({
                 "kernel": kernel.name(),
                 "name": readable(kernel.name()),
                 "target": source.module.target(),
                 "grid": grid,
                 "block": block,
+                "cluster": cluster_of(step),
                 "shared_bytes": shared_bytes,
                 "regions": regions.iter().map(region).collect::<Vec<_>>(),
             })

@@ -8,6 +8,7 @@ use finite_attention::check::{
 use finite_attention::problem::AlibiSlopes;
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec, MAX_SPLITS};
+use std::iter::once;
 use std::ops::Range;
 
 /// Whether there is a kernel for Hopper that takes more query rows, and is planned unless these are few more than
@@ -291,12 +292,14 @@ pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     let few_keys: &[usize] = if ragged.gradients.is_some() { &[7, 14, 22, 30] } else { &[7] };
     let tile = spec.key_rows as usize;
     let rows = ragged.key_rows.max(tile + few_keys.iter().sum::<usize>() + 3);
-    let mut parts = vec![0..tile];
-    for keys in few_keys {
-        let first = parts.last().map_or(0, |part| part.end);
-        parts.extend([first..first, first..first + keys]);
-    }
-    parts.push(parts.last().map_or(0, |part| part.end)..rows);
+    let mut end = tile;
+    let few = few_keys.iter().flat_map(|keys| {
+        let first = end;
+        end += keys;
+        [first..first, first..end]
+    });
+    let mut parts: Vec<_> = once(0..tile).chain(few).collect();
+    parts.push(end..rows);
     let gradients = ragged.gradients.map(|gradients| Gradients { dtype: Dtype::F32, ..gradients });
     let pairs = Case { key_rows: rows, mask: Mask::Full, batches: 2, tight: true, gradients, ..ragged };
     let odd = spec.head_dim as usize - 15;

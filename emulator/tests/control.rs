@@ -79,6 +79,25 @@ fn lanes_that_exit_early_are_not_awaited() {
     }
 }
 
+/// Those who wait are there first, and the others of their warp exit.
+#[test]
+fn lanes_of_a_warp_that_exit_release_those_that_wait() {
+    for (guard, waiting) in [("@%p1", 0..16), ("@!%p1", 16..32)] {
+        let words = run_clean(
+            &format!(
+                "setp.lt.u32 %p1, %tid, 16; {guard} bra WAIT; mov.b32 %r1, 3000;
+                 WORK: sub.u32 %r1, %r1, 1; setp.ne.u32 %p2, %r1, 0; @%p2 bra WORK;
+                 ret;
+                 WAIT: barrier.sync 0; st.global.b32 [%mine], 6;"
+            ),
+            32,
+        );
+        (0..32).for_each(|thread| {
+            assert_eq!(words[thread], if waiting.contains(&thread) { 6 } else { 0 });
+        });
+    }
+}
+
 #[test]
 fn branch_tables() {
     let words = run_clean(

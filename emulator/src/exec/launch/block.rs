@@ -170,9 +170,10 @@ impl<'a> Block<'a> {
             Event::Cluster => self.settle_cluster(),
             Event::Gone => {
                 self.turn = warp;
+                let rank = self.context.environment.cluster.rank(warp as u32);
+                // Lanes that have exited may have been all that others waited for.
+                (rank * BARRIERS..(rank + 1) * BARRIERS).for_each(|id| self.settle(id));
                 if self.warps[warp].live == 0 {
-                    let rank = self.context.environment.cluster.rank(warp as u32);
-                    (rank * BARRIERS..(rank + 1) * BARRIERS).for_each(|id| self.settle(id));
                     self.end_block(rank);
                 }
                 self.settle_cluster();

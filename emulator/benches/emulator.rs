@@ -96,14 +96,7 @@ fn kernel(criterion: &mut Criterion, name: &str, ptx: &str, threads: u32, rounds
     let out = memory.allocate(4096);
     let params = [&out.to_le_bytes()[..], &rounds.to_le_bytes()[..]].concat();
     let params = [&params[..], &vec![0; kernel.parameter_bytes() - params.len()][..]].concat();
-    let shape = Launch {
-        grid: [1; 3],
-        block: [threads, 1, 1],
-        shared_bytes: 0,
-        regions: &[],
-        cluster: None,
-        params: &params,
-    };
+    let shape = Launch::new([1; 3], [threads, 1, 1], &params);
     let mut group = criterion.benchmark_group(name);
     for (label, checks) in [("unchecked", Checks::none()), ("checked", Checks::all())] {
         let options = Options { checks, ..Options::default() };

@@ -207,14 +207,7 @@ fn run(module: &Module) -> (Vec<u8>, String) {
     let data = memory.allocate(8192);
     memory.write(data, &(0..8192).map(|i| (i * 37 % 251) as u8).collect::<Vec<u8>>()).unwrap();
     let params = data.to_le_bytes();
-    let shape = Launch {
-        grid: [1; 3],
-        block: [32, 1, 1],
-        shared_bytes: 1024,
-        regions: &[],
-        cluster: None,
-        params: &params,
-    };
+    let shape = Launch { shared_bytes: 1024, ..Launch::new([1; 3], [32, 1, 1], &params) };
     let report = launch(&module.kernels[0], &memory, &shape, &Options::default()).unwrap();
     let goes_on = |kind| matches!(kind, FindingKind::UninitialisedRead { .. });
     assert!(report.findings.iter().all(|finding| goes_on(finding.kind)), "{:?}", report.findings);

@@ -35,7 +35,7 @@
 //! memory.write(data, &[1; 128])?;
 //! let params = &data.to_le_bytes();
 //! let (grid, block) = ([1; 3], [32, 1, 1]);
-//! let shape = Launch { grid, block, shared_bytes: 0, regions: &[], cluster: None, params };
+//! let shape = Launch::new(grid, block, params);
 //! let kernel = module.kernel("double").expect("the entry above");
 //! let report = launch(kernel, &memory, &shape, &Options::default())?;
 //! assert!(report.findings.is_empty());

@@ -25,7 +25,12 @@ pub struct Launch<'a> {
     pub params: &'a [u8],
 }
 
-impl Launch<'_> {
+impl<'a> Launch<'a> {
+    /// A launch without dynamic shared memory, regions and clusters: what a literal starts from.
+    pub const fn new(grid: [u32; 3], block: [u32; 3], params: &'a [u8]) -> Self {
+        Launch { grid, block, shared_bytes: 0, regions: &[], cluster: None, params }
+    }
+
     /// Threads of a block.
     pub(crate) fn threads(&self) -> u32 {
         self.block.iter().product()

@@ -39,7 +39,7 @@ fn run(bodies: &[&str], threads: u32, options: &Options) -> (Vec<Report>, Vec<u3
     memory.write(data, &[0; BYTES]).unwrap();
     let params = data.to_le_bytes();
     let (grid, block) = ([3, 1, 1], [threads, 1, 1]);
-    let shape = Launch { grid, block, shared_bytes: 1024, regions: &[], cluster: None, params: &params };
+    let shape = Launch { shared_bytes: 1024, ..Launch::new(grid, block, &params) };
     let kernels: Vec<_> = module.kernels().map(|kernel| (kernel, shape)).collect();
     let reports = launch_dependent(&kernels, &memory, options).unwrap();
     (reports, words(&memory, data, BYTES / 4))
@@ -300,7 +300,7 @@ fn nothing_runs_if_one_kernel_cannot() {
     let params = data.to_le_bytes();
     let shape = |threads| {
         let block = [threads, 1, 1];
-        Launch { grid: [1; 3], block, shared_bytes: 0, regions: &[], cluster: None, params: &params }
+        Launch::new([1; 3], block, &params)
     };
     let kernels = ["k0", "k1"].map(|name| module.kernel(name).unwrap());
     let wrong = [(kernels[0], shape(1)), (kernels[1], shape(0))];

@@ -132,14 +132,7 @@ fn constants_and_parameters_are_read_only() {
          .visible .entry q(.param .u64 p) {{ .reg .b64 %d<2>; mov.u64 %d1, p; st.b32 [%d1], 0; ret; }}"
     );
     let module = Module::parse(&ptx).unwrap();
-    let shape = Launch {
-        grid: [1; 3],
-        block: [1; 3],
-        shared_bytes: 0,
-        regions: &[],
-        cluster: None,
-        params: &[0; 8],
-    };
+    let shape = Launch::new([1; 3], [1; 3], &[0; 8]);
     for kernel in module.kernels() {
         let report = launch(kernel, &Memory::new(), &shape, &latest()).unwrap();
         assert!(matches!(report.findings[0].kind, FindingKind::WriteToReadOnly { .. }));

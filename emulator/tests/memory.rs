@@ -135,14 +135,7 @@ fn module_variables_keep_their_values_between_launches() {
     let memory = Memory::new();
     let out = memory.allocate(16);
     let params = out.to_le_bytes();
-    let shape = ptx_emulator::Launch {
-        grid: [1; 3],
-        block: [1; 3],
-        shared_bytes: 0,
-        regions: &[],
-        cluster: None,
-        params: &params,
-    };
+    let shape = ptx_emulator::Launch::new([1; 3], [1; 3], &params);
     for want in [8, 9, 10] {
         let kernel = module.kernel("k").unwrap();
         let report = ptx_emulator::launch(kernel, &memory, &shape, &Options::default()).unwrap();
@@ -214,14 +207,7 @@ fn blocks_see_their_coordinates_in_three_dimensions() {
         let count = 2 * 3 * 2 * 5 * 3 * 4;
         let data = memory.allocate(4 * count);
         let params = data.to_le_bytes();
-        let shape = ptx_emulator::Launch {
-            grid: [2, 3, 2],
-            block: [5, 3, 4],
-            shared_bytes: 0,
-            regions: &[],
-            cluster: None,
-            params: &params,
-        };
+        let shape = ptx_emulator::Launch::new([2, 3, 2], [5, 3, 4], &params);
         let options = Options { threads, ..Options::default() };
         let report =
             ptx_emulator::launch(module.kernel("k").unwrap(), &memory, &shape, &options).unwrap();

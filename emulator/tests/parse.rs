@@ -67,14 +67,7 @@ fn an_unknown_instruction_parses_and_refuses_to_launch() {
         let module = Module::parse(&kernel(statement)).unwrap_or_else(|error| panic!("{error}"));
         let kernel = module.kernel("k").unwrap();
         assert_eq!(kernel.unsupported().len(), 1, "{statement}");
-        let shape = Launch {
-            grid: [1; 3],
-            block: [1; 3],
-            shared_bytes: 0,
-            regions: &[],
-            cluster: None,
-            params: &[0; 8],
-        };
+        let shape = Launch::new([1; 3], [1; 3], &[0; 8]);
         let Err(LaunchError::Unsupported { error, .. }) =
             launch(kernel, &Memory::new(), &shape, &Options::default())
         else {
@@ -115,14 +108,7 @@ fn impossible_launches_are_refused() {
     ))
     .unwrap();
     let kernel = module.kernel("k").unwrap();
-    let good = Launch {
-        grid: [1; 3],
-        block: [64, 1, 1],
-        shared_bytes: 0,
-        regions: &[],
-        cluster: None,
-        params: &[0; 8],
-    };
+    let good = Launch::new([1; 3], [64, 1, 1], &[0; 8]);
     let try_launch = |shape: &Launch<'_>| launch(kernel, &Memory::new(), shape, &Options::default());
     assert!(try_launch(&good).is_ok());
     let text = |shape: Launch<'_>| try_launch(&shape).unwrap_err().to_string();
@@ -184,14 +170,7 @@ fn local_memory_has_a_limit() {
     let error = |bytes: u32| {
         let text = format!("{HEAD}.entry k() {{ .local .b8 x[{bytes}]; ret; }}");
         let module = Module::parse(&text).unwrap();
-        let shape = Launch {
-            grid: [1; 3],
-            block: [1; 3],
-            shared_bytes: 0,
-            regions: &[],
-            cluster: None,
-            params: &[],
-        };
+        let shape = Launch::new([1; 3], [1; 3], &[]);
         let kernel = module.kernel("k").unwrap();
         launch(kernel, &Memory::new(), &shape, &Options::default())
             .map_err(|error| error.to_string())
@@ -208,14 +187,7 @@ fn local_memory_has_a_limit() {
 fn absurd_numbers_are_refused() {
     for cluster in ["65536, 65536", "4294967295, 4294967295", "2", "0"] {
         let text = format!("{HEAD}.entry k() .reqnctapercluster {cluster} {{ ret; }}");
-        let shape = Launch {
-            grid: [1; 3],
-            block: [1; 3],
-            shared_bytes: 0,
-            regions: &[],
-            cluster: None,
-            params: &[],
-        };
+        let shape = Launch::new([1; 3], [1; 3], &[]);
         let module = Module::parse(&text).unwrap();
         let kernel = module.kernel("k").unwrap();
         let error = launch(kernel, &Memory::new(), &shape, &Options::default()).unwrap_err().to_string();
@@ -282,14 +254,7 @@ fn what_is_wrong_with_one_kernel_is_no_others_affair() {
         assert_eq!(names, ["first", "good", "last"]);
         let run = |name: &str| {
             let kernel = module.kernel(name).unwrap();
-            let shape = Launch {
-                grid: [1; 3],
-                block: [1; 3],
-                shared_bytes: 0,
-                regions: &[],
-                cluster: None,
-                params: &[0; 8],
-            };
+            let shape = Launch::new([1; 3], [1; 3], &[0; 8]);
             launch(kernel, &Memory::new(), &shape, &Options::default()).map(|report| report.is_clean())
         };
         assert_eq!(run("good"), Ok(true));
@@ -310,8 +275,7 @@ fn a_block_is_as_large_as_the_kernel_demands() {
     let module = Module::parse(&text).unwrap();
     let run = |threads: u32| {
         let block = [threads, 1, 1];
-        let shape =
-            Launch { grid: [1; 3], block, shared_bytes: 0, regions: &[], cluster: None, params: &[] };
+        let shape = Launch::new([1; 3], block, &[]);
         launch(module.kernel("k").unwrap(), &Memory::new(), &shape, &Options::default()).map(drop)
     };
     assert_eq!(run(128), Ok(()));

@@ -25,8 +25,7 @@ fn run(
     let regions: Vec<Region> =
         regions.iter().map(|&(name, offset, bytes)| Region::new(name, offset, bytes)).collect();
     let (grid, block) = ([1; 3], [threads, 1, 1]);
-    let shape =
-        Launch { grid, block, shared_bytes: 16384, regions: &regions, cluster: None, params: &params };
+    let shape = Launch { shared_bytes: 16384, regions: &regions, ..Launch::new(grid, block, &params) };
     launch(kernel, &memory, &shape, options)
 }
 

@@ -63,14 +63,7 @@ fn run(text: &str, schedule: Schedule) {
         if let Some(first) = params.get_mut(..8) {
             first.copy_from_slice(&data.to_le_bytes());
         }
-        let shape = Launch {
-            grid: [2, 1, 1],
-            block: [40, 1, 1],
-            shared_bytes: 128,
-            regions: &[],
-            cluster: None,
-            params: &params,
-        };
+        let shape = Launch { shared_bytes: 128, ..Launch::new([2, 1, 1], [40, 1, 1], &params) };
         let options = Options { schedule, step_limit: Some(20_000), ..Options::default() };
         let _ = launch(kernel, &memory, &shape, &options);
     }

@@ -82,8 +82,7 @@ fn it_is_not_the_kernels_own() {
             let data = memory.allocate(4096);
             let params = data.to_le_bytes();
             let (grid, block, regions) = ([1; 3], [1, 1, 1], &[][..]);
-            let shape =
-                Launch { grid, block, shared_bytes: bytes, regions, cluster: None, params: &params };
+            let shape = Launch { shared_bytes: bytes, regions, ..Launch::new(grid, block, &params) };
             let options = Options { schedule: Schedule::Eager, ..Options::default() };
             assert_eq!(launch(kernel, &memory, &shape, &options).is_ok(), fits);
             if fits {

@@ -338,6 +338,15 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "mbarrier.try_wait",
+        through: &[
+            "producer.rs: self.keys.acquire(keys);",
+            "producer.rs: self.bring_keys(maps, &mut states.keys, block, key.tile);",
+        ],
+        why: "the stage has been acquired just before, to write which tile it is for",
+    },
+    Explanation {
+        kernel: None,
         opcode: "bra",
         through: &["score/features.rs: if specialize::attn_mask() && !shows_all {"],
         why: "the bits of a tile that the map shows whole hide nothing",

@@ -20,7 +20,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     }
 }
 
-/// The rows of a vector operand of known length.
+/// A list of the rows of a vector operand of so many registers of 32 bits.
 pub fn rows<'a>(
     s: &Statement<'a>,
     b: &mut Builder<'a, '_>,
@@ -31,7 +31,7 @@ pub fn rows<'a>(
     rows_of(s, b, index, length, 32, destination)
 }
 
-/// The list of [`registers`].
+/// The same of registers of so many bits.
 fn rows_of<'a>(
     s: &Statement<'a>,
     b: &mut Builder<'a, '_>,
@@ -67,6 +67,17 @@ pub fn registers<'a>(
     Ok(rows)
 }
 
+/// The rounding of a modifier.
+pub fn rounding(word: &str) -> Option<Rounding> {
+    Some(match word {
+        "rn" => Rounding::NearestEven,
+        "rz" => Rounding::Zero,
+        "rm" => Rounding::Down,
+        "rp" => Rounding::Up,
+        _ => return None,
+    })
+}
+
 /// What `mma.sync.aligned.shape.row.col{.satfinite}.d.a.b.c{.op.popc}` multiplies.
 fn shape(words: &[&str]) -> Option<MatrixShape> {
     use MatrixType::{B1, Bf16, E4m3, E5m2, F16, F32, F64, S4, S8, S32, Tf32, U4, U8};
@@ -79,17 +90,6 @@ fn shape(words: &[&str]) -> Option<MatrixShape> {
         B1 => matches!((rows, k), (8, 128) | (16, 128 | 256)),
         E4m3 | E5m2 => rows == 16 && matches!(k, 16 | 32),
         F32 | S32 => false,
-    })
-}
-
-/// The rounding of a modifier.
-pub fn rounding(word: &str) -> Option<Rounding> {
-    Some(match word {
-        "rn" => Rounding::NearestEven,
-        "rz" => Rounding::Zero,
-        "rm" => Rounding::Down,
-        "rp" => Rounding::Up,
-        _ => return None,
     })
 }
 

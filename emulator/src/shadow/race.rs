@@ -222,6 +222,12 @@ impl Race {
         }
     }
 
+    /// What an actor accesses that a warp has started; `clock` is what a wait will make known.
+    fn look_of(&mut self, actor: Actor, clock: u32, write: bool) -> Look {
+        let epoch = Race::epoch(self.number(actor), clock);
+        Look { epoch, how: BYTES, write, asynchronous: false, warps: self.of_block }
+    }
+
     /// Writes that a warp has started and does not wait for: whoever waits for the memory barrier sees them.
     pub fn store_later(
         &mut self,
@@ -231,8 +237,7 @@ impl Race {
         offset: u32,
         bytes: u32,
     ) -> Option<Conflict> {
-        let epoch = Race::epoch(self.number(actor), clock);
-        let look = Look { epoch, how: BYTES, write: true, asynchronous: false, warps: self.of_block };
+        let look = self.look_of(actor, clock, true);
         self.sweep(&mut Sweep::new(warp, look, bytes >= WORD), offset, bytes)
     }
 
@@ -246,8 +251,7 @@ impl Race {
         bytes: u32,
         write: bool,
     ) -> Option<Conflict> {
-        let epoch = Race::epoch(self.number(actor), clock);
-        let look = Look { epoch, how: BYTES, write, asynchronous: true, warps: self.of_block };
+        let look = Look { asynchronous: true, ..self.look_of(actor, clock, write) };
         self.sweep(&mut Sweep::new(warp, look, true), offset, bytes)
     }
 

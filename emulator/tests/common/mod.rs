@@ -101,14 +101,7 @@ pub fn run_with(
 ) -> Report {
     let module = Module::parse(ptx).unwrap_or_else(|error| panic!("{error}\n{ptx}"));
     let kernel = module.kernels().next().expect("a kernel");
-    let shape = Launch {
-        grid: [blocks, 1, 1],
-        block: [threads, 1, 1],
-        shared_bytes,
-        regions: &[],
-        cluster: None,
-        params,
-    };
+    let shape = Launch { shared_bytes, ..Launch::new([blocks, 1, 1], [threads, 1, 1], params) };
     launch(kernel, memory, &shape, options).unwrap_or_else(|error| panic!("{error}\n{ptx}"))
 }
 

@@ -105,7 +105,7 @@ impl EmulatedDriver {
             };
             let (grid, block) = ([blocks, 1, 1], [spec.threads, 1, 1]);
             let shape =
-                Launch { grid, block, shared_bytes: spec.shared_bytes, regions, cluster: None, params };
+                Launch { shared_bytes: spec.shared_bytes, regions, ..Launch::new(grid, block, params) };
             launches.push((kernel, shape));
         }
         let reports = ptx_emulator::launch_dependent(&launches, &self.memory, &self.options);

@@ -63,7 +63,7 @@ const BLOCK_BYTES: usize = 1024;
 ///
 /// The launch is impossible on any GPU of the module's target, its clusters are not those that the kernel
 /// demands or do not divide the grid, its parameters do not have the kernel's size, its regions overlap or
-/// reach beyond its shared memory, the target is not one from sm_80 to sm_90a, or the kernel holds an
+/// reach beyond its shared memory, the target is not one from sm_70 to sm_90a, or the kernel holds an
 /// instruction that the target does not have or the emulator does not know. Faults of the kernel itself are
 /// no errors: the report lists them.
 pub fn launch(

@@ -144,14 +144,7 @@ mod tests {
 
     #[test]
     fn blocks_of_a_cluster_are_neighbours_and_their_bytes_have_addresses_of_their_own() {
-        let launch = Launch {
-            grid: [6, 4, 1],
-            block: [96, 1, 1],
-            shared_bytes: 0,
-            regions: &[],
-            cluster: None,
-            params: &[],
-        };
+        let launch = Launch::new([6, 4, 1], [96, 1, 1], &[]);
         let cluster = Cluster::new([2, 2, 1], true, 96, 1500);
         assert_eq!(
             (cluster.count(&launch), cluster.all_warps(), cluster.all_bytes()),

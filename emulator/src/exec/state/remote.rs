@@ -56,10 +56,10 @@ impl Context<'_> {
     /// The access is done when the current phase of a memory barrier of that block is complete.
     pub fn remote_completes(&mut self, (pc, warp, lane): (u32, u32, u32), barrier: u32) {
         let rank = barrier >> RANK_SHIFT;
-        let phase = self.mbarriers.get(barrier).map_or(0, |barrier| barrier.phase);
         if rank == self.environment.cluster.rank(warp) {
             return;
         }
+        let phase = self.mbarriers.get(barrier).map_or(0, |barrier| barrier.phase);
         if let Some(race) = &mut self.race {
             let last = Last { actor: race.loads_of(barrier), clock: phase + 1, lane };
             self.remote.accesses.insert((rank, warp, pc), last);

@@ -63,7 +63,7 @@ impl Runner<'_, '_> {
         Ok(Next::Leave(Event::Cluster))
     }
 
-    /// Addresses in row `a`, of 64 bits when `count` is 2, and whether they are generic.
+    /// Addresses in row `a`, of 64 bits when `count` is 2.
     fn shared_addresses(&self, i: &Instruction) -> [u64; LANES] {
         match i.count {
             2 => *self.warp.registers.row64(i.a),

@@ -1,7 +1,7 @@
 //! The Rust that the kernels were compiled from, by file and line.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A place in the Rust source that an instruction was compiled from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,15 +26,28 @@ impl Place {
 
     /// The line without its indentation; empty where there is none, as in the standard library.
     pub fn text(&self) -> String {
-        static FILES: OnceLock<Mutex<HashMap<String, Vec<String>>>> = OnceLock::new();
-        let mut files = FILES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-        let lines = files.entry(self.file.clone()).or_insert_with(|| {
-            let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-            let text = std::fs::read_to_string(format!("{root}/{}", self.file)).unwrap_or_default();
-            text.lines().map(|line| line.trim().to_owned()).collect()
-        });
-        lines.get((self.line as usize).wrapping_sub(1)).cloned().unwrap_or_default()
+        self.with_text(str::to_owned)
     }
+
+    /// What `read` makes of [`Place::text`].
+    fn with_text<T>(&self, read: impl FnOnce(&str) -> T) -> T {
+        let lines = lines(&self.file);
+        read(lines.get((self.line as usize).wrapping_sub(1)).map_or("", String::as_str))
+    }
+}
+
+/// The lines of a file without their indentation; none where there is no file. Each is read once.
+fn lines(file: &str) -> Arc<[String]> {
+    static FILES: OnceLock<Mutex<HashMap<String, Arc<[String]>>>> = OnceLock::new();
+    let mut files = FILES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(lines) = files.get(file) {
+        return lines.clone();
+    }
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let text = std::fs::read_to_string(format!("{root}/{file}")).unwrap_or_default();
+    let lines: Arc<[String]> = text.lines().map(|line| line.trim().to_owned()).collect();
+    files.insert(file.to_owned(), lines.clone());
+    lines
 }
 
 /// The chain in the comment of a `.loc`: the place itself, then the calls that it was inlined into.
@@ -46,8 +59,10 @@ pub fn chain(comment: &str) -> Vec<Place> {
 pub fn goes_through(chain: &[Place], texts: &[&str]) -> bool {
     texts.iter().all(|wanted| {
         let (file, text) = wanted.split_once(".rs: ").unwrap_or(("", wanted));
-        let file = if file.is_empty() { String::new() } else { format!("{file}.rs") };
-        chain.iter().any(|place| place.file.ends_with(&file) && place.text().contains(text))
+        let is_of = |place: &Place| {
+            file.is_empty() || place.file.strip_suffix(".rs").is_some_and(|path| path.ends_with(file))
+        };
+        chain.iter().any(|place| is_of(place) && place.with_text(|line| line.contains(text)))
     })
 }
 

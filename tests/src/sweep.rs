@@ -3,7 +3,7 @@
 
 use crate::ptx::{Ptx, Site, operand};
 use crate::sources::goes_through;
-use crate::verdict::{Verdict, first, schedules};
+use crate::verdict::{Shown, Verdict, first, schedules};
 use finite_attention::check::Case;
 use finite_attention::driver::emulated::Schedule;
 use std::collections::HashMap;
@@ -63,9 +63,10 @@ pub struct Edit {
 /// All edits of a text, in its order.
 pub fn edits(ptx: &Ptx) -> Vec<Edit> {
     let sites = ptx.sites();
-    let labels = labels(ptx);
+    let (labels, settings) = (labels(ptx), Settings::of(ptx));
     let edit = |(index, site): (usize, &Site)| {
-        let (class, line) = taken_away(site).or_else(|| guard(ptx, &sites, index, &labels))?;
+        let (class, line) =
+            taken_away(site).or_else(|| guard(ptx, &sites, index, &labels, &settings))?;
         Some(Edit { class, site: site.clone(), line })
     };
     sites.iter().enumerate().filter_map(edit).collect()
@@ -116,6 +117,7 @@ fn guard(
     sites: &[Site],
     index: usize,
     labels: &HashMap<&str, usize>,
+    settings: &Settings,
 ) -> Option<(Class, String)> {
     let site = &sites[index];
     let instruction = site.instruction();
@@ -126,8 +128,8 @@ fn guard(
         return Some((Class::Guard, instruction.to_owned()));
     }
     // A branch on a switch, which the host sets, guards nothing.
-    let before = &ptx.lines()[..site.line];
-    if is_switch(before, site.text.trim_start_matches('@').split_whitespace().next()?) {
+    let predicate = site.text.trim_start_matches('@').split_whitespace().next()?;
+    if settings.is_switch(ptx, predicate, site.line) {
         return None;
     }
     let target =
@@ -143,19 +145,43 @@ fn guard(
     has_access.then(|| (Class::Guard, String::new()))
 }
 
-/// Whether what last set a predicate compares a register that a switch has just set.
-fn is_switch(before: &[String], predicate: &str) -> bool {
-    let predicate = predicate.trim_start_matches('!');
-    let mut lines = before.iter().rev();
-    let Some(comparison) = lines.find(|line| {
-        let line = line.trim();
-        line.starts_with("setp.") && line.split_whitespace().nth(1) == Some(&format!("{predicate},"))
-    }) else {
-        return false;
-    };
-    let compared = operand(comparison.trim(), 1);
-    let set = |line: &&String| line.trim().starts_with(&format!("mov.b32 {compared},"));
-    lines.find(set).is_some_and(|line| line.contains("// specialize "))
+/// Lines that set a predicate by comparing, and that move something into a register, by what they set.
+#[derive(Default)]
+struct Settings<'p> {
+    comparisons: HashMap<&'p str, Vec<usize>>,
+    moves: HashMap<&'p str, Vec<usize>>,
+}
+
+impl<'p> Settings<'p> {
+    fn of(ptx: &'p Ptx) -> Self {
+        let mut settings = Settings::default();
+        for (number, line) in ptx.lines().iter().enumerate() {
+            let mut words = line.split_whitespace();
+            let lines = match words.next() {
+                Some(opcode) if opcode.starts_with("setp.") => &mut settings.comparisons,
+                Some("mov.b32") => &mut settings.moves,
+                _ => continue,
+            };
+            if let Some(set) = words.next().and_then(|word| word.strip_suffix(',')) {
+                lines.entry(set).or_default().push(number);
+            }
+        }
+        settings
+    }
+
+    /// Whether what last set a predicate before a line compares a register that a switch has just set.
+    fn is_switch(&self, ptx: &Ptx, predicate: &str, line: usize) -> bool {
+        let last = |lines: Option<&Vec<usize>>, end: usize| {
+            lines.and_then(|lines| lines[..lines.partition_point(|&line| line < end)].last().copied())
+        };
+        let Some(comparison) = last(self.comparisons.get(predicate.trim_start_matches('!')), line)
+        else {
+            return false;
+        };
+        let compared = operand(ptx.lines()[comparison].trim(), 1);
+        let set = last(self.moves.get(compared), comparison);
+        set.is_some_and(|line| ptx.lines()[line].contains("// specialize "))
+    }
 }
 
 fn is_label(line: &str) -> bool {
@@ -389,11 +415,11 @@ pub fn explanation(kernel: &str, edit: &Edit) -> Option<&'static Explanation> {
     })
 }
 
-/// Whether anything gives an edit away. Guards do not depend on the schedule.
-pub fn verdict(kernel: &str, shipped: &Ptx, edit: &Edit, cases: &[Case]) -> Verdict {
+/// Whether anything gives an edit away: what has given others away first. Guards do not depend on the schedule.
+pub fn verdict(kernel: &str, shipped: &Ptx, edit: &Edit, cases: &[Case], shown: &mut Shown) -> Verdict {
     let mutant = shipped.with_lines(&[(edit.site.line, edit.line.clone())]).images();
     let schedules = if edit.class == Class::Guard { vec![Schedule::Latest] } else { schedules(6) };
-    first(kernel, &mutant, cases, &schedules)
+    first(kernel, &mutant, cases, &schedules, shown)
 }
 
 #[cfg(test)]

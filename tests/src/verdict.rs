@@ -228,28 +228,68 @@ fn judge_repeats(kernel: &str, images: KernelImages, case: &Case) -> Verdict {
     Verdict::Clean
 }
 
-/// The first verdict that is not clean: of passes over some of the keys, which are few, of all cases, then of the first
-/// case, and the first of packed sequences, where blocks share out the tiles, then of gradients that are to be the same
-/// in every run.
+/// One thing that a kernel is tried with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trial {
+    /// [`judge_in_parts`].
+    InParts(Schedule),
+    /// [`judge`] of the case with this number.
+    Alone(usize, Schedule),
+    /// [`judge_sharing`] of the case with this number.
+    Sharing(usize, Schedule),
+    /// [`judge_repeats`].
+    Repeats,
+}
+
+/// All that a kernel is tried with: passes over some of the keys, which are few, under the first schedule, all cases,
+/// passes under the other schedules, then the first case, and the first of packed sequences, where blocks share out
+/// the tiles, then gradients that are to be the same in every run.
+fn trials(cases: &[Case], schedules: &[Schedule]) -> Vec<Trial> {
+    let numbers = move |schedule| (0..cases.len()).map(move |case| Trial::Alone(case, schedule));
+    let alone = schedules.iter().copied().flat_map(numbers);
+    let case = |packed| cases.iter().position(move |case| case.packed == packed);
+    let shared = |schedule| {
+        let cases = [false, true].into_iter().filter_map(case);
+        cases.map(move |case| Trial::Sharing(case, schedule))
+    };
+    let shared = self::schedules(SHARING_SCHEDULES).into_iter().flat_map(shared);
+    let (soon, late) = schedules.split_at(schedules.len().min(1));
+    let [soon, late] = [soon, late].map(|some| some.iter().copied().map(Trial::InParts));
+    soon.chain(alone).chain(late).chain(shared).chain([Trial::Repeats]).collect()
+}
+
+/// What has shown of other kernels that they are wrong, the last first: it is tried first of the next.
+#[derive(Debug, Default)]
+pub struct Shown(Vec<Trial>);
+
+/// The first verdict that is not clean of all that a kernel is tried with: what has shown something of others first.
 ///
 /// # Panics
 /// As [`judge`].
-pub fn first(kernel: &str, images: &KernelImages, cases: &[Case], schedules: &[Schedule]) -> Verdict {
-    let alone = |schedule| cases.iter().map(move |case| judge(kernel, images.clone(), case, schedule));
-    let case = |packed| cases.iter().find(move |case| case.packed == packed);
-    let shared = |schedule| {
-        let cases = [false, true].into_iter().filter_map(case);
-        cases.map(move |case| judge_sharing(kernel, images.clone(), case, schedule))
+pub fn first(
+    kernel: &str,
+    images: &KernelImages,
+    cases: &[Case],
+    schedules: &[Schedule],
+    shown: &mut Shown,
+) -> Verdict {
+    let trials = trials(cases, schedules);
+    let known = shown.0.iter().filter(|trial| trials.contains(trial));
+    let others = trials.iter().filter(|trial| !shown.0.contains(trial));
+    let verdict_of = |trial: Trial| match trial {
+        Trial::InParts(schedule) => judge_in_parts(kernel, images.clone(), schedule),
+        Trial::Alone(case, schedule) => judge(kernel, images.clone(), &cases[case], schedule),
+        Trial::Sharing(case, schedule) => judge_sharing(kernel, images.clone(), &cases[case], schedule),
+        Trial::Repeats => many_key_tiles_in_order(kernel)
+            .map_or(Verdict::Clean, |case| judge_repeats(kernel, images.clone(), &case)),
     };
-    let apart = |schedule| judge_in_parts(kernel, images.clone(), schedule);
-    let repeated = many_key_tiles_in_order(kernel);
-    let repeated = repeated.into_iter().map(|case| judge_repeats(kernel, images.clone(), &case));
-    let alone = schedules.iter().copied().flat_map(alone);
-    let shared = self::schedules(SHARING_SCHEDULES).into_iter().flat_map(shared);
-    let (soon, late) = schedules.split_at(schedules.len().min(1));
-    let [soon, late] = [soon, late].map(|some| some.iter().copied().map(apart));
-    let mut verdicts = soon.chain(alone).chain(late).chain(shared).chain(repeated);
-    verdicts.find(|verdict| !matches!(verdict, Verdict::Clean)).unwrap_or(Verdict::Clean)
+    let mut verdicts = known.chain(others).map(|&trial| (trial, verdict_of(trial)));
+    let Some((trial, verdict)) = verdicts.find(|(_, verdict)| !matches!(verdict, Verdict::Clean)) else {
+        return Verdict::Clean;
+    };
+    shown.0.retain(|known| *known != trial);
+    shown.0.insert(0, trial);
+    verdict
 }
 
 /// Latest, eager, and so many random schedules.

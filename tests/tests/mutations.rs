@@ -11,7 +11,7 @@ use finite_attention_tests::ptx::Ptx;
 use finite_attention_tests::shapes::cases;
 use finite_attention_tests::sources::goes_through;
 use finite_attention_tests::sweep::{Class, EXPLANATIONS, Edit, KERNELS, edits, explanation, verdict};
-use finite_attention_tests::verdict::Verdict;
+use finite_attention_tests::verdict::{Shown, Verdict};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -45,8 +45,9 @@ fn every_edit_shows_or_is_explained(kernel: &str) {
     let cases = cases(kernel);
     let sample = edits.iter().skip(first).step_by(step).filter(is_wanted);
     let tried = sample.filter(|edit| explanation(kernel, edit).is_none());
+    let mut shown = Shown::default();
     let unseen: Vec<_> = tried
-        .filter(|edit| matches!(verdict(kernel, &shipped, edit, &cases), Verdict::Clean))
+        .filter(|edit| matches!(verdict(kernel, &shipped, edit, &cases, &mut shown), Verdict::Clean))
         .map(|edit| &edit.site)
         .collect();
     assert!(unseen.is_empty(), "{kernel}: nothing shows that these are gone: {unseen:#?}");

@@ -85,7 +85,7 @@ fn steps<'a>(args: &'a Args, seed: &'a str) -> Vec<Step<'a>> {
     let mut steps: Vec<Step> = vec![
         ("fmt", Box::new(|| cargo("fmt --all -- --check"))),
         ("tidy", Box::new(tidy::run)),
-        ("kernels", Box::new(|| build_kernels::check_once(args.install))),
+        ("kernels", Box::new(move || build_kernels::check_once(args.install, seed.parse()?))),
         ("clippy", Box::new(|| cargo("clippy --workspace --all-targets --locked -- -D warnings"))),
         ("no cust", Box::new(|| cargo(WITHOUT_CUST))),
         ("packaged", Box::new(packaged::run)),

@@ -13,7 +13,7 @@ use finite_attention_tests::shapes::cases;
 use finite_attention_tests::sweep::{
     Class, EXPLANATIONS, Edit, Explanation, KERNELS, edits, explanation, verdict,
 };
-use finite_attention_tests::verdict::{Verdict, first, schedules};
+use finite_attention_tests::verdict::{Shown, Verdict, first, schedules};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -60,7 +60,8 @@ fn main() -> ExitCode {
 fn sweep(kernel: &'static str) -> Swept {
     let shipped = Ptx::shipped(kernel);
     let cases = cases(kernel);
-    let shipped_as_it_is = first(kernel, &shipped.images(), &cases, &schedules(0));
+    let shipped_as_it_is =
+        first(kernel, &shipped.images(), &cases, &schedules(0), &mut Shown::default());
     let is_clean = matches!(shipped_as_it_is, Verdict::Clean);
     assert!(is_clean, "what ships is not clean: {kernel}: {shipped_as_it_is:?}");
     let all = edits(&shipped);
@@ -68,7 +69,8 @@ fn sweep(kernel: &'static str) -> Swept {
     let work = || loop {
         let index = next.fetch_add(1, Ordering::Relaxed);
         let Some(edit) = all.get(index) else { return };
-        let verdict = verdict(kernel, &shipped, edit, &cases);
+        // Each for itself: how an edit shows does not depend on which others were tried before.
+        let verdict = verdict(kernel, &shipped, edit, &cases, &mut Shown::default());
         eprintln!("{kernel} {index}/{}: {}: {}", all.len(), edit.site.text, verdict.summary());
         done.lock().unwrap_or_else(PoisonError::into_inner).push((index, edit.clone(), verdict));
     };

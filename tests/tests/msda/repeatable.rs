@@ -31,20 +31,30 @@ fn deterministic_results_are_the_same_bits_under_every_schedule() {
     }
 }
 
-/// In the fast mode gradients of value alone may differ, and those by their order of summation alone.
+/// In the fast mode gradients of value alone may differ from call to call, and those by their order of summation
+/// alone. Results of the two modes are not compared but for o: lanes of the fast kernels may have other channels,
+/// and add them up for locations and weights in another, fixed order.
 #[test]
-fn fast_results_differ_from_deterministic_ones_by_the_order_of_sums() {
+fn fast_results_but_gradients_of_value_are_the_same_bits_under_every_schedule() {
+    let schedules = [Schedule::Latest, Schedule::Eager, Schedule::Random(3), Schedule::Random(4)];
     for case in cases() {
         let numbers = MsdaNumbers::drawn(&case);
-        let [fast, deterministic] = [Mode::Fast, Mode::Deterministic].map(|mode| {
+        let of_mode = |mode, schedule| {
             let case = MsdaCase { mode, ..case.clone() };
-            computed(&scheduled(Schedule::Random(3)), &case, &numbers)
-        });
-        assert!(fast.o == deterministic.o && fast.d_weights == deterministic.d_weights);
-        assert!(fast.d_locations == deterministic.d_locations);
-        for result in [&fast, &deterministic] {
-            let verdicts = judge_msda(&case, result);
+            computed(&scheduled(schedule), &case, &numbers)
+        };
+        let deterministic = of_mode(Mode::Deterministic, schedules[0]);
+        let all = schedules.map(|schedule| of_mode(Mode::Fast, schedule));
+        for fast in &all {
+            let [o, _, d_locations, d_weights] = bits(fast);
+            let [first_o, _, first_locations, first_weights] = bits(&all[0]);
+            assert!(o == first_o && o == bits(&deterministic)[0], "o: {case:?}");
+            assert!(d_locations == first_locations, "d_locations: {case:?}");
+            assert!(d_weights == first_weights, "d_weights: {case:?}");
+            let verdicts = judge_msda(&case, fast);
             assert!(verdicts.iter().all(|tensor| tensor.verdict.passes()), "{case:?}: {verdicts:?}");
         }
+        let verdicts = judge_msda(&case, &deterministic);
+        assert!(verdicts.iter().all(|tensor| tensor.verdict.passes()), "{case:?}: {verdicts:?}");
     }
 }

@@ -58,7 +58,7 @@ pub struct Ptxas {
     /// Major and minor version.
     pub version: String,
     /// All of its version, such as `13.0.88`.
-    full_version: String,
+    pub full_version: String,
 }
 
 /// The command that installs the assembler.

@@ -1,4 +1,5 @@
-//! What was built and compared before in this clone, so that CI need not do it twice.
+//! What was built and compared before, in this clone or as the tree records it, so that CI need not do it
+//! twice.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,18 +24,37 @@ const INPUTS: [&str; 7] = [
     "Cargo.lock",
 ];
 
+/// The stamp of the build that the committed artifacts come from.
+const RECORD: &str = "kernels-gpu/built";
+
 /// Where the stamps of checks that have passed are kept, a line each.
 pub fn path() -> PathBuf {
     target_dir().join("kernels/checked")
 }
 
-/// The stamp of a check with these programs: a hash of every file that it reads, and of what the programs say
-/// of themselves.
+/// The stamp of a check with programs of these versions: a hash of every file that it reads, and of the
+/// versions.
 ///
 /// # Errors
 /// When a file cannot be read.
 pub fn of(compiler: &Compiler, ptxas: Option<&Ptxas>) -> Result<String> {
-    of_files(&INPUTS, &format!("{compiler:?}\n{ptxas:?}"))
+    let Compiler { version, llvm, .. } = compiler;
+    let ptxas = ptxas.map(|ptxas| ptxas.full_version.as_str());
+    of_files(&INPUTS, &format!("{version}\n{llvm}\n{ptxas:?}"))
+}
+
+/// Whether the tree records that this build has been made.
+pub fn is_recorded(stamp: &str) -> bool {
+    fs::read_to_string(root().join(RECORD)).is_ok_and(|recorded| recorded.trim_end() == stamp)
+}
+
+/// Records in the tree that this build has been made.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn record(stamp: &str) -> Result<()> {
+    fs::write(root().join(RECORD), format!("{stamp}\n"))
+        .with_context(|| format!("cannot write {RECORD}"))
 }
 
 /// A hash of files and folders, by their names in the tree, and of some words.

@@ -46,3 +46,15 @@ fn line_tables_name_files_relative_to_the_root() {
         assert!(!ptx.contains("\"/"), "{ptx}");
     }
 }
+
+#[test]
+fn shares_are_all_kernels_each_once() {
+    let mut shared: Vec<_> =
+        (0..Share::COUNT).flat_map(|share| Share(share).kernels()).map(|spec| spec.name).collect();
+    shared.sort_unstable();
+    let mut all: Vec<_> = KERNELS.iter().map(|spec| spec.name).collect();
+    all.sort_unstable();
+    assert_eq!(shared, all);
+    let seeds = (0..20).map(|seed| Share::of_seed(seed).0);
+    assert!(seeds.clone().all(|share| share < Share::COUNT) && seeds.max() == Some(Share::COUNT - 1));
+}

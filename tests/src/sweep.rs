@@ -281,7 +281,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "wgmma.fence",
-        through: &["E::start_scores::<KEYS>(values"],
+        through: &["E::start_scores::<Size<KEYS, ROW_BYTES>>(values"],
         why: "nothing touches the registers of the second product between the fence of the first and this one",
     },
     Explanation {

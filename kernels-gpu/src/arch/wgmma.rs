@@ -20,6 +20,7 @@
 //! Shared operands are described by [`crate::geometry::descriptor`]; a step of 16 along the inner
 //! dimension is an addition to the descriptor, whose low bits are an address in units of 16 bytes.
 
+use crate::geometry::size::TileSize;
 use core::arch::asm;
 
 /// `{0}, {1}, ...`: operands by their numbers.
@@ -49,13 +50,13 @@ macro_rules! step_shared {
 macro_rules! shared_by_shared {
     ($name:ident, $shape:literal $type:literal, $count:literal, [$($c:literal)*] $cs:tt,
         [$($panel:literal)*] $([$($tail:literal)*])?) => {
-        /// Starts `q k^T`; a group of its own. `Q_ROWS` rows are between two panels of q.
+        /// Starts `q k^T`; a group of its own; q is of a tile of size `Q`.
         ///
         /// # Safety
         /// The warpgroup calls it together, with the same descriptors; both tiles are visible to the async
         /// proxy until the group is done.
         #[inline(always)]
-        pub unsafe fn $name<const Q_ROWS: u32>(q: u64, k: u64) -> [f32; $count] {
+        pub unsafe fn $name<Q: TileSize>(q: u64, k: u64) -> [f32; $count] {
             let mut c = [0.0; $count];
             asm!(
                 concat!(
@@ -83,7 +84,7 @@ macro_rules! shared_by_shared {
                 ),
                 $(out(reg32) c[$c],)*
                 q = in(reg64) q, k = in(reg64) k,
-                q_panel = const Q_ROWS * 8, k_panel = const $count * 2 * 8,
+                q_panel = const Q::ROWS * 8, k_panel = const $count * 2 * 8,
                 options(nostack)
             );
             c
@@ -193,13 +194,13 @@ macro_rules! shared_by_shared_transposed {
     ($name:ident, $shape:literal $type:literal $operands:literal $columns:literal, $count:literal,
         [$($c:literal)*] $cs:tt,
         $([$scale:literal; $a:literal; $b:literal])* $(| $([$next_a:literal; $next_b:literal])*)*) => {
-        /// Starts `a b`, or its transpose; a group of its own. `A_ROWS` rows are between two panels of a.
+        /// Starts `a b`, or its transpose; a group of its own; a is of a tile of size `A`.
         ///
         /// # Safety
         /// The warpgroup calls it together, with the same descriptors; both tiles are visible to the async
         /// proxy until the group is done.
         #[inline(always)]
-        pub unsafe fn $name<const A_ROWS: u32>(a: u64, b: u64) -> [f32; $count] {
+        pub unsafe fn $name<A: TileSize>(a: u64, b: u64) -> [f32; $count] {
             let mut c = [0.0; $count];
             asm!(
                 concat!(
@@ -223,7 +224,7 @@ macro_rules! shared_by_shared_transposed {
                     "wgmma.commit_group.sync.aligned; // {panel}\n}}",
                 ),
                 $(out(reg32) c[$c],)*
-                a = in(reg64) a, b = in(reg64) b, panel = const A_ROWS * 8,
+                a = in(reg64) a, b = in(reg64) b, panel = const A::ROWS * 8,
                 options(nostack)
             );
             c
@@ -366,7 +367,7 @@ macro_rules! products {
         /// Products of this element type; `d` is the columns of head dim, `n` the rows of a tile; `q` the
         /// queries of a product that is transposed.
         pub mod $module {
-            use super::asm;
+            use super::{TileSize, asm};
 
             with_32!(shared_by_shared!(scores_d64_n64, "m64n64k16" $type,), []);
             with_32!(shared_by_shared!(scores_d128_n64, "m64n64k16" $type,), [1]);

@@ -118,7 +118,7 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         let (_, sign) = split_sign(self.p.scale);
         let mut m = 0;
         while m < M {
-            q.scale_rows::<E, FRAGMENT_ROWS>(self.lane, self.row(m), sign);
+            q.scale_rows::<E>(self.lane, self.row(m), FRAGMENT_ROWS, sign);
             m += 1;
         }
         warp::warp_sync();

@@ -8,6 +8,7 @@ pub mod philox;
 pub mod row_heads;
 pub mod sample;
 pub mod schedule;
+pub mod size;
 pub mod stretch;
 pub mod swizzle;
 pub mod visible;

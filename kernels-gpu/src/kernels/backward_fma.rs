@@ -54,9 +54,9 @@ unsafe fn backward<
     let warp_row = warp * 4 * R as u32;
     let block = KeyBlock::of_this_block(p);
 
-    let k_tile = SharedTile::<KEYS, ROW_BYTES> { address: shared::dynamic_base() };
-    let v_tile = SharedTile::<KEYS, ROW_BYTES> { address: k_tile.address + KEYS * ROW_BYTES };
-    let ds_tile = SharedTile::<KEYS, QUERY_BYTES> { address: v_tile.address + KEYS * ROW_BYTES };
+    let k_tile = SharedTile::<KEYS, ROW_BYTES>::at(shared::dynamic_base());
+    let v_tile = SharedTile::<KEYS, ROW_BYTES>::at(k_tile.address + KEYS * ROW_BYTES);
+    let ds_tile = SharedTile::<KEYS, QUERY_BYTES>::at(v_tile.address + KEYS * ROW_BYTES);
     let ring = QueryRing::<1, QUERIES, ROW_BYTES, THREADS, VECTOR>::new(
         ds_tile.address + KEYS * QUERY_BYTES,
         thread,

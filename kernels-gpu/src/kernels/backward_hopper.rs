@@ -55,6 +55,7 @@ use crate::attention::key_order::KeyOrder;
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
+use crate::geometry::size::{Count, Size};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::{Cursor, Stages};
 use crate::tile::element::{self, TensorCoreElement};
@@ -121,7 +122,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
         dq: &mut [f32; DQ],
         factor: f32,
         half: u32,
-        stages: &Cursor<STAGES>,
+        stages: &Cursor<Count<STAGES>>,
     ) {
         if E::NARROW && factor != 1.0 {
             scale_all(dq, 1.0 / factor);
@@ -186,7 +187,8 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                     }
                     let bias = self.bias::<DS_ROW_BYTES>(stage, first_row);
                     self.fetch_bias::<E>(p, bias, self.orders.letter_here(&orders), &at);
-                    let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
+                    let mut scores =
+                        E::start_scores::<Size<KEYS, ROW_BYTES>>(keys, self.query(stage).descriptor(0));
                     if Self::hands_over_late::<E>() {
                         let turn = stages.previous().in_step();
                         announce(lane == 0 && written != 0, self.dq_stage(warpgroup), &turn);
@@ -215,7 +217,8 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         }
                     }
                     self.d_os.wait(&stages);
-                    let mut dp = E::start_scores::<KEYS>(values, self.d_o(stage).descriptor(0));
+                    let mut dp =
+                        E::start_scores::<Size<KEYS, ROW_BYTES>>(values, self.d_o(stage).descriptor(0));
                     // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
                     // always 1. Where exponents come late, so does this: f16 with 80 queries spills
                     // otherwise.
@@ -276,7 +279,8 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         barrier::sync_constant::<MEET, CONSUMERS>();
                         // Which 64 columns of dQ are this warpgroup's.
                         let dq_keys = self.key.panel(warpgroup).descriptor(0);
-                        let mut dq = E::start_dq::<QUERIES>(self.ds_rows(stage, 0), dq_keys);
+                        let mut dq =
+                            E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(self.ds_rows(stage, 0), dq_keys);
                         E::start_gradient(&mut dk, &ds, query);
                         dq.wait::<1>();
                         release_d_o();
@@ -286,8 +290,10 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         release_d_o();
                         self.meet_in_turn(warpgroup, true);
                         let dq_keys = self.key.panel(0).descriptor(0);
-                        let mut first = E::start_dq::<QUERIES>(self.ds_rows(stage, 0), dq_keys);
-                        let mut second = E::start_dq::<QUERIES>(self.ds_rows(stage, 64), dq_keys);
+                        let mut first =
+                            E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(self.ds_rows(stage, 0), dq_keys);
+                        let mut second =
+                            E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(self.ds_rows(stage, 64), dq_keys);
                         E::start_gradient(&mut dk, &ds, query);
                         first.wait::<2>();
                         self.hand_over_half::<E, DQ>(&mut first, factor, 0, &stages);
@@ -329,8 +335,8 @@ unsafe fn hand_over<const N: usize, const FIRST: usize, const COUNT: usize>(
     lane: u32,
     dq: &[f32; N],
     slot: u32,
-    stage: Stages<1>,
-    turn: &Cursor<1>,
+    stage: Stages<Count<1>>,
+    turn: &Cursor<Count<1>>,
 ) {
     put::<N, FIRST, COUNT>(dq, slot);
     announce(lane == 0, stage, turn);
@@ -349,7 +355,7 @@ unsafe fn put<const N: usize, const FIRST: usize, const COUNT: usize>(dq: &[f32;
 
 /// The second half of [`hand_over`]: the one lane of a warp that `tells` says that the warp has written.
 #[inline(always)]
-unsafe fn announce(tells: bool, stage: Stages<1>, turn: &Cursor<1>) {
+unsafe fn announce(tells: bool, stage: Stages<Count<1>>, turn: &Cursor<Count<1>>) {
     bulk_copy::fence();
     warp::warp_sync();
     if tells {
@@ -378,9 +384,9 @@ unsafe fn backward<
 {
     let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, STAGES>::new();
     room.open(&p.backward);
-    let warp = Recruit::<WARPGROUPS>::new();
+    let warp = Recruit::new();
     if warp.helps() {
-        room.help::<E, WARPGROUPS>(p, &maps, warp);
+        room.help::<E>(p, &maps, warp);
     } else {
         room.consume::<E, S, P, O, DQ>(&p.backward, warp.become_consumer::<240>());
     }

@@ -148,8 +148,8 @@ unsafe fn gradient<
     const { assert!(THREADS / 32 * WARP_ROWS == ROWS && 2 * S == ROWS as usize) };
     let thread = thread::thread_idx_x();
     let (lane, warp_row) = (thread % 32, thread / 32 * WARP_ROWS);
-    let q_tile = SharedTile::<ROWS, ROW_BYTES> { address: shared::dynamic_base() };
-    let tile_at = |index: u32| SharedTile { address: q_tile.address + index * ROWS * ROW_BYTES };
+    let q_tile = SharedTile::<ROWS, ROW_BYTES>::at(shared::dynamic_base());
+    let tile_at = |index: u32| SharedTile::at(q_tile.address + index * ROWS * ROW_BYTES);
     let (k_tile, d_o_tile, v_tile) = (tile_at(1), tile_at(2), tile_at(3));
     let part = Part::of_this_block(p, ROWS);
     let [batches, heads, queries, keys] = p.d_bias_shape;

@@ -44,8 +44,8 @@ unsafe fn forward<
     }
     let mut rows = QueryRows::<1, LANE_ROWS, O>::of_this_warp::<F32>(p, block, QUERIES, KEYS, true);
     let thread = thread::thread_idx_x();
-    let q = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
-    let p_tile = SharedTile::<QUERIES, P_ROW_BYTES> { address: q.address + QUERIES * ROW_BYTES };
+    let q = SharedTile::<QUERIES, ROW_BYTES>::at(shared::dynamic_base());
+    let p_tile = SharedTile::<QUERIES, P_ROW_BYTES>::at(q.address + QUERIES * ROW_BYTES);
     let (k, v) = (block.k::<4>(p), block.v::<4>(p));
     let after_p = p_tile.address + QUERIES * P_ROW_BYTES;
     let key_value = KeyValueTurns::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_p, thread, k, v);

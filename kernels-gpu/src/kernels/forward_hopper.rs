@@ -48,65 +48,45 @@ use consumer::Consumer;
 use pipelines::Pipelines;
 use producer::Maps;
 use shared_storage::SharedStorage;
-use tile::{ForwardTile, query_registers};
+use tile::{ForwardKernel, ForwardTile, query_registers};
 
 /// One block: a producer warpgroup, and one consumer warpgroup for each 64 query rows.
 #[inline(always)]
-unsafe fn forward<
-    E,
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const WARPGROUPS: u32,
-    const QUERY_STAGES: u32,
-    const KEY_STAGES: u32,
-    const VALUE_STAGES: u32,
-    const GATHERS_HEADS: bool,
-    const A: usize,
-    const S: usize,
-    const P: usize,
-    const O: usize,
->(
+unsafe fn forward<K, const A: usize, const S: usize, const P: usize, const O: usize>(
     p: &ForwardHopperParams,
     maps: Maps,
 ) where
-    E: WarpgroupElement<A, S, P, O>,
+    K: ForwardKernel<Element: WarpgroupElement<A, S, P, O>>,
     [f32; S]: Wait,
     [f32; O]: Wait,
 {
-    const { assert!(QUERIES == 64 * WARPGROUPS && 2 * S == KEYS as usize && 2 * P == S) };
-    let storage = SharedStorage::<
-        QUERIES,
-        KEYS,
-        ROW_BYTES,
-        QUERY_STAGES,
-        KEY_STAGES,
-        VALUE_STAGES,
-        GATHERS_HEADS,
-    >::new();
+    const { assert!(2 * S == K::KEYS as usize && 2 * P == S) };
+    let storage = SharedStorage::<K>::new();
     storage.open(&p.forward);
-    let warp = Recruit::<WARPGROUPS>::new();
+    let warp = Recruit::new();
     if warp.helps() {
         let helper =
-            if WARPGROUPS == 2 { warp.become_helper::<40>() } else { warp.become_helper::<32>() };
+            if K::WARPGROUPS == 2 { warp.become_helper::<40>() } else { warp.become_helper::<32>() };
         match helper {
             Helper::Producer => {
                 storage.produce(p, &maps);
-                if tiles_split_keys(QUERIES) {
+                if tiles_split_keys(K::QUERIES) {
                     grid::allow_next();
                 }
             }
             Helper::Repairer if storage.may_zero_tails(&p.forward) => {
-                storage.zero_tails::<E>(p, thread::thread_idx_x() % 32)
+                storage.zero_tails(p, thread::thread_idx_x() % 32)
             }
             _ => {}
         }
     } else {
-        let warpgroup =
-            if WARPGROUPS == 2 { warp.become_consumer::<232>() } else { warp.become_consumer::<160>() };
+        let warpgroup = if K::WARPGROUPS == 2 {
+            warp.become_consumer::<232>()
+        } else {
+            warp.become_consumer::<160>()
+        };
         let pipelines = Pipelines::new(storage);
-        Consumer::<E, _, _, _, _, _, _, _, A, S, P, O>::new(pipelines, &p.forward, maps.o, warpgroup)
-            .consume();
+        Consumer::<K, A, S, P, O>::new(pipelines, &p.forward, maps.o, warpgroup).consume();
     }
 }
 
@@ -121,13 +101,17 @@ macro_rules! entries {
             /// `p` is as [`ForwardHopperParams`] says, for this kernel's row of the table.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: ForwardHopperParams) {
-                const TILE: ForwardTile = ForwardTile::new($dim, $queries, $keys, $gathers_heads);
+                #[derive(Clone, Copy)]
+                struct Kernel;
+                impl ForwardKernel for Kernel {
+                    type Element = element::$dtype;
+                    const TILE: ForwardTile = ForwardTile::new($dim, $queries, $keys, $gathers_heads);
+                }
+                const { assert!(Kernel::TILE.warpgroups() == $warpgroups) };
                 let first = crate::parameter_address!($name);
                 let maps = Maps { q: first, k: first + 128, v: first + 256, o: first + 384 };
                 forward::<
-                    element::$dtype, $queries, $keys, { TILE.columns * 2 }, $warpgroups,
-                    { TILE.query_stages }, { TILE.key_stages }, { TILE.value_stages }, $gathers_heads,
-                    { query_registers($dim, $queries) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
+                    Kernel, { query_registers($dim, $queries) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                 >(&p, maps);
             }
         )*

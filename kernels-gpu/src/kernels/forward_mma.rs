@@ -53,7 +53,7 @@ unsafe fn forward<
     }
     let mut rows = QueryRows::<M, 2, O>::of_this_warp::<E>(p, block, QUERIES, KEYS, p.is_exact());
     let thread = thread::thread_idx_x();
-    let q = SharedTile::<QUERIES, ROW_BYTES> { address: shared::dynamic_base() };
+    let q = SharedTile::<QUERIES, ROW_BYTES>::at(shared::dynamic_base());
     let (k, v) = (block.k::<2>(p), block.v::<2>(p));
     let after_q = q.address + SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     let ring = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_q, thread, k, v);

@@ -35,13 +35,13 @@ impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bo
     /// The key tile of step `step`.
     #[inline(always)]
     pub fn key(&self, step: i32) -> SharedTile<KEYS, ROW_BYTES> {
-        SharedTile { address: self.address + (step as u32 & 1) * Self::PAIR_BYTES }
+        SharedTile::at(self.address + (step as u32 & 1) * Self::PAIR_BYTES)
     }
 
     /// The value tile of step `step`.
     #[inline(always)]
     pub fn value(&self, step: i32) -> SharedTile<KEYS, ROW_BYTES> {
-        SharedTile { address: self.key(step).address + KEYS * ROW_BYTES }
+        SharedTile::at(self.key(step).address + KEYS * ROW_BYTES)
     }
 
     /// Requests key and value tile `tile` for step `step`, together with what was requested since the last

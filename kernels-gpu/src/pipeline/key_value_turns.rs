@@ -29,8 +29,8 @@ impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bo
     /// The two tiles at shared address `address`, over all keys `k` and values `v` of the head.
     #[inline(always)]
     pub fn new(address: u32, thread: u32, k: GlobalRows, v: GlobalRows) -> Self {
-        let value = SharedTile { address: address + KEYS * ROW_BYTES };
-        KeyValueTurns { key: SharedTile { address }, value, thread, k, v }
+        let value = SharedTile::at(address + KEYS * ROW_BYTES);
+        KeyValueTurns { key: SharedTile::at(address), value, thread, k, v }
     }
 
     /// Requests key tile `tile`, together with what was requested since the last request.

@@ -2,6 +2,7 @@
 
 use super::stages::{Cursor, Stages};
 use crate::arch::{shared, thread, warp};
+use crate::geometry::size::Count;
 
 const MESSAGES: u32 = crate::abi::layout::MESSAGES;
 
@@ -9,17 +10,17 @@ const MESSAGES: u32 = crate::abi::layout::MESSAGES;
 /// multiple of 16.
 #[derive(Clone, Copy)]
 pub struct Mailbox<const WORDS: usize> {
-    stages: Stages<MESSAGES>,
+    stages: Stages<Count<MESSAGES>>,
     address: u32,
 }
 
 /// Where its owner stands in the sequence of messages.
-pub type MessageCursor = Cursor<MESSAGES>;
+pub type MessageCursor = Cursor<Count<MESSAGES>>;
 
 impl<const WORDS: usize> Mailbox<WORDS> {
     const MESSAGE_BYTES: u32 = 4 * WORDS as u32;
     /// Shared memory of the messages and their barriers.
-    pub const BYTES: u32 = MESSAGES * Self::MESSAGE_BYTES + Stages::<MESSAGES>::BYTES;
+    pub const BYTES: u32 = MESSAGES * Self::MESSAGE_BYTES + Stages::<Count<MESSAGES>>::BYTES;
 
     /// The mailbox at shared address `address`.
     #[inline(always)]

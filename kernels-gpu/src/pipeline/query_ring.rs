@@ -52,13 +52,13 @@ impl<const STAGES: u32, const ROWS: u32, const ROW_BYTES: u32, const THREADS: u3
     /// The q tile of step `step`.
     #[inline(always)]
     pub fn q(&self, step: u32) -> SharedTile<ROWS, ROW_BYTES> {
-        SharedTile { address: self.address + step % STAGES * 2 * Self::TILE_BYTES }
+        SharedTile::at(self.address + step % STAGES * 2 * Self::TILE_BYTES)
     }
 
     /// The dO tile of step `step`.
     #[inline(always)]
     pub fn d_o(&self, step: u32) -> SharedTile<ROWS, ROW_BYTES> {
-        SharedTile { address: self.q(step).address + Self::TILE_BYTES }
+        SharedTile::at(self.q(step).address + Self::TILE_BYTES)
     }
 
     /// Shared address of lse of step `step`.

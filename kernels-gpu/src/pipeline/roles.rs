@@ -11,7 +11,7 @@ use crate::arch::{registers, thread, warp};
 /// Threads of a warpgroup.
 pub const WARPGROUP: u32 = 128;
 
-/// A warp of a block with `CONSUMERS` computing warpgroups, before it has become anything.
+/// A warp of a block, before it has become anything.
 ///
 /// ```text
 /// if warp.helps() { match warp.become_helper() { ... } } else { compute as warp.become_consumer() }
@@ -20,7 +20,7 @@ pub const WARPGROUP: u32 = 128;
 /// The roles are two arms of one `if`, and registers change hands at the start of an arm: otherwise the
 /// assembler does not know how many an instruction may use.
 #[derive(Clone, Copy)]
-pub struct Recruit<const CONSUMERS: u32> {
+pub struct Recruit {
     warp: u32,
 }
 
@@ -36,7 +36,7 @@ pub enum Helper {
     Writer(u32),
 }
 
-impl<const CONSUMERS: u32> Recruit<CONSUMERS> {
+impl Recruit {
     /// This warp.
     ///
     /// # Safety

@@ -11,90 +11,99 @@
 //! stage is empty although nobody released it: the producer waits for the parity before the first.
 
 use crate::arch::mbarrier;
+use crate::geometry::size::{Count, StageCount};
+use core::marker::PhantomData;
 
 /// Bytes of one barrier.
 pub const BARRIER_BYTES: u32 = crate::abi::layout::BARRIER_BYTES;
 
-/// `COUNT` stages: their full barriers, then their empty ones, at a shared address.
+/// As many stages as `C` says: their full barriers, then their empty ones, at a shared address.
 #[derive(Clone, Copy)]
-pub struct Stages<const COUNT: u32> {
+pub struct Stages<C: StageCount> {
     address: u32,
+    count: PhantomData<C>,
 }
 
 /// Which stage is next, and the parity of this round.
 ///
-/// One register where `COUNT` is a power of two, which then counts the stages gone through; otherwise two.
+/// One register where there are a power of two, which then counts the stages gone through; otherwise two.
 #[derive(Clone, Copy)]
-pub struct Cursor<const COUNT: u32> {
+pub struct Cursor<C: StageCount> {
     position: u32,
     round: u32,
+    count: PhantomData<C>,
 }
 
-impl<const COUNT: u32> Cursor<COUNT> {
+impl<C: StageCount> Cursor<C> {
     /// The first stage in the first round.
     #[inline(always)]
     pub fn start() -> Self {
-        Cursor { position: 0, round: 0 }
+        Self::at(0, 0)
     }
 
-    /// Stage, below `COUNT`.
+    #[inline(always)]
+    fn at(position: u32, round: u32) -> Self {
+        Cursor { position, round, count: PhantomData }
+    }
+
+    /// Stage, below their number.
     #[inline(always)]
     pub fn stage(&self) -> u32 {
-        if COUNT.is_power_of_two() { self.position % COUNT } else { self.position }
+        if C::COUNT.is_power_of_two() { self.position % C::COUNT } else { self.position }
     }
 
     #[inline(always)]
     fn parity(&self) -> u32 {
-        if COUNT.is_power_of_two() { self.position / COUNT % 2 } else { self.round }
+        if C::COUNT.is_power_of_two() { self.position / C::COUNT % 2 } else { self.round }
     }
 
     /// The stage before this one.
     #[inline(always)]
     pub fn previous(&self) -> Self {
-        const { assert!(COUNT.is_power_of_two()) };
-        Cursor { position: self.position.wrapping_sub(1), round: 0 }
+        const { assert!(C::COUNT.is_power_of_two()) };
+        Self::at(self.position.wrapping_sub(1), 0)
     }
 
     /// Goes where the cursor of other stages is, if there are as many of them; both have gone equally far.
     #[inline(always)]
-    pub fn follow<const OTHER: u32>(&mut self, other: &Cursor<OTHER>) {
-        if COUNT == OTHER {
-            *self = Cursor { position: other.position, round: other.round };
+    pub fn follow<D: StageCount>(&mut self, other: &Cursor<D>) {
+        if C::COUNT == D::COUNT {
+            *self = Self::at(other.position, other.round);
         }
     }
 
     /// Where stages of another number would be that are gone through in step with these.
     #[inline(always)]
-    pub fn in_step<const OTHER: u32>(&self) -> Cursor<OTHER> {
-        const { assert!(COUNT.is_power_of_two() && OTHER.is_power_of_two()) };
-        Cursor { position: self.position, round: 0 }
+    pub fn in_step<D: StageCount>(&self) -> Cursor<D> {
+        const { assert!(C::COUNT.is_power_of_two() && D::COUNT.is_power_of_two()) };
+        Cursor::at(self.position, 0)
     }
 
     /// Where the stage is of the one of `WAYS` whose turn this is, if they have one each and take turns.
     #[inline(always)]
-    pub fn dealt<const WAYS: u32>(&self) -> Cursor<1> {
-        const { assert!(COUNT.is_power_of_two()) };
-        Cursor { position: self.position / WAYS, round: 0 }
+    pub fn dealt<const WAYS: u32>(&self) -> Cursor<Count<1>> {
+        const { assert!(C::COUNT.is_power_of_two()) };
+        Cursor::at(self.position / WAYS, 0)
     }
 
     /// The next stage.
     #[inline(always)]
     pub fn advance(&mut self) {
         self.position += 1;
-        if !COUNT.is_power_of_two() && self.position == COUNT {
-            *self = Cursor { position: 0, round: self.round ^ 1 };
+        if !C::COUNT.is_power_of_two() && self.position == C::COUNT {
+            *self = Self::at(0, self.round ^ 1);
         }
     }
 }
 
-impl<const COUNT: u32> Stages<COUNT> {
+impl<C: StageCount> Stages<C> {
     /// Shared memory of the barriers.
-    pub const BYTES: u32 = 2 * COUNT * BARRIER_BYTES;
+    pub const BYTES: u32 = 2 * C::COUNT * BARRIER_BYTES;
 
     /// The barriers at shared address `address`.
     #[inline(always)]
     pub fn new(address: u32) -> Self {
-        Stages { address }
+        Stages { address, count: PhantomData }
     }
 
     /// Makes the barriers, for `producers` arrivals that fill and `consumers` that release a stage.
@@ -104,7 +113,7 @@ impl<const COUNT: u32> Stages<COUNT> {
     #[inline(always)]
     pub unsafe fn init(&self, producers: u32, consumers: u32) {
         let mut stage = 0;
-        while stage < COUNT {
+        while stage < C::COUNT {
             mbarrier::init(self.full(stage), producers);
             mbarrier::init(self.empty(stage), consumers);
             stage += 1;
@@ -119,7 +128,7 @@ impl<const COUNT: u32> Stages<COUNT> {
 
     #[inline(always)]
     fn empty(&self, stage: u32) -> u32 {
-        self.address + (COUNT + stage) * BARRIER_BYTES
+        self.address + (C::COUNT + stage) * BARRIER_BYTES
     }
 
     /// Producer: waits until the stage may be filled.
@@ -127,7 +136,7 @@ impl<const COUNT: u32> Stages<COUNT> {
     /// # Safety
     /// The cursor goes round with the stages.
     #[inline(always)]
-    pub unsafe fn acquire(&self, cursor: &Cursor<COUNT>) {
+    pub unsafe fn acquire(&self, cursor: &Cursor<C>) {
         mbarrier::wait(self.empty(cursor.stage()), cursor.parity() ^ 1);
     }
 
@@ -136,7 +145,7 @@ impl<const COUNT: u32> Stages<COUNT> {
     /// # Safety
     /// After [`Stages::acquire`].
     #[inline(always)]
-    pub unsafe fn fill(&self, cursor: &Cursor<COUNT>) {
+    pub unsafe fn fill(&self, cursor: &Cursor<C>) {
         mbarrier::arrive(self.full(cursor.stage()));
     }
 
@@ -145,7 +154,7 @@ impl<const COUNT: u32> Stages<COUNT> {
     /// # Safety
     /// The cursor goes round with the stages.
     #[inline(always)]
-    pub unsafe fn wait(&self, cursor: &Cursor<COUNT>) {
+    pub unsafe fn wait(&self, cursor: &Cursor<C>) {
         mbarrier::wait(self.full(cursor.stage()), cursor.parity());
     }
 
@@ -154,7 +163,7 @@ impl<const COUNT: u32> Stages<COUNT> {
     /// # Safety
     /// After [`Stages::wait`] and the last use.
     #[inline(always)]
-    pub unsafe fn release(&self, cursor: &Cursor<COUNT>) {
+    pub unsafe fn release(&self, cursor: &Cursor<C>) {
         mbarrier::arrive(self.empty(cursor.stage()));
     }
 
@@ -163,7 +172,7 @@ impl<const COUNT: u32> Stages<COUNT> {
     /// # Safety
     /// As [`Stages::wait`] and [`Stages::release`].
     #[inline(always)]
-    pub unsafe fn pass(&self, cursor: &mut Cursor<COUNT>, count: u32, releases: bool) {
+    pub unsafe fn pass(&self, cursor: &mut Cursor<C>, count: u32, releases: bool) {
         let mut left = count;
         while left > 0 {
             // An arrival before the stage is filled would count for the round before.

@@ -10,17 +10,20 @@
 
 use super::roles::WARPGROUP;
 use crate::arch::barrier;
+use crate::geometry::size::TileSize;
+use core::marker::PhantomData;
 
 /// A named barrier for each of two warpgroups: it waits at its own, and arrives at that of the other.
 #[derive(Clone, Copy)]
-pub struct WarpSchedulerBarrier<const QUERIES: u32> {
+pub struct WarpSchedulerBarrier<Q: TileSize> {
     warpgroup: u32,
+    queries: PhantomData<Q>,
 }
 
-impl<const QUERIES: u32> WarpSchedulerBarrier<QUERIES> {
+impl<Q: TileSize> WarpSchedulerBarrier<Q> {
     const FIRST_BARRIER: u32 = 8;
-    /// Whether warpgroups of 64 of the `QUERIES` query rows each are two.
-    const IS_USED: bool = QUERIES == 128;
+    /// Whether warpgroups of 64 rows of a query tile each are two.
+    const IS_USED: bool = Q::ROWS == 128;
 
     /// That of consumer warpgroup `warpgroup`; number 0 begins.
     ///
@@ -31,7 +34,7 @@ impl<const QUERIES: u32> WarpSchedulerBarrier<QUERIES> {
         if Self::IS_USED && warpgroup == 1 {
             barrier::arrive(Self::FIRST_BARRIER, 2 * WARPGROUP);
         }
-        WarpSchedulerBarrier { warpgroup }
+        WarpSchedulerBarrier { warpgroup, queries: PhantomData }
     }
 
     /// Waits for the turn.

@@ -1,8 +1,9 @@
 //! Tiles moved by the tensor memory accelerator, and what is done to them before `wgmma` reads them.
 
-use super::shared_tile::SharedTile;
+use super::shared_tile::SharedTileOf;
 use crate::arch::{bulk_copy, shared};
 use crate::geometry::descriptor;
+use crate::geometry::size::TileSize;
 
 /// Columns of one box: a panel of 128 bytes of 16-bit elements.
 const BOX_COLUMNS: u32 = 64;
@@ -31,19 +32,19 @@ impl Place {
     }
 }
 
-impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
-    const PANELS: u32 = ROW_BYTES / 128;
+impl<S: TileSize> SharedTileOf<S> {
+    const PANELS: u32 = S::ROW_BYTES / 128;
 
-    /// Starts copies of the whole tile, a box per panel; [`SharedTile::BYTES`] arrive at `barrier`, or fewer
-    /// where boxes have fewer than `ROWS` rows.
+    /// Starts copies of the whole tile, a box per panel; [`SharedTileOf::BYTES`] arrive at `barrier`, or
+    /// fewer where boxes have fewer rows than the tile.
     ///
     /// # Safety
-    /// As [`bulk_copy::load`]; the map's boxes have at most `ROWS` rows.
+    /// As [`bulk_copy::load`]; the map's boxes have at most the tile's rows.
     #[inline(always)]
     pub unsafe fn request(self, map: u64, place: &Place, barrier: u32) {
         let mut panel = 0;
         while panel < Self::PANELS {
-            let address = self.address + panel * ROWS * 128;
+            let address = self.address + panel * S::ROWS * 128;
             bulk_copy::load(address, map, place.coordinates(panel), barrier);
             panel += 1;
         }
@@ -58,7 +59,7 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
     pub unsafe fn send(self, map: u64, place: &Place, first_row: u32) {
         let mut panel = 0;
         while panel < Self::PANELS {
-            let address = self.address + (panel * ROWS + first_row) * 128;
+            let address = self.address + (panel * S::ROWS + first_row) * 128;
             bulk_copy::store(map, place.coordinates(panel), address);
             panel += 1;
         }
@@ -67,7 +68,7 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
     /// The descriptor of the tile from row `first_row` (a multiple of 8) on.
     #[inline(always)]
     pub fn descriptor(self, first_row: u32) -> u64 {
-        descriptor::descriptor(self.address + first_row * 128, ROWS * 128)
+        descriptor::descriptor(self.address + first_row * 128, S::ROWS * 128)
     }
 
     /// Fills rows `first..` with zeros; `first` is at most the number of rows.
@@ -78,10 +79,10 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
     pub unsafe fn clear_rows(self, lane: u32, first: u32) {
         // The swizzle stays inside a row.
         let mut offset = first * 128 + lane * 16;
-        while offset < ROWS * 128 {
+        while offset < S::ROWS * 128 {
             let mut panel = 0;
             while panel < Self::PANELS {
-                shared::store_u32x4(self.address + panel * ROWS * 128 + offset, [0; 4]);
+                shared::store_u32x4(self.address + panel * S::ROWS * 128 + offset, [0; 4]);
                 panel += 1;
             }
             offset += 32 * 16;

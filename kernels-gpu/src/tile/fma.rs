@@ -129,7 +129,7 @@ pub unsafe fn multiply_accumulate<
         // 32 keys: one panel of p.
         let p_panel = p.panel(panel);
         let v_rows = v.address + panel * 32 * 128;
-        let v_rows = SharedTile::<KEYS, ROW_BYTES> { address: v_rows };
+        let v_rows = SharedTile::<KEYS, ROW_BYTES>::at(v_rows);
         let mut chunk = 0;
         while chunk < CHUNKS {
             let mut a = [[0.0; 4]; R];
@@ -205,8 +205,8 @@ pub unsafe fn multiply_left_transposed<
     let mut eight = 0;
     while eight < thread::opaque(DEPTH / 8) {
         // The swizzle repeats every 8 rows: inside, every row offset is a constant.
-        let a = SharedTile::<DEPTH, A_ROW_BYTES> { address: a.address + eight * 8 * 128 };
-        let b = SharedTile::<DEPTH, B_ROW_BYTES> { address: b.address + eight * 8 * 128 };
+        let a = SharedTile::<DEPTH, A_ROW_BYTES>::at(a.address + eight * 8 * 128);
+        let b = SharedTile::<DEPTH, B_ROW_BYTES>::at(b.address + eight * 8 * 128);
         let mut row = 0;
         while row < 8 {
             let mut right = [[0.0; 4]; C];

@@ -1,12 +1,14 @@
 //! Tensor-core products of a warp, between tiles in shared memory and accumulators in registers.
 
 use super::element::TensorCoreElement;
-use super::shared_tile::SharedTile;
+use super::shared_tile::{SharedTile, SharedTileOf};
 use crate::arch::{matrix, shared};
 use crate::geometry::fragment::{ldmatrix_x4, mma_accumulator};
+use crate::geometry::size::TileSize;
 use crate::geometry::swizzle::{CHUNK_BYTES, panel_bytes, row_xor};
 
-/// The part of an `ldmatrix` address that depends on the lane alone, for tiles with rows of `ROW_BYTES`.
+/// The part of an `ldmatrix` address that depends on the lane alone, for tiles with rows of `ROW_BYTES`, or
+/// with panels like theirs.
 ///
 /// 16 x 16 blocks start at rows that are multiples of 16: the lane's row inside the block decides the
 /// swizzle.
@@ -43,10 +45,11 @@ impl<const ROW_BYTES: u32> LaneAddress<ROW_BYTES> {
 
     /// The lane's address in the block at row `row` (a multiple of 16) and column `16 * block`.
     #[inline(always)]
-    pub fn of<const ROWS: u32>(self, tile: SharedTile<ROWS, ROW_BYTES>, row: u32, block: u32) -> u32 {
+    pub fn of<S: TileSize>(self, tile: SharedTileOf<S>, row: u32, block: u32) -> u32 {
+        const { assert!(panel_bytes(S::ROW_BYTES) == Self::PANEL) };
         let (panel, inner) = (block / Self::BLOCKS, block % Self::BLOCKS);
         let lane_part = self.row_offset + (self.chunk_xor ^ (inner * 2 * CHUNK_BYTES));
-        tile.address + (panel * ROWS + row) * Self::PANEL + lane_part
+        tile.address + (panel * S::ROWS + row) * Self::PANEL + lane_part
     }
 }
 

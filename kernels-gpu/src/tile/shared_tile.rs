@@ -4,32 +4,46 @@
 use super::element::{Element, TensorCoreElement};
 use super::global_rows::GlobalRows;
 use crate::arch::{async_copy, global, math, shared, thread};
+use crate::geometry::size::{Size, TileSize};
 use crate::geometry::swizzle::{CHUNK_BYTES, chunk_offset, panel_bytes, row_xor};
+use core::marker::PhantomData;
 
-/// `ROWS` rows of `ROW_BYTES` bytes at a shared-memory address that is a multiple of 1024.
+/// A tile of the size `S` at a shared-memory address that is a multiple of 1024.
 #[derive(Clone, Copy)]
-pub struct SharedTile<const ROWS: u32, const ROW_BYTES: u32> {
+pub struct SharedTileOf<S: TileSize> {
     /// Shared-memory address.
     pub address: u32,
+    size: PhantomData<S>,
 }
 
+/// A tile whose size is written out: `ROWS` rows of `ROW_BYTES` bytes.
+pub type SharedTile<const ROWS: u32, const ROW_BYTES: u32> = SharedTileOf<Size<ROWS, ROW_BYTES>>;
+
 impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
-    /// Bytes of the tile.
-    pub const BYTES: u32 = ROWS * ROW_BYTES;
-    const PANEL: u32 = panel_bytes(ROW_BYTES);
-    const CHUNKS: u32 = panel_bytes(ROW_BYTES) / CHUNK_BYTES;
-
-    /// Address of chunk `chunk` of row `row`.
-    #[inline(always)]
-    pub fn chunk(self, row: u32, chunk: u32) -> u32 {
-        self.address + chunk_offset(ROWS, ROW_BYTES, row, chunk)
-    }
-
     /// Panel `index` as a tile of its own.
     #[inline(always)]
     pub fn panel(self, index: u32) -> SharedTile<ROWS, 128> {
         const { assert!(panel_bytes(ROW_BYTES) == 128) };
-        SharedTile { address: self.address + index * ROWS * 128 }
+        SharedTile::at(self.address + index * ROWS * 128)
+    }
+}
+
+impl<S: TileSize> SharedTileOf<S> {
+    /// Bytes of the tile.
+    pub const BYTES: u32 = S::ROWS * S::ROW_BYTES;
+    const PANEL: u32 = panel_bytes(S::ROW_BYTES);
+    const CHUNKS: u32 = panel_bytes(S::ROW_BYTES) / CHUNK_BYTES;
+
+    /// The tile at shared address `address`.
+    #[inline(always)]
+    pub fn at(address: u32) -> Self {
+        SharedTileOf { address, size: PhantomData }
+    }
+
+    /// Address of chunk `chunk` of row `row`.
+    #[inline(always)]
+    pub fn chunk(self, row: u32, chunk: u32) -> u32 {
+        self.address + chunk_offset(S::ROWS, S::ROW_BYTES, row, chunk)
     }
 
     /// Fills the tile from `source`, rows and columns outside of it with zeros; nothing outside is read.
@@ -57,11 +71,11 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
         let step_bytes = step as i64 * source.row_bytes;
         let mut from = source.row(row as i32).wrapping_add((chunk * CHUNK_BYTES) as u64);
         let mut pass = 0;
-        while pass < ROWS / step {
+        while pass < S::ROWS / step {
             let row_is_valid = ((row + pass * step) as i32) < source.rows;
             let mut panel = 0;
-            while panel < ROW_BYTES / Self::PANEL {
-                let to = target + (panel * ROWS + pass * step) * Self::PANEL;
+            while panel < S::ROW_BYTES / Self::PANEL {
+                let to = target + (panel * S::ROWS + pass * step) * Self::PANEL;
                 let from = from.wrapping_add((panel * Self::PANEL) as u64);
                 let this_chunk = panel * Self::CHUNKS + chunk;
                 if VECTOR {
@@ -92,7 +106,7 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
         bytes: u32,
     ) {
         let mut row = thread;
-        while row < thread::opaque(ROWS) {
+        while row < thread::opaque(S::ROWS) {
             let from = source.row(row as i32).wrapping_add((chunk * CHUNK_BYTES) as u64);
             let bytes = if (row as i32) < source.rows { bytes } else { 0 };
             shared::store_u32x4(self.chunk(row, chunk), load_elements::<E>(from, bytes));
@@ -121,18 +135,18 @@ impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
         largest
     }
 
-    /// Multiplies every element of rows `first..first + COUNT` by `factor`; for factors -1, 0 and 1,
+    /// Multiplies every element of rows `first..first + count` by `factor`; for factors -1, 0 and 1,
     /// which are exact.
     ///
     /// # Safety
     /// One warp calls it, for rows that no other warp uses.
     #[inline(always)]
-    pub unsafe fn scale_rows<E: Element, const COUNT: u32>(self, lane: u32, first: u32, factor: f32) {
+    pub unsafe fn scale_rows<E: Element>(self, lane: u32, first: u32, count: u32, factor: f32) {
         let mut panel = 0;
-        while panel < ROW_BYTES / Self::PANEL {
+        while panel < S::ROW_BYTES / Self::PANEL {
             let mut offset = lane * CHUNK_BYTES;
-            while offset < COUNT * Self::PANEL {
-                let address = self.address + (panel * ROWS + first) * Self::PANEL + offset;
+            while offset < count * Self::PANEL {
+                let address = self.address + (panel * S::ROWS + first) * Self::PANEL + offset;
                 let words = shared::load_u32x4(address);
                 let scaled = words.map(|word| E::scale_word(word, factor));
                 shared::store_u32x4(address, scaled);

@@ -4,9 +4,10 @@ use super::element::TensorCoreElement;
 use super::fragment::{FMA_LANE_COLUMNS, FmaFragment, Fragment, MmaFragment};
 use super::global_rows::{GlobalRows, Rows};
 use super::mma::store_packed;
-use super::shared_tile::SharedTile;
+use super::shared_tile::{SharedTile, SharedTileOf};
 use super::warpgroup::store_rows;
 use crate::arch::{global, shared, warp};
+use crate::geometry::size::TileSize;
 
 /// Writes 16 rows in 16 bits, through the warp's own 16 rows of `staging` so that 16 bytes leave at a
 /// time.
@@ -54,21 +55,16 @@ pub unsafe fn store_staged<
 /// As [`store_staged`]; no lane has yet to read these rows of `staging`, and `target`'s columns are a
 /// multiple of 8, at most `2 N`.
 #[inline(always)]
-pub unsafe fn store_by_matrix<
-    E: TensorCoreElement,
-    const ROWS: u32,
-    const ROW_BYTES: u32,
-    const N: usize,
->(
+pub unsafe fn store_by_matrix<E: TensorCoreElement, S: TileSize, const N: usize>(
     lane: u32,
     values: &[f32; N],
-    staging: SharedTile<ROWS, ROW_BYTES>,
+    staging: SharedTileOf<S>,
     first_row: u32,
     target: &impl Rows,
 ) {
-    store_rows::<E, ROWS, ROW_BYTES, N>(lane, values, staging, first_row);
+    store_rows::<E, S, N>(lane, values, staging, first_row);
     warp::warp_sync();
-    copy_staged::<ROWS, ROW_BYTES, N>(lane, staging, first_row, target);
+    copy_staged::<S, N>(lane, staging, first_row, target);
 }
 
 /// Writes rows `first_row..first_row + 16` of `staging`, 16 bytes at a time.
@@ -77,9 +73,9 @@ pub unsafe fn store_by_matrix<
 /// All 32 lanes call it together, and have met since these rows were written; `target` is as for
 /// [`store_by_matrix`].
 #[inline(always)]
-pub unsafe fn copy_staged<const ROWS: u32, const ROW_BYTES: u32, const N: usize>(
+pub unsafe fn copy_staged<S: TileSize, const N: usize>(
     lane: u32,
-    staging: SharedTile<ROWS, ROW_BYTES>,
+    staging: SharedTileOf<S>,
     first_row: u32,
     target: &impl Rows,
 ) {

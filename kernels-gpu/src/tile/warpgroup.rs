@@ -2,10 +2,14 @@
 
 use super::element::{Bf16, F16, TensorCoreElement};
 use super::mma::LaneAddress;
-use super::shared_tile::SharedTile;
+use super::shared_tile::SharedTileOf;
 use crate::arch::{matrix, wgmma};
+use crate::geometry::size::TileSize;
 
 pub use wgmma::Wait;
+
+/// Bytes of a row of a panel: tiles that the products read have no narrower ones.
+const PANEL_BYTES: u32 = 128;
 
 /// The 64 query rows of a warpgroup: `A` registers per thread, or none and then left in shared memory.
 ///
@@ -26,14 +30,14 @@ impl<const A: usize> Queries<A> {
     /// # Safety
     /// All threads of the warpgroup call it; the tile is written and visible.
     #[inline(always)]
-    pub unsafe fn load<const ROWS: u32, const ROW_BYTES: u32>(
+    pub unsafe fn load<S: TileSize>(
         lane: u32,
-        tile: SharedTile<ROWS, ROW_BYTES>,
+        tile: SharedTileOf<S>,
         row: u32,
         descriptor: u64,
     ) -> Self {
         let mut fragments = [0; A];
-        let address = LaneAddress::<ROW_BYTES>::rows_first(lane);
+        let address = LaneAddress::<PANEL_BYTES>::rows_first(lane);
         let mut block = 0;
         while block < A / 4 {
             let four = matrix::load_matrix_x4(address.of(tile, row, block as u32));
@@ -85,11 +89,12 @@ impl<const O: usize> Sum<O> {
 pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const O: usize>:
     TensorCoreElement
 {
-    /// Starts `scores = q k^T`, a group of its own; k is the descriptor of a tile of `2 S` keys.
+    /// Starts `scores = q k^T`, a group of its own; q is of a tile of size `Q`, and k the descriptor of one
+    /// of `2 S` keys.
     ///
     /// # Safety
     /// The warpgroup calls it together; the scores are not touched before [`Wait::wait`].
-    unsafe fn start_scores<const Q_ROWS: u32>(q: &Queries<A>, k: u64) -> [f32; S];
+    unsafe fn start_scores<Q: TileSize>(q: &Queries<A>, k: u64) -> [f32; S];
 
     /// Starts `output += p v`, or `output = p v` of an output that holds nothing yet, a group of its own; v
     /// is the descriptor of a tile of `2 S` keys.
@@ -104,14 +109,14 @@ pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const
 /// # Safety
 /// All 32 lanes call it together; nobody else uses these rows.
 #[inline(always)]
-pub unsafe fn store_rows<E: TensorCoreElement, const ROWS: u32, const ROW_BYTES: u32, const O: usize>(
+pub unsafe fn store_rows<E: TensorCoreElement, S: TileSize, const O: usize>(
     lane: u32,
     values: &[f32; O],
-    tile: SharedTile<ROWS, ROW_BYTES>,
+    tile: SharedTileOf<S>,
     first_row: u32,
 ) {
     // What ldmatrix reads as A, stmatrix writes.
-    let address = LaneAddress::<ROW_BYTES>::rows_first(lane);
+    let address = LaneAddress::<PANEL_BYTES>::rows_first(lane);
     let mut block = 0;
     while block < O / 8 {
         let word = |i: usize| E::pack(values[8 * block + 2 * i], values[8 * block + 2 * i + 1]);
@@ -128,18 +133,18 @@ pub unsafe fn store_rows<E: TensorCoreElement, const ROWS: u32, const ROW_BYTES:
 /// # Safety
 /// All 32 lanes call it together; nobody else uses these columns.
 #[inline(always)]
-pub unsafe fn store_transposed<const P: usize, const ROWS: u32, const ROW_BYTES: u32>(
+pub unsafe fn store_transposed<S: TileSize, const P: usize>(
     lane: u32,
     packed: &[u32; P],
-    tile: SharedTile<ROWS, ROW_BYTES>,
+    tile: SharedTileOf<S>,
     block: u32,
 ) {
     // What ldmatrix reads as B of rows of columns, stmatrix writes.
-    let address = LaneAddress::<ROW_BYTES>::chunks_first(lane).of(tile, 0, block);
+    let address = LaneAddress::<PANEL_BYTES>::chunks_first(lane).of(tile, 0, block);
     let mut row = 0;
     while row < P / 4 {
         let four = [packed[4 * row], packed[4 * row + 1], packed[4 * row + 2], packed[4 * row + 3]];
-        matrix::store_matrix_x4_transposed(address + row as u32 * 16 * 128, four);
+        matrix::store_matrix_x4_transposed(address + row as u32 * 16 * PANEL_BYTES, four);
         row += 1;
     }
 }
@@ -149,8 +154,8 @@ macro_rules! products {
         $output:ident) => {
         impl WarpgroupElement<0, $s, $p, $o> for $element {
             #[inline(always)]
-            unsafe fn start_scores<const Q_ROWS: u32>(q: &Queries<0>, k: u64) -> [f32; $s] {
-                wgmma::$module::$scores::<Q_ROWS>(q.descriptor, k)
+            unsafe fn start_scores<Q: TileSize>(q: &Queries<0>, k: u64) -> [f32; $s] {
+                wgmma::$module::$scores::<Q>(q.descriptor, k)
             }
 
             #[inline(always)]
@@ -164,7 +169,7 @@ macro_rules! products {
         $output:ident) => {
         impl WarpgroupElement<$a, $s, $p, $o> for $element {
             #[inline(always)]
-            unsafe fn start_scores<const Q_ROWS: u32>(q: &Queries<$a>, k: u64) -> [f32; $s] {
+            unsafe fn start_scores<Q: TileSize>(q: &Queries<$a>, k: u64) -> [f32; $s] {
                 wgmma::$module::$scores(&q.fragments, k)
             }
 
@@ -180,11 +185,12 @@ macro_rules! products {
 /// Products of the backward, of one element type at one head dim: `S` registers of scores, `P` of packed
 /// probabilities and `O` of a gradient per thread.
 pub trait GradientElement<const S: usize, const P: usize, const O: usize>: TensorCoreElement {
-    /// Starts `a b^T` of 64 rows of a and a tile of `2 S` rows of b, a group of its own; a has `A_ROWS` rows.
+    /// Starts `a b^T` of 64 rows of a and a tile of `2 S` rows of b, a group of its own; a is of a tile of
+    /// size `A`.
     ///
     /// # Safety
     /// The warpgroup calls it together; the product is not touched before [`Wait::wait`].
-    unsafe fn start_scores<const A_ROWS: u32>(a: u64, b: u64) -> [f32; S];
+    unsafe fn start_scores<A: TileSize>(a: u64, b: u64) -> [f32; S];
 
     /// Starts `gradient += p b`, a group of its own; b is the descriptor of a tile of `2 S` rows.
     ///
@@ -197,11 +203,11 @@ pub trait GradientElement<const S: usize, const P: usize, const O: usize>: Tenso
 /// transposed, 64 columns by `2 DQ` queries. Summed over `KEYS` keys. `DQ` registers per thread.
 pub trait QueryGradientElement<const KEYS: u32, const DQ: usize>: TensorCoreElement {
     /// Starts `ds k` of 64 rows of ds, or its transpose of all rows of ds and 64 columns of k, a group of its
-    /// own; ds has `DS_ROWS` rows.
+    /// own; ds is a tile of size `DS`.
     ///
     /// # Safety
     /// As [`GradientElement::start_scores`].
-    unsafe fn start_dq<const DS_ROWS: u32>(ds: u64, k: u64) -> [f32; DQ];
+    unsafe fn start_dq<DS: TileSize>(ds: u64, k: u64) -> [f32; DQ];
 }
 
 /// Registers per thread of 64 x 64 elements of dQ.
@@ -211,8 +217,8 @@ macro_rules! gradients {
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, $scores:ident, $gradient:ident) => {
         impl GradientElement<$s, $p, $o> for $element {
             #[inline(always)]
-            unsafe fn start_scores<const A_ROWS: u32>(a: u64, b: u64) -> [f32; $s] {
-                wgmma::$module::$scores::<A_ROWS>(a, b)
+            unsafe fn start_scores<A: TileSize>(a: u64, b: u64) -> [f32; $s] {
+                wgmma::$module::$scores::<A>(a, b)
             }
 
             #[inline(always)]
@@ -227,8 +233,8 @@ macro_rules! query_gradients {
     ($element:ident, $module:ident, $keys:literal, $dq:literal, $product:ident) => {
         impl QueryGradientElement<$keys, $dq> for $element {
             #[inline(always)]
-            unsafe fn start_dq<const DS_ROWS: u32>(ds: u64, k: u64) -> [f32; $dq] {
-                wgmma::$module::$product::<DS_ROWS>(ds, k)
+            unsafe fn start_dq<DS: TileSize>(ds: u64, k: u64) -> [f32; $dq] {
+                wgmma::$module::$product::<DS>(ds, k)
             }
         }
     };

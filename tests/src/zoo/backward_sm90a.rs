@@ -41,8 +41,8 @@ const NO_FENCE: &str = "missing proxy fence";
 const REGISTER: &str = "register in flight";
 const QUERIES: &str = "backward_hopper.rs: self.queries.wait(&stages);";
 const FENCE: &str = "backward_hopper.rs: bulk_copy::fence();";
-const SCORES: &str = "E::start_scores::<KEYS>(keys";
-const PRODUCT_WITH_D_O: &str = "E::start_scores::<KEYS>(values";
+const SCORES: &str = "E::start_scores::<Size<KEYS, ROW_BYTES>>(keys";
+const PRODUCT_WITH_D_O: &str = "E::start_scores::<Size<KEYS, ROW_BYTES>>(values";
 const DQ: &str = "E::start_dq::";
 const BARRIER: &str = "barrier::sync_constant::<MEET, CONSUMERS>();";
 const DEADLOCK: &str = "deadlock";
@@ -160,7 +160,7 @@ fn layout() -> Vec<Mutant> {
         mutant("ds begins 1 KiB too late: its last rows are those of dq")
             .edit(
                 "add.s32",
-                &["room.rs: SharedTile { address: self.first_ds + stage * Self::DS_BYTES }"],
+                &["room.rs: SharedTile::at(self.first_ds + stage * Self::DS_BYTES)"],
                 Which::Number(0),
                 |line| format!("{line} add.s32 {0}, {0}, 1024;", operand(line, 0)),
             )
@@ -193,7 +193,12 @@ fn products() -> Vec<Mutant> {
             })
             .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("the product with p belongs to no group")
-            .edit("wgmma.commit_group", &["E::start_scores::<KEYS>(values"], Which::All, dropped)
+            .edit(
+                "wgmma.commit_group",
+                &["E::start_scores::<Size<KEYS, ROW_BYTES>>(values"],
+                Which::All,
+                dropped,
+            )
             .finding(REGISTER, &["subtract_loaded_delta"]),
         mutant("ds is multiplied without a fence behind its making")
             .edit("wgmma.fence", &[], Which::All, dropped)

@@ -80,7 +80,7 @@ fn mutants() -> Vec<Mutant> {
             .edit("sub.s32", &[VISIBLE_END], Which::All, one_more)
             .wrong("o"),
         mutant("values are written on top of keys")
-            .edit("add.s32", &["key_value_ring.rs: SharedTile { address: self.key(step).address"], Which::All, |line| {
+            .edit("add.s32", &["key_value_ring.rs: SharedTile::at(self.key(step).address"], Which::All, |line| {
                 with_operand(line, 2, "0")
             })
             .finding("uninitialised shared read", &["forward_mma.rs: multiply_accumulate"]),

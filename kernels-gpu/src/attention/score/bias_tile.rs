@@ -10,10 +10,11 @@ use super::{ScorePlace, ScoreTile, bias};
 use crate::abi::ScoreParams;
 use crate::arch::{async_copy, global, math, matrix, shared, thread, warp};
 use crate::geometry::fragment::ldmatrix_x4;
+use crate::geometry::size::TileSize;
 use crate::geometry::swizzle::{CHUNK_BYTES, row_xor};
 use crate::tile::element::{Element, TensorCoreElement};
 use crate::tile::fragment::Fragment;
-use crate::tile::shared_tile::SharedTile;
+use crate::tile::shared_tile::{SharedTile, SharedTileOf};
 
 /// Elements of a chunk.
 const CHUNK: u32 = CHUNK_BYTES / 2;
@@ -84,13 +85,10 @@ pub struct BiasPart {
 impl WarpBias {
     /// Queries `row..row + 16` of a tile.
     #[inline(always)]
-    pub fn of_queries<const QUERIES: u32, const ROW_BYTES: u32>(
-        tile: SharedTile<QUERIES, ROW_BYTES>,
-        row: u32,
-    ) -> Self {
-        const { assert!(ROW_BYTES.is_multiple_of(PANEL_BYTES)) };
+    pub fn of_queries<S: TileSize>(tile: SharedTileOf<S>, row: u32) -> Self {
+        const { assert!(S::ROW_BYTES.is_multiple_of(PANEL_BYTES)) };
         let address = tile.address + row * PANEL_BYTES;
-        WarpBias { address, panel_bytes: QUERIES * PANEL_BYTES, chunk: 0 }
+        WarpBias { address, panel_bytes: S::ROWS * PANEL_BYTES, chunk: 0 }
     }
 
     /// Keys `key..key + 16` of a tile.

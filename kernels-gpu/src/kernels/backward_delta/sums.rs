@@ -138,14 +138,14 @@ impl Steps {
 
     #[inline(always)]
     fn tile_of_o(step: u32) -> SharedTile<ROWS, STEP_BYTES> {
-        let first = SharedTile::<ROWS, { 2 * STEP_BYTES }> { address: shared::dynamic_base() };
+        let first = SharedTile::<ROWS, { 2 * STEP_BYTES }>::at(shared::dynamic_base());
         first.panel(step % 2)
     }
 
     #[inline(always)]
     fn tile_of_d_o(step: u32) -> SharedTile<ROWS, STEP_BYTES> {
         let tile = Self::tile_of_o(step);
-        SharedTile { address: tile.address + backward_delta_tile_bytes(ROWS) }
+        SharedTile::at(tile.address + backward_delta_tile_bytes(ROWS))
     }
 
     /// The part of `rows` of step `step`.

@@ -10,6 +10,7 @@ use crate::attention::key_schedule::KeySchedule;
 use crate::attention::key_stretch::division;
 use crate::attention::visited::{VisitedStep, VisitedTile};
 use crate::geometry::mask_map::Shown;
+use crate::geometry::size::Count;
 use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::{Helper, Recruit};
 use crate::pipeline::stages::Cursor;
@@ -40,7 +41,7 @@ const ASK_AHEAD: u32 = 2;
 /// How far the producer is.
 struct Progress<const STAGES: u32> {
     orders: MessageCursor,
-    stages: Cursor<STAGES>,
+    stages: Cursor<Count<STAGES>>,
 }
 
 /// Whether rows of the next sequence come with the keys, and are used.
@@ -60,11 +61,11 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
 {
     /// A warp of the helpers.
     #[inline(always)]
-    pub unsafe fn help<E: TensorCoreElement, const CONSUMERS: u32>(
+    pub unsafe fn help<E: TensorCoreElement>(
         &self,
         p: &BackwardHopperParams,
         maps: &Maps,
-        warp: Recruit<CONSUMERS>,
+        warp: Recruit,
     ) {
         match warp.become_helper::<24>() {
             Helper::Producer => {
@@ -133,8 +134,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         &self,
         p: &BackwardParams,
         maps: &Maps,
-        turn: &Cursor<1>,
-        stages: &mut Cursor<STAGES>,
+        turn: &Cursor<Count<1>>,
+        stages: &mut Cursor<Count<STAGES>>,
         letter: Letter,
         queue: &mut TileQueue,
     ) {
@@ -224,7 +225,13 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
 
     /// Requests keys and values.
     #[inline(always)]
-    unsafe fn bring_keys(&self, p: &BackwardParams, maps: &Maps, turn: &Cursor<1>, letter: Letter) {
+    unsafe fn bring_keys(
+        &self,
+        p: &BackwardParams,
+        maps: &Maps,
+        turn: &Cursor<Count<1>>,
+        letter: Letter,
+    ) {
         let order = &KeyOrder::read(letter, p, KEYS);
         let block = &order.block;
         let raw = repairs_keys(p, order);
@@ -249,7 +256,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         &self,
         p: &BackwardParams,
         maps: &Maps,
-        stages: &mut Cursor<STAGES>,
+        stages: &mut Cursor<Count<STAGES>>,
         order: &KeyOrder,
         at: &Step,
         raw: bool,
@@ -284,7 +291,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     unsafe fn repair(&self, p: &BackwardParams, lane: u32) {
         let mut orders = Cursor::start();
         let (mut key_parity, mut query_parities, mut d_o_parities) = (0, 0, 0);
-        let mut stages = Cursor::<STAGES>::start();
+        let mut stages = Cursor::<Count<STAGES>>::start();
         let repaired = |barrier: u32| {
             bulk_copy::fence();
             warp::warp_sync();
@@ -328,7 +335,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                     repaired(self.keys.full(0));
                 }
                 if raw {
-                    let stage = stages.in_step::<D_O_STAGES>().stage();
+                    let stage = stages.in_step::<Count<D_O_STAGES>>().stage();
                     mbarrier::wait(self.raw_d_o(stage), d_o_parities >> stage & 1);
                     d_o_parities ^= 1 << stage;
                     self.d_o(stage).clear_rows(lane, rows);

@@ -6,6 +6,7 @@ use crate::arch::barrier::block_sync;
 use crate::arch::{grid, mbarrier, shared, specialize, thread};
 use crate::attention::key_order::KeyOrders;
 use crate::attention::visited::VisitedStep;
+use crate::geometry::size::Count;
 use crate::pipeline::stages::{BARRIER_BYTES, Cursor, Stages};
 use crate::tile::shared_tile::SharedTile;
 
@@ -35,13 +36,13 @@ pub(super) struct Room<
     /// Which key tile comes next.
     pub orders: KeyOrders,
     /// The key tile.
-    pub keys: Stages<1>,
+    pub keys: Stages<Count<1>>,
     /// The value tile; of wide heads, for warpgroup 1 alone.
-    pub values: Stages<1>,
+    pub values: Stages<Count<1>>,
     /// Query tiles and their lse.
-    pub queries: Stages<STAGES>,
+    pub queries: Stages<Count<STAGES>>,
     /// Output gradients and their delta (and norm).
-    pub d_os: Stages<D_O_STAGES>,
+    pub d_os: Stages<Count<D_O_STAGES>>,
     barriers: u32,
     /// Steps that are visited.
     visited: u32,
@@ -78,11 +79,11 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         assert!(all.statistics - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
         assert!(all.orders - all.statistics == STAGES * STATISTICS * Self::STATISTIC_BYTES);
         assert!(all.k_barriers - all.orders == KeyOrders::BYTES);
-        assert!(all.q_barriers - all.v_barriers == Stages::<1>::BYTES);
-        assert!(all.d_o_barriers - all.q_barriers == Stages::<STAGES>::BYTES);
-        assert!(all.barriers - all.d_o_barriers == Stages::<D_O_STAGES>::BYTES);
+        assert!(all.q_barriers - all.v_barriers == Stages::<Count<1>>::BYTES);
+        assert!(all.d_o_barriers - all.q_barriers == Stages::<Count<STAGES>>::BYTES);
+        assert!(all.barriers - all.d_o_barriers == Stages::<Count<D_O_STAGES>>::BYTES);
         let raw_bytes = Self::RAW_BARRIERS * BARRIER_BYTES;
-        assert!(all.visited - all.barriers == WRITERS * Stages::<1>::BYTES + raw_bytes);
+        assert!(all.visited - all.barriers == WRITERS * Stages::<Count<1>>::BYTES + raw_bytes);
         assert!(all.scratch - all.visited == VISITED_STEPS * 8 && all.visited % 8 == 0);
         all
     };
@@ -124,10 +125,10 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         let d_os = key + const { Self::LAYOUT.d_o_barriers };
         let barriers = key + const { Self::LAYOUT.barriers };
         Room {
-            key: SharedTile { address: key },
-            value: SharedTile { address: value },
-            first_query: SharedTile { address: query },
-            first_d_o: SharedTile { address: d_o },
+            key: SharedTile::at(key),
+            value: SharedTile::at(value),
+            first_query: SharedTile::at(query),
+            first_d_o: SharedTile::at(d_o),
             first_ds: ds,
             dq,
             statistics,
@@ -191,8 +192,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// # Safety
     /// The producer, who has acquired the stage; where steps are skipped.
     #[inline(always)]
-    pub unsafe fn write_visited(&self, stages: &Cursor<STAGES>, step: VisitedStep) {
-        let place = stages.in_step::<VISITED_STEPS>().stage();
+    pub unsafe fn write_visited(&self, stages: &Cursor<Count<STAGES>>, step: VisitedStep) {
+        let place = stages.in_step::<Count<VISITED_STEPS>>().stage();
         shared::store_u32x2(self.visited + 8 * place, step.words());
     }
 
@@ -202,26 +203,26 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// The queries have come, or a share of dQ that was made of them, and are not yet released, or it is not;
     /// where steps are skipped.
     #[inline(always)]
-    pub unsafe fn visited<const COUNT: u32>(&self, stages: &Cursor<COUNT>) -> VisitedStep {
-        let place = stages.in_step::<VISITED_STEPS>().stage();
+    pub unsafe fn visited<const COUNT: u32>(&self, stages: &Cursor<Count<COUNT>>) -> VisitedStep {
+        let place = stages.in_step::<Count<VISITED_STEPS>>().stage();
         VisitedStep::from_words(shared::load_u32x2(self.visited + 8 * place))
     }
 
     #[inline(always)]
     pub fn query(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
-        SharedTile { address: self.first_query.address + stage * Self::QUERY_BYTES }
+        SharedTile::at(self.first_query.address + stage * Self::QUERY_BYTES)
     }
 
     #[inline(always)]
     pub fn d_o(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
-        SharedTile { address: self.first_d_o.address + stage * Self::QUERY_BYTES }
+        SharedTile::at(self.first_d_o.address + stage * Self::QUERY_BYTES)
     }
 
     /// A tile of dS: a column for each key.
     #[inline(always)]
     pub fn ds<const DS_ROW_BYTES: u32>(&self, stage: u32) -> SharedTile<QUERIES, DS_ROW_BYTES> {
         const { assert!(DS_ROW_BYTES == 2 * KEYS) };
-        SharedTile { address: self.first_ds + stage * Self::DS_BYTES }
+        SharedTile::at(self.first_ds + stage * Self::DS_BYTES)
     }
 
     /// Where a writer's part of a tile of dQ begins.
@@ -264,13 +265,13 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
 
     /// The turns of a writer's part of dQ: the warps of a warpgroup fill it, the writer releases it.
     #[inline(always)]
-    pub fn dq_stage(&self, writer: u32) -> Stages<1> {
-        Stages::new(self.barriers + writer * Stages::<1>::BYTES)
+    pub fn dq_stage(&self, writer: u32) -> Stages<Count<1>> {
+        Stages::new(self.barriers + writer * Stages::<Count<1>>::BYTES)
     }
 
     #[inline(always)]
     fn barrier(&self, index: u32) -> u32 {
-        self.barriers + WRITERS * Stages::<1>::BYTES + index * BARRIER_BYTES
+        self.barriers + WRITERS * Stages::<Count<1>>::BYTES + index * BARRIER_BYTES
     }
 
     /// Tiles that arrived and wait for repair.

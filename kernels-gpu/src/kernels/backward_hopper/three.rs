@@ -35,6 +35,7 @@ use crate::attention::key_order::KeyOrder;
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
+use crate::geometry::size::{Count, Size};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
 use crate::tile::element;
@@ -82,8 +83,8 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
         let keys = self.key.descriptor(64 * warpgroup);
         let values = self.value.descriptor(64 * warpgroup);
         let mut orders = Cursor::start();
-        let mut stages = Cursor::<STAGES>::start();
-        let mut turns = Cursor::<WARPGROUPS>::start();
+        let mut stages = Cursor::<Count<STAGES>>::start();
+        let mut turns = Cursor::<Count<WARPGROUPS>>::start();
         loop {
             let letter = self.orders.wait(&orders);
             if KeyOrder::ends(letter) {
@@ -105,7 +106,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                     let stage = stages.stage();
                     self.queries.wait(&stages);
                     let query = self.query(stage).descriptor(0);
-                    let mut scores = E::start_scores::<KEYS>(keys, query);
+                    let mut scores = E::start_scores::<Size<KEYS, ROW_BYTES>>(keys, query);
                     let turn = warp::uniform(turns.stage());
                     let d_o_turn = stages.in_step();
                     self.d_os.wait(&d_o_turn);
@@ -113,7 +114,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                     self.fetch_bias::<E>(p, bias, letter, &at);
                     let d_o_stage = d_o_turn.stage();
                     let d_o = self.d_o(d_o_stage).descriptor(0);
-                    let mut dp = E::start_scores::<KEYS>(values, d_o);
+                    let mut dp = E::start_scores::<Size<KEYS, ROW_BYTES>>(values, d_o);
                     // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
                     // always 1.
                     let mut factor = p.ds_scale;
@@ -168,7 +169,8 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                         release_d_o();
                         barrier::sync(DS_READY + turn, CONSUMERS);
                         let all_ds = self.ds::<{ 2 * KEYS }>(turn).descriptor(0);
-                        let mut dq = E::start_dq::<QUERIES>(all_ds, self.key.descriptor(0));
+                        let mut dq =
+                            E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(all_ds, self.key.descriptor(0));
                         dk.wait::<1>();
                         dq.wait::<0>();
                         if E::NARROW && factor != 1.0 {
@@ -214,9 +216,9 @@ where
 {
     let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>::new();
     room.open(&p.backward);
-    let warp = Recruit::<WARPGROUPS>::new();
+    let warp = Recruit::new();
     if warp.helps() {
-        room.help::<E, WARPGROUPS>(p, &maps, warp);
+        room.help::<E>(p, &maps, warp);
     } else {
         room.compute::<E>(&p.backward, warp.become_consumer::<160>());
     }

@@ -35,6 +35,7 @@ use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
+use crate::geometry::size::{Count, Size};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
 use crate::tile::element;
@@ -101,7 +102,8 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                         let visited = self.visited(&stages);
                         (at, shows_all) = (visited.step(steps), visited.tile.shows_all);
                     }
-                    let mut scores = E::start_scores::<KEYS>(keys, self.query(stage).descriptor(0));
+                    let mut scores =
+                        E::start_scores::<Size<KEYS, ROW_BYTES>>(keys, self.query(stage).descriptor(0));
                     let lse = self.lse(stage);
                     let references = || self.references(p, self.orders.letter_here(&orders), &at);
                     let step = StepScores {
@@ -142,13 +144,13 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                     }
                     barrier::arrive_constant::<P_READY, CONSUMERS>();
                     let probability: [u32; P] = pack::<E, S, P>(&probability);
-                    let d_o_turn = stages.in_step::<D_O_STAGES>();
+                    let d_o_turn = stages.in_step::<Count<D_O_STAGES>>();
                     self.d_os.wait(&d_o_turn);
                     let d_o = self.d_o(d_o_turn.stage()).descriptor(0);
                     E::start_gradient(&mut dv, &probability, d_o);
 
                     barrier::sync_constant::<DS_READY, CONSUMERS>();
-                    let mut dq = E::start_dq::<QUERIES>(ds, keys);
+                    let mut dq = E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(ds, keys);
                     dv.wait::<1>();
                     if lane == 0 {
                         self.d_os.release(&d_o_turn);
@@ -216,10 +218,11 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                     largest_value = self.largest_value::<E, ALONE, WARPGROUP>(p, thread);
                 }
                 loop {
-                    let d_o_turn = stages.in_step::<D_O_STAGES>();
+                    let d_o_turn = stages.in_step::<Count<D_O_STAGES>>();
                     let stage = d_o_turn.stage();
                     self.d_os.wait(&d_o_turn);
-                    let mut dp = E::start_scores::<KEYS>(values, self.d_o(stage).descriptor(0));
+                    let mut dp =
+                        E::start_scores::<Size<KEYS, ROW_BYTES>>(values, self.d_o(stage).descriptor(0));
                     // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
                     // always 1.
                     let mut factor = p.ds_scale;
@@ -271,7 +274,8 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                     bulk_copy::fence();
                     barrier::sync_constant::<DS_READY, CONSUMERS>();
 
-                    let mut dq = E::start_dq::<QUERIES>(ds_tile.descriptor(0), dq_keys);
+                    let mut dq =
+                        E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(ds_tile.descriptor(0), dq_keys);
                     self.queries.wait(&stages);
                     if Self::skips_steps() {
                         step = self.visited(&stages).step(steps).step;
@@ -330,9 +334,9 @@ unsafe fn backward<E, const ROW_BYTES: u32, const D_O_STAGES: u32, const O: usiz
 {
     let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>::new();
     room.open(&p.backward);
-    let warp = Recruit::<WARPGROUPS>::new();
+    let warp = Recruit::new();
     if warp.helps() {
-        room.help::<E, WARPGROUPS>(p, &maps, warp);
+        room.help::<E>(p, &maps, warp);
     } else if warp.become_consumer::<240>() == 0 {
         room.make_dv::<E, O>(&p.backward);
     } else {

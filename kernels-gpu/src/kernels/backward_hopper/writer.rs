@@ -22,6 +22,7 @@ use crate::abi::{BackwardParams, DQ_IN_ORDER};
 use crate::arch::{bulk_copy, global, shared};
 use crate::attention::key_block::{self, CLAIMED, KeyBlock, STORED, Step, UNTOUCHED};
 use crate::attention::key_order::KeyOrder;
+use crate::geometry::size::Count;
 use crate::pipeline::stages::Cursor;
 
 /// How the shares of a key tile are put together with those of others.
@@ -105,7 +106,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         let mut turns = Cursor::start();
         let mut orders = Cursor::start();
         // Of all steps, where some are skipped.
-        let mut steps = Cursor::<VISITED_STEPS>::start();
+        let mut steps = Cursor::<Count<VISITED_STEPS>>::start();
         loop {
             let letter = self.orders.wait(&orders);
             if KeyOrder::ends(letter) {

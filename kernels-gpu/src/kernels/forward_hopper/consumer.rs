@@ -3,7 +3,7 @@
 use super::epilogue::{add_previous, finalize, write_dead, write_output};
 use super::key_range::KeyRange;
 use super::pipelines::{Pipelines, lane_and_row};
-use super::tile::{ForwardTile, KeyTiles, OutputPath, WARPGROUP_ROWS};
+use super::tile::{ForwardKernel, KeyTiles, OutputPath, QueryStages, QueryTile, WARPGROUP_ROWS};
 use super::work::{Accumulators, Last, Next};
 use crate::abi::ForwardParams;
 use crate::arch::{barrier, bulk_copy};
@@ -16,86 +16,40 @@ use crate::pipeline::warp_scheduler::WarpSchedulerBarrier;
 use crate::tile::fragment::MmaFragment;
 use crate::tile::store;
 use crate::tile::warpgroup::{Queries, Sum, Wait, WarpgroupElement};
-use core::marker::PhantomData;
 
 /// A warp of a consumer warpgroup: its pipelines, and what does not change. Registers per thread: `A` of
 /// queries (0: they stay in shared memory), `S` of scores, `P` of packed probabilities, `O` of output.
 pub(super) struct Consumer<
     'a,
-    E,
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const QUERY_STAGES: u32,
-    const KEY_STAGES: u32,
-    const VALUE_STAGES: u32,
-    const GATHERS_HEADS: bool,
+    K: ForwardKernel,
     const A: usize,
     const S: usize,
     const P: usize,
     const O: usize,
 > {
-    pipelines:
-        Pipelines<QUERIES, KEYS, ROW_BYTES, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>,
+    pipelines: Pipelines<K>,
     p: &'a ForwardParams,
     o_map: u64,
     warpgroup: u32,
     lane: u32,
     scale: Scale,
     key_range: KeyRange,
-    scheduler: WarpSchedulerBarrier<QUERIES>,
-    element: PhantomData<E>,
+    scheduler: WarpSchedulerBarrier<QueryTile<K>>,
 }
 
-impl<
-    'a,
-    E,
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const QUERY_STAGES: u32,
-    const KEY_STAGES: u32,
-    const VALUE_STAGES: u32,
-    const GATHERS_HEADS: bool,
-    const A: usize,
-    const S: usize,
-    const P: usize,
-    const O: usize,
->
-    Consumer<
-        'a,
-        E,
-        QUERIES,
-        KEYS,
-        ROW_BYTES,
-        QUERY_STAGES,
-        KEY_STAGES,
-        VALUE_STAGES,
-        GATHERS_HEADS,
-        A,
-        S,
-        P,
-        O,
-    >
+impl<'a, E, K, const A: usize, const S: usize, const P: usize, const O: usize>
+    Consumer<'a, K, A, S, P, O>
 where
+    K: ForwardKernel<Element = E>,
     E: WarpgroupElement<A, S, P, O>,
     [f32; S]: Wait,
     [f32; O]: Wait,
 {
-    const TILE: ForwardTile = Pipelines::<
-        QUERIES,
-        KEYS,
-        ROW_BYTES,
-        QUERY_STAGES,
-        KEY_STAGES,
-        VALUE_STAGES,
-        GATHERS_HEADS,
-    >::TILE;
-    const QUERY_TILES: QueryTiles = Self::TILE.query_tiles();
-    const OUTPUT: OutputPath = Self::TILE.output();
-    const KEY_TILES: KeyTiles = Self::TILE.key_tiles();
-    const LOOKS_AHEAD: bool = Self::TILE.looks_ahead();
-    const SENDS_OUTPUT: bool = Self::TILE.sends_output(O);
+    const QUERY_TILES: QueryTiles = K::TILE.query_tiles();
+    const OUTPUT: OutputPath = K::TILE.output();
+    const KEY_TILES: KeyTiles = K::TILE.key_tiles();
+    const LOOKS_AHEAD: bool = K::TILE.looks_ahead();
+    const SENDS_OUTPUT: bool = K::TILE.sends_output(O);
     /// Whether the last product with values comes before the next work tile's first scores.
     const VALUES_FIRST: bool = matches!(Self::OUTPUT, OutputPath::OwnRows);
     const KEEPS_QUERIES: bool = matches!(Self::OUTPUT, OutputPath::QueryTile);
@@ -108,15 +62,7 @@ where
     /// All threads of all consumer warpgroups call it, once.
     #[inline(always)]
     pub unsafe fn new(
-        pipelines: Pipelines<
-            QUERIES,
-            KEYS,
-            ROW_BYTES,
-            QUERY_STAGES,
-            KEY_STAGES,
-            VALUE_STAGES,
-            GATHERS_HEADS,
-        >,
+        pipelines: Pipelines<K>,
         p: &'a ForwardParams,
         o_map: u64,
         warpgroup: u32,
@@ -130,7 +76,6 @@ where
             scale: Scale::new::<E>(p),
             scheduler: WarpSchedulerBarrier::new(warpgroup),
             key_range: KeyRange::of_this_warp(pipelines.storage.key_ranges),
-            element: PhantomData,
         }
     }
 
@@ -185,7 +130,7 @@ where
             }
             let place = lane_and_row();
             let block = work_tile.block(self.p, Self::QUERY_TILES);
-            let is_split = is_split(self.p, QUERIES);
+            let is_split = is_split(self.p, K::QUERIES);
             write_dead::<E, O>(self.p, is_split, &self.scale, &block, place);
             self.pipelines.discard_work_tile(place.0);
         }
@@ -202,8 +147,8 @@ where
                 self.p,
                 Self::QUERY_TILES,
                 first_row,
-                KEYS,
-                const { Self::TILE.most_trailing() },
+                K::KEYS,
+                const { K::TILE.most_trailing() },
             );
             self.key_range.keep(range, self.lane);
             self.pipelines.skip_keys(self.key_range.leading(work_tile));
@@ -216,7 +161,7 @@ where
     #[inline(always)]
     unsafe fn first_scores(&mut self) -> Accumulators<A, S, P, O> {
         let q = self.receive();
-        let mut scores = E::start_scores::<QUERIES>(&q, self.pipelines.key());
+        let mut scores = E::start_scores::<QueryTile<K>>(&q, self.pipelines.key());
         self.pipelines.release_loaded_queries::<A>(self.lane == 0);
         scores.wait::<0>();
         self.pipelines.release_keys(self.lane == 0);
@@ -227,11 +172,7 @@ where
     /// The softmax of the first key tile, whose scores are there, then the other key tiles, last to first:
     /// the products of one run beside the softmax of the one before.
     #[inline(always)]
-    unsafe fn mainloop(
-        &mut self,
-        t: &mut Accumulators<A, S, P, O>,
-        is_sending: bool,
-    ) -> Last<QUERY_STAGES> {
+    unsafe fn mainloop(&mut self, t: &mut Accumulators<A, S, P, O>, is_sending: bool) -> Last<K> {
         let range = self.key_tiles();
         let mut tile = range.end - 1;
         let (mut first, mut shows_all) = (range.begin, false);
@@ -240,10 +181,10 @@ where
             (first, shows_all) = (visited.last(), visited.shows_all);
         }
         t.output.restart();
-        self.pipelines.open_bias::<E>(self.p, Self::SENDS_OUTPUT);
+        self.pipelines.open_bias(self.p, Self::SENDS_OUTPUT);
         self.pipelines.fetch_bias(self.p, tile);
         let mut softmax = OnlineSoftmax::<2>::new(self.p.is_exact());
-        self.pipelines.apply::<E, S>(
+        self.pipelines.apply(
             (self.p, &self.scale),
             &mut t.scores,
             tile,
@@ -268,7 +209,7 @@ where
             }
             self.pipelines.fetch_bias(self.p, tile);
             self.scheduler.wait();
-            t.scores = E::start_scores::<QUERIES>(&t.q, self.pipelines.key());
+            t.scores = E::start_scores::<QueryTile<K>>(&t.q, self.pipelines.key());
             self.pipelines.wait_for_values();
             E::start_output(&mut t.output, &t.probabilities, self.pipelines.value());
             self.scheduler.pass();
@@ -280,7 +221,7 @@ where
             t.scores.wait::<1>();
             self.pipelines.release_keys(self.lane == 0);
             self.pipelines.keys.advance();
-            self.pipelines.apply::<E, S>(
+            self.pipelines.apply(
                 (self.p, &self.scale),
                 &mut t.scores,
                 tile,
@@ -303,7 +244,7 @@ where
     /// Probabilities of the first key tile.
     #[inline(always)]
     unsafe fn first_probabilities(&self, softmax: &mut OnlineSoftmax<2>, scores: &[f32; S]) -> [u32; P] {
-        let (probabilities, _) = if const { Self::TILE.estimates_row_max() } {
+        let (probabilities, _) = if const { K::TILE.estimates_row_max() } {
             softmax.first_probabilities::<MmaFragment, E, S, P>(scores, &self.scale)
         } else {
             softmax.probabilities_of_new_max::<MmaFragment, E, S, P>(scores, &self.scale)
@@ -324,7 +265,7 @@ where
     /// Takes leave of a work tile's message, and of its queries, unless its output leaves through them.
     /// `first` is the last key tile that was visited.
     #[inline(always)]
-    unsafe fn leave(&mut self, first: i32, softmax: OnlineSoftmax<2>) -> Last<QUERY_STAGES> {
+    unsafe fn leave(&mut self, first: i32, softmax: OnlineSoftmax<2>) -> Last<K> {
         let work_tile = self.pipelines.work_tile();
         if !Self::KEEPS_QUERIES {
             self.pipelines.release_shared_queries::<A>(self.lane == 0);
@@ -347,7 +288,7 @@ where
     #[inline(always)]
     unsafe fn last_step(&mut self, t: &mut Accumulators<A, S, P, O>) -> Next {
         let mut next = Next::Unknown;
-        if const { Self::TILE.waits_for_values_first() } {
+        if const { K::TILE.waits_for_values_first() } {
             self.pipelines.wait_for_values();
         }
         if Self::VALUES_FIRST {
@@ -376,9 +317,9 @@ where
             if next != Next::Work && !Self::KEEPS_QUERIES {
                 t.q.leave(tile);
             }
-            t.scores = E::start_scores::<QUERIES>(&t.q, tile);
+            t.scores = E::start_scores::<QueryTile<K>>(&t.q, tile);
         }
-        if const { !Self::TILE.waits_for_values_first() } {
+        if const { !K::TILE.waits_for_values_first() } {
             self.pipelines.wait_for_values();
         }
         if !Self::VALUES_FIRST {
@@ -393,14 +334,9 @@ where
 
     /// Writes lse and output of a work tile, and waits for the next one's first scores.
     #[inline(always)]
-    unsafe fn epilogue(
-        &mut self,
-        t: &mut Accumulators<A, S, P, O>,
-        last: Last<QUERY_STAGES>,
-        next: Next,
-    ) {
+    unsafe fn epilogue(&mut self, t: &mut Accumulators<A, S, P, O>, last: Last<K>, next: Next) {
         let (lane, row) = lane_and_row();
-        let is_split = is_split(self.p, QUERIES);
+        let is_split = is_split(self.p, K::QUERIES);
         let finished =
             finalize::<E, O>(self.p, is_split, &last.softmax, &self.scale, &last.block, (lane, row));
         let target = last.block.o_of_heads::<2>(self.p).now();
@@ -431,7 +367,7 @@ where
             }
             let (rows, sends) = (self.pipelines.output_rows(&last.query), Self::SENDS_OUTPUT);
             let place = (lane, row);
-            write_output::<E, _, _, O>(
+            write_output::<E, _, O>(
                 self.p,
                 self.o_map,
                 sends,
@@ -467,7 +403,7 @@ where
     /// Releases the query tile that an output left through; one that is being sent beside the next work tile
     /// only when that has begun.
     #[inline(always)]
-    unsafe fn release_output(&self, query: &Cursor<QUERY_STAGES>, next: Next, by_this_lane: bool) {
+    unsafe fn release_output(&self, query: &Cursor<QueryStages<K>>, next: Next, by_this_lane: bool) {
         if Self::SENDS_OUTPUT {
             if next != Next::Work && by_this_lane {
                 bulk_copy::wait_read::<0>();

@@ -11,12 +11,13 @@ use crate::arch::{bulk_copy, specialize, warp};
 use crate::attention::query_block::QueryBlock;
 use crate::attention::score::{Scale, features};
 use crate::attention::softmax::{DEAD_SUM, Finished, OnlineSoftmax};
+use crate::geometry::size::TileSize;
 use crate::tile::add;
 use crate::tile::bulk::Place;
 use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::{Fragment, MmaFragment};
 use crate::tile::global_rows::{HeadRows, Rows};
-use crate::tile::shared_tile::SharedTile;
+use crate::tile::shared_tile::SharedTileOf;
 use crate::tile::store;
 use crate::tile::warpgroup::store_rows;
 
@@ -26,26 +27,21 @@ use crate::tile::warpgroup::store_rows;
 /// # Safety
 /// All 32 lanes call it together, and have met since the warp's rows of `staging` were used.
 #[inline(always)]
-pub unsafe fn write_output<
-    E: TensorCoreElement,
-    const QUERIES: u32,
-    const ROW_BYTES: u32,
-    const O: usize,
->(
+pub unsafe fn write_output<E: TensorCoreElement, Q: TileSize, const O: usize>(
     p: &ForwardParams,
     map: u64,
     is_sent: bool,
     block: &QueryBlock,
     (lane, row): (u32, u32),
     output: &[f32; O],
-    staging: SharedTile<QUERIES, ROW_BYTES>,
+    staging: SharedTileOf<Q>,
     target: &HeadRows,
 ) {
     if !is_sent {
-        store::store_by_matrix::<E, QUERIES, ROW_BYTES, O>(lane, output, staging, row, target);
+        store::store_by_matrix::<E, Q, O>(lane, output, staging, row, target);
         return;
     }
-    store_rows::<E, QUERIES, ROW_BYTES, O>(lane, output, staging, row);
+    store_rows::<E, Q, O>(lane, output, staging, row);
     bulk_copy::fence();
     warp::warp_sync();
     // In one register of the warp: behind a branch that lanes could disagree on, the assembler would not
@@ -59,7 +55,7 @@ pub unsafe fn write_output<
             bulk_copy::commit();
         }
     } else {
-        store::copy_staged::<QUERIES, ROW_BYTES, O>(lane, staging, row, target);
+        store::copy_staged::<Q, O>(lane, staging, row, target);
         bulk_copy::fence();
         warp::warp_sync();
     }

@@ -1,72 +1,34 @@
 //! A consumer warp's ends of the pipelines that the producer fills: work tiles, queries, keys, values.
 
 use super::shared_storage::SharedStorage;
-use super::tile::{ForwardTile, WARPGROUP_ROWS};
+use super::tile::{ForwardKernel, KeyStages, QueryStages, QueryTile, ValueStages, WARPGROUP_ROWS};
 use crate::arch::{bulk_copy, thread, warp};
 use crate::attention::score::features::Elements;
 use crate::attention::visited::VisitedTile;
 use crate::attention::work_tile::WorkTileSlot;
+use crate::geometry::size::StageCount;
 use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::stages::Cursor;
-use crate::tile::shared_tile::SharedTile;
+use crate::tile::shared_tile::SharedTileOf;
 use crate::tile::warpgroup::Queries;
 
 /// The pipelines' states. A warp releases a stage by one arrival, of lane 0.
 #[derive(Clone, Copy)]
-pub(super) struct Pipelines<
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const QUERY_STAGES: u32,
-    const KEY_STAGES: u32,
-    const VALUE_STAGES: u32,
-    const GATHERS_HEADS: bool,
-> {
-    pub storage:
-        SharedStorage<QUERIES, KEYS, ROW_BYTES, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>,
+pub(super) struct Pipelines<K: ForwardKernel> {
+    pub storage: SharedStorage<K>,
     pub lane: u32,
     pub work_tiles: MessageCursor,
-    pub queries: Cursor<QUERY_STAGES>,
-    pub keys: Cursor<KEY_STAGES>,
-    pub values: Cursor<VALUE_STAGES>,
+    pub queries: Cursor<QueryStages<K>>,
+    pub keys: Cursor<KeyStages<K>>,
+    pub values: Cursor<ValueStages<K>>,
     /// Of the work tile, where the bias comes through shared memory: the warp's first query and key 0.
     pub bias_rows: Option<Elements>,
 }
 
-impl<
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const QUERY_STAGES: u32,
-    const KEY_STAGES: u32,
-    const VALUE_STAGES: u32,
-    const GATHERS_HEADS: bool,
-> Pipelines<QUERIES, KEYS, ROW_BYTES, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
-{
-    /// The kernel's tile.
-    pub const TILE: ForwardTile = SharedStorage::<
-        QUERIES,
-        KEYS,
-        ROW_BYTES,
-        QUERY_STAGES,
-        KEY_STAGES,
-        VALUE_STAGES,
-        GATHERS_HEADS,
-    >::TILE;
-
+impl<K: ForwardKernel> Pipelines<K> {
     /// This warp's ends, before the first work tile.
     #[inline(always)]
-    pub fn new(
-        storage: SharedStorage<
-            QUERIES,
-            KEYS,
-            ROW_BYTES,
-            QUERY_STAGES,
-            KEY_STAGES,
-            VALUE_STAGES,
-            GATHERS_HEADS,
-        >,
-    ) -> Self {
+    pub fn new(storage: SharedStorage<K>) -> Self {
         Pipelines {
             storage,
             lane: thread::thread_idx_x() % 32,
@@ -121,13 +83,13 @@ impl<
 
     /// The stage of a query tile, uniform.
     #[inline(always)]
-    unsafe fn query_stage(query: &Cursor<QUERY_STAGES>) -> u32 {
-        if QUERY_STAGES == 1 { 0 } else { warp::uniform(query.stage()) }
+    unsafe fn query_stage(query: &Cursor<QueryStages<K>>) -> u32 {
+        if QueryStages::<K>::COUNT == 1 { 0 } else { warp::uniform(query.stage()) }
     }
 
     /// Through which rows the output of queries `query` leaves.
     #[inline(always)]
-    pub unsafe fn output_rows(&self, query: &Cursor<QUERY_STAGES>) -> SharedTile<QUERIES, ROW_BYTES> {
+    pub unsafe fn output_rows(&self, query: &Cursor<QueryStages<K>>) -> SharedTileOf<QueryTile<K>> {
         self.storage.output_rows(Self::query_stage(query))
     }
 
@@ -140,15 +102,7 @@ impl<
     /// Whether only key tiles are visited of which a boolean mask shows something.
     #[inline(always)]
     pub fn skips_key_tiles(&self) -> bool {
-        SharedStorage::<
-            QUERIES,
-            KEYS,
-            ROW_BYTES,
-            QUERY_STAGES,
-            KEY_STAGES,
-            VALUE_STAGES,
-            GATHERS_HEADS,
-        >::skips_key_tiles()
+        SharedStorage::<K>::skips_key_tiles()
     }
 
     /// Where key tiles are skipped: the first one of the work tile.
@@ -224,7 +178,7 @@ impl<
     /// other one; telling it where it knows costs 2 %.
     #[inline(always)]
     unsafe fn uniform(stage: u32) -> u32 {
-        if const { Self::TILE.looks_ahead() } { stage } else { warp::uniform(stage) }
+        if const { K::TILE.looks_ahead() } { stage } else { warp::uniform(stage) }
     }
 
     /// Releases the query tile where it was moved to registers, for the warp if `by_this_lane`.
@@ -251,7 +205,7 @@ impl<
 
     /// Releases a query tile whose memory threads have read or written since.
     #[inline(always)]
-    pub unsafe fn release_written_queries(&self, query: &Cursor<QUERY_STAGES>, by_this_lane: bool) {
+    pub unsafe fn release_written_queries(&self, query: &Cursor<QueryStages<K>>, by_this_lane: bool) {
         bulk_copy::fence();
         warp::warp_sync();
         if by_this_lane {
@@ -262,7 +216,7 @@ impl<
     /// Releases a query tile through whose rows an output was sent, for the warp if `by_this_lane`: that of
     /// the lane that sent it.
     #[inline(always)]
-    pub unsafe fn release_sent_queries(&self, query: &Cursor<QUERY_STAGES>, by_this_lane: bool) {
+    pub unsafe fn release_sent_queries(&self, query: &Cursor<QueryStages<K>>, by_this_lane: bool) {
         if by_this_lane {
             bulk_copy::wait_read::<0>();
             self.storage.queries.release(query);

@@ -1,6 +1,7 @@
 //! The producer warpgroup of the Hopper forward: one thread brings tiles, one warp zeroes the tails of some.
 
 use super::shared_storage::SharedStorage;
+use super::tile::{ForwardKernel, KeyStages, QueryStages, ValueStages};
 use crate::abi::ForwardHopperParams;
 use crate::arch::{bulk_copy, math, mbarrier, thread, warp};
 use crate::attention::packed_work::PackedWork;
@@ -14,7 +15,6 @@ use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::stages::Cursor;
 use crate::pipeline::tile_queue::TileQueue;
 use crate::tile::bulk::Place;
-use crate::tile::element::TensorCoreElement;
 
 /// Addresses of the tensor maps.
 #[derive(Clone, Copy)]
@@ -29,16 +29,14 @@ pub(super) struct Maps {
 const ASK_AHEAD: i32 = 1;
 
 /// The producer's pipeline states, between work tiles.
-struct PipelineStates<const QUERY_STAGES: u32, const KEY_STAGES: u32, const VALUE_STAGES: u32> {
+struct PipelineStates<K: ForwardKernel> {
     work_tiles: MessageCursor,
-    queries: Cursor<QUERY_STAGES>,
-    keys: Cursor<KEY_STAGES>,
-    values: Cursor<VALUE_STAGES>,
+    queries: Cursor<QueryStages<K>>,
+    keys: Cursor<KeyStages<K>>,
+    values: Cursor<ValueStages<K>>,
 }
 
-impl<const QUERY_STAGES: u32, const KEY_STAGES: u32, const VALUE_STAGES: u32>
-    PipelineStates<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>
-{
+impl<K: ForwardKernel> PipelineStates<K> {
     #[inline(always)]
     fn start() -> Self {
         PipelineStates {
@@ -50,16 +48,7 @@ impl<const QUERY_STAGES: u32, const KEY_STAGES: u32, const VALUE_STAGES: u32>
     }
 }
 
-impl<
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const QUERY_STAGES: u32,
-    const KEY_STAGES: u32,
-    const VALUE_STAGES: u32,
-    const GATHERS_HEADS: bool,
-> SharedStorage<QUERIES, KEYS, ROW_BYTES, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
-{
+impl<K: ForwardKernel> SharedStorage<K> {
     /// The producer, one warp: takes query tiles, and its first thread tells the others and requests what
     /// they need.
     #[inline(always)]
@@ -106,7 +95,7 @@ impl<
         &self,
         p: &ForwardHopperParams,
         maps: &Maps,
-        states: &mut PipelineStates<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>,
+        states: &mut PipelineStates<K>,
         queue: &mut TileQueue,
         block: &QueryBlock,
     ) {
@@ -116,7 +105,7 @@ impl<
             self.bring_shown(p, maps, states, queue, block);
             return;
         }
-        let tiles = block.key_tiles(QUERIES, KEYS);
+        let tiles = block.key_tiles(K::QUERIES, K::KEYS);
         let mut zeroes = self.announce(p, maps, states, block, &tiles);
         let mut tile = tiles.end;
         if tiles.begin >= tile {
@@ -145,11 +134,11 @@ impl<
         &self,
         p: &ForwardHopperParams,
         maps: &Maps,
-        states: &mut PipelineStates<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>,
+        states: &mut PipelineStates<K>,
         queue: &mut TileQueue,
         block: &QueryBlock,
     ) {
-        let tiles = block.key_tiles(QUERIES, KEYS);
+        let tiles = block.key_tiles(K::QUERIES, K::KEYS);
         self.work_tiles.begin(&states.work_tiles);
         // The tile whose keys come next, and the one whose values do; none below all.
         let mut key = NextTile { tile: -1, shown: Shown::NOTHING };
@@ -157,7 +146,7 @@ impl<
         let mut zeroes = false;
         let mut end = tiles.end;
         loop {
-            let after = block.last_shown(&p.forward, (QUERIES, KEYS), tiles.begin, end);
+            let after = block.last_shown(&p.forward, (K::QUERIES, K::KEYS), tiles.begin, end);
             let (has_key, is_last) = (key.tile >= tiles.begin, after.tile < tiles.begin);
             let visited = VisitedTile { tile: key.tile, is_last, shows_all: key.shown.all };
             if value < 0 && (has_key || is_last) {
@@ -200,7 +189,7 @@ impl<
         &self,
         p: &ForwardHopperParams,
         maps: &Maps,
-        states: &mut PipelineStates<QUERY_STAGES, KEY_STAGES, VALUE_STAGES>,
+        states: &mut PipelineStates<K>,
         block: &QueryBlock,
         tiles: &TileRange,
     ) -> bool {
@@ -210,8 +199,8 @@ impl<
         let any = tiles.begin < tiles.end;
         let sequence = &block.sequence;
         // Also where the rows that are not its own are the next tile's: to tell that apart takes a register.
-        let ragged = !block.has_row(QUERIES - 1);
-        let last_end = tiles.end * KEYS as i32;
+        let ragged = !block.has_row(K::QUERIES - 1);
+        let last_end = tiles.end * K::KEYS as i32;
         let work_tile = WorkTileInfo {
             block: *block,
             tiles: *tiles,
@@ -230,7 +219,7 @@ impl<
         let barrier = if zeroes { self.landed_query(stage) } else { self.queries.full(stage) };
         mbarrier::arrive_expect(barrier, Self::query_bytes(&p.forward));
         let row = sequence.first_query + block.row_heads.query(block.first_row);
-        let place = if GATHERS_HEADS {
+        let place = if K::GATHERS_HEADS {
             Place::of_heads(block.head, row, sequence.batch)
         } else {
             Place::of_rows(row, block.head, sequence.batch)
@@ -245,14 +234,14 @@ impl<
     unsafe fn bring_keys(
         &self,
         maps: &Maps,
-        keys: &mut Cursor<KEY_STAGES>,
+        keys: &mut Cursor<KeyStages<K>>,
         block: &QueryBlock,
         tile: i32,
     ) {
         self.keys.acquire(keys);
         let barrier = self.keys.full(keys.stage());
         mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-        self.key(keys.stage()).request(maps.k, &key_place::<KEYS>(block, tile), barrier);
+        self.key(keys.stage()).request(maps.k, &key_place::<K>(block, tile), barrier);
         keys.advance();
     }
 
@@ -261,7 +250,7 @@ impl<
     unsafe fn bring_values(
         &self,
         maps: &Maps,
-        values: &mut Cursor<VALUE_STAGES>,
+        values: &mut Cursor<ValueStages<K>>,
         block: &QueryBlock,
         tile: i32,
         zeroes: bool,
@@ -270,14 +259,14 @@ impl<
         let stage = values.stage();
         let barrier = if zeroes { self.landed_value(stage) } else { self.values.full(stage) };
         mbarrier::arrive_expect(barrier, Self::KEY_BYTES);
-        self.value(stage).request(maps.v, &key_place::<KEYS>(block, tile), barrier);
+        self.value(stage).request(maps.v, &key_place::<K>(block, tile), barrier);
         values.advance();
     }
 
     /// The tail-zeroing warp: overwrites with zeros the rows of a tile that has landed which are not its own,
     /// and multiplies q by the sign of the scale.
     #[inline(always)]
-    pub unsafe fn zero_tails<E: TensorCoreElement>(&self, p: &ForwardHopperParams, lane: u32) {
+    pub unsafe fn zero_tails(&self, p: &ForwardHopperParams, lane: u32) {
         let (_, factor) = split_sign(p.forward.scale);
         let mut work_tiles = Cursor::start();
         let (mut query_parities, mut value_parities) = (0, 0);
@@ -297,14 +286,14 @@ impl<
                 tile.clear_rows(lane, (block.end_row - block.first_row) as u32);
                 if factor != 1.0 {
                     warp::warp_sync();
-                    tile.scale_rows::<E, QUERIES>(lane, 0, factor);
+                    tile.scale_rows::<K::Element>(lane, 0, K::QUERIES, factor);
                 }
                 hand_over(self.queries.full(stage), lane);
             }
             if let Some(stage) = tails.value_stage {
                 mbarrier::wait(self.landed_value(stage), value_parities >> stage & 1);
                 value_parities ^= 1 << stage;
-                let rows = block.sequence.visible.key_rows - last_tile * KEYS as i32;
+                let rows = block.sequence.visible.key_rows - last_tile * K::KEYS as i32;
                 self.value(stage).clear_rows(lane, rows as u32);
                 hand_over(self.values.full(stage), lane);
             }
@@ -314,8 +303,8 @@ impl<
 
 /// Where a key tile of a query block stands.
 #[inline(always)]
-fn key_place<const KEYS: u32>(block: &QueryBlock, tile: i32) -> Place {
-    let row = block.sequence.first_key + tile * KEYS as i32;
+fn key_place<K: ForwardKernel>(block: &QueryBlock, tile: i32) -> Place {
+    let row = block.sequence.first_key + tile * K::KEYS as i32;
     Place::of_rows(row, block.key_head, block.sequence.batch)
 }
 

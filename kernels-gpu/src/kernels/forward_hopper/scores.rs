@@ -3,45 +3,36 @@
 //! bias is on its way beside these.
 
 use super::pipelines::{Pipelines, lane_and_row};
+use super::tile::ForwardKernel;
 use crate::abi::ForwardParams;
 use crate::abi::layout::BIAS_TILE_KEYS;
 use crate::arch::{bulk_copy, specialize};
 use crate::attention::query_block::QueryBlock;
 use crate::attention::score::bias_tile::{BiasPart, WarpBias};
 use crate::attention::score::{self, Scale, ScorePlace, ScoreTile, features};
-use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::MmaFragment;
 
-impl<
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const QUERY_STAGES: u32,
-    const KEY_STAGES: u32,
-    const VALUE_STAGES: u32,
-    const GATHERS_HEADS: bool,
-> Pipelines<QUERIES, KEYS, ROW_BYTES, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
-{
+impl<K: ForwardKernel> Pipelines<K> {
     /// The warp's part of a tile of the bias, if that comes through shared memory.
     #[inline(always)]
     pub fn bias(&self) -> Option<WarpBias> {
         let (_, row) = lane_and_row();
-        let stages = const { Self::TILE.stages_bias() };
+        let stages = const { K::TILE.stages_bias() };
         stages.then(|| WarpBias::of_queries(self.storage.bias(), row))
     }
 
     /// Before the first tile of the bias of a work tile: finds the warp's rows of it, and waits for what this
     /// warp `sends` through their memory.
     #[inline(always)]
-    pub unsafe fn open_bias<E: TensorCoreElement>(&mut self, p: &ForwardParams, sends: bool) {
-        if specialize::bias() && const { Self::TILE.stages_bias() } {
+    pub unsafe fn open_bias(&mut self, p: &ForwardParams, sends: bool) {
+        if specialize::bias() && const { K::TILE.stages_bias() } {
             if sends && self.lane == 0 {
                 bulk_copy::wait_read::<0>();
             }
             let block = self.block(p);
             let place = block.score_place(p);
             let first_query = block.first_row + lane_and_row().1 as i32;
-            let elements = features::elements::<E>(&p.score.bias, &place, 0);
+            let elements = features::elements::<K::Element>(&p.score.bias, &place, 0);
             self.bias_rows = Some(elements.from(first_query, place.first_key));
         }
     }
@@ -54,7 +45,7 @@ impl<
         {
             let (lane, row) = lane_and_row();
             let block = self.block(p);
-            let first_key = tile * KEYS as i32;
+            let first_key = tile * K::KEYS as i32;
             let part = BiasPart {
                 elements: rows.from(0, first_key),
                 queries: block.end_row - block.first_row - row as i32,
@@ -67,7 +58,7 @@ impl<
     /// Scores of the products of key tile `tile`, of which positions hide something if `is_masked`, and the
     /// boolean mask nothing if it `shows_all`.
     #[inline(always)]
-    pub unsafe fn apply<E: TensorCoreElement, const S: usize>(
+    pub unsafe fn apply<const S: usize>(
         &self,
         (p, scale): (&ForwardParams, &Scale),
         scores: &mut [f32; S],
@@ -78,7 +69,9 @@ impl<
         let at = || self.score_tile(p, tile);
         let place = || self.score_place(p);
         let bias = self.bias();
-        score::apply::<E, MmaFragment, 2, S>(scores, scale, p, &bias, is_masked, shows_all, at, place);
+        score::apply::<K::Element, MmaFragment, 2, S>(
+            scores, scale, p, &bias, is_masked, shows_all, at, place,
+        );
     }
 
     /// Drops probabilities of key tile `tile`.
@@ -99,7 +92,7 @@ impl<
     #[inline(always)]
     unsafe fn score_tile(&self, p: &ForwardParams, tile: i32) -> (u32, ScoreTile) {
         let (lane, row) = lane_and_row();
-        (lane, self.block(p).score_tile(row, tile * KEYS as i32))
+        (lane, self.block(p).score_tile(row, tile * K::KEYS as i32))
     }
 
     #[inline(always)]
@@ -109,6 +102,6 @@ impl<
 
     #[inline(always)]
     unsafe fn block(&self, p: &ForwardParams) -> QueryBlock {
-        self.work_tile().block(p, const { Self::TILE.query_tiles() })
+        self.work_tile().block(p, const { K::TILE.query_tiles() })
     }
 }

@@ -1,9 +1,11 @@
 //! The shared memory of a block of the Hopper forward: tiles, barriers, messages.
 
-use super::tile::{ForwardTile, OutputPath};
+use super::tile::{
+    BiasTile, ForwardKernel, KeyStages, KeyTile, OutputPath, QueryStages, QueryTile, ValueStages,
+};
 use crate::abi::{
     ForwardParams,
-    layout::{BIAS_TILE_KEYS, ForwardHopperLayout, KEY_RANGE_BYTES, MESSAGES},
+    layout::{ForwardHopperLayout, KEY_RANGE_BYTES, MESSAGES},
 };
 use crate::arch::barrier::block_sync;
 use crate::arch::{mbarrier, shared, specialize, thread};
@@ -11,25 +13,17 @@ use crate::attention::query_block::QueryTiles;
 use crate::attention::visited::VisitedTile;
 use crate::attention::work_tile::WorkTiles;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
-use crate::tile::shared_tile::SharedTile;
+use crate::tile::shared_tile::SharedTileOf;
 
 /// The block's shared memory, and the barriers in it.
 #[derive(Clone, Copy)]
-pub(super) struct SharedStorage<
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const QUERY_STAGES: u32,
-    const KEY_STAGES: u32,
-    const VALUE_STAGES: u32,
-    const GATHERS_HEADS: bool,
-> {
-    first_query: SharedTile<QUERIES, ROW_BYTES>,
-    first_key: SharedTile<KEYS, ROW_BYTES>,
-    first_value: SharedTile<KEYS, ROW_BYTES>,
-    pub queries: Stages<QUERY_STAGES>,
-    pub keys: Stages<KEY_STAGES>,
-    pub values: Stages<VALUE_STAGES>,
+pub(super) struct SharedStorage<K: ForwardKernel> {
+    first_query: SharedTileOf<QueryTile<K>>,
+    first_key: SharedTileOf<KeyTile<K>>,
+    first_value: SharedTileOf<KeyTile<K>>,
+    pub queries: Stages<QueryStages<K>>,
+    pub keys: Stages<KeyStages<K>>,
+    pub values: Stages<ValueStages<K>>,
     /// Barriers of tiles that have landed and wait for their tails to be zeroed.
     landed_queries: u32,
     landed_values: u32,
@@ -39,45 +33,26 @@ pub(super) struct SharedStorage<
     pub key_ranges: u32,
 }
 
-impl<
-    const QUERIES: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const QUERY_STAGES: u32,
-    const KEY_STAGES: u32,
-    const VALUE_STAGES: u32,
-    const GATHERS_HEADS: bool,
-> SharedStorage<QUERIES, KEYS, ROW_BYTES, QUERY_STAGES, KEY_STAGES, VALUE_STAGES, GATHERS_HEADS>
-{
-    /// The kernel's tile.
-    pub const TILE: ForwardTile = ForwardTile {
-        queries: QUERIES,
-        keys: KEYS,
-        columns: ROW_BYTES / 2,
-        query_stages: QUERY_STAGES,
-        key_stages: KEY_STAGES,
-        value_stages: VALUE_STAGES,
-        gathers_heads: GATHERS_HEADS,
-    };
+impl<K: ForwardKernel> SharedStorage<K> {
     /// The query tiles of a launch.
-    pub const QUERY_TILES: QueryTiles = Self::TILE.query_tiles();
-    pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
-    pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
-    const CONSUMER_WARPS: u32 = 4 * Self::TILE.warpgroups();
+    pub const QUERY_TILES: QueryTiles = K::TILE.query_tiles();
+    pub const QUERY_BYTES: u32 = SharedTileOf::<QueryTile<K>>::BYTES;
+    pub const KEY_BYTES: u32 = SharedTileOf::<KeyTile<K>>::BYTES;
+    const CONSUMER_WARPS: u32 = 4 * K::WARPGROUPS;
     /// Where everything stands, from the start of dynamic shared memory. What the kernel uses fits in there.
     const LAYOUT: ForwardHopperLayout = {
-        let all = ForwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
+        let all = ForwardHopperLayout::new(K::TILE.columns, K::QUERIES, K::KEYS);
         assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.k);
-        assert!(!Self::TILE.stages_bias() || all.k - all.bias >= QUERIES * 2 * BIAS_TILE_KEYS);
-        assert!(all.v - all.k == KEY_STAGES * Self::KEY_BYTES);
-        assert!(all.orders - all.v == VALUE_STAGES * Self::KEY_BYTES);
+        assert!(!K::TILE.stages_bias() || all.k - all.bias >= SharedTileOf::<BiasTile<K>>::BYTES);
+        assert!(all.v - all.k == K::TILE.key_stages * Self::KEY_BYTES);
+        assert!(all.orders - all.v == K::TILE.value_stages * Self::KEY_BYTES);
         assert!(all.key_ranges - all.orders == WorkTiles::BYTES && WorkTiles::BYTES % 16 == 0);
         assert!(all.q_barriers - all.key_ranges >= Self::CONSUMER_WARPS * KEY_RANGE_BYTES);
-        assert!(MESSAGES + KEY_STAGES <= Self::CONSUMER_WARPS * KEY_RANGE_BYTES / 4);
-        assert!(all.k_barriers - all.q_barriers == Stages::<QUERY_STAGES>::BYTES);
-        assert!(all.v_barriers - all.k_barriers == Stages::<KEY_STAGES>::BYTES);
-        assert!(all.landed_q - all.v_barriers == Stages::<VALUE_STAGES>::BYTES);
-        assert!(all.landed_v - all.landed_q == QUERY_STAGES * BARRIER_BYTES);
+        assert!(MESSAGES + K::TILE.key_stages <= Self::CONSUMER_WARPS * KEY_RANGE_BYTES / 4);
+        assert!(all.k_barriers - all.q_barriers == Stages::<QueryStages<K>>::BYTES);
+        assert!(all.v_barriers - all.k_barriers == Stages::<KeyStages<K>>::BYTES);
+        assert!(all.landed_q - all.v_barriers == Stages::<ValueStages<K>>::BYTES);
+        assert!(all.landed_v - all.landed_q == K::TILE.query_stages * BARRIER_BYTES);
         all
     };
 
@@ -85,9 +60,9 @@ impl<
     pub fn new() -> Self {
         let base = shared::dynamic_base();
         SharedStorage {
-            first_query: SharedTile { address: base },
-            first_key: SharedTile { address: base + const { Self::LAYOUT.k } },
-            first_value: SharedTile { address: base + const { Self::LAYOUT.v } },
+            first_query: SharedTileOf::at(base),
+            first_key: SharedTileOf::at(base + const { Self::LAYOUT.k }),
+            first_value: SharedTileOf::at(base + const { Self::LAYOUT.v }),
             queries: Stages::new(base + const { Self::LAYOUT.q_barriers }),
             keys: Stages::new(base + const { Self::LAYOUT.k_barriers }),
             values: Stages::new(base + const { Self::LAYOUT.v_barriers }),
@@ -106,7 +81,7 @@ impl<
             self.keys.init(1, Self::CONSUMER_WARPS);
             self.values.init(1, Self::CONSUMER_WARPS);
             let mut stage = 0;
-            while stage < QUERY_STAGES + VALUE_STAGES {
+            while stage < const { K::TILE.query_stages + K::TILE.value_stages } {
                 mbarrier::init(self.landed_query(stage), 1);
                 stage += 1;
             }
@@ -119,7 +94,7 @@ impl<
     /// Whether only key tiles are visited of which a boolean mask shows something.
     #[inline(always)]
     pub fn skips_key_tiles() -> bool {
-        Self::TILE.skips_key_tiles() && specialize::attn_mask()
+        K::TILE.skips_key_tiles() && specialize::attn_mask()
     }
 
     /// Writes that `tile` is the first key tile of the work tile in slot `slot`.
@@ -161,14 +136,14 @@ impl<
     /// Bytes of a query tile that are brought.
     #[inline(always)]
     pub fn query_bytes(p: &ForwardParams) -> u32 {
-        let rows = if GATHERS_HEADS { p.tile_rows() } else { QUERIES };
-        rows * const { Self::QUERY_BYTES / QUERIES }
+        let rows = if K::GATHERS_HEADS { p.tile_rows() } else { K::QUERIES };
+        rows * const { Self::QUERY_BYTES / K::QUERIES }
     }
 
     /// Whether query tiles have rows that are never brought: as many heads do not fill them.
     #[inline(always)]
     pub fn lacks_rows(p: &ForwardParams) -> bool {
-        GATHERS_HEADS && p.tile_rows() != QUERIES
+        K::GATHERS_HEADS && p.tile_rows() != K::QUERIES
     }
 
     /// Whether there can be any work for the tail-zeroing warp.
@@ -188,34 +163,34 @@ impl<
     }
 
     #[inline(always)]
-    pub fn query(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
-        SharedTile { address: self.first_query.address + stage * Self::QUERY_BYTES }
+    pub fn query(&self, stage: u32) -> SharedTileOf<QueryTile<K>> {
+        SharedTileOf::at(self.first_query.address + stage * Self::QUERY_BYTES)
     }
 
     /// Through which rows the output leaves, each warp's through its own: see [`OutputPath`].
     #[inline(always)]
-    pub fn output_rows(&self, query_stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
-        if const { matches!(Self::TILE.output(), OutputPath::QueryTile) } {
+    pub fn output_rows(&self, query_stage: u32) -> SharedTileOf<QueryTile<K>> {
+        if const { matches!(K::TILE.output(), OutputPath::QueryTile) } {
             self.query(query_stage)
         } else {
-            SharedTile { address: self.first_query.address + const { Self::LAYOUT.o } }
+            SharedTileOf::at(self.first_query.address + const { Self::LAYOUT.o })
         }
     }
 
     /// A tile of the bias. Its last panel is where output of head dim 64 leaves through, all of it that of
     /// wider heads with two warpgroups.
     #[inline(always)]
-    pub fn bias(&self) -> SharedTile<QUERIES, { 2 * BIAS_TILE_KEYS }> {
-        SharedTile { address: self.first_query.address + const { Self::LAYOUT.bias } }
+    pub fn bias(&self) -> SharedTileOf<BiasTile<K>> {
+        SharedTileOf::at(self.first_query.address + const { Self::LAYOUT.bias })
     }
 
     #[inline(always)]
-    pub fn key(&self, stage: u32) -> SharedTile<KEYS, ROW_BYTES> {
-        SharedTile { address: self.first_key.address + stage * Self::KEY_BYTES }
+    pub fn key(&self, stage: u32) -> SharedTileOf<KeyTile<K>> {
+        SharedTileOf::at(self.first_key.address + stage * Self::KEY_BYTES)
     }
 
     #[inline(always)]
-    pub fn value(&self, stage: u32) -> SharedTile<KEYS, ROW_BYTES> {
-        SharedTile { address: self.first_value.address + stage * Self::KEY_BYTES }
+    pub fn value(&self, stage: u32) -> SharedTileOf<KeyTile<K>> {
+        SharedTileOf::at(self.first_value.address + stage * Self::KEY_BYTES)
     }
 }

@@ -6,6 +6,9 @@ use crate::abi::{
     forward_sm90a_query_stages, panel_columns,
 };
 use crate::attention::query_block::QueryTiles;
+use crate::geometry::size::{StageCount, TileSize};
+use crate::tile::element::TensorCoreElement;
+use core::marker::PhantomData;
 
 /// Query rows of a warpgroup: those of a `wgmma`.
 pub const WARPGROUP_ROWS: u32 = 64;
@@ -27,6 +30,52 @@ pub struct ForwardTile {
     pub value_stages: u32,
     /// Whether rows are of several heads that share keys ([`crate::geometry::row_heads`]).
     pub gathers_heads: bool,
+}
+
+/// A kernel of the forward, as a type: how much its block has of everything follows from it.
+pub trait ForwardKernel: Copy {
+    /// The type of q, k, v and o.
+    type Element: TensorCoreElement;
+    /// Its tile.
+    const TILE: ForwardTile;
+
+    /// Query rows of a work tile.
+    const QUERIES: u32 = Self::TILE.queries;
+    /// Keys of a step.
+    const KEYS: u32 = Self::TILE.keys;
+    /// Consumer warpgroups.
+    const WARPGROUPS: u32 = Self::TILE.warpgroups();
+    /// Whether rows are of several heads that share keys.
+    const GATHERS_HEADS: bool = Self::TILE.gathers_heads;
+}
+
+/// Sizes that follow from the tile of a kernel `K`.
+macro_rules! of_tile {
+    ($($(#[$doc:meta])* $name:ident: $trait:ident { $($constant:ident: $value:expr),* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy)]
+            pub struct $name<K>(PhantomData<K>);
+
+            impl<K: ForwardKernel> $trait for $name<K> {
+                $(const $constant: u32 = $value;)*
+            }
+        )*
+    };
+}
+of_tile! {
+    /// The size of a query tile.
+    QueryTile: TileSize { ROWS: K::QUERIES, ROW_BYTES: 2 * K::TILE.columns }
+    /// The size of a key tile, and of a value tile.
+    KeyTile: TileSize { ROWS: K::KEYS, ROW_BYTES: 2 * K::TILE.columns }
+    /// The size of a tile of the bias.
+    BiasTile: TileSize { ROWS: K::QUERIES, ROW_BYTES: 2 * BIAS_TILE_KEYS }
+    /// How many query tiles there are at once.
+    QueryStages: StageCount { COUNT: K::TILE.query_stages }
+    /// How many key tiles.
+    KeyStages: StageCount { COUNT: K::TILE.key_stages }
+    /// How many value tiles.
+    ValueStages: StageCount { COUNT: K::TILE.value_stages }
 }
 
 /// Through what an output of 16 bits leaves.

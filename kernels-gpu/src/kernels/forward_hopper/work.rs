@@ -1,5 +1,6 @@
 //! What a consumer warpgroup has of a work tile, and what comes next for it.
 
+use super::tile::{ForwardKernel, QueryStages};
 use crate::attention::query_block::QueryBlock;
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::stages::Cursor;
@@ -30,8 +31,8 @@ pub(super) struct Accumulators<const A: usize, const S: usize, const P: usize, c
 }
 
 /// A work tile whose last products are on their way: its message has been discarded.
-pub(super) struct Last<const QUERY_STAGES: u32> {
+pub(super) struct Last<K: ForwardKernel> {
     pub(super) block: QueryBlock,
-    pub(super) query: Cursor<QUERY_STAGES>,
+    pub(super) query: Cursor<QueryStages<K>>,
     pub(super) softmax: OnlineSoftmax<2>,
 }

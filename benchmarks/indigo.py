@@ -159,7 +159,7 @@ def main():
     )
     print("\n".join(lines))
     missed = sorted(name for name in places if is_racy[name] and name not in flagged)
-    for title, names in (("missed", missed), ("wrong", sorted(flagged - right))):
+    for title, names in (("missed", missed), ("wrong", sorted(flagged - right)), ("beyond", sorted(beyond - named))):
         if names:
             print(f"{title}: {', '.join(names)}")
     if options.markdown:

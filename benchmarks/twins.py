@@ -6,13 +6,15 @@ The kernels are those of twins/cub.cu and cub_device.cu (CUB), of NVIDIA's cuda-
 PyPI (nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-crt, nvidia-cuda-runtime, nvidia-cuda-cccl, all of one version), and so
 does Triton. As they are, none should have an error. Then one thing at a time is made wrong in the PTX: a barrier or a
 wait is dropped, a fence, a guard is off by one, an atomic operation is a load and a store. Places that no thread comes to
-are left out. What changes nothing that a run could show, such as a barrier that another one makes needless, counts as
-not found.
+are left out. What no check finds runs again with what the kernel leaves as it is in all its buffers as expected outputs, under
+many more schedules (--outputs). So each change is found by a check, which knows nothing of what the kernel should compute; or
+is seen in the outputs alone; or changes nothing that was looked at, such as a barrier that another one makes needless.
 
     python3 twins.py --samples cuda-samples --nvcc nvidia/cu13/bin/nvcc --fattn target/release/fattn
 """
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -135,6 +137,7 @@ def arguments():
     add("--no-triton", action="store_true")
     add("--work", type=Path, default=Path("twins-work"), help="a folder for texts and results")
     add("--schedules", type=int, default=6)
+    add("--outputs", type=int, default=64, help="schedules under which what no check finds is compared with what is right")
     add("--mutants", type=int, default=3, help="at most so many of a kind in a kernel")
     add("--jobs", type=int, default=2)
     add("--only", default="", help="kernels with this in their name")
@@ -226,18 +229,24 @@ KINDS = {
     "atomic": (ATOMIC, plain),
 }
 
+# What comes of a planted bug.
+RESULTS = {"check": "found by a check", "outputs": "seen in the outputs alone", "same": "changes nothing"}
+
 
 def mutants(ptx, entry, most):
-    """Kind and text of each, one place of the kernel changed, and a text with a trap at that place."""
+    """Of each kind the places that can be changed, well apart ones first: the text with that, and with a trap there."""
     start, end = body(ptx, entry)
     for kind, (pattern, change) in KINDS.items():
         found = [match for match in pattern.finditer(ptx, start, end) if not guarded(ptx, match, kind)]
         step = max(1, len(found) / most)
-        for number in range(min(most, len(found))):
-            match = found[int(number * step)]
+        first = [int(number * step) for number in range(min(most, len(found)))]
+        places = []
+        for number in [*first, *(number for number in range(len(found)) if number not in first)]:
+            match = found[number]
             line = ptx.rfind("\n", 0, match.start()) + 1
             trap = ptx[:line] + "trap; " + ptx[line:]
-            yield kind, ptx[: match.start()] + change(match) + ptx[match.end() :], trap
+            places.append((ptx[: match.start()] + change(match) + ptx[match.end() :], trap))
+        yield kind, places
 
 
 def guarded(ptx, match, kind):
@@ -246,22 +255,33 @@ def guarded(ptx, match, kind):
     return kind == "atomic" and "@" in line
 
 
-def sanitize(args, path, entry, options):
-    """What came of it: clean, or the number of errors, or refused; and the output."""
-    command = [args.fattn, "sanitize", "--ptx", path, "--entry", entry, "--schedules", str(args.schedules)]
+def sanitize(args, path, entry, options, schedules):
+    """What came of it: found by a check, seen in the outputs alone, the same as it should be, or refused; and why."""
+    command = [args.fattn, "sanitize", "--ptx", path, "--entry", entry, "--schedules", str(schedules), "--json"]
     command += ["--step-limit", "3000000", *options]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     except subprocess.TimeoutExpired:
-        return "found", "it takes too long"
-    text = done.stdout + done.stderr
-    return {0: "clean", 1: "found"}.get(done.returncode, "refused"), text
+        return "check", "it takes too long"
+    if done.returncode not in (0, 1):
+        return "refused", done.stderr
+    report = json.loads(done.stdout)
+    errors = [finding["message"] for finding in report["findings"] if finding["severity"] == "error"]
+    # Nothing else is wrong with these than what the outputs should be.
+    wrong = [buffer["name"] for buffer in report["buffers"] if "as expected" in buffer["broken"]]
+    unwritten = [buffer["name"] for buffer in report["buffers"] if "written" in buffer["broken"]]
+    differing = [difference["buffer"] for difference in report["differences"] if "--any-order" not in options]
+    if errors or differing or unwritten:
+        return "check", f"errors: {errors}\ndepend on the schedule: {differing}\nnot written: {unwritten}"
+    return ("outputs", f"not as expected: {wrong}") if wrong else ("same", "")
 
 
 def with_results(options, folder, word):
-    """The options with a file for each buffer that is written: `out` or `expect`."""
+    """The options with a file for each buffer: `out` or `expect`. Where any order is right, for those that start filled."""
+    is_free = "--any-order" in options
+    buffers = ("buf:",) if word == "out" or not is_free else ("buf:i32:1:zeros",)
     return [
-        f"{option},{word}={folder / str(index)}" if option.endswith(OUT) else option
+        f"{option},{word}={folder / str(index)}" if option.startswith(buffers) else option
         for index, option in enumerate(options)
     ]
 
@@ -272,22 +292,30 @@ def twin(args, kernel):
     folder.mkdir(exist_ok=True)
     path = folder / "clean.ptx"
     path.write_text(ptx)
-    clean, text = sanitize(args, path, entry, with_results(options, folder, "out"))
+    clean, text = sanitize(args, path, entry, with_results(options, folder, "out"), args.schedules)
+    expecting = with_results(options, folder, "expect")
+    if clean == "same":
+        clean, text = sanitize(args, path, entry, expecting, args.outputs)
     (folder / "clean.txt").write_text(text)
     counts = Counter()
-    if clean == "clean":
-        for number, (kind, mutant, trap) in enumerate(mutants(ptx, entry, args.mutants)):
-            path = folder / "trap.ptx"
-            path.write_text(trap)
-            if sanitize(args, path, entry, options)[0] != "found":
-                continue
-            path = folder / f"{kind}_{number}.ptx"
-            path.write_text(mutant)
-            result, text = sanitize(args, path, entry, with_results(options, folder, "expect"))
-            path.with_suffix(".txt").write_text(f"{result}\n{text}")
-            counts[kind, result == "found"] += 1
-            if result == "refused":
-                print(f"{path}: {text}", file=sys.stderr)
+    if clean == "same":
+        for kind, places in mutants(ptx, entry, args.mutants):
+            for number, (mutant, trap) in enumerate(places):
+                if sum(counts[kind, result] for result in RESULTS) == args.mutants:
+                    break
+                path = folder / "trap.ptx"
+                path.write_text(trap)
+                if sanitize(args, path, entry, options, args.schedules)[0] != "check":
+                    continue
+                path = folder / f"{kind}_{number}.ptx"
+                path.write_text(mutant)
+                result, text = sanitize(args, path, entry, expecting, args.schedules)
+                if result in ("outputs", "same"):
+                    result, text = sanitize(args, path, entry, expecting, args.outputs)
+                path.with_suffix(".txt").write_text(f"{result}\n{text}")
+                counts[kind, result] += 1
+                if result == "refused":
+                    print(f"{path}: {text}", file=sys.stderr)
     print(f"{group} {name}: {clean}, {dict(counts)}", flush=True)
     return group, name, clean, counts
 
@@ -303,20 +331,20 @@ def main():
     for result in results:
         groups[result[0]].append(result)
     groups["all"] = results
-    lines = ["| kernels | of them clean | " + " | ".join(KINDS) + " |", "| --- |" + " --- |" * (len(KINDS) + 1)]
+    lines = ["| kernels | without an error | planted | " + " | ".join(KINDS) + " |", "| --- |" + " --- |" * (len(KINDS) + 2)]
     for group, members in groups.items():
         counts = sum((counts for *_, counts in members), Counter())
-        cells = []
-        for kind in KINDS:
-            found, missed = counts[kind, True], counts[kind, False]
-            cells.append(f"{found} of {found + missed}")
-        clean = sum(result == "clean" for _, _, result, _ in members)
-        lines.append(f"| {group} | {clean} of {len(members)} | " + " | ".join(cells) + " |")
+        clean = sum(result == "same" for _, _, result, _ in members)
+        named = f"| {group} | {clean} of {len(members)}"
+        for result, title in RESULTS.items():
+            cells = [str(counts[kind, result]) for kind in KINDS]
+            lines.append(f"{named} | {title} | " + " | ".join(cells) + " |")
+            named = "| |"
     table = "\n".join(lines)
     print(table)
     if args.markdown:
         args.markdown.write_text(table + "\n")
-    return int(any(result != "clean" for _, _, result, _ in results))
+    return int(any(result != "same" for _, _, result, _ in results))
 
 
 if __name__ == "__main__":

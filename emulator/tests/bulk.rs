@@ -125,6 +125,40 @@ fn a_stored_box_writes_what_lies_inside_the_tensor() {
     assert_eq!(words, expected);
 }
 
+/// Each operation in global memory, on elements that PTX has it for.
+#[test]
+fn copies_reduce_in_global_memory() {
+    let body = |how: &str| {
+        format!(
+            "shl.b32 %r1, %tid, 2; add.s32 %r1, %r1, %base; xor.b32 %r2, %tid, 0x80000005; st.shared.b32 [%r1], %r2;
+             fence.proxy.async; bar.sync 0; @!%first bra END;
+             cp.reduce.async.bulk.global.shared::cta.bulk_group.{how} [%data], [%base], 128; cp.async.bulk.commit_group;
+             cp.async.bulk.wait_group 0; END:"
+        )
+    };
+    let signed = |f: fn(i32, i32) -> i32| move |a: u32, b: u32| f(a as i32, b as i32) as u32;
+    let check = |how: &str, f: &dyn Fn(u32, u32) -> u32| {
+        let words = run_clean(&body(how), 32, no_map);
+        for tid in 0..32u32 {
+            assert_eq!(words[tid as usize], f(tid, tid ^ 0x8000_0005), "{how} {tid}");
+        }
+    };
+    check("min.u32", &u32::min);
+    check("max.u32", &u32::max);
+    check("min.s32", &signed(i32::min));
+    check("max.s32", &signed(i32::max));
+    check("and.b32", &|a, b| a & b);
+    check("or.b64", &|a, b| a | b);
+    check("xor.b64", &|a, b| a ^ b);
+    check("inc.u32", &|a, b| if a >= b { 0 } else { a + 1 });
+    check("dec.u32", &|a, b| if a == 0 || a > b { b } else { a - 1 });
+    // Of the words at 2i and 2i + 1, that at 2i + 1 decides which 64 bits are more.
+    let pairs = run_clean(&body("max.s64"), 32, no_map);
+    assert_eq!(pairs[..32], (0..32).collect::<Vec<u32>>());
+    let pairs = run_clean(&body("max.u64"), 32, no_map);
+    assert_eq!(pairs[..32], (0..32).map(|tid| tid ^ 0x8000_0005).collect::<Vec<u32>>());
+}
+
 #[test]
 fn a_reduced_box_is_added() {
     let map = tensor(&[64, 20], &[256], &[32, 4], TensorMapSwizzle::None);

@@ -2,7 +2,7 @@
 
 mod common;
 use common::cluster::{INIT, SYNC, THREADS, WAIT, always, clean, found};
-use ptx_emulator::FindingKind;
+use ptx_emulator::{FindingKind, Space};
 
 /// Thread 0 of each block writes the other's memory and arrives at its mbarrier, whose threads wait.
 fn arrive(arrive: &str) -> String {
@@ -81,6 +81,41 @@ fn bulk_copies_go_from_shared_memory_to_that_of_another_block() {
     assert_eq!([words[1], words[70]], [THREADS + 1, 6]);
     assert_eq!(found(&copy("", 256)), [FindingKind::MissingProxyFence]);
     always(&copy("fence.proxy.async;", 512), FindingKind::Deadlock);
+}
+
+/// Word by word, in the bytes of another block. Both copies count there at one mbarrier, and are in nobody's way.
+#[test]
+fn bulk_copies_reduce_in_shared_memory() {
+    let reduce = |how: &str, fence: &str, waits: &str| {
+        format!("st.shared.u32 [%own], %r0; add.u32 %r4, %tid, 3; st.shared.u32 [%own+2048], %r4; {fence} {INIT} @!%first bra W;
+             mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base+1024], 512;
+             cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{how} [%far+2048], [%base], 256, [%far+1024];
+             cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{how} [%far+2048], [%base], 256, [%far+1024];
+             {waits} ld.shared.u32 %r5, [%own+2048]; st.global.u32 [%mine], %r5; {SYNC}")
+    };
+    let fence = "fence.proxy.async;";
+    let twice = |f: fn(u32, u32) -> u32, before: u32, by: u32| f(f(before, by), by);
+    for (how, f) in [
+        ("add.u32", u32::wrapping_add as fn(u32, u32) -> u32),
+        ("add.s32", u32::wrapping_add),
+        ("min.u32", u32::min),
+        ("max.s32", |a, b| (a as i32).max(b as i32) as u32),
+        ("and.b32", |a, b| a & b),
+        ("or.b32", |a, b| a | b),
+        ("xor.b32", |a, b| a ^ b),
+        ("inc.u32", |a, b| if a >= b { 0 } else { a + 1 }),
+        ("dec.u32", |a, b| if a == 0 || a > b { b } else { a - 1 }),
+    ] {
+        let words = clean(&reduce(how, fence, WAIT));
+        for (thread, &word) in words[..128].iter().enumerate() {
+            let (tid, other) = (thread as u32 % THREADS, (thread as u32 + THREADS) % (2 * THREADS));
+            assert_eq!(word, twice(f, tid + 3, other), "{how} of thread {thread}");
+        }
+    }
+    assert!(found(&reduce("add.u32", fence, "W:")).contains(&FindingKind::AsyncCopyInFlight));
+    assert_eq!(found(&reduce("add.u32", "", WAIT)), [FindingKind::MissingProxyFence]);
+    let unwritten = reduce("add.u32", fence, WAIT).replace("st.shared.u32 [%own+2048], %r4;", "");
+    assert_eq!(found(&unwritten), [FindingKind::UninitialisedRead { space: Space::Shared }]);
 }
 
 /// Each block loads its half of 128 words to both.

@@ -2,17 +2,21 @@
 //! order of the sums gives the same.
 
 mod common;
+#[path = "wgmma_sparse.rs"]
+mod wgmma_sparse;
 use common::{HEAD, Random, run_with, words};
-use ptx_emulator::{FindingKind, Memory, Options, Report};
+use ptx_emulator::{FindingKind, Memory, Module, Options, ParseErrorKind, Report};
 
 type Registers = Vec<[u32; 32]>;
 
+/// A vector of registers.
+fn names(first: usize, count: usize) -> String {
+    let names: Vec<String> = (first..first + count).map(|index| format!("%r{index}")).collect();
+    format!("{{{}}}", names.join(", "))
+}
+
 /// Runs an instruction with so many registers of results on registers of operands.
 fn execute(opcode: &str, operands: &[&Registers], results: usize, tail: &str) -> (Report, Registers) {
-    let names = |first: usize, count: usize| {
-        let names: Vec<String> = (first..first + count).map(|index| format!("%r{index}")).collect();
-        format!("{{{}}}", names.join(", "))
-    };
     let inputs: Registers = operands.iter().flat_map(|rows| rows.iter().copied()).collect();
     let (count, mut first) = (inputs.len(), 0);
     let mut lists = vec![names(50, results)];
@@ -236,6 +240,35 @@ fn sparse_products() {
     for sparse in all {
         sparse.check();
         Sparse { ordered: false, ..sparse }.check();
+    }
+}
+
+/// Why a form does not run, if it does not.
+fn refusal(form: &str) -> Option<ParseErrorKind> {
+    match Module::parse(&common::hopper::kernel(form)) {
+        Ok(module) => module.kernel("k").unwrap().error().map(|error| error.kind),
+        Err(error) => Some(error.kind),
+    }
+}
+
+/// ptxas knows sums in f16 of bytes in whole matrices only, and no selector but those of a shape.
+#[test]
+fn forms_that_are_not_there_are_refused() {
+    for form in [
+        "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.f16.e4m3.e4m3.f16 {%r0, %r1}, {%r2, %r3, %r4, %r5}, \
+         {%r2, %r3, %r4, %r5}, {%r6, %r7}, %r8, 0;",
+        "mma.sp.sync.aligned.m16n8k64.row.col.f16.e5m2.e4m3.f16 {%r0, %r1}, {%r2, %r3, %r4, %r5}, {%r2, %r3, %r4, %r5}, \
+         {%r6, %r7}, %r8, 0;",
+        "wgmma.mma_async.sp.sync.aligned.m64n8k512.s32.b1.b1.and.popc {%r0, %r1, %r2, %r3}, %d0, %d1, %r8, 0, %p0;",
+        "wgmma.mma_async.sp.sync.aligned.m64n8k32.s32.s8.s8 {%r0, %r1, %r2, %r3}, %d0, %d1, %r8, 0, %p0;",
+    ] {
+        assert_eq!(refusal(form), Some(ParseErrorKind::UnsupportedInstruction), "{form}");
+    }
+    for form in [
+        "wgmma.mma_async.sp.sync.aligned.m64n8k64.s32.s8.s8 {%r0, %r1, %r2, %r3}, %d0, %d1, %r8, 1, %p0;",
+        "wgmma.mma_async.sp.sync.aligned.m64n8k32.f16.f16.f16 {%r0, %r1}, %d0, %d1, %r8, 2, %p0, 1, 1, 0, 0;",
+    ] {
+        assert!(matches!(refusal(form), Some(ParseErrorKind::Operand(_))), "{form}");
     }
 }
 

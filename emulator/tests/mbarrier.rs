@@ -1,8 +1,8 @@
 //! `mbarrier`: phases, tokens, and what happens when a phase never completes.
 
 mod common;
-use common::hopper::{findings, no_map, run_clean};
-use ptx_emulator::FindingKind;
+use common::hopper::{findings, no_map, run_body, run_clean};
+use ptx_emulator::{FindingKind, Options};
 
 /// One warp hands a value to the other, back and forth.
 #[test]
@@ -200,4 +200,37 @@ fn a_wait_for_another_barrier_orders_lanes_only_if_it_comes_after_their_arrival(
     };
     let passed_on = "V: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base], 0; @!%p1 bra V;";
     expect(&body(""), &body(passed_on), FindingKind::SharedRace, "ld.shared");
+}
+
+/// The last of two warps to be done ends the barrier: each says so by a counter, behind a fence of some kind.
+#[test]
+fn a_barrier_ends_after_its_last_use() {
+    let body = |fence: &str, last: &str| {
+        format!(
+            "@%first mbarrier.init.shared::cta.b64 [%base], 64; @%first st.shared.b32 [%base+8], 0; bar.sync 0;
+             mbarrier.arrive.shared::cta.b64 _, [%base];
+             W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base], 0; @!%p1 bra W;
+             bar.warp.sync -1; and.b32 %r1, %lane, 31; setp.ne.u32 %p2, %r1, 0; @%p2 bra END;
+             {fence} atom.{last}.cta.shared.add.u32 %r2, [%base+8], 1;
+             setp.ne.u32 %p2, %r2, 1; @%p2 bra END;
+             mbarrier.inval.shared.b64 [%base]; END:"
+        )
+    };
+    let is_unordered = |fence: &str, last: &str| {
+        let report = run_body(&body(fence, last), 64, no_map, &Options::default()).report;
+        report.findings.iter().for_each(|finding| {
+            assert_eq!(finding.kind, FindingKind::MbarrierMisuse, "{finding}");
+            assert!(finding.message.contains("used the mbarrier"), "{finding}");
+        });
+        !report.is_clean()
+    };
+    for (fence, last, is_wrong) in [
+        ("fence.sc.cta;", "acquire", false),
+        ("membar.cta;", "relaxed", true), // nobody acquires
+        ("", "acq_rel", false),
+        ("", "acquire", true), // nobody releases
+        ("", "relaxed", true),
+    ] {
+        assert_eq!(is_unordered(fence, last), is_wrong, "{fence} {last}");
+    }
 }

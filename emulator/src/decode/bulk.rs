@@ -3,7 +3,7 @@
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction, Op, ReduceOp,
+    BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction, Op, Reduction,
     bulk_list, map_field,
 };
 use crate::parse::operand::{Operand, Scalar};
@@ -40,7 +40,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     }
     let modifiers = read_modifiers(words)?;
     match (modifiers.to_shared, reduces) {
-        (true, false) => load(s, b, &modifiers),
+        (true, _) if !reduces || modifiers.from_shared => load(s, b, &modifiers, reduces),
         (false, _) if modifiers.grouped => store(s, b, &modifiers, reduces),
         _ => Err(UNSUPPORTED),
     }
@@ -119,8 +119,10 @@ fn read_modifiers<'a>(words: &[&'a str]) -> Result<Modifiers<'a>> {
             "tile" => {}
             "L2::cache_hint" => modifiers.hint = true,
             "multicast::cluster" => modifiers.multicast = true,
-            "add" | "min" | "max" | "and" | "or" | "xor" | "noftz" | "f32" | "f64" | "u32" | "s32"
-            | "u64" | "f16" | "bf16" => modifiers.reduction.push(word),
+            "add" | "min" | "max" | "inc" | "dec" | "and" | "or" | "xor" | "noftz" | "b32" | "b64"
+            | "f32" | "f64" | "u32" | "s32" | "u64" | "s64" | "f16" | "bf16" => {
+                modifiers.reduction.push(word)
+            }
             _ => return Err(UNSUPPORTED),
         }
     }
@@ -174,8 +176,28 @@ fn extras<'a>(
     if modifiers.multicast { b.source(s, required, 16).map(Some) } else { Ok(None) }
 }
 
+/// What a copy does with the value before.
+fn reduction(m: &Modifiers<'_>, reduces: bool) -> Result<u32> {
+    let reduction = match (reduces, &m.reduction[..]) {
+        (false, []) => None,
+        (true, words) => {
+            let found = Reduction::of_words(words, m.to_shared);
+            // The elements of a tensor say what they are.
+            Some(found.filter(|found| found.ty.is_none() == m.rank.is_some()).ok_or(UNSUPPORTED)?)
+        }
+        (false, _) => return Err(UNSUPPORTED),
+    };
+    Ok(Reduction::encode(reduction))
+}
+
 /// A load's operands: shared address, source, barrier, with the size of a plain copy before the barrier.
-fn load<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, m: &Modifiers<'_>) -> Result<Instruction> {
+fn load<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    m: &Modifiers<'_>,
+    reduces: bool,
+) -> Result<Instruction> {
+    let reduction = reduction(m, reduces)?;
     let (shared, offset, wide) = b.address(s, 0)?;
     let (op, barrier_at, global, global_offset, rows) = match m.rank {
         Some(rank) => {
@@ -199,7 +221,7 @@ fn load<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, m: &Modifiers<'_>) -> Re
     };
     let mask = extras(s, b, m, barrier_at + 1)?;
     let (barrier, barrier_offset, barrier_wide) = b.address(s, barrier_at)?;
-    let mut list = vec![barrier_offset as u32, u32::from(barrier_wide)];
+    let mut list = vec![barrier_offset as u32, u32::from(barrier_wide) | reduction << 1];
     debug_assert_eq!(list.len(), bulk_list::ROWS);
     list.extend(&rows);
     list.extend(mask);
@@ -218,7 +240,7 @@ fn store<'a>(
     m: &Modifiers<'_>,
     reduces: bool,
 ) -> Result<Instruction> {
-    let reduction = if reduces { reduction(m)? } else { ReduceOp::None };
+    let reduction = reduction(m, reduces)?;
     let (op, global, global_offset, rows) = match m.rank {
         Some(rank) => {
             let (map, rows) = tensor(s, b, 0, rank)?;
@@ -235,24 +257,10 @@ fn store<'a>(
         }
     };
     let (shared, offset, wide) = b.address(s, 1)?;
-    let mut list = vec![reduction as u32, 0];
+    let mut list = vec![reduction, 0];
     list.extend(&rows);
     let at = b.list(&list);
     let instruction = with_rows(Op::Bulk(op), at, &[shared, global, 0, global_offset as u32]);
     let flags = if wide { FLAG_WIDE_ADDRESS } else { 0 };
     Ok(Instruction { flags, count: rows.len() as u8, immediate: offset, ..instruction })
-}
-
-/// A tensor's element type says what is added; a plain copy says so itself.
-fn reduction(m: &Modifiers<'_>) -> Result<ReduceOp> {
-    Ok(match (m.rank, &m.reduction[..]) {
-        (Some(_), ["add"]) => ReduceOp::AddElement,
-        (None, ["add", "f32"]) => ReduceOp::AddF32,
-        (None, ["add", "f64"]) => ReduceOp::AddF64,
-        (None, ["add", "u32" | "s32"]) => ReduceOp::AddU32,
-        (None, ["add", "u64"]) => ReduceOp::AddU64,
-        (None, ["add", "noftz", "f16"]) => ReduceOp::AddF16,
-        (None, ["add", "noftz", "bf16"]) => ReduceOp::AddBf16,
-        _ => return Err(UNSUPPORTED),
-    })
 }

@@ -17,7 +17,8 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             let immediate = b.immediate(s, 0)?.max(0);
             Ok(Instruction { immediate, ..Instruction::new(Op::Wgmma(WgmmaOp::Wait)) })
         }
-        ["mma_async", "sync", "aligned", shape, rest @ ..] => multiply(s, b, shape, rest),
+        ["mma_async", "sync", "aligned", shape, rest @ ..] => multiply(s, b, shape, rest, false),
+        ["mma_async", "sp", "sync", "aligned", shape, rest @ ..] => multiply(s, b, shape, rest, true),
         _ => Err(UNSUPPORTED),
     }
 }
@@ -79,20 +80,32 @@ fn transposes<'a>(s: &Statement<'a>, b: &Builder<'a, '_>, index: usize) -> Resul
     }
 }
 
-/// `d, a, b, scale-d{, scale-a, scale-b{{, transpose-a}, transpose-b}};` Integers have no scales, and only
-/// 16-bit types can be transposed: B, and A in shared memory.
+/// Which lanes of the four of a row have metadata of a sparse A.
+fn selector<'a>(s: &Statement<'a>, b: &Builder<'a, '_>, a: MatrixType) -> Result<u8> {
+    let selector = b.immediate(s, 4)?;
+    if !(0..if a.bits() == 8 { 1 } else { 2 }).contains(&selector) {
+        return Err(ParseErrorKind::Operand("a sparsity selector that the shape does not have"));
+    }
+    Ok(selector as u8)
+}
+
+/// `d, a, b{, metadata, selector}, scale-d{, scale-a, scale-b{{, transpose-a}, transpose-b}};` Integers have no
+/// scales, and only 16-bit types can be transposed: B, and A in shared memory. Metadata is of a sparse A.
 fn multiply<'a>(
     s: &Statement<'a>,
     b: &mut Builder<'a, '_>,
     shape: &str,
     words: &[&str],
+    is_sparse: bool,
 ) -> Result<Instruction> {
     let (columns, k) = sizes(shape)?;
     let ([d, a, bt], clamps) = types(words).ok_or(UNSUPPORTED)?;
     let in_registers = matches!(s.operands.get(1), Some(Operand::Vector(_)));
     let (is_integer, turns) = (d == MatrixType::S32, a.bits() == 16);
     let transposes_a = turns && !in_registers;
-    let count = 4 + if is_integer { 0 } else { 2 } + usize::from(turns) + usize::from(transposes_a);
+    let scale = 3 + if is_sparse { 2 } else { 0 };
+    let count =
+        scale + 1 + if is_integer { 0 } else { 2 } + usize::from(turns) + usize::from(transposes_a);
     s.expect_operands(count, count)?;
     let mut shape = WgmmaShape {
         columns,
@@ -100,23 +113,29 @@ fn multiply<'a>(
         b: bt,
         d,
         clamps,
-        negate: !is_integer && negates(s, b, 4)? != negates(s, b, 5)?,
+        negate: !is_integer && negates(s, b, scale + 1)? != negates(s, b, scale + 2)?,
         transpose_a: false,
         transpose_b: false,
+        selector: if is_sparse { Some(selector(s, b, a)?) } else { None },
     };
-    if shape.k() != k {
+    // Bits are not sparse.
+    if shape.k() != k || is_sparse && a == MatrixType::B1 {
         return Err(UNSUPPORTED);
     }
-    shape.transpose_a = transposes_a && transposes(s, b, 6)?;
+    shape.transpose_a = transposes_a && transposes(s, b, scale + 3)?;
     shape.transpose_b = turns && transposes(s, b, count - 1)?;
-    let accumulators = super::matrix::rows(s, b, 0, shape.accumulators(), true)?;
+    let mut rows = super::matrix::registers(s, b, 0, shape.accumulators(), 32, true)?;
+    if is_sparse {
+        rows.push(b.source(s, 3, 32)?);
+    }
+    let accumulators = b.list(&rows);
     let left = if in_registers {
         super::matrix::rows(s, b, 1, WGMMA_K / 4, false)?
     } else {
         b.source(s, 1, 64)?
     };
     let right = b.source(s, 2, 64)?;
-    let (scale, negated) = b.predicate_source(s, 3)?;
+    let (scale, negated) = b.predicate_source(s, scale)?;
     let instruction =
         with_rows(Op::Wgmma(WgmmaOp::Multiply), accumulators, &[left, right, scale, shape.encode()]);
     let flags =

@@ -1,6 +1,6 @@
 //! Operations of compute capability 9.0: memory barriers, bulk copies, multiplications by a warpgroup.
 
-use super::MatrixType;
+use super::{AtomicOp, AtomicType, MatrixShape, MatrixType, Rounding};
 
 /// Memory barriers: address `a` + `immediate`, value in row `b` when the optional operand is present;
 /// a token goes to row `d`, the answer of a poll to predicate `d`.
@@ -67,7 +67,7 @@ pub enum BulkOp {
     StoreTensor,
     /// Bytes to shared memory.
     Load,
-    /// Bytes of the block's shared memory, at shared address `b`, to that of a block of the cluster.
+    /// Bytes of the block's shared memory, at shared address `b`, to that of a block of the cluster, or added to it.
     LoadShared,
     /// Bytes from shared memory, or added to it.
     Store,
@@ -81,48 +81,126 @@ pub enum BulkOp {
 
 /// Positions in the list of a bulk copy.
 pub mod bulk_list {
-    /// Of a load, what is added to the barrier's address; of a store, the [`super::ReduceOp`].
+    /// Of a load, what is added to the barrier's address; of a store, the number of its [`super::Reduction`].
     pub const FIRST: usize = 0;
-    /// Of a load, whether the barrier's row is 64 bits wide.
+    /// Of a load, whether the barrier's row is 64 bits wide, and twice the number of its [`super::Reduction`].
     pub const BARRIER_WIDE: usize = 1;
     /// Where the rows start: `count` of them, then, with the optional operand, the mask of blocks.
     pub const ROWS: usize = 2;
 }
 
-/// What a store does with the old value.
+/// What a copy does with the value before, element after element; without a type, elements of the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-#[allow(missing_docs)]
-pub enum ReduceOp {
-    /// Overwrites it.
-    None,
-    /// Adds elements of the tensor's type.
-    AddElement,
-    AddF32,
-    AddF64,
-    AddU32,
-    AddU64,
-    AddF16,
-    AddBf16,
+pub struct Reduction {
+    pub op: AtomicOp,
+    pub ty: Option<AtomicType>,
 }
 
-impl ReduceOp {
-    /// Every operation, in the order of their discriminants.
-    pub const ALL: [ReduceOp; 8] = [
-        ReduceOp::None,
-        ReduceOp::AddElement,
-        ReduceOp::AddF32,
-        ReduceOp::AddF64,
-        ReduceOp::AddU32,
-        ReduceOp::AddU64,
-        ReduceOp::AddF16,
-        ReduceOp::AddBf16,
+impl AtomicOp {
+    /// Whether bulk copies do this with elements of a type; of `B16`, small integers of a tensor.
+    pub fn is_of(self, ty: AtomicType) -> bool {
+        use AtomicType::{B16, B32, B64, Bf16, F16, F32, F64, S32, S64, U32, U64};
+        match self {
+            AtomicOp::Add => matches!(ty, B16 | U32 | S32 | U64 | S64 | F16 | Bf16 | F32 | F64),
+            AtomicOp::Min | AtomicOp::Max => matches!(ty, U32 | S32 | U64 | S64 | F16 | Bf16),
+            AtomicOp::Increment | AtomicOp::Decrement => ty == U32,
+            AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => {
+                matches!(ty, B32 | B64 | U32 | S32 | U64 | S64)
+            }
+            AtomicOp::Exchange | AtomicOp::CompareExchange => false,
+        }
+    }
+}
+
+impl Reduction {
+    const OPS: [AtomicOp; 8] = [
+        AtomicOp::Add,
+        AtomicOp::Min,
+        AtomicOp::Max,
+        AtomicOp::Increment,
+        AtomicOp::Decrement,
+        AtomicOp::And,
+        AtomicOp::Or,
+        AtomicOp::Xor,
     ];
+    const TYPES: [Option<AtomicType>; 11] = [
+        None,
+        Some(AtomicType::B32),
+        Some(AtomicType::B64),
+        Some(AtomicType::U32),
+        Some(AtomicType::S32),
+        Some(AtomicType::U64),
+        Some(AtomicType::S64),
+        Some(AtomicType::F16),
+        Some(AtomicType::Bf16),
+        Some(AtomicType::F32),
+        Some(AtomicType::F64),
+    ];
+
+    /// What modifiers say: an operation, and a type unless the copy is one of a tensor. Copies to shared memory
+    /// know fewer.
+    pub fn of_words(words: &[&str], to_shared: bool) -> Option<Self> {
+        use AtomicType::{B32, B64, Bf16, F16, F32, F64, S32, S64, U32, U64};
+        let (op, ty) = match *words {
+            [op] => (op, None),
+            [op, ty] => (op, Some(ty)),
+            [op @ "add", "noftz", ty @ ("f16" | "bf16")] => (op, Some(ty)),
+            _ => return None,
+        };
+        let op = match op {
+            "add" => AtomicOp::Add,
+            "min" => AtomicOp::Min,
+            "max" => AtomicOp::Max,
+            "inc" => AtomicOp::Increment,
+            "dec" => AtomicOp::Decrement,
+            "and" => AtomicOp::And,
+            "or" => AtomicOp::Or,
+            _ => AtomicOp::Xor,
+        };
+        let Some(ty) = ty else { return (!to_shared).then_some(Reduction { op, ty: None }) };
+        let ty = match ty {
+            "b32" => B32,
+            "b64" => B64,
+            "u32" => U32,
+            "s32" => S32,
+            "u64" => U64,
+            "s64" => S64,
+            "f16" => F16,
+            "bf16" => Bf16,
+            "f32" => F32,
+            "f64" => F64,
+            _ => return None,
+        };
+        let is_there = match (op, to_shared) {
+            (AtomicOp::And | AtomicOp::Or | AtomicOp::Xor, true) => ty == B32,
+            (AtomicOp::And | AtomicOp::Or | AtomicOp::Xor, false) => matches!(ty, B32 | B64),
+            (AtomicOp::Min | AtomicOp::Max, true) => matches!(ty, U32 | S32),
+            (AtomicOp::Add, true) => matches!(ty, U32 | S32 | U64),
+            (AtomicOp::Add, false) if words.len() == 2 => matches!(ty, U32 | S32 | U64 | F32 | F64),
+            _ => op.is_of(ty),
+        };
+        is_there.then_some(Reduction { op, ty: Some(ty) })
+    }
+
+    /// As a number in a list, 0 for none.
+    pub fn encode(reduction: Option<Self>) -> u32 {
+        let Some(Reduction { op, ty }) = reduction else { return 0 };
+        let op = Self::OPS.iter().position(|&other| other == op).unwrap_or(0);
+        let ty = Self::TYPES.iter().position(|&other| other == ty).unwrap_or(0);
+        1 + (op + ty * Self::OPS.len()) as u32
+    }
+
+    /// From a number in a list.
+    pub fn decode(number: u32) -> Option<Self> {
+        let number = number.checked_sub(1)? as usize;
+        let op = Self::OPS[number % Self::OPS.len()];
+        Some(Reduction { op, ty: Self::TYPES[number / Self::OPS.len()] })
+    }
 }
 
-/// Multiplications by a warpgroup. Of `Multiply`: accumulators in the list at `d`; A in the list at
-/// `a` when the optional operand is present, else its descriptor in row `a`; B's descriptor in row `b`;
-/// whether to accumulate in predicate `c`; the [`WgmmaShape`] in `e`.
+/// Multiplications by a warpgroup. Of `Multiply`: accumulators in the list at `d`, and behind them the
+/// metadata of a sparse one; A in the list at `a` when the optional operand is present, else its descriptor
+/// in row `a`; B's descriptor in row `b`; whether to accumulate in predicate `c`; the [`WgmmaShape`] in `e`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WgmmaOp {
     /// Orders accesses to registers before the multiplications that follow.
@@ -131,7 +209,7 @@ pub enum WgmmaOp {
     Commit,
     /// Waits until at most `immediate` groups are incomplete.
     Wait,
-    /// One m64nNk16 multiplication, or k of as many bytes.
+    /// One m64nNk16 multiplication, or k of as many bytes; twice as many where A is sparse.
     Multiply,
 }
 
@@ -157,17 +235,33 @@ pub struct WgmmaShape {
     pub transpose_a: bool,
     /// B is stored row after row.
     pub transpose_b: bool,
+    /// Half of A is left out; which lanes of four have metadata of the other half.
+    pub selector: Option<u8>,
 }
 
 impl WgmmaShape {
-    /// Columns of A that one instruction multiplies: as many as are 32 bytes.
+    /// Columns of A that one instruction multiplies: as many as are 32 bytes, or twice as many where half of
+    /// them is left out.
     pub fn k(self) -> usize {
+        self.kept() << u32::from(self.selector.is_some())
+    }
+
+    /// Values of a row of A: 32 bytes.
+    pub fn kept(self) -> usize {
         WGMMA_K * 16 / self.a.bits()
     }
 
-    /// Whether A and B are of one 16-bit type, and sums f32.
+    /// Whether A and B are of one 16-bit type, A is whole, and sums f32.
     pub fn is_usual(self) -> bool {
-        self.d == MatrixType::F32 && matches!(self.a, MatrixType::Bf16 | MatrixType::F16)
+        let is_half = matches!(self.a, MatrixType::Bf16 | MatrixType::F16);
+        is_half && self.d == MatrixType::F32 && self.selector.is_none()
+    }
+
+    /// What a warp multiplies, by 8 columns of B.
+    pub fn of_warp(self) -> MatrixShape {
+        let WgmmaShape { a, b, d, clamps, .. } = self;
+        let rounding = Rounding::NearestEven;
+        MatrixShape { rows: 16, k: self.k(), a, b, d, clamps, xors: false, rounding }
     }
 
     /// Registers of D.
@@ -185,6 +279,7 @@ impl WgmmaShape {
             | u32::from(self.transpose_a) << 22
             | u32::from(self.transpose_b) << 23
             | u32::from(self.clamps) << 24
+            | self.selector.map_or(0, |selector| 1 | u32::from(selector) << 1) << 25
     }
 
     /// From the operand of an instruction.
@@ -201,6 +296,7 @@ impl WgmmaShape {
             transpose_a: bit(22),
             transpose_b: bit(23),
             clamps: bit(24),
+            selector: bit(25).then_some((bits >> 26 & 3) as u8),
         }
     }
 }

@@ -19,7 +19,7 @@ pub use assigned::{Touch, Watch};
 pub use calls::{
     FUNCTION_BASE, FUNCTION_BYTES, FunctionCode, Place as FramePlace, RegisterRow, STACK_BYTES,
 };
-pub use hopper::{BulkOp, MbarrierOp, ReduceOp, WGMMA_K, WgmmaOp, WgmmaShape, bulk_list, map_field};
+pub use hopper::{BulkOp, MbarrierOp, Reduction, WGMMA_K, WgmmaOp, WgmmaShape, bulk_list, map_field};
 pub use matrix::{Fragments, LanePlace, MatrixShape, MatrixType, VoltaShape};
 pub use op::{
     AsyncCopyOp, AtomicOp, BarrierOp, Builtin, MatrixOp, MoveOp, Op, PredicateOp, ReduxOp, ShuffleOp,

@@ -354,7 +354,7 @@ fn bulk(i: &mut Instruction, op: BulkOp, lists: &mut [u32], f: &mut impl FnMut(&
     address(i, f);
     f(&mut i.b, 2, Role::Read);
     if matches!(op, BulkOp::LoadTensor | BulkOp::Load | BulkOp::LoadShared) {
-        let wide = lists[i.d as usize + bulk_list::BARRIER_WIDE];
+        let wide = lists[i.d as usize + bulk_list::BARRIER_WIDE] & 1;
         f(&mut i.c, 1 + wide, Role::Read);
     }
     let count = usize::from(i.count) + usize::from(i.has(FLAG_OPTIONAL));
@@ -365,7 +365,8 @@ fn wgmma(i: &mut Instruction, op: WgmmaOp, lists: &mut [u32], f: &mut impl FnMut
     if op != WgmmaOp::Multiply {
         return;
     }
-    let accumulators = WgmmaShape::decode(i.e).accumulators();
+    let shape = WgmmaShape::decode(i.e);
+    let accumulators = shape.accumulators();
     if i.has(FLAG_OPTIONAL) {
         list(lists, i.a, WGMMA_K / 4, 1, Role::Read, f);
     } else {
@@ -373,4 +374,7 @@ fn wgmma(i: &mut Instruction, op: WgmmaOp, lists: &mut [u32], f: &mut impl FnMut
     }
     f(&mut i.b, 2, Role::Read);
     list(lists, i.d, accumulators, 1, Role::Update, f);
+    if shape.selector.is_some() {
+        list(lists, i.d + accumulators as u32, 1, 1, Role::Read, f);
+    }
 }

@@ -19,28 +19,28 @@ pub struct SharedMemory {
     bytes: usize,
     /// Writes to each page; empty where nobody asks.
     versions: Vec<u64>,
-    /// Where bytes are zero at the start.
-    zeros: Vec<Range<usize>>,
+    /// Where all bits are set at the start.
+    set: Vec<Range<usize>>,
 }
 
 impl SharedMemory {
-    /// Uninitialised memory but for ranges of zeros. `versioned`: changes are counted.
-    pub fn new(bytes: usize, zeros: Vec<Range<usize>>, versioned: bool) -> Self {
+    /// Uninitialised memory but for ranges whose bits are set. `versioned`: changes are counted.
+    pub fn new(bytes: usize, set: Vec<Range<usize>>, versioned: bool) -> Self {
         let mut memory = SharedMemory {
             data: vec![POISON; bytes + PADDING],
             states: vec![State::Unwritten as u8; bytes + PADDING],
             bytes,
             versions: vec![0; if versioned { bytes / PAGE_BYTES + 1 } else { 0 }],
-            zeros,
+            set,
         };
-        memory.write_zeros();
+        memory.write_set();
         memory
     }
 
-    fn write_zeros(&mut self) {
-        for zeros in &self.zeros {
-            self.data[zeros.clone()].fill(0);
-            self.states[zeros.clone()].fill(State::Written as u8);
+    fn write_set(&mut self) {
+        for set in &self.set {
+            self.data[set.clone()].fill(!0);
+            self.states[set.clone()].fill(State::Written as u8);
         }
     }
 
@@ -68,7 +68,7 @@ impl SharedMemory {
     pub fn reset(&mut self) {
         self.data.fill(POISON);
         self.states.fill(State::Unwritten as u8);
-        self.write_zeros();
+        self.write_set();
     }
 
     /// Length.

@@ -21,6 +21,8 @@ pub struct Mbarrier {
     begun: u32,
     /// When `fence.mbarrier_init` showed it to the asynchronous proxy.
     shown: Option<u32>,
+    /// When each warp used it last.
+    used: Clock,
 }
 
 impl Mbarrier {
@@ -179,13 +181,12 @@ impl Race {
         self.mbarriers.insert(address, Mbarrier { begun, ..Mbarrier::default() });
     }
 
-    /// Whether a memory barrier began to live before what a warp does now.
-    pub fn mbarrier_is_known(&self, warp: u32, address: u32) -> bool {
-        let barrier = self.mbarriers.get(&address);
+    /// A warp uses a memory barrier; whether that began to live before.
+    pub fn mbarrier_is_used(&mut self, warp: u32, address: u32) -> bool {
+        let Some(barrier) = self.mbarriers.get_mut(&address) else { return true };
         let View { threads, control, .. } = &self.warps[warp as usize];
-        barrier.is_none_or(|barrier| {
-            threads.covers(barrier.begun) || barrier.shown.is_some_and(|shown| control.covers(shown))
-        })
+        barrier.used.raise(warp as usize, threads.get(warp as usize));
+        threads.covers(barrier.begun) || barrier.shown.is_some_and(|shown| control.covers(shown))
     }
 
     /// `fence.mbarrier_init`: the asynchronous proxy sees the memory barriers that a warp has made.
@@ -209,8 +210,14 @@ impl Race {
         })
     }
 
-    /// A memory barrier gives its bytes back.
-    pub fn mbarrier_ends(&mut self, offset: u32, bytes: u32) {
+    /// A memory barrier gives its bytes back to a warp. The first other one that used it, as far as this one
+    /// knows maybe only now.
+    pub fn mbarrier_ends(&mut self, warp: u32, address: u32, offset: u32, bytes: u32) -> Option<u32> {
         self.fill(offset, bytes, 0);
+        let used = self.mbarriers.get(&address)?.used.clone();
+        let View { threads, control, .. } = &self.warps[warp as usize];
+        let known = |other: usize| threads.get(other).max(control.get(other));
+        let mut others = (0..self.warps.len()).filter(|&other| other != warp as usize);
+        others.find(|&other| used.get(other) > known(other)).map(|other| other as u32)
     }
 }

@@ -255,6 +255,20 @@ impl Race {
         self.sweep(&mut Sweep::new(warp, look, true), offset, bytes)
     }
 
+    /// The same of a copy that reduces: each element strongly.
+    pub fn reduces(
+        &mut self,
+        warp: u32,
+        actor: Actor,
+        clock: u32,
+        offset: u32,
+        bytes: u32,
+    ) -> Option<Conflict> {
+        let how = BYTES | STRONG;
+        let look = Look { asynchronous: true, how, ..self.look_of(actor, clock, true) };
+        self.sweep(&mut Sweep::new(warp, look, true), offset, bytes)
+    }
+
     /// Reads of ranges by a multiplication of a warp.
     #[inline(always)]
     pub fn operand(&mut self, warp: u32, group: u32, ranges: &[Range<u32>]) -> Option<Conflict> {

@@ -127,7 +127,7 @@ fn bytes_of_a_barrier_are_nobodys() {
     let mut race = two_warps();
     race.mbarrier_begins(0, 1032, 8, 8);
     assert!(race.access(0, 12, 4, false).is_some_and(|conflict| conflict.fenceless));
-    assert!(!race.mbarrier_is_known(1, 1032));
-    race.mbarrier_ends(8, 8);
+    assert!(!race.mbarrier_is_used(1, 1032));
+    assert_eq!(race.mbarrier_ends(0, 1032, 8, 8), Some(1));
     assert!(race.access(0, 12, 4, false).is_none());
 }

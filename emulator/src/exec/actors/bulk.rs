@@ -4,13 +4,13 @@
 //! barrier's phase. A store reads shared memory between its issue and the first wait for its group, be it
 //! `wait_group.read`, and writes global memory up to `wait_group`, or to the end of the block.
 
-use super::reduce::{add, operation};
+use super::reduce::{elements, reduce, reduced};
 use crate::exec::check::trace::{Encoding, Found};
 use crate::exec::state::boxes::{Bytes, Row};
 use crate::exec::state::bulk::{Course, Issuer, Load, Store, Transfer};
 use crate::exec::state::cluster::Cluster;
 use crate::exec::state::context::{Access, Context, Flow, Stop};
-use crate::isa::ReduceOp;
+use crate::isa::{AtomicType, Reduction};
 use crate::report::FindingKind;
 use crate::report::trace::OriginKind;
 use crate::shadow::State;
@@ -37,7 +37,7 @@ pub fn land_awaited(c: &mut Context<'_>, barrier: u32) -> Flow {
 pub fn land(c: &mut Context<'_>, index: usize) -> Flow {
     c.deeds += 1;
     let load = c.bulk.loads.remove(index);
-    move_load(c, &load.transfer)?;
+    move_load(c, &load.transfer, load.reduce)?;
     let bytes = load.transfer.bytes.counted();
     if let Err(message) = c.mbarriers.complete(load.barrier, bytes) {
         return misuse(c, &load.transfer, message);
@@ -89,11 +89,11 @@ pub fn perform(c: &mut Context<'_>, index: usize) -> Flow {
         Course::Issued => read_store(c, index)?,
     };
     let Store { transfer, reduce, .. } = &c.bulk.stores[index];
-    let (t, reduce) = (transfer.clone(), *reduce);
+    let (t, how) = (transfer.clone(), *reduce);
     let mut rest = bytes.as_slice();
     for row in t.bytes.rows().into_iter().filter(Row::exists) {
         let (now, later) = rest.split_at(row.bytes as usize);
-        write_global(c, &t, &row, now, reduce)?;
+        write_global(c, &t, &row, now, how)?;
         rest = later;
     }
     Ok(())
@@ -115,7 +115,7 @@ fn read_store(c: &mut Context<'_>, index: usize) -> Result<Vec<u8>, Stop> {
 }
 
 /// From now on a store may write: others that come near before it was waited for are in its way.
-pub fn store_begins(c: &mut Context<'_>, t: &Transfer, group: u32, reduce: ReduceOp) -> Flow {
+pub fn store_begins(c: &mut Context<'_>, t: &Transfer, group: u32, how: Option<Reduction>) -> Flow {
     c.race_bulk_store(t, group);
     if c.race.is_none() {
         return Ok(());
@@ -123,13 +123,13 @@ pub fn store_begins(c: &mut Context<'_>, t: &Transfer, group: u32, reduce: Reduc
     for row in t.bytes.rows().into_iter().filter(Row::exists) {
         let (view, offset) = c.global_range(access(t, &row, true), 1)?;
         let (at, bytes) = (view.data as u64 + offset as u64, row.to - row.from);
-        c.global_bulk_writes(t, (group, reduce != ReduceOp::None), at, bytes);
+        c.global_bulk_writes(t, (group, how.is_some()), at, bytes);
     }
     Ok(())
 }
 
 /// Moves the bytes of a load.
-fn move_load(c: &mut Context<'_>, t: &Transfer) -> Flow {
+fn move_load(c: &mut Context<'_>, t: &Transfer, how: Option<Reduction>) -> Flow {
     let swizzle = t.bytes.swizzle();
     let mut buffer = Vec::new();
     let mut written = true;
@@ -141,7 +141,10 @@ fn move_load(c: &mut Context<'_>, t: &Transfer) -> Flow {
         } else if row.exists() {
             written &= read_global(c, t, &row, &mut buffer)?;
         }
-        write_shared(c, t, &row, swizzle, &buffer);
+        match how {
+            Some(how) => reduce_shared(c, t, how, &buffer),
+            None => write_shared(c, t, &row, swizzle, &buffer),
+        }
     }
     let from = if t.source_in_shared().is_some() { Space::Shared } else { Space::Global };
     report_unwritten(c, t, written, from);
@@ -177,46 +180,67 @@ fn read_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &mut [u8]) 
     }
 }
 
-fn write_global(c: &mut Context<'_>, t: &Transfer, row: &Row, buffer: &[u8], reduce: ReduceOp) -> Flow {
+fn write_global(
+    c: &mut Context<'_>,
+    t: &Transfer,
+    row: &Row,
+    buffer: &[u8],
+    how: Option<Reduction>,
+) -> Flow {
     let (view, offset) = c.global_range(access(t, row, true), 1)?;
     let part = &buffer[row.from as usize..row.to as usize];
     // SAFETY: `global_range` checked that these bytes exist; the allocation outlives the launch.
     unsafe {
         let at = view.data.add(offset);
-        if reduce == ReduceOp::None {
+        let Some(how) = how else {
             at.copy_from_nonoverlapping(part.as_ptr(), part.len());
             view.shadow.set(offset, part.len(), State::Written);
             return Ok(());
-        }
+        };
         let written = view.all_written || view.shadow.is_written(offset, part.len());
         let element = match &t.bytes {
             Bytes::Box { map, .. } => Some(map.element),
             Bytes::Plain { .. } | Bytes::Shared { .. } => None,
         };
         let before = c.trace.is_some().then(|| std::slice::from_raw_parts(at, part.len()).to_vec());
-        add(at, part, reduce, element);
+        reduce(at, part, how, element);
         if let Some(before) = before {
             let after = std::slice::from_raw_parts(at, part.len()).to_vec();
-            trace(c, t, [part, &before, &after], operation(reduce, element));
+            trace(c, t, [part, &before, &after], elements(how, element).0);
         }
-        if !written && c.checks_uninitialised() {
-            let kind = FindingKind::UninitialisedRead { space: Space::Global };
-            c.report(kind, t.pc, t.issuer.warp, t.issuer.lane, |_| {
-                "bulk reduction into bytes not all of which were written".to_string()
-            });
-        }
+        report_unwritten_target(c, t, written, Space::Global);
     }
     Ok(())
 }
 
+/// Reduces bytes into shared memory.
+fn reduce_shared(c: &mut Context<'_>, t: &Transfer, how: Reduction, part: &[u8]) {
+    let mut before = vec![0; part.len()];
+    let written = copy_from_shared(c, t.shared, &mut before);
+    let after = reduced(&before, part, how);
+    let offset = c.shared_offset(t.shared) as usize;
+    // SAFETY: the range was checked at the issue of the copy.
+    unsafe { c.shared.data().add(offset).copy_from_nonoverlapping(after.as_ptr(), after.len()) };
+    report_unwritten_target(c, t, written, Space::Shared);
+}
+
+fn report_unwritten_target(c: &mut Context<'_>, t: &Transfer, written: bool, space: Space) {
+    if !written && c.checks_uninitialised() {
+        let kind = FindingKind::UninitialisedRead { space };
+        c.report(kind, t.pc, t.issuer.warp, t.issuer.lane, |_| {
+            "bulk reduction into bytes not all of which were written".to_string()
+        });
+    }
+}
+
 /// Looks at sums for those that are not finite: what was added, what was there before, and after.
 #[cold]
-fn trace(c: &mut Context<'_>, t: &Transfer, bytes: [&[u8]; 3], operation: ReduceOp) {
-    let (encoding, size) = match operation {
-        ReduceOp::AddF16 => (Encoding::F16(0), 2),
-        ReduceOp::AddBf16 => (Encoding::Bf16(0), 2),
-        ReduceOp::AddF32 => (Encoding::F32, 4),
-        ReduceOp::AddF64 => (Encoding::F64, 8),
+fn trace(c: &mut Context<'_>, t: &Transfer, bytes: [&[u8]; 3], ty: AtomicType) {
+    let (encoding, size) = match ty {
+        AtomicType::F16 => (Encoding::F16(0), 2),
+        AtomicType::Bf16 => (Encoding::Bf16(0), 2),
+        AtomicType::F32 => (Encoding::F32, 4),
+        AtomicType::F64 => (Encoding::F64, 8),
         _ => return,
     };
     for index in 0..bytes[0].len() / size {

@@ -2,5 +2,5 @@
 
 pub mod async_copy;
 pub mod bulk;
-mod reduce;
+pub mod reduce;
 pub mod wgmma;

@@ -1,56 +1,71 @@
-//! Additions that a bulk copy makes in global memory, element after element.
+//! What a reducing bulk copy makes of the memory that it goes to, element after element.
 
-use crate::exec::values::float::add_flushed;
-use crate::exec::values::half::{Bfloat, Format, Half};
-use crate::isa::ReduceOp;
+use crate::exec::ops::atomic::apply;
+use crate::isa::{AtomicType, Reduction};
 use crate::tensor_map::TensorMapElement;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// Adds elements to memory, each atomically.
+/// Reduces elements into memory, each atomically.
 ///
 /// # Safety
 ///
 /// As many bytes as `part` has lie at `at`, aligned to the element.
-pub unsafe fn add(at: *mut u8, part: &[u8], reduce: ReduceOp, element: Option<TensorMapElement>) {
+pub unsafe fn reduce(at: *mut u8, part: &[u8], how: Reduction, element: Option<TensorMapElement>) {
+    let (ty, bytes) = elements(how, element);
     macro_rules! each {
-        ($type:ty, $atomic:ty, $sum:expr) => {
+        ($type:ty, $atomic:ty) => {
             for (index, bytes) in part.chunks_exact(size_of::<$type>()).enumerate() {
                 let value = <$type>::from_le_bytes(bytes.try_into().expect("chunks of this size"));
                 // SAFETY: the caller vouches for range and alignment.
                 let cell = unsafe { <$atomic>::from_ptr(at.cast::<$type>().add(index)) };
-                let next = |old: $type| Some($sum(old, value));
+                let next = |old: $type| {
+                    Some(apply(how.op, ty, true, u64::from(old), u64::from(value), 0) as $type)
+                };
                 let _ = cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
             }
         };
     }
-    fn half<T: Format>(a: u16, b: u16) -> u16 {
-        T::from_f32(T::from_bits(a).to_f32() + T::from_bits(b).to_f32()).bits()
-    }
-    let double = |a: u64, b: u64| (f64::from_bits(a) + f64::from_bits(b)).to_bits();
-    match operation(reduce, element) {
-        ReduceOp::AddF32 => each!(u32, AtomicU32, add_flushed),
-        ReduceOp::AddF64 => each!(u64, AtomicU64, double),
-        ReduceOp::AddU32 => each!(u32, AtomicU32, u32::wrapping_add),
-        ReduceOp::AddU64 => each!(u64, AtomicU64, u64::wrapping_add),
-        ReduceOp::AddF16 => each!(u16, AtomicU16, half::<Half>),
-        ReduceOp::AddBf16 => each!(u16, AtomicU16, half::<Bfloat>),
-        ReduceOp::None | ReduceOp::AddElement => match element.map(TensorMapElement::bytes) {
-            Some(2) => each!(u16, AtomicU16, u16::wrapping_add),
-            _ => each!(u8, AtomicU8, u8::wrapping_add),
-        },
+    match bytes {
+        1 => each!(u8, AtomicU8),
+        2 => each!(u16, AtomicU16),
+        4 => each!(u32, AtomicU32),
+        _ => each!(u64, AtomicU64),
     }
 }
 
-/// What is added, and how.
-pub fn operation(reduce: ReduceOp, element: Option<TensorMapElement>) -> ReduceOp {
+/// The same of memory that belongs to one cluster, of which `before` is a copy.
+pub fn reduced(before: &[u8], part: &[u8], how: Reduction) -> Vec<u8> {
+    let (ty, bytes) = elements(how, None);
+    let number =
+        |bytes: &[u8]| bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
+    let pairs = before.chunks_exact(bytes).zip(part.chunks_exact(bytes));
+    pairs
+        .flat_map(|(old, value)| {
+            let new = apply(how.op, ty, true, number(old), number(value), 0).to_le_bytes();
+            new.into_iter().take(bytes)
+        })
+        .collect()
+}
+
+/// The type of the elements, and their bytes.
+pub fn elements(how: Reduction, element: Option<TensorMapElement>) -> (AtomicType, usize) {
     use TensorMapElement as E;
-    match (reduce, element) {
-        (ReduceOp::AddElement, Some(E::F32)) => ReduceOp::AddF32,
-        (ReduceOp::AddElement, Some(E::F64)) => ReduceOp::AddF64,
-        (ReduceOp::AddElement, Some(E::F16)) => ReduceOp::AddF16,
-        (ReduceOp::AddElement, Some(E::Bf16)) => ReduceOp::AddBf16,
-        (ReduceOp::AddElement, Some(E::U32 | E::I32)) => ReduceOp::AddU32,
-        (ReduceOp::AddElement, Some(E::U64 | E::I64)) => ReduceOp::AddU64,
-        (reduce, _) => reduce,
-    }
+    let ty = how.ty.unwrap_or(match element {
+        Some(E::F32) => AtomicType::F32,
+        Some(E::F64) => AtomicType::F64,
+        Some(E::F16) => AtomicType::F16,
+        Some(E::Bf16) => AtomicType::Bf16,
+        Some(E::U32) => AtomicType::U32,
+        Some(E::I32) => AtomicType::S32,
+        Some(E::U64) => AtomicType::U64,
+        Some(E::I64) => AtomicType::S64,
+        _ => AtomicType::B16,
+    });
+    let bytes = match ty {
+        AtomicType::B16 => element.map_or(2, |element| element.bytes() as usize),
+        AtomicType::F16 | AtomicType::Bf16 => 2,
+        AtomicType::B64 | AtomicType::U64 | AtomicType::S64 | AtomicType::F64 => 8,
+        _ => 4,
+    };
+    (ty, bytes)
 }

@@ -2,6 +2,7 @@
 
 mod flight;
 mod global_race;
+mod mbarrier;
 mod poison;
 mod poison_matrix;
 pub mod race;

@@ -3,7 +3,6 @@
 use super::strong::Strength;
 use crate::exec::state::bulk::{Issuer, Transfer};
 use crate::exec::state::context::Context;
-use crate::exec::state::mbarrier::MBARRIER_BYTES;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::registers::{LANES, lanes};
@@ -14,22 +13,21 @@ use crate::shadow::actor::Actor;
 use crate::shadow::cells::Sweep;
 use crate::shadow::global::Touch;
 use crate::shadow::lanes::{LaneConflict, Words};
-use crate::shadow::orders::Scope;
 use crate::shadow::race::{Conflict, Race, WORD};
 use crate::space::Space;
 
 /// Where an access happens, for reports.
 #[derive(Clone, Copy)]
-struct At {
-    pc: u32,
-    warp: u32,
-    lane: u32,
+pub(super) struct At {
+    pub pc: u32,
+    pub warp: u32,
+    pub lane: u32,
 }
 
 impl Context<'_> {
     /// Reports what an access met.
     #[inline(always)]
-    fn race_report(&mut self, at: At, conflict: Option<Conflict>) {
+    pub(super) fn race_report(&mut self, at: At, conflict: Option<Conflict>) {
         if let Some(conflict) = conflict {
             self.race_report_slowly(at, conflict, false);
         }
@@ -148,16 +146,6 @@ impl Context<'_> {
         (self.environment.families.race_copies_end)(self, w, window, bytes, pc);
     }
 
-    /// A warp uses a memory barrier, which must have begun to live before.
-    pub fn race_mbarrier_used(&mut self, w: &Warp, lane: u32, address: u32) {
-        if self.race.as_ref().is_none_or(|race| race.mbarrier_is_known(w.id, address)) {
-            return;
-        }
-        self.report(FindingKind::MbarrierMisuse, w.pc, w.id, lane, |_| {
-            format!("another warp initialised the mbarrier at {address:#x}, and nothing orders the two")
-        });
-    }
-
     /// Strong accesses of a warp; whether there was a conflict.
     #[inline(never)]
     fn race_strong(
@@ -187,53 +175,6 @@ impl Context<'_> {
         swap_in(self.environment.kernel, one, self.environment.kernel, other)
     }
 
-    /// Lanes of a warp arrive at a memory barrier.
-    pub fn race_release_to_mbarrier(
-        &mut self,
-        (warp, lanes): (u32, u32),
-        address: u32,
-        scope: Scope,
-        relaxed: bool,
-    ) {
-        let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
-        match &mut self.race {
-            Some(race) if relaxed => race.relaxed_to_mbarrier(warp, address, phase, scope),
-            Some(race) => race.release_to_mbarrier((warp, lanes), address, phase, scope),
-            None => {}
-        }
-    }
-
-    /// A warp has seen a phase complete; without a scope, by a `relaxed` wait. How many arrivals of its own
-    /// that comes after.
-    pub fn race_acquire_from_mbarrier(&mut self, warp: u32, address: u32, scope: Option<Scope>) -> u32 {
-        let phase = self.mbarriers.get(address).map_or(0, |barrier| barrier.phase);
-        match &mut self.race {
-            Some(race) => race.acquire_from_mbarrier(warp, address, phase, scope),
-            None => 0,
-        }
-    }
-
-    /// `fence.mbarrier_init`.
-    pub fn race_mbarrier_fence(&mut self, warp: u32) {
-        if let Some(race) = &mut self.race {
-            race.mbarrier_fence(warp);
-        }
-    }
-
-    /// A bulk copy is to complete at a memory barrier, which the asynchronous proxy must see.
-    pub fn race_mbarrier_copied_to(&mut self, w: &Warp, lane: u32, address: u32) {
-        self.race_mbarrier_used(w, lane, address);
-        if self.race.as_ref().is_none_or(|race| race.mbarrier_is_shown(w.id, address)) {
-            return;
-        }
-        self.report(FindingKind::MissingMbarrierFence, w.pc, w.id, lane, |_| {
-            format!(
-                "a bulk copy completes at the mbarrier at {address:#x}, which was initialised with no \
-                 fence.mbarrier_init or fence.proxy.async behind it"
-            )
-        });
-    }
-
     /// A warp arrives at a named barrier.
     pub fn race_release_to_barrier(&mut self, warp: u32, id: u32) {
         if let Some(race) = &mut self.race {
@@ -248,28 +189,9 @@ impl Context<'_> {
         }
     }
 
-    /// A memory barrier begins to live.
-    pub fn race_mbarrier_begins(&mut self, w: &Warp, lane: u32, address: u32) {
-        let offset = self.shared_offset(address);
-        let Some(race) = &mut self.race else { return };
-        race.pc = w.pc;
-        let conflict = race.access(w.id, offset, MBARRIER_BYTES, true);
-        race.mbarrier_begins(w.id, address, offset, MBARRIER_BYTES);
-        self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
-    }
-
-    /// A memory barrier ends.
-    pub fn race_mbarrier_ends(&mut self, w: &Warp, lane: u32, address: u32) {
-        let offset = self.shared_offset(address);
-        let Some(race) = &mut self.race else { return };
-        race.pc = w.pc;
-        race.mbarrier_ends(offset, MBARRIER_BYTES);
-        let conflict = race.access(w.id, offset, MBARRIER_BYTES, true);
-        self.race_report(At { pc: w.pc, warp: w.id, lane }, conflict);
-    }
-
     /// A bulk load will write shared memory in the current phase of a barrier.
-    pub fn race_bulk_load(&mut self, transfer: &Transfer, barrier: u32) {
+    /// One that reduces is in no other such one's way.
+    pub fn race_bulk_load(&mut self, transfer: &Transfer, barrier: u32, reduces: bool) {
         let offset = self.shared_offset(transfer.shared);
         let source = transfer.source_in_shared().map(|source| self.shared_offset(source));
         let phase = self.mbarriers.get(barrier).map_or(0, |barrier| barrier.phase);
@@ -280,8 +202,11 @@ impl Context<'_> {
         let bytes = transfer.bytes.shared();
         let read =
             source.and_then(|source| race.asynchronous(warp, actor, phase + 1, source, bytes, false));
-        let conflict = race.asynchronous(warp, actor, phase + 1, offset, bytes, true).or(read);
-        self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
+        let conflict = match reduces {
+            true => race.reduces(warp, actor, phase + 1, offset, bytes),
+            false => race.asynchronous(warp, actor, phase + 1, offset, bytes, true),
+        };
+        self.race_report(At { pc: transfer.pc, warp, lane }, conflict.or(read));
         self.race_bulk_lanes(transfer, true);
         self.remote_completes((transfer.pc, warp, lane), barrier);
     }

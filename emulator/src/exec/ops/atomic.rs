@@ -254,7 +254,8 @@ unsafe fn update(
     }
 }
 
-fn apply(op: AtomicOp, ty: AtomicType, ftz: bool, old: u64, operand: u64, second: u64) -> u64 {
+/// What an operation makes of a value and its operands; sums of f32 flush subnormal numbers where `ftz`.
+pub fn apply(op: AtomicOp, ty: AtomicType, ftz: bool, old: u64, operand: u64, second: u64) -> u64 {
     match op {
         AtomicOp::Exchange => operand,
         AtomicOp::CompareExchange => {

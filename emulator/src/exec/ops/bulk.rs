@@ -1,6 +1,7 @@
 //! `cp.async.bulk`, `cp.reduce.async.bulk` and their groups, lane after lane.
 
 use crate::exec::actors::bulk;
+use crate::exec::actors::reduce::elements;
 use crate::exec::check::window::addresses;
 use crate::exec::state::boxes::Bytes;
 use crate::exec::state::bulk::{Course, Issuer, Load, Store, Transfer};
@@ -9,7 +10,7 @@ use crate::exec::state::context::{Access, Context, Flow, Stop};
 use crate::exec::state::mbarrier::MBARRIER_BYTES;
 use crate::exec::state::warp::Warp;
 use crate::exec::values::registers::lanes;
-use crate::isa::{BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, Instruction, Op, ReduceOp, bulk_list};
+use crate::isa::{BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, Instruction, Op, Reduction, bulk_list};
 use crate::memory::Refusal;
 use crate::options::Schedule;
 use crate::report::FindingKind;
@@ -136,7 +137,8 @@ fn load(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow 
     let lists = &c.environment.kernel.data.code.lists;
     let list = &lists[i.d as usize..];
     let lane = issuer.lane as usize;
-    let base = match list[bulk_list::BARRIER_WIDE] {
+    let reduce = Reduction::decode(list[bulk_list::BARRIER_WIDE] >> 1);
+    let base = match list[bulk_list::BARRIER_WIDE] & 1 {
         0 => u64::from(w.registers.row32(i.c)[lane].wrapping_add(list[bulk_list::FIRST])),
         _ => w.registers.row64(i.c)[lane].wrapping_add(i64::from(list[bulk_list::FIRST] as i32) as u64),
     };
@@ -166,7 +168,7 @@ fn load(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow 
                 return c.refuse(Access { address, ..at }, Refusal::Ended);
             }
             let shared = place(transfer.shared);
-            issue(c, w, Transfer { shared, ..transfer.clone() }, place(barrier))?;
+            issue(c, w, Transfer { shared, ..transfer.clone() }, place(barrier), reduce)?;
         }
         return Ok(());
     }
@@ -177,11 +179,17 @@ fn load(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow 
         );
         return Err(invalid(c, w, issuer, message));
     }
-    issue(c, w, transfer, barrier)
+    issue(c, w, transfer, barrier, reduce)
 }
 
 /// A load to one block that completes at a barrier of that.
-fn issue(c: &mut Context<'_>, w: &Warp, transfer: Transfer, barrier: u32) -> Flow {
+fn issue(
+    c: &mut Context<'_>,
+    w: &Warp,
+    transfer: Transfer,
+    barrier: u32,
+    reduce: Option<Reduction>,
+) -> Flow {
     let Issuer { warp, lane } = transfer.issuer;
     if c.mbarriers.get(barrier).is_none() {
         let message = format!("there is no mbarrier at {barrier:#x}: it was not initialised");
@@ -191,9 +199,9 @@ fn issue(c: &mut Context<'_>, w: &Warp, transfer: Transfer, barrier: u32) -> Flo
     c.statistics.async_copies += 1;
     c.race_mbarrier_copied_to(w, lane, barrier);
     c.region_bulk(w, &transfer);
-    c.race_bulk_load(&transfer, barrier);
+    c.race_bulk_load(&transfer, barrier, reduce.is_some());
     let late = c.draws_late();
-    c.bulk.loads.push(Load { transfer, barrier, late });
+    c.bulk.loads.push(Load { transfer, barrier, reduce, late });
     c.mbarriers.woken.push(barrier);
     if c.environment.options.schedule == Schedule::Eager {
         bulk::land(c, c.bulk.loads.len() - 1)?;
@@ -204,7 +212,13 @@ fn issue(c: &mut Context<'_>, w: &Warp, transfer: Transfer, barrier: u32) -> Flo
 fn store(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow {
     let transfer = transfer(c, w, i, issuer, true)?;
     let number = c.environment.kernel.data.code.lists[i.d as usize + bulk_list::FIRST];
-    let reduce = ReduceOp::ALL[number as usize];
+    let reduce = Reduction::decode(number);
+    if let (Some(how), Bytes::Box { map, .. }) = (reduce, &transfer.bytes)
+        && !how.op.is_of(elements(how, Some(map.element)).0)
+    {
+        let message = format!("{:?} of elements of type {:?} in bulk", how.op, map.element);
+        return Err(invalid(c, w, issuer, message));
+    }
     let groups = c.bulk.groups.entry(issuer).or_default();
     groups.open += 1;
     let group = groups.committed;

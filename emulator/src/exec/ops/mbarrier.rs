@@ -87,16 +87,18 @@ pub fn run(
         lanes(m).for_each(|lane| c.remote_completes((w.pc, w.id, lane as u32), addresses[lane]));
     }
     let mut tokens = [0; LANES];
-    let mut released = None;
+    let mut used = None;
     for lane in lanes(m) {
         let (address, value) = (addresses[lane], values[lane]);
         check_block(c, w, i, (lane, address), op)?;
         let arrives = op.gives_token() || op == MbarrierOp::CompleteStore && i.e & LATER == 0;
-        if arrives && released.replace(address) != Some(address) {
-            c.race_release_to_mbarrier((w.id, m), address, scope(i), i.has(FLAG_RELAXED));
-        }
-        if op != MbarrierOp::Init {
-            c.race_mbarrier_used(w, lane as u32, address);
+        if used.replace(address) != Some(address) {
+            if op != MbarrierOp::Init {
+                c.race_mbarrier_used(w, lane as u32, address);
+            }
+            if arrives {
+                c.race_release_to_mbarrier((w.id, m), address, scope(i), i.has(FLAG_RELAXED));
+            }
         }
         let result = match op {
             MbarrierOp::Init => c.mbarriers.init(address, value),
@@ -141,12 +143,14 @@ pub fn poll(
     let addresses = barriers(c, w, i, m)?;
     let mut complete = 0;
     let mut waits = None;
-    let mut acquired = None;
+    let (mut used, mut acquired) = (None, None);
     let mut arrivals = u32::MAX;
     for lane in lanes(m) {
         let address = addresses[lane];
         check_block(c, w, i, (lane, address), op)?;
-        c.race_mbarrier_used(w, lane as u32, address);
+        if used.replace(address) != Some(address) {
+            c.race_mbarrier_used(w, lane as u32, address);
+        }
         let mut asked = ask(c, w, i, op, lane, address);
         if asked == Ok(false) {
             bulk::land_awaited(c, address)?;

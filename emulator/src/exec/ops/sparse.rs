@@ -1,4 +1,5 @@
-//! `mma.sp`: A with half of its values left out, which are zero. Metadata says where the others stand.
+//! `mma.sp`: A with half of its values left out, which are zero. Metadata says where the others stand. Each warp
+//! has that of its rows, also of a `wgmma.mma_async.sp`.
 //!
 //! Of each four values of a row two are kept, of tf32 one of each two, and of 4 bits two pairs of each four
 //! pairs. Each has an index of two bits, in the order of k; tf32 has two of them, the halves of the number. A
@@ -60,20 +61,20 @@ fn column(
     }
 }
 
-/// `d = a * b + c`.
-pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) -> Flow {
-    let lists = &c.environment.kernel.data.code.lists;
-    let shape = MatrixShape::decode(i.immediate);
-    let Some(Fragments { a, b, d, packed, .. }) = Fragments::of_instruction(i) else { return Ok(()) };
-    let list = |at: u32, count: usize| &lists[at as usize..at as usize + count];
-    let (list_a, list_b, list_c, list_d) = (list(i.a, a), list(i.b, b), list(i.c, d), list(i.d, d));
-    let metadata = *w.registers.row32(i.e);
-    let how = (usize::from(i.count), i.has(FLAG_VARIANT));
-    let mut left: Vec<(usize, Number)> = Vec::with_capacity(shape.rows * shape.k / 2);
+/// The columns of A in which the values of its rows stand, row after row. Metadata that is not valid is a
+/// finding.
+pub fn columns(
+    c: &mut Context<'_>,
+    w: &Warp,
+    metadata: &[u32; LANES],
+    shape: &MatrixShape,
+    how: (usize, bool),
+) -> Result<Vec<usize>, Stop> {
+    let mut columns = Vec::with_capacity(shape.rows * shape.k / 2);
     for row in 0..shape.rows {
         for kept in 0..shape.k / 2 {
-            let column = match column(&metadata, &shape, how, row, kept) {
-                Ok(column) => column,
+            match column(metadata, shape, how, row, kept) {
+                Ok(column) => columns.push(column),
                 Err(lane) => {
                     let word = metadata[lane];
                     c.report(FindingKind::InvalidOperand, w.pc, w.id, lane as u32, |_| {
@@ -85,10 +86,25 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) -> Flow {
                     });
                     return Err(Stop);
                 }
-            };
-            left.push((column, element(&w.registers, list_a, (shape.a, 2), (row, kept))));
+            }
         }
     }
+    Ok(columns)
+}
+
+/// `d = a * b + c`.
+pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) -> Flow {
+    let lists = &c.environment.kernel.data.code.lists;
+    let shape = MatrixShape::decode(i.immediate);
+    let Some(Fragments { a, b, d, packed, .. }) = Fragments::of_instruction(i) else { return Ok(()) };
+    let list = |at: u32, count: usize| &lists[at as usize..at as usize + count];
+    let (list_a, list_b, list_c, list_d) = (list(i.a, a), list(i.b, b), list(i.c, d), list(i.d, d));
+    let metadata = *w.registers.row32(i.e);
+    let how = (usize::from(i.count), i.has(FLAG_VARIANT));
+    let columns = columns(c, w, &metadata, &shape, how)?;
+    let places = (0..shape.rows).flat_map(|row| (0..shape.k / 2).map(move |kept| (row, kept)));
+    let values = places.map(|place| element(&w.registers, list_a, (shape.a, 2), place));
+    let left: Vec<(usize, Number)> = columns.into_iter().zip(values).collect();
     let per_row = if packed { 1 } else { 2 };
     let mut out = vec![[0u32; LANES]; d];
     for (register, out) in out.iter_mut().enumerate() {

@@ -3,7 +3,7 @@
 //! When they happen stands with [`crate::exec::actors::bulk`].
 
 use super::boxes::Bytes;
-use crate::isa::ReduceOp;
+use crate::isa::Reduction;
 use crate::shadow::knowledge::Foreign;
 use std::collections::BTreeMap;
 
@@ -39,6 +39,8 @@ pub struct Load {
     pub transfer: Transfer,
     /// Address of its barrier.
     pub barrier: u32,
+    /// What it does with the bytes before.
+    pub reduce: Option<Reduction>,
     /// Whether it lands when nothing else can happen, however long it is waited for.
     pub late: bool,
 }
@@ -58,7 +60,7 @@ pub enum Course {
 #[derive(Debug)]
 pub struct Store {
     pub transfer: Transfer,
-    pub reduce: ReduceOp,
+    pub reduce: Option<Reduction>,
     /// Its number among the groups of its issuer.
     pub group: u32,
     pub course: Course,

@@ -21,7 +21,7 @@ use crate::options::{Launch, Options, Schedule};
 use crate::report::trace::Trace;
 use crate::report::{Finding, FindingKind, Statistics};
 use crate::shadow::race::Race;
-use crate::space::{Address, PARAM_WINDOW, RANK_SHIFT, SHARED_BASE, SYSTEM_SHARED_ZEROS, Space};
+use crate::space::{Address, PARAM_WINDOW, RANK_SHIFT, SHARED_BASE, SYSTEM_SHARED_SET, Space};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -186,13 +186,13 @@ fn new_race(environment: &Environment<'_>) -> Option<Race> {
     })
 }
 
-/// What of the cluster's shared memory is zero at the start: of each block the same.
-fn zeros(environment: &Environment<'_>) -> Vec<Range<usize>> {
+/// Where bits of the cluster's shared memory are set at the start: in each block the same.
+fn set_at_start(environment: &Environment<'_>) -> Vec<Range<usize>> {
     let cluster = &environment.cluster;
     let of_block = |start: u32| {
         (0..cluster.blocks).map(move |rank| {
             let start = cluster.start(rank) + start;
-            start as usize..(start + SYSTEM_SHARED_ZEROS) as usize
+            start as usize..(start + SYSTEM_SHARED_SET) as usize
         })
     };
     environment.kernel.data.system_shared.into_iter().flat_map(of_block).collect()
@@ -205,7 +205,7 @@ impl<'a> Context<'a> {
             number,
             shared: SharedMemory::new(
                 environment.cluster.all_bytes() as usize,
-                zeros(environment),
+                set_at_start(environment),
                 environment.code().asynchronous,
             ),
             barriers: new_barriers(environment),

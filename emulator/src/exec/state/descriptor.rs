@@ -10,8 +10,6 @@
 //! "Rows" are those of A, or the columns of B; k runs along the other side. Eight rows of up to 128
 //! bytes make an atom, in which the swizzle exchanges 16-byte pieces.
 
-use crate::isa::WGMMA_K;
-
 /// Bytes of a piece that stays together.
 pub const PIECE_BYTES: u32 = 16;
 /// Elements of a piece.
@@ -43,7 +41,7 @@ impl Descriptor {
         let Descriptor { start, leading, stride, span, .. } = *self;
         let offset = match (transposed, span) {
             (false, 16) => row % 8 * 16 + row / 8 * stride + k / 8 * leading,
-            (false, _) => row % 8 * span + row / 8 * stride + k * 2,
+            (false, _) => row % 8 * span + row / 8 * stride + k * 2 / span * leading + k * 2 % span,
             (true, 16) => k % 8 * 16 + row / 8 * stride + k / 8 * leading,
             (true, _) => {
                 let along = span / 2;
@@ -55,10 +53,9 @@ impl Descriptor {
         address ^ (line & (span / 16 - 1)) << 4
     }
 
-    /// The addresses of all pieces of an operand of so many rows: by row and then k, or transposed, by k
-    /// and then row.
-    pub fn pieces(&self, rows: u32, transposed: bool) -> Vec<u32> {
-        let k = WGMMA_K as u32;
+    /// The addresses of all pieces of an operand of so many rows and of so many k of 16 bits: by row and then
+    /// k, or transposed, by k and then row.
+    pub fn pieces(&self, rows: u32, k: u32, transposed: bool) -> Vec<u32> {
         let (outer, inner) = if transposed { (k, rows) } else { (rows, k) };
         let place = |outer: u32, inner: u32| {
             if transposed { self.piece(inner, outer, true) } else { self.piece(outer, inner, false) }
@@ -104,11 +101,20 @@ mod tests {
     }
 
     #[test]
+    fn atoms_of_16_values_follow_on_each_other_where_k_is_more() {
+        let d = Descriptor::decode(bits(1024, 4096, 256, 3));
+        assert_eq!(d.piece(1, 24, false), 1024 + 4096 + 32 + 16);
+        assert_eq!(d.pieces(8, 32, false)[..4], [1024, 1040, 5120, 5136]);
+        let whole = Descriptor::decode(bits(4096, 0, 1024, 1));
+        assert_eq!(whole.piece(0, 24, false), 4096 + 48);
+    }
+
+    #[test]
     fn transposed_atoms_run_along_the_rows() {
         let d = Descriptor::decode(bits(2048, 8192, 1024, 1));
         assert_eq!(d.piece(8, 0, true), 2048 + 16);
         assert_eq!(d.piece(72, 9, true), 2048 + 8192 + 1024 + 128);
-        assert_eq!(d.pieces(64, true).len(), 16 * 8);
-        assert_eq!(d.pieces(64, true)[8], d.piece(0, 1, true));
+        assert_eq!(d.pieces(64, 16, true).len(), 16 * 8);
+        assert_eq!(d.pieces(64, 16, true)[8], d.piece(0, 1, true));
     }
 }

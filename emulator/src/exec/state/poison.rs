@@ -3,7 +3,9 @@
 use crate::exec::values::registers::{LANES, Registers, lanes};
 use crate::isa::operands::{Role, visit, visit_predicates};
 use crate::isa::types::combine;
-use crate::isa::{Code, FLAG_NEGATE_SOURCE, Instruction, IntegerOp, Op, PredicateOp, WgmmaOp};
+use crate::isa::{
+    Code, FLAG_NEGATE_SOURCE, Instruction, IntegerOp, Op, PredicateOp, WgmmaOp, WgmmaShape,
+};
 use crate::space::Space;
 use std::collections::HashMap;
 
@@ -182,9 +184,15 @@ impl Poison {
             all.join(&self.of(i.a, count).only(holds()));
             all.join(&self.of(i.b, count).only(!holds()));
         } else {
-            // Accumulators are read where the multiplication accumulates.
-            let updates = if i.op == Op::Wgmma(WgmmaOp::Multiply) { holds() } else { !0 };
+            // Accumulators are read where the multiplication accumulates, and metadata in some lanes.
+            let multiplies = i.op == Op::Wgmma(WgmmaOp::Multiply);
+            let updates = if multiplies { holds() } else { !0 };
+            let metadata = if multiplies { metadata(i, &lists) } else { None };
             visit(&mut i.clone(), &mut lists, &mut |&mut row, count, role| match role {
+                Role::Read if metadata.is_some_and(|(metadata, _)| metadata == row) => {
+                    let lanes = metadata.map_or(!0, |(_, lanes)| lanes);
+                    all.join(&self.of(row, count).only(lanes));
+                }
                 Role::Read => all.join(&self.of(row, count)),
                 Role::Update => all.join(&self.of(row, count).only(updates)),
                 Role::Write => {}
@@ -287,4 +295,12 @@ impl Poison {
         });
         self.lists = lists;
     }
+}
+
+/// The row of the metadata of a multiplication by a warpgroup, and the lanes that have any.
+fn metadata(i: &Instruction, lists: &[u32]) -> Option<(u32, u32)> {
+    let shape = WgmmaShape::decode(i.e);
+    let (first, count) = shape.of_warp().metadata_lanes(usize::from(shape.selector?));
+    let of_row = ((1u32 << count) - 1) << first;
+    Some((lists[i.d as usize + shape.accumulators()], of_row * 0x1111_1111))
 }

@@ -19,11 +19,18 @@ pub struct Key {
     pub ty: MatrixType,
     /// The rank of the block.
     pub rank: u32,
+    /// k, of 16 bits.
+    pub k: u32,
 }
 
 impl Key {
     pub fn new(descriptor: u64, rows: u32, transposed: bool, (ty, rank): (MatrixType, u32)) -> Self {
-        Key { descriptor, rows, transposed, ty, rank }
+        Key { descriptor, rows, transposed, ty, rank, k: WGMMA_K as u32 }
+    }
+
+    /// With twice as much of k: B, where A is sparse.
+    pub fn wide(self, is_wide: bool) -> Self {
+        Key { k: (WGMMA_K as u32) << u32::from(is_wide), ..self }
     }
 }
 
@@ -65,7 +72,7 @@ impl Tiles {
         if let Some(&place) = self.places.get(&key) {
             return Ok(place);
         }
-        let mut pieces = Descriptor::decode(key.descriptor).pieces(key.rows, key.transposed);
+        let mut pieces = Descriptor::decode(key.descriptor).pieces(key.rows, key.k, key.transposed);
         let end = SHARED_BASE + cluster.bytes;
         let outside = |&&piece: &&u32| piece < SHARED_BASE || piece + PIECE_BYTES > end;
         if let Some(&piece) = pieces.iter().find(outside) {
@@ -91,19 +98,19 @@ impl Tiles {
         &self.tiles[place]
     }
 
-    /// The elements of an operand, of so many bits each, as shared memory has them now: `row * k + k`.
+    /// The elements of an operand, of so many bits each and k of them in a row, as shared memory has them now:
+    /// `row * k + k`.
     pub fn elements(
         &self,
         place: usize,
         transposed: bool,
-        bits: usize,
+        (k, bits): (usize, usize),
         shared: &mut SharedMemory,
     ) -> Vec<u64> {
         let pieces = &self.tiles[place].pieces;
         let in_piece = PIECE_BYTES as usize * 8 / bits;
-        let k = 2 * in_piece;
-        let rows = pieces.len() / 2;
-        let per_line = if transposed { rows / PIECE } else { 2 };
+        let rows = pieces.len() * in_piece / k;
+        let per_line = if transposed { rows / PIECE } else { k / in_piece };
         let data = shared.data();
         let mut values = vec![0; rows * k];
         for (index, &piece) in pieces.iter().enumerate() {
@@ -199,11 +206,11 @@ mod tests {
     #[test]
     fn pieces_that_follow_on_each_other_are_one_range() {
         // Sixteen of k are 32 bytes, whichever way the two halves are exchanged.
-        let found = ranges(&swizzled(0).pieces(8, false));
+        let found = ranges(&swizzled(0).pieces(8, 16, false));
         let start = |row: u32| row * 128 + (row / 2 * 32);
         assert_eq!(found, (0..8).map(|row| start(row)..start(row) + 32).collect::<Vec<_>>());
         // Along the rows whole lines belong together, and these are neighbours.
-        let whole = ranges(&swizzled(2048).pieces(64, true));
+        let whole = ranges(&swizzled(2048).pieces(64, 16, true));
         assert_eq!((whole.len(), &whole[0]), (1, &(2048..4096)));
         assert_eq!(
             ranges(&[1, 1, 0, 3].map(|piece| SHARED_BASE + piece * PIECE_BYTES)),

@@ -21,6 +21,8 @@ pub struct Pending {
 #[derive(Clone, Debug, Default)]
 pub struct WgmmaQueue {
     pub pending: VecDeque<Pending>,
+    /// Of each of them that is sparse, the columns of A in which the values of the warp's rows stand.
+    pub columns: VecDeque<Vec<usize>>,
     /// Groups committed.
     pub committed: u32,
 }
@@ -29,6 +31,7 @@ impl WgmmaQueue {
     /// Forgets everything, for the next block.
     pub fn clear(&mut self) {
         self.pending.clear();
+        self.columns.clear();
         self.committed = 0;
     }
 

@@ -7,6 +7,7 @@ mod multiply;
 mod other;
 mod trace;
 
+use crate::exec::ops::sparse;
 use crate::exec::state::context::{Context, Flow, Stop};
 use crate::exec::state::tiles::Key;
 use crate::exec::state::warp::Warp;
@@ -61,7 +62,14 @@ pub fn issue(c: &mut Context<'_>, w: &mut Warp, i: &Instruction) -> Flow {
     let left_key = Key::new(a, ROWS, shape.transpose_a, (shape.a, rank));
     let left = if from_registers { None } else { Some(place(c, w, left_key, "A")?) };
     let right_key = Key::new(b, shape.columns, shape.transpose_b, (shape.b, rank));
-    let right = place(c, w, right_key, "B")?;
+    let right = place(c, w, right_key.wide(shape.selector.is_some()), "B")?;
+    if let Some(selector) = shape.selector {
+        let metadata = c.environment.kernel.data.code.lists[i.d as usize + shape.accumulators()];
+        let metadata = *w.registers.row32(metadata);
+        let columns =
+            sparse::columns(c, w, &metadata, &shape.of_warp(), (usize::from(selector), false))?;
+        w.wgmma.columns.push_back(columns);
+    }
     let group = w.wgmma.open_group();
     if let Some(left) = left {
         c.region_operand(w, left, "operand A");

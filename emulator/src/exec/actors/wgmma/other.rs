@@ -1,5 +1,5 @@
 //! Multiplications of other types than 16-bit ones with sums in f32, element by element: A and B of 1, 8 or
-//! 32 bits, sums in f16 and integers. Registers hold sums of f32 and i32 as those of f32; of f16, two columns
+//! 32 bits, sums in f16 and integers; and those whose A is sparse. Registers hold sums of f32 and i32 as those of f32; of f16, two columns
 //! each.
 
 use super::multiply::WARP_ROWS;
@@ -25,21 +25,23 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
     let code = &c.environment.kernel.data.code;
     let i = &code.instructions[pending.pc as usize];
     let shape = WgmmaShape::decode(i.e);
-    let k = shape.k();
+    let (k, kept) = (shape.k(), shape.kept());
+    let columns = if shape.selector.is_some() { w.wgmma.columns.pop_front() } else { None };
     let left: Vec<Number> = match pending.left {
         None => {
             let list = &code.lists[i.a as usize..][..4];
-            let places = (0..WARP_ROWS).flat_map(|row| (0..k).map(move |k| (row, k)));
+            let places = (0..WARP_ROWS).flat_map(|row| (0..kept).map(move |k| (row, k)));
             places.map(|place| element(&w.registers, list, (shape.a, 2), place)).collect()
         }
         Some(place) => {
-            let bits = c.tiles.elements(place, shape.transpose_a, shape.a.bits(), &mut c.shared);
-            let first = (w.id % 4) as usize * WARP_ROWS * k;
-            bits[first..first + WARP_ROWS * k].iter().map(|&bits| number(shape.a, bits)).collect()
+            let each = (kept, shape.a.bits());
+            let bits = c.tiles.elements(place, shape.transpose_a, each, &mut c.shared);
+            let first = (w.id % 4) as usize * WARP_ROWS * kept;
+            bits[first..first + WARP_ROWS * kept].iter().map(|&bits| number(shape.a, bits)).collect()
         }
     };
     let left: Vec<Number> = if shape.negate { left.into_iter().map(negative).collect() } else { left };
-    let right = c.tiles.elements(pending.right, shape.transpose_b, shape.b.bits(), &mut c.shared);
+    let right = c.tiles.elements(pending.right, shape.transpose_b, (k, shape.b.bits()), &mut c.shared);
     let right: Vec<Number> = right.into_iter().map(|bits| number(shape.b, bits)).collect();
     let packed = shape.d == MatrixType::F16;
     let rows = &code.lists[i.d as usize..][..shape.accumulators()];
@@ -48,11 +50,12 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
         let out: [u32; LANES] = std::array::from_fn(|lane| {
             let before = if pending.accumulates { before[lane] } else { 0 };
             let sum = |half: usize, column: usize, before: u32| {
-                let line = (lane / 4 + 8 * half) * k;
-                let pairs = left[line..line + k].iter().zip(&right[column * k..column * k + k]);
+                let line = (lane / 4 + 8 * half) * kept;
                 let start = number(shape.d, u64::from(before));
-                let sum = pairs
-                    .fold(start, |sum, (&a, &b)| accumulate(false, Rounding::NearestEven, sum, a, b));
+                let sum = left[line..line + kept].iter().enumerate().fold(start, |sum, (index, &a)| {
+                    let along = columns.as_ref().map_or(index, |columns| columns[line + index]);
+                    accumulate(false, Rounding::NearestEven, sum, a, right[column * k + along])
+                });
                 bits_of(shape.d, sum, shape.clamps) as u32
             };
             match packed {

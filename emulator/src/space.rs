@@ -34,8 +34,8 @@ pub const RANK_SHIFT: u32 = 24;
 pub const SHARED_BASE: u32 = 1024;
 /// Bytes of the system's part of shared memory.
 pub const SYSTEM_SHARED_BYTES: u32 = 1024;
-/// Bytes of it whose bits are all set at the start of a block: those that warps meet at, each of which clears its
-/// bit first. The others are not defined.
+/// Bytes of it whose bits are all set at the start of a block: those that warps meet at, each of which clears
+/// its bit first. The others are not defined.
 pub const SYSTEM_SHARED_SET: u32 = 32;
 /// First valid address of local memory: below it lie null pointers.
 pub const LOCAL_BASE: u32 = 64;

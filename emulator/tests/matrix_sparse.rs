@@ -1,9 +1,9 @@
 //! `mma.sp`, and the `mma` of 8 x 8 x 4 numbers of f16, against loops over whole matrices. Numbers are small, so that every
 //! order of the sums gives the same.
 
+#[path = "matrix_sparse/by_warpgroup.rs"]
+mod by_warpgroup;
 mod common;
-#[path = "wgmma_sparse.rs"]
-mod wgmma_sparse;
 use common::{HEAD, Random, run_with, words};
 use ptx_emulator::{FindingKind, Memory, Module, Options, ParseErrorKind, Report};
 

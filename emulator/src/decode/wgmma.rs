@@ -89,8 +89,8 @@ fn selector<'a>(s: &Statement<'a>, b: &Builder<'a, '_>, a: MatrixType) -> Result
     Ok(selector as u8)
 }
 
-/// `d, a, b{, metadata, selector}, scale-d{, scale-a, scale-b{{, transpose-a}, transpose-b}};` Integers have no
-/// scales, and only 16-bit types can be transposed: B, and A in shared memory. Metadata is of a sparse A.
+/// `d, a, b{, metadata, selector}, scale-d{, scale-a, scale-b{{, transpose-a}, transpose-b}};` Integers have
+/// no scales, and only 16-bit types can be transposed: B, and A in shared memory. Metadata is of a sparse A.
 fn multiply<'a>(
     s: &Statement<'a>,
     b: &mut Builder<'a, '_>,

@@ -67,7 +67,8 @@ pub enum BulkOp {
     StoreTensor,
     /// Bytes to shared memory.
     Load,
-    /// Bytes of the block's shared memory, at shared address `b`, to that of a block of the cluster, or added to it.
+    /// Bytes of the block's shared memory, at shared address `b`, to that of a block of the cluster, or added
+    /// to it.
     LoadShared,
     /// Bytes from shared memory, or added to it.
     Store,
@@ -83,7 +84,8 @@ pub enum BulkOp {
 pub mod bulk_list {
     /// Of a load, what is added to the barrier's address; of a store, the number of its [`super::Reduction`].
     pub const FIRST: usize = 0;
-    /// Of a load, whether the barrier's row is 64 bits wide, and twice the number of its [`super::Reduction`].
+    /// Of a load, whether the barrier's row is 64 bits wide, and twice the number of its
+    /// [`super::Reduction`].
     pub const BARRIER_WIDE: usize = 1;
     /// Where the rows start: `count` of them, then, with the optional operand, the mask of blocks.
     pub const ROWS: usize = 2;
@@ -137,8 +139,8 @@ impl Reduction {
         Some(AtomicType::F64),
     ];
 
-    /// What modifiers say: an operation, and a type unless the copy is one of a tensor. Copies to shared memory
-    /// know fewer.
+    /// What modifiers say: an operation, and a type unless the copy is one of a tensor. Copies to shared
+    /// memory know fewer.
     pub fn of_words(words: &[&str], to_shared: bool) -> Option<Self> {
         use AtomicType::{B32, B64, Bf16, F16, F32, F64, S32, S64, U32, U64};
         let (op, ty) = match *words {

@@ -1,6 +1,6 @@
 //! What a reducing bulk copy makes of the memory that it goes to, element after element.
 
-use crate::exec::ops::atomic::apply;
+use crate::exec::values::atomic::apply;
 use crate::isa::{AtomicType, Reduction};
 use crate::tensor_map::TensorMapElement;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};

@@ -87,7 +87,8 @@ impl Context<'_> {
             self.report(FindingKind::MbarrierMisuse, w.pc, w.id, lane, |context| {
                 let user = context.warp_name(user);
                 format!(
-                    "{user} used the mbarrier at {address:#x}, which is invalidated, and nothing orders the two"
+                    "{user} used the mbarrier at {address:#x}, which is invalidated, and nothing orders \
+                     the two"
                 )
             });
         }

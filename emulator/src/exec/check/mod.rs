@@ -7,6 +7,7 @@ mod poison;
 mod poison_matrix;
 pub mod race;
 mod region;
+pub mod sparse;
 pub mod strong;
 pub mod trace;
 mod warpgroup;

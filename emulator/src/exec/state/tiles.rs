@@ -98,8 +98,8 @@ impl Tiles {
         &self.tiles[place]
     }
 
-    /// The elements of an operand, of so many bits each and k of them in a row, as shared memory has them now:
-    /// `row * k + k`.
+    /// The elements of an operand, of so many bits each and k of them in a row, as shared memory has them
+    /// now: `row * k + k`.
     pub fn elements(
         &self,
         place: usize,

@@ -1,6 +1,7 @@
 //! What registers hold: the register file of a warp, number formats, and arithmetic on one value or on all
 //! lanes.
 
+pub mod atomic;
 pub mod float;
 pub mod fp8;
 pub mod half;

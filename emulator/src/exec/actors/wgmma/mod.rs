@@ -7,7 +7,7 @@ mod multiply;
 mod other;
 mod trace;
 
-use crate::exec::ops::sparse;
+use crate::exec::check::sparse;
 use crate::exec::state::context::{Context, Flow, Stop};
 use crate::exec::state::tiles::Key;
 use crate::exec::state::warp::Warp;

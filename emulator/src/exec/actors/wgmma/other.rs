@@ -1,6 +1,6 @@
 //! Multiplications of other types than 16-bit ones with sums in f32, element by element: A and B of 1, 8 or
-//! 32 bits, sums in f16 and integers; and those whose A is sparse. Registers hold sums of f32 and i32 as those of f32; of f16, two columns
-//! each.
+//! 32 bits, sums in f16 and integers; and those whose A is sparse. Registers hold sums of f32 and i32 as
+//! those of f32; of f16, two columns each.
 
 use super::multiply::WARP_ROWS;
 use crate::exec::state::context::Context;

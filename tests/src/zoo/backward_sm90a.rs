@@ -471,7 +471,7 @@ fn helpers() -> Vec<Mutant> {
         packed("four rows of the next sequence are cleared and no more")
             .edit(
                 "setp.lt.u32",
-                &["while offset < ROWS * 128", "self.d_o(stage).clear_rows"],
+                &["while offset < S::ROWS * 128", "self.d_o(stage).clear_rows"],
                 Which::All,
                 |line| with_operand(line, 2, "0"),
             )

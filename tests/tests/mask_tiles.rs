@@ -7,7 +7,7 @@ use finite_attention::check::{
     ScorePlacement, Surroundings,
 };
 use finite_attention::driver::emulated::{Options, Schedule};
-use finite_attention::{Device, KernelImages, Mode};
+use finite_attention::{Arch, Device, Dtype, KernelImages, Mode};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{has_repeatable_dq, identical, run, run_with, same_bits};
 use finite_attention_tests::device::{arch_of, emulated, emulated_arch};
@@ -81,6 +81,38 @@ fn masks_of_blocks_have_repeatable_gradients() {
         }
         Ok(())
     });
+}
+
+/// Of wide heads each of two writers adds half of a tile of dq, and a block's warpgroups wait for both. A writer that
+/// had stored its half said so only when the next share was there: two blocks, each with a half that it had not spoken
+/// of, waited for each other without end.
+#[test]
+fn writers_of_wide_heads_do_not_wait_for_each_other_in_a_circle() {
+    if emulated_arch().is_none() {
+        return;
+    }
+    let dimensions = Dimensions { batches: false, heads: ScoreHeads::One, queries: true, keys: true };
+    let (placement, has_dead_rows) = (ScorePlacement::Dense, false);
+    let mask = MaskFeature { dimensions, placement, density: 0.7, block: 1, has_dead_rows };
+    let case = Case {
+        query_rows: 256,
+        key_rows: 128,
+        query_heads: 1,
+        head_dim: 8,
+        value_dim: 136,
+        features: Features { mask: Some(mask), ..Features::default() },
+        gradients: Some(Gradients { dtype: Dtype::Bf16, has_d_lse: false, mode: Mode::Fast }),
+        ..Case::small()
+    };
+    // Of 64 schedules four showed it.
+    for number in 0..64 {
+        let options = Options { schedule: Schedule::Random(number), ..Options::default() };
+        let device = emulated(Arch::Sm90a, KernelImages::embedded(), options);
+        let computed = run(&device, &case, &Inputs::drawn(&case), Surroundings::Nan)
+            .unwrap_or_else(|error| panic!("schedule {number}: {error}"));
+        let kernel = computed.gradients.expect("they were asked for").kernel;
+        assert_eq!(kernel_of(&kernel), "backward_bf16_d192_sm90a");
+    }
 }
 
 /// Where both take the same kernels, a mask that shows all is no mask.

@@ -190,7 +190,9 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                     target += bytes as u64;
                     part += 1;
                 }
-                if stores && !in_order && Self::CLAIMS_EARLY {
+                // Where steps are skipped, the next note is known when its share is there: warpgroups may
+                // wait for the other writer before, and that one for a block that waits for this note.
+                if stores && !in_order && Self::CLAIMS_EARLY && !Self::skips_steps() {
                     unpublished = note;
                 } else if stores || in_order {
                     shares.publish(note);

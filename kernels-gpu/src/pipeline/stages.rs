@@ -106,6 +106,13 @@ impl<C: StageCount> Stages<C> {
         Stages { address, count: PhantomData }
     }
 
+    /// The same stages, for the cursor of others of which there are as many.
+    #[inline(always)]
+    pub fn counted_by<D: StageCount>(&self) -> Stages<D> {
+        const { assert!(C::COUNT == D::COUNT) };
+        Stages::new(self.address)
+    }
+
     /// Makes the barriers, for `producers` arrivals that fill and `consumers` that release a stage.
     ///
     /// # Safety

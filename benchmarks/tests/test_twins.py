@@ -33,7 +33,7 @@ $L__BB0_2:
 
 class Planting(unittest.TestCase):
     def test_every_kind_changes_one_place_of_the_kernel(self):
-        found = list(twins.mutants(PTX, "second", 9))
+        found = [(kind, *place) for kind, places in twins.mutants(PTX, "second", 9) for place in places]
         self.assertEqual(
             [kind for kind, *_ in found], ["barrier", "wait", "fence", "guard", "atomic", "atomic"]
         )
@@ -48,10 +48,19 @@ class Planting(unittest.TestCase):
         self.assertNotIn("bar.warp.sync", texts["barrier"])
         self.assertIn("ld.global.u32 was, [%rd1+4]; add.u32 now, was, 1; mov.b32 %r3, was;", texts["atomic"])
 
-    def test_at_most_so_many_of_a_kind(self):
-        text = PTX.replace("\tmembar.gl;", "\tmembar.gl;\n\tmembar.gl;\n\tmembar.gl;")
-        kinds = [kind for kind, *_ in twins.mutants(text, "second", 2)]
-        self.assertEqual(kinds.count("fence"), 2)
+    def test_places_that_are_well_apart_come_first(self):
+        text = PTX.replace("\tmembar.gl;", "\n".join(["\tmembar.gl;"] * 4))
+        first = text.splitlines().index("\tmembar.gl;")
+        places = dict(twins.mutants(text, "second", 2))["fence"]
+        changed = [
+            next(
+                number
+                for number, pair in enumerate(zip(text.splitlines(), mutant.splitlines()))
+                if pair[0] != pair[1]
+            )
+            for mutant, _ in places
+        ]
+        self.assertEqual([line - first for line in changed], [0, 2, 1, 3])
 
     def test_results_are_kept_and_compared(self):
         options = ["--arg", f"buf:i32:2:{twins.OUT}", "--arg", "u32:1"]

@@ -28,6 +28,10 @@ deformops-autotuned and deformops-cuda): comparison/msda_peers.py says what each
 results are too far from ours, is left out with the reason. Of the options --library, --dtype, --peers, --rows,
 --modes (the first), --rounds, --json and --markdown count.
 
+--what features times what scores can have beside q and k: bias, its gradient, boolean masks, ALiBi, dropout, sinks,
+softcap, and a mask of blocks of which a quarter is kept. Rates count all pairs. Of the options --library, --dtype,
+--peers, --features, --dims, --modes (the first), --rounds, --json, --markdown and --svg count.
+
     python3 compare.py --markdown table.md --json out.json --svg out.svg
     python3 compare.py --shapes 4,4096,16,128 2,8192,32,128,8 --pass forward backward --causal both
     python3 compare.py --shapes 4,4096,16,128 --pass backward --deterministic all --modes burst
@@ -35,6 +39,7 @@ results are too far from ours, is left out with the reason. Of the options --lib
     python3 compare.py --peers cudnn fa3 --fa3 fa3_fwd.whl --cublas --dtype bf16 f16
     python3 compare.py --shapes --window 1024,0 512,512 --peers fa4 flex --pass forward backward
     python3 compare.py --what msda --dtype f32 bf16 --modes burst --rounds 3 --json msda.json --markdown msda.md
+    python3 compare.py --what features --modes burst --rounds 3 --json features.json --markdown features.md
     python3 compare.py --from out.json more.json --markdown table.md --svg out.svg
 """
 
@@ -42,9 +47,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from comparison import CannotRun, first_line, masks, msda_peers, msda_rows, peers_flash
+from comparison import CannotRun, feature_rows, first_line, masks, msda_peers, msda_rows, peers_flash
 from comparison.arguments import count, output, shape
-from comparison.peers import PEERS
+from comparison.peers import OF_TORCH, PEERS
 from comparison.report import Report
 
 DIMS = (64, 128, 256)
@@ -62,17 +67,21 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     add = parser.add_argument
     add("--library", type=Path, default=library, help="libfinite_attention.so")
-    add("--what", default="attention", choices=["attention", "msda"],
-        help="msda: multi-scale deformable attention, see above")
+    add("--what", default="attention", choices=["attention", "features", "msda"],
+        help="features: what scores can have; msda: multi-scale deformable attention; see above")
     add("--shapes", nargs="*", default=DEFAULT_SHAPES, type=shape, metavar="B,S,H,D[,Hk]", help="none if empty")
     add("--pass", nargs="+", dest="passes", default=["forward"], choices=["forward", "backward"])
     add("--dtype", nargs="+", default=["bf16"], choices=["bf16", "f16", "f32"])
     add("--causal", default="both", choices=["no", "yes", "both"])
     add("--peers", nargs="*", metavar="NAME",
-        help=f"of {', '.join(PEERS)} (flash and cudnn; f32 always runs against efficient), with --what msda of"
-        f" {', '.join(msda_peers.PEERS)} (the first four)")
+        help=f"of {', '.join(PEERS)} (flash and cudnn; f32 always runs against efficient), with --what features of"
+        f" {', '.join(OF_TORCH)} (all), with --what msda of {', '.join(msda_peers.PEERS)} (the first four)")
     add("--rows", nargs="+", default=list(msda_rows.SHAPES), choices=list(msda_rows.SHAPES),
         help="with --what msda: which shapes")
+    add("--features", nargs="+", default=list(feature_rows.FEATURES), choices=list(feature_rows.FEATURES),
+        help="with --what features: which")
+    add("--dims", nargs="+", default=[64, 128], type=int, choices=[64, 128],
+        help="with --what features: head dimensions")
     add("--fa3", type=peers_flash.package, metavar="PATH",
         help="the wheel fa3-fwd, or the folder that it was unpacked into")
     add("--deterministic", default="ours", choices=["no", "ours", "all"],
@@ -94,8 +103,11 @@ def arguments():
     add("--from", nargs="+", dest="earlier", default=[], type=Path, metavar="JSON",
         help="time nothing: tables and plot of what earlier runs wrote")
     options = parser.parse_args()
-    known, default = {"attention": (PEERS, ["flash", "cudnn"]), "msda": (msda_peers.PEERS, msda_peers.DEFAULT)}[
-        options.what]
+    known, default = {
+        "attention": (PEERS, ["flash", "cudnn"]),
+        "features": (OF_TORCH, OF_TORCH),
+        "msda": (msda_peers.PEERS, msda_peers.DEFAULT),
+    }[options.what]
     options.peers = list(default) if options.peers is None else options.peers
     for name in options.peers:
         if name not in known:
@@ -256,6 +268,10 @@ def measured(options):
         from comparison import msda
 
         return msda.run(options, opened(options.library), facts(options.rounds))
+    if options.what == "features":
+        from comparison import features
+
+        return features.run(options, opened(options.library), facts(options.rounds))
     paths = {"fa3": options.fa3, "fa4": None}
     versions = {name: peers_flash.load(name, paths[name]) for name in options.peers if name in paths}
     about = {**facts(options.rounds), **versions}

@@ -24,7 +24,7 @@ class Attention(ctypes.Structure):
         ("window_left", I64),
         ("window_right", I64),
         ("scale", ctypes.c_float),
-        ("reserved", U32),
+        ("softcap", ctypes.c_float),
         ("q", Tensor),
         ("k", Tensor),
         ("v", Tensor),
@@ -38,9 +38,21 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Scores(ctypes.Structure):
+    _fields_ = [
+        ("bias", Tensor), ("bias_dtype", I32), ("alibi_per_batch", I32), ("mask", ctypes.c_void_p),
+        ("alibi_slopes", U64), ("sinks", U64),
+    ]
+
+
+class Dropout(ctypes.Structure):
+    _fields_ = [("rate", ctypes.c_float), ("reserved", U32), ("seed", U64), ("offset", U64)]
+
+
 class ForwardArgs(ctypes.Structure):
     _fields_ = [
         ("struct_bytes", U32), ("num_splits", U32), ("pack_gqa", I32), ("reserved", U32), ("attention", Attention),
+        ("scores", Scores), ("dropout", Dropout),
     ]
 
 
@@ -58,6 +70,12 @@ class BackwardArgs(ctypes.Structure):
         ("dlse", U64),
         ("workspace", U64),
         ("workspace_bytes", U64),
+        ("scores", Scores),
+        ("d_bias", Tensor),
+        ("d_bias_f32", I32),
+        ("reserved_2", U32),
+        ("d_sinks", U64),
+        ("dropout", Dropout),
     ]
 
 
@@ -81,6 +99,7 @@ class Library:
         self.c.fattn_forward.argtypes = [device, pointer(ForwardArgs), ctypes.c_void_p]
         self.c.fattn_backward.argtypes = [device, pointer(BackwardArgs), ctypes.c_void_p]
         self.c.fattn_backward_workspace_bytes.argtypes = [device, pointer(BackwardArgs), pointer(U64)]
+        self.c.fattn_prepare_mask.argtypes = [device, pointer(Tensor), I64, pointer(ctypes.c_void_p), ctypes.c_void_p]
         self.device = device()
         name = f"cuda:{torch.cuda.current_device()}".encode()
         self.check(self.c.fattn_device_open(name, ctypes.byref(self.device)))
@@ -114,6 +133,14 @@ class Library:
             gradients_f32=dq.dtype == torch.float32,
             d_o=tensor(d_o), dq=tensor(dq), dk=tensor(dk), dv=tensor(dv),
         )
+
+    def prepare_mask(self, mask, keys):
+        """The bits of a tensor of bytes [batch, head, query, key], for problems of so many keys. They stay with the
+        process."""
+        prepared = ctypes.c_void_p()
+        call = self.c.fattn_prepare_mask
+        self.check(call(self.device, ctypes.byref(tensor(mask)), keys, ctypes.byref(prepared), self.stream()))
+        return prepared
 
     def workspace_bytes(self, args):
         size = U64()

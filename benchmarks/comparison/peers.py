@@ -3,6 +3,7 @@
 from comparison import masks
 
 PEERS = ("flash", "cudnn", "efficient", "fa3", "fa4", "flex")
+OF_TORCH = ("flash", "cudnn", "efficient", "flex")
 PACKED = ("flash", "fa3", "fa4")
 WINDOWS = ("fa3", "fa4", "flex")
 

@@ -21,6 +21,8 @@ struct Modifiers<'a> {
     grouped: bool,
     hint: bool,
     multicast: bool,
+    /// `cp.reduce`, which says how.
+    reduces: bool,
     reduction: Vec<&'a str>,
 }
 
@@ -38,10 +40,10 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         ["prefetch", ..] => return Ok(Instruction::new(Op::Nop)),
         _ => {}
     }
-    let modifiers = read_modifiers(words)?;
-    match (modifiers.to_shared, reduces) {
-        (true, _) if !reduces || modifiers.from_shared => load(s, b, &modifiers, reduces),
-        (false, _) if modifiers.grouped => store(s, b, &modifiers, reduces),
+    let modifiers = Modifiers { reduces, ..read_modifiers(words)? };
+    match modifiers.to_shared {
+        true if !reduces || modifiers.from_shared => load(s, b, &modifiers),
+        false if modifiers.grouped => store(s, b, &modifiers),
         _ => Err(UNSUPPORTED),
     }
 }
@@ -177,8 +179,8 @@ fn extras<'a>(
 }
 
 /// What a copy does with the value before.
-fn reduction(m: &Modifiers<'_>, reduces: bool) -> Result<u32> {
-    let reduction = match (reduces, &m.reduction[..]) {
+fn reduction(m: &Modifiers<'_>) -> Result<u32> {
+    let reduction = match (m.reduces, &m.reduction[..]) {
         (false, []) => None,
         (true, words) => {
             let found = Reduction::of_words(words, m.to_shared);
@@ -191,13 +193,8 @@ fn reduction(m: &Modifiers<'_>, reduces: bool) -> Result<u32> {
 }
 
 /// A load's operands: shared address, source, barrier, with the size of a plain copy before the barrier.
-fn load<'a>(
-    s: &Statement<'a>,
-    b: &mut Builder<'a, '_>,
-    m: &Modifiers<'_>,
-    reduces: bool,
-) -> Result<Instruction> {
-    let reduction = reduction(m, reduces)?;
+fn load<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, m: &Modifiers<'_>) -> Result<Instruction> {
+    let reduction = reduction(m)?;
     let (shared, offset, wide) = b.address(s, 0)?;
     let (op, barrier_at, global, global_offset, rows) = match m.rank {
         Some(rank) => {
@@ -234,13 +231,8 @@ fn load<'a>(
 }
 
 /// A store's operands: target, shared address, and the size of a plain copy.
-fn store<'a>(
-    s: &Statement<'a>,
-    b: &mut Builder<'a, '_>,
-    m: &Modifiers<'_>,
-    reduces: bool,
-) -> Result<Instruction> {
-    let reduction = reduction(m, reduces)?;
+fn store<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, m: &Modifiers<'_>) -> Result<Instruction> {
+    let reduction = reduction(m)?;
     let (op, global, global_offset, rows) = match m.rank {
         Some(rank) => {
             let (map, rows) = tensor(s, b, 0, rank)?;

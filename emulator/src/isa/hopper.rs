@@ -157,7 +157,8 @@ impl Reduction {
             "dec" => AtomicOp::Decrement,
             "and" => AtomicOp::And,
             "or" => AtomicOp::Or,
-            _ => AtomicOp::Xor,
+            "xor" => AtomicOp::Xor,
+            _ => return None,
         };
         let Some(ty) = ty else { return (!to_shared).then_some(Reduction { op, ty: None }) };
         let ty = match ty {
@@ -319,4 +320,35 @@ pub fn map_field(name: &str) -> Option<(u32, bool)> {
         "fill_mode" => (9, false),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reduction_is_what_its_words_say_and_nothing_else() {
+        for words in
+            [&["f32"][..], &["noftz"], &["noftz", "f16"], &["add", "noftz", "f32"], &["add", "add"]]
+        {
+            assert_eq!(Reduction::of_words(words, false), None, "{words:?}");
+        }
+        let found = Reduction::of_words(&["add", "noftz", "bf16"], false);
+        assert_eq!(found, Some(Reduction { op: AtomicOp::Add, ty: Some(AtomicType::Bf16) }));
+        assert_eq!(Reduction::of_words(&["add", "noftz", "bf16"], true), None);
+        let of_tensor = Some(Reduction { op: AtomicOp::Xor, ty: None });
+        assert_eq!(Reduction::of_words(&["xor"], false), of_tensor);
+        assert_eq!(Reduction::of_words(&["xor"], true), None);
+    }
+
+    #[test]
+    fn reductions_are_numbers_and_back() {
+        for op in Reduction::OPS {
+            for ty in Reduction::TYPES {
+                let reduction = Some(Reduction { op, ty });
+                assert_eq!(Reduction::decode(Reduction::encode(reduction)), reduction);
+            }
+        }
+        assert_eq!(Reduction::decode(Reduction::encode(None)), None);
+    }
 }

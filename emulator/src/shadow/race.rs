@@ -32,6 +32,15 @@ pub const WORD: u32 = 4;
 /// Actors that an epoch can name.
 const MAX_ACTORS: usize = 1 << (32 - CLOCK_BITS);
 
+/// What a copy of the asynchronous proxy does with bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copying {
+    Reads,
+    Writes,
+    /// Each element strongly: in no other such copy's way.
+    Reduces,
+}
+
 /// Two accesses that are not ordered, or not for the asynchronous proxy.
 #[derive(Clone, Copy, Debug)]
 pub struct Conflict {
@@ -247,26 +256,13 @@ impl Race {
         warp: u32,
         actor: Actor,
         clock: u32,
-        offset: u32,
-        bytes: u32,
-        write: bool,
+        bytes: Range<u32>,
+        copying: Copying,
     ) -> Option<Conflict> {
-        let look = Look { asynchronous: true, ..self.look_of(actor, clock, write) };
-        self.sweep(&mut Sweep::new(warp, look, true), offset, bytes)
-    }
-
-    /// The same of a copy that reduces: each element strongly.
-    pub fn reduces(
-        &mut self,
-        warp: u32,
-        actor: Actor,
-        clock: u32,
-        offset: u32,
-        bytes: u32,
-    ) -> Option<Conflict> {
-        let how = BYTES | STRONG;
-        let look = Look { asynchronous: true, how, ..self.look_of(actor, clock, true) };
-        self.sweep(&mut Sweep::new(warp, look, true), offset, bytes)
+        let look = self.look_of(actor, clock, copying != Copying::Reads);
+        let how = if copying == Copying::Reduces { look.how | STRONG } else { look.how };
+        let look = Look { asynchronous: true, how, ..look };
+        self.sweep(&mut Sweep::new(warp, look, true), bytes.start, bytes.end - bytes.start)
     }
 
     /// Reads of ranges by a multiplication of a warp.

@@ -79,7 +79,7 @@ fn a_wait_learns_of_the_phases_that_it_waited_for() {
 fn the_proxy_sees_what_a_fence_showed_it() {
     let mut race = two_warps();
     race.access(0, 0, 16, true);
-    let store = |race: &mut Race| race.asynchronous(0, Actor::Store(0, 0), 1, 0, 16, false);
+    let store = |race: &mut Race| race.asynchronous(0, Actor::Store(0, 0), 1, 0..16, Copying::Reads);
     assert!(store(&mut race).is_some_and(|conflict| conflict.fenceless));
     race.proxy_fence(0);
     assert!(store(&mut race).is_none());
@@ -94,15 +94,15 @@ fn the_proxy_sees_what_a_fence_showed_it() {
 #[test]
 fn a_load_is_known_to_those_who_saw_its_phase() {
     let mut race = two_warps();
-    assert!(race.asynchronous(0, Actor::Load(2048), 1, 0, 64, true).is_none());
+    assert!(race.asynchronous(0, Actor::Load(2048), 1, 0..64, Copying::Writes).is_none());
     assert!(race.access(1, 60, 4, false).is_some_and(|conflict| conflict.other == Actor::Load(2048)));
     race.acquire_from_mbarrier(1, 2048, 1, Some(Scope::Block));
     assert!(race.access(1, 60, 4, false).is_none());
     // The next load into the same bytes must come after that read.
-    assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_some());
+    assert!(race.asynchronous(0, Actor::Load(2048), 2, 0..64, Copying::Writes).is_some());
     race.release_to_mbarrier((1, !0), 4096, 0, Scope::Block);
     race.acquire_from_mbarrier(0, 4096, 1, Some(Scope::Block));
-    assert!(race.asynchronous(0, Actor::Load(2048), 2, 0, 64, true).is_none());
+    assert!(race.asynchronous(0, Actor::Load(2048), 2, 0..64, Copying::Writes).is_none());
 }
 
 #[test]

@@ -17,6 +17,7 @@ use ptx_emulator::{
 };
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::io::Write as _;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
@@ -117,8 +118,11 @@ impl EmulatedDriver {
         results.into_iter().collect()
     }
 
-    /// Keeps the trace of a kernel that has run; its findings are an error.
+    /// Keeps the trace of a kernel that has run, and prints what it printed, as a GPU's driver does; its findings
+    /// are an error.
     fn note(&self, variant: KernelVariant, report: Report) -> Result<()> {
+        // As there, nobody is told if it cannot be written.
+        let _ = std::io::stdout().write_all(report.output.as_bytes());
         tracing::debug!(kernel = %variant, statistics = ?report.statistics, "emulated");
         if self.options.trace {
             let mut traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! What a block of threads of the backward works on.
 
-use super::score::{ScorePlace, ScoreTile, mask_map};
+use super::score::{ScorePlace, ScoreTile, features, mask_map};
 use super::sequence::{Sequence, Sequences};
 use crate::abi::{
     BackwardParams, DQ_STAGGERED, NOTE_ROWS, RowStatistic, TensorView, packed_batch,
@@ -381,6 +381,7 @@ pub unsafe fn schedule(p: &BackwardParams) -> Schedule {
         heads: math::divide(p.query_heads, p.group_size),
         batches: p.batches,
         heads_per_wave: p.heads_per_wave,
+        batches_are_neighbours: features::bias_is_of_all_batches(&p.score),
     }
 }
 

@@ -99,6 +99,7 @@ fn schedule(p: &ForwardParams, rows: u32, tiles: u32) -> Schedule {
         heads: p.query_heads,
         batches: if tiles_split_keys(rows) { p.batches * p.splits } else { p.batches },
         heads_per_wave: p.heads_per_wave,
+        batches_are_neighbours: features::bias_is_of_all_batches(&p.score),
     }
 }
 

@@ -28,6 +28,9 @@ pub struct Schedule {
     pub batches: u32,
     /// (batch, head) pairs worked on together, at least 1.
     pub heads_per_wave: u32,
+    /// Whether a head of all batches comes before the next head, so that what batches share stays in the level-2
+    /// cache; otherwise all heads of a batch come before the next batch.
+    pub batches_are_neighbours: bool,
 }
 
 impl Schedule {
@@ -51,8 +54,13 @@ impl Schedule {
         let width = if left < self.heads_per_wave { left } else { self.heads_per_wave };
         let rank = divide(rest, width);
         let pair = first_pair + (rest - rank * width);
+        let tile = self.tiles - 1 - rank;
+        if self.batches_are_neighbours {
+            let head = divide(pair, self.batches);
+            return Work { tile, head, batch: pair - head * self.batches };
+        }
         let batch = divide(pair, self.heads);
-        Work { tile: self.tiles - 1 - rank, head: pair - batch * self.heads, batch }
+        Work { tile, head: pair - batch * self.heads, batch }
     }
 }
 
@@ -169,9 +177,10 @@ mod tests {
         #[test]
         fn every_tile_of_every_head_is_worked_on_once(
             tiles in 1..9u32, heads in 1..7u32, batches in 1..5u32, heads_per_wave in 1..40u32,
+            batches_are_neighbours: bool,
         ) {
             let heads_per_wave = heads_per_wave.min(heads * batches);
-            let schedule = Schedule { tiles, heads, batches, heads_per_wave };
+            let schedule = Schedule { tiles, heads, batches, heads_per_wave, batches_are_neighbours };
             let mut seen = HashSet::new();
             for block in 0..tiles * heads * batches {
                 let work = schedule.work(block, |a, b| a / b);
@@ -294,8 +303,19 @@ mod tests {
 
     #[test]
     fn the_longest_causal_tiles_come_first() {
-        let schedule = Schedule { tiles: 4, heads: 2, batches: 1, heads_per_wave: 2 };
+        let heads_per_wave = 2;
+        let schedule =
+            Schedule { tiles: 4, heads: 2, batches: 1, heads_per_wave, batches_are_neighbours: false };
         let tiles: std::vec::Vec<u32> = (0..8).map(|b| schedule.work(b, |a, b| a / b).tile).collect();
         assert_eq!(tiles, [3, 3, 2, 2, 1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn of_neighbours_a_head_of_all_batches_comes_first() {
+        let schedule =
+            Schedule { tiles: 1, heads: 2, batches: 3, heads_per_wave: 1, batches_are_neighbours: true };
+        let places = (0..6).map(|b| schedule.work(b, |a, b| a / b)).map(|work| (work.head, work.batch));
+        let expected = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)];
+        assert_eq!(places.collect::<std::vec::Vec<_>>(), expected);
     }
 }

@@ -1,6 +1,7 @@
 //! Instructions of compute capability 9.0.
 
 use super::program::Program;
+use super::warp::two_of_four;
 use kernels_gpu::abi::Arch;
 
 fn block(name: &str, threads: u32, body: &str) -> Program {
@@ -87,17 +88,22 @@ fn phases() -> Vec<Program> {
 }
 
 /// Products of a warpgroup. A and B are K-major panels of 128 bytes with the 128-byte swizzle, at `%base` and 8 KiB
-/// further, A also in registers. The descriptors: a stride of 1 KiB from eight rows to the next.
+/// further, A also in registers. The descriptors: a stride of 1 KiB from eight rows to the next. Metadata of a sparse A,
+/// two of four by a selector, stand 24 KiB into the input.
 fn products() -> Vec<Program> {
     let mut programs = Vec::new();
-    for (columns, ty, from_registers, exact) in [
-        (64, "bf16", false, true),
-        (64, "bf16", true, true),
-        (64, "f16", true, true),
-        (128, "bf16", false, true),
-        (16, "f16", false, true),
-        (64, "bf16", true, false),
-        (128, "bf16", false, false),
+    for (columns, ty, from_registers, exact, selector) in [
+        (64, "bf16", false, true, None),
+        (64, "bf16", true, true, None),
+        (64, "f16", true, true, None),
+        (128, "bf16", false, true, None),
+        (16, "f16", false, true, None),
+        (64, "bf16", true, false, None),
+        (128, "bf16", false, false, None),
+        (64, "bf16", false, true, Some(0)),
+        (64, "f16", false, true, Some(1)),
+        (64, "bf16", true, true, Some(0)),
+        (128, "f16", true, true, Some(1)),
     ] {
         let list: Vec<String> = (0..columns / 2).map(|index| format!("%f{index}")).collect();
         let fill: String =
@@ -107,15 +113,18 @@ fn products() -> Vec<Program> {
             .collect();
         let a = if from_registers { "{%r10, %r11, %r12, %r13}" } else { "%d3" };
         let tail = if from_registers { "0" } else { "0, 0" };
+        let (sparse, k) = if selector.is_some() { (".sp", 32) } else { ("", 16) };
+        let metadata = selector.map_or(String::new(), |selector: u32| format!(" %r20, {selector},"));
         let body = format!(
             "mul.wide.u32 %d1, %thread, 16; add.u64 %d1, %d1, %data; shl.b32 %r2, %thread, 4; add.u32 %r2, %r2, %base; mov.u32 %r3, 0;
              FILL: ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%d1]; st.shared.v4.b32 [%r2], {{%r4, %r5, %r6, %r7}};
              add.u32 %r2, %r2, 2048; add.u64 %d1, %d1, 2048; add.u32 %r3, %r3, 1; setp.lt.u32 %p1, %r3, 12; @%p1 bra FILL;
              fence.proxy.async; bar.sync 0; mul.wide.u32 %d1, %thread, 16; add.u64 %d1, %d1, %data;
              ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%d1]; cvt.u64.u32 %d2, %base; shr.u64 %d2, %d2, 4;
-             or.b64 %d3, %d2, 0x4000004000000000; add.u64 %d4, %d3, 512; {fill} setp.eq.u32 %p2, 0, 0;
+             or.b64 %d3, %d2, 0x4000004000000000; add.u64 %d4, %d3, 512; mul.wide.u32 %d7, %thread, 4; add.u64 %d7, %d7, %data;
+             ld.global.b32 %r20, [%d7+24576]; {fill} setp.eq.u32 %p2, 0, 0;
              wgmma.fence.sync.aligned;
-             wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ty}.{ty} {{{}}}, {a}, %d4, %p2, 1, 1, {tail};
+             wgmma.mma_async{sparse}.sync.aligned.m64n{columns}k{k}.f32.{ty}.{ty} {{{}}}, {a}, %d4,{metadata} %p2, 1, 1, {tail};
              wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
              mul.wide.u32 %d5, %thread, {}; add.u64 %d6, %data, %d5; add.u64 %d6, %d6, 32768; {store}",
             list.join(", "),
@@ -123,8 +132,11 @@ fn products() -> Vec<Program> {
         );
         let kind = if exact { "exact" } else { "rounded" };
         let from = if from_registers { "registers" } else { "shared memory" };
-        let program = block(&format!("wgmma n{columns} {ty} from {from}, {kind}"), 128, &body);
-        let program = program.on_words(move |index| {
+        let name = format!("wgmma{sparse} n{columns} {ty} from {from}, {kind}{metadata}");
+        let program = block(&name, 128, &body).on_words(move |index| {
+            if index >= 24576 / 4 && selector.is_some() {
+                return two_of_four(index);
+            }
             let half = |index: u32| {
                 let bits = index.wrapping_mul(2_654_435_761) >> 7;
                 match (exact, ty) {

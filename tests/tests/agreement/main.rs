@@ -7,6 +7,7 @@
 //! Without a GPU (`FATTN_DEVICE` names none) each program must be clean and give the same bits under every schedule.
 
 mod arithmetic;
+mod cuda;
 mod hopper;
 mod memory;
 mod program;
@@ -74,9 +75,20 @@ fn hopper_agrees() {
 }
 
 #[test]
+fn compiled_programs_agree() {
+    agree(&cuda::programs());
+}
+
+#[test]
 fn there_are_enough_programs_each_with_a_name_of_its_own() {
-    let all =
-        [arithmetic::programs(), warp::programs(), memory::programs(), hopper::programs()].concat();
+    let all = [
+        arithmetic::programs(),
+        warp::programs(),
+        memory::programs(),
+        hopper::programs(),
+        cuda::programs(),
+    ]
+    .concat();
     let names: std::collections::BTreeSet<&str> =
         all.iter().map(|program| program.name.as_str()).collect();
     assert_eq!(names.len(), all.len());

@@ -3,7 +3,7 @@
 use finite_attention::device::DeviceName;
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::driver::{L2Promotion, Stream, TensorMapDescription};
-use finite_attention::{Device, KernelImages};
+use finite_attention::{Device, KernelImages, Result};
 use finite_attention_tests::device::{emulated, open_with};
 use finite_attention_tests::ptx::spec;
 use kernels_gpu::abi::{Arch, KernelSpec};
@@ -30,6 +30,8 @@ pub struct Program {
     pub name: String,
     pub arch: Arch,
     pub body: String,
+    /// A whole module with an entry `program`, in place of `body`.
+    pub module: Option<&'static str>,
     pub blocks: u32,
     pub threads: u32,
     pub input: Vec<u8>,
@@ -42,11 +44,17 @@ impl Program {
         let mut random = Random::named(name);
         let input = (0..INPUT_BYTES).map(|_| random.next() as u8).collect();
         let (name, body, tolerance) = (name.to_owned(), body.to_owned(), Tolerance::Bits);
-        Program { name, arch, body, blocks: 1, threads, input, tolerance }
+        Program { name, arch, body, module: None, blocks: 1, threads, input, tolerance }
     }
 
     pub fn within(self, ulps: f64, absolute: f64) -> Self {
         Program { tolerance: Tolerance::F32 { ulps, absolute }, ..self }
+    }
+
+    /// The input in words.
+    pub fn words(&self) -> Vec<u32> {
+        let (words, _) = self.input.as_chunks();
+        words.iter().copied().map(u32::from_le_bytes).collect()
     }
 
     /// Input words, by their index.
@@ -58,9 +66,12 @@ impl Program {
     /// The module. `%data` is the input, `%in` and `%out` this thread's row of 8 bytes, `%mine` its word of the
     /// output, `%base` 32 KiB of shared memory, `%map` a tensor map of the input: rows of 64 elements of 16 bits.
     pub fn ptx(&self) -> String {
+        if let Some(module) = self.module {
+            return module.to_owned();
+        }
         let (target, body) = (self.arch.name(), &self.body);
         format!(
-            ".version 8.0\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 tile[];\n\
+            ".version 8.2\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 tile[];\n\
              .visible .entry program(.param .align 64 .b8 parameters[192])\n{{\n\
              .reg .pred %p<16>, %first; .reg .b16 %h<16>; .reg .b32 %r<64>, %thread, %row, %lane, %warp, %base;\n\
              .reg .b64 %d<32>, %data, %in, %out, %mine, %map; .reg .f32 %f<160>;\n\
@@ -95,15 +106,21 @@ impl Program {
         runs.then(|| self.run(&device))
     }
 
+    /// The output on any device, or what went wrong there.
+    pub fn outcome(&self, name: DeviceName) -> Result<Vec<u8>> {
+        self.try_run(&open_with(name, self.images()))
+    }
+
     fn run(&self, device: &Device) -> Vec<u8> {
+        self.try_run(device).unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+
+    fn try_run(&self, device: &Device) -> Result<Vec<u8>> {
         let driver = device.driver();
-        let check = |what: &str, error: finite_attention::Error| -> ! {
-            panic!("{}: {what}: {error}", self.name)
-        };
-        let data = driver.allocate(2 * INPUT_BYTES).unwrap_or_else(|error| check("allocate", error));
+        let data = driver.allocate(2 * INPUT_BYTES)?;
         let mut memory = self.input.clone();
         memory.resize(2 * INPUT_BYTES, 0);
-        driver.copy_to_device(data, &memory).unwrap_or_else(|error| check("copy", error));
+        driver.copy_to_device(data, &memory)?;
         let map = TensorMapDescription {
             address: data,
             dims: [64, 60, 2, 1],
@@ -113,7 +130,7 @@ impl Program {
         };
         let map = match self.arch {
             Arch::Sm80 => [0; 16],
-            Arch::Sm90a => driver.encode_tensor_map(&map).unwrap_or_else(|error| check("map", error)),
+            Arch::Sm90a => driver.encode_tensor_map(&map)?,
         };
         let mut params: Vec<u8> = map.iter().flat_map(|word| word.to_ne_bytes()).collect();
         params.extend(data.to_le_bytes());
@@ -128,15 +145,12 @@ impl Program {
         }));
         let stream = Stream::default();
         // SAFETY: the only pointer is that of the memory above, which lives until it is freed below.
-        unsafe { driver.launch(kernel.into(), self.blocks, &params, stream) }
-            .unwrap_or_else(|error| check("launch", error));
+        unsafe { driver.launch(kernel.into(), self.blocks, &params, stream) }?;
         let mut output = vec![0; INPUT_BYTES];
-        driver
-            .copy_to_host(&mut output, data + INPUT_BYTES as u64, stream)
-            .unwrap_or_else(|error| check("read", error));
+        driver.copy_to_host(&mut output, data + INPUT_BYTES as u64, stream)?;
         // SAFETY: allocated above, and the launch is done.
-        unsafe { driver.free(data) }.unwrap_or_else(|error| check("free", error));
-        output
+        unsafe { driver.free(data) }?;
+        Ok(output)
     }
 
     /// The first difference beyond the tolerance.

@@ -108,9 +108,11 @@ fn matrices() -> Vec<Program> {
     programs
 }
 
-/// One `mma` of bytes, all of whose registers are words of the input; sums of the saturated are near their limits.
-fn byte_product(shape: &str, satfinite: &str, types: &str, [a, b, c]: [u32; 3]) -> Program {
-    let loads: String = (0..a + b + c)
+/// A multiplication of matrices whose operands have so many registers each, filled with words of the input one after
+/// the other; of a sparse one, the metadata come last.
+fn multiplication(opcode: &str, [a, b, c]: [u32; 3], selector: Option<u32>) -> String {
+    let loaded = a + b + c + u32::from(selector.is_some());
+    let loads: String = (0..loaded)
         .map(|index| format!("ld.global.b32 %r{}, [%d1+{}];", 10 + index, 128 * index))
         .collect();
     let list = |first: u32, count: u32| {
@@ -118,13 +120,21 @@ fn byte_product(shape: &str, satfinite: &str, types: &str, [a, b, c]: [u32; 3]) 
         format!("{{{}}}", names.join(", "))
     };
     let (left, right, sum, result) = (list(10, a), list(10 + a, b), list(10 + a + b, c), list(40, c));
+    let metadata =
+        selector.map_or(String::new(), |selector| format!(", %r{}, {selector}", 10 + a + b + c));
     let stores: String = (0..c)
         .map(|index| format!("st.global.b32 [%mine+{}], %r{};", 128 * index, 40 + index))
         .collect();
-    let body = format!(
+    format!(
         "mul.wide.u32 %d1, %thread, 4; add.u64 %d1, %d1, %data; {loads}
-         mma.sync.aligned.{shape}.row.col{satfinite}.s32.{types}.s32 {result}, {left}, {right}, {sum}; {stores}"
-    );
+         {opcode} {result}, {left}, {right}, {sum}{metadata}; {stores}"
+    )
+}
+
+/// One `mma` of bytes, all of whose registers are words of the input; sums of the saturated are near their limits.
+fn byte_product(shape: &str, satfinite: &str, types: &str, [a, b, c]: [u32; 3]) -> Program {
+    let opcode = format!("mma.sync.aligned.{shape}.row.col{satfinite}.s32.{types}.s32");
+    let body = multiplication(&opcode, [a, b, c], None);
     let program = warp(&format!("mma {shape}{satfinite} {types}"), &body);
     let operands = (a + b) * 32;
     let is_near_limits = !satfinite.is_empty();
@@ -140,24 +150,17 @@ fn byte_product(shape: &str, satfinite: &str, types: &str, [a, b, c]: [u32; 3]) 
 
 /// One `mma`, with registers of A and B from words of the input, and C from 4 more.
 fn product(types: &str, k: u32, [a, b]: [u32; 2], exact: bool) -> Program {
-    let loads: String = (0..a + b + 4)
-        .map(|index| format!("ld.global.b32 %r{}, [%d1+{}];", 10 + index, 128 * index))
-        .collect();
-    let list = |first: u32, count: u32| {
-        let names: Vec<String> = (first..first + count).map(|index| format!("%r{index}")).collect();
-        format!("{{{}}}", names.join(", "))
-    };
-    let (left, right, sum) = (list(10, a), list(10 + a, b), list(10 + a + b, 4));
-    let stores: String = (0..4)
-        .map(|index| format!("st.global.b32 [%mine+{}], %r{};", 128 * index, 40 + index))
-        .collect();
-    let body = format!(
-        "mul.wide.u32 %d1, %thread, 4; add.u64 %d1, %d1, %data; {loads}
-         mma.sync.aligned.m16n8k{k}.row.col.f32.{types}.f32 {{%r40, %r41, %r42, %r43}}, {left}, {right}, {sum}; {stores}"
-    );
+    let opcode = format!("mma.sync.aligned.m16n8k{k}.row.col.f32.{types}.f32");
+    let body = multiplication(&opcode, [a, b, 4], None);
     let kind = if exact { "exact" } else { "rounded" };
     let program = warp(&format!("mma k{k} {types}, {kind}"), &body);
-    let operands = (a + b) * 32;
+    let words = numbered(program, types, (a + b) * 32, exact);
+    // Products of at most 1 (4 where exact), and k + 1 of them.
+    if exact { words } else { words.within(0.0, f64::from(k + 1) * 2f64.powi(-20)) }
+}
+
+/// Input words of so many that hold numbers of a type, or two of 16 bits; those behind hold f32.
+fn numbered(program: Program, types: &str, operands: u32, exact: bool) -> Program {
     let is_tf32 = types.starts_with("tf32");
     let number = move |index: u32| {
         let bits = Random(u64::from(index) * 977 + 1).next();
@@ -168,13 +171,100 @@ fn product(types: &str, k: u32, [a, b]: [u32; 2], exact: bool) -> Program {
         // Numbers this small and short are exact in both types, or cut to what is.
         if half { f16_bits(value) } else { value.to_bits() >> 16 }
     };
-    let words = program.on_words(move |index| match index {
+    program.on_words(move |index| match index {
         _ if index < operands && is_tf32 => number(index).to_bits() & 0xffff_e000,
         _ if index < operands => encode(number(2 * index)) | encode(number(2 * index + 1)) << 16,
         _ => number(index).to_bits(),
-    });
-    // Products of at most 1 (4 where exact), and k + 1 of them.
-    if exact { words } else { words.within(0.0, f64::from(k + 1) * 2f64.powi(-20)) }
+    })
+}
+
+/// Metadata of `mma.sp`, a nibble for four values, drawn from these.
+fn metadata(index: u32, nibbles: &[u32]) -> u32 {
+    let mut random = Random(u64::from(index) * 977 + 5);
+    (0..8).fold(0, |word, _| word << 4 | nibbles[random.next() as usize % nibbles.len()])
+}
+
+/// That which keeps two of four values, in order: 0 1, 0 2, 0 3, 1 2, 1 3, 2 3.
+pub fn two_of_four(index: u32) -> u32 {
+    metadata(index, &[0x4, 0x8, 0xc, 0x9, 0xd, 0xe])
+}
+
+/// That which keeps one of two values of 32 bits: the first, the second.
+fn one_of_two(index: u32) -> u32 {
+    metadata(index, &[0x4, 0xe])
+}
+
+/// A program with other input words from one on.
+fn with_metadata(program: Program, first: u32, word: fn(u32) -> u32) -> Program {
+    let words = program.words();
+    program.on_words(move |index| if index < first { words[index as usize] } else { word(index) })
+}
+
+/// `mma.sp` of numbers whose sums are exact, and of bytes.
+fn sparse_products() -> Vec<Program> {
+    let mut programs = Vec::new();
+    for (types, k, a, b, selectors) in [
+        ("f16.f16", 16, 2, 2, 4),
+        ("bf16.bf16", 16, 2, 2, 4),
+        ("f16.f16", 32, 4, 4, 2),
+        ("bf16.bf16", 32, 4, 4, 2),
+        ("tf32.tf32", 8, 2, 2, 4),
+        ("tf32.tf32", 16, 4, 4, 2),
+    ] {
+        for selector in 0..selectors {
+            let opcode = format!("mma.sp.sync.aligned.m16n8k{k}.row.col.f32.{types}.f32");
+            let body = multiplication(&opcode, [a, b, 4], Some(selector));
+            let program = warp(&format!("mma.sp k{k} {types}, selector {selector}"), &body);
+            let word = if types.starts_with("tf32") { one_of_two } else { two_of_four };
+            let words = numbered(program, types, (a + b) * 32, true);
+            programs.push(with_metadata(words, (a + b + 4) * 32, word));
+        }
+    }
+    for (types, k, a, b, selectors) in [("s8.u8", 32, 2, 2, 2), ("u8.s8", 64, 4, 4, 1)] {
+        for selector in 0..selectors {
+            let opcode = format!("mma.sp.sync.aligned.m16n8k{k}.row.col.s32.{types}.s32");
+            let body = multiplication(&opcode, [a, b, 4], Some(selector));
+            let program = warp(&format!("mma.sp k{k} {types}, selector {selector}"), &body);
+            programs.push(with_metadata(program, (a + b + 4) * 32, two_of_four));
+        }
+    }
+    programs
+}
+
+/// `wmma`: tiles from global memory and back, of numbers whose sums are exact.
+fn warp_matrices() -> Vec<Program> {
+    let list = |first: u32, count: u32| {
+        let names: Vec<String> = (first..first + count).map(|index| format!("%r{index}")).collect();
+        format!("{{{}}}", names.join(", "))
+    };
+    let mut programs = Vec::new();
+    for (types, shape, [a, b, c]) in [
+        ("f16", "m16n16k16", [8, 8, 8]),
+        ("f16", "m32n8k16", [8, 8, 8]),
+        ("f16", "m8n32k16", [8, 8, 8]),
+        ("bf16", "m16n16k16", [4, 4, 8]),
+        ("tf32", "m16n16k8", [4, 4, 8]),
+    ] {
+        for (row, col) in [("row", "col"), ("col", "row")] {
+            // A and B are the same words, C is behind them; strides leave gaps.
+            let (left, right, sum) = (list(10, a), list(20, b), list(30, c));
+            let product = match types {
+                "f16" => "f32.f32".to_owned(),
+                other => format!("f32.{other}.{other}.f32"),
+            };
+            let body = format!(
+                "add.u64 %d1, %data, 16384;
+                 wmma.load.a.sync.aligned.{row}.{shape}.global.{types} {left}, [%data], 40;
+                 wmma.load.b.sync.aligned.{col}.{shape}.global.{types} {right}, [%data+4096], 48;
+                 wmma.load.c.sync.aligned.row.{shape}.global.f32 {sum}, [%d1], 36;
+                 wmma.mma.sync.aligned.{row}.{col}.{shape}.{product} {sum}, {left}, {right}, {sum};
+                 add.u64 %d2, %data, 32768; wmma.store.d.sync.aligned.col.{shape}.global.f32 [%d2], {sum}, 44;"
+            );
+            let program = warp(&format!("wmma {shape} {types}, {row} by {col}"), &body);
+            programs.push(numbered(program, types, 4096, true));
+        }
+    }
+    programs
 }
 
 /// f16 of a normal number, cut.
@@ -186,5 +276,5 @@ fn f16_bits(value: f32) -> u32 {
 }
 
 pub fn programs() -> Vec<Program> {
-    [exchanges(), matrices()].concat()
+    [exchanges(), matrices(), sparse_products(), warp_matrices()].concat()
 }

@@ -169,23 +169,24 @@ pub fn check(install: bool) -> Result<()> {
     run(&Args { check: true, install, ..Args::default() })
 }
 
-/// As [`check`], unless it has been done: for the same source, artifacts, pins and stages, with the same
-/// versions of compiler and ptxas. Where it was in this clone, nothing is built; where the tree says that the
-/// artifacts come from such a build, a share of them is, another one with another seed.
+/// As [`check`], unless it has been done in this clone: for the same source, artifacts, pins and stages, with
+/// the same versions of compiler and ptxas. Where the tree says that the artifacts come from such a build, a
+/// share of them is built, another one with another seed.
 ///
 /// # Errors
 /// As [`run`].
 pub fn check_once(install: bool, seed: u64) -> Result<()> {
-    let mut args = Args { check: true, install, ..Args::default() };
+    let args = Args { check: true, install, ..Args::default() };
     let (compiler, ptxas) = (find_compiler(install)?, find_ptxas(&args)?);
     let stamp = || stamp::of(&compiler, ptxas.as_ref());
-    if stamp::is_recorded(&stamp()?) {
-        let share = Share::of_seed(seed);
-        println!("all of this was built before: share {} of {} is built again", share.0, Share::COUNT);
-        args.share = Some(share);
-        return run(&args);
-    }
-    if !stamp::check_once(&stamp::path(), stamp, || run(&args))? {
+    let share = stamp::is_recorded(&stamp()?).then(|| Share::of_seed(seed));
+    let check = || {
+        if let Some(Share(number)) = share {
+            println!("all of this was built before: share {number} of {} is built again", Share::COUNT);
+        }
+        run(&Args { share, ..args })
+    };
+    if !stamp::check_once(&stamp::path(), stamp, check)? {
         tell_of_cubins(ptxas.as_ref());
     }
     Ok(())

@@ -13,7 +13,7 @@ use crate::shadow::actor::Actor;
 use crate::shadow::cells::Sweep;
 use crate::shadow::global::Touch;
 use crate::shadow::lanes::{LaneConflict, Words};
-use crate::shadow::race::{Conflict, Race, WORD};
+use crate::shadow::race::{Conflict, Copying, Race, WORD};
 use crate::space::Space;
 
 /// Where an access happens, for reports.
@@ -189,9 +189,8 @@ impl Context<'_> {
         }
     }
 
-    /// A bulk load will write shared memory in the current phase of a barrier.
-    /// One that reduces is in no other such one's way.
-    pub fn race_bulk_load(&mut self, transfer: &Transfer, barrier: u32, reduces: bool) {
+    /// A bulk load will write shared memory, or reduce into it, in the current phase of a barrier.
+    pub fn race_bulk_load(&mut self, transfer: &Transfer, barrier: u32, copying: Copying) {
         let offset = self.shared_offset(transfer.shared);
         let source = transfer.source_in_shared().map(|source| self.shared_offset(source));
         let phase = self.mbarriers.get(barrier).map_or(0, |barrier| barrier.phase);
@@ -200,12 +199,11 @@ impl Context<'_> {
         let Issuer { warp, lane } = transfer.issuer;
         let actor = Actor::Load(barrier);
         let bytes = transfer.bytes.shared();
-        let read =
-            source.and_then(|source| race.asynchronous(warp, actor, phase + 1, source, bytes, false));
-        let conflict = match reduces {
-            true => race.reduces(warp, actor, phase + 1, offset, bytes),
-            false => race.asynchronous(warp, actor, phase + 1, offset, bytes, true),
+        let mut copy = |from: u32, copying: Copying| {
+            race.asynchronous(warp, actor, phase + 1, from..from + bytes, copying)
         };
+        let read = source.and_then(|source| copy(source, Copying::Reads));
+        let conflict = copy(offset, copying);
         self.race_report(At { pc: transfer.pc, warp, lane }, conflict.or(read));
         self.race_bulk_lanes(transfer, true);
         self.remote_completes((transfer.pc, warp, lane), barrier);
@@ -218,8 +216,8 @@ impl Context<'_> {
         race.pc = transfer.pc;
         let Issuer { warp, lane } = transfer.issuer;
         let actor = Actor::Store(warp, lane);
-        let bytes = transfer.bytes.shared();
-        let conflict = race.asynchronous(warp, actor, group + 1, offset, bytes, false);
+        let bytes = offset..offset + transfer.bytes.shared();
+        let conflict = race.asynchronous(warp, actor, group + 1, bytes, Copying::Reads);
         self.race_report(At { pc: transfer.pc, warp, lane }, conflict);
         self.race_bulk_lanes(transfer, false);
     }

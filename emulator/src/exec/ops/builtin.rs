@@ -8,7 +8,8 @@ use crate::isa::{Builtin, Instruction};
 use crate::memory::view::GlobalView;
 use crate::report::FindingKind;
 use crate::space::{LOCAL_BASE, LOCAL_WINDOW, Space};
-use sprintf::{Printf, vsprintf};
+use std::ffi::{CString, c_char};
+use std::ptr;
 
 /// The longest text that is read for a message or a format.
 const MAX_TEXT: u64 = 4096;
@@ -109,7 +110,7 @@ fn print(c: &mut Context<'_>, w: &Warp, lane: usize, format: u64, arguments: u64
     while let Some(start) = rest.find('%') {
         out.push_str(&rest[..start]);
         let piece = &rest[start..];
-        let end = piece[1..].find(|c: char| !(c.is_ascii_digit() || "-+ #0.*hlLqjzt".contains(c)));
+        let end = piece[1..].find(|c: char| !(c.is_ascii_digit() || "-+ #0.hlLqjzt".contains(c)));
         let Some(end) = end.map(|end| end + 2).filter(|&end| piece.is_char_boundary(end)) else { break };
         let one = &piece[..end];
         let strings = |address: u64| text(c, w, lane, address);
@@ -144,55 +145,76 @@ impl Arguments<'_> {
     }
 }
 
-/// What becomes of one conversion, such as `%-8.3f`; nothing if it is none.
+/// An argument as the host's `snprintf` takes it.
+enum Value {
+    Integer(i64),
+    Float(f64),
+    Text(CString),
+}
+
+/// What becomes of one conversion, such as `%-8.3f`; nothing if it is none. CUDA's driver leaves formatting to the
+/// host's C library, too.
 fn formatted(one: &str, arguments: &mut Arguments<'_>, text: impl Fn(u64) -> String) -> Option<String> {
     let conversion = one.chars().last()?;
     if conversion == '%' {
         return Some("%".to_string());
     }
-    let is_wide = ["l", "ll", "j", "z", "t", "q"]
-        .iter()
-        .any(|&length| one.trim_end_matches(conversion).ends_with(length));
-    let mut spec: String = one.chars().filter(|c| !"hlLqjzt".contains(*c)).collect();
-    while let Some(star) = spec.find('*') {
-        let width = arguments.next(4) as u32 as i32;
-        spec.replace_range(star..=star, &width.to_string());
-    }
-    let widths = spec.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+    let lengths = one.trim_end_matches(conversion).trim_start_matches(|c| !"hlLqjzt".contains(c));
+    let mut flags: String = one.chars().filter(|c| !"hlLqjzt".contains(*c)).collect();
+    flags.pop();
+    let widths = flags.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let fits = widths.map(str::parse::<u32>).all(|width| width.is_ok_and(|width| width <= MAX_WIDTH));
-    let with = |spec: &str, value: &dyn Printf| vsprintf(spec, &[value]).ok();
-    let bytes = if is_wide { 8 } else { 4 };
-    match conversion {
+    let bytes = if matches!(lengths, "" | "h" | "hh") { 4 } else { 8 };
+    let (length, value) = match conversion {
         'd' | 'i' => {
-            let value = arguments.next(bytes);
-            let value = if is_wide { value as i64 } else { i64::from(value as i32) };
-            // The library negates negative numbers, of which this one has no opposite.
-            match value {
-                i64::MIN => Some(value.to_string()),
-                _ => fits.then(|| with(&spec, &value)).flatten(),
-            }
+            let value = arguments.next(bytes) as i64;
+            let value = match lengths {
+                "hh" => i64::from(value as i8),
+                "h" => i64::from(value as i16),
+                "" => i64::from(value as i32),
+                _ => value,
+            };
+            ("ll", Value::Integer(value))
         }
         'u' | 'x' | 'X' | 'o' => {
             let value = arguments.next(bytes);
-            fits.then(|| with(&spec, &value)).flatten()
+            let value = match lengths {
+                "hh" => value & 0xff,
+                "h" => value & 0xffff,
+                _ => value,
+            };
+            ("ll", Value::Integer(value as i64))
         }
-        'c' => {
-            let value = char::from(arguments.next(4) as u8);
-            fits.then(|| with(&spec, &value)).flatten()
+        'c' => ("", Value::Integer(arguments.next(4) as i64)),
+        'p' => ("", Value::Integer(arguments.next(8) as i64)),
+        'f' | 'F' | 'e' | 'E' | 'g' | 'G' | 'a' | 'A' => ("", Value::Float(f64::from_bits(arguments.next(8)))),
+        's' => ("", Value::Text(CString::new(text(arguments.next(8))).ok()?)),
+        _ => return None,
+    };
+    fits.then(|| of_host(&format!("{flags}{length}{conversion}"), &value)).flatten()
+}
+
+/// What `snprintf` makes of one conversion that fits its value.
+fn of_host(conversion: &str, value: &Value) -> Option<String> {
+    let format = CString::new(conversion).ok()?;
+    let print = |buffer: *mut c_char, bytes: usize| {
+        let format = format.as_ptr();
+        // SAFETY: the buffer has so many bytes, or none and is null; the format has one conversion, of this
+        // argument's type: an integer of 64 bits, of which %c takes the low ones and %p all; a double; a text that
+        // ends with 0.
+        unsafe {
+            match value {
+                Value::Integer(value) => libc::snprintf(buffer, bytes, format, *value),
+                Value::Float(value) => libc::snprintf(buffer, bytes, format, *value),
+                Value::Text(text) => libc::snprintf(buffer, bytes, format, text.as_ptr()),
+            }
         }
-        'f' | 'F' | 'e' | 'E' | 'g' | 'G' => {
-            let value = f64::from_bits(arguments.next(8));
-            // Of `%g` the library leaves the point where no digit follows.
-            fits.then(|| with(&spec, &value)).flatten().map(|text| text.replace(".e", "e"))
-        }
-        'a' | 'A' => Some(format!("{:e}", f64::from_bits(arguments.next(8)))),
-        'p' => Some(format!("{:#x}", arguments.next(8))),
-        's' => {
-            let value = text(arguments.next(8));
-            fits.then(|| with(&spec, &value)).flatten()
-        }
-        _ => None,
-    }
+    };
+    let length = usize::try_from(print(ptr::null_mut(), 0)).ok()?;
+    let mut text = vec![0; length + 1];
+    print(text.as_mut_ptr().cast(), text.len());
+    text.truncate(length);
+    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 #[cfg(test)]
@@ -218,10 +240,25 @@ mod tests {
         assert_eq!(run("%#x", &bytes(255)), "0xff");
         assert_eq!(run("%c", &bytes(65)), "A");
         assert_eq!(run("%.2f", &0.126f64.to_le_bytes()), "0.13");
-        assert_eq!(run("%g", &1e10f64.to_le_bytes()), "1e+10");
+        for (format, value, text) in [
+            ("%g", 1e10, "1e+10"),
+            ("%#g", 1.0, "1.00000"),
+            ("%G", 1e20, "1E+20"),
+            ("%g", 5e-324, "4.94066e-324"),
+            ("%.0g", 0.5, "0.5"),
+            ("%a", 1.5, "0x1.8p+0"),
+            ("%5.1f", f64::NEG_INFINITY, " -inf"),
+        ] {
+            assert_eq!(run(format, &f64::to_le_bytes(value)), text);
+        }
+        assert_eq!(run("%hd", &bytes(70000)), "4464");
+        assert_eq!(run("%hhu", &bytes(300)), "44");
+        assert_eq!(run("%hhd", &bytes(200)), "-56");
+        assert_eq!(run("%p", &bytes(0x1234)), "0x1234");
         assert_eq!(run("%s", &bytes(3)), "text 3");
         assert_eq!(run("%%", &[]), "%");
-        assert_eq!(run("%*d", &[5, 0, 0, 0, 7, 0, 0, 0]), "    7");
+        // Which CUDA does not know either: a width that is an argument.
+        assert_eq!(run("%*d", &[5, 0, 0, 0, 7, 0, 0, 0]), "%*d");
         // What is no conversion, or would fill memory, stays as it stands.
         assert_eq!(run("%k", &[]), "%k");
         assert_eq!(run("%999999999d", &bytes(1)), "%999999999d");

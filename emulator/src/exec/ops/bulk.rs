@@ -14,6 +14,7 @@ use crate::isa::{BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, Instruction, Op, Reduction
 use crate::memory::Refusal;
 use crate::options::Schedule;
 use crate::report::FindingKind;
+use crate::shadow::race::Copying;
 use crate::space::{RANK_SHIFT, Space};
 use crate::tensor_map::{MAP_BYTES, MAX_RANK, TensorMap};
 use std::rc::Rc;
@@ -199,7 +200,8 @@ fn issue(
     c.statistics.async_copies += 1;
     c.race_mbarrier_copied_to(w, lane, barrier);
     c.region_bulk(w, &transfer);
-    c.race_bulk_load(&transfer, barrier, reduce.is_some());
+    let copying = if reduce.is_some() { Copying::Reduces } else { Copying::Writes };
+    c.race_bulk_load(&transfer, barrier, copying);
     let late = c.draws_late();
     c.bulk.loads.push(Load { transfer, barrier, reduce, late });
     c.mbarriers.woken.push(barrier);

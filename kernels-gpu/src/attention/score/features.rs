@@ -32,6 +32,12 @@ pub fn have_bias<E: Element>() -> bool {
     specialize::bias() || has_f32_bias::<E>()
 }
 
+/// Whether batches share a bias of the type of q.
+#[inline(always)]
+pub fn bias_is_of_all_batches(p: &ScoreParams) -> bool {
+    specialize::bias() && p.bias.batch_stride == 0
+}
+
 /// Whether something is added to scores, which are natural then.
 #[inline(always)]
 pub fn are_natural<E: Element>() -> bool {
@@ -158,13 +164,8 @@ pub unsafe fn add<
         bias.add::<F, ROWS, N, TRANSPOSED>(lane, scores, p, tile, place, factor);
     } else if has_f32_bias::<E>() {
         super::bias::add::<F32, F, ROWS, N, TRANSPOSED>(lane, scores, p, tile, place, factor);
-    } else {
-        let mut i = 0;
-        while i < N {
-            scores[i] *= factor;
-            i += 1;
-        }
     }
+    let rest = if have_bias::<E>() { None } else { Some(factor) };
     if specialize::alibi() {
         let of_lane = LaneTile::new::<F, ROWS, N>(tile, lane);
         let mut row = 0;
@@ -172,18 +173,32 @@ pub unsafe fn add<
             let (this_row, _) = of_lane.row::<F, ROWS, N>(row);
             let (query_or_key, head) = tile.row_heads.place(this_row);
             let slope = slope(p, place, head);
-            // The diagonal of a transposed tile is transposed, too.
-            let first = of_lane.first_column - (query_or_key + tile.visible.diagonal);
+            // The diagonal of a transposed tile is transposed, too. One conversion for a row: conversions are as slow
+            // as exponentials. Sums with offsets are exact up to 2^24.
+            let first = (of_lane.first_column - (query_or_key + tile.visible.diagonal)) as f32;
             let mut column = 0;
             while column < F::COLUMNS {
                 let register = F::register(row, column);
-                let distance = first + F::column_offset(column) as i32;
-                scores[register] = math::fma(-slope, (distance as f32).abs(), scores[register]);
+                let distance = first + F::column_offset(column) as f32;
+                scores[register] = with_slope(scores[register], rest, slope, distance);
                 column += 1;
             }
             row += 1;
         }
+    } else if let Some(factor) = rest {
+        let mut i = 0;
+        while i < N {
+            scores[i] *= factor;
+            i += 1;
+        }
     }
+}
+
+/// A natural score with ALiBi: of a score that is natural, or of one that `factor` makes so.
+#[inline(always)]
+fn with_slope(score: f32, factor: Option<f32>, slope: f32, distance: f32) -> f32 {
+    let penalty = slope * distance.abs();
+    factor.map_or(score - penalty, |factor| math::fma(score, factor, -penalty))
 }
 
 /// Hides what the boolean mask hides, over a tile whose rows are queries.
@@ -367,10 +382,12 @@ pub unsafe fn score_of_pair<E: Element>(
     let of_f32 = has_bias && p.bias_f32 != 0;
     let bias = E::load_if(elements::<E>(&p.bias, place, 0).from(query, key).address, own)
         + F32::load_if(elements::<F32>(&p.bias, place, 0).from(query, key).address, of_f32);
-    let mut natural = if has_bias { math::fma(score, factor, bias) } else { score * factor };
+    let with_bias = math::fma(score, factor, bias);
+    let mut natural = if has_bias { with_bias } else { score * factor };
     if p.alibi_slopes != 0 {
-        let distance = query + diagonal - key;
-        natural = math::fma(-slope(p, place, 0), (distance as f32).abs(), natural);
+        let distance = (query + diagonal - key) as f32;
+        let (score, factor) = if has_bias { (with_bias, None) } else { (score, Some(factor)) };
+        natural = with_slope(score, factor, slope(p, place, 0), distance);
     }
     if p.mask.address != 0 {
         let bits = Elements::new::<2>(&p.mask, place, 0).from(query, key / MASK_BITS as i32);

@@ -281,7 +281,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "wgmma.fence",
-        through: &["E::start_scores::<Size<KEYS, ROW_BYTES>>(values"],
+        through: &["E::start_scores::<KeyTile<K>>(values"],
         why: "nothing touches the registers of the second product between the fence of the first and this one",
     },
     Explanation {
@@ -395,7 +395,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "fence.proxy.async.shared",
-        through: &["helpers.rs: self.produce::<E>(p, maps);", "helpers.rs: bulk_copy::fence();"],
+        through: &["helpers.rs: self.produce(p, maps);", "helpers.rs: bulk_copy::fence();"],
         why: "the async proxy has no part in the message: the fences keep its parts from being computed together",
     },
     Explanation {

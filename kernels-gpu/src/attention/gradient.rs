@@ -82,15 +82,10 @@ pub unsafe fn subtract_loaded_delta<
 /// # Safety
 /// As [`subtract_delta`], for `norm` too; all 32 lanes call it together.
 #[inline(always)]
-pub unsafe fn range_factor<const QUERIES: u32>(
-    lane: u32,
-    largest_value: f32,
-    norm: u32,
-    delta: u32,
-) -> f32 {
+pub unsafe fn range_factor(lane: u32, queries: u32, largest_value: f32, norm: u32, delta: u32) -> f32 {
     let mut bound = 0.0;
     let mut row = lane;
-    while row < QUERIES {
+    while row < queries {
         let norm = f32::from_bits(shared::load_u32(norm + 4 * row));
         let delta = f32::from_bits(shared::load_u32(delta + 4 * row));
         bound = math::max(bound, math::fma(largest_value, norm, delta.abs()));

@@ -93,7 +93,7 @@ unsafe fn backward<
                     lane,
                     lse: ring.lse(0),
                     scale: &scale,
-                    references: &References::find::<F32, QUERIES>(p, ring.lse(0), references),
+                    references: &References::find::<F32>(p, QUERIES, ring.lse(0), references),
                     score: &p.score,
                     bias: FromGlobal,
                     shows_all,

@@ -43,10 +43,11 @@ mod helpers;
 mod key_tile;
 mod room;
 mod three;
+mod tile;
 mod wide;
 mod writer;
 
-use crate::abi::{BackwardHopperParams, BackwardParams, backward_sm90a_query_stages};
+use crate::abi::{BackwardHopperParams, BackwardParams};
 use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
 use crate::attention::gradient::{
     load_delta, multiply_all, range_factor, scale_all, subtract_delta, subtract_loaded_delta,
@@ -55,7 +56,7 @@ use crate::attention::key_order::KeyOrder;
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
-use crate::geometry::size::{Count, Size};
+use crate::geometry::size::Count;
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::{Cursor, Stages};
 use crate::tile::element::{self, TensorCoreElement};
@@ -64,17 +65,14 @@ use crate::tile::mma::pack;
 use crate::tile::warpgroup::{GradientElement, QueryGradientElement, Wait, store_transposed};
 use helpers::Maps;
 use room::Room;
+use tile::{BackwardKernel, DsTile, Instance, KeyTile, QueryStages};
 
-/// Bytes of a row of dS.
-const DS_ROW_BYTES: u32 = 2 * KEYS;
 /// Warpgroups that compute, and their threads.
 const WARPGROUPS: u32 = 2;
 const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
 
 /// Keys of a block.
 const KEYS: u32 = 128;
-/// Stages of queries, and of their dO.
-const STAGES: u32 = backward_sm90a_query_stages(KEYS);
 
 /// Columns whose delta is there before dp is.
 const EARLY_DELTAS: usize = 8;
@@ -83,20 +81,16 @@ const EARLY_DELTAS: usize = 8;
 /// of stage 1 at the next barrier.
 const MEET: u32 = 1;
 
-impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, STAGES, STAGES> {
+impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
     /// Whether a warpgroup multiplies dq of every other step, its own stage's, rather than half of every one.
-    const TAKES_TURNS: bool = QUERIES == 128;
+    const TAKES_TURNS: bool = K::QUERIES == 128;
 
     /// Whether dp waits for the exponents. With 80 queries of f16 there are no registers for that.
-    const fn exponents_first<E: TensorCoreElement>() -> bool {
-        !Self::TAKES_TURNS && (QUERIES == 64 || !E::NARROW)
-    }
+    const EXPONENTS_FIRST: bool = !Self::TAKES_TURNS && (K::QUERIES == 64 || !E::NARROW);
 
     /// Whether the writer is told of a share in the next step, beside that one's s: with 80 queries 0.5 %
     /// faster, with 64 no faster.
-    const fn hands_over_late<E: TensorCoreElement>() -> bool {
-        Self::exponents_first::<E>() && QUERIES == 80
-    }
+    const HANDS_OVER_LATE: bool = Self::EXPONENTS_FIRST && K::QUERIES == 80;
 
     /// Both warpgroups have written ds of a step. Only the one that `multiplies` it waits for the other.
     #[inline(always)]
@@ -112,17 +106,17 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
     /// The descriptor of rows (queries) of dS, from `first` on.
     #[inline(always)]
     fn ds_rows(&self, stage: u32, first: u32) -> u64 {
-        self.ds::<DS_ROW_BYTES>(stage).descriptor(first)
+        self.ds(stage).descriptor(first)
     }
 
     /// Writes the `half`-th half of a tile of dQ for its writer, who is told now or in the next step.
     #[inline(always)]
-    unsafe fn hand_over_half<E: TensorCoreElement, const DQ: usize>(
+    unsafe fn hand_over_half<const DQ: usize>(
         &self,
         dq: &mut [f32; DQ],
         factor: f32,
         half: u32,
-        stages: &Cursor<Count<STAGES>>,
+        stages: &Cursor<QueryStages<K>>,
     ) {
         if E::NARROW && factor != 1.0 {
             scale_all(dq, 1.0 / factor);
@@ -131,15 +125,24 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
         let (stage, turn) = (self.dq_stage(half), stages.in_step());
         stage.acquire(&turn);
         put::<DQ, 0, DQ>(dq, self.dq(half) + 16 * thread);
-        if !Self::hands_over_late::<E>() {
+        if !Self::HANDS_OVER_LATE {
             announce(thread % 32 == 0, stage, &turn);
+        }
+    }
+
+    /// A warp is done with dO of a step. Not a closure: the compiler inlines those by how long they are, and
+    /// where it does not, the softcap spills more.
+    #[inline(always)]
+    unsafe fn release_d_o(&self, lane: u32, stages: &Cursor<QueryStages<K>>) {
+        if lane == 0 {
+            self.d_os.counted_by().release(stages);
         }
     }
 
     /// A warp of a computing warpgroup. Registers per thread: `S` of scores, `P` of packed probabilities, `O`
     /// of a gradient.
     #[inline(always)]
-    unsafe fn consume<E, const S: usize, const P: usize, const O: usize, const DQ: usize>(
+    unsafe fn consume<const S: usize, const P: usize, const O: usize, const DQ: usize>(
         &self,
         p: &BackwardParams,
         warpgroup: u32,
@@ -175,7 +178,7 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                 let mut largest_value = 0.0;
                 if E::NARROW {
                     let thread = warpgroup * WARPGROUP + thread;
-                    largest_value = self.largest_value::<E, 1, CONSUMERS>(p, thread);
+                    largest_value = self.largest_value::<1, CONSUMERS>(p, thread);
                 }
                 loop {
                     let stage = stages.stage();
@@ -185,11 +188,11 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         let visited = self.visited(&stages);
                         (at, shows_all) = (visited.step(steps), visited.tile.shows_all);
                     }
-                    let bias = self.bias::<DS_ROW_BYTES>(stage, first_row);
-                    self.fetch_bias::<E>(p, bias, self.orders.letter_here(&orders), &at);
+                    let bias = self.bias(stage, first_row);
+                    self.fetch_bias(p, bias, self.orders.letter_here(&orders), &at);
                     let mut scores =
-                        E::start_scores::<Size<KEYS, ROW_BYTES>>(keys, self.query(stage).descriptor(0));
-                    if Self::hands_over_late::<E>() {
+                        E::start_scores::<KeyTile<K>>(keys, self.query(stage).descriptor(0));
+                    if Self::HANDS_OVER_LATE {
                         let turn = stages.previous().in_step();
                         announce(lane == 0 && written != 0, self.dq_stage(warpgroup), &turn);
                         written = wgmma::one();
@@ -200,53 +203,52 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         lane,
                         lse,
                         scale: &scale,
-                        references: &References::find::<E, QUERIES>(p, lse, references),
+                        references: &References::find::<E>(p, K::QUERIES, lse, references),
                         score: &p.score,
                         bias: Some(bias),
                         shows_all,
                         tile: || self.tile(p, self.orders.letter_here(&orders), &at),
                         place: || self.place_of(p, self.orders.letter_here(&orders), &at),
                     };
-                    if Self::exponents_first::<E>() {
+                    if Self::EXPONENTS_FIRST {
                         scores.wait::<0>();
-                        if QUERIES == 80 {
+                        if K::QUERIES == 80 {
                             step.exponents_of_either::<E, MmaFragment, 2, S>(&mut scores);
                         } else {
                             step.references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores);
                             step.exponents::<E, MmaFragment, 2, S>(&mut scores);
                         }
                     }
-                    self.d_os.wait(&stages);
-                    let mut dp =
-                        E::start_scores::<Size<KEYS, ROW_BYTES>>(values, self.d_o(stage).descriptor(0));
+                    self.d_os.counted_by().wait(&stages);
+                    let mut dp = E::start_scores::<KeyTile<K>>(values, self.d_o(stage).descriptor(0));
                     // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
                     // always 1. Where exponents come late, so does this: f16 with 80 queries spills
                     // otherwise.
                     let factor_of_step = || {
                         if E::NARROW {
                             let (norm, delta) = (self.norm(stage), self.delta(stage));
-                            range_factor::<QUERIES>(lane, largest_value, norm, delta)
+                            range_factor(lane, K::QUERIES, largest_value, norm, delta)
                         } else {
                             p.ds_scale
                         }
                     };
                     let mut factor = 1.0;
-                    if Self::exponents_first::<E>() {
+                    if Self::EXPONENTS_FIRST {
                         factor = factor_of_step();
                     }
-                    if !Self::exponents_first::<E>() {
+                    if !Self::EXPONENTS_FIRST {
                         scores.wait::<1>();
                         step.references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores);
                         step.exponents::<E, MmaFragment, 2, S>(&mut scores);
                     }
                     let probability = step
                         .probabilities_of_either::<E, MmaFragment, 2, S>(&mut scores, walk.hides(&at));
-                    if !Self::exponents_first::<E>() {
+                    if !Self::EXPONENTS_FIRST {
                         factor = factor_of_step();
                     }
                     let probability: [u32; P] = pack::<E, S, P>(&probability);
                     let delta = self.delta(stage);
-                    if Self::exponents_first::<E>() {
+                    if Self::EXPONENTS_FIRST {
                         let early = load_delta::<MmaFragment, 2, S, EARLY_DELTAS>(lane, delta);
                         dp.wait::<0>();
                         dropout::apply_to_dp(&mut dp, &mut scores, &p.score);
@@ -266,44 +268,36 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                         }
                     }
                     let ds: [u32; P] = pack::<E, S, P>(&dp);
-                    store_transposed(lane, &ds, self.ds::<DS_ROW_BYTES>(stage), first_row / 16);
+                    store_transposed(lane, &ds, self.ds(stage), first_row / 16);
                     E::start_gradient(&mut dv, &probability, self.d_o(stage).descriptor(0));
                     bulk_copy::fence();
                     let query = self.query(stage).descriptor(0);
-                    let release_d_o = || {
-                        if lane == 0 {
-                            self.d_os.release(&stages);
-                        }
-                    };
                     if !Self::TAKES_TURNS {
                         barrier::sync_constant::<MEET, CONSUMERS>();
                         // Which 64 columns of dQ are this warpgroup's.
                         let dq_keys = self.key.panel(warpgroup).descriptor(0);
-                        let mut dq =
-                            E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(self.ds_rows(stage, 0), dq_keys);
+                        let mut dq = E::start_dq::<DsTile<K>>(self.ds_rows(stage, 0), dq_keys);
                         E::start_gradient(&mut dk, &ds, query);
                         dq.wait::<1>();
-                        release_d_o();
-                        self.hand_over_half::<E, DQ>(&mut dq, factor, warpgroup, &stages);
+                        self.release_d_o(lane, &stages);
+                        self.hand_over_half(&mut dq, factor, warpgroup, &stages);
                     } else if warp::uniform(stage) == warpgroup {
                         dv.wait::<0>();
-                        release_d_o();
+                        self.release_d_o(lane, &stages);
                         self.meet_in_turn(warpgroup, true);
                         let dq_keys = self.key.panel(0).descriptor(0);
-                        let mut first =
-                            E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(self.ds_rows(stage, 0), dq_keys);
-                        let mut second =
-                            E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(self.ds_rows(stage, 64), dq_keys);
+                        let mut first = E::start_dq::<DsTile<K>>(self.ds_rows(stage, 0), dq_keys);
+                        let mut second = E::start_dq::<DsTile<K>>(self.ds_rows(stage, 64), dq_keys);
                         E::start_gradient(&mut dk, &ds, query);
                         first.wait::<2>();
-                        self.hand_over_half::<E, DQ>(&mut first, factor, 0, &stages);
+                        self.hand_over_half(&mut first, factor, 0, &stages);
                         second.wait::<1>();
-                        self.hand_over_half::<E, DQ>(&mut second, factor, 1, &stages);
+                        self.hand_over_half(&mut second, factor, 1, &stages);
                     } else {
                         self.meet_in_turn(warpgroup, false);
                         E::start_gradient(&mut dk, &ds, query);
                         dv.wait::<1>();
-                        release_d_o();
+                        self.release_d_o(lane, &stages);
                     }
                     at = walk.next(&at);
                     dk.wait::<0>();
@@ -319,11 +313,11 @@ impl<const QUERIES: u32, const ROW_BYTES: u32> Room<KEYS, QUERIES, ROW_BYTES, ST
                     }
                 }
                 dv.wait::<0>();
-                if Self::hands_over_late::<E>() {
+                if Self::HANDS_OVER_LATE {
                     announce(lane == 0, self.dq_stage(warpgroup), &stages.previous().in_step());
                 }
             }
-            self.end_tile::<E, O>(p, &mut orders, warpgroup, &mut dk, &mut dv);
+            self.end_tile(p, &mut orders, warpgroup, &mut dk, &mut dv);
         }
     }
 }
@@ -365,30 +359,23 @@ unsafe fn announce(tells: bool, stage: Stages<Count<1>>, turn: &Cursor<Count<1>>
 
 /// One block: a warpgroup of helpers and two that compute.
 #[inline(always)]
-unsafe fn backward<
-    E,
-    const QUERIES: u32,
-    const ROW_BYTES: u32,
-    const S: usize,
-    const P: usize,
-    const O: usize,
-    const DQ: usize,
->(
+unsafe fn backward<K, const S: usize, const P: usize, const O: usize, const DQ: usize>(
     p: &BackwardHopperParams,
     maps: Maps,
 ) where
-    E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ>,
+    K: BackwardKernel<Element: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ>>,
     [f32; S]: Wait,
     [f32; O]: Wait,
     [f32; DQ]: Wait,
 {
-    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, STAGES>::new();
+    const { assert!(K::KEYS == KEYS) };
+    let room = Room::<K>::new();
     room.open(&p.backward);
     let warp = Recruit::new();
     if warp.helps() {
-        room.help::<E>(p, &maps, warp);
+        room.help(p, &maps, warp);
     } else {
-        room.consume::<E, S, P, O, DQ>(&p.backward, warp.become_consumer::<240>());
+        room.consume::<S, P, O, DQ>(&p.backward, warp.become_consumer::<240>());
     }
 }
 
@@ -403,8 +390,8 @@ macro_rules! entries {
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardHopperParams) {
                 let maps = Maps::at(crate::parameter_address!($name));
                 backward::<
-                    element::$dtype, $queries, { $dim * 2 }, { $queries / 2 }, { $queries / 4 }, { $dim / 2 },
-                    { $queries * $dim / 256 },
+                    Instance<element::$dtype, $dim, $queries, $keys>,
+                    { $queries / 2 }, { $queries / 4 }, { $dim / 2 }, { $queries * $dim / 256 },
                 >(&p, maps);
             }
         )*

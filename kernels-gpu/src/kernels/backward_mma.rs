@@ -114,7 +114,7 @@ unsafe fn backward<
             let mut factor = p.ds_scale;
             if E::NARROW {
                 let (norm, delta) = (ring.norm(stage), ring.delta(stage));
-                factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
+                factor = range_factor(lane, QUERIES, largest_value, norm, delta);
             }
             let (own, first, second) = if is_key_warp {
                 (v_tile, ring.d_o(stage), ring.q(stage))
@@ -170,7 +170,7 @@ unsafe fn backward<
             } else {
                 let (lse, is_masked) = (ring.lse(stage), walk.is_masked(&at));
                 let references = || block.references(p, &at, QUERIES);
-                let references = References::find::<E, QUERIES>(p, lse, references);
+                let references = References::find::<E>(p, QUERIES, lse, references);
                 if references.are_needed::<E>() {
                     let mut m = 0;
                     while m < M {

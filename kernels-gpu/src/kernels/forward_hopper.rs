@@ -48,7 +48,7 @@ use consumer::Consumer;
 use pipelines::Pipelines;
 use producer::Maps;
 use shared_storage::SharedStorage;
-use tile::{ForwardKernel, ForwardTile, query_registers};
+use tile::{ForwardKernel, Instance, WARPGROUP_ROWS, query_registers};
 
 /// One block: a producer warpgroup, and one consumer warpgroup for each 64 query rows.
 #[inline(always)]
@@ -101,17 +101,12 @@ macro_rules! entries {
             /// `p` is as [`ForwardHopperParams`] says, for this kernel's row of the table.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: ForwardHopperParams) {
-                #[derive(Clone, Copy)]
-                struct Kernel;
-                impl ForwardKernel for Kernel {
-                    type Element = element::$dtype;
-                    const TILE: ForwardTile = ForwardTile::new($dim, $queries, $keys, $gathers_heads);
-                }
-                const { assert!(Kernel::TILE.warpgroups() == $warpgroups) };
                 let first = crate::parameter_address!($name);
                 let maps = Maps { q: first, k: first + 128, v: first + 256, o: first + 384 };
+                const { assert!($queries == $warpgroups * WARPGROUP_ROWS) };
                 forward::<
-                    Kernel, { query_registers($dim, $queries) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
+                    Instance<element::$dtype, $dim, $queries, $keys, $gathers_heads>,
+                    { query_registers($dim, $queries) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                 >(&p, maps);
             }
         )*

@@ -1,5 +1,20 @@
 //! The kernels: one file per family, instantiated from the tables in [`crate::abi`].
 
+/// Types of sizes that follow from the tile of a kernel `K`.
+macro_rules! sizes_of {
+    ($kernel:ident: $($(#[$doc:meta])* $name:ident: $size:ident { $($constant:ident: $value:expr),* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy)]
+            pub struct $name<K>(core::marker::PhantomData<K>);
+
+            impl<K: $kernel> $size for $name<K> {
+                $(const $constant: u32 = $value;)*
+            }
+        )*
+    };
+}
+
 pub mod accumulate;
 pub mod backward_convert;
 pub mod backward_delta;

@@ -10,7 +10,7 @@
 //! Both count with a [`Cursor`] of their own: stage, and parity of the round. In the first round every
 //! stage is empty although nobody released it: the producer waits for the parity before the first.
 
-use crate::arch::mbarrier;
+use crate::arch::{mbarrier, warp};
 use crate::geometry::size::{Count, StageCount};
 use core::marker::PhantomData;
 
@@ -106,6 +106,13 @@ impl<C: StageCount> Stages<C> {
         Stages { address, count: PhantomData }
     }
 
+    /// The same stages, for the cursor of others of which there are as many.
+    #[inline(always)]
+    pub fn counted_by<D: StageCount>(&self) -> Stages<D> {
+        const { assert!(C::COUNT == D::COUNT) };
+        Stages::new(self.address)
+    }
+
     /// Makes the barriers, for `producers` arrivals that fill and `consumers` that release a stage.
     ///
     /// # Safety
@@ -165,6 +172,18 @@ impl<C: StageCount> Stages<C> {
     #[inline(always)]
     pub unsafe fn release(&self, cursor: &Cursor<C>) {
         mbarrier::arrive(self.empty(cursor.stage()));
+    }
+
+    /// Consumer: a warp is done with the stage, and with what its lanes have read themselves. One arrival.
+    ///
+    /// # Safety
+    /// As [`Stages::release`]; all 32 lanes call it together.
+    #[inline(always)]
+    pub unsafe fn release_together(&self, lane: u32, cursor: &Cursor<C>) {
+        warp::warp_sync();
+        if lane == 0 {
+            self.release(cursor);
+        }
     }
 
     /// Consumer: goes past `count` stages that it has no use for; this thread releases them, or does not.

@@ -3,14 +3,17 @@
 use crate::arch::{convert, global, matrix};
 
 /// bf16 on tensor cores.
+#[derive(Clone, Copy)]
 pub struct Bf16;
 /// f16 on tensor cores.
+#[derive(Clone, Copy)]
 pub struct F16;
 /// True f32: fused multiply-adds, no tf32.
+#[derive(Clone, Copy)]
 pub struct F32;
 
 /// An element type of tensors in global memory.
-pub trait Element {
+pub trait Element: Copy {
     /// Bytes per element.
     const BYTES: u32;
     /// Whether values are so large that their products with unnormalised probabilities may add up to more

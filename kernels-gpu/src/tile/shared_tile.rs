@@ -19,13 +19,13 @@ pub struct SharedTileOf<S: TileSize> {
 /// A tile whose size is written out: `ROWS` rows of `ROW_BYTES` bytes.
 pub type SharedTile<const ROWS: u32, const ROW_BYTES: u32> = SharedTileOf<Size<ROWS, ROW_BYTES>>;
 
-impl<const ROWS: u32, const ROW_BYTES: u32> SharedTile<ROWS, ROW_BYTES> {
-    /// Panel `index` as a tile of its own.
-    #[inline(always)]
-    pub fn panel(self, index: u32) -> SharedTile<ROWS, 128> {
-        const { assert!(panel_bytes(ROW_BYTES) == 128) };
-        SharedTile::at(self.address + index * ROWS * 128)
-    }
+/// The size of a panel of a tile of the size `S`, where that has panels of 128 bytes.
+#[derive(Clone, Copy)]
+pub struct Panel<S>(PhantomData<S>);
+
+impl<S: TileSize> TileSize for Panel<S> {
+    const ROWS: u32 = S::ROWS;
+    const ROW_BYTES: u32 = 128;
 }
 
 impl<S: TileSize> SharedTileOf<S> {
@@ -44,6 +44,13 @@ impl<S: TileSize> SharedTileOf<S> {
     #[inline(always)]
     pub fn chunk(self, row: u32, chunk: u32) -> u32 {
         self.address + chunk_offset(S::ROWS, S::ROW_BYTES, row, chunk)
+    }
+
+    /// Panel `index` as a tile of its own.
+    #[inline(always)]
+    pub fn panel(self, index: u32) -> SharedTileOf<Panel<S>> {
+        const { assert!(panel_bytes(S::ROW_BYTES) == 128) };
+        SharedTileOf::at(self.address + index * S::ROWS * 128)
     }
 
     /// Fills the tile from `source`, rows and columns outside of it with zeros; nothing outside is read.

@@ -41,8 +41,8 @@ const NO_FENCE: &str = "missing proxy fence";
 const REGISTER: &str = "register in flight";
 const QUERIES: &str = "backward_hopper.rs: self.queries.wait(&stages);";
 const FENCE: &str = "backward_hopper.rs: bulk_copy::fence();";
-const SCORES: &str = "E::start_scores::<Size<KEYS, ROW_BYTES>>(keys";
-const PRODUCT_WITH_D_O: &str = "E::start_scores::<Size<KEYS, ROW_BYTES>>(values";
+const SCORES: &str = "E::start_scores::<KeyTile<K>>(keys";
+const PRODUCT_WITH_D_O: &str = "E::start_scores::<KeyTile<K>>(values";
 const DQ: &str = "E::start_dq::";
 const BARRIER: &str = "barrier::sync_constant::<MEET, CONSUMERS>();";
 const DEADLOCK: &str = "deadlock";
@@ -67,7 +67,7 @@ fn arrivals() -> Vec<Mutant> {
             .edit("mbarrier.try_wait", &[QUERIES], Which::All, no_wait)
             .finding(IN_FLIGHT, &[SCORES]),
         mutant("dO is multiplied before it has come")
-            .edit("mbarrier.try_wait", &["self.d_os.wait(&stages);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["self.d_os.counted_by().wait(&stages);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &[PRODUCT_WITH_D_O]),
         mutant("queries are waited for with the other parity")
             .edit("mbarrier.try_wait", &[QUERIES], Which::All, other_parity)
@@ -116,7 +116,7 @@ fn arrivals() -> Vec<Mutant> {
         mutant("a stage is released by one warp too few")
             .edit(
                 "mbarrier.init",
-                &["self.queries.init(1, 4 * Self::WARPGROUPS);", "self.empty(stage)"],
+                &["self.queries.init(1, 4 * K::WARPGROUPS);", "self.empty(stage)"],
                 Which::All,
                 |line| with_operand(line, 1, "7"),
             )
@@ -160,7 +160,7 @@ fn layout() -> Vec<Mutant> {
         mutant("ds begins 1 KiB too late: its last rows are those of dq")
             .edit(
                 "add.s32",
-                &["room.rs: SharedTile::at(self.first_ds + stage * Self::DS_BYTES)"],
+                &["room.rs: SharedTileOf::at(self.first_ds + stage * Self::DS_BYTES)"],
                 Which::Number(0),
                 |line| format!("{line} add.s32 {0}, {0}, 1024;", operand(line, 0)),
             )
@@ -193,12 +193,7 @@ fn products() -> Vec<Mutant> {
             })
             .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("]),
         mutant("the product with p belongs to no group")
-            .edit(
-                "wgmma.commit_group",
-                &["E::start_scores::<Size<KEYS, ROW_BYTES>>(values"],
-                Which::All,
-                dropped,
-            )
+            .edit("wgmma.commit_group", &["E::start_scores::<KeyTile<K>>(values"], Which::All, dropped)
             .finding(REGISTER, &["subtract_loaded_delta"]),
         mutant("ds is multiplied without a fence behind its making")
             .edit("wgmma.fence", &[], Which::All, dropped)
@@ -268,7 +263,7 @@ fn products() -> Vec<Mutant> {
             .finding(RACE, &["block_max"])
             .finding(UNINITIALISED, &["block_max"]),
         Mutant::new("norms are used before they have come", F16, ragged(F16))
-            .edit("mbarrier.try_wait", &["self.d_os.wait(&stages);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["self.d_os.counted_by().wait(&stages);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["range_factor"]),
     ]
 }
@@ -380,7 +375,7 @@ fn helpers() -> Vec<Mutant> {
         Mutant::new("one reader of orders too few is waited for", KERNEL, many_key_tiles(KERNEL))
             .edit(
                 "mbarrier.init",
-                &["self.orders.init(4 * Self::WARPGROUPS + WRITERS", "self.empty(stage)"],
+                &["self.orders.init(4 * K::WARPGROUPS + WRITERS", "self.empty(stage)"],
                 Which::All,
                 |line| moved(line, 1, "s32", -1),
             )
@@ -416,7 +411,7 @@ fn helpers() -> Vec<Mutant> {
                 let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();
                 format!("setp.eq.u32 {predicate}, 0, 0;")
             })
-            .finding(MISUSE, &["self.bring::<E>(p, maps, &turn"])
+            .finding(MISUSE, &["self.bring(p, maps, &turn"])
             .finding(MISUSE, &["Self::QUERY_BYTES + Self::STATISTIC_BYTES);"]),
         mutant("registers are taken that nobody gave")
             .edit("setmaxnreg.dec", &[], Which::All, dropped)

@@ -14,7 +14,7 @@ use crate::geometry::size::TileSize;
 use crate::geometry::swizzle::{CHUNK_BYTES, row_xor};
 use crate::tile::element::{Element, TensorCoreElement};
 use crate::tile::fragment::Fragment;
-use crate::tile::shared_tile::{SharedTile, SharedTileOf};
+use crate::tile::shared_tile::SharedTileOf;
 
 /// Elements of a chunk.
 const CHUNK: u32 = CHUNK_BYTES / 2;
@@ -93,13 +93,10 @@ impl WarpBias {
 
     /// Keys `key..key + 16` of a tile.
     #[inline(always)]
-    pub fn of_keys<const QUERIES: u32, const ROW_BYTES: u32>(
-        tile: SharedTile<QUERIES, ROW_BYTES>,
-        key: u32,
-    ) -> Self {
+    pub fn of_keys<S: TileSize>(tile: SharedTileOf<S>, key: u32) -> Self {
         let panel = tile.panel(key / (PANEL_BYTES / 2));
         let chunk = key / CHUNK % PANEL_CHUNKS;
-        WarpBias { address: panel.address, panel_bytes: QUERIES * PANEL_BYTES, chunk }
+        WarpBias { address: panel.address, panel_bytes: S::ROWS * PANEL_BYTES, chunk }
     }
 
     /// The address of a chunk.
@@ -110,15 +107,16 @@ impl WarpBias {
         self.address + panel * self.panel_bytes + row * PANEL_BYTES + in_row
     }
 
-    /// Starts to copy `part` there, `QUERIES` rows of `CHUNKS` chunks, and zeros in place of what there is
+    /// Starts to copy `part` there, `rows` rows of `CHUNKS` chunks, and zeros in place of what there is
     /// not; it has come when [`BiasSource::add`] asks for it.
     ///
     /// # Safety
     /// All 32 lanes call it together; nobody else uses the memory; the bias is as [`ScoreParams`] says.
     #[inline(always)]
-    pub unsafe fn fetch<const QUERIES: u32, const CHUNKS: u32>(
+    pub unsafe fn fetch<const CHUNKS: u32>(
         self,
         lane: u32,
+        rows: u32,
         p: &ScoreParams,
         part: &BiasPart,
     ) {
@@ -127,15 +125,15 @@ impl WarpBias {
         let keys = part.keys;
         let ends_in_a_chunk = keys % CHUNK as i32 != 0 && keys < (CHUNKS * CHUNK) as i32;
         if part.elements.are_in_chunks() && !ends_in_a_chunk {
-            self.copy::<QUERIES, CHUNKS>(lane, part);
+            self.copy::<CHUNKS>(lane, rows, part);
         } else {
-            self.read::<QUERIES, CHUNKS>(lane, p, part);
+            self.read::<CHUNKS>(lane, rows, p, part);
         }
     }
 
     /// [`WarpBias::fetch`] of rows that are whole chunks.
     #[inline(always)]
-    unsafe fn copy<const QUERIES: u32, const CHUNKS: u32>(self, lane: u32, part: &BiasPart) {
+    unsafe fn copy<const CHUNKS: u32>(self, lane: u32, rows: u32, part: &BiasPart) {
         let rows_at_once = const { 32 / CHUNKS };
         let (row, chunk) = (lane / CHUNKS, lane % CHUNKS);
         let is_there = ((chunk * CHUNK) as i32) < part.keys;
@@ -143,7 +141,7 @@ impl WarpBias {
         let mut from = part.elements.query(row).wrapping_add((chunk * CHUNK_BYTES) as u64);
         let step = part.elements.query(rows_at_once).wrapping_sub(part.elements.address);
         let mut further = 0;
-        while further < QUERIES {
+        while further < rows {
             // Panels begin at multiples of 1024 bytes: what chunks of other rows are XORed with changes
             // bits of the address.
             let swizzle = row_xor(PANEL_BYTES, further) * CHUNK_BYTES;
@@ -156,16 +154,11 @@ impl WarpBias {
 
     /// [`WarpBias::fetch`] element by element, or by pairs.
     #[inline(always)]
-    unsafe fn read<const QUERIES: u32, const CHUNKS: u32>(
-        self,
-        lane: u32,
-        p: &ScoreParams,
-        part: &BiasPart,
-    ) {
+    unsafe fn read<const CHUNKS: u32>(self, lane: u32, rows: u32, p: &ScoreParams, part: &BiasPart) {
         let words_of_row = const { CHUNKS * CHUNK / 2 };
         let place = |word: u32| (word / words_of_row, word % words_of_row);
         let mut first = lane;
-        while first < thread::opaque(QUERIES * words_of_row) {
+        while first < thread::opaque(rows * words_of_row) {
             let mut words = [0; WORDS_AT_ONCE];
             let mut i = 0;
             while i < WORDS_AT_ONCE {

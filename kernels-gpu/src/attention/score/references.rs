@@ -66,24 +66,20 @@ pub struct References<A: Fn() -> u64> {
 }
 
 impl<A: Fn() -> u64> References<A> {
-    /// Of the `QUERIES` rows whose statistics stand at shared address `lse`, and whose references are at
+    /// Of the `queries` rows whose statistics stand at shared address `lse`, and whose references are at
     /// device address `address()`, which only steps with a steep row ask for.
     ///
     /// # Safety
     /// The statistics are written and visible; all 32 lanes call it together.
     #[inline(always)]
-    pub unsafe fn find<E: Element, const QUERIES: u32>(
-        p: &BackwardParams,
-        lse: u32,
-        address: A,
-    ) -> Self {
+    pub unsafe fn find<E: Element>(p: &BackwardParams, queries: u32, lse: u32, address: A) -> Self {
         // Worked out anew: registers are for what every step needs.
         let lane = thread::thread_idx_x_here() % 32;
         let mut is_steep = false;
         let mut first = 0;
-        while first < QUERIES {
+        while first < queries {
             // The last 32 may be some of those before.
-            let last = QUERIES - 32;
+            let last = queries - 32;
             let column = lane + if first < last { first } else { last };
             is_steep |= is_steep_statistic::<E>(f32::from_bits(shared::load_u32(lse + 4 * column)));
             first += 32;

@@ -139,7 +139,7 @@ impl Steps {
     #[inline(always)]
     fn tile_of_o(step: u32) -> SharedTile<ROWS, STEP_BYTES> {
         let first = SharedTile::<ROWS, { 2 * STEP_BYTES }>::at(shared::dynamic_base());
-        first.panel(step % 2)
+        SharedTile::at(first.panel(step % 2).address)
     }
 
     #[inline(always)]

@@ -2,6 +2,7 @@
 //! ([`super::writer`]), and one warp repairs tiles at the ends of packed sequences.
 
 use super::room::{Room, may_need_repair};
+use super::tile::{BackwardKernel, OutputGradientStages, QueryStages};
 use crate::abi::{BackwardHopperParams, BackwardParams, DQ_IN_ORDER};
 use crate::arch::{bulk_copy, mbarrier, thread, warp};
 use crate::attention::key_block::Step;
@@ -39,9 +40,9 @@ impl Maps {
 const ASK_AHEAD: u32 = 2;
 
 /// How far the producer is.
-struct Progress<const STAGES: u32> {
+struct Progress<K: BackwardKernel> {
     orders: MessageCursor,
-    stages: Cursor<Count<STAGES>>,
+    stages: Cursor<QueryStages<K>>,
 }
 
 /// Whether rows of the next sequence come with the keys, and are used.
@@ -56,21 +57,14 @@ fn repairs_queries(p: &BackwardParams, order: &KeyOrder, at: &Step, queries: u32
     p.cu_seqlens_q != 0 && (at.tile + 1) * queries as i32 > order.block.sequence.query_rows
 }
 
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
-{
+impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
     /// A warp of the helpers.
     #[inline(always)]
-    pub unsafe fn help<E: TensorCoreElement>(
-        &self,
-        p: &BackwardHopperParams,
-        maps: &Maps,
-        warp: Recruit,
-    ) {
+    pub unsafe fn help(&self, p: &BackwardHopperParams, maps: &Maps, warp: Recruit) {
         match warp.become_helper::<24>() {
             Helper::Producer => {
                 if warp::elect() {
-                    self.produce::<E>(p, maps);
+                    self.produce(p, maps);
                 }
             }
             Helper::Repairer if may_need_repair(&p.backward) => {
@@ -87,11 +81,11 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
 
     /// The producer, one thread: takes key tiles, tells the others, and requests what they need.
     #[inline(always)]
-    unsafe fn produce<E: TensorCoreElement>(&self, p: &BackwardHopperParams, maps: &Maps) {
+    unsafe fn produce(&self, p: &BackwardHopperParams, maps: &Maps) {
         let mut progress = Progress { orders: Cursor::start(), stages: Cursor::start() };
         let p = &p.backward;
         let in_order = p.dq_order == DQ_IN_ORDER;
-        let mut schedule = KeySchedule::new(p, KEYS);
+        let mut schedule = KeySchedule::new(p, K::KEYS);
         // The schedule says when there are none left.
         let mut queue = TileQueue::endless(p.counter, in_order);
         loop {
@@ -100,7 +94,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             loop {
                 let letter = self.orders.begin(&progress.orders);
                 KeyOrder::write_stretch(letter, &next);
-                let Some(block) = schedule.block(p, KEYS, next.tile, in_order) else {
+                let Some(block) = schedule.block(p, K::KEYS, next.tile, in_order) else {
                     KeyOrder::write_end(letter);
                     self.orders.end(&mut progress.orders);
                     return;
@@ -108,15 +102,15 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                 KeyOrder::write_block(letter, &block);
                 // Between the fences the compiler has all registers for one part of the message.
                 bulk_copy::fence();
-                KeyOrder::write_tiles(letter, p, KEYS, QUERIES);
+                KeyOrder::write_tiles(letter, p, K::KEYS, K::QUERIES);
                 bulk_copy::fence();
                 KeyOrder::write_steps(letter, p);
                 if Self::skips_steps() {
-                    self.bring_shown::<E>(p, maps, &mut progress, letter, &mut queue);
+                    self.bring_shown(p, maps, &mut progress, letter, &mut queue);
                 } else {
                     let turn = progress.orders.in_step();
                     self.orders.end(&mut progress.orders);
-                    self.bring::<E>(p, maps, &turn, &mut progress.stages, letter, &mut queue);
+                    self.bring(p, maps, &turn, &mut progress.stages, letter, &mut queue);
                 }
                 let done = KeyOrder::stretch(letter);
                 if !division(p).goes_on(&done) {
@@ -130,18 +124,18 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// Requests what the steps of a key tile need, in the order in which they need it. Keys and values come
     /// also where there is no step.
     #[inline(always)]
-    unsafe fn bring<E: TensorCoreElement>(
+    unsafe fn bring(
         &self,
         p: &BackwardParams,
         maps: &Maps,
         turn: &Cursor<Count<1>>,
-        stages: &mut Cursor<Count<STAGES>>,
+        stages: &mut Cursor<QueryStages<K>>,
         letter: Letter,
         queue: &mut TileQueue,
     ) {
         self.bring_keys(p, maps, turn, letter);
         // Read again: there are no registers to keep it in meanwhile.
-        let mut order = KeyOrder::read(letter, p, KEYS);
+        let mut order = KeyOrder::read(letter, p, K::KEYS);
         let walk = order.walk;
         let mut at = walk.start();
         // Heads are counted from the first of all.
@@ -154,8 +148,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                 queue.ask();
             }
             left -= 1;
-            let raw = repairs_queries(p, order, &at, QUERIES);
-            self.bring_queries::<E>(p, maps, stages, order, &at, raw);
+            let raw = repairs_queries(p, order, &at, K::QUERIES);
+            self.bring_queries(p, maps, stages, order, &at, raw);
             at = walk.next_of_head(&at);
         }
     }
@@ -163,15 +157,15 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// The same of the steps of which a boolean mask shows something; the order, which is written, is sent
     /// before. Others are told which these are, each with its queries.
     #[inline(always)]
-    unsafe fn bring_shown<E: TensorCoreElement>(
+    unsafe fn bring_shown(
         &self,
         p: &BackwardParams,
         maps: &Maps,
-        progress: &mut Progress<STAGES>,
+        progress: &mut Progress<K>,
         letter: Letter,
         queue: &mut TileQueue,
     ) {
-        let mut order = KeyOrder::read(letter, p, KEYS);
+        let mut order = KeyOrder::read(letter, p, K::KEYS);
         let walk = order.walk;
         let key_head = order.block.key_head;
         // The step that is looked at, and one that is visited and waits for it to be known whether it is the
@@ -184,9 +178,9 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         loop {
             let mut shown = Shown::NOTHING;
             order.block.key_head = key_head;
-            let key_tile = (order.block.first_tile, KEYS);
+            let key_tile = (order.block.first_tile, K::KEYS);
             while left > 0 && !shown.some {
-                let tile = (look.tile, QUERIES);
+                let tile = (look.tile, K::QUERIES);
                 shown = order.block.shown(p, key_tile, tile, look.head);
                 left -= 1;
                 if !shown.some {
@@ -213,7 +207,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                 order.block.key_head = 0;
                 // The repairer, who learns of a step with its queries, looks at all of them.
                 let raw = p.cu_seqlens_q != 0;
-                self.bring_queries::<E>(p, maps, &mut progress.stages, &order, &at, raw);
+                self.bring_queries(p, maps, &mut progress.stages, &order, &at, raw);
             }
             if !shown.some {
                 return;
@@ -232,7 +226,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         turn: &Cursor<Count<1>>,
         letter: Letter,
     ) {
-        let order = &KeyOrder::read(letter, p, KEYS);
+        let order = &KeyOrder::read(letter, p, K::KEYS);
         let block = &order.block;
         let raw = repairs_keys(p, order);
         let (key_full, value_full) = if raw {
@@ -240,7 +234,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         } else {
             (self.keys.full(0), self.values.full(0))
         };
-        let row = block.sequence.first_key + (block.first_tile * KEYS) as i32;
+        let row = block.sequence.first_key + (block.first_tile * K::KEYS) as i32;
         let place = Place::of_rows(row, block.key_head, block.sequence.batch);
         self.keys.acquire(turn);
         mbarrier::arrive_expect(key_full, Self::KEY_BYTES);
@@ -252,18 +246,18 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
 
     /// Requests what a step needs, with a head of all: `raw` if it waits for repair.
     #[inline(always)]
-    unsafe fn bring_queries<E: TensorCoreElement>(
+    unsafe fn bring_queries(
         &self,
         p: &BackwardParams,
         maps: &Maps,
-        stages: &mut Cursor<Count<STAGES>>,
+        stages: &mut Cursor<QueryStages<K>>,
         order: &KeyOrder,
         at: &Step,
         raw: bool,
     ) {
         let block = &order.block;
-        let source = block.source::<2>(p, at, QUERIES, E::NARROW);
-        let row = block.sequence.first_query + at.tile * QUERIES as i32;
+        let source = block.source::<2>(p, at, K::QUERIES, E::NARROW);
+        let row = block.sequence.first_query + at.tile * K::QUERIES as i32;
         let place = Place::of_rows(row, at.head, block.sequence.batch);
         let stage = stages.stage();
         self.queries.acquire(stages);
@@ -291,7 +285,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     unsafe fn repair(&self, p: &BackwardParams, lane: u32) {
         let mut orders = Cursor::start();
         let (mut key_parity, mut query_parities, mut d_o_parities) = (0, 0, 0);
-        let mut stages = Cursor::<Count<STAGES>>::start();
+        let mut stages = Cursor::<QueryStages<K>>::start();
         let repaired = |barrier: u32| {
             bulk_copy::fence();
             warp::warp_sync();
@@ -304,18 +298,18 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             if KeyOrder::ends(letter) {
                 break;
             }
-            let order = KeyOrder::read(letter, p, KEYS);
+            let order = KeyOrder::read(letter, p, K::KEYS);
             self.orders.discard(&mut orders, lane);
             let KeyOrder { block, walk, .. } = order;
             let mut at = walk.start();
             let mut is_first = true;
             while at.step < walk.steps {
                 let stage = stages.stage();
-                let raw = Self::skips_steps() || repairs_queries(p, &order, &at, QUERIES);
+                let raw = Self::skips_steps() || repairs_queries(p, &order, &at, K::QUERIES);
                 let raw_keys = is_first && repairs_keys(p, &order);
                 is_first = false;
                 let key_rows =
-                    (block.sequence.visible.key_rows - (block.first_tile * KEYS) as i32) as u32;
+                    (block.sequence.visible.key_rows - (block.first_tile * K::KEYS) as i32) as u32;
                 if raw {
                     mbarrier::wait(self.raw_query(stage), query_parities >> stage & 1);
                     query_parities ^= 1 << stage;
@@ -323,8 +317,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                         at = self.visited(&stages).step(walk.steps);
                     }
                 }
-                let rows = (block.sequence.query_rows - at.tile * QUERIES as i32) as u32;
-                let rows = if rows < QUERIES { rows } else { QUERIES };
+                let rows = (block.sequence.query_rows - at.tile * K::QUERIES as i32) as u32;
+                let rows = if rows < K::QUERIES { rows } else { K::QUERIES };
                 if raw {
                     self.query(stage).clear_rows(lane, rows);
                     repaired(self.queries.full(stage));
@@ -335,7 +329,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                     repaired(self.keys.full(0));
                 }
                 if raw {
-                    let stage = stages.in_step::<Count<D_O_STAGES>>().stage();
+                    let stage = stages.in_step::<OutputGradientStages<K>>().stage();
                     mbarrier::wait(self.raw_d_o(stage), d_o_parities >> stage & 1);
                     d_o_parities ^= 1 << stage;
                     self.d_o(stage).clear_rows(lane, rows);

@@ -2,6 +2,7 @@
 //! of it stands, what bounds it, and where its gradients go.
 
 use super::room::Room;
+use super::tile::BackwardKernel;
 use crate::abi::BackwardParams;
 use crate::arch::{barrier, specialize, thread};
 use crate::attention::gradient::{block_max, scale_all};
@@ -23,23 +24,21 @@ pub(super) fn place(part: u32) -> (u32, u32) {
     (thread % 32, 64 * part + thread / 32 * 16)
 }
 
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
-{
+impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
     /// In which lane this is, and where the tile of a step stands. That is read again: registers are for what
     /// every step needs.
     #[inline(always)]
     pub(super) unsafe fn tile(&self, p: &BackwardParams, letter: Letter, at: &Step) -> (u32, ScoreTile) {
-        let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+        let KeyOrder { block, .. } = KeyOrder::read(letter, p, K::KEYS);
         let (lane, first_row) = place(thread::thread_idx_x_here() / WARPGROUP - 1);
-        let first_row = (block.first_tile * KEYS + first_row) as i32;
-        (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
+        let first_row = (block.first_tile * K::KEYS + first_row) as i32;
+        (lane, block.score_tile(first_row, at.tile * K::QUERIES as i32))
     }
 
     /// Which scores of the problem those of a step are.
     #[inline(always)]
     pub(super) unsafe fn place_of(&self, p: &BackwardParams, letter: Letter, at: &Step) -> ScorePlace {
-        let KeyOrder { block, .. } = KeyOrder::read(letter, p, KEYS);
+        let KeyOrder { block, .. } = KeyOrder::read(letter, p, K::KEYS);
         let head = if Self::skips_steps() { at.head } else { KeyOrder::head(letter, p, at) };
         block.score_place(p, head)
     }
@@ -47,8 +46,8 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// The warp's part of the bias of a step, which stands where its dS of this step will: keys `first_row..
     /// first_row + 16` of tile `stage` of dS.
     #[inline(always)]
-    pub(super) fn bias<const DS_ROW_BYTES: u32>(&self, stage: u32, first_row: u32) -> WarpBias {
-        WarpBias::of_keys(self.ds::<DS_ROW_BYTES>(stage), first_row)
+    pub(super) fn bias(&self, stage: u32, first_row: u32) -> WarpBias {
+        WarpBias::of_keys(self.ds(stage), first_row)
     }
 
     /// Starts to bring the bias of a step there, if there is one.
@@ -56,7 +55,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// # Safety
     /// All lanes of a warp call it together; what was dS before has been multiplied.
     #[inline(always)]
-    pub(super) unsafe fn fetch_bias<E: TensorCoreElement>(
+    pub(super) unsafe fn fetch_bias(
         &self,
         p: &BackwardParams,
         bias: WarpBias,
@@ -72,7 +71,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                 queries: tile.visible.key_rows - tile.first_column,
                 keys: tile.end_row - tile.first_row,
             };
-            bias.fetch::<QUERIES, 2>(lane, &p.score, &part);
+            bias.fetch::<2>(lane, K::QUERIES, &p.score, &part);
         }
     }
 
@@ -80,17 +79,17 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     #[inline(always)]
     pub(super) unsafe fn references(&self, p: &BackwardParams, letter: Letter, at: &Step) -> u64 {
         if !Self::skips_steps() {
-            return KeyOrder::references(letter, p, at, QUERIES);
+            return KeyOrder::references(letter, p, at, K::QUERIES);
         }
-        let KeyOrder { mut block, .. } = KeyOrder::read(letter, p, KEYS);
+        let KeyOrder { mut block, .. } = KeyOrder::read(letter, p, K::KEYS);
         block.key_head = 0;
-        block.references(p, at, QUERIES)
+        block.references(p, at, K::QUERIES)
     }
 
     /// The largest value of the tile, times what dropout multiplies dp by, for `THREADS` threads that meet at
     /// barrier `BARRIER`, of whom the caller is number `thread`.
     #[inline(always)]
-    pub(super) unsafe fn largest_value<E: TensorCoreElement, const BARRIER: u32, const THREADS: u32>(
+    pub(super) unsafe fn largest_value<const BARRIER: u32, const THREADS: u32>(
         &self,
         p: &BackwardParams,
         thread: u32,
@@ -105,7 +104,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// A warpgroup that holds dK and dV of 64 keys is done with the key tile of its order: lets go of it, and
     /// writes them.
     #[inline(always)]
-    pub(super) unsafe fn end_tile<E: TensorCoreElement, const O: usize>(
+    pub(super) unsafe fn end_tile<const O: usize>(
         &self,
         p: &BackwardParams,
         orders: &mut MessageCursor,
@@ -118,20 +117,20 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             self.keys.release(&orders.in_step());
             self.values.release(&orders.in_step());
         }
-        let order = KeyOrder::read(self.orders.letter_here(orders), p, KEYS);
+        let order = KeyOrder::read(self.orders.letter_here(orders), p, K::KEYS);
         self.orders.discard(orders, lane);
         scale_all(dk, final_scale(p, &order.stretch));
-        self.store::<E, O>(p, &order, warpgroup, dk, KeyGradient::Dk);
+        self.store(p, &order, warpgroup, dk, KeyGradient::Dk);
         if specialize::dropout() {
             scale_all(dv, dropout::scale(&p.score));
         }
-        self.store::<E, O>(p, &order, warpgroup, dv, KeyGradient::Dv);
+        self.store(p, &order, warpgroup, dv, KeyGradient::Dv);
     }
 
     /// Writes a warp's 16 rows of a gradient of 64 keys, the `part`-th of the block: where they belong, or,
     /// of a stretch of a tile, to its slot. Where gradients are merged they are added to what is there.
     #[inline(always)]
-    pub(super) unsafe fn store<E: TensorCoreElement, const O: usize>(
+    pub(super) unsafe fn store<const O: usize>(
         &self,
         p: &BackwardParams,
         order: &KeyOrder,
@@ -140,7 +139,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         gradient: KeyGradient,
     ) {
         let KeyOrder { block, stretch, .. } = order;
-        let row = (block.first_tile * KEYS) as i32;
+        let row = (block.first_tile * K::KEYS) as i32;
         let (lane, first_row) = place(part);
         let (target, columns) = gradient.of(p);
         let is_whole = division(p).is_whole(stretch);

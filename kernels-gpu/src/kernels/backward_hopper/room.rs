@@ -1,14 +1,15 @@
 //! The shared memory of a block of the Hopper backward: tiles, row statistics, barriers.
 
+use super::tile::{BackwardKernel, DsTile, KeyTile, OutputGradientStages, QueryStages, QueryTile};
+use crate::abi::BackwardParams;
 use crate::abi::layout::{BackwardHopperLayout, VISITED_STEPS, WRITERS};
-use crate::abi::{BackwardParams, backward_sm90a_warpgroups};
 use crate::arch::barrier::block_sync;
 use crate::arch::{grid, mbarrier, shared, specialize, thread};
 use crate::attention::key_order::KeyOrders;
 use crate::attention::visited::VisitedStep;
-use crate::geometry::size::Count;
+use crate::geometry::size::{Count, StageCount};
 use crate::pipeline::stages::{BARRIER_BYTES, Cursor, Stages};
-use crate::tile::shared_tile::SharedTile;
+use crate::tile::shared_tile::SharedTileOf;
 
 /// Rows of statistics: lse, delta, and for f16 the norm of dO.
 const STATISTICS: u32 = 3;
@@ -17,19 +18,13 @@ const DQ_PANEL_BYTES: u32 = 64 * 64 * 4;
 
 /// The block's shared memory, and the barriers in it.
 #[derive(Clone, Copy)]
-pub(super) struct Room<
-    const KEYS: u32,
-    const QUERIES: u32,
-    const ROW_BYTES: u32,
-    const STAGES: u32,
-    const D_O_STAGES: u32,
-> {
+pub(super) struct Room<K: BackwardKernel> {
     /// The keys, once for all steps.
-    pub key: SharedTile<KEYS, ROW_BYTES>,
+    pub key: SharedTileOf<KeyTile<K>>,
     /// The values, once for all steps.
-    pub value: SharedTile<KEYS, ROW_BYTES>,
-    first_query: SharedTile<QUERIES, ROW_BYTES>,
-    first_d_o: SharedTile<QUERIES, ROW_BYTES>,
+    pub value: SharedTileOf<KeyTile<K>>,
+    first_query: SharedTileOf<QueryTile<K>>,
+    first_d_o: SharedTileOf<QueryTile<K>>,
     first_ds: u32,
     dq: u32,
     statistics: u32,
@@ -40,9 +35,9 @@ pub(super) struct Room<
     /// The value tile; of wide heads, for warpgroup 1 alone.
     pub values: Stages<Count<1>>,
     /// Query tiles and their lse.
-    pub queries: Stages<Count<STAGES>>,
+    pub queries: Stages<QueryStages<K>>,
     /// Output gradients and their delta (and norm).
-    pub d_os: Stages<Count<D_O_STAGES>>,
+    pub d_os: Stages<OutputGradientStages<K>>,
     barriers: u32,
     /// Steps that are visited.
     visited: u32,
@@ -50,38 +45,34 @@ pub(super) struct Room<
     pub scratch: u32,
 }
 
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
-{
-    pub const QUERY_BYTES: u32 = SharedTile::<QUERIES, ROW_BYTES>::BYTES;
-    pub const KEY_BYTES: u32 = SharedTile::<KEYS, ROW_BYTES>::BYTES;
+impl<K: BackwardKernel> Room<K> {
+    pub const QUERY_BYTES: u32 = SharedTileOf::<QueryTile<K>>::BYTES;
+    pub const KEY_BYTES: u32 = SharedTileOf::<KeyTile<K>>::BYTES;
     /// Bytes of one statistic of a query tile.
-    pub const STATISTIC_BYTES: u32 = 4 * QUERIES;
-    const DS_BYTES: u32 = 2 * QUERIES * KEYS;
-    /// Warpgroups that compute.
-    const WARPGROUPS: u32 = backward_sm90a_warpgroups(KEYS);
+    pub const STATISTIC_BYTES: u32 = 4 * K::QUERIES;
+    const DS_BYTES: u32 = SharedTileOf::<DsTile<K>>::BYTES;
     /// Whether the warpgroups divide the work as [`super::wide`] says.
-    pub const WIDE: bool = KEYS == 64;
-    const DS_STAGES: u32 = if Self::WIDE { 1 } else { Self::WARPGROUPS };
+    pub const WIDE: bool = K::KEYS == 64;
+    const DS_STAGES: u32 = if Self::WIDE { 1 } else { K::WARPGROUPS };
     /// Whether the writers take turns, and write a whole tile of dQ each.
-    pub const WRITERS_TAKE_TURNS: bool = Self::WARPGROUPS != WRITERS;
+    pub const WRITERS_TAKE_TURNS: bool = K::WARPGROUPS != WRITERS;
     /// Bytes of a tile of dQ in f32.
-    const DQ_TILE_BYTES: u32 = 2 * QUERIES * ROW_BYTES;
+    const DQ_TILE_BYTES: u32 = 4 * K::QUERIES * K::COLUMNS;
     /// Barriers of tiles that wait for repair.
-    const RAW_BARRIERS: u32 = 2 + STAGES + D_O_STAGES;
+    const RAW_BARRIERS: u32 = 2 + K::QUERY_STAGES + K::D_O_STAGES;
     /// Where everything stands, from the start of dynamic shared memory. What the kernel uses fits in there.
     const LAYOUT: BackwardHopperLayout = {
-        let all = BackwardHopperLayout::new(ROW_BYTES / 2, QUERIES, KEYS);
+        let all = BackwardHopperLayout::new(K::COLUMNS, K::QUERIES, K::KEYS);
         assert!(all.v == Self::KEY_BYTES && all.q - all.v == Self::KEY_BYTES);
-        assert!(all.d_o - all.q == STAGES * Self::QUERY_BYTES);
-        assert!(all.ds - all.d_o == D_O_STAGES * Self::QUERY_BYTES);
+        assert!(all.d_o - all.q == K::QUERY_STAGES * Self::QUERY_BYTES);
+        assert!(all.ds - all.d_o == K::D_O_STAGES * Self::QUERY_BYTES);
         assert!(all.dq - all.ds == Self::DS_STAGES * Self::DS_BYTES);
         assert!(all.statistics - all.dq == Self::dq_bytes(0) + Self::dq_bytes(1));
-        assert!(all.orders - all.statistics == STAGES * STATISTICS * Self::STATISTIC_BYTES);
+        assert!(all.orders - all.statistics == K::QUERY_STAGES * STATISTICS * Self::STATISTIC_BYTES);
         assert!(all.k_barriers - all.orders == KeyOrders::BYTES);
         assert!(all.q_barriers - all.v_barriers == Stages::<Count<1>>::BYTES);
-        assert!(all.d_o_barriers - all.q_barriers == Stages::<Count<STAGES>>::BYTES);
-        assert!(all.barriers - all.d_o_barriers == Stages::<Count<D_O_STAGES>>::BYTES);
+        assert!(all.d_o_barriers - all.q_barriers == Stages::<QueryStages<K>>::BYTES);
+        assert!(all.barriers - all.d_o_barriers == Stages::<OutputGradientStages<K>>::BYTES);
         let raw_bytes = Self::RAW_BARRIERS * BARRIER_BYTES;
         assert!(all.visited - all.barriers == WRITERS * Stages::<Count<1>>::BYTES + raw_bytes);
         assert!(all.scratch - all.visited == VISITED_STEPS * 8 && all.visited % 8 == 0);
@@ -125,10 +116,10 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
         let d_os = key + const { Self::LAYOUT.d_o_barriers };
         let barriers = key + const { Self::LAYOUT.barriers };
         Room {
-            key: SharedTile::at(key),
-            value: SharedTile::at(value),
-            first_query: SharedTile::at(query),
-            first_d_o: SharedTile::at(d_o),
+            key: SharedTileOf::at(key),
+            value: SharedTileOf::at(value),
+            first_query: SharedTileOf::at(query),
+            first_d_o: SharedTileOf::at(d_o),
             first_ds: ds,
             dq,
             statistics,
@@ -149,11 +140,11 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     pub unsafe fn open(&self, p: &BackwardParams) {
         if thread::thread_idx_x() == 0 {
             // The writers read along, and the repairer where there is one.
-            self.orders.init(4 * Self::WARPGROUPS + WRITERS + may_need_repair(p) as u32);
-            self.keys.init(1, 4 * Self::WARPGROUPS);
-            self.values.init(1, if Self::WIDE { 4 } else { 4 * Self::WARPGROUPS });
-            self.queries.init(1, 4 * Self::WARPGROUPS);
-            self.d_os.init(1, 4 * Self::WARPGROUPS);
+            self.orders.init(4 * K::WARPGROUPS + WRITERS + may_need_repair(p) as u32);
+            self.keys.init(1, 4 * K::WARPGROUPS);
+            self.values.init(1, if Self::WIDE { 4 } else { 4 * K::WARPGROUPS });
+            self.queries.init(1, 4 * K::WARPGROUPS);
+            self.d_os.init(1, 4 * K::WARPGROUPS);
             let mut writer = 0;
             while writer < WRITERS {
                 self.dq_stage(writer).init(4, 1);
@@ -163,12 +154,12 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             mbarrier::init(self.raw_key(), 1);
             mbarrier::init(self.raw_value(), 1);
             let mut stage = 0;
-            while stage < STAGES {
+            while stage < K::QUERY_STAGES {
                 mbarrier::init(self.raw_query(stage), 1);
                 stage += 1;
             }
             stage = 0;
-            while stage < D_O_STAGES {
+            while stage < K::D_O_STAGES {
                 mbarrier::init(self.raw_d_o(stage), 1);
                 stage += 1;
             }
@@ -192,7 +183,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// # Safety
     /// The producer, who has acquired the stage; where steps are skipped.
     #[inline(always)]
-    pub unsafe fn write_visited(&self, stages: &Cursor<Count<STAGES>>, step: VisitedStep) {
+    pub unsafe fn write_visited(&self, stages: &Cursor<QueryStages<K>>, step: VisitedStep) {
         let place = stages.in_step::<Count<VISITED_STEPS>>().stage();
         shared::store_u32x2(self.visited + 8 * place, step.words());
     }
@@ -203,26 +194,25 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// The queries have come, or a share of dQ that was made of them, and are not yet released, or it is not;
     /// where steps are skipped.
     #[inline(always)]
-    pub unsafe fn visited<const COUNT: u32>(&self, stages: &Cursor<Count<COUNT>>) -> VisitedStep {
+    pub unsafe fn visited<C: StageCount>(&self, stages: &Cursor<C>) -> VisitedStep {
         let place = stages.in_step::<Count<VISITED_STEPS>>().stage();
         VisitedStep::from_words(shared::load_u32x2(self.visited + 8 * place))
     }
 
     #[inline(always)]
-    pub fn query(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
-        SharedTile::at(self.first_query.address + stage * Self::QUERY_BYTES)
+    pub fn query(&self, stage: u32) -> SharedTileOf<QueryTile<K>> {
+        SharedTileOf::at(self.first_query.address + stage * Self::QUERY_BYTES)
     }
 
     #[inline(always)]
-    pub fn d_o(&self, stage: u32) -> SharedTile<QUERIES, ROW_BYTES> {
-        SharedTile::at(self.first_d_o.address + stage * Self::QUERY_BYTES)
+    pub fn d_o(&self, stage: u32) -> SharedTileOf<QueryTile<K>> {
+        SharedTileOf::at(self.first_d_o.address + stage * Self::QUERY_BYTES)
     }
 
     /// A tile of dS: a column for each key.
     #[inline(always)]
-    pub fn ds<const DS_ROW_BYTES: u32>(&self, stage: u32) -> SharedTile<QUERIES, DS_ROW_BYTES> {
-        const { assert!(DS_ROW_BYTES == 2 * KEYS) };
-        SharedTile::at(self.first_ds + stage * Self::DS_BYTES)
+    pub fn ds(&self, stage: u32) -> SharedTileOf<DsTile<K>> {
+        SharedTileOf::at(self.first_ds + stage * Self::DS_BYTES)
     }
 
     /// Where a writer's part of a tile of dQ begins.
@@ -233,7 +223,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
 
     #[inline(always)]
     fn statistic(&self, which: u32, stage: u32) -> u32 {
-        self.statistics + (which * STAGES + stage) * Self::STATISTIC_BYTES
+        self.statistics + (which * K::QUERY_STAGES + stage) * Self::STATISTIC_BYTES
     }
 
     #[inline(always)]
@@ -254,7 +244,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     /// A word: what dS of the step is multiplied by.
     #[inline(always)]
     pub fn factor(&self) -> u32 {
-        self.scratch + 4 * 4 * Self::WARPGROUPS
+        self.scratch + 4 * 4 * K::WARPGROUPS
     }
 
     /// A word: for how many steps a writer may write.
@@ -292,7 +282,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
 
     #[inline(always)]
     pub fn raw_d_o(&self, stage: u32) -> u32 {
-        self.barrier(2 + STAGES + stage)
+        self.barrier(2 + K::QUERY_STAGES + stage)
     }
 }
 

@@ -25,20 +25,19 @@
 use super::hand_over;
 use super::helpers::Maps;
 use super::room::Room;
+use super::tile::{BackwardKernel, DsTile, Instance, KeyTile};
 use crate::abi::layout::WRITERS;
-use crate::abi::{
-    BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages, backward_sm90a_query_stages,
-};
+use crate::abi::{BackwardHopperParams, BackwardParams};
 use crate::arch::{barrier, bulk_copy, thread, warp};
 use crate::attention::gradient::{multiply_all, range_factor, scale_all, subtract_delta};
 use crate::attention::key_order::KeyOrder;
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
-use crate::geometry::size::{Count, Size};
+use crate::geometry::size::Count;
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
-use crate::tile::element;
+use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::pack;
 use crate::tile::warpgroup::{
@@ -52,12 +51,6 @@ const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
 const KEYS: u32 = 64 * WARPGROUPS;
 /// Queries of a step.
 const QUERIES: u32 = 64;
-/// Bytes of a row of 64 columns.
-const ROW_BYTES: u32 = 128;
-/// Stages of queries.
-const STAGES: u32 = backward_sm90a_query_stages(KEYS);
-/// Stages of their dO.
-const D_O_STAGES: u32 = backward_sm90a_d_o_stages(64);
 /// Registers of scores, of packed probabilities and of a gradient.
 const S: usize = 32;
 const P: usize = 16;
@@ -68,10 +61,10 @@ const DS_READY: u32 = 1;
 /// Barrier at which all meet.
 const MEET: u32 = DS_READY + WARPGROUPS;
 
-impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
+impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
     /// A warp of a computing warpgroup.
     #[inline(always)]
-    unsafe fn compute<E>(&self, p: &BackwardParams, warpgroup: u32)
+    unsafe fn compute(&self, p: &BackwardParams, warpgroup: u32)
     where
         E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>,
     {
@@ -83,7 +76,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
         let keys = self.key.descriptor(64 * warpgroup);
         let values = self.value.descriptor(64 * warpgroup);
         let mut orders = Cursor::start();
-        let mut stages = Cursor::<Count<STAGES>>::start();
+        let mut stages = Cursor::start();
         let mut turns = Cursor::<Count<WARPGROUPS>>::start();
         loop {
             let letter = self.orders.wait(&orders);
@@ -100,27 +93,27 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                 let mut largest_value = 0.0;
                 if E::NARROW {
                     let thread = warpgroup * WARPGROUP + thread;
-                    largest_value = self.largest_value::<E, MEET, CONSUMERS>(p, thread);
+                    largest_value = self.largest_value::<MEET, CONSUMERS>(p, thread);
                 }
                 loop {
                     let stage = stages.stage();
                     self.queries.wait(&stages);
                     let query = self.query(stage).descriptor(0);
-                    let mut scores = E::start_scores::<Size<KEYS, ROW_BYTES>>(keys, query);
+                    let mut scores = E::start_scores::<KeyTile<K>>(keys, query);
                     let turn = warp::uniform(turns.stage());
                     let d_o_turn = stages.in_step();
                     self.d_os.wait(&d_o_turn);
-                    let bias = self.bias::<{ 2 * KEYS }>(turn, first_row);
-                    self.fetch_bias::<E>(p, bias, letter, &at);
+                    let bias = self.bias(turn, first_row);
+                    self.fetch_bias(p, bias, letter, &at);
                     let d_o_stage = d_o_turn.stage();
                     let d_o = self.d_o(d_o_stage).descriptor(0);
-                    let mut dp = E::start_scores::<Size<KEYS, ROW_BYTES>>(values, d_o);
+                    let mut dp = E::start_scores::<KeyTile<K>>(values, d_o);
                     // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
                     // always 1.
                     let mut factor = p.ds_scale;
                     if E::NARROW {
                         let (norm, delta) = (self.norm(d_o_stage), self.delta(d_o_stage));
-                        factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
+                        factor = range_factor(lane, QUERIES, largest_value, norm, delta);
                     }
                     let lse = self.lse(stage);
                     let references = || self.references(p, self.orders.letter_here(&orders), &at);
@@ -128,7 +121,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                         lane,
                         lse,
                         scale: &scale,
-                        references: &References::find::<E, QUERIES>(p, lse, references),
+                        references: &References::find::<E>(p, QUERIES, lse, references),
                         score: &p.score,
                         bias: Some(bias),
                         shows_all: false,
@@ -153,24 +146,16 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                         }
                     }
                     let ds: [u32; P] = pack::<E, S, P>(&dp);
-                    store_transposed(lane, &ds, self.ds::<{ 2 * KEYS }>(turn), first_row / 16);
+                    store_transposed(lane, &ds, self.ds(turn), first_row / 16);
                     E::start_gradient(&mut dv, &probability, d_o);
                     bulk_copy::fence();
-                    let release_d_o = || {
-                        // What other lanes have read of the statistics, too.
-                        warp::warp_sync();
-                        if lane == 0 {
-                            self.d_os.release(&d_o_turn);
-                        }
-                    };
                     if turn == warpgroup {
                         E::start_gradient(&mut dk, &ds, query);
                         dv.wait::<1>();
-                        release_d_o();
+                        self.d_os.release_together(lane, &d_o_turn);
                         barrier::sync(DS_READY + turn, CONSUMERS);
-                        let all_ds = self.ds::<{ 2 * KEYS }>(turn).descriptor(0);
-                        let mut dq =
-                            E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(all_ds, self.key.descriptor(0));
+                        let all_ds = self.ds(turn).descriptor(0);
+                        let mut dq = E::start_dq::<DsTile<K>>(all_ds, self.key.descriptor(0));
                         dk.wait::<1>();
                         dq.wait::<0>();
                         if E::NARROW && factor != 1.0 {
@@ -185,7 +170,7 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                         barrier::arrive(DS_READY + turn, CONSUMERS);
                         E::start_gradient(&mut dk, &ds, query);
                         dv.wait::<1>();
-                        release_d_o();
+                        self.d_os.release_together(lane, &d_o_turn);
                     }
                     at = walk.next(&at);
                     dk.wait::<0>();
@@ -203,24 +188,25 @@ impl Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
                 }
                 dv.wait::<0>();
             }
-            self.end_tile::<E, O>(p, &mut orders, warpgroup, &mut dk, &mut dv);
+            self.end_tile(p, &mut orders, warpgroup, &mut dk, &mut dv);
         }
     }
 }
 
 /// One block: a warpgroup of helpers and three that compute.
 #[inline(always)]
-unsafe fn backward<E>(p: &BackwardHopperParams, maps: Maps)
+unsafe fn backward<K>(p: &BackwardHopperParams, maps: Maps)
 where
-    E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>,
+    K: BackwardKernel<Element: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>>,
 {
-    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>::new();
+    const { assert!(K::KEYS == KEYS && K::QUERIES == QUERIES && K::COLUMNS == 64) };
+    let room = Room::<K>::new();
     room.open(&p.backward);
     let warp = Recruit::new();
     if warp.helps() {
-        room.help::<E>(p, &maps, warp);
+        room.help(p, &maps, warp);
     } else {
-        room.compute::<E>(&p.backward, warp.become_consumer::<160>());
+        room.compute(&p.backward, warp.become_consumer::<160>());
     }
 }
 
@@ -233,9 +219,8 @@ macro_rules! entries {
             /// `p` is as [`BackwardHopperParams`] says, for this kernel's row of the table.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardHopperParams) {
-                const { assert!($dim * 2 == ROW_BYTES && $queries == QUERIES && $keys == KEYS) };
                 let maps = Maps::at(crate::parameter_address!($name));
-                backward::<element::$dtype>(&p, maps);
+                backward::<Instance<element::$dtype, $dim, $queries, $keys>>(&p, maps);
             }
         )*
     };

@@ -24,9 +24,8 @@
 use super::hand_over;
 use super::helpers::Maps;
 use super::room::Room;
-use crate::abi::{
-    BackwardHopperParams, BackwardParams, backward_sm90a_d_o_stages, backward_sm90a_query_stages,
-};
+use super::tile::{BackwardKernel, DsTile, Instance, KeyTile, OutputGradientStages};
+use crate::abi::{BackwardHopperParams, BackwardParams};
 use crate::arch::{barrier, bulk_copy, shared, specialize, thread, warp};
 use crate::attention::gradient::{multiply_all, range_factor, scale_all, subtract_delta};
 use crate::attention::key_order::KeyOrder;
@@ -35,10 +34,9 @@ use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
-use crate::geometry::size::{Count, Size};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
-use crate::tile::element;
+use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::pack;
 use crate::tile::warpgroup::{
@@ -52,8 +50,6 @@ const QUERIES: u32 = 64;
 /// Warpgroups that compute, and their threads.
 const WARPGROUPS: u32 = 2;
 const CONSUMERS: u32 = WARPGROUPS * WARPGROUP;
-/// Stages of queries.
-const STAGES: u32 = backward_sm90a_query_stages(KEYS);
 /// Registers of scores, and of packed probabilities.
 const S: usize = 32;
 const P: usize = 16;
@@ -66,10 +62,10 @@ const DS_READY: u32 = 2;
 /// Barrier of warpgroup 1 alone.
 const ALONE: u32 = 3;
 
-impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES> {
+impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
     /// A warp of warpgroup 0. `O` registers of dV.
     #[inline(always)]
-    unsafe fn make_dv<E, const O: usize>(&self, p: &BackwardParams)
+    unsafe fn make_dv<const O: usize>(&self, p: &BackwardParams)
     where
         E: GradientElement<S, P, O> + QueryGradientElement<KEYS, FIRST_DQ>,
         [f32; O]: Wait,
@@ -78,7 +74,7 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
         let lane = thread % 32;
         let scale = BackwardScale::new::<E>(p);
         let keys = self.key.descriptor(0);
-        let ds = self.ds::<{ 2 * KEYS }>(0).descriptor(0);
+        let ds = self.ds(0).descriptor(0);
         let slot = self.dq(0) + 16 * thread;
         let dq_stage = self.dq_stage(0);
         let mut orders = Cursor::start();
@@ -103,14 +99,14 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                         (at, shows_all) = (visited.step(steps), visited.tile.shows_all);
                     }
                     let mut scores =
-                        E::start_scores::<Size<KEYS, ROW_BYTES>>(keys, self.query(stage).descriptor(0));
+                        E::start_scores::<KeyTile<K>>(keys, self.query(stage).descriptor(0));
                     let lse = self.lse(stage);
                     let references = || self.references(p, self.orders.letter_here(&orders), &at);
                     let step = StepScores {
                         lane,
                         lse,
                         scale: &scale,
-                        references: &References::find::<E, QUERIES>(p, lse, references),
+                        references: &References::find::<E>(p, QUERIES, lse, references),
                         score: &p.score,
                         bias: FromGlobal,
                         shows_all,
@@ -120,19 +116,13 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                     scores.wait::<0>();
                     step.references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores);
                     step.exponents::<E, MmaFragment, 2, S>(&mut scores);
-                    let release_query = || {
-                        warp::warp_sync();
-                        if lane == 0 {
-                            self.queries.release(&stages);
-                        }
-                    };
                     if !step.reads_lse_again::<E>() {
-                        release_query();
+                        self.queries.release_together(lane, &stages);
                     }
                     let probability =
                         step.probabilities::<E, MmaFragment, 2, S>(&mut scores, walk.hides(&at));
                     if step.reads_lse_again::<E>() {
-                        release_query();
+                        self.queries.release_together(lane, &stages);
                     }
                     let dq_turn = stages.in_step();
                     dq_stage.acquire(&dq_turn);
@@ -144,13 +134,13 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                     }
                     barrier::arrive_constant::<P_READY, CONSUMERS>();
                     let probability: [u32; P] = pack::<E, S, P>(&probability);
-                    let d_o_turn = stages.in_step::<Count<D_O_STAGES>>();
+                    let d_o_turn = stages.in_step::<OutputGradientStages<K>>();
                     self.d_os.wait(&d_o_turn);
                     let d_o = self.d_o(d_o_turn.stage()).descriptor(0);
                     E::start_gradient(&mut dv, &probability, d_o);
 
                     barrier::sync_constant::<DS_READY, CONSUMERS>();
-                    let mut dq = E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(ds, keys);
+                    let mut dq = E::start_dq::<DsTile<K>>(ds, keys);
                     dv.wait::<1>();
                     if lane == 0 {
                         self.d_os.release(&d_o_turn);
@@ -178,13 +168,13 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
             if specialize::dropout() {
                 scale_all(&mut dv, dropout::scale(&p.score));
             }
-            self.store::<E, O>(p, &order, 0, &dv, KeyGradient::Dv);
+            self.store(p, &order, 0, &dv, KeyGradient::Dv);
         }
     }
 
     /// A warp of warpgroup 1. Registers: `O` of dK, `DQ` of dQ.
     #[inline(always)]
-    unsafe fn make_dk<E, const O: usize, const DQ: usize>(&self, p: &BackwardParams)
+    unsafe fn make_dk<const O: usize, const DQ: usize>(&self, p: &BackwardParams)
     where
         E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ>,
         [f32; O]: Wait,
@@ -193,7 +183,7 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
         let thread = thread::thread_idx_x() % WARPGROUP;
         let (lane, warp) = (thread % 32, thread / 32);
         let values = self.value.descriptor(0);
-        let ds_tile = self.ds::<{ 2 * KEYS }>(0);
+        let ds_tile = self.ds(0);
         let dq_keys = self.key.panel(2).descriptor(0);
         let probabilities = self.dq(0) + 16 * thread;
         let slot = self.dq(1) + 16 * thread;
@@ -215,28 +205,24 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                 let mut step = 0;
                 let mut largest_value = 0.0;
                 if E::NARROW {
-                    largest_value = self.largest_value::<E, ALONE, WARPGROUP>(p, thread);
+                    largest_value = self.largest_value::<ALONE, WARPGROUP>(p, thread);
                 }
                 loop {
-                    let d_o_turn = stages.in_step::<Count<D_O_STAGES>>();
+                    let d_o_turn = stages.in_step::<OutputGradientStages<K>>();
                     let stage = d_o_turn.stage();
                     self.d_os.wait(&d_o_turn);
-                    let mut dp =
-                        E::start_scores::<Size<KEYS, ROW_BYTES>>(values, self.d_o(stage).descriptor(0));
+                    let mut dp = E::start_scores::<KeyTile<K>>(values, self.d_o(stage).descriptor(0));
                     // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
                     // always 1.
                     let mut factor = p.ds_scale;
                     if E::NARROW {
                         let (norm, delta) = (self.norm(stage), self.delta(stage));
-                        factor = range_factor::<QUERIES>(lane, largest_value, norm, delta);
+                        factor = range_factor(lane, QUERIES, largest_value, norm, delta);
                     }
                     dp.wait::<0>();
                     let subtract_delta = |dp: &mut [f32; S]| {
                         subtract_delta::<MmaFragment, 2, S>(lane, dp, self.delta(stage));
-                        warp::warp_sync();
-                        if lane == 0 {
-                            self.d_os.release(&d_o_turn);
-                        }
+                        self.d_os.release_together(lane, &d_o_turn);
                     };
                     if !specialize::dropout() {
                         subtract_delta(&mut dp);
@@ -274,8 +260,7 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
                     bulk_copy::fence();
                     barrier::sync_constant::<DS_READY, CONSUMERS>();
 
-                    let mut dq =
-                        E::start_dq::<Size<QUERIES, { 2 * KEYS }>>(ds_tile.descriptor(0), dq_keys);
+                    let mut dq = E::start_dq::<DsTile<K>>(ds_tile.descriptor(0), dq_keys);
                     self.queries.wait(&stages);
                     if Self::skips_steps() {
                         step = self.visited(&stages).step(steps).step;
@@ -317,30 +302,30 @@ impl<const ROW_BYTES: u32, const D_O_STAGES: u32> Room<KEYS, QUERIES, ROW_BYTES,
             let order = KeyOrder::read(letter, p, KEYS);
             self.orders.discard(&mut orders, lane);
             scale_all(&mut dk, final_scale(p, &order.stretch));
-            self.store::<E, O>(p, &order, 0, &dk, KeyGradient::Dk);
+            self.store(p, &order, 0, &dk, KeyGradient::Dk);
         }
     }
 }
 
 /// One block: a warpgroup of helpers and two that compute.
 #[inline(always)]
-unsafe fn backward<E, const ROW_BYTES: u32, const D_O_STAGES: u32, const O: usize, const DQ: usize>(
-    p: &BackwardHopperParams,
-    maps: Maps,
-) where
+unsafe fn backward<E, K, const O: usize, const DQ: usize>(p: &BackwardHopperParams, maps: Maps)
+where
+    K: BackwardKernel<Element = E>,
     E: GradientElement<S, P, O> + QueryGradientElement<KEYS, FIRST_DQ> + QueryGradientElement<KEYS, DQ>,
     [f32; O]: Wait,
     [f32; DQ]: Wait,
 {
-    let room = Room::<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>::new();
+    const { assert!(K::KEYS == KEYS && K::QUERIES == QUERIES) };
+    let room = Room::<K>::new();
     room.open(&p.backward);
     let warp = Recruit::new();
     if warp.helps() {
-        room.help::<E>(p, &maps, warp);
+        room.help(p, &maps, warp);
     } else if warp.become_consumer::<240>() == 0 {
-        room.make_dv::<E, O>(&p.backward);
+        room.make_dv::<O>(&p.backward);
     } else {
-        room.make_dk::<E, O, DQ>(&p.backward);
+        room.make_dk::<O, DQ>(&p.backward);
     }
 }
 
@@ -355,8 +340,7 @@ macro_rules! entries {
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardHopperParams) {
                 let maps = Maps::at(crate::parameter_address!($name));
                 backward::<
-                    element::$dtype, { $dim * 2 }, { backward_sm90a_d_o_stages($dim) },
-                    { $dim / 2 }, { ($dim - 128) / 2 },
+                    _, Instance<element::$dtype, $dim, $queries, $keys>, { $dim / 2 }, { ($dim - 128) / 2 },
                 >(&p, maps);
             }
         )*

@@ -17,6 +17,7 @@
 //! The wait until a copy was written is the fence between the proxies that the next copy needs.
 
 use super::room::Room;
+use super::tile::BackwardKernel;
 use crate::abi::layout::{VISITED_STEPS, dq_is_transposed};
 use crate::abi::{BackwardParams, DQ_IN_ORDER};
 use crate::arch::{bulk_copy, global, shared};
@@ -83,9 +84,7 @@ impl Shares {
     }
 }
 
-impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u32, const D_O_STAGES: u32>
-    Room<KEYS, QUERIES, ROW_BYTES, STAGES, D_O_STAGES>
-{
+impl<K: BackwardKernel> Room<K> {
     /// Whether halves are claimed before their shares are there, and published only when the next one is
     /// claimed: where the memory that a share waits in is needed for p, too. Measured, causal: head dim 256
     /// 4 % faster; 128 no difference, 64 (and 128 without a mask) up to 1 % slower.
@@ -95,6 +94,9 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
     #[inline(always)]
     pub(super) unsafe fn write_dq(&self, p: &BackwardParams, writer: u32) {
         let in_order = p.dq_order == DQ_IN_ORDER;
+        // Where steps are skipped, the next note is known when its share is there: then warpgroups may have
+        // waited for the other writer, and that one for a block that waits for what is not published.
+        let claims_early = Self::CLAIMS_EARLY && !Self::skips_steps() && !in_order;
         let (dq, stage) = (self.dq(writer), self.dq_stage(writer));
         let parts = Self::dq_parts(writer);
         // For how many steps this writer and the other one may write.
@@ -112,9 +114,9 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
             if KeyOrder::ends(letter) {
                 break;
             }
-            let KeyOrder { block, walk, stretch } = KeyOrder::read(letter, p, KEYS);
+            let KeyOrder { block, walk, stretch } = KeyOrder::read(letter, p, K::KEYS);
             self.orders.discard_alone(&mut orders);
-            let mut shares = Shares::of(p, &block, KEYS, QUERIES);
+            let mut shares = Shares::of(p, &block, K::KEYS, K::QUERIES);
             let mut unpublished = 0;
             let mut at = walk.start();
             while at.step < walk.steps {
@@ -131,14 +133,11 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                     stage.wait(&turns);
                     at = self.visited(&steps).step(walk.steps);
                     steps.advance();
-                    shares = shares.of_step(p, &block, &at, KEYS, QUERIES);
+                    shares = shares.of_step(p, &block, &at, K::KEYS, K::QUERIES);
                     block.key_head = 0;
                 }
-                let note = block.dq_note(p, &at, QUERIES, half);
-                let claims = Self::CLAIMS_EARLY
-                    && !Self::skips_steps()
-                    && !in_order
-                    && shared::load_relaxed_u32(other_allowed) >= earlier_steps;
+                let note = block.dq_note(p, &at, K::QUERIES, half);
+                let claims = claims_early && shared::load_relaxed_u32(other_allowed) >= earlier_steps;
                 let found = if claims {
                     global::claim_u32(note, CLAIMED)
                 } else {
@@ -158,12 +157,13 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                     }
                 }
                 let (mut offset, mut bytes) = (half * Self::dq_bytes(0), Self::dq_bytes(writer));
-                if const { dq_is_transposed(QUERIES) } {
+                if const { dq_is_transposed(K::QUERIES) } {
                     // The last tile of a sequence has rows to its end only.
-                    bytes = bytes / QUERIES * key_block::dq_rows(p, at.tile as u32 * QUERIES, QUERIES);
+                    bytes = bytes / K::QUERIES
+                        * key_block::dq_rows(p, at.tile as u32 * K::QUERIES, K::QUERIES);
                     offset = half * bytes;
                 }
-                let mut target = block.dq_tile(p, &at, QUERIES) + offset as u64;
+                let mut target = block.dq_tile(p, &at, K::QUERIES) + offset as u64;
                 let mut part = 0;
                 while part < parts {
                     stage.wait(&turns);
@@ -190,9 +190,7 @@ impl<const KEYS: u32, const QUERIES: u32, const ROW_BYTES: u32, const STAGES: u3
                     target += bytes as u64;
                     part += 1;
                 }
-                // Where steps are skipped, the next note is known when its share is there: warpgroups may
-                // wait for the other writer before, and that one for a block that waits for this note.
-                if stores && !in_order && Self::CLAIMS_EARLY && !Self::skips_steps() {
+                if stores && claims_early {
                     unpublished = note;
                 } else if stores || in_order {
                     shares.publish(note);

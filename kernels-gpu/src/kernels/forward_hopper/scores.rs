@@ -51,7 +51,7 @@ impl<K: ForwardKernel> Pipelines<K> {
                 queries: block.end_row - block.first_row - row as i32,
                 keys: block.sequence.visible.key_rows - first_key,
             };
-            bias.fetch::<16, { BIAS_TILE_KEYS / 8 }>(lane, &p.score, &part);
+            bias.fetch::<{ BIAS_TILE_KEYS / 8 }>(lane, 16, &p.score, &part);
         }
     }
 

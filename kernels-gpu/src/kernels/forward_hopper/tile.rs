@@ -49,21 +49,29 @@ pub trait ForwardKernel: Copy {
     const GATHERS_HEADS: bool = Self::TILE.gathers_heads;
 }
 
-/// Sizes that follow from the tile of a kernel `K`.
-macro_rules! of_tile {
-    ($($(#[$doc:meta])* $name:ident: $trait:ident { $($constant:ident: $value:expr),* })*) => {
-        $(
-            $(#[$doc])*
-            #[derive(Clone, Copy)]
-            pub struct $name<K>(PhantomData<K>);
+/// A row of the table as such a type.
+#[derive(Clone, Copy)]
+pub struct Instance<
+    E,
+    const HEAD_DIM: u32,
+    const QUERIES: u32,
+    const KEYS: u32,
+    const GATHERS_HEADS: bool,
+>(PhantomData<E>);
 
-            impl<K: ForwardKernel> $trait for $name<K> {
-                $(const $constant: u32 = $value;)*
-            }
-        )*
-    };
+impl<
+    E: TensorCoreElement,
+    const HEAD_DIM: u32,
+    const QUERIES: u32,
+    const KEYS: u32,
+    const GATHERS_HEADS: bool,
+> ForwardKernel for Instance<E, HEAD_DIM, QUERIES, KEYS, GATHERS_HEADS>
+{
+    type Element = E;
+    const TILE: ForwardTile = ForwardTile::new(HEAD_DIM, QUERIES, KEYS, GATHERS_HEADS);
 }
-of_tile! {
+
+sizes_of! { ForwardKernel:
     /// The size of a query tile.
     QueryTile: TileSize { ROWS: K::QUERIES, ROW_BYTES: 2 * K::TILE.columns }
     /// The size of a key tile, and of a value tile.

@@ -60,7 +60,12 @@ pub(super) fn mutants() -> Vec<Mutant> {
             })
             .finding(IN_FLIGHT, &["self.d_o(stage).request"]),
         mutant("statistics are let go of by one lane for all")
-            .edit("bar.warp.sync", &["three.rs: warp::warp_sync();"], Which::All, dropped)
+            .edit(
+                "bar.warp.sync",
+                &["self.d_os.release_together(lane, &d_o_turn);"],
+                Which::All,
+                dropped,
+            )
             .finding(IN_FLIGHT, &["self.delta(stage), source.delta"]),
         mutant("a whole tile of dq is overwritten while it is added")
             .edit("mbarrier.try_wait", &["dq_stage.acquire(&dq_turn);"], Which::All, no_wait)

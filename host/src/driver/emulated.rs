@@ -118,8 +118,8 @@ impl EmulatedDriver {
         results.into_iter().collect()
     }
 
-    /// Keeps the trace of a kernel that has run, and prints what it printed, as a GPU's driver does; its findings
-    /// are an error.
+    /// Keeps the trace of a kernel that has run, and prints what it printed, as a GPU's driver does; its
+    /// findings are an error.
     fn note(&self, variant: KernelVariant, report: Report) -> Result<()> {
         // As there, nobody is told if it cannot be written.
         let _ = std::io::stdout().write_all(report.output.as_bytes());

@@ -28,8 +28,8 @@ pub struct Schedule {
     pub batches: u32,
     /// (batch, head) pairs worked on together, at least 1.
     pub heads_per_wave: u32,
-    /// Whether a head of all batches comes before the next head, so that what batches share stays in the level-2
-    /// cache; otherwise all heads of a batch come before the next batch.
+    /// Whether a head of all batches comes before the next head, so that what batches share stays in the
+    /// level-2 cache; otherwise all heads of a batch come before the next batch.
     pub batches_are_neighbours: bool,
 }
 

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! So it makes two of the backward's five products again, and needs no memory between batches and heads: the
-//! order of all additions depends on the problem alone. q and k of the next step come while dp is made, and dO
-//! and v while its scores are.
+//! order of all additions depends on the problem alone. q and k of the next step come while dp is made, and
+//! dO and v while its scores are.
 
 mod steps;
 mod tiles;
@@ -112,8 +112,8 @@ impl<const ROWS: u32, const KEYS: u32, const ROW_BYTES: u32, const S: usize>
     }
 }
 
-/// A warp has `G` fragments of queries and `KEYS` keys of the block's `ROWS` by `ROWS` elements: `S` registers
-/// of each; a lane holds `LANE_ROWS` rows of a fragment.
+/// A warp has `G` fragments of queries and `KEYS` keys of the block's `ROWS` by `ROWS` elements: `S`
+/// registers of each; a lane holds `LANE_ROWS` rows of a fragment.
 #[inline(always)]
 unsafe fn gradient<
     M: Products<ROWS, KEYS, ROW_BYTES, LANE_ROWS, S>,

@@ -152,8 +152,8 @@ enum Value {
     Text(CString),
 }
 
-/// What becomes of one conversion, such as `%-8.3f`; nothing if it is none. CUDA's driver leaves formatting to the
-/// host's C library, too.
+/// What becomes of one conversion, such as `%-8.3f`; nothing if it is none. CUDA's driver leaves formatting
+/// to the host's C library, too.
 fn formatted(one: &str, arguments: &mut Arguments<'_>, text: impl Fn(u64) -> String) -> Option<String> {
     let conversion = one.chars().last()?;
     if conversion == '%' {
@@ -187,7 +187,9 @@ fn formatted(one: &str, arguments: &mut Arguments<'_>, text: impl Fn(u64) -> Str
         }
         'c' => ("", Value::Integer(arguments.next(4) as i64)),
         'p' => ("", Value::Integer(arguments.next(8) as i64)),
-        'f' | 'F' | 'e' | 'E' | 'g' | 'G' | 'a' | 'A' => ("", Value::Float(f64::from_bits(arguments.next(8)))),
+        'f' | 'F' | 'e' | 'E' | 'g' | 'G' | 'a' | 'A' => {
+            ("", Value::Float(f64::from_bits(arguments.next(8))))
+        }
         's' => ("", Value::Text(CString::new(text(arguments.next(8))).ok()?)),
         _ => return None,
     };
@@ -200,8 +202,8 @@ fn of_host(conversion: &str, value: &Value) -> Option<String> {
     let print = |buffer: *mut c_char, bytes: usize| {
         let format = format.as_ptr();
         // SAFETY: the buffer has so many bytes, or none and is null; the format has one conversion, of this
-        // argument's type: an integer of 64 bits, of which %c takes the low ones and %p all; a double; a text that
-        // ends with 0.
+        // argument's type: an integer of 64 bits, of which %c takes the low ones and %p all; a double; a text
+        // that ends with 0.
         unsafe {
             match value {
                 Value::Integer(value) => libc::snprintf(buffer, bytes, format, *value),

@@ -173,8 +173,8 @@ pub unsafe fn add<
             let (this_row, _) = of_lane.row::<F, ROWS, N>(row);
             let (query_or_key, head) = tile.row_heads.place(this_row);
             let slope = slope(p, place, head);
-            // The diagonal of a transposed tile is transposed, too. One conversion for a row: conversions are as slow
-            // as exponentials. Sums with offsets are exact up to 2^24.
+            // The diagonal of a transposed tile is transposed, too. One conversion for a row: conversions are
+            // as slow as exponentials. Sums with offsets are exact up to 2^24.
             let first = (of_lane.first_column - (query_or_key + tile.visible.diagonal)) as f32;
             let mut column = 0;
             while column < F::COLUMNS {

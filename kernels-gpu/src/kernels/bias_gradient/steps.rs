@@ -67,8 +67,8 @@ impl Step {
     }
 }
 
-/// The steps of a block of `ROWS` x `ROWS` elements: those whose tiles have a visible pair. Nothing that can be
-/// worked out again is kept: registers are for sums.
+/// The steps of a block of `ROWS` x `ROWS` elements: those whose tiles have a visible pair. Nothing that can
+/// be worked out again is kept: registers are for sums.
 pub(super) struct Steps<const ROWS: u32> {
     /// The next one to look at.
     next: Step,

@@ -38,7 +38,8 @@ impl KeyBlock {
     /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
     pub unsafe fn of_this_block(p: &BackwardParams) -> Self {
-        let work = schedule(p).work(thread::block_idx_x(), math::divide);
+        let shares_bias = features::bias_is_of_all_batches(&p.score);
+        let work = schedule(p, shares_bias).work(thread::block_idx_x(), math::divide);
         KeyBlock::of(p, Work { tile: p.key_blocks - 1 - work.tile, ..work })
     }
 
@@ -373,15 +374,15 @@ pub unsafe fn first_query_tile(p: &BackwardParams, key_tile: u32, tiles: &TileRa
     tiles.begin + math::divide(key_tile * (tiles.end - tiles.begin) as u32, p.key_blocks) as i32
 }
 
-/// In what order a launch works on its key tiles.
+/// In what order a launch works on its key tiles; `batches_are_neighbours` as in [`Schedule`].
 #[inline(always)]
-pub unsafe fn schedule(p: &BackwardParams) -> Schedule {
+pub unsafe fn schedule(p: &BackwardParams, batches_are_neighbours: bool) -> Schedule {
     Schedule {
         tiles: p.key_blocks,
         heads: math::divide(p.query_heads, p.group_size),
         batches: p.batches,
         heads_per_wave: p.heads_per_wave,
-        batches_are_neighbours: features::bias_is_of_all_batches(&p.score),
+        batches_are_neighbours,
     }
 }
 

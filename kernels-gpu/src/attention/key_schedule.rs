@@ -19,13 +19,13 @@ pub struct KeySchedule {
 }
 
 impl KeySchedule {
-    /// The first tiles, of `keys` keys.
+    /// The first tiles, of `keys` keys; `batches_are_neighbours` as in [`Schedule`].
     ///
     /// # Safety
     /// `p` is as [`BackwardParams`] says.
     #[inline(always)]
-    pub unsafe fn new(p: &BackwardParams, keys: u32) -> Self {
-        let mut all = KeySchedule { tiles: schedule(p), sequence: 0, before: 0 };
+    pub unsafe fn new(p: &BackwardParams, keys: u32, batches_are_neighbours: bool) -> Self {
+        let mut all = KeySchedule { tiles: schedule(p, batches_are_neighbours), sequence: 0, before: 0 };
         if p.cu_seqlens_k != 0 {
             all.tiles.batches = 1;
             all.count(p, keys);

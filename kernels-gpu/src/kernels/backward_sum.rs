@@ -9,6 +9,7 @@ use crate::abi::{BackwardParams, DQ_IN_ORDER};
 use crate::arch::{global, math, specialize, thread};
 use crate::attention::key_schedule::KeySchedule;
 use crate::attention::key_stretch::{KeyGradient, division};
+use crate::attention::score::features;
 use crate::tile::add::add_row;
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::store::store_eight;
@@ -30,7 +31,8 @@ unsafe fn sum<E: TensorCoreElement>(p: &BackwardParams) {
     };
 
     let tile = p.whole_tiles + rank;
-    let mut schedule = KeySchedule::new(p, p.tile_keys);
+    let mut schedule =
+        KeySchedule::new(p, p.tile_keys, features::bias_of_all_batches_is_there(&p.score));
     let Some(block) = schedule.block(p, p.tile_keys, tile, p.dq_order == DQ_IN_ORDER) else { return };
     let (view, columns) = gradient.of(p);
     let first_key = (block.first_tile * p.tile_keys + first_row) as i32;

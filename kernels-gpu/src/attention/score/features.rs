@@ -38,6 +38,12 @@ pub fn bias_is_of_all_batches(p: &ScoreParams) -> bool {
     specialize::bias() && p.bias.batch_stride == 0
 }
 
+/// The same, for kernels without switches.
+#[inline(always)]
+pub fn bias_of_all_batches_is_there(p: &ScoreParams) -> bool {
+    p.bias.address != 0 && p.bias_f32 == 0 && p.bias.batch_stride == 0
+}
+
 /// Whether something is added to scores, which are natural then.
 #[inline(always)]
 pub fn are_natural<E: Element>() -> bool {

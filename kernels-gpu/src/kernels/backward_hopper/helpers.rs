@@ -9,6 +9,7 @@ use crate::attention::key_block::Step;
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_schedule::KeySchedule;
 use crate::attention::key_stretch::division;
+use crate::attention::score::features;
 use crate::attention::visited::{VisitedStep, VisitedTile};
 use crate::geometry::mask_map::Shown;
 use crate::geometry::size::Count;
@@ -85,7 +86,7 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
         let mut progress = Progress { orders: Cursor::start(), stages: Cursor::start() };
         let p = &p.backward;
         let in_order = p.dq_order == DQ_IN_ORDER;
-        let mut schedule = KeySchedule::new(p, K::KEYS);
+        let mut schedule = KeySchedule::new(p, K::KEYS, features::bias_is_of_all_batches(&p.score));
         // The schedule says when there are none left.
         let mut queue = TileQueue::endless(p.counter, in_order);
         loop {

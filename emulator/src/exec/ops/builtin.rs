@@ -162,6 +162,11 @@ fn formatted(one: &str, arguments: &mut Arguments<'_>, text: impl Fn(u64) -> Str
     let lengths = one.trim_end_matches(conversion).trim_start_matches(|c| !"hlLqjzt".contains(c));
     let mut flags: String = one.chars().filter(|c| !"hlLqjzt".contains(*c)).collect();
     flags.pop();
+    let without_digits = |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_string();
+    let rest = without_digits(flags.strip_prefix('%')?.trim_start_matches(|c| "-+ #0".contains(c)));
+    if !rest.is_empty() && !without_digits(rest.strip_prefix('.')?).is_empty() {
+        return None;
+    }
     let widths = flags.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let fits = widths.map(str::parse::<u32>).all(|width| width.is_ok_and(|width| width <= MAX_WIDTH));
     let bytes = if matches!(lengths, "" | "h" | "hh") { 4 } else { 8 };
@@ -263,6 +268,8 @@ mod tests {
         assert_eq!(run("%*d", &[5, 0, 0, 0, 7, 0, 0, 0]), "%*d");
         // What is no conversion, or would fill memory, stays as it stands.
         assert_eq!(run("%k", &[]), "%k");
+        assert_eq!(run("%1.2.3f", &[0; 8]), "%1.2.3f");
+        assert_eq!(run("%5-d", &bytes(1)), "%5-d");
         assert_eq!(run("%999999999d", &bytes(1)), "%999999999d");
     }
 }

@@ -55,10 +55,11 @@ fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
 }
 
 /// By how much errors of the fast way may exceed those of the other one: by half on a GPU. The emulator adds products
-/// of a matrix instruction one by one, and so rounds 128 times to a score of head dim 128, where a tensor core adds 16 at
-/// once, and the kernel with fused multiply-adds 32 at a time before it adds these up: there 2.5 times.
+/// of a matrix instruction one by one, and so rounds 384 times to a score of head dim 128, where a tensor core adds 16 at
+/// once, and the kernel with fused multiply-adds 32 at a time before it adds these up, 36 times: errors that add up at
+/// random then are the root of 384 / 36 as large, 3.3 times.
 fn most_error() -> f64 {
-    if emulated_arch().is_some() { 2.5 } else { 1.5 }
+    if emulated_arch().is_some() { 3.3 } else { 1.5 }
 }
 
 /// o and lse of both ways are exact, and neither computed both.
@@ -200,6 +201,8 @@ fn every_part_of_the_kernels_is_right_in_any_order() {
     let of_parts = KERNELS.iter().filter(|spec| spec.multiplies_parts());
     for kernel in of_parts.map(|spec| spec.name) {
         for case in cases(kernel) {
+            // Outputs whose rows do not start on 16 bytes are left to fused multiply-adds.
+            let case = Case { value_dim: case.value_dim.next_multiple_of(4), ..case };
             for schedule in [Schedule::Latest, Schedule::Eager] {
                 let verdict = judge(kernel, KernelImages::embedded(), &case, schedule);
                 assert!(matches!(verdict, Verdict::Clean), "{kernel}, {case:?}: {verdict:?}");

@@ -106,3 +106,18 @@ fn maps_are_of_parts() {
     assert_eq!(maps.v.unwrap().box_dims, [64, 64, 1, 1]);
     assert_eq!(maps.o, None);
 }
+
+/// Tensor maps of the tensors themselves need strides that are not negative, those of their parts do not.
+#[test]
+fn tensors_may_be_of_any_strides() {
+    let layout = large(64).k;
+    let [batch, row, head, column] = layout.strides;
+    let reversed = Layout { strides: [batch, -row, head, column], ..layout };
+    let problem = ForwardProblem { k: reversed, v: reversed, ..large(64) };
+    let [plan, usual] = [problem, large(64)].map(|problem| plan(&problem, &pointers()));
+    let strides = |plan: &ForwardPlan| {
+        plan.operands.as_ref().unwrap().params.tensors.map(|tensor| tensor.tensor.row_stride)
+    };
+    assert_eq!(plan.hopper, usual.hopper);
+    assert_eq!(strides(&plan)[1..], [-row; 2]);
+}

@@ -328,14 +328,12 @@ macro_rules! for_each_backward_convert_fma_sm80 {
 macro_rules! for_each_bias_gradient_mma_sm80 {
     ($callback:ident) => {
         $callback! {
-            (bias_gradient_bf16_d64_sm80, Bf16, 64, Vector16, 128, 128, 8, 1)
+            (bias_gradient_bf16_d64_sm80, Bf16, 64, Vector16, 64, 64, 4, 1)
             (bias_gradient_bf16_d128_sm80, Bf16, 128, Vector16, 64, 64, 4, 1)
-            (bias_gradient_bf16_d128_q128_sm80, Bf16, 128, Vector16, 128, 128, 8, 1)
             (bias_gradient_bf16_d256_sm80, Bf16, 256, Vector16, 64, 64, 4, 1)
             (bias_gradient_bf16_d256_strided_sm80, Bf16, 256, Element, 32, 32, 2, 1)
-            (bias_gradient_f16_d64_sm80, F16, 64, Vector16, 128, 128, 8, 1)
+            (bias_gradient_f16_d64_sm80, F16, 64, Vector16, 64, 64, 4, 1)
             (bias_gradient_f16_d128_sm80, F16, 128, Vector16, 64, 64, 4, 1)
-            (bias_gradient_f16_d128_q128_sm80, F16, 128, Vector16, 128, 128, 8, 1)
             (bias_gradient_f16_d256_sm80, F16, 256, Vector16, 64, 64, 4, 1)
             (bias_gradient_f16_d256_strided_sm80, F16, 256, Element, 32, 32, 2, 1)
         }

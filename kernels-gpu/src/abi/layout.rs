@@ -380,18 +380,13 @@ pub const fn dynamic(stage: super::DynamicStage, threads: u32, rows: u32) -> Reg
     regions
 }
 
-/// The gradient of the bias: a tile each of q, k, dO and v, of `rows` rows; in the end `rows` x `rows` sums
-/// stand in their place, with a word between rows.
+/// The gradient of the bias: a tile each of q, k, dO and v, of `rows` rows.
 pub const fn bias_gradient(element_bytes: u32, head_dim: u32, rows: u32) -> Regions {
     let mut regions = Regions::new();
-    let (tiles, sums) = (4 * rows * head_dim * element_bytes, 4 * rows * (rows + 1));
     regions.add("q", 1, rows * head_dim * element_bytes);
     regions.add("k", 1, rows * head_dim * element_bytes);
     regions.add("do", 1, rows * head_dim * element_bytes);
     regions.add("v", 1, rows * head_dim * element_bytes);
-    if sums > tiles {
-        regions.add("sums", 1, sums - tiles);
-    }
     regions
 }
 

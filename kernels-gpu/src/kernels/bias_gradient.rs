@@ -12,17 +12,13 @@
 //! ```
 //!
 //! So it makes two of the backward's five products again, and needs no memory between batches and heads: the
-//! order of all additions depends on the problem alone. q and k of the next step come while dp is made, and
-//! dO and v while its scores are.
-
-mod steps;
-mod tiles;
+//! order of all additions depends on the problem alone. Each warp has 16 queries.
 
 use crate::abi::{Access, BackwardParams, RowStatistic};
-use crate::arch::{barrier, global, math, shared, specialize, thread};
+use crate::arch::{async_copy, barrier, global, math, shared, specialize, thread};
 use crate::attention::key_block::{self, references, statistics};
 use crate::attention::score::bias_tile::FromGlobal;
-use crate::attention::score::{BackwardScale, ScoreTile, dropout, features};
+use crate::attention::score::{BackwardScale, ScorePlace, ScoreTile, dropout, features, mask_map};
 use crate::attention::sequence::Sequence;
 use crate::geometry::row_heads::RowHeads;
 use crate::tile::element::{self, Element, F32, TensorCoreElement};
@@ -31,35 +27,59 @@ use crate::tile::shared_tile::SharedTile;
 use crate::tile::{fma, mma};
 use core::f32::consts::LOG2_E;
 use core::marker::PhantomData;
-use steps::{Part, Step, Steps};
-use tiles::{Tiles, commit, wait_for_all_but_the_last};
 
-/// Queries of a fragment.
-const FRAGMENT_ROWS: u32 = 16;
+/// Rows of a warp.
+const WARP_ROWS: u32 = 16;
 
-/// Keys of a warp, of tiles of so many rows.
-const fn warp_keys(rows: u32) -> u32 {
-    if rows < 64 { rows } else { 64 }
+/// Which of a dimension a block sums over: `begin..end`.
+#[derive(Clone, Copy)]
+struct Range {
+    begin: u32,
+    end: u32,
 }
 
-/// Fragments of a warp, of so many that share a tile of `rows` by `rows`.
-const fn fragments(rows: u32, warps: u32) -> usize {
-    (rows * rows / (warps * FRAGMENT_ROWS * warp_keys(rows))) as usize
+impl Range {
+    /// Item `index` alone or, of one for all, all `count`.
+    #[inline(always)]
+    fn of(index: u32, extent: u32, count: u32) -> Self {
+        if extent == 1 { Range { begin: 0, end: count } } else { Range { begin: index, end: index + 1 } }
+    }
 }
 
-/// How the rows of a fragment are multiplied with all of another tile.
-trait Products<
-    const ROWS: u32,
-    const KEYS: u32,
-    const ROW_BYTES: u32,
-    const LANE_ROWS: usize,
-    const S: usize,
->
-{
+/// The elements of a block.
+#[derive(Clone, Copy)]
+struct Part {
+    batch: u32,
+    head: u32,
+    query_tile: u32,
+    key_tile: u32,
+}
+
+impl Part {
+    /// That of this block, of tiles of `rows` queries and keys.
+    #[inline(always)]
+    fn of_this_block(p: &BackwardParams, rows: u32) -> Self {
+        let [_, heads, queries, keys] = p.d_bias_shape;
+        let (query_tiles, key_tiles) = (queries.div_ceil(rows), keys.div_ceil(rows));
+        let index = thread::block_idx_x();
+        let row = math::divide(index, key_tiles);
+        let pair = math::divide(row, query_tiles);
+        let batch = math::divide(pair, heads);
+        Part {
+            batch,
+            head: pair - batch * heads,
+            query_tile: row - pair * query_tiles,
+            key_tile: index - row * key_tiles,
+        }
+    }
+}
+
+/// How 16 rows of a tile are multiplied with all of another, into fragments of `F`.
+trait Products<const ROWS: u32, const ROW_BYTES: u32, const LANE_ROWS: usize, const S: usize> {
     type E: Element;
     type F: Fragment<LANE_ROWS, S>;
 
-    /// The products of the rows from `first_row` on.
+    /// The products of rows from `first_row` on.
     ///
     /// # Safety
     /// All 32 lanes call it together; both tiles are written and visible.
@@ -67,15 +87,15 @@ trait Products<
         lane: u32,
         a: SharedTile<ROWS, ROW_BYTES>,
         first_row: u32,
-        b: SharedTile<KEYS, ROW_BYTES>,
+        b: SharedTile<ROWS, ROW_BYTES>,
     ) -> [f32; S];
 }
 
 /// On tensor cores.
 struct TensorCores<E>(PhantomData<E>);
 
-impl<E: TensorCoreElement, const ROWS: u32, const KEYS: u32, const ROW_BYTES: u32, const S: usize>
-    Products<ROWS, KEYS, ROW_BYTES, 2, S> for TensorCores<E>
+impl<E: TensorCoreElement, const ROWS: u32, const ROW_BYTES: u32, const S: usize>
+    Products<ROWS, ROW_BYTES, 2, S> for TensorCores<E>
 {
     type E = E;
     type F = MmaFragment;
@@ -85,7 +105,7 @@ impl<E: TensorCoreElement, const ROWS: u32, const KEYS: u32, const ROW_BYTES: u3
         lane: u32,
         a: SharedTile<ROWS, ROW_BYTES>,
         first_row: u32,
-        b: SharedTile<KEYS, ROW_BYTES>,
+        b: SharedTile<ROWS, ROW_BYTES>,
     ) -> [f32; S] {
         let [products] = mma::multiply_transposed::<E, _, _, _, 1, S>(lane, a, first_row, b);
         products
@@ -95,8 +115,8 @@ impl<E: TensorCoreElement, const ROWS: u32, const KEYS: u32, const ROW_BYTES: u3
 /// By fused multiply-adds.
 struct MultiplyAdds;
 
-impl<const ROWS: u32, const KEYS: u32, const ROW_BYTES: u32, const S: usize>
-    Products<ROWS, KEYS, ROW_BYTES, 4, S> for MultiplyAdds
+impl<const ROWS: u32, const ROW_BYTES: u32, const S: usize> Products<ROWS, ROW_BYTES, 4, S>
+    for MultiplyAdds
 {
     type E = F32;
     type F = FmaFragment;
@@ -106,190 +126,177 @@ impl<const ROWS: u32, const KEYS: u32, const ROW_BYTES: u32, const S: usize>
         lane: u32,
         a: SharedTile<ROWS, ROW_BYTES>,
         first_row: u32,
-        b: SharedTile<KEYS, ROW_BYTES>,
+        b: SharedTile<ROWS, ROW_BYTES>,
     ) -> [f32; S] {
         fma::multiply_transposed::<_, _, _, 4, S>(lane, a, first_row, b)
     }
 }
 
-/// A warp has `G` fragments of queries and `KEYS` keys of the block's `ROWS` by `ROWS` elements: `S`
-/// registers of each; a lane holds `LANE_ROWS` rows of a fragment.
+/// `S` registers of a warp's scores; a lane holds `LANE_ROWS` rows.
 #[inline(always)]
 unsafe fn gradient<
-    M: Products<ROWS, KEYS, ROW_BYTES, LANE_ROWS, S>,
+    M: Products<ROWS, ROW_BYTES, LANE_ROWS, S>,
     const VECTOR: bool,
     const ROWS: u32,
-    const KEYS: u32,
     const ROW_BYTES: u32,
     const THREADS: u32,
     const LANE_ROWS: usize,
     const S: usize,
-    const G: usize,
 >(
     p: &BackwardParams,
 ) {
-    let warp_rows = const { G as u32 * FRAGMENT_ROWS };
-    const { assert!(THREADS / 32 * G as u32 * FRAGMENT_ROWS * KEYS == ROWS * ROWS) };
-    const { assert!(2 * S == KEYS as usize && ROWS.is_multiple_of(KEYS)) };
+    const { assert!(THREADS / 32 * WARP_ROWS == ROWS && 2 * S == ROWS as usize) };
     let thread = thread::thread_idx_x();
-    let (lane, warp) = (thread % 32, thread / 32);
-    let (warp_row, first_warp_key) =
-        (warp % (ROWS / warp_rows) * warp_rows, warp / (ROWS / warp_rows) * KEYS);
-    let tiles = Tiles::<ROWS, KEYS, ROW_BYTES>::at(shared::dynamic_base());
-    let k_tile = SharedTile::<KEYS, ROW_BYTES>::at(tiles.k + first_warp_key * ROW_BYTES);
-    let v_tile = SharedTile::<KEYS, ROW_BYTES>::at(tiles.v + first_warp_key * ROW_BYTES);
+    let (lane, warp_row) = (thread % 32, thread / 32 * WARP_ROWS);
+    let q_tile = SharedTile::<ROWS, ROW_BYTES>::at(shared::dynamic_base());
+    let tile_at = |index: u32| SharedTile::at(q_tile.address + index * ROWS * ROW_BYTES);
+    let (k_tile, d_o_tile, v_tile) = (tile_at(1), tile_at(2), tile_at(3));
+    let part = Part::of_this_block(p, ROWS);
+    let [batches, heads, queries, keys] = p.d_bias_shape;
     let scale = BackwardScale::new::<M::E>(p);
 
-    let mut sums = [[0.0; S]; G];
-    let mut steps = Steps::<ROWS>::new(p);
-    let mut next = steps.next(p);
-    if let Some(step) = &next {
-        tiles.load_q_and_k::<M::E, VECTOR, THREADS>(p, step);
-        tiles.load_d_o_and_v::<M::E, VECTOR, THREADS>(p, step);
-    }
-    while let Some(step) = next {
-        let (sequence, place) = (step.sequence(p), step.place(p));
-        let workspace_row = key_block::workspace_row(p, &sequence, place.sequence);
-        wait_for_all_but_the_last::<VECTOR>();
-        // One fragment after the other: registers are full.
-        let mut scores = [[0.0; S]; G];
-        let mut g = 0;
-        while g < G {
-            scores[g] = M::multiply(lane, tiles.q, warp_row + g as u32 * FRAGMENT_ROWS, k_tile);
-            g += 1;
-        }
-        barrier::block_sync();
-        next = steps.next(p);
-        if let Some(step) = &next {
-            tiles.load_q_and_k::<M::E, VECTOR, THREADS>(p, step);
-        } else {
-            commit::<VECTOR>();
-        }
-        let mut g = 0;
-        while g < G {
-            if specialize::softcap() {
-                scale.softcap.apply::<M::E, true, S>(&mut scores[g], true);
-            }
-            let tile = tile_of::<ROWS>(&step, &sequence, warp_row, g, first_warp_key);
-            let (lane, scores, from) = (lane, &mut scores[g], &FromGlobal);
-            features::apply::<M::E, M::F, LANE_ROWS, S>(
-                lane,
-                scores,
-                &p.score,
-                from,
-                &tile,
-                &place,
-                scale.factor,
-                false,
-            );
-            tile.apply_mask::<M::F, LANE_ROWS, S>(lane, scores);
-            let mut row = 0;
-            while row < LANE_ROWS {
-                let at = tile.first_row + M::F::row(lane, row) as i32;
-                let given = RowExponents::of(p, &sequence, workspace_row, place.head, at);
-                let mut column = 0;
-                while column < M::F::COLUMNS {
-                    let register = M::F::register(row, column);
-                    let exponent = given.exponent(scores[register]) * LOG2_E;
-                    scores[register] = math::exp2_down(exponent);
-                    column += 1;
+    let mut sums = [0.0; S];
+    let heads_of_one = math::divide(p.query_heads, heads);
+    let batches = Range::of(part.batch, batches, p.batches);
+    let mut batch = batches.begin;
+    while batch < batches.end {
+        let sequence = key_block::sequence(p, batch);
+        let workspace_row = key_block::workspace_row(p, &sequence, batch);
+        let tiles = |rows: i32| (rows as u32).div_ceil(ROWS);
+        let query_tiles = Range::of(part.query_tile, queries, tiles(sequence.query_rows));
+        let key_tiles = Range::of(part.key_tile, keys, tiles(sequence.visible.key_rows));
+        let mut head = part.head * heads_of_one;
+        let end_head = head + heads_of_one;
+        while head < end_head {
+            let key_head = math::divide(head, p.group_size);
+            let mut query_tile = query_tiles.begin;
+            while query_tile < query_tiles.end {
+                let first_query = (query_tile * ROWS) as i32;
+                let mut key_tile = key_tiles.begin;
+                while key_tile < key_tiles.end {
+                    let first_key = (key_tile * ROWS) as i32;
+                    let place = ScorePlace { sequence: batch, head, key_head, first_key: 0 };
+                    if is_visible(&sequence, first_query, ROWS, key_tile)
+                        && shows_some(p, &sequence, &place, (first_query, first_key), ROWS)
+                    {
+                        load::<M::E, VECTOR, ROWS, ROW_BYTES, THREADS>(
+                            p,
+                            &sequence,
+                            (head, key_head),
+                            (first_query, first_key),
+                            [q_tile, k_tile, d_o_tile, v_tile],
+                        );
+                        let mut scores = M::multiply(lane, q_tile, warp_row, k_tile);
+                        if specialize::softcap() {
+                            scale.softcap.apply::<M::E, true, S>(&mut scores, true);
+                        }
+                        let tile = ScoreTile {
+                            first_row: first_query + warp_row as i32,
+                            first_column: first_key,
+                            end_row: sequence.query_rows,
+                            visible: sequence.visible,
+                            row_heads: RowHeads::One,
+                        };
+                        features::apply::<M::E, M::F, LANE_ROWS, S>(
+                            lane,
+                            &mut scores,
+                            &p.score,
+                            &FromGlobal,
+                            &tile,
+                            &place,
+                            scale.factor,
+                            false,
+                        );
+                        tile.apply_mask::<M::F, LANE_ROWS, S>(lane, &mut scores);
+                        let mut dp = M::multiply(lane, d_o_tile, warp_row, v_tile);
+                        if specialize::dropout() {
+                            dropout::each::<M::F, LANE_ROWS, S, false>(
+                                lane,
+                                &p.score,
+                                &tile,
+                                &place,
+                                |register, is_kept| {
+                                    let kept = dp[register] * p.score.dropout.dp_scale;
+                                    dp[register] = if is_kept { kept } else { 0.0 };
+                                },
+                            );
+                        }
+                        let mut row = 0;
+                        while row < LANE_ROWS {
+                            let at = warp_row + M::F::row(lane, row);
+                            let query = first_query + at as i32;
+                            let given = statistics_of(p, &sequence, workspace_row, head, query);
+                            let mut column = 0;
+                            while column < M::F::COLUMNS {
+                                let register = M::F::register(row, column);
+                                let exponent = given.exponent(scores[register]) * LOG2_E;
+                                let ds = math::exp2_down(exponent) * (dp[register] - given.delta);
+                                // What dO of a row that sees no key holds is nothing to it.
+                                sums[register] += if given.is_dead() { 0.0 } else { ds };
+                                column += 1;
+                            }
+                            row += 1;
+                        }
+                        barrier::block_sync();
+                    }
+                    key_tile += 1;
                 }
-                row += 1;
+                query_tile += 1;
             }
-            g += 1;
+            head += 1;
         }
-        wait_for_all_but_the_last::<VECTOR>();
-        let mut g = 0;
-        while g < G {
-            let tile = tile_of::<ROWS>(&step, &sequence, warp_row, g, first_warp_key);
-            let (probabilities, sums) = (&scores[g], &mut sums[g]);
-            let mut dp = M::multiply(lane, tiles.d_o, warp_row + g as u32 * FRAGMENT_ROWS, v_tile);
-            if specialize::dropout() {
-                dropout::each::<M::F, LANE_ROWS, S, false>(
-                    lane,
-                    &p.score,
-                    &tile,
-                    &place,
-                    |register, is_kept| {
-                        let kept = dp[register] * p.score.dropout.dp_scale;
-                        dp[register] = if is_kept { kept } else { 0.0 };
-                    },
-                );
-            }
-            let mut row = 0;
-            while row < LANE_ROWS {
-                let at = tile.first_row + M::F::row(lane, row) as i32;
-                let delta = delta_of(p, &sequence, workspace_row, place.head, at);
-                // What dO of a row that sees no key holds is nothing to it.
-                let is_dead = delta.is_none();
-                let delta = delta.unwrap_or(0.0);
-                let mut column = 0;
-                while column < M::F::COLUMNS {
-                    let register = M::F::register(row, column);
-                    let ds = probabilities[register] * (dp[register] - delta);
-                    sums[register] += if is_dead { 0.0 } else { ds };
-                    column += 1;
-                }
-                row += 1;
-            }
-            g += 1;
-        }
-        barrier::block_sync();
-        if let Some(step) = &next {
-            tiles.load_d_o_and_v::<M::E, VECTOR, THREADS>(p, step);
-        } else {
-            commit::<VECTOR>();
-        }
+        batch += 1;
     }
-    let place = (warp_row, first_warp_key);
-    let part = Part::of_this_block(p, ROWS);
-    store::<M::E, M::F, ROWS, THREADS, LANE_ROWS, S, G>(p, &part, lane, place, &sums, tiles.q.address);
+    store::<M::E, M::F, ROWS, THREADS, LANE_ROWS, S>(p, &part, lane, warp_row, &sums, q_tile.address);
 }
 
-/// Fragment `g` of a warp's rows from `row` on, and its keys from `key` on, of the tiles of a step.
+/// Whether some query of a tile of `rows` sees some key of a tile of as many.
 #[inline(always)]
-fn tile_of<const ROWS: u32>(
-    step: &Step,
-    sequence: &Sequence,
-    row: u32,
-    g: usize,
-    key: u32,
-) -> ScoreTile {
-    ScoreTile {
-        first_row: (step.query_tile * ROWS + row + g as u32 * FRAGMENT_ROWS) as i32,
-        first_column: (step.key_tile * ROWS + key) as i32,
-        end_row: sequence.query_rows,
-        visible: sequence.visible,
-        row_heads: RowHeads::One,
+fn is_visible(sequence: &Sequence, first_query: i32, rows: u32, key_tile: u32) -> bool {
+    if first_query >= sequence.query_rows {
+        return false;
     }
+    let last = first_query + rows as i32;
+    let last = if last < sequence.query_rows { last } else { sequence.query_rows } - 1;
+    let tiles = sequence.visible.tiles(first_query, last, rows as i32);
+    (key_tile as i32) >= tiles.begin && (key_tile as i32) < tiles.end
 }
 
-/// What the exponents of a row are relative to ([`RowStatistic`]). Of no row, what makes its probabilities 0.
-struct RowExponents {
+/// Whether a boolean mask, if there is one, shows some pair of a tile of `rows` queries and keys from these
+/// on.
+#[inline(always)]
+unsafe fn shows_some(
+    p: &BackwardParams,
+    sequence: &Sequence,
+    place: &ScorePlace,
+    (first_query, first_key): (i32, i32),
+    rows: u32,
+) -> bool {
+    if !specialize::attn_mask() {
+        return true;
+    }
+    let tile = |first: i32, all: i32| {
+        let end = first + rows as i32;
+        (first, if end < all { end } else { all } - 1)
+    };
+    let queries = tile(first_query, sequence.query_rows);
+    let keys = tile(first_key, sequence.visible.key_rows);
+    mask_map::shown(&p.score, place, 1, queries, keys).some
+}
+
+/// What is known of a row ([`RowStatistic`]). Of no row, what makes its probabilities 0.
+struct RowStatistics {
     minus_lse: f32,
     reference: f32,
     rest: f32,
+    delta: f32,
 }
 
-impl RowExponents {
+impl RowStatistics {
+    /// Whether the row sees no key, or is no row.
     #[inline(always)]
-    unsafe fn of(
-        p: &BackwardParams,
-        sequence: &Sequence,
-        workspace_row: u32,
-        head: u32,
-        query: i32,
-    ) -> Self {
-        if query >= sequence.query_rows {
-            return RowExponents { minus_lse: f32::NEG_INFINITY, reference: 0.0, rest: 0.0 };
-        }
-        let row = workspace_row + query as u32;
-        let [reference, rest] = global::load_u32x2(references(p, head, row));
-        RowExponents {
-            minus_lse: global::load_f32(statistics(p, RowStatistic::Lse, head, row)),
-            reference: f32::from_bits(reference),
-            rest: f32::from_bits(rest),
-        }
+    fn is_dead(&self) -> bool {
+        self.minus_lse == f32::NEG_INFINITY
     }
 
     /// `s - lse` of a natural score, in the order of the main kernel.
@@ -299,22 +306,67 @@ impl RowExponents {
     }
 }
 
-/// Delta of a row; of one that sees no key, or is none, nothing.
 #[inline(always)]
-unsafe fn delta_of(
+unsafe fn statistics_of(
     p: &BackwardParams,
     sequence: &Sequence,
     workspace_row: u32,
     head: u32,
     query: i32,
-) -> Option<f32> {
+) -> RowStatistics {
     if query >= sequence.query_rows {
-        return None;
+        return RowStatistics { minus_lse: f32::NEG_INFINITY, reference: 0.0, rest: 0.0, delta: 0.0 };
     }
     let row = workspace_row + query as u32;
-    let is_dead = global::load_f32(statistics(p, RowStatistic::Lse, head, row)) == f32::NEG_INFINITY;
-    let delta = global::load_f32(statistics(p, RowStatistic::Delta, head, row));
-    if is_dead { None } else { Some(delta) }
+    let [reference, rest] = global::load_u32x2(references(p, head, row));
+    RowStatistics {
+        minus_lse: global::load_f32(statistics(p, RowStatistic::Lse, head, row)),
+        reference: f32::from_bits(reference),
+        rest: f32::from_bits(rest),
+        delta: global::load_f32(statistics(p, RowStatistic::Delta, head, row)),
+    }
+}
+
+/// Fills the tiles of q, k, dO and v.
+#[inline(always)]
+unsafe fn load<
+    E: Element,
+    const VECTOR: bool,
+    const ROWS: u32,
+    const ROW_BYTES: u32,
+    const THREADS: u32,
+>(
+    p: &BackwardParams,
+    sequence: &Sequence,
+    (head, key_head): (u32, u32),
+    (query, key): (i32, i32),
+    [q_tile, k_tile, d_o_tile, v_tile]: [SharedTile<ROWS, ROW_BYTES>; 4],
+) {
+    let thread = thread::thread_idx_x();
+    let (q, k, d_o, v) = if E::BYTES == 2 {
+        (
+            sequence.query_rows::<2>(&p.q, head, query, p.head_dim),
+            sequence.key_rows::<2>(&p.k, key_head, key, p.head_dim),
+            sequence.query_rows::<2>(&p.d_o, head, query, p.value_dim),
+            sequence.key_rows::<2>(&p.v, key_head, key, p.value_dim),
+        )
+    } else {
+        (
+            sequence.query_rows::<4>(&p.q, head, query, p.head_dim),
+            sequence.key_rows::<4>(&p.k, key_head, key, p.head_dim),
+            sequence.query_rows::<4>(&p.d_o, head, query, p.value_dim),
+            sequence.key_rows::<4>(&p.v, key_head, key, p.value_dim),
+        )
+    };
+    q_tile.load::<E, THREADS, VECTOR>(thread, &q);
+    k_tile.load::<E, THREADS, VECTOR>(thread, &k);
+    d_o_tile.load::<E, THREADS, VECTOR>(thread, &d_o);
+    v_tile.load::<E, THREADS, VECTOR>(thread, &v);
+    if VECTOR {
+        async_copy::commit();
+        async_copy::wait::<0>();
+    }
+    barrier::block_sync();
 }
 
 /// Writes the elements of a block through shared memory, where rows or columns that are one are added up.
@@ -326,33 +378,26 @@ unsafe fn store<
     const THREADS: u32,
     const LANE_ROWS: usize,
     const S: usize,
-    const G: usize,
 >(
     p: &BackwardParams,
     part: &Part,
     lane: u32,
-    (first_row, first_column): (u32, u32),
-    sums: &[[f32; S]; G],
+    warp_row: u32,
+    sums: &[f32; S],
     address: u32,
 ) {
     // A word more than there are columns: rows stand in banks of their own.
     const { assert!(THREADS.is_multiple_of(ROWS)) };
     let word = |row: u32, column: u32| address + 4 * (row * (ROWS + 1) + column);
-    let first_column = first_column + F::first_column(lane);
-    let mut g = 0;
-    while g < G {
-        let first_row = first_row + g as u32 * FRAGMENT_ROWS;
-        let mut row = 0;
-        while row < LANE_ROWS {
-            let mut column = 0;
-            while column < F::COLUMNS {
-                let word = word(first_row + F::row(lane, row), first_column + F::column_offset(column));
-                shared::store_u32(word, sums[g][F::register(row, column)].to_bits());
-                column += 1;
-            }
-            row += 1;
+    let mut row = 0;
+    while row < LANE_ROWS {
+        let mut column = 0;
+        while column < F::COLUMNS {
+            let at = (warp_row + F::row(lane, row), F::first_column(lane) + F::column_offset(column));
+            shared::store_u32(word(at.0, at.1), sums[F::register(row, column)].to_bits());
+            column += 1;
         }
-        g += 1;
+        row += 1;
     }
     barrier::block_sync();
     let [_, _, queries, keys] = p.d_bias_shape;
@@ -407,8 +452,7 @@ macro_rules! entries {
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
                 gradient::<
                     products!($dtype), { matches!(Access::$access, Access::Vector16) }, $rows,
-                    { warp_keys($rows) }, { $dim * $bytes }, { $warps * 32 }, $lane_rows,
-                    { warp_keys($rows) as usize / 2 }, { fragments($rows, $warps) },
+                    { $dim * $bytes }, { $warps * 32 }, $lane_rows, { $rows / 2 },
                 >(&p);
             }
         )*

@@ -18,8 +18,9 @@ const PRINTED: &str = include_str!("cuda/print.txt");
 fn compiled(name: &str, module: &'static str, blocks: u32) -> Program {
     let program = Program::new(name, Arch::Sm80, 128, "");
     let words = program.words();
-    let finite =
-        |index: u32| words[index as usize] & if index % 2 == 0 { !(1 << 23) } else { !(1 << 20) };
+    let finite = |index: u32| {
+        words[index as usize] & if index.is_multiple_of(2) { !(1 << 23) } else { !(1 << 20) }
+    };
     Program { module: Some(module), blocks, ..program.on_words(finite) }
 }
 

@@ -16,7 +16,7 @@ const MASK: &str = "features.rs: global::load_u32_if(bits.key(keys / MASK_BITS),
 const MASK_TRANSPOSED: &str = "features.rs: word = global::load_u16_if(bits.query(";
 const MAP: &str = "mask_map.rs: shown = shown.and(global::load_u32x2(address), at.bits);";
 const VISITED: &str = "visited.rs: tile: (word >> 2) as i32,";
-const SLOPED: &str = "features.rs: scores[register] = math::fma(-slope,";
+const PENALTY: &str = "features.rs: let penalty = slope * distance.abs();";
 const NUMBERS: &str = "philox.rs: x0 = (second >> 32) as u32 ^ x1 ^ k0;";
 const TAKEN: &str = "dropout.rs: let taken = [warp::exchange(";
 const SINK: &str = "finish.rs: let total = of_keys + of_sink;";
@@ -114,7 +114,7 @@ pub(super) fn forward(kernel: &'static str) -> Vec<Mutant> {
             .edit("ld.global", &[MAP], Which::All, bytes_on(8))
             .wrong("o"),
         in_f32("slopes are left out")
-            .edit("fma.rn.f32", &[SLOPED], Which::All, |line| result_is(line, operand(line, 3)))
+            .edit("mul.rn.f32", &[PENALTY], Which::All, |line| result_is(line, "0f00000000"))
             .wrong("o"),
         in_f32("the sink is not counted")
             .edit("add.rn.f32", &[SINK], Which::All, |line| result_is(line, operand(line, 1)))
@@ -139,7 +139,7 @@ pub(super) fn backward(kernel: &'static str) -> Vec<Mutant> {
             .edit("ld.global", &[MAP], Which::All, bytes_on(8))
             .wrong("d"),
         in_f32("slopes are left out")
-            .edit("fma.rn.f32", &[SLOPED], Which::All, |line| result_is(line, operand(line, 3)))
+            .edit("mul.rn.f32", &[PENALTY], Which::All, |line| result_is(line, "0f00000000"))
             .wrong("d"),
         in_f32("whether a pair is kept is what the neighbouring key's lane knows of its own")
             .edit("shfl.sync.bfly", &[TAKEN], Which::All, |line| with_operand(line, 2, "0"))

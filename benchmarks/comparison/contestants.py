@@ -48,6 +48,20 @@ def unwritten(like, dtype=None):
     return torch.full_like(like, math.nan, dtype=dtype, memory_format=torch.contiguous_format)
 
 
+def backward_of(library, name, calls, results):
+    """Our backward passes, which share a workspace: `calls` of arguments, the tensors that these are addresses of,
+    and gradients, which are the `results`."""
+    size = max(library.workspace_bytes(args) for args, _, _ in calls)
+    workspace = torch.empty(max(size, 1), device="cuda", dtype=torch.uint8)
+    launches = []
+    for args, tensors, gradients in calls:
+        args.workspace, args.workspace_bytes = workspace.data_ptr(), size
+        keep = (tensors, gradients, workspace)
+        launches.append(lambda args=args, keep=keep: library.backward(args))
+    first = dict(zip(results, calls[0][2]))
+    return Contestant(name, launches, lambda: first)
+
+
 class Ours:
     """The library's calls for all sets of a case; o and lse are computed once, for backward."""
 
@@ -75,15 +89,7 @@ class Ours:
             gradients = [unwritten(t) for t in (q, k, v)]
             args = library.backward_args(attention, d_o, *gradients, is_deterministic)
             calls.append((args, (q, k, v, o, lse, d_o), gradients))
-        size = max(library.workspace_bytes(args) for args, _, _ in calls)
-        workspace = torch.empty(max(size, 1), device="cuda", dtype=torch.uint8)
-        launches = []
-        for args, tensors, gradients in calls:
-            args.workspace, args.workspace_bytes = workspace.data_ptr(), size
-            keep = (tensors, gradients, workspace)
-            launches.append(lambda args=args, keep=keep: library.backward(args))
-        first = dict(zip(GRADIENTS, calls[0][2]))
-        return Contestant(labelled("ours", is_deterministic), launches, lambda: first)
+        return backward_of(library, labelled("ours", is_deterministic), calls, GRADIENTS)
 
 
 def backend(name):

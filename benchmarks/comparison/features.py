@@ -15,7 +15,7 @@ import torch
 from comparison import feature_rows, masks, peers_flex
 from comparison.cases import Case
 from comparison.clock import interleaved
-from comparison.contestants import Contestant, backend, summary, unwritten
+from comparison.contestants import Contestant, backend, backward_of, summary, unwritten
 from comparison.feature_rows import BOTH, FEATURES, PLAIN
 from comparison.library import DTYPES, tensor
 from comparison.report import Report
@@ -123,16 +123,8 @@ class Ours:
             if case.has_bias_gradient:
                 gradients.append(unwritten(case.bias))
                 args.d_bias = tensor(gradients[-1])
-            calls.append((args, (q, k, v, o, lse, d_o), gradients))
-        size = max(library.workspace_bytes(args) for args, _, _ in calls)
-        workspace = torch.empty(max(size, 1), device="cuda", dtype=torch.uint8)
-        launches = []
-        for args, tensors, gradients in calls:
-            args.workspace, args.workspace_bytes = workspace.data_ptr(), size
-            keep = (self, tensors, gradients, workspace)
-            launches.append(lambda args=args, keep=keep: library.backward(args))
-        first = dict(zip(results("backward", case), calls[0][2]))
-        return Contestant(self.name, launches, lambda: first)
+            calls.append((args, (self, q, k, v, o, lse, d_o), gradients))
+        return backward_of(library, self.name, calls, results("backward", case))
 
     def contestant(self, direction):
         return self.forward() if direction == "forward" else self.backward()

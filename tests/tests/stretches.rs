@@ -1,7 +1,10 @@
 //! Key tiles of the backward for Hopper that several blocks share: gradients are those of whole tiles, and the
 //! same in every run.
 
-use finite_attention::check::{Case, Gradients, Inputs, Placement, Surroundings};
+use finite_attention::check::{
+    BiasFeature, BiasValues, Case, Dimensions, Features, Gradients, Inputs, Placement, ScoreHeads,
+    ScorePlacement, Surroundings,
+};
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::plan::plan_backward;
 use finite_attention::{BackwardPointers, CausalAlignment, Device, KernelImages, Mask, Mode};
@@ -92,6 +95,33 @@ fn the_last_wave_alone_is_divided() {
         let gradients = Gradients { dtype: Dtype::F32, has_d_lse: false, mode: Mode::Fast };
         let case = Case { batches: 2, gradients: Some(gradients), ..case };
         let device = of_size(&with_room_for(&under(Schedule::Latest), kernel), 3);
+        divided(&device, &case).unwrap_or_else(|wrong| panic!("{case:?}: {wrong}"));
+    }
+}
+
+/// Batches that share a bias come one after the other for each head: what adds up finds the same tiles by their numbers.
+#[test]
+fn parts_are_those_of_their_tiles_where_batches_share_a_bias() {
+    for name in ["backward_bf16_d64_sm90a", "backward_bf16_d128_sm90a"] {
+        let kernel = KERNELS.iter().find(|kernel| kernel.name == name).unwrap();
+        let case = of_one_key_head(kernel, Mask::Full, Mode::Fast);
+        let bias = BiasFeature {
+            dtype: kernel.dtype,
+            dimensions: Dimensions {
+                batches: false,
+                heads: ScoreHeads::Query,
+                queries: true,
+                keys: true,
+            },
+            placement: ScorePlacement::Dense,
+            values: BiasValues::Normal,
+            gradient: None,
+        };
+        let features = Features { bias: Some(bias), ..Features::default() };
+        // Of two batches and two heads, the second and the third of all four change places.
+        let query_heads = 2 * case.query_heads;
+        let case = Case { batches: 2, key_heads: 2, query_heads, features, ..case };
+        let device = with_room_for(&under(Schedule::Latest), kernel);
         divided(&device, &case).unwrap_or_else(|wrong| panic!("{case:?}: {wrong}"));
     }
 }

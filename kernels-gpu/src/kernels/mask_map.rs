@@ -7,8 +7,6 @@ use crate::geometry::mask_map::{GRANULE, LEVELS, WINDOW_STEP};
 
 /// Keys of a word of bits.
 const BITS: u32 = u32::BITS;
-/// Queries whose bits are read before any is looked at.
-const QUERIES_AT_ONCE: usize = 8;
 
 /// The kernel.
 ///
@@ -36,27 +34,15 @@ pub unsafe extern "ptx-kernel" fn mask_map_sm80(p: MaskMapParams) {
         let end = if p.queries < query + GRANULE { p.queries } else { query + GRANULE };
         while query < end {
             let address = column.wrapping_add(4 * query as u64 * p.words as u64);
-            let mut words = [[0; 2]; QUERIES_AT_ONCE];
-            let mut i = 0;
-            while i < QUERIES_AT_ONCE {
-                let row = address.wrapping_add(4 * i as u64 * p.words as u64);
-                let is_query = query + (i as u32) < end;
-                let is_there = missing.map(|missing| is_query && missing != u32::MAX);
-                words[i] = [
-                    global::load_u32_if(row, is_there[0]),
-                    global::load_u32_if(row.wrapping_add(4), is_there[1]),
-                ];
-                i += 1;
+            let mut word = 0;
+            while word < 2 {
+                let is_there = missing[word] != u32::MAX;
+                let bits = global::load_u32_if(address.wrapping_add(4 * word as u64), is_there);
+                some |= bits;
+                all &= bits | missing[word];
+                word += 1;
             }
-            let mut i = 0;
-            while i < QUERIES_AT_ONCE {
-                if query + (i as u32) < end {
-                    some |= words[i][0] | words[i][1];
-                    all &= (words[i][0] | missing[0]) & (words[i][1] | missing[1]);
-                }
-                i += 1;
-            }
-            query += QUERIES_AT_ONCE as u32;
+            query += 1;
         }
         let words = [warp::ballot(some != 0), warp::ballot(all == u32::MAX)];
         if lane == 0 {

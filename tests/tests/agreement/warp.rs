@@ -108,6 +108,12 @@ fn matrices() -> Vec<Program> {
     programs
 }
 
+/// A vector of so many registers.
+fn registers(first: u32, count: u32) -> String {
+    let names: Vec<String> = (first..first + count).map(|index| format!("%r{index}")).collect();
+    format!("{{{}}}", names.join(", "))
+}
+
 /// A multiplication of matrices whose operands have so many registers each, filled with words of the input one after
 /// the other; of a sparse one, the metadata come last.
 fn multiplication(opcode: &str, [a, b, c]: [u32; 3], selector: Option<u32>) -> String {
@@ -115,11 +121,8 @@ fn multiplication(opcode: &str, [a, b, c]: [u32; 3], selector: Option<u32>) -> S
     let loads: String = (0..loaded)
         .map(|index| format!("ld.global.b32 %r{}, [%d1+{}];", 10 + index, 128 * index))
         .collect();
-    let list = |first: u32, count: u32| {
-        let names: Vec<String> = (first..first + count).map(|index| format!("%r{index}")).collect();
-        format!("{{{}}}", names.join(", "))
-    };
-    let (left, right, sum, result) = (list(10, a), list(10 + a, b), list(10 + a + b, c), list(40, c));
+    let (left, right, sum, result) =
+        (registers(10, a), registers(10 + a, b), registers(10 + a + b, c), registers(40, c));
     let metadata =
         selector.map_or(String::new(), |selector| format!(", %r{}, {selector}", 10 + a + b + c));
     let stores: String = (0..c)
@@ -233,10 +236,6 @@ fn sparse_products() -> Vec<Program> {
 
 /// `wmma`: tiles from global memory and back, of numbers whose sums are exact.
 fn warp_matrices() -> Vec<Program> {
-    let list = |first: u32, count: u32| {
-        let names: Vec<String> = (first..first + count).map(|index| format!("%r{index}")).collect();
-        format!("{{{}}}", names.join(", "))
-    };
     let mut programs = Vec::new();
     for (types, shape, [a, b, c]) in [
         ("f16", "m16n16k16", [8, 8, 8]),
@@ -247,7 +246,7 @@ fn warp_matrices() -> Vec<Program> {
     ] {
         for (row, col) in [("row", "col"), ("col", "row")] {
             // A and B are the same words, C is behind them; strides leave gaps.
-            let (left, right, sum) = (list(10, a), list(20, b), list(30, c));
+            let (left, right, sum) = (registers(10, a), registers(20, b), registers(30, c));
             let product = match types {
                 "f16" => "f32.f32".to_owned(),
                 other => format!("f32.{other}.{other}.f32"),

@@ -8,7 +8,7 @@ use crate::isa::{Builtin, Instruction};
 use crate::memory::view::GlobalView;
 use crate::report::FindingKind;
 use crate::space::{LOCAL_BASE, LOCAL_WINDOW, Space};
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 
 /// The longest text that is read for a message or a format.
@@ -148,6 +148,8 @@ impl Arguments<'_> {
 /// An argument as the host's `snprintf` takes it.
 enum Value {
     Integer(i64),
+    Character(c_int),
+    Pointer(*const c_void),
     Float(f64),
     Text(CString),
 }
@@ -190,8 +192,8 @@ fn formatted(one: &str, arguments: &mut Arguments<'_>, text: impl Fn(u64) -> Str
             };
             ("ll", Value::Integer(value as i64))
         }
-        'c' => ("", Value::Integer(arguments.next(4) as i64)),
-        'p' => ("", Value::Integer(arguments.next(8) as i64)),
+        'c' => ("", Value::Character(arguments.next(4) as c_int)),
+        'p' => ("", Value::Pointer(ptr::without_provenance(arguments.next(8) as usize))),
         'f' | 'F' | 'e' | 'E' | 'g' | 'G' | 'a' | 'A' => {
             ("", Value::Float(f64::from_bits(arguments.next(8))))
         }
@@ -207,11 +209,13 @@ fn of_host(conversion: &str, value: &Value) -> Option<String> {
     let print = |buffer: *mut c_char, bytes: usize| {
         let format = format.as_ptr();
         // SAFETY: the buffer has so many bytes, or none and is null; the format has one conversion, of this
-        // argument's type: an integer of 64 bits, of which %c takes the low ones and %p all; a double; a text
-        // that ends with 0.
+        // argument's type: `long long`, `int` of %c, a pointer that nobody follows, `double`, or a text that
+        // ends with 0.
         unsafe {
             match value {
                 Value::Integer(value) => libc::snprintf(buffer, bytes, format, *value),
+                Value::Character(value) => libc::snprintf(buffer, bytes, format, *value),
+                Value::Pointer(value) => libc::snprintf(buffer, bytes, format, *value),
                 Value::Float(value) => libc::snprintf(buffer, bytes, format, *value),
                 Value::Text(text) => libc::snprintf(buffer, bytes, format, text.as_ptr()),
             }

@@ -80,6 +80,14 @@ enum fattn_pack_gqa {
     FATTN_PACK_GQA_NEVER = 2
 };
 
+/* How products of f32 are made. Not looked at for other dtypes. */
+enum fattn_precision {
+    FATTN_PRECISION_AUTO = 0,  /* as FATTN_PRECISION_FMA, until the other one is shown to be as exact */
+    FATTN_PRECISION_FAST3 = 1, /* on tensor cores, each number as the sum of two f16; as FATTN_PRECISION_FMA where
+                                  no kernel does that, or numbers are such that it is not as exact */
+    FATTN_PRECISION_FMA = 2    /* fused multiply-adds */
+};
+
 /* A device. */
 typedef struct fattn_device fattn_device;
 
@@ -187,7 +195,7 @@ typedef struct {
 /* Of fattn_forward. Writes attention.o, and attention.lse unless its address is 0. */
 typedef struct {
     uint32_t struct_bytes; /* sizeof(fattn_forward_args). Those of earlier versions, which ended before
-                              scores or dropout, are known too; a caller of another one is told, not
+                              scores, dropout or precision, are known too; a caller of another one is told, not
                               misread */
     uint32_t num_splits;   /* ranges of keys worked on side by side, 1 to 128; of packed sequences those of
                               the longest; 0 for as many as pay off */
@@ -196,6 +204,8 @@ typedef struct {
     fattn_attention attention;
     fattn_scores scores;
     fattn_dropout dropout;
+    int32_t precision;     /* fattn_precision */
+    uint32_t reserved_2;   /* 0 */
 } fattn_forward_args;
 
 /* Of fattn_backward. Reads attention.o and attention.lse: what the forward pass gave. */

@@ -5,6 +5,7 @@ mod dynamic;
 mod element;
 pub(crate) mod host;
 mod mask;
+mod operands;
 mod scores;
 
 pub use backward::{Workspace, backward, backward_and_wait, backward_partial, launch_backward};
@@ -20,17 +21,18 @@ pub use mask::{PreparedMask, prepare_mask, prepared_mask_bytes};
 pub use scores::{BiasSlice, Elements, MaskSlice, ScoreSlices};
 
 use crate::device::Device;
-use crate::driver::{Driver, Queued, Stream, TensorMapDescription};
+use crate::driver::{DevicePointer, Driver, Queued, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::plan::{
-    AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, PartialForward, plan_forward,
+    AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, HopperPlan, PartialForward, plan_forward,
     plan_forward_partial,
 };
-use crate::problem::ForwardProblem;
+use crate::problem::{ForwardProblem, Precision};
 use kernels_gpu::abi::{
-    AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, ForwardHopperParams,
-    ForwardParams, GatherParams, MSDA_MAX_LEVELS, MaskBitsParams, MaskBlocksParams, MaskMapParams,
-    MsdaLevel, MsdaParams, PreviousParams, ScanParams, ScoreParams, ScoreView, SelectParams, TensorMap,
+    AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, Dtype, ForwardFmaParams,
+    ForwardHopperParams, ForwardParams, ForwardSplitParams, GatherParams, MSDA_MAX_LEVELS,
+    MaskBitsParams, MaskBlocksParams, MaskMapParams, MsdaLevel, MsdaParams, PreviousParams, ScanParams,
+    ScoreParams, ScoreView, SelectParams, SplitFactors, SplitParams, SplitTensor, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -40,10 +42,11 @@ use kernels_gpu::abi::{
 /// 0). With no rows, heads or batches nothing is launched. A row that sees no key gets o = 0 and lse =
 /// -inf.
 ///
-/// Where keys are split ([`ForwardProblem::num_splits`]) a workspace is allocated and freed in the order of
-/// the stream, from a pool that keeps it for later calls until the device is closed. If there is no memory
-/// for it, keys are not split, unless that was asked for. A captured graph allocates and frees it, too.
-/// Devices without memory pools wait for the stream.
+/// Where keys are split ([`ForwardProblem::num_splits`]), and where f32 is
+/// ([`Precision::Fast3`](crate::problem::Precision::Fast3)), a workspace is allocated and freed in the
+/// order of the stream, from a pool that keeps it for later calls until the device is closed. If there is
+/// no memory for it, neither is split, unless that was asked for. A captured graph allocates and frees it,
+/// too. Devices without memory pools wait for the stream.
 ///
 /// The first call of a kernel loads it, the first on Hopper allocates counters, and the first that splits
 /// keys makes the pool, which waits for the device: whoever captures graphs makes the same call before.
@@ -73,6 +76,10 @@ pub unsafe fn forward(
         Err(Error::OutOfMemory { .. }) if plan.combine.is_some() && problem.num_splits.is_none() => {
             // SAFETY: as this call.
             unsafe { forward(device, &problem.with_num_splits(1), pointers, stream) }
+        }
+        Err(Error::OutOfMemory { .. }) if plan.operands.is_some() && problem.precision.is_none() => {
+            // SAFETY: as this call.
+            unsafe { forward(device, &problem.with_precision(Precision::Fma), pointers, stream) }
         }
         result => result,
     }
@@ -144,12 +151,12 @@ pub unsafe fn launch_forward_in(
     workspace: Workspace,
     stream: Stream,
 ) -> Result<()> {
-    let Some(combine) = &plan.combine else {
+    let (expected, alignment) = (plan.workspace_bytes(), ForwardPlan::WORKSPACE_ALIGNMENT);
+    if expected == 0 {
         // SAFETY: passed on to the caller.
         return unsafe { launch_kernels(device, plan, &plan.params, None, stream) };
-    };
+    }
     let Workspace { pointer: address, bytes: got } = workspace;
-    let (expected, alignment) = (combine.workspace_bytes, ForwardPlan::WORKSPACE_ALIGNMENT);
     if got < expected {
         return Err(Error::WorkspaceTooSmall { expected, got });
     }
@@ -160,6 +167,10 @@ pub unsafe fn launch_forward_in(
     if !address.is_multiple_of(u64::from(alignment)) {
         return Err(Error::Misaligned { argument: "workspace", alignment, address });
     }
+    let Some(combine) = &plan.combine else {
+        // SAFETY: passed on to the caller; the workspace is as large as planned.
+        return unsafe { operands::launch(device, plan, address, stream) };
+    };
     let (mut params, mut last) = (plan.params, combine.params);
     for part in [&mut params.o.address, &mut params.lse, &mut last.part_o, &mut last.part_statistics] {
         *part += address;
@@ -198,19 +209,18 @@ unsafe fn launch_kernels(
 ) -> Result<()> {
     tracing::debug!(kernel = %plan.variant, blocks = plan.blocks, "launch");
     let driver = device.driver();
+    // Those of what is in the end there.
+    let counter = device.counter(combine.map_or(forward.o.address, |(_, last)| last.o.address));
     let with_maps = match &plan.hopper {
         None => None,
-        Some(maps) => Some(ForwardHopperParams {
-            q_map: encode(driver, maps.q)?,
-            k_map: encode(driver, maps.k)?,
-            v_map: encode(driver, maps.v)?,
-            o_map: encode(driver, maps.o)?,
-            forward: *forward,
-            // Those of what is in the end there.
-            counter: device.counter(combine.map_or(forward.o.address, |(_, last)| last.o.address)),
-        }),
+        Some(maps) => Some(with_maps(driver, maps, forward, counter)?),
     };
-    let params = with_maps.as_ref().map_or(forward.bytes(), |params| params.bytes());
+    let in_f32 = ForwardFmaParams { forward: *forward, turn: 0 };
+    let params = match &with_maps {
+        Some(params) => params.bytes(),
+        None if plan.variant.kernel.dtype == Dtype::F32 => in_f32.bytes(),
+        None => forward.bytes(),
+    };
     let main = Queued { variant: plan.variant, blocks: plan.blocks, params };
     let combine = combine.map(|(combine, last)| Queued {
         variant: combine.variant,
@@ -220,6 +230,19 @@ unsafe fn launch_kernels(
     let queue: Vec<Queued<'_>> = std::iter::once(main).chain(combine).collect();
     // SAFETY: passed on to the caller; what the maps describe is what the plan was made with.
     unsafe { driver.launch_in_order(&queue, stream) }
+}
+
+/// The parameter of a kernel for Hopper.
+fn with_maps(
+    driver: &dyn Driver,
+    maps: &HopperPlan,
+    forward: &ForwardParams,
+    counter: DevicePointer,
+) -> Result<ForwardHopperParams> {
+    let &HopperPlan { q, k, v, o } = maps;
+    let [q_map, k_map, v_map, o_map] = [q, k, v, o].map(|map| encode(driver, map));
+    let (q_map, k_map, v_map, o_map) = (q_map?, k_map?, v_map?, o_map?);
+    Ok(ForwardHopperParams { q_map, k_map, v_map, o_map, forward: *forward, counter })
 }
 
 /// A tensor map; of no tensor, one that is never used.
@@ -300,6 +323,22 @@ const _: () = assert!(size_of::<GatherParams>() == 4 * 32 + size_of::<ScoreView>
 // SAFETY: four maps of 128 bytes and a struct without padding: no padding.
 unsafe impl Params for BackwardHopperParams {}
 const _: () = assert!(size_of::<BackwardHopperParams>() == 4 * 128 + size_of::<BackwardParams>());
+
+// SAFETY: a struct without padding whose size is a multiple of 8, and a 64-bit field: no padding.
+unsafe impl Params for ForwardFmaParams {}
+const _: () = assert!(size_of::<ForwardFmaParams>() == size_of::<ForwardParams>() + 8);
+
+// SAFETY: a struct without padding, and one of three 64-bit and two 32-bit fields: no padding.
+unsafe impl Params for ForwardSplitParams {}
+const _: () = assert!(size_of::<SplitFactors>() == 3 * 8 + 2 * 4);
+const _: () =
+    assert!(size_of::<ForwardSplitParams>() == size_of::<ForwardHopperParams>() + 3 * 8 + 2 * 4);
+
+// SAFETY: three times a view of 32 bytes, two 64-bit and six 32-bit fields; three 64-bit and four 32-bit
+// fields: no padding.
+unsafe impl Params for SplitParams {}
+const _: () = assert!(size_of::<SplitTensor>() == 32 + 2 * 8 + 6 * 4);
+const _: () = assert!(size_of::<SplitParams>() == 3 * size_of::<SplitTensor>() + 3 * 8 + 4 * 4);
 
 // SAFETY: eight views of 32 bytes, three 64-bit and 20 32-bit fields, and levels of four 32-bit fields, a
 // multiple of 8 bytes: no padding.

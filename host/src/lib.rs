@@ -81,7 +81,7 @@ pub use msda::{
 pub use plan::{BackwardPointers, ForwardPointers, MsdaBackwardPointers, MsdaPointers};
 pub use problem::{
     BackwardProblem, CausalAlignment, ForwardProblem, Layout, Mask, Mode, MsdaBackwardProblem,
-    MsdaProblem, Padding, Sequences,
+    MsdaProblem, Padding, Precision, Sequences,
 };
 
 /// The programs of the README.

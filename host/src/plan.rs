@@ -14,6 +14,9 @@ mod dynamic;
 mod forward;
 mod lengths;
 mod msda;
+mod operands;
+#[cfg(test)]
+mod operands_tests;
 mod partial;
 mod row_heads;
 mod score;
@@ -33,6 +36,7 @@ pub use dynamic::{DynamicPlan, plan_dynamic};
 pub(crate) use dynamic::{GatherPlan, GatherPointers, Rows, dynamic_kernel};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
 pub use msda::{MsdaBackwardPointers, MsdaPlan, MsdaPointers, plan_msda_backward, plan_msda_forward};
+pub use operands::OperandsPlan;
 pub use partial::{PartialBackward, PartialForward, plan_backward_partial, plan_forward_partial};
 pub use score::ScorePointers;
 pub use split::CombinePlan;
@@ -53,7 +57,10 @@ pub trait Kernels {
 impl Kernels for ForwardPlan {
     fn kernels(&self) -> Vec<KernelVariant> {
         let combine = self.combine.as_ref().map(|combine| combine.variant);
-        std::iter::once(self.variant).chain(combine).collect()
+        let alone = std::iter::once(self.variant).chain(combine);
+        let Some(operands) = &self.operands else { return alone.collect() };
+        let first = operands.launches.iter().map(|launch| launch.variant);
+        first.chain(alone).chain([operands.exact.variant]).collect()
     }
 }
 
@@ -213,7 +220,9 @@ fn choose_kernel(
 /// What a family computes, as it stands in errors.
 fn family_name(family: Family) -> &'static str {
     match family {
-        Family::Forward | Family::ForwardCombine => "forward",
+        Family::Forward | Family::ForwardCombine | Family::MeasureOperands | Family::SplitOperands => {
+            "forward"
+        }
         Family::BackwardDelta
         | Family::Backward
         | Family::BackwardConvert

@@ -6,6 +6,7 @@ mod dynamic;
 mod layout;
 mod mask;
 mod msda;
+mod precision;
 mod score;
 mod sequences;
 mod softcap;
@@ -22,6 +23,7 @@ pub use msda::{
     MSDA_MAX_CHANNELS, MsdaBackwardProblem, MsdaProblem, Padding, Place, Sampling, ValidMsda,
     ValidMsdaBackward,
 };
+pub use precision::Precision;
 pub use score::{AlibiSlopes, Bias, MaskShape, SCORE_DIMENSIONS, ScoreLayout};
 pub use sequences::Sequences;
 use sequences::check_row_count;
@@ -123,6 +125,9 @@ pub struct ForwardProblem {
     /// pays off when it is not given, above all with few queries. It needs a kernel for Hopper or a single
     /// query, and nothing comes of it where Hq = Hk or with dropout.
     pub pack_gqa: Option<bool>,
+    /// How products of f32 are made; as with [`Precision::Fma`] if none is given. Not looked at for other
+    /// element types.
+    pub precision: Option<Precision>,
 }
 
 impl ForwardProblem {
@@ -150,6 +155,7 @@ impl ForwardProblem {
             wants_lse: true,
             num_splits: None,
             pack_gqa: None,
+            precision: None,
         }
     }
 
@@ -209,6 +215,11 @@ impl ForwardProblem {
     /// Sets whether query heads that share a key head are worked on together.
     pub fn with_pack_gqa(self, pack_gqa: bool) -> Self {
         ForwardProblem { pack_gqa: Some(pack_gqa), ..self }
+    }
+
+    /// Sets how products of f32 are made.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        ForwardProblem { precision: Some(precision), ..self }
     }
 
     /// Checks everything that can be checked without a device, and derives the sizes.

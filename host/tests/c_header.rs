@@ -41,7 +41,7 @@ fn program() -> String {
     );
     text += &same_layout!(
         "fattn_forward_args", CForwardArgs,
-        struct_bytes num_splits pack_gqa reserved attention scores dropout
+        struct_bytes num_splits pack_gqa reserved attention scores dropout precision reserved_2
     );
     text += &same_layout!(
         "fattn_backward_args", CBackwardArgs,

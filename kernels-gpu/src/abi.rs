@@ -14,6 +14,7 @@ mod scan;
 mod score;
 mod shared_bytes;
 mod softcap;
+mod split;
 mod table;
 mod variant;
 
@@ -35,6 +36,7 @@ pub use msda::{
 pub use scan::{SCAN_GROUP_BYTES, SCAN_PIECES, SCAN_THREADS, ScanParams, ScanRecord};
 pub use score::*;
 pub use softcap::SoftcapPolynomial;
+pub use split::*;
 pub use table::KERNELS;
 pub use variant::{KernelVariant, Switch, Switches, VariantKey};
 

@@ -166,6 +166,7 @@ fn size(case: &Case) -> usize {
         case.packed,
         case.num_splits.is_some(),
         case.pack_gqa.is_some(),
+        case.precision.is_some(),
         case.gradients.is_some(),
         case.gradients.is_some_and(|gradients| gradients.has_d_lse),
         case.gradients.is_some_and(|gradients| gradients.dtype != case.dtype),
@@ -262,6 +263,7 @@ fn simpler(case: &Case) -> Vec<Case> {
     push(&|next| next.packed = false);
     push(&|next| next.num_splits = None);
     push(&|next| next.pack_gqa = None);
+    push(&|next| next.precision = None);
     push(&|next| next.gradients = None);
     push(&|next| {
         next.gradients = next.gradients.map(|gradients| Gradients { has_d_lse: false, ..gradients })

@@ -4,18 +4,29 @@ use finite_attention::driver::{
     DevicePointer, DeviceProperties, Driver, Queued, Stream, TensorMapDescription,
 };
 use finite_attention::{Device, Error};
-use kernels_gpu::abi::{Arch, KernelSpec, KernelVariant, TensorMap};
+use kernels_gpu::abi::{Arch, ForwardSplitParams, KernelSpec, KernelVariant, TensorMap};
 use std::collections::BTreeSet;
+use std::mem::offset_of;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Names of the kernels that a device was asked to run.
+/// Names of the kernels that a device was asked to run, and what those of f32 in two parts left behind.
 #[derive(Clone, Debug, Default)]
-pub struct Launched(Arc<Mutex<BTreeSet<&'static str>>>);
+pub struct Launched {
+    names: Arc<Mutex<BTreeSet<&'static str>>>,
+    turns: Arc<Mutex<Vec<[u32; 2]>>>,
+}
 
 impl Launched {
     /// The names so far.
     pub fn names(&self) -> BTreeSet<&'static str> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Of every forward of f32 in two parts so far, both numbers of [`kernels_gpu::abi::SplitParams::turn`]: how
+    /// often its operands, and its outputs, were found to be not as exact as f32. With both 0 what was computed with
+    /// parts is the result, and else what fused multiply-adds computed.
+    pub fn turns(&self) -> Vec<[u32; 2]> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -88,6 +99,21 @@ impl Recorder {
         let launched = Launched::default();
         Recorder { device: device.clone(), properties, launched, has_counters: true, taken: 0 }
     }
+
+    /// Keeps what a queue that has run has left of the turn, where a kernel of it multiplies parts.
+    fn keep_turn(&self, queue: &[Queued<'_>], stream: Stream) -> Result<(), Error> {
+        let Some(of_parts) = queue.iter().find(|queued| queued.variant.kernel.multiplies_parts()) else {
+            return Ok(());
+        };
+        let at = offset_of!(ForwardSplitParams, split.turn);
+        let address = of_parts.params[at..at + 8].try_into().expect("eight bytes");
+        let mut turn = [0; 8];
+        self.device.driver().copy_to_host(&mut turn, u64::from_le_bytes(address), stream)?;
+        let turn = u64::from_le_bytes(turn);
+        let turn = [turn as u32, (turn >> 32) as u32];
+        self.launched.turns.lock().unwrap_or_else(PoisonError::into_inner).push(turn);
+        Ok(())
+    }
 }
 
 impl Driver for Recorder {
@@ -132,16 +158,17 @@ impl Driver for Recorder {
         params: &[u8],
         stream: Stream,
     ) -> Result<(), Error> {
-        self.launched.0.lock().unwrap_or_else(PoisonError::into_inner).insert(variant.kernel.name);
+        self.launched.names.lock().unwrap_or_else(PoisonError::into_inner).insert(variant.kernel.name);
         // SAFETY: passed on to the caller.
         unsafe { self.device.driver().launch(variant, blocks, params, stream) }
     }
 
     unsafe fn launch_in_order(&self, queue: &[Queued<'_>], stream: Stream) -> Result<(), Error> {
         let names = queue.iter().map(|queued| queued.variant.kernel.name);
-        self.launched.0.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
+        self.launched.names.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
         // SAFETY: passed on to the caller.
-        unsafe { self.device.driver().launch_in_order(queue, stream) }
+        unsafe { self.device.driver().launch_in_order(queue, stream)? };
+        self.keep_turn(queue, stream)
     }
 
     fn encode_tensor_map(&self, description: &TensorMapDescription) -> Result<TensorMap, Error> {

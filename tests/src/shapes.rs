@@ -6,7 +6,7 @@ use finite_attention::check::{
     ScorePlacement,
 };
 use finite_attention::problem::AlibiSlopes;
-use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
+use finite_attention::{CausalAlignment, Dtype, Mask, Mode, Precision};
 use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec, MAX_SPLITS};
 use std::iter::once;
 use std::ops::Range;
@@ -19,6 +19,13 @@ pub fn is_short(spec: &KernelSpec) -> bool {
         && KERNELS
             .iter()
             .any(|other| other.is_alternative_to(spec) && other.query_rows > spec.query_rows)
+}
+
+/// What is asked for so that a kernel is planned: those of f32 on tensor cores, and those that make their operands,
+/// are not for so little to do.
+pub fn precision(spec: &KernelSpec) -> Option<Precision> {
+    let makes_parts = matches!(spec.family, Family::MeasureOperands | Family::SplitOperands);
+    (makes_parts || spec.multiplies_parts()).then_some(Precision::Fast3)
 }
 
 /// Three key tiles and two query tiles, or of 192 keys and 64 queries three, both ragged, D and Dv below those of
@@ -48,6 +55,7 @@ pub fn ragged(kernel: &str) -> Case {
         ),
         placement: if spec.access == Access::Element { Placement::Unaligned } else { placement },
         pack_gqa: Some(spec.gathers_heads),
+        precision: precision(spec),
         ..Case::small()
     }
 }
@@ -285,7 +293,7 @@ fn combined(kernel: &str) -> Vec<Case> {
 /// of the keys of a pass, behind a boolean mask or a window. Inputs and the state end where their memory ends.
 pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     let spec = spec(kernel);
-    if !matches!(spec.family, Family::Forward | Family::Backward) {
+    if !matches!(spec.family, Family::Forward | Family::Backward) || spec.multiplies_parts() {
         return None;
     }
     let ragged = ragged(kernel);

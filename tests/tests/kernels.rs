@@ -6,7 +6,7 @@ use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use finite_attention_tests::device::{emulated_arch, open};
 use finite_attention_tests::recorder::{of_size, recording};
 use finite_attention_tests::rule::within_the_rule;
-use finite_attention_tests::shapes::{is_short, several_tiles};
+use finite_attention_tests::shapes::{is_short, precision, several_tiles};
 use finite_attention_tests::verdict::{Verdict, judge_on};
 use kernels_gpu::abi::{Access, Arch, Family, KERNELS, KernelSpec};
 
@@ -30,7 +30,9 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
     let masks =
         [Mask::Full, Mask::Causal(CausalAlignment::BottomRight), Mask::Causal(CausalAlignment::TopLeft)];
     let output_dtypes = [kernel.dtype, Dtype::F32, kernel.dtype];
-    let gradients = !matches!(kernel.family, Family::Forward | Family::ForwardCombine);
+    let of_forward =
+        [Family::Forward, Family::ForwardCombine, Family::MeasureOperands, Family::SplitOperands];
+    let gradients = !of_forward.contains(&kernel.family);
     // Ranges of keys for the kernels that combine them, which take a row together where these are many.
     let ranges = if kernel.query_rows == 1 { 6 } else { 3 };
     let num_splits = (kernel.family == Family::ForwardCombine).then_some(ranges);
@@ -60,6 +62,7 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
             placement: placements[id],
             num_splits,
             pack_gqa: Some(kernel.gathers_heads),
+            precision: precision(kernel),
             gradients: gradients.then_some(Gradients {
                 dtype: output_dtypes[id],
                 has_d_lse: id == 0,
@@ -75,7 +78,9 @@ fn gives_way_to_hopper(kernel: &KernelSpec) -> bool {
     let same = |other: &KernelSpec| {
         (other.family, other.dtype, other.access) == (kernel.family, kernel.dtype, kernel.access)
     };
-    kernel.arch == Arch::Sm80 && KERNELS.iter().any(|other| other.arch == Arch::Sm90a && same(other))
+    let has_other = || KERNELS.iter().any(|other| other.arch == Arch::Sm90a && same(other));
+    // f32 is multiplied in either way on Hopper, too.
+    kernel.arch == Arch::Sm80 && kernel.dtype != Dtype::F32 && has_other()
 }
 
 /// Every kernel of attention for a dtype that runs on this device.
@@ -89,6 +94,7 @@ fn are_run_and_right(dtype: Dtype) {
             && !matches!(kernel.family, Family::BiasGradient | Family::SinkGradient | Family::Accumulate)
             && !matches!(kernel.family, Family::MaskBits | Family::MaskMap | Family::Dynamic(_))
             && kernel.arch.runs_on(major, minor)
+            && (precision(kernel).is_none() || Arch::Sm90a.runs_on(major, minor))
             && !(Arch::Sm90a.runs_on(major, minor) && gives_way_to_hopper(kernel))
     };
     let failed: Vec<String> = KERNELS

@@ -50,6 +50,8 @@ mod pack_gqa;
 mod partial;
 #[path = "poison.rs"]
 mod poison;
+#[path = "precision.rs"]
+mod precision;
 #[path = "range.rs"]
 mod range;
 #[path = "repeatable.rs"]

@@ -170,8 +170,9 @@ impl DynamicAttention {
     /// Whether this is the pass that keys were chosen for, but for what does not matter to a choice: whether
     /// lse is wanted, and how work is shared out.
     pub(crate) fn check_forward(&self, problem: &ForwardProblem) -> Result<()> {
-        let ForwardProblem { wants_lse, num_splits, pack_gqa, .. } = self.problem;
-        let same = ForwardProblem { wants_lse, num_splits, pack_gqa, ..*problem } == self.problem;
+        let ForwardProblem { wants_lse, num_splits, pack_gqa, precision, .. } = self.problem;
+        let own = ForwardProblem { wants_lse, num_splits, pack_gqa, precision, ..*problem };
+        let same = own == self.problem;
         if same { Ok(()) } else { Err(Error::WrongForward) }
     }
 

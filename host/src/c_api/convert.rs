@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::plan::{BackwardPointers, ForwardPointers, ScorePointers};
 use crate::problem::{
     AlibiSlopes, BackwardProblem, Bias, CausalAlignment, Dropout, ForwardProblem, Layout, Mask, Mode,
-    ScoreLayout, Sequences,
+    Precision, ScoreLayout, Sequences,
 };
 use kernels_gpu::abi::Dtype;
 
@@ -39,6 +39,12 @@ pub fn forward_problem(
         1 => Some(true),
         2 => Some(false),
         other => return Err(invalid(format!("pack_gqa: expected 0, 1 or 2, got {other}"))),
+    };
+    problem.precision = match args.precision {
+        0 => None,
+        1 => Some(Precision::Fast3),
+        2 => Some(Precision::Fma),
+        other => return Err(invalid(format!("precision: expected 0, 1 or 2, got {other}"))),
     };
     Ok(problem)
 }

@@ -110,7 +110,11 @@ fn of_an_earlier_version<A: Versioned>(
 fn callers_of_earlier_versions_are_initialised_and_understood() {
     assert_eq!(
         CForwardArgs::EARLIER,
-        [offset_of!(CForwardArgs, scores), offset_of!(CForwardArgs, dropout)]
+        [
+            offset_of!(CForwardArgs, scores),
+            offset_of!(CForwardArgs, dropout),
+            offset_of!(CForwardArgs, precision),
+        ]
     );
     let forward = |args| {
         // SAFETY: the device is open, and the arguments are as large as they say.

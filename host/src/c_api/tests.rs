@@ -128,11 +128,13 @@ fn a_struct_of_another_version_is_refused() {
     assert_eq!(backward_of(&CBackwardArgs { struct_bytes: 8, ..empty_backward() }), INVALID);
     assert!(last_error().starts_with("fattn_backward: expected struct_bytes "), "{}", last_error());
     refused(|args| args.reserved = 1, "fattn_forward: expected 0 in reserved, got 1");
+    refused(|args| args.reserved_2 = 1, "fattn_forward: expected 0 in reserved_2, got 1");
 }
 
 #[test]
 fn wrong_arguments_are_named() {
     refused(|args| args.pack_gqa = 3, "pack_gqa: expected 0, 1 or 2, got 3");
+    refused(|args| args.precision = -1, "precision: expected 0, 1 or 2, got -1");
     refused(|args| args.num_splits = 129, "num_splits: expected 1 to 128 ranges of keys, got 129");
     refused(|args| args.attention.mask = 4, "mask: expected 0, 1, 2 or 3, got 4");
     refused(|args| args.attention.mask = -1, "mask: expected 0, 1, 2 or 3, got -1");
@@ -260,10 +262,16 @@ fn a_packed_backward_runs_through_its_workspace() {
     }
 }
 
-/// Callers of before have structs that end where scores begin now, or dropout; what stands behind them is not
-/// looked at.
+/// Callers of before have structs that end where scores begin now, dropout or precision; what stands behind
+/// them is not looked at.
 #[test]
 fn structs_of_before_are_known() {
+    let mut forward = CForwardArgs { precision: 3, ..empty() };
+    let text = "precision: expected 0, 1 or 2, got 3";
+    assert_eq!((forward_of(&forward), last_error().as_str()), (INVALID, text));
+    forward.struct_bytes = 392 + 104 + 24;
+    assert_eq!(forward_of(&forward), 0);
+
     let dropout = CDropout { rate: 1.0, ..Default::default() };
     let mut forward = CForwardArgs { dropout, ..empty() };
     let text = "dropout_rate: expected a number of at least 0 and below 0.9999924, so that something is \

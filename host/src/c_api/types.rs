@@ -141,6 +141,10 @@ pub struct CForwardArgs {
     pub scores: CScores,
     /// Where callers of the second version have nothing.
     pub dropout: CDropout,
+    /// Of f32: 0 fma, 1 fast3, 2 fma. Where callers of the third version have nothing.
+    pub precision: i32,
+    /// 0.
+    pub reserved_2: u32,
 }
 
 /// `fattn_backward_args`.
@@ -276,11 +280,18 @@ pub(super) unsafe trait Versioned: Copy + Default {
 
 // SAFETY: as the struct says.
 unsafe impl Versioned for CForwardArgs {
-    const EARLIER: &'static [usize] =
-        &[offset_of!(CForwardArgs, scores), offset_of!(CForwardArgs, dropout)];
+    const EARLIER: &'static [usize] = &[
+        offset_of!(CForwardArgs, scores),
+        offset_of!(CForwardArgs, dropout),
+        offset_of!(CForwardArgs, precision),
+    ];
 
     fn reserved(&self) -> Option<(&'static str, u32)> {
-        let all = [("reserved", self.reserved), ("dropout.reserved", self.dropout.reserved)];
+        let all = [
+            ("reserved", self.reserved),
+            ("reserved_2", self.reserved_2),
+            ("dropout.reserved", self.dropout.reserved),
+        ];
         all.into_iter().find(|&(_, got)| got != 0)
     }
 }
@@ -365,7 +376,8 @@ const _: () =
 const _: () = {
     let forward = offset_of!(CForwardArgs, scores) + size_of::<CScores>();
     assert!(offset_of!(CForwardArgs, dropout) == forward);
-    assert!(size_of::<CForwardArgs>() == forward + size_of::<CDropout>());
+    assert!(offset_of!(CForwardArgs, precision) == forward + size_of::<CDropout>());
+    assert!(size_of::<CForwardArgs>() == offset_of!(CForwardArgs, precision) + 8);
     let backward = offset_of!(CBackwardArgs, scores) + size_of::<CScores>() + 72 + 16;
     assert!(offset_of!(CBackwardArgs, dropout) == backward);
     assert!(size_of::<CBackwardArgs>() == backward + size_of::<CDropout>());

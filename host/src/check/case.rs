@@ -1,7 +1,7 @@
 //! One case: a problem, where its tensors stand, and the numbers in them.
 
 use super::{Features, Placement};
-use crate::problem::{BackwardProblem, ForwardProblem, Mask, Mode, Sequences};
+use crate::problem::{BackwardProblem, ForwardProblem, Mask, Mode, Precision, Sequences};
 use crate::reference::Sizes;
 use kernels_gpu::abi::Dtype;
 
@@ -80,6 +80,8 @@ pub struct Case {
     pub num_splits: Option<u32>,
     /// Whether the forward works on query heads that share a key head together, if that is given.
     pub pack_gqa: Option<bool>,
+    /// How products of f32 are made, if that is given.
+    pub precision: Option<Precision>,
     /// Whether a backward pass follows, and which.
     pub gradients: Option<Gradients>,
 }
@@ -110,6 +112,7 @@ impl Case {
             packed: false,
             num_splits: None,
             pack_gqa: None,
+            precision: None,
             gradients: None,
         }
     }
@@ -183,6 +186,7 @@ impl Case {
             o: place.query(output),
             num_splits: self.num_splits,
             pack_gqa: self.pack_gqa,
+            precision: self.precision,
             ..ForwardProblem::new(self.dtype, place.input(query), place.key(key), place.key(value))
         }
     }

@@ -2,7 +2,7 @@
 //! same seed.
 
 use super::{Case, Features, Gradients, Placement};
-use crate::problem::{CausalAlignment, Mask, Mode};
+use crate::problem::{CausalAlignment, Mask, Mode, Precision};
 use kernels_gpu::abi::Dtype;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -62,6 +62,13 @@ fn is_causal_too(case_seed: u64) -> bool {
     StdRng::seed_from_u64(case_seed.rotate_left(8)).random_bool(0.25)
 }
 
+/// For f32, what is asked for of how products are made. As [`is_causal_too`], of a generator of its own.
+fn pick_precision(dtype: Dtype, case_seed: u64) -> Option<Precision> {
+    let mut random = StdRng::seed_from_u64(case_seed.rotate_left(24));
+    let picked = [Some(Precision::Fast3), Some(Precision::Fast3), Some(Precision::Fma), None];
+    picked[random.random_range(0..picked.len())].filter(|_| dtype == Dtype::F32)
+}
+
 /// Case `id` of the plain sweep with this seed: forward only, full or causal, all sequences of the same
 /// lengths.
 pub fn case(seed: u64, id: usize) -> Case {
@@ -93,6 +100,7 @@ pub fn case(seed: u64, id: usize) -> Case {
         packed: false,
         num_splits: pick_splits(case_seed),
         pack_gqa: pick_packing(case_seed),
+        precision: pick_precision(dtype, case_seed),
         gradients: None,
     };
     without_rows(shrunk(with_enough_rows(case)))

@@ -154,6 +154,7 @@ pub(super) fn of_part(
         wants_lse,
         num_splits: _,
         pack_gqa,
+        precision,
     } = local.problem;
     let mut bias_offset = 0;
     let bias = valid.scores.bias.map(|Bias { layout, dtype }| {
@@ -185,6 +186,7 @@ pub(super) fn of_part(
         wants_lse,
         num_splits: Some(1),
         pack_gqa,
+        precision,
     };
     let valid = problem.validate()?.seen_between(part.sides.left, part.sides.right);
     Ok(PartPlace { q, k, v, o, cu_seqlens, bias_offset, valid })

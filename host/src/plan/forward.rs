@@ -6,6 +6,7 @@ mod params;
 pub(super) use self::order::are_alike;
 use self::order::{choose_hopper_wave, choose_wave};
 use self::params::forward_params;
+use super::operands::{self, OperandsPlan};
 use super::row_heads::{self, TileRows};
 use super::score::ScorePointers;
 use super::split::{self, CombinePlan, Split};
@@ -95,6 +96,9 @@ pub struct ForwardPlan {
     pub hopper: Option<HopperPlan>,
     /// The kernel that comes after it where keys are split.
     pub combine: Option<CombinePlan>,
+    /// What comes before and behind it where f32 is multiplied in two parts. Its tensor maps of q, k and v
+    /// then have addresses from the beginning of a workspace.
+    pub operands: Option<OperandsPlan>,
     /// Why this kernel and this order, a sentence each.
     pub reasons: Vec<String>,
 }
@@ -124,6 +128,12 @@ impl fmt::Display for ForwardPlan {
             let ranges = self.params.splits;
             write!(f, ", {ranges} ranges of keys in {workspace_bytes} bytes of workspace")?;
             write!(f, "; {variant}: {blocks} blocks of {} threads", variant.kernel.threads)?;
+        }
+        if let Some(OperandsPlan { launches, exact, workspace_bytes, .. }) = &self.operands {
+            let [first, second] = launches;
+            write!(f, "; behind {} and {}", first.variant, second.variant)?;
+            write!(f, ", {} blocks, {workspace_bytes} bytes of workspace", first.blocks)?;
+            write!(f, "; where numbers need it {}: {} blocks", exact.variant, exact.blocks)?;
         }
         if f.alternate() {
             self.reasons.iter().try_for_each(|reason| write!(f, "\n  {reason}"))?;
@@ -158,6 +168,9 @@ pub fn plan_forward(
     }
     let (valid, pointers) =
         gathered.as_ref().map_or((valid, pointers), |(valid, pointers)| (valid, pointers));
+    if operands::are_split(valid, pointers, device, &mut reasons) {
+        return plan_operands(valid, pointers, device, reasons).map(Some);
+    }
     if split::may_split(valid)
         && let Some(plan) = plan_split(valid, pointers, device, &reasons)?
     {
@@ -188,6 +201,21 @@ fn plan_at_once(
 ) -> Result<ForwardPlan> {
     let kernel = choose(valid, pointers, device, prefers_short_tiles(valid), &mut reasons)?;
     plan_kernel(valid, pointers, device, kernel, 1, reasons)
+}
+
+/// Plans a pass of f32 in two parts, over all keys at once.
+fn plan_operands(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+    reasons: Vec<String>,
+) -> Result<ForwardPlan> {
+    let kernel = operands::kernel_for(valid.head_dim.max(valid.value_dim));
+    let rows = TileRows::new(kernel, None);
+    let variant = KernelVariant { kernel, switches: valid.switches() };
+    let plan = plan_kernel(valid, pointers, device, (variant, rows), 1, reasons)?;
+    let exact = plan_at_once(valid, pointers, device, Vec::new())?;
+    operands::with_operands(valid, pointers, plan, exact)
 }
 
 /// Plans a pass over all keys at once that writes a part of an output, by a kernel that can.
@@ -308,10 +336,12 @@ fn plan_kernel(
     } else {
         (tiles, choose_wave(valid, device, &mut reasons))
     };
-    let hopper = hopper.then(|| hopper_plan(valid, &tensors, kernel, &rows, &mut reasons));
+    // Maps of parts are described with them: these may be of tensors for which there are none.
+    let has_maps = hopper && !kernel.multiplies_parts();
+    let hopper = has_maps.then(|| hopper_plan(valid, &tensors, kernel, &rows, &mut reasons));
     let mut params = forward_params(valid, pointers, &rows, heads_per_wave);
     params.o_is_mapped = u32::from(hopper.is_some_and(|maps| maps.o.is_some()));
-    Ok(ForwardPlan { variant, blocks, params, hopper, combine: None, reasons })
+    Ok(ForwardPlan { variant, blocks, params, hopper, combine: None, operands: None, reasons })
 }
 
 /// Tiles of query rows. Blocks of Hopper's kernels, which stay, count those of packed sequences that there

@@ -39,10 +39,11 @@ impl ForwardPlan {
     /// What the address of a workspace is a multiple of.
     pub const WORKSPACE_ALIGNMENT: u32 = 256;
 
-    /// Device memory that the kernels need between them, 0 unless keys are split. Its contents do not matter
-    /// before or after.
+    /// Device memory that the kernels need between them, 0 unless keys or operands are split. Its contents
+    /// do not matter before or after.
     pub fn workspace_bytes(&self) -> u64 {
-        self.combine.as_ref().map_or(0, |combine| combine.workspace_bytes)
+        let of_operands = self.operands.as_ref().map_or(0, |operands| operands.workspace_bytes);
+        self.combine.as_ref().map_or(of_operands, |combine| combine.workspace_bytes)
     }
 }
 
@@ -150,6 +151,7 @@ fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
         wants_lse: _,
         num_splits,
         pack_gqa,
+        precision,
     } = problem;
     ForwardProblem {
         q,
@@ -170,6 +172,7 @@ fn parts_of(problem: &ForwardProblem, o: Layout) -> ForwardProblem {
         wants_lse: true,
         num_splits,
         pack_gqa,
+        precision,
     }
 }
 

@@ -210,6 +210,7 @@ impl Part {
             wants_lse: _,
             num_splits: _,
             pack_gqa,
+            precision,
         } = whole;
         let ([_, _, _, columns], [_, _, _, value_columns]) = (q.shape, v.shape);
         let (queries, heads, keys) = (self.queries.len(), self.query_heads.len(), self.keys.len());
@@ -234,6 +235,7 @@ impl Part {
             // One kernel, whose stages are known.
             num_splits: Some(1),
             pack_gqa,
+            precision,
         }
     }
 

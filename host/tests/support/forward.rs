@@ -4,11 +4,14 @@ use super::memory::{Lengths, Memory, Sequence, lse_view};
 use super::scores::{self, Scores};
 use super::{Fault, params};
 use kernels_gpu::abi::{
-    CombineParams, Dtype, ForwardParams, KernelSpec, KernelVariant, Switch, TensorView,
+    CombineParams, Dtype, ForwardFmaParams, ForwardParams, KernelSpec, KernelVariant, Switch, TensorView,
 };
 
 pub fn run(variant: KernelVariant, bytes: &[u8], memory: &mut Memory, fault: Fault) {
-    let params: ForwardParams = params(bytes);
+    let params: ForwardParams = match variant.kernel.dtype {
+        Dtype::F32 => params::<ForwardFmaParams>(bytes).forward,
+        _ => params(bytes),
+    };
     let lengths = Lengths {
         cu_seqlens_q: params.cu_seqlens_q,
         cu_seqlens_k: params.cu_seqlens_k,

@@ -118,6 +118,20 @@ macro_rules! for_each_forward_heads_sm90a {
     };
 }
 
+/// As [`for_each_forward_sm90a`], for f32 in two f16 parts, by which tiles are twice as wide as the head dim.
+///
+/// Scores, packed probabilities and two sums of the output leave no room for three warpgroups: with 160
+/// registers the one of head dim 64 spilled.
+#[macro_export]
+macro_rules! for_each_forward_split_sm90a {
+    ($callback:ident) => {
+        $callback! {
+            (forward_f32_d64_sm90a, F32, 64, 128, 64, 2)
+            (forward_f32_d128_sm90a, F32, 128, 128, 64, 2)
+        }
+    };
+}
+
 /// Calls `$callback!` with one row for each kernel that ends a forward whose keys were split.
 ///
 /// Columns: name, element type, rows per block of four warps: one each, or one of all, for few rows.

@@ -109,6 +109,10 @@ pub enum Family {
     /// The last one of a backward for Hopper that has divided key tiles: their dk and dv. Any head dim, any
     /// strides.
     BackwardSum,
+    /// How large f32 operands of tensor cores are, head by head. Any strides.
+    MeasureOperands,
+    /// Their two f16 parts, behind that. Any strides.
+    SplitOperands,
     /// Sums of f32 tensors, rounded. Any head dim, any strides.
     Accumulate,
     /// The gradient of the bias, behind the first kernel of a backward.
@@ -223,9 +227,15 @@ pub struct KernelSpec {
 }
 
 impl KernelSpec {
-    /// Whether this forward kernel looks at [`super::ForwardParams::splits`].
+    /// Whether this forward kernel looks at [`super::ForwardParams::splits`]. Those of f32 in parts do not,
+    /// since what they leave to others is all keys.
     pub const fn splits_keys(&self) -> bool {
-        tiles_split_keys(self.query_rows)
+        tiles_split_keys(self.query_rows) && !self.multiplies_parts()
+    }
+
+    /// Whether this forward kernel multiplies f32 in two parts: see [`super::SplitParams`].
+    pub const fn multiplies_parts(&self) -> bool {
+        matches!((self.family, self.arch, self.dtype), (Family::Forward, Arch::Sm90a, Dtype::F32))
     }
 
     /// Whether it adds vectors to global memory, which needs PTX 8.1.
@@ -249,6 +259,8 @@ impl KernelSpec {
             | Family::MaskBits
             | Family::MaskMap
             | Family::Dynamic(_)
+            | Family::MeasureOperands
+            | Family::SplitOperands
             | Family::Scan => true,
             Family::Forward | Family::Backward | Family::BackwardConvert | Family::BiasGradient => false,
             Family::Msda(stage) => {

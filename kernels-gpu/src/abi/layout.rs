@@ -5,7 +5,10 @@
 //! holds every access of every kernel to it.
 
 use super::regions::Regions;
-use super::{COMBINE_WARPS, MSDA_POINT_BYTES, MSDA_SCAN_THREADS, MSDA_TABLE_BYTES, MsdaStage};
+use super::{
+    COMBINE_WARPS, MSDA_POINT_BYTES, MSDA_SCAN_THREADS, MSDA_TABLE_BYTES, MsdaStage, SPLIT_RECORD_WORDS,
+    SPLIT_THREADS,
+};
 
 /// Bytes of a memory barrier.
 pub const BARRIER_BYTES: u32 = 8;
@@ -307,6 +310,13 @@ pub const DELTA_COLUMNS: u32 = 128;
 /// and dO has elements of `element_bytes`: with tensor cores, as many as there is room for.
 pub const fn backward_delta_tiles(element_bytes: u32, value_dim: u32) -> u32 {
     if element_bytes == 2 && value_dim <= DELTA_COLUMNS / 2 { 2 } else { 1 }
+}
+
+/// The kernels that make two parts of f32: a record of each warp.
+pub const fn measure_operands() -> Regions {
+    let mut regions = Regions::new();
+    regions.add("records", SPLIT_THREADS / 32, SPLIT_RECORD_WORDS * 4);
+    regions
 }
 
 /// The kernel that combines ranges of keys: where a block has one row, what each of its warps has summed up

@@ -113,6 +113,10 @@ impl KernelSpec {
                 layout::forward_fma(head_dim, query_rows, key_rows)
             }
             (Family::Forward, Arch::Sm80, _) => layout::forward_mma(head_dim, query_rows, key_rows),
+            // Two parts of each number.
+            (Family::Forward, Arch::Sm90a, Dtype::F32) => {
+                layout::ForwardHopperLayout::new(2 * head_dim, query_rows, key_rows).regions
+            }
             (Family::Forward, Arch::Sm90a, _) => {
                 layout::ForwardHopperLayout::new(head_dim, query_rows, key_rows).regions
             }
@@ -129,6 +133,7 @@ impl KernelSpec {
             | (Family::MaskBits | Family::MaskMap, ..) => Regions::new(),
             (Family::SinkGradient, ..) => layout::sink_gradient(),
             (Family::Scan, ..) => layout::scan(),
+            (Family::MeasureOperands | Family::SplitOperands, ..) => layout::measure_operands(),
             (Family::Dynamic(stage), ..) => layout::dynamic(stage, self.threads, query_rows),
             (Family::BiasGradient, _, Dtype::F32) => layout::bias_gradient(4, head_dim, query_rows),
             (Family::BiasGradient, ..) => layout::bias_gradient(2, head_dim, query_rows),
@@ -161,6 +166,8 @@ mod tests {
                 | Family::Backward
                 | Family::BiasGradient
                 | Family::SinkGradient
+                | Family::MeasureOperands
+                | Family::SplitOperands
                 | Family::Scan => true,
                 Family::ForwardCombine => spec.query_rows == 1,
                 Family::BackwardDelta => spec.dtype != Dtype::F32,

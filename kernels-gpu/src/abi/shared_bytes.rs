@@ -57,6 +57,11 @@ pub const fn sink_gradient_shared_bytes() -> u32 {
     layout::sink_gradient().bytes()
 }
 
+/// Shared memory of the kernels that make two parts of f32.
+pub const fn measure_operands_shared_bytes() -> u32 {
+    layout::measure_operands().bytes()
+}
+
 /// Of kernels without shared memory.
 pub const fn no_shared(_head_dim: u32, _query_rows: u32, _key_rows: u32) -> u32 {
     0

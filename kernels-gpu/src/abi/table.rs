@@ -4,7 +4,7 @@ use super::shared_bytes::*;
 use super::{
     ACCUMULATE_THREADS, Access, Arch, COMBINE_WARPS, Dtype, DynamicStage, Family, GATHER_THREADS,
     KernelSpec, MASK_BITS_THREADS, MsdaStage, POSITIONS_THREADS, SCAN_THREADS, SINK_GRADIENT_THREADS,
-    Switches, backward_sm90a_warpgroups, layout, select_words,
+    SPLIT_THREADS, Switches, backward_sm90a_warpgroups, layout, select_words,
 };
 
 /// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
@@ -86,6 +86,37 @@ const FORWARD_SM90A: &[KernelSpec] = {
     macro_rules! rows { ($($row:tt)*) => { forward_sm90a_table!(false, $($row)*) }; }
     for_each_forward_sm90a!(rows)
 };
+
+const FORWARD_SPLIT_SM90A: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal,
+            $warpgroups:literal))*) => {
+            &[$(spec!(
+                Forward, Sm90a, ($name, $dtype, $dim, Vector16, $queries, $keys, (1 + $warpgroups) * 128, 1),
+                forward_sm90a_shared_bytes(2 * $dim, $queries, $keys), false
+            )),*]
+        };
+    }
+    for_each_forward_split_sm90a!(rows)
+};
+
+/// The kernels that make two f16 parts of f32.
+const SPLIT: &[KernelSpec] = &[
+    spec!(
+        MeasureOperands,
+        Sm80,
+        (measure_operands_f32_sm80, F32, 128, Element, 1, 1, SPLIT_THREADS, 4),
+        measure_operands_shared_bytes(),
+        false
+    ),
+    spec!(
+        SplitOperands,
+        Sm80,
+        (split_operands_f32_sm80, F32, 128, Element, 1, 1, SPLIT_THREADS, 4),
+        measure_operands_shared_bytes(),
+        false
+    ),
+];
 
 const FORWARD_HEADS_SM90A: &[KernelSpec] = {
     macro_rules! rows { ($($row:tt)*) => { forward_sm90a_table!(true, $($row)*) }; }
@@ -331,6 +362,8 @@ const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_FMA,
     FORWARD_SM90A,
     FORWARD_HEADS_SM90A,
+    FORWARD_SPLIT_SM90A,
+    SPLIT,
     FORWARD_COMBINE,
     FORWARD_COMBINE_SM90A,
     BACKWARD_DELTA_MMA,

@@ -123,6 +123,8 @@ impl Switches {
             | Family::Accumulate
             | Family::SinkGradient
             | Family::MaskBits
+            | Family::MeasureOperands
+            | Family::SplitOperands
             | Family::Scan
             | Family::MaskMap
             | Family::Dynamic(_)

@@ -175,3 +175,14 @@ pub unsafe fn sum_u32(value: u32) -> u32 {
     asm!("redux.sync.add.u32 {}, {}, -1;", out(reg32) result, in(reg32) value, options(nomem, nostack));
     result
 }
+
+/// The largest value of all lanes, the same for all. PTX: `redux.sync.max.u32`. sm_80.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn max_u32(value: u32) -> u32 {
+    let result: u32;
+    asm!("redux.sync.max.u32 {}, {}, -1;", out(reg32) result, in(reg32) value, options(nomem, nostack));
+    result
+}

@@ -454,3 +454,5 @@ macro_rules! products {
 }
 products!(bf16, "bf16");
 products!(f16, "f16");
+
+pub mod split;

@@ -92,7 +92,12 @@ pub unsafe fn drop_packed<F: Fragment<ROWS, N>, const ROWS: usize, const N: usiz
         let (lane, tile, place) = at();
         dropout::each::<F, ROWS, N, false>(lane, &p.score, &tile, &place, |register, is_kept| {
             let other = if register % 2 == 0 { 0xffff_0000 } else { 0xffff };
-            packed[register / 2] &= if is_kept { u32::MAX } else { other };
+            let mut word = register / 2;
+            // Of parts of numbers both.
+            while word < P {
+                packed[word] &= if is_kept { u32::MAX } else { other };
+                word += N / 2;
+            }
         });
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! For each row a value `m` is kept, the row max or somewhat less, and everything is relative to it:
 //! `sum = sum_j 2^(c (s_j - m))`, `o = sum_j 2^(c (s_j - m)) v_j`, with `c = scale * log2(e)`. `m` is moved
-//! up to the row max only when that has grown by more than [`RESCALE_THRESHOLD`], a factor of
-//! probabilities: the result is the same, since o and the sum share m, and o is rescaled for hardly any tile
-//! (FlashAttention-4 does so, too).
+//! up to the row max only when that has grown by more than
+//! [a threshold](crate::tile::element::Element::RESCALE_THRESHOLD), a factor of probabilities: the result
+//! is the same, since o and the sum share m, and o is rescaled for hardly any tile (FlashAttention-4 does
+//! so, too).
 //!
 //! Probabilities, their sums and o are in units of a power of two, [`ForwardParams::unit`], which changes no
 //! bit of any of them, but that as many finite values as there are keys never add up to infinity. It is no
@@ -16,6 +17,7 @@
 
 mod finish;
 mod merge;
+mod split;
 
 pub use finish::{DEAD_SUM, Finished, with_sink};
 pub use merge::SeenKeys;
@@ -24,14 +26,6 @@ use super::score::Scale;
 use crate::arch::{math, warp};
 use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::Fragment;
-
-/// How far scores may exceed m before it is moved, as a factor of probabilities. 2^13 is below the largest
-/// f16, 65504.
-const RESCALE_THRESHOLD: f32 = 8192.0;
-
-/// The same in powers of two.
-const RESCALE_THRESHOLD_LOG2: f32 = crate::abi::RESCALE_THRESHOLD_LOG2 as f32;
-const _: () = assert!(RESCALE_THRESHOLD == (1 << crate::abi::RESCALE_THRESHOLD_LOG2) as f32);
 
 /// How exponents are made of scores: in one step, see [`FUSED_LIMIT`]; by subtracting first; or so, and
 /// probabilities are brought to their unit at the end, which costs an instruction, and no bits of f32.
@@ -61,6 +55,9 @@ pub struct OnlineSoftmax<const ROWS: usize> {
     limit: [f32; ROWS],
     /// Scores are so large that m must be subtracted before they are scaled.
     subtract_first: bool,
+    /// How many probabilities of the lane's rows were too small for their parts, each times the square of
+    /// what its row was rescaled by since: as errors of many add up. 0 where probabilities have no parts.
+    loss: f32,
     /// It is subtracted first in any case: the largest score then has a probability of exactly one unit.
     exact: bool,
 }
@@ -73,6 +70,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             row_max: [f32::NEG_INFINITY; ROWS],
             row_sum: [0.0; ROWS],
             limit: [-1.0; ROWS],
+            loss: 0.0,
             subtract_first: exact,
             exact,
         }
@@ -125,6 +123,9 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         F: Fragment<ROWS, N>,
         E: TensorCoreElement,
     {
+        if E::WORDS_OF_PAIR > 1 {
+            return self.split_probabilities::<F, E, N, P>(scores, scale);
+        }
         let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale);
         let mut outgrown = false;
         let mut row = 0;
@@ -155,6 +156,9 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         F: Fragment<ROWS, N>,
         E: TensorCoreElement,
     {
+        if E::WORDS_OF_PAIR > 1 {
+            return self.split_probabilities::<F, E, N, P>(scores, scale);
+        }
         let maximum = row_maxima::<F, ROWS, N>(scores, F::COLUMNS / 4);
         let mut none = false;
         let mut row = 0;
@@ -183,6 +187,9 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         F: Fragment<ROWS, N>,
         E: TensorCoreElement,
     {
+        if E::WORDS_OF_PAIR > 1 {
+            return self.split_probabilities::<F, E, N, P>(scores, scale);
+        }
         let maximum = row_maxima::<F, ROWS, N>(scores, F::COLUMNS);
         let factors = self.move_row_max(&maximum, scale);
         let (packed, sums) = self.exponentials::<F, E, N, P>(scores, scale);
@@ -212,10 +219,10 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         let mut values = *scores;
         if self.subtract_first {
             let sums = self.exponentiate::<F, N, SUBTRACTED>(&mut values, scale);
-            (pack::<E, N, P>(&values), sums)
+            (E::pack_all(&values), sums)
         } else {
             let sums = self.exponentiate::<F, N, FUSED>(&mut values, scale);
-            (pack::<E, N, P>(&values), sums)
+            (E::pack_all(&values), sums)
         }
     }
 
@@ -235,7 +242,7 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         let mut row = 0;
         while row < ROWS {
             // NaN (both minus infinity) compares false.
-            grown |= (maximum[row] - self.row_max[row]) * scale.log2 > RESCALE_THRESHOLD_LOG2;
+            grown |= (maximum[row] - self.row_max[row]) * scale.log2 > scale.threshold_log2;
             row += 1;
         }
         let mut rescale =
@@ -272,10 +279,11 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
             factors[row] = if new == old { 1.0 } else { math::exp2(exponent) };
             self.row_max[row] = new;
             self.row_sum[row] *= factors[row];
-            let limit = RESCALE_THRESHOLD * scale.unit;
+            let limit = scale.threshold * scale.unit;
             self.limit[row] = if new > f32::NEG_INFINITY { limit } else { -1.0 };
             row += 1;
         }
+        self.rescale_loss(&factors);
         factors
     }
 
@@ -354,18 +362,6 @@ impl<const ROWS: usize> Rescale<ROWS> {
             row += 1;
         }
     }
-}
-
-/// Neighbouring registers rounded to the element type.
-#[inline(always)]
-fn pack<E: TensorCoreElement, const N: usize, const P: usize>(values: &[f32; N]) -> [u32; P] {
-    let mut packed = [0; P];
-    let mut i = 0;
-    while i < P {
-        packed[i] = E::pack(values[2 * i], values[2 * i + 1]);
-        i += 1;
-    }
-    packed
 }
 
 /// The largest score of each row in every lane's first `columns` columns of it.

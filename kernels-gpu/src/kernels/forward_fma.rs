@@ -1,11 +1,14 @@
 //! The true-f32 forward for sm_80 and newer: as [`super::forward_mma`], with fused multiply-adds instead
 //! of tensor cores, and one key tile and one value tile on their way in turns.
 //!
+//! Behind kernels that multiply f32 in two parts ([`super::split_operands`]) it computes only what these have
+//! found that they cannot.
+//!
 //! No tf32 anywhere: the error stays at the level of f32. Each warp has 16 query rows; probabilities
 //! pass from the lanes that made them to the lanes that need them through shared memory of the warp.
 
-use crate::abi::{Access, ForwardParams};
-use crate::arch::{shared, specialize, thread};
+use crate::abi::{Access, ForwardFmaParams, ForwardParams};
+use crate::arch::{global, shared, specialize, thread};
 use crate::attention::query_block::QueryBlock;
 use crate::attention::query_rows::QueryRows;
 use crate::pipeline::key_value_turns::KeyValueTurns;
@@ -108,14 +111,20 @@ macro_rules! entries {
             /// An instance of [`forward`], chosen in [`crate::abi`].
             ///
             /// # Safety
-            /// `p` is as [`ForwardParams`] says, for this kernel's row of the table.
+            /// `p` is as [`ForwardFmaParams`] says, for this kernel's row of the table.
             #[unsafe(no_mangle)]
-            pub unsafe extern "ptx-kernel" fn $name(p: ForwardParams) {
+            pub unsafe extern "ptx-kernel" fn $name(p: ForwardFmaParams) {
+                if p.turn != 0 {
+                    let [of_operands, of_output] = global::load_u32x2(p.turn);
+                    if of_operands | of_output == 0 {
+                        return;
+                    }
+                }
                 forward::<
                     { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 4 },
                         { $keys * 4 },
                     { $warps * 32 }, { $keys / 2 }, { $dim / 2 },
-                >(&p);
+                >(&p.forward);
             }
         )*
     };

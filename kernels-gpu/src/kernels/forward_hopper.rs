@@ -26,6 +26,9 @@
 //! (queries, so that they have no say in when the row max moves; values, since 0 x NaN is NaN; keys need
 //! none of it, their scores are replaced). It also multiplies q by the sign of the scale.
 //!
+//! f32 is multiplied as two f16 parts ([`crate::tile::element::SplitF32`]), which another kernel has made
+//! of q, k and v; where that one found that they would not be as exact as f32, this one returns at once.
+//!
 //! Where there are few queries, rows of a query tile are those of several heads that share keys
 //! ([`crate::geometry::row_heads`]); rows for which there is no whole query are zeroed, too.
 
@@ -39,11 +42,11 @@ mod shared_storage;
 mod tile;
 mod work;
 
-use crate::abi::{ForwardHopperParams, tiles_split_keys};
-use crate::arch::{grid, thread};
+use crate::abi::{ForwardHopperParams, ForwardSplitParams, tiles_split_keys};
+use crate::arch::{global, grid, thread};
 use crate::pipeline::roles::{Helper, Recruit};
-use crate::tile::element;
-use crate::tile::warpgroup::{Wait, WarpgroupElement};
+use crate::tile::element::{self, SplitF32, TensorCoreElement};
+use crate::tile::warpgroup::{SplitUnits, Wait, WarpgroupElement};
 use consumer::Consumer;
 use pipelines::Pipelines;
 use producer::Maps;
@@ -55,12 +58,13 @@ use tile::{ForwardKernel, Instance, WARPGROUP_ROWS, query_registers};
 unsafe fn forward<K, const A: usize, const S: usize, const P: usize, const O: usize>(
     p: &ForwardHopperParams,
     maps: Maps,
+    units: <K::Element as WarpgroupElement<A, S, P, O>>::Units,
 ) where
     K: ForwardKernel<Element: WarpgroupElement<A, S, P, O>>,
     [f32; S]: Wait,
     [f32; O]: Wait,
 {
-    const { assert!(2 * S == K::KEYS as usize && 2 * P == S) };
+    const { assert!(2 * S == K::KEYS as usize && 2 * P == S * K::Element::WORDS_OF_PAIR) };
     let storage = SharedStorage::<K>::new();
     storage.open(&p.forward);
     let warp = Recruit::new();
@@ -86,7 +90,7 @@ unsafe fn forward<K, const A: usize, const S: usize, const P: usize, const O: us
             warp.become_consumer::<160>()
         };
         let pipelines = Pipelines::new(storage);
-        Consumer::<K, A, S, P, O>::new(pipelines, &p.forward, maps.o, warpgroup).consume();
+        Consumer::<K, A, S, P, O>::new(pipelines, &p.forward, maps.o, warpgroup, units).consume();
     }
 }
 
@@ -106,8 +110,8 @@ macro_rules! entries {
                 const { assert!($queries == $warpgroups * WARPGROUP_ROWS) };
                 forward::<
                     Instance<element::$dtype, $dim, $queries, $keys, $gathers_heads>,
-                    { query_registers($dim, $queries) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
-                >(&p, maps);
+                    { query_registers($dim, $queries, $keys) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
+                >(&p, maps, ());
             }
         )*
     };
@@ -118,3 +122,35 @@ crate::for_each_forward_sm90a!(entries_for_queries);
 
 macro_rules! entries_for_heads { ($($row:tt)*) => { entries!(true, $($row)*); } }
 crate::for_each_forward_heads_sm90a!(entries_for_heads);
+
+macro_rules! split_entries {
+    ($(($name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal, $warpgroups:literal))*) => {
+        $(
+            /// An instance of [`forward`] for f32 in two parts, chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`ForwardSplitParams`] says, for this kernel's row of the table.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: ForwardSplitParams) {
+                const { assert!($queries == $warpgroups * WARPGROUP_ROWS) };
+                if global::load_u32(p.split.turn) != 0 {
+                    return;
+                }
+                let first = crate::parameter_address!($name);
+                let maps = Maps { q: first, k: first + 128, v: first + 256, o: first + 384 };
+                let units = SplitUnits {
+                    scores: p.split.score_factors,
+                    values: p.split.value_factors,
+                    query_heads: p.split.query_heads,
+                    key_heads: p.split.key_heads,
+                    losses: p.split.turn + 4,
+                };
+                forward::<
+                    Instance<SplitF32, { 2 * $dim }, $queries, $keys, false>,
+                    0, { $keys / 2 }, { $keys / 2 }, { $dim / 2 },
+                >(&p.hopper, maps, units);
+            }
+        )*
+    };
+}
+crate::for_each_forward_split_sm90a!(split_entries);

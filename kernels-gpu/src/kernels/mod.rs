@@ -39,4 +39,5 @@ pub mod msda_sums;
 pub mod scan;
 pub mod select_keys;
 pub mod sink_gradient;
+pub mod split_operands;
 mod team;

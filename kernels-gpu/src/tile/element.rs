@@ -1,5 +1,9 @@
 //! The element types of q, k and v.
 
+mod split;
+
+pub use split::{SplitF32, split_pair};
+
 use crate::arch::{convert, global, matrix};
 
 /// bf16 on tensor cores.
@@ -11,6 +15,10 @@ pub struct F16;
 /// True f32: fused multiply-adds, no tf32.
 #[derive(Clone, Copy)]
 pub struct F32;
+
+/// How far scores may exceed what they are relative to before that is moved, as a factor of probabilities.
+/// 2^13 is below the largest f16, 65504.
+const RESCALE_THRESHOLD: f32 = (1 << crate::abi::RESCALE_THRESHOLD_LOG2) as f32;
 
 /// An element type of tensors in global memory.
 pub trait Element: Copy {
@@ -25,6 +33,11 @@ pub trait Element: Copy {
     /// From which size on lse itself is too coarse for the backward: half of a unit in its last place costs
     /// p as much as the rounding of p does (of f32 more, where 2^-16 is bearable).
     const COARSE_LSE: f32;
+
+    /// What probabilities are counted in where no [unit](Element::NEEDS_UNIT) is needed, a power of two.
+    const UNIT: f32;
+    /// How far, as a factor of probabilities, scores may exceed what they are relative to.
+    const RESCALE_THRESHOLD: f32;
 
     /// The elements of a 32-bit word of shared memory times `factor`, rounded back. Exact for factors
     /// -1, 0 and 1.
@@ -57,11 +70,26 @@ pub trait Element: Copy {
 
 /// A 16-bit element type that `mma.sync` multiplies.
 pub trait TensorCoreElement: Element {
+    /// Words that a pair of probabilities is packed into.
+    const WORDS_OF_PAIR: usize = 1;
     /// Whether numbers that f32 holds can be too large for it by far: dS may have to be scaled down.
     const NARROW: bool;
 
     /// Two f32 rounded to nearest even, `low` in the low half.
     fn pack(low: f32, high: f32) -> u32;
+
+    /// Pairs of neighbouring registers, packed: `P = N / 2` times [`TensorCoreElement::WORDS_OF_PAIR`] words,
+    /// first those of all pairs.
+    #[inline(always)]
+    fn pack_all<const N: usize, const P: usize>(values: &[f32; N]) -> [u32; P] {
+        let mut packed = [0; P];
+        let mut i = 0;
+        while i < P {
+            packed[i] = Self::pack(values[2 * i], values[2 * i + 1]);
+            i += 1;
+        }
+        packed
+    }
 
     /// The two elements of a word, (low, high), exactly.
     fn unpack(word: u32) -> (f32, f32);
@@ -81,6 +109,8 @@ macro_rules! tensor_core_element {
             const NEEDS_UNIT: bool = $needs_unit;
             const NATURAL_EXPONENTS: bool = false;
             const COARSE_LSE: f32 = $coarse_lse;
+            const UNIT: f32 = 1.0;
+            const RESCALE_THRESHOLD: f32 = RESCALE_THRESHOLD;
 
             #[inline(always)]
             fn scale_word(word: u32, factor: f32) -> u32 {
@@ -147,6 +177,8 @@ impl Element for F32 {
     const NEEDS_UNIT: bool = true;
     const NATURAL_EXPONENTS: bool = true;
     const COARSE_LSE: f32 = 256.0;
+    const UNIT: f32 = 1.0;
+    const RESCALE_THRESHOLD: f32 = RESCALE_THRESHOLD;
 
     #[inline(always)]
     fn scale_word(word: u32, factor: f32) -> u32 {

@@ -1,5 +1,9 @@
 //! Tensor-core products of a warpgroup: 64 rows, the accumulators as [`super::fragment::MmaFragment`].
 
+mod split;
+
+pub use split::{SplitSum, SplitUnits};
+
 use super::element::{Bf16, F16, TensorCoreElement};
 use super::mma::LaneAddress;
 use super::shared_tile::SharedTileOf;
@@ -69,19 +73,98 @@ pub struct Sum<const O: usize> {
     begun: u32,
 }
 
-impl<const O: usize> Sum<O> {
+/// A sum of products of probabilities and values, `O` registers per thread.
+pub trait Output<const O: usize> {
     /// A sum of no product yet.
+    fn new() -> Self;
+
+    /// Begins anew.
+    fn restart(&mut self);
+
+    /// The sum, once its last product is [finished](WarpgroupElement::finish_output).
+    fn values(&mut self) -> &mut [f32; O];
+}
+
+impl<const O: usize> Output<O> for Sum<O> {
     #[inline(always)]
-    pub fn new() -> Self {
+    fn new() -> Self {
         Sum { values: [0.0; O], begun: 0 }
     }
 
-    /// Begins anew. What is there stays until the first product: registers that hold nothing would be kept
-    /// apart from these by the assembler.
+    /// What is there stays until the first product: registers that hold nothing would be kept apart from
+    /// these by the assembler.
     #[inline(always)]
-    pub fn restart(&mut self) {
+    fn restart(&mut self) {
         self.begun = 0;
     }
+
+    #[inline(always)]
+    fn values(&mut self) -> &mut [f32; O] {
+        &mut self.values
+    }
+}
+
+/// What products are in units of, where operands were scaled by powers of two, one for each head.
+pub trait Units: Copy {
+    /// A factor.
+    type Factor: Copy;
+
+    /// What makes scores of products q k^T of a batch and query head, which `place` says.
+    ///
+    /// # Safety
+    /// They are some of the problem.
+    unsafe fn of_scores(self, place: impl FnOnce() -> (u32, u32)) -> Self::Factor;
+
+    /// What makes output of products p v of a batch and key head, which `place` says.
+    ///
+    /// # Safety
+    /// As [`Units::of_scores`].
+    unsafe fn of_output(self, place: impl FnOnce() -> (u32, u32)) -> Self::Factor;
+
+    /// Keeps a factor at a shared address of this warp, for it.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together, behind their last load of the one before.
+    unsafe fn keep(factor: Self::Factor, address: u32, lane: u32);
+
+    /// The factor that was kept.
+    ///
+    /// # Safety
+    /// Behind [`Units::keep`].
+    unsafe fn load(address: u32) -> Self::Factor;
+
+    /// Multiplies products by the factor.
+    fn apply<const N: usize>(factor: Self::Factor, products: &mut [f32; N]);
+
+    /// Says so where `has_lost`: rows of the output are not as exact as their type, and must be computed
+    /// anew.
+    ///
+    /// # Safety
+    /// All 32 lanes of a warp call it together.
+    unsafe fn tell_loss(self, has_lost: impl FnOnce() -> bool);
+}
+
+/// Operands as they are in memory.
+impl Units for () {
+    type Factor = ();
+
+    #[inline(always)]
+    unsafe fn of_scores(self, _: impl FnOnce() -> (u32, u32)) {}
+
+    #[inline(always)]
+    unsafe fn of_output(self, _: impl FnOnce() -> (u32, u32)) {}
+
+    #[inline(always)]
+    unsafe fn keep(_: (), _: u32, _: u32) {}
+
+    #[inline(always)]
+    unsafe fn load(_: u32) {}
+
+    #[inline(always)]
+    fn apply<const N: usize>(_: (), _: &mut [f32; N]) {}
+
+    #[inline(always)]
+    unsafe fn tell_loss(self, _: impl FnOnce() -> bool) {}
 }
 
 /// Products of one element type at one head dim: `A` registers of queries, `S` of scores, `P` of packed
@@ -89,6 +172,11 @@ impl<const O: usize> Sum<O> {
 pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const O: usize>:
     TensorCoreElement
 {
+    /// The output while it is summed up.
+    type Output: Output<O>;
+    /// What products are in units of.
+    type Units: Units;
+
     /// Starts `scores = q k^T`, a group of its own; q is of a tile of size `Q`, and k the descriptor of one
     /// of `2 S` keys.
     ///
@@ -101,7 +189,18 @@ pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const
     ///
     /// # Safety
     /// As [`WarpgroupElement::start_scores`]; p is not touched either.
-    unsafe fn start_output(output: &mut Sum<O>, p: &[u32; P], v: u64);
+    unsafe fn start_output(output: &mut Self::Output, p: &[u32; P], v: u64);
+
+    /// Waits until the product that was started last is a part of the output, and at most `PENDING` groups
+    /// are in flight; p and v are those of the product.
+    ///
+    /// # Safety
+    /// As [`WarpgroupElement::start_scores`].
+    unsafe fn finish_output<const PENDING: u32>(
+        output: &mut Self::Output,
+        p: &[u32; P],
+        v: impl FnOnce() -> u64,
+    );
 }
 
 /// Writes a warp's 16 rows of an accumulator, rounded, as rows of `tile` from `first_row` on.
@@ -153,6 +252,9 @@ macro_rules! products {
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, shared $scores:ident,
         $output:ident) => {
         impl WarpgroupElement<0, $s, $p, $o> for $element {
+            type Output = Sum<$o>;
+            type Units = ();
+
             #[inline(always)]
             unsafe fn start_scores<Q: TileSize>(q: &Queries<0>, k: u64) -> [f32; $s] {
                 wgmma::$module::$scores::<Q>(q.descriptor, k)
@@ -163,11 +265,23 @@ macro_rules! products {
                 wgmma::$module::$output(&mut output.values, p, v, output.begun);
                 output.begun = wgmma::one();
             }
+
+            #[inline(always)]
+            unsafe fn finish_output<const PENDING: u32>(
+                output: &mut Sum<$o>,
+                _: &[u32; $p],
+                _: impl FnOnce() -> u64,
+            ) {
+                output.values.wait::<PENDING>();
+            }
         }
     };
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, $a:literal $scores:ident,
         $output:ident) => {
         impl WarpgroupElement<$a, $s, $p, $o> for $element {
+            type Output = Sum<$o>;
+            type Units = ();
+
             #[inline(always)]
             unsafe fn start_scores<Q: TileSize>(q: &Queries<$a>, k: u64) -> [f32; $s] {
                 wgmma::$module::$scores(&q.fragments, k)
@@ -177,6 +291,15 @@ macro_rules! products {
             unsafe fn start_output(output: &mut Sum<$o>, p: &[u32; $p], v: u64) {
                 wgmma::$module::$output(&mut output.values, p, v, output.begun);
                 output.begun = wgmma::one();
+            }
+
+            #[inline(always)]
+            unsafe fn finish_output<const PENDING: u32>(
+                output: &mut Sum<$o>,
+                _: &[u32; $p],
+                _: impl FnOnce() -> u64,
+            ) {
+                output.values.wait::<PENDING>();
             }
         }
     };

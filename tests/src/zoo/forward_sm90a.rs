@@ -140,7 +140,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
             .finding("register in flight", &["mask::apply_mask"]),
         mutant("one product too few is waited for")
-            .edit("wgmma.wait_group", &["output.values.wait::<0>();"], Which::All, |line| {
+            .edit("wgmma.wait_group", &["E::finish_output::<0>("], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)
             })
             .finding("register in flight", &["softmax.probabilities"])

@@ -15,9 +15,9 @@ use crate::device::DeviceArguments;
 use crate::plans::{self, Explained};
 use anyhow::{Result, ensure};
 use clap::{ArgAction, Args, ValueEnum};
-use finite_attention::Error;
 use finite_attention::device::DeviceName;
 use finite_attention::driver::DeviceProperties;
+use finite_attention::{Error, Precision};
 use gpu::{Bench, median};
 use serde::Serialize;
 use serde_json::json;
@@ -56,6 +56,10 @@ pub struct BenchArguments {
     /// Not with --pass backward.
     #[arg(long)]
     pack_gqa: Option<bool>,
+    /// How products of f32 are made, forward: on tensor cores (fast3), where there are kernels for it, or by
+    /// fused multiply-adds (fma), as by default.
+    #[arg(long, value_name = "fast3|fma", value_parser = crate::task::precision)]
+    precision: Option<Precision>,
     /// Instead of --seqlen and --batch: 12 packed sequences of 33 to 4096 rows, 16384 together.
     #[arg(long, conflicts_with_all = ["seqlen", "batch", "queries"])]
     varlen: bool,

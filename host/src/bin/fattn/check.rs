@@ -15,7 +15,7 @@ use finite_attention::check::{
 };
 use finite_attention::device::DeviceName;
 use finite_attention::problem::{AlibiSlopes, DynamicWay};
-use finite_attention::{Device, Dtype, KernelImages, Mode};
+use finite_attention::{Device, Dtype, KernelImages, Mode, Precision};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -49,6 +49,10 @@ pub struct CheckArguments {
     /// Bias, boolean masks, slopes of ALiBi, sinks and dropout in about a third of the cases.
     #[arg(long)]
     features: bool,
+    /// How products of f32 are made in all cases: on tensor cores (fast3) or by fused multiply-adds (fma); by
+    /// default each way in some.
+    #[arg(long, value_name = "fast3|fma", value_parser = crate::task::precision)]
+    precision: Option<Precision>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -134,7 +138,13 @@ impl CheckArguments {
             _ if features => featured_case,
             _ => extended_case,
         };
-        Ok((Box::new(move |index| case(seed, index)), cases))
+        let asked = self.precision;
+        let with_precision = move |index| {
+            let case = case(seed, index);
+            let of_f32 = asked.filter(|_| case.dtype == Dtype::F32);
+            Case { precision: of_f32.or(case.precision), ..case }
+        };
+        Ok((Box::new(with_precision), cases))
     }
 }
 
@@ -357,6 +367,7 @@ pub fn json_case(outcome: &Outcome) -> Value {
         "packed": case.packed,
         "num_splits": case.num_splits,
         "pack_gqa": case.pack_gqa,
+        "precision": case.precision.map(Precision::name),
         "gradients": gradients,
         "layout": case.placement.name(),
         "scale": case.sizes().scale,

@@ -19,7 +19,7 @@ pub struct Explained {
 
 impl Explained {
     pub fn forward(plan: &ForwardPlan) -> Self {
-        let workspace_bytes = plan.combine.map_or(0, |combine| combine.workspace_bytes);
+        let workspace_bytes = plan.workspace_bytes();
         Explained { kernel: plan.variant.to_string(), workspace_bytes, text: format!("{plan:#}") }
     }
 

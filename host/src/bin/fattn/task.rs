@@ -15,7 +15,7 @@ use finite_attention::context_parallel::{Communicator, ContextLayout};
 use finite_attention::problem::{Bias, Dropout, DynamicMask, MAX_SCALE, ScoreLayout, common_dtype};
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
-    ForwardInputs, ForwardOutput, ForwardProblem, Layout, Mask, Mode, ScoreSlices, Sequences,
+    ForwardInputs, ForwardOutput, ForwardProblem, Layout, Mask, Mode, Precision, ScoreSlices, Sequences,
     backward_host, forward_inputs_host,
 };
 use safetensors::tensor::TensorView;
@@ -62,6 +62,10 @@ pub struct TaskArguments {
     /// Which numbers of the seed; from 0 on if not given.
     #[arg(long, value_name = "N", requires = "dropout")]
     offset: Option<u64>,
+    /// How products of f32 are made, forward: on tensor cores (fast3), where there are kernels for it, or by
+    /// fused multiply-adds (fma), as by default.
+    #[arg(long, value_name = "fast3|fma", value_parser = precision)]
+    precision: Option<Precision>,
     /// Element type of o, dq, dk and dv; that of q if not given.
     #[arg(long)]
     out_dtype: Option<OutputDtype>,
@@ -104,6 +108,12 @@ pub fn softcap(text: &str) -> Result<f32, String> {
         Ok(cap) if cap > 0.0 && cap <= MAX_SCALE => Ok(cap),
         _ => Err(format!("expected a number above 0 and of at most {MAX_SCALE:e}, got {text}")),
     }
+}
+
+/// How products of f32 are made.
+pub fn precision(text: &str) -> Result<Precision, String> {
+    let named = Precision::ALL.into_iter().find(|precision| precision.name() == text);
+    named.ok_or_else(|| format!("expected fast3 or fma, got {text}"))
 }
 
 /// A share of probabilities such that something is kept.
@@ -256,6 +266,7 @@ impl<'f> Inputs<'f> {
             ForwardProblem::new(dtype, layout(&self.q)?, layout(&self.k)?, layout(&self.v)?);
         problem.scale = arguments.scale;
         problem.softcap = arguments.softcap;
+        problem.precision = arguments.precision;
         problem.mask = mask(arguments);
         let &TaskArguments { seed, offset, .. } = arguments;
         let (seed, offset) = (seed.unwrap_or(0), offset.unwrap_or(0));

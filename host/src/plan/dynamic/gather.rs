@@ -91,6 +91,7 @@ impl DynamicPlan {
             wants_lse,
             num_splits,
             pack_gqa,
+            precision,
         } = valid.problem;
         let rows = [valid.batches as usize, valid.query_heads as usize];
         let bias = bias.map(|bias| Bias { layout: gathered_bias(rows, capacity), ..bias });
@@ -114,6 +115,7 @@ impl DynamicPlan {
             wants_lse,
             num_splits,
             pack_gqa,
+            precision,
         };
         GatherPlan {
             problem,

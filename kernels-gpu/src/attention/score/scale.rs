@@ -22,6 +22,10 @@ pub struct Scale {
     pub unit: f32,
     /// Its exponent.
     pub unit_log2: f32,
+    /// How far, as a factor of probabilities, scores may exceed what they are relative to.
+    pub threshold: f32,
+    /// The same in powers of two.
+    pub threshold_log2: f32,
     /// What outputs are multiplied by where probabilities are dropped: see [`dropout`].
     pub kept: f32,
     /// Whether a bias is added to scores.
@@ -41,12 +45,19 @@ impl Scale {
                 near: p.softcap_near,
                 polynomial: p.softcap_polynomial,
             },
-            unit: if E::NEEDS_UNIT { p.unit } else { 1.0 },
-            unit_log2: if E::NEEDS_UNIT { p.unit_log2 } else { 0.0 },
+            unit: if E::NEEDS_UNIT { p.unit } else { E::UNIT },
+            unit_log2: if E::NEEDS_UNIT { p.unit_log2 } else { const { log2_of(E::UNIT) } },
+            threshold: E::RESCALE_THRESHOLD,
+            threshold_log2: const { log2_of(E::RESCALE_THRESHOLD) },
             kept: dropout::scale(&p.score),
             has_bias: features::have_bias::<E>(),
         }
     }
+}
+
+/// The exponent of a power of two from 1 on.
+const fn log2_of(power: f32) -> f32 {
+    ((power.to_bits() >> 23) as i32 - 127) as f32
 }
 
 /// What makes natural scores of products, or of scores in units of the cap: the scale, or the cap.

@@ -4,7 +4,7 @@ use super::epilogue::{add_previous, finalize, write_dead, write_output};
 use super::key_range::KeyRange;
 use super::pipelines::{Pipelines, lane_and_row};
 use super::tile::{ForwardKernel, KeyTiles, OutputPath, QueryStages, QueryTile, WARPGROUP_ROWS};
-use super::work::{Accumulators, Last, Next};
+use super::work::{Accumulators, Last, Next, first_probabilities};
 use crate::abi::ForwardParams;
 use crate::arch::{barrier, bulk_copy};
 use crate::attention::query_block::{QueryTiles, is_split};
@@ -15,13 +15,13 @@ use crate::pipeline::stages::Cursor;
 use crate::pipeline::warp_scheduler::WarpSchedulerBarrier;
 use crate::tile::fragment::MmaFragment;
 use crate::tile::store;
-use crate::tile::warpgroup::{Queries, Sum, Wait, WarpgroupElement};
+use crate::tile::warpgroup::{Output, Queries, Units, Wait, WarpgroupElement};
 
 /// A warp of a consumer warpgroup: its pipelines, and what does not change. Registers per thread: `A` of
 /// queries (0: they stay in shared memory), `S` of scores, `P` of packed probabilities, `O` of output.
 pub(super) struct Consumer<
     'a,
-    K: ForwardKernel,
+    K: ForwardKernel<Element: WarpgroupElement<A, S, P, O>>,
     const A: usize,
     const S: usize,
     const P: usize,
@@ -35,6 +35,7 @@ pub(super) struct Consumer<
     scale: Scale,
     key_range: KeyRange,
     scheduler: WarpSchedulerBarrier<QueryTile<K>>,
+    units: <K::Element as WarpgroupElement<A, S, P, O>>::Units,
 }
 
 impl<'a, E, K, const A: usize, const S: usize, const P: usize, const O: usize>
@@ -66,6 +67,7 @@ where
         p: &'a ForwardParams,
         o_map: u64,
         warpgroup: u32,
+        units: E::Units,
     ) -> Self {
         Consumer {
             pipelines,
@@ -76,6 +78,7 @@ where
             scale: Scale::new::<E>(p),
             scheduler: WarpSchedulerBarrier::new(warpgroup),
             key_range: KeyRange::of_this_warp(pipelines.storage.key_ranges),
+            units,
         }
     }
 
@@ -159,20 +162,24 @@ where
 
     /// The first scores of a work tile for which nothing was started before: `s = q k(last)^T`.
     #[inline(always)]
-    unsafe fn first_scores(&mut self) -> Accumulators<A, S, P, O> {
+    unsafe fn first_scores(&mut self) -> Accumulators<E::Output, A, S, P> {
         let q = self.receive();
         let mut scores = E::start_scores::<QueryTile<K>>(&q, self.pipelines.key());
         self.pipelines.release_loaded_queries::<A>(self.lane == 0);
         scores.wait::<0>();
         self.pipelines.release_keys(self.lane == 0);
         self.pipelines.keys.advance();
-        Accumulators { q, scores, probabilities: [0; P], output: Sum::new() }
+        Accumulators { q, scores, probabilities: [0; P], output: E::Output::new() }
     }
 
     /// The softmax of the first key tile, whose scores are there, then the other key tiles, last to first:
     /// the products of one run beside the softmax of the one before.
     #[inline(always)]
-    unsafe fn mainloop(&mut self, t: &mut Accumulators<A, S, P, O>, is_sending: bool) -> Last<K> {
+    unsafe fn mainloop(
+        &mut self,
+        t: &mut Accumulators<E::Output, A, S, P>,
+        is_sending: bool,
+    ) -> Last<K> {
         let range = self.key_tiles();
         let mut tile = range.end - 1;
         let (mut first, mut shows_all) = (range.begin, false);
@@ -184,14 +191,11 @@ where
         self.pipelines.open_bias(self.p, Self::SENDS_OUTPUT);
         self.pipelines.fetch_bias(self.p, tile);
         let mut softmax = OnlineSoftmax::<2>::new(self.p.is_exact());
-        self.pipelines.apply(
-            (self.p, &self.scale),
-            &mut t.scores,
-            tile,
-            range.is_masked(tile),
-            shows_all,
-        );
-        t.probabilities = self.first_probabilities(&mut softmax, &t.scores);
+        self.keep_unit();
+        self.apply(&mut t.scores, tile, &range, shows_all);
+        let estimates = K::TILE.estimates_row_max();
+        t.probabilities =
+            first_probabilities::<E, S, P>(estimates, &mut softmax, &t.scores, &self.scale);
         self.pipelines.drop::<S, P>(self.p, &mut t.probabilities, tile);
         if Self::SENDS_OUTPUT && Self::KEEPS_QUERIES {
             // Nobody waits for this now: beside the exponentials its rows have been read.
@@ -213,7 +217,6 @@ where
             self.pipelines.wait_for_values();
             E::start_output(&mut t.output, &t.probabilities, self.pipelines.value());
             self.scheduler.pass();
-
             let range = self.key_tiles();
             if !self.pipelines.skips_key_tiles() {
                 first = range.begin;
@@ -221,35 +224,18 @@ where
             t.scores.wait::<1>();
             self.pipelines.release_keys(self.lane == 0);
             self.pipelines.keys.advance();
-            self.pipelines.apply(
-                (self.p, &self.scale),
-                &mut t.scores,
-                tile,
-                range.is_masked(tile),
-                shows_all,
-            );
+            self.apply(&mut t.scores, tile, &range, shows_all);
 
-            t.output.values.wait::<0>();
+            E::finish_output::<0>(&mut t.output, &t.probabilities, || self.pipelines.value());
             self.pipelines.release_values(self.lane == 0);
             self.pipelines.values.advance();
             let rescale;
             (t.probabilities, rescale) =
                 softmax.probabilities::<MmaFragment, E, S, P>(&t.scores, &self.scale);
             self.pipelines.drop::<S, P>(self.p, &mut t.probabilities, tile);
-            rescale.apply::<MmaFragment, O>(&mut t.output.values);
+            rescale.apply::<MmaFragment, O>(t.output.values());
         }
         self.leave(first, softmax)
-    }
-
-    /// Probabilities of the first key tile.
-    #[inline(always)]
-    unsafe fn first_probabilities(&self, softmax: &mut OnlineSoftmax<2>, scores: &[f32; S]) -> [u32; P] {
-        let (probabilities, _) = if const { K::TILE.estimates_row_max() } {
-            softmax.first_probabilities::<MmaFragment, E, S, P>(scores, &self.scale)
-        } else {
-            softmax.probabilities_of_new_max::<MmaFragment, E, S, P>(scores, &self.scale)
-        };
-        probabilities
     }
 
     /// Skips the values of leading key tiles, and the turns of their products.
@@ -260,6 +246,22 @@ where
             self.pipelines.skip_values(leading, self.lane);
             self.scheduler.skip(leading);
         }
+    }
+
+    /// Scores of the products of key tile `tile`, of which the boolean mask may show all.
+    #[inline(always)]
+    unsafe fn apply(&self, scores: &mut [f32; S], tile: i32, range: &TileRange, shows_all: bool) {
+        E::Units::apply(E::Units::load(self.key_range.unit()), scores);
+        let is_masked = range.is_masked(tile);
+        self.pipelines.apply((self.p, &self.scale), scores, tile, is_masked, shows_all);
+    }
+
+    /// Keeps what scores of the work tile are in units of.
+    #[inline(always)]
+    unsafe fn keep_unit(&self) {
+        let block = || self.pipelines.work_tile().block(self.p, Self::QUERY_TILES);
+        let unit = self.units.of_scores(|| (block().sequence.batch, block().head));
+        E::Units::keep(unit, self.key_range.unit(), self.lane);
     }
 
     /// Takes leave of a work tile's message, and of its queries, unless its output leaves through them.
@@ -286,7 +288,7 @@ where
 
     /// Starts `o += p v(first)`, and `s = q' k'(last)^T` of the next work tile, of which it gives what comes.
     #[inline(always)]
-    unsafe fn last_step(&mut self, t: &mut Accumulators<A, S, P, O>) -> Next {
+    unsafe fn last_step(&mut self, t: &mut Accumulators<E::Output, A, S, P>) -> Next {
         let mut next = Next::Unknown;
         if const { K::TILE.waits_for_values_first() } {
             self.pipelines.wait_for_values();
@@ -334,7 +336,7 @@ where
 
     /// Writes lse and output of a work tile, and waits for the next one's first scores.
     #[inline(always)]
-    unsafe fn epilogue(&mut self, t: &mut Accumulators<A, S, P, O>, last: Last<K>, next: Next) {
+    unsafe fn epilogue(&mut self, t: &mut Accumulators<E::Output, A, S, P>, last: Last<K>, next: Next) {
         let (lane, row) = lane_and_row();
         let is_split = is_split(self.p, K::QUERIES);
         let finished =
@@ -342,19 +344,22 @@ where
         let target = last.block.o_of_heads::<2>(self.p).now();
         // Scores that are still on their way use one of the two tiles.
         if Self::VALUES_FIRST {
-            t.output.values.wait::<1>();
+            E::finish_output::<1>(&mut t.output, &t.probabilities, || self.pipelines.value());
         } else {
-            t.output.values.wait::<0>();
+            E::finish_output::<0>(&mut t.output, &t.probabilities, || self.pipelines.value());
         }
         self.pipelines.release_values(lane == 0 && (!Self::VALUES_FIRST || next == Next::Work));
         if Self::LOOKS_AHEAD && !Self::VALUES_FIRST {
             t.scores.wait::<0>();
             self.pipelines.release_keys(lane == 0 && next == Next::Work);
         }
-        let output = &mut t.output.values;
+        let output = t.output.values();
+        self.units.tell_loss(|| last.softmax.has_lost::<MmaFragment, O>(output));
         finished.normalisation.apply::<MmaFragment, O>(output);
+        let key_head = || (last.block.sequence.batch, last.block.score_place(self.p).key_head);
+        E::Units::apply(self.units.of_output(key_head), output);
         add_previous(self.p, &last.block, (lane, row), output, &finished.of_previous);
-        if self.p.output_f32 != 0 {
+        if E::BYTES == 4 || self.p.output_f32 != 0 {
             let target = last.block.o_of_heads::<4>(self.p);
             store::store_pairs::<E, O, true>(lane, output, row, 0, &target, true);
         } else if self.p.value_dim % 8 != 0 {
@@ -367,16 +372,8 @@ where
             }
             let (rows, sends) = (self.pipelines.output_rows(&last.query), Self::SENDS_OUTPUT);
             let place = (lane, row);
-            write_output::<E, _, O>(
-                self.p,
-                self.o_map,
-                sends,
-                &last.block,
-                place,
-                output,
-                rows,
-                &target,
-            );
+            let (p, map, block) = (self.p, self.o_map, &last.block);
+            write_output::<E, _, O>(p, map, sends, block, place, output, rows, &target);
         } else {
             store::store_exchanged::<E, O>(lane, output, row, &target);
         }

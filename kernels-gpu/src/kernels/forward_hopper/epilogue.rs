@@ -159,7 +159,7 @@ pub unsafe fn write_dead<E: TensorCoreElement, const O: usize>(
         let lse = if is_split { DEAD_SUM } else { f32::NEG_INFINITY };
         block.store_statistics(p, is_split, row + lane, 0.0, lse);
     }
-    let as_f32 = p.output_f32 != 0;
+    let as_f32 = E::BYTES == 4 || p.output_f32 != 0;
     let target = if as_f32 { block.o_of_heads::<4>(p) } else { block.o_of_heads::<2>(p) };
     store::store_pairs::<E, O, true>(lane, &output, row, 0, &target, as_f32);
 }

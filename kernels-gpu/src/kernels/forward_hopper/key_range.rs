@@ -21,6 +21,9 @@ pub struct KeyRange {
 
 /// Where the number of trailing key tiles stands, behind the range.
 const TRAILING: u32 = 16;
+/// Where the warp keeps what scores are in units of, at the end.
+const UNIT: u32 = 28;
+const _: () = assert!(UNIT + 4 <= KEY_RANGE_BYTES);
 
 impl KeyRange {
     /// That of this consumer warp, among those at shared address `first`.
@@ -43,6 +46,13 @@ impl KeyRange {
             shared::store_u32x4(self.address, range.words());
         }
         warp::warp_sync();
+    }
+
+    /// The shared address of what the warp keeps beside: what scores of the work tile are in units of.
+    /// Where key tiles are skipped, too: what stands there then ends before it.
+    #[inline(always)]
+    pub fn unit(self) -> u32 {
+        self.address + UNIT
     }
 
     /// The range.

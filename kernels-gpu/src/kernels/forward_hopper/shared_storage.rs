@@ -49,6 +49,8 @@ impl<K: ForwardKernel> SharedStorage<K> {
         assert!(all.key_ranges - all.orders == WorkTiles::BYTES && WorkTiles::BYTES % 16 == 0);
         assert!(all.q_barriers - all.key_ranges >= Self::CONSUMER_WARPS * KEY_RANGE_BYTES);
         assert!(MESSAGES + K::TILE.key_stages <= Self::CONSUMER_WARPS * KEY_RANGE_BYTES / 4);
+        // `KeyRange::unit` stands behind these, where there is one.
+        assert!(K::KEYS != 64 || MESSAGES + K::TILE.key_stages <= 7 || !K::TILE.skips_key_tiles());
         assert!(all.k_barriers - all.q_barriers == Stages::<QueryStages<K>>::BYTES);
         assert!(all.v_barriers - all.k_barriers == Stages::<KeyStages<K>>::BYTES);
         assert!(all.landed_q - all.v_barriers == Stages::<ValueStages<K>>::BYTES);

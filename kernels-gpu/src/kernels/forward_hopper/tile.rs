@@ -142,7 +142,7 @@ impl ForwardTile {
     /// Whether the first scores of the next work tile are started before this one is done. Where queries stay
     /// in shared memory and there is room for one tile of them only, the next one comes too late for that.
     pub const fn looks_ahead(self) -> bool {
-        self.query_stages > 1 || query_registers(self.columns, self.queries) > 0
+        self.query_stages > 1 || query_registers(self.columns, self.queries, self.keys) > 0
     }
 
     /// Through what the output leaves. For two warpgroups of head dim 64, whose tiles are short, what shared
@@ -207,7 +207,12 @@ impl ForwardTile {
     }
 }
 
-/// Registers of queries per thread: with two warpgroups there is room for them at head dims from 80 to 128.
-pub const fn query_registers(head_dim: u32, queries: u32) -> usize {
-    if panel_columns(head_dim) == 128 && queries <= 128 { head_dim as usize / 4 } else { 0 }
+/// Registers of queries per thread: with two warpgroups and 128 keys a step there is room for them at head
+/// dims from 80 to 128. f32 in two parts, with 64 keys a step, leaves none.
+pub const fn query_registers(head_dim: u32, queries: u32, keys: u32) -> usize {
+    if panel_columns(head_dim) == 128 && queries <= 128 && keys == 128 {
+        head_dim as usize / 4
+    } else {
+        0
+    }
 }

@@ -2,9 +2,12 @@
 
 use super::tile::{ForwardKernel, QueryStages};
 use crate::attention::query_block::QueryBlock;
+use crate::attention::score::Scale;
 use crate::attention::softmax::OnlineSoftmax;
 use crate::pipeline::stages::Cursor;
-use crate::tile::warpgroup::{Queries, Sum};
+use crate::tile::element::TensorCoreElement;
+use crate::tile::fragment::MmaFragment;
+use crate::tile::warpgroup::Queries;
 
 /// What comes next for a warpgroup.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,14 +23,14 @@ pub(super) enum Next {
 }
 
 /// What a warpgroup has of a work tile in registers.
-pub(super) struct Accumulators<const A: usize, const S: usize, const P: usize, const O: usize> {
+pub(super) struct Accumulators<T, const A: usize, const S: usize, const P: usize> {
     pub(super) q: Queries<A>,
     /// `s = q k^T` of a key tile.
     pub(super) scores: [f32; S],
     /// `p` of the key tile before, packed.
     pub(super) probabilities: [u32; P],
     /// `o`, the sum of `p v`.
-    pub(super) output: Sum<O>,
+    pub(super) output: T,
 }
 
 /// A work tile whose last products are on their way: its message has been discarded.
@@ -35,4 +38,23 @@ pub(super) struct Last<K: ForwardKernel> {
     pub(super) block: QueryBlock,
     pub(super) query: Cursor<QueryStages<K>>,
     pub(super) softmax: OnlineSoftmax<2>,
+}
+
+/// Probabilities of the first key tile, of which `estimates` says whether the row max is estimated.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub(super) unsafe fn first_probabilities<E: TensorCoreElement, const S: usize, const P: usize>(
+    estimates: bool,
+    softmax: &mut OnlineSoftmax<2>,
+    scores: &[f32; S],
+    scale: &Scale,
+) -> [u32; P] {
+    let (probabilities, _) = if estimates {
+        softmax.first_probabilities::<MmaFragment, E, S, P>(scores, scale)
+    } else {
+        softmax.probabilities_of_new_max::<MmaFragment, E, S, P>(scores, scale)
+    };
+    probabilities
 }

@@ -228,6 +228,7 @@ fn shapes(
             softcap: arguments.softcap,
             num_splits: arguments.num_splits,
             pack_gqa: arguments.pack_gqa,
+            precision: arguments.precision,
             ..ForwardProblem::new(dtype, q, kv, kv)
         }
     };

@@ -1,0 +1,46 @@
+//! Launches of f32 in two parts: what makes the parts, what multiplies them, and what computes in f32
+//! instead.
+
+use super::{Params, with_maps};
+use crate::device::Device;
+use crate::driver::{DevicePointer, Queued, Stream};
+use crate::error::Result;
+use crate::plan::{ForwardPlan, HopperPlan};
+use kernels_gpu::abi::ForwardSplitParams;
+
+/// Launches the kernels of a plan that has [operands](ForwardPlan::operands), with its workspace at
+/// `address`.
+///
+/// # Safety
+/// As for [`super::launch_forward_in`]; the workspace is as large as planned.
+pub(super) unsafe fn launch(
+    device: &Device,
+    plan: &ForwardPlan,
+    address: DevicePointer,
+    stream: Stream,
+) -> Result<()> {
+    let (Some(operands), Some(maps)) = (&plan.operands, &plan.hopper) else { return Ok(()) };
+    let (params, split, exact) = operands.at(address);
+    let &HopperPlan { q, k, v, o } = maps;
+    let [mut q, mut k, mut v] = [q, k, v];
+    for map in [&mut q, &mut k, &mut v].into_iter().flatten() {
+        map.address += address;
+    }
+    let counter = device.counter(plan.params.o.address);
+    let maps = HopperPlan { q, k, v, o };
+    let hopper = with_maps(device.driver(), &maps, &plan.params, counter)?;
+    let main = ForwardSplitParams { hopper, split };
+    let first = operands.launches.map(|launch| (launch.variant, launch.blocks, params.bytes()));
+    let last = [
+        (plan.variant, plan.blocks, main.bytes()),
+        (operands.exact.variant, operands.exact.blocks, exact.bytes()),
+    ];
+    let queue: Vec<Queued<'_>> = first
+        .into_iter()
+        .chain(last)
+        .map(|(variant, blocks, params)| Queued { variant, blocks, params })
+        .collect();
+    tracing::debug!(kernel = %plan.variant, blocks = plan.blocks, "launch");
+    // SAFETY: passed on to the caller; what the maps describe is what the plan was made with.
+    unsafe { device.driver().launch_in_order(&queue, stream) }
+}

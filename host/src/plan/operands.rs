@@ -1,0 +1,239 @@
+//! f32 on tensor cores: operands are made two f16 parts each, in a workspace, and a kernel multiplies these.
+//! Where the parts would not be as exact as f32, a word in the workspace says so: then the kernel that
+//! follows computes in f32, and this one returns at once.
+
+use super::forward::{ForwardPlan, ForwardPointers, HopperPlan};
+use super::{KernelLaunch, Tensor, count_blocks, tensor_maps, view};
+use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
+use crate::error::Result;
+use crate::problem::{Layout, Mask, Precision, ValidForward};
+use kernels_gpu::abi::{
+    Arch, Dtype, Family, ForwardFmaParams, KERNELS, KernelSpec, KernelVariant, SPLIT_MOST_SCORE,
+    SPLIT_RECORD_WORDS, SPLIT_ROWS, SPLIT_TENSORS, SplitFactors, SplitParams, SplitTensor, Switches,
+    panel_columns,
+};
+
+/// What comes before and behind a forward of f32 in two parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OperandsPlan {
+    /// The kernel that measures operands, and the one that splits them.
+    pub launches: [KernelLaunch; 2],
+    /// The parameter of both. What is in the workspace counts from its beginning.
+    pub params: SplitParams,
+    /// What the main kernel is told. Likewise.
+    pub factors: SplitFactors,
+    /// The pass in f32 that follows, and does nothing where the parts are as exact.
+    pub exact: Box<ForwardPlan>,
+    /// Bytes of device memory that are needed from before the first kernel to behind the last.
+    pub workspace_bytes: u64,
+}
+
+impl OperandsPlan {
+    /// The parameters with the workspace at `address`: of the kernels that split, of what the main kernel is
+    /// told, and of the one that follows.
+    pub(crate) fn at(&self, address: DevicePointer) -> (SplitParams, SplitFactors, ForwardFmaParams) {
+        let (mut params, mut factors) = (self.params, self.factors);
+        for tensor in &mut params.tensors {
+            tensor.parts += address;
+            tensor.records += address;
+        }
+        let of_params = [&mut params.score_factors, &mut params.value_factors, &mut params.turn];
+        let of_factors = [&mut factors.score_factors, &mut factors.value_factors, &mut factors.turn];
+        of_params.into_iter().chain(of_factors).for_each(|pointer| *pointer += address);
+        let exact = ForwardFmaParams { forward: self.exact.params, turn: params.turn };
+        (params, factors, exact)
+    }
+}
+
+/// The most columns of kernels that multiply parts.
+const MOST_COLUMNS: u32 = 128;
+
+/// Whether a problem of f32 is computed on tensor cores, and why or why not.
+pub(super) fn are_split(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+    reasons: &mut Vec<String>,
+) -> bool {
+    let problem = &valid.problem;
+    let (major, minor) = device.compute_capability;
+    if problem.dtype != Dtype::F32 || !Arch::Sm90a.runs_on(major, minor) {
+        return false;
+    }
+    let why_not = match problem.precision {
+        Some(Precision::Fma) => Some("asked for".to_owned()),
+        None => obstacle(valid, pointers)
+            .or_else(|| why_not_unasked(valid, device, PARTS_UNASKED_FROM).map(str::to_owned)),
+        Some(Precision::Fast3) => obstacle(valid, pointers),
+    };
+    reasons.push(match &why_not {
+        None => "fast3: f32 as two f16 parts on tensor cores, unless numbers need fma".to_owned(),
+        Some(why_not) => format!("fma: {why_not}"),
+    });
+    why_not.is_none()
+}
+
+/// What is done where neither way is asked for: how many keys, and query rows, there must be for parts to be
+/// taken, of a problem of which nothing else speaks against it; none: they are taken where they are asked
+/// for.
+///
+/// There is none until errors of both have been measured side by side at all lengths. What measuring and
+/// splitting take grows with the rows, products with their square: at S 4096 0.35 of 3.1 ms, where fused
+/// multiply-adds take 14.8 (H200, B 4, 16 heads of 128).
+const PARTS_UNASKED_FROM: Option<u32> = None;
+
+/// Why parts are not taken where neither way is asked for, if they are from `least` rows on: what was not
+/// measured, or would be slower.
+pub(super) fn why_not_unasked(
+    valid: &ValidForward,
+    device: &DeviceProperties,
+    least: Option<u32>,
+) -> Option<&'static str> {
+    let Some(least) = least else { return Some("fast3 is not asked for") };
+    let problem = &valid.problem;
+    let tiles = u64::from(valid.query_rows.div_ceil(kernel_for(MOST_COLUMNS).query_rows))
+        * u64::from(valid.query_heads)
+        * u64::from(valid.batches);
+    if valid.is_packed() {
+        Some("sequences are packed, and fast3 is not asked for")
+    } else if valid.query_rows.min(valid.key_rows) < least {
+        Some("there are few rows, and fast3 is not asked for")
+    } else if tiles < device.multiprocessors.into() {
+        Some("there are fewer query tiles than multiprocessors, and fast3 is not asked for")
+    } else if !matches!(problem.mask, Mask::Full | Mask::Causal(_)) {
+        Some("a query sees a window of keys, and fast3 is not asked for")
+    } else if valid.switches() != Switches::NONE {
+        Some("scores have more than a mask, and fast3 is not asked for")
+    } else {
+        None
+    }
+}
+
+/// What no kernel does that multiplies parts.
+fn obstacle(valid: &ValidForward, pointers: &ForwardPointers) -> Option<String> {
+    let (problem, columns) = (&valid.problem, valid.head_dim.max(valid.value_dim));
+    if columns > MOST_COLUMNS {
+        Some(format!("head_dim {columns} is above {MOST_COLUMNS}"))
+    } else if problem.num_splits.is_some_and(|ranges| ranges > 1) {
+        Some("ranges of keys are asked for".to_owned())
+    } else if problem.k.elements() == 0 {
+        Some("there are no keys".to_owned())
+    } else if !problem.o.rows_aligned(pointers.o, Dtype::F32, 16) {
+        Some("not every row of o starts on 16 bytes".to_owned())
+    } else if valid.batches > 1 << 16 && valid.tells_batches_apart() {
+        Some(format!("each of {} batches has tensors over scores of its own", valid.batches))
+    } else {
+        None
+    }
+}
+
+/// The kernel that multiplies parts of so many columns.
+pub(super) fn kernel_for(columns: u32) -> &'static KernelSpec {
+    let fits = KERNELS.iter().filter(|spec| spec.multiplies_parts() && spec.head_dim >= columns);
+    fits.min_by_key(|spec| spec.head_dim).expect("there is a kernel for 128 columns")
+}
+
+/// Completes the plan of a main kernel that multiplies parts: what makes them, and `exact`, what follows.
+///
+/// # Errors
+/// [`GridTooLarge`](crate::Error::GridTooLarge).
+pub(super) fn with_operands(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    mut plan: ForwardPlan,
+    exact: ForwardPlan,
+) -> Result<ForwardPlan> {
+    let (problem, kernel) = (&valid.problem, plan.variant.kernel);
+    let columns = panel_columns(kernel.head_dim);
+    let mut workspace = Workspace::default();
+    let pairs = |layout: &Layout| layout.shape[0] as u64 * layout.shape[2] as u64;
+    let turn = workspace.add(8);
+    let score_factors = workspace.add(4 * pairs(&problem.q));
+    let value_factors = workspace.add(4 * pairs(&problem.v));
+    let mut params = SplitParams {
+        score_factors,
+        value_factors,
+        turn,
+        padded_columns: columns,
+        group_size: valid.group_size,
+        most_product: SPLIT_MOST_SCORE / (valid.scale.abs() * valid.head_dim as f32),
+        ..SplitParams::default()
+    };
+    let operands = [(&problem.q, pointers.q), (&problem.k, pointers.k), (&problem.v, pointers.v)];
+    let rows = [kernel.query_rows, kernel.key_rows, kernel.key_rows];
+    let mut maps: [Option<TensorMapDescription>; SPLIT_TENSORS] = [None; SPLIT_TENSORS];
+    let mut blocks = 0;
+    for (index, (layout, address)) in operands.into_iter().enumerate() {
+        let [batches, height, heads, width] = layout.shape;
+        let chunks = (height as u32).div_ceil(SPLIT_ROWS);
+        let records = pairs(layout) * u64::from(chunks) * u64::from(SPLIT_RECORD_WORDS);
+        let parts = parts_layout(layout, columns);
+        params.tensors[index] = SplitTensor {
+            tensor: view(address, layout),
+            parts: workspace.add(2 * parts.elements() as u64),
+            records: workspace.add(4 * records),
+            rows: height as u32,
+            heads: heads as u32,
+            columns: width as u32,
+            chunks,
+            first_block: blocks,
+            reserved: 0,
+        };
+        let tensor = Tensor {
+            argument: "parts",
+            layout: &parts,
+            address: params.tensors[index].parts,
+            dtype: Dtype::F16,
+        };
+        maps[index] = tensor_maps::describe(&tensor, rows[index]);
+        let what = format!("chunks of {SPLIT_ROWS} rows of an operand");
+        blocks += count_blocks(chunks, &what, heads as u32, batches as u32)?;
+    }
+    let [q, k, v] = maps;
+    plan.hopper = Some(HopperPlan { q, k, v, o: None });
+    plan.params.o_is_mapped = 0;
+    let launch = |family| KernelLaunch { variant: only(family), blocks };
+    plan.operands = Some(OperandsPlan {
+        launches: [launch(Family::MeasureOperands), launch(Family::SplitOperands)],
+        params,
+        factors: SplitFactors {
+            score_factors,
+            value_factors,
+            turn,
+            query_heads: valid.query_heads,
+            key_heads: valid.key_heads,
+        },
+        exact: Box::new(exact),
+        workspace_bytes: workspace.bytes,
+    });
+    Ok(plan)
+}
+
+/// The one kernel of a family.
+fn only(family: Family) -> KernelVariant {
+    let kernel = KERNELS.iter().find(|spec| spec.family == family).expect("there is one of each");
+    KernelVariant { kernel, switches: Switches::NONE }
+}
+
+/// The parts of an operand, f16 `[B, heads, rows, 2 columns]`, as a tensor of rows of both.
+fn parts_layout(layout: &Layout, columns: u32) -> Layout {
+    let [batches, rows, heads, _] = layout.shape;
+    let row = 2 * i64::from(columns);
+    let head = row * rows as i64;
+    Layout { shape: [batches, rows, heads, row as usize], strides: [head * heads as i64, row, head, 1] }
+}
+
+/// Parts of a workspace, one behind the other.
+#[derive(Default)]
+struct Workspace {
+    bytes: u64,
+}
+
+impl Workspace {
+    /// Room for so many bytes: where it begins.
+    fn add(&mut self, bytes: u64) -> u64 {
+        let first = self.bytes;
+        self.bytes += bytes.next_multiple_of(ForwardPlan::WORKSPACE_ALIGNMENT.into());
+        first
+    }
+}

@@ -1,0 +1,114 @@
+//! `wgmma` of f32 operands that are two f16 parts each, `x = high + low`: the three largest of the four
+//! products of parts, in one accumulator. sm_90a.
+//!
+//! ```text
+//! a b = a.low b.high + a.high b.low + a.high b.high        (+ a.low b.low, below the rounding of f32)
+//! ```
+//!
+//! In this order: tensor cores cut off what a sum has beyond its last bit, which costs as little as it can
+//! while the sum is small. In shared memory the parts of a row stand side by side, first the panels of the
+//! high parts, then those of the low ones.
+
+use crate::geometry::size::TileSize;
+use core::arch::asm;
+
+/// `scores = q k^T` with both operands in shared memory: `[a b]` are the panels of q and k that are
+/// multiplied, one after the other.
+macro_rules! scores {
+    ($name:ident, $shape:literal, $count:literal, [$($c:literal)*] $cs:tt,
+        [$first_a:literal $first_b:literal] $([$a:literal $b:literal])*) => {
+        /// Starts `q k^T`; a group of its own. q is of a tile of size `Q`.
+        ///
+        /// # Safety
+        /// The warpgroup calls it together, with the same descriptors; both tiles are visible to the async
+        /// proxy until the group is done.
+        #[inline(always)]
+        pub unsafe fn $name<Q: TileSize>(q: u64, k: u64) -> [f32; $count] {
+            let mut c = [0.0; $count];
+            asm!(
+                concat!(
+                    "{{\n.reg .pred %fresh, %running; .reg .b64 %a, %b, %a_panel, %b_panel;\n",
+                    "setp.ne.b32 %fresh, 0, 0; setp.eq.b32 %running, 0, 0;\n",
+                    "wgmma.fence.sync.aligned;\n",
+                    "add.s64 %a_panel, {q}, {q", $first_a, "}; ",
+                    "add.s64 %b_panel, {k}, {k", $first_b, "};\n",
+                    step_shared!($shape "f16", $cs, "%fresh", 0),
+                    step_shared!($shape "f16", $cs, "%running", 2),
+                    step_shared!($shape "f16", $cs, "%running", 4),
+                    step_shared!($shape "f16", $cs, "%running", 6),
+                    $(
+                        "add.s64 %a_panel, {q}, {q", $a, "}; add.s64 %b_panel, {k}, {k", $b, "};\n",
+                        step_shared!($shape "f16", $cs, "%running", 0),
+                        step_shared!($shape "f16", $cs, "%running", 2),
+                        step_shared!($shape "f16", $cs, "%running", 4),
+                        step_shared!($shape "f16", $cs, "%running", 6),
+                    )*
+                    "wgmma.commit_group.sync.aligned; ",
+                    "// {q0} {q1} {q2} {q3} {k0} {k1} {k2} {k3}\n}}",
+                ),
+                $(out(reg32) c[$c],)*
+                q = in(reg64) q, k = in(reg64) k,
+                q0 = const 0, q1 = const Q::ROWS * 8, q2 = const Q::ROWS * 16, q3 = const Q::ROWS * 24,
+                k0 = const 0, k1 = const $count * 16, k2 = const $count * 32, k3 = const $count * 48,
+                options(nostack)
+            );
+            c
+        }
+    };
+}
+
+/// From one panel of 64 keys to the next, in units of 16 bytes.
+pub const PANEL: u64 = 512;
+
+/// `p v` of 64 output columns (of `half`, those of one of two panels) with p in registers, its high parts
+/// before its low ones, and v stored as rows of output columns: `[a b c d; offset]` for each step of 16
+/// keys, the offset in units of 16 bytes.
+macro_rules! output {
+    ($name:ident, $shape:literal, $count:literal, [$($c:literal)*] $cs:tt, $registers:literal,
+        [$($p:literal)*] [$($first:literal)*; $first_offset:literal]
+        $([$($a:literal)*; $offset:literal])*) => {
+        /// Starts `p v`; a group of its own.
+        ///
+        /// # Safety
+        /// The warpgroup calls it together, with the same descriptor; v is visible to the async proxy, and p
+        /// stays as it is until the group is done.
+        #[inline(always)]
+        pub unsafe fn $name(p: &[u32; $registers], v: u64) -> [f32; $count] {
+            let mut c = [0.0; $count];
+            asm!(
+                concat!(
+                    "{{\n.reg .pred %fresh, %running; .reg .b64 %b;\n",
+                    "setp.ne.b32 %fresh, 0, 0; setp.eq.b32 %running, 0, 0;\n",
+                    "wgmma.fence.sync.aligned;\n",
+                    "add.s64 %b, {v}, ", $first_offset, ";\n",
+                    instruction!($shape "f16"), " {{", list!($cs), "}}, {{", list!([$($first)*]),
+                    "}}, %b, %fresh, 1, 1, 1;\n",
+                    $(
+                        "add.s64 %b, {v}, ", $offset, ";\n",
+                        instruction!($shape "f16"), " {{", list!($cs), "}}, {{", list!([$($a)*]),
+                        "}}, %b, %running, 1, 1, 1;\n",
+                    )*
+                    "wgmma.commit_group.sync.aligned;\n}}",
+                ),
+                $(out(reg32) c[$c],)*
+                $(in(reg32) p[$p - $count],)*
+                v = in(reg64) v,
+                options(nostack)
+            );
+            c
+        }
+    };
+}
+
+with_32!(scores!(scores_d64_n64, "m64n64k16",), [1 0] [0 1] [0 0]);
+with_32!(scores!(scores_d128_n64, "m64n64k16",), [2 0] [3 1] [0 2] [1 3] [0 0] [1 1]);
+with_32!(output!(output_d64_n64, "m64n64k16",), 32,
+    [32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
+    [48 49 50 51; 0] [52 53 54 55; 128] [56 57 58 59; 256] [60 61 62 63; 384]
+    [32 33 34 35; 512] [36 37 38 39; 640] [40 41 42 43; 768] [44 45 46 47; 896]
+    [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]);
+with_32!(output!(output_half_n64, "m64n64k16",), 32,
+    [32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
+    [48 49 50 51; 0] [52 53 54 55; 128] [56 57 58 59; 256] [60 61 62 63; 384]
+    [32 33 34 35; 1024] [36 37 38 39; 1152] [40 41 42 43; 1280] [44 45 46 47; 1408]
+    [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]);

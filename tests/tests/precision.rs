@@ -1,0 +1,257 @@
+//! f32 as two f16 parts on tensor cores (`Precision::Fast3`): as exact as fused multiply-adds, and where numbers are
+//! such that it would not be, the same bits as these. Only kernels for Hopper do it: where the device is another one,
+//! its emulator stands in.
+
+use finite_attention::check::{Case, Computed, Features, Inputs, MaskFeature, Placement, Surroundings};
+use finite_attention::driver::emulated::{Options, Schedule};
+use finite_attention::reference::exact;
+use finite_attention::{CausalAlignment, Device, Dtype, KernelImages, Mask, Precision};
+use finite_attention_tests::cases::Cases;
+use finite_attention_tests::compare::{identical, run};
+use finite_attention_tests::device::{emulated, emulated_arch, open};
+use finite_attention_tests::property::check;
+use finite_attention_tests::recorder::{recording, small};
+use finite_attention_tests::rule::within_the_rule;
+use finite_attention_tests::shapes::cases;
+use finite_attention_tests::verdict::{Verdict, judge_on, options};
+use kernels_gpu::abi::{Arch, KERNELS};
+use std::sync::Mutex;
+
+/// Runs a test on a device, or where that is none of Hopper on the emulator of one.
+fn on_hopper<T>(device: &Device, test: impl Fn(&Device) -> T) -> T {
+    let (major, minor) = device.properties().compute_capability;
+    if Arch::Sm90a.runs_on(major, minor) {
+        return test(device);
+    }
+    test(&emulated(Arch::Sm90a, KernelImages::embedded(), Options::default()))
+}
+
+/// Two heads for each of two key heads, of several tiles.
+fn case(head_dim: usize) -> Case {
+    Case {
+        query_rows: 130,
+        key_rows: 150,
+        query_heads: 4,
+        key_heads: 2,
+        head_dim,
+        value_dim: head_dim,
+        dtype: Dtype::F32,
+        output_dtype: Dtype::F32,
+        ..Case::small()
+    }
+}
+
+/// What both ways make of these numbers, fast3 and fma, and whether the first one's is what parts gave.
+fn both_ways(device: &Device, case: &Case, inputs: &Inputs) -> ([Computed; 2], bool) {
+    let (device, launched) = recording(device);
+    let computed = Precision::ALL.map(|precision| {
+        let case = Case { precision: Some(precision), ..case.clone() };
+        run(&device, &case, inputs, Surroundings::Nan).unwrap()
+    });
+    let turns = launched.turns();
+    let [turn] = turns[..] else { panic!("{case:?}: one of both in parts: {turns:?}") };
+    (computed, turn == [0, 0])
+}
+
+/// The root of the sum of squares of what differs, over that of what is expected.
+fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
+    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+    let errors =
+        squares(&mut got.iter().zip(expected).map(|(&got, expected)| f64::from(got) - expected));
+    (errors / squares(&mut expected.iter().copied())).sqrt()
+}
+
+/// By how much errors of the fast way may exceed those of the other one: by half on a GPU. The emulator adds products
+/// of a matrix instruction one by one, and so rounds 384 times to a score of head dim 128, where a tensor core adds 16 at
+/// once, and the kernel with fused multiply-adds 32 at a time before it adds these up, 36 times: errors that add up at
+/// random then are the root of 384 / 36 as large, 3.3 times.
+fn most_error() -> f64 {
+    if emulated_arch().is_some() { 3.3 } else { 1.5 }
+}
+
+/// o and lse of both ways are exact, and neither computed both.
+fn is_as_exact(case: &Case, inputs: &Inputs) {
+    on_hopper(&open(), |device| {
+        let ([fast, fma], of_parts) = both_ways(device, case, inputs);
+        assert!(of_parts, "{case:?}: fma computed both");
+        let expected = exact(&case.sizes(), &inputs.q, &inputs.k, &inputs.v);
+        for (what, fast, fma, expected) in
+            [("o", &fast.o, &fma.o, &expected.o), ("lse", &fast.lse, &fma.lse, &expected.lse)]
+        {
+            let [fast, fma] = [fast, fma].map(|got| relative_error(got, expected));
+            // A unit in the last place is as exact as f32 gets.
+            let allowed = most_error() * fma.max(2f64.powi(-24));
+            assert!(fast <= allowed, "{case:?}: {what}: {fast:e}, fma {fma:e}");
+        }
+    });
+}
+
+/// The fast way leaves these numbers to the other one.
+fn is_left_to_fma(what: &str, case: &Case, inputs: &Inputs) {
+    on_hopper(&open(), |device| {
+        let ([fast, fma], of_parts) = both_ways(device, case, inputs);
+        assert!(!of_parts, "{what}: {case:?}");
+        identical(what, true, &fast, &fma).unwrap();
+    });
+}
+
+fn scaled(numbers: &[f32], factor: f32) -> Vec<f32> {
+    numbers.iter().map(|number| number * factor).collect()
+}
+
+#[test]
+fn parts_are_as_exact_as_f32() {
+    for head_dim in [64, 128] {
+        for (logits, mask) in
+            [(1.0, Mask::Full), (8.0, Mask::Causal(CausalAlignment::BottomRight)), (30.0, Mask::Full)]
+        {
+            let case = Case { mask, ..case(head_dim) };
+            let inputs = Inputs::drawn(&case);
+            is_as_exact(&case, &Inputs { q: scaled(&inputs.q, logits), ..inputs });
+        }
+    }
+}
+
+#[test]
+fn numbers_may_be_of_any_size_together() {
+    let case = case(64);
+    let inputs = Inputs::drawn(&case);
+    let sized = |q: f32, k: f32, v: f32| Inputs {
+        q: scaled(&inputs.q, q),
+        k: scaled(&inputs.k, k),
+        v: scaled(&inputs.v, v),
+        ..inputs.clone()
+    };
+    is_as_exact(&case, &sized(1e30, 1e-30, 1e36));
+    is_as_exact(&case, &sized(1e-28, 1e27, 1e-28));
+    is_as_exact(&case, &sized(1e-3, 1e-3, 1.0));
+}
+
+/// Each head is scaled by itself.
+#[test]
+fn heads_may_be_of_different_sizes() {
+    let case = case(64);
+    let mut inputs = Inputs::drawn(&case);
+    let (of_q, of_k) = (case.query_heads * case.head_dim, case.key_heads * case.head_dim);
+    for (tensor, row, factors) in [
+        (&mut inputs.q, of_q, &[1.0, 100.0, 1e-3, 7.0][..]),
+        (&mut inputs.k, of_k, &[0.01, 3.0]),
+        (&mut inputs.v, of_k, &[1.0, 1e4]),
+    ] {
+        for numbers in tensor.chunks_exact_mut(row) {
+            for (head, factor) in numbers.chunks_exact_mut(case.head_dim).zip(factors) {
+                head.iter_mut().for_each(|number| *number *= factor);
+            }
+        }
+    }
+    is_as_exact(&case, &inputs);
+}
+
+/// A head for which one number stands out among small ones is not as exact in parts, nor is what is not finite.
+#[test]
+fn numbers_that_parts_cannot_hold_are_left_to_fma() {
+    let case = case(64);
+    let inputs = Inputs::drawn(&case);
+    let changed = |what: &str, change: &dyn Fn(&mut Inputs)| {
+        let mut changed = inputs.clone();
+        change(&mut changed);
+        is_left_to_fma(what, &case, &changed);
+    };
+    let width = case.value_dim;
+    changed("a large query", &|inputs| inputs.q[0] = 1e30);
+    changed("a large key", &|inputs| inputs.k[14 * width] = 1e30);
+    changed("a large row of values", &|inputs| inputs.v[..width].iter_mut().for_each(|v| *v *= 1e6));
+    changed("a small row of values", &|inputs| inputs.v[..width].iter_mut().for_each(|v| *v *= 1e-6));
+    changed("a small column", &|inputs| inputs.v.iter_mut().step_by(2 * width).for_each(|v| *v *= 1e-6));
+    changed("denormal queries", &|inputs| inputs.q = scaled(&inputs.q, 1e-40));
+    changed("denormal values", &|inputs| inputs.v = scaled(&inputs.v, 1e-40));
+    for number in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        changed("not finite in q", &|inputs| inputs.q[300] = number);
+        changed("not finite in k", &|inputs| inputs.k[300] = number);
+        changed("not finite in v", &|inputs| inputs.v[300] = number);
+    }
+}
+
+/// Where the keys that count have values of 0, the output is made of probabilities that parts cannot hold.
+#[test]
+fn small_probabilities_that_are_all_there_is_are_left_to_fma() {
+    let case = Case { query_heads: 1, key_heads: 1, ..case(64) };
+    let mut inputs = Inputs::drawn(&case);
+    inputs.q.iter_mut().step_by(64).for_each(|q| *q = 16.0);
+    inputs.k.iter_mut().step_by(64).for_each(|k| *k = 0.0);
+    // A score of 32 for the first key; that of others is about 0.
+    inputs.k[0] = 16.0;
+    inputs.v[..64].fill(0.0);
+    is_left_to_fma("a sink without a value", &case, &inputs);
+}
+
+/// Everything else as it comes: masks, windows, packed sequences, placements, scales, features; where rows of o start on
+/// 16 bytes, and there are queries and keys, so that there are kernels for it.
+#[test]
+fn parts_are_right_in_all_cases() {
+    let cases = Cases::changed(|case| {
+        (case.dtype, case.output_dtype) = (Dtype::F32, Dtype::F32);
+        case.head_dim = case.head_dim.min(128);
+        case.value_dim = case.value_dim.next_multiple_of(4).min(128);
+        (case.query_rows, case.key_rows) = (case.query_rows.max(1), case.key_rows.max(1));
+        if case.placement == Placement::Unaligned {
+            case.placement = Placement::Packed;
+        }
+        (case.precision, case.gradients, case.num_splits) = (Some(Precision::Fast3), None, None);
+    });
+    let counts = Mutex::new([0, 0]);
+    check("precision", 16, cases.extended().with_enough_rows(), |device, case| {
+        let turns = on_hopper(device, |device| {
+            let (device, launched) = recording(device);
+            within_the_rule(&device, case, Inputs::drawn).map(|_| launched.turns())
+        })?;
+        let [turn] = turns[..] else { return Err(format!("not planned in parts: {case:?}")) };
+        let mut counts = counts.lock().unwrap();
+        counts[usize::from(turn == [0, 0])] += 1;
+        Ok(())
+    });
+    let [of_fma, of_parts] = *counts.lock().unwrap();
+    // Numbers are normally distributed: seldom one is so large, or an output so small, that parts are not as exact.
+    assert!(of_parts >= 3 * of_fma, "{of_parts} results are of parts, {of_fma} of fused multiply-adds");
+}
+
+/// Every part of these kernels, with several tiles to a block, as late and as early as their protocol allows; in the
+/// emulator whatever the device.
+#[test]
+fn every_part_of_the_kernels_is_right_in_any_order() {
+    let kernels = KERNELS.iter().filter(|spec| spec.multiplies_parts());
+    for kernel in kernels.map(|spec| spec.name) {
+        let mut with_dropout = 0;
+        let cases = cases(kernel).into_iter().filter(|case| case.key_rows > 0);
+        for (case, may_be_lost) in cases.flat_map(fitted) {
+            for schedule in [Schedule::Latest, Schedule::Eager] {
+                let device = emulated(Arch::Sm90a, KernelImages::embedded(), options(schedule));
+                let (device, launched) = recording(&small(&device));
+                let verdict = judge_on(&device, kernel, &case);
+                assert!(matches!(verdict, Verdict::Clean), "{kernel}, {case:?}: {verdict:?}");
+                // The first run: in a second one packed sequences have neighbours of NaN.
+                let [of_operands, of_output] = launched.turns()[0];
+                let as_expected = of_operands == 0 && (of_output == 0 || may_be_lost);
+                assert!(as_expected, "{kernel}, {case:?}: fma computed it");
+                with_dropout += usize::from(of_output == 0 && case.features.dropout.is_some());
+            }
+        }
+        assert!(with_dropout > 0, "{kernel}: no result of parts with dropout");
+    }
+}
+
+/// A case with rows of o on 16 bytes, since others are left to fused multiply-adds, and whether its results may be, too.
+///
+/// A row to which a boolean mask shows nothing (those behind the last one are such), or whose keys are all dropped, has
+/// an output of 0, which counts as one of small probabilities where the other row of its lanes has some of these. So with
+/// them comes the same case in whole fragments of rows that all see something, without dropout.
+fn fitted(case: Case) -> Vec<(Case, bool)> {
+    let case = Case { value_dim: case.value_dim.next_multiple_of(4), ..case };
+    let may_be_lost = case.features.mask.is_some() || case.features.dropout.is_some();
+    let mask = case.features.mask.map(|mask| MaskFeature { has_dead_rows: false, ..mask });
+    let features = Features { mask, dropout: None, ..case.features };
+    let query_rows = case.query_rows.next_multiple_of(16);
+    let seen = Case { query_rows, key_rows: case.key_rows + 16, features, ..case.clone() };
+    let seen = (may_be_lost && !case.packed).then_some((seen, false));
+    [(case, may_be_lost)].into_iter().chain(seen).collect()
+}

@@ -48,6 +48,7 @@ pub fn forward_problem(
     problem.softcap = options.softcap;
     problem.num_splits = options.num_splits;
     problem.pack_gqa = options.pack_gqa;
+    problem.precision = options.precision;
     problem.wants_lse = lse.is_some();
     if let Some((rate, seed, offset)) = options.dropout {
         problem = problem.with_dropout(rate, seed, offset);

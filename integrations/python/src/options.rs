@@ -1,7 +1,7 @@
 //! What both passes are asked for beside their tensors.
 
 use crate::error::{Failure, Result};
-use finite_attention::{CausalAlignment, Mask, Mode, Sequences};
+use finite_attention::{CausalAlignment, Mask, Mode, Precision, Sequences};
 use pyo3::{pyclass, pyfunction, pymethods};
 
 /// Options of attention: see `finite_attention.attention`.
@@ -15,6 +15,7 @@ pub struct Options {
     pub mode: Mode,
     pub num_splits: Option<u32>,
     pub pack_gqa: Option<bool>,
+    pub precision: Option<Precision>,
     /// The most rows of q and of k of a packed sequence; `None` if sequences are not packed.
     pub longest: Option<(usize, usize)>,
 }
@@ -24,7 +25,8 @@ impl Options {
     #[new]
     #[pyo3(signature = (
         *, causal = false, top_left = false, window = (None, None), scale = None, softcap = None,
-        dropout = None, deterministic = false, num_splits = None, pack_gqa = None, longest = None,
+        dropout = None, deterministic = false, num_splits = None, pack_gqa = None, precision = None,
+        longest = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
     fn new(
@@ -37,12 +39,22 @@ impl Options {
         deterministic: bool,
         num_splits: Option<u32>,
         pack_gqa: Option<bool>,
+        precision: Option<&str>,
         longest: Option<(usize, usize)>,
     ) -> Result<Self> {
         let mask = mask(causal, top_left, window)?;
         let mode = if deterministic { Mode::Deterministic } else { Mode::Fast };
-        Ok(Options { mask, scale, softcap, dropout, mode, num_splits, pack_gqa, longest })
+        let precision = precision.map(named_precision).transpose()?;
+        Ok(Options { mask, scale, softcap, dropout, mode, num_splits, pack_gqa, precision, longest })
     }
+}
+
+/// How products of f32 are made, by its name.
+fn named_precision(name: &str) -> Result<Precision> {
+    let named = Precision::ALL.into_iter().find(|precision| precision.name() == name);
+    named.ok_or_else(|| {
+        Failure::argument(format!("precision: expected 'fast3', 'fma' or None, got '{name}'"))
+    })
 }
 
 /// Which keys a query sees.

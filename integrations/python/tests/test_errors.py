@@ -45,6 +45,7 @@ PACKED = {"cu_seqlens_q": np.array([0, 8], np.int32), "cu_seqlens_k": np.array([
     ((Q, K, K), {"dropout": 0.5}, "seed: expected an integer, since the dropout rate is not 0, got None"),
     ((Q, K, K), {"dropout": 1.0, "seed": 1}, "dropout_rate: expected a number of at least 0 and below"),
     ((Q, K, K), {"num_splits": 0}, "num_splits: expected 1 to"),
+    ((Q, K, K), {"precision": "fast"}, "precision: expected 'fast3', 'fma' or None, got 'fast'"),
     ((Q, K, K), {"device": "gpu"}, "device: expected cuda, cuda:N"),
     ((Q, K, K), {"cu_seqlens_q": PACKED["cu_seqlens_q"]}, "cu_seqlens_k: expected offsets, got None"),
     ((Q, K, K), PACKED, "q: expected 3 dimensions [row, head, column], got 4"),

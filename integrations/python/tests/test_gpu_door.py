@@ -145,8 +145,9 @@ def both_ways(arguments: tuple[Any, ...], d_o: Any) -> None:
         assert torch.equal(ours, expected)
 
 
-def spread(causal=True, left=None, right=None, dropout=0.0, longest=(None, None), num_splits=None):
-    return (causal, False, left, right, None, None, dropout, *longest, True, num_splits, None, None)
+def spread(causal=True, left=None, right=None, dropout=0.0, longest=(None, None), num_splits=None,
+           precision=None):
+    return (causal, False, left, right, None, None, dropout, *longest, True, num_splits, None, precision, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -184,6 +185,16 @@ def test_a_forward_that_splits_keys_asks_for_its_workspace(gpu):
     o, lse, _ = torch_ops._forward_gpu(q, k, k, *(None,) * 6, None, 0, None, *spread(num_splits=3))
     assert gpu.workspaces == 1
     expected = torch_ops._forward_host(q, k, k, *(None,) * 6, None, 0, None, *spread(num_splits=3))
+    assert torch.equal(o, expected[0]) and torch.equal(lse, expected[1])
+
+
+def test_parts_of_f32_ask_for_their_workspace(gpu):
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(1, 20, 2, 16) for _ in range(3))
+    arguments = (q, k, v, *(None,) * 6, None, 0, None, *spread(precision="fast3"))
+    o, lse, _ = torch_ops._forward_gpu(*arguments)
+    assert gpu.workspaces == 1
+    expected = torch_ops._forward_host(*arguments)
     assert torch.equal(o, expected[0]) and torch.equal(lse, expected[1])
 
 

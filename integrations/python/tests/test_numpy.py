@@ -59,6 +59,15 @@ def test_results_are_those_of_the_reference(sizes, causal, dtype, device):
     check(sizes, dtype, device, causal=causal)
 
 
+def test_products_of_f32_are_made_as_is_asked(device):
+    q, k, v, do = drawn(0, 1, 40, 70, 2, 1, 64, 64, F32)
+    ways = {way: fa.attention(q, k, v, device=device, precision=way) for way in ("fast3", "fma", None)}
+    exact, naive = (reference.attention(q, k, v, do, rounded=rounded) for rounded in (None, F32))
+    reference.assert_close("o", ways["fast3"], naive.o, exact.o, F32)
+    assert (ways[None] == ways["fma"]).all()
+    assert (ways["fast3"] == ways["fma"]).all() == (device == "emulated:sm_80")
+
+
 @pytest.mark.parametrize("options", [
     {"window": (7, 3)},
     {"window": (None, 2)},

@@ -39,6 +39,7 @@ def attention(
     deterministic: bool = False,
     num_splits: int | None = None,
     pack_gqa: bool | None = None,
+    precision: str | None = None,
     device: str | None = None,
 ) -> Any:
     """Exact attention, ``o = softmax(scale * q k^T + bias, where visible) v``.
@@ -81,6 +82,9 @@ def attention(
         deterministic: of gradients by PyTorch: the same bits from run to run. The forward always is.
         num_splits: how many ranges of keys are worked on side by side; as many as pay off if ``None``.
         pack_gqa: whether query heads of a key head are worked on together; where it pays off if ``None``.
+        precision: how the forward makes products of f32: ``"fma"``, by fused multiply-adds, as if ``None``, or
+            ``"fast3"``, on the tensor cores of Hopper, each number as the sum of two f16. There it is ``"fma"``
+            all the same where no kernel does that, and where numbers are such that it would not be as exact.
         device: where arrays of the host go: ``emulated:sm_90a``, ``emulated:sm_80``, ``cuda:0`` and so on;
             :func:`finite_attention.default_device` if ``None``. Of tensors on a GPU at most that GPU, or
             ``cuda:N:sm_80`` for the kernels of another target.
@@ -98,7 +102,7 @@ def attention(
     """
     left, right = window_sides(window)
     options = Options(causal, is_top_left(alignment), left, right, scale, softcap, dropout, seed, offset,
-                      max_seqlen_q, max_seqlen_k, deterministic, num_splits, pack_gqa)
+                      max_seqlen_q, max_seqlen_k, deterministic, num_splits, pack_gqa, precision)
     q, give_back = adopt("q", q)
     k, v = adopt("k", k)[0], adopt("v", v)[0]
     scores = _scores(bias, mask, alibi_slopes, sinks)
@@ -146,6 +150,7 @@ def attention_backward(
     deterministic: bool = False,
     num_splits: int | None = None,
     pack_gqa: bool | None = None,
+    precision: str | None = None,
     device: str | None = None,
 ) -> tuple[Any, ...]:
     """The gradients of :func:`attention`, from what it was given and what it gave.
@@ -171,7 +176,7 @@ def attention_backward(
     """
     left, right = window_sides(window)
     options = Options(causal, is_top_left(alignment), left, right, scale, softcap, dropout, seed, offset,
-                      max_seqlen_q, max_seqlen_k, deterministic, num_splits, pack_gqa)
+                      max_seqlen_q, max_seqlen_k, deterministic, num_splits, pack_gqa, precision)
     q, give_back = adopt("q", q)
     k, v = adopt("k", k)[0], adopt("v", v)[0]
     outputs = (adopt("o", o)[0], adopt("lse", lse)[0])

@@ -31,6 +31,7 @@ class Options:
         deterministic: bool = ...,
         num_splits: int | None = ...,
         pack_gqa: bool | None = ...,
+        precision: str | None = ...,
         longest: tuple[int, int] | None = ...,
     ) -> None: ...
 

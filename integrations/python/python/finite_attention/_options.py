@@ -28,6 +28,7 @@ class Options:
     deterministic: bool = False
     num_splits: int | None = None
     pack_gqa: bool | None = None
+    precision: str | None = None
 
     def native(self) -> _native.Options:
         """For the native module, which checks them."""
@@ -52,6 +53,7 @@ class Options:
             deterministic=self.deterministic,
             num_splits=self.num_splits,
             pack_gqa=self.pack_gqa,
+            precision=self.precision,
             longest=longest,
         )
 

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 _OPTIONS = (
     "bool causal, bool top_left, SymInt? left, SymInt? right, float? scale, float? softcap, float dropout, "
     "SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool deterministic, SymInt? num_splits, bool? pack_gqa, "
-    "str? device"
+    "str? precision, str? device"
 )
 _SCORES = "Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks"
 _OFFSETS = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
@@ -109,14 +109,14 @@ def _completed(q: Any, k: Any, v: Any, offsets: list[Any], options: Options) -> 
 def _spread(options: Options, device: str | None) -> tuple[Any, ...]:
     return (options.causal, options.top_left, options.left, options.right, options.scale, options.softcap,
             options.dropout, options.max_seqlen_q, options.max_seqlen_k, options.deterministic,
-            options.num_splits, options.pack_gqa, device)
+            options.num_splits, options.pack_gqa, options.precision, device)
 
 
 def _gathered(spread: tuple[Any, ...], seed: int | None, offset: int) -> Options:
     (causal, top_left, left, right, scale, softcap, dropout, max_seqlen_q, max_seqlen_k, deterministic,
-     num_splits, pack_gqa, _) = spread
+     num_splits, pack_gqa, precision, _) = spread
     return Options(causal, top_left, left, right, scale, softcap, dropout, seed, offset, max_seqlen_q,
-                   max_seqlen_k, deterministic, num_splits, pack_gqa)
+                   max_seqlen_k, deterministic, num_splits, pack_gqa, precision)
 
 
 # --- dropout ---------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ sustained:  1 s under load of the same kernel (clocks fall to what the power lim
 A time is the median over launches of the distance between two events. A round times every contestant
 once, in an order that rotates from round to round. A ratio is the median over rounds of (their time / our
 time) in the same round: above 1 we are faster. Every peer has one, in brackets; that of a deterministic
-backward (-det) is to our deterministic one, and that of ours-det is what determinism costs us. A rate with
-a * is the host's: queueing took as long as running.
+backward (-det) is to our deterministic one, and that of ours-det is what determinism costs us; ours-fma is
+fused multiply-adds of f32 beside --precision fast3. A rate with a * is the host's: queueing took as long as
+running.
 
 FLOPs: 4 B H S^2 D forward, causal half of that, of a window exactly the pairs in it, backward 2.5 times
 forward, packed sequences added up.
@@ -35,6 +36,7 @@ softcap, and a mask of blocks of which a quarter is kept. Rates count all pairs.
     python3 compare.py --markdown table.md --json out.json --svg out.svg
     python3 compare.py --shapes 4,4096,16,128 2,8192,32,128,8 --pass forward backward --causal both
     python3 compare.py --shapes 4,4096,16,128 --pass backward --deterministic all --modes burst
+    python3 compare.py --shapes 4,4096,16,128 --dtype f32 --precision fast3 fma --modes burst
     python3 compare.py --shapes --varlen --odd --pass forward backward --rounds 3
     python3 compare.py --peers cudnn fa3 --fa3 fa3_fwd.whl --cublas --dtype bf16 f16
     python3 compare.py --shapes --window 1024,0 512,512 --peers fa4 flex --pass forward backward
@@ -72,6 +74,9 @@ def arguments():
     add("--shapes", nargs="*", default=DEFAULT_SHAPES, type=shape, metavar="B,S,H,D[,Hk]", help="none if empty")
     add("--pass", nargs="+", dest="passes", default=["forward"], choices=["forward", "backward"])
     add("--dtype", nargs="+", default=["bf16"], choices=["bf16", "f16", "f32"])
+    add("--precision", nargs="+", default=[], choices=["fast3", "fma"],
+        help="how ours makes products of f32, in forward; the second way named is timed beside the first (as the"
+        " library does where neither is asked for)")
     add("--causal", default="both", choices=["no", "yes", "both"])
     add("--peers", nargs="*", metavar="NAME",
         help=f"of {', '.join(PEERS)} (flash and cudnn; f32 always runs against efficient), with --what features of"
@@ -147,7 +152,8 @@ class Run:
 
         if case.dtype_name() == "float32" and peers:
             peers = ["efficient"]
-        field, refused = contestants(self.library, case, direction, peers, deterministic)
+        precisions = self.options.precision
+        field, refused = contestants(self.library, case, direction, peers, deterministic, precisions)
         found = guard(case, field)
         self.report.add_guard(case, direction, found, refused)
         return field, found

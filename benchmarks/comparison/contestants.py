@@ -63,25 +63,26 @@ def backward_of(library, name, calls, results):
 
 
 class Ours:
-    """The library's calls for all sets of a case; o and lse are computed once, for backward."""
+    """The library's calls for all sets of a case; o and lse are computed once, for backward. Products of f32 are made
+    as `precision` says."""
 
-    def __init__(self, library, case):
-        self.library, self.case, self.sets = library, case, []
+    def __init__(self, library, case, precision=None):
+        self.library, self.case, self.precision, self.sets = library, case, precision, []
         lse_shape = (case.batch, case.heads, case.rows)
         for q, k, v, d_o in case.sets:
             o, lse = unwritten(q), torch.full(lse_shape, math.nan, device="cuda")
             attention = library.attention(case, q, k, v, o, lse)
             self.sets.append((attention, (q, k, v, o, lse, d_o)))
-            library.forward(library.forward_args(attention))
+            library.forward(library.forward_args(attention, precision))
 
-    def forward(self):
+    def forward(self, name="ours"):
         library = self.library
         launches = []
         for attention, tensors in self.sets:
-            args = library.forward_args(attention)
+            args = library.forward_args(attention, self.precision)
             launches.append(lambda args=args, keep=tensors: library.forward(args))
         o = self.sets[0][1][3]
-        return Contestant("ours", launches, lambda: {"o": o})
+        return Contestant(name, launches, lambda: {"o": o})
 
     def backward(self, is_deterministic):
         library, calls = self.library, []
@@ -251,13 +252,17 @@ def labelled(name, is_deterministic):
     return f"{name}-det" if is_deterministic else name
 
 
-def contestants(library, case, direction, peers, deterministic_modes):
+def contestants(library, case, direction, peers, deterministic_modes, precisions=()):
     """Ours and the peers that take the case; and {peer: why not} of the others. `deterministic_modes`
-    says for whom the deterministic backward is timed too: `no`, `ours` or `all`."""
-    ours = Ours(library, case)
+    says for whom the deterministic backward is timed too: `no`, `ours` or `all`. Forward passes of f32 are `ours` in
+    the first of `precisions`, and `ours-NAME` in the others; unasked, as the library does."""
+    first, *more = precisions or [None]
+    ours = Ours(library, case, first)
     is_backward = direction == "backward"
     modes = [False, True] if is_backward and deterministic_modes == "all" else [False]
     field, refused = [ours.backward(False) if is_backward else ours.forward()], {}
+    if not is_backward and case.dtype == torch.float32:
+        field += [Ours(library, case, precision).forward(f"ours-{precision}") for precision in more]
     if is_backward and deterministic_modes != "no":
         field.append(ours.backward(True))
     for name in peers:

@@ -52,7 +52,7 @@ class Dropout(ctypes.Structure):
 class ForwardArgs(ctypes.Structure):
     _fields_ = [
         ("struct_bytes", U32), ("num_splits", U32), ("pack_gqa", I32), ("reserved", U32), ("attention", Attention),
-        ("scores", Scores), ("dropout", Dropout),
+        ("scores", Scores), ("dropout", Dropout), ("precision", I32), ("reserved_2", U32),
     ]
 
 
@@ -80,6 +80,7 @@ class BackwardArgs(ctypes.Structure):
 
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+PRECISIONS = {None: 0, "fast3": 1, "fma": 2}
 FULL, CAUSAL, WINDOW, TOP_LEFT = 0, 1, 2, 1  # torch's is_causal is aligned top left
 
 
@@ -124,8 +125,10 @@ class Library:
             args.max_query_rows = args.max_key_rows = max(case.lengths)
         return args
 
-    def forward_args(self, attention):
-        return ForwardArgs(struct_bytes=ctypes.sizeof(ForwardArgs), attention=attention)
+    def forward_args(self, attention, precision=None):
+        """`precision` is how products of f32 are made, of PRECISIONS; unasked, as the library does."""
+        precision = PRECISIONS[precision]
+        return ForwardArgs(struct_bytes=ctypes.sizeof(ForwardArgs), attention=attention, precision=precision)
 
     def backward_args(self, attention, d_o, dq, dk, dv, deterministic):
         return BackwardArgs(

@@ -107,7 +107,8 @@ pub fn options(schedule: Schedule) -> Options {
 /// If the case is planned for another kernel.
 pub fn judge_on(device: &Device, kernel: &str, case: &Case) -> Verdict {
     let spec = spec(kernel);
-    let is_helper = spec.takes_any_strides() || spec.family == Family::BackwardConvert;
+    let is_helper = spec.takes_any_strides()
+        || matches!(spec.family, Family::BackwardConvert | Family::BiasGradient);
     let device = if is_helper { device.clone() } else { with_room_for(device, spec) };
     let (device, launched) = &recording(&device);
     match run_case_with(device, case, Inputs::drawn) {

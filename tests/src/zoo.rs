@@ -9,6 +9,7 @@
 mod backward_sm80;
 mod backward_sm90a;
 mod backward_wide_sm90a;
+mod bias_gradient;
 mod dynamic;
 mod features;
 mod forward_combine;
@@ -50,7 +51,7 @@ impl Family {
 }
 
 /// All of them.
-pub const FAMILIES: [Family; 7] = [
+pub const FAMILIES: [Family; 8] = [
     forward_sm80::FAMILY,
     backward_sm80::FAMILY,
     forward_sm90a::FAMILY,
@@ -58,6 +59,7 @@ pub const FAMILIES: [Family; 7] = [
     backward_wide_sm90a::FAMILY,
     forward_combine::FAMILY,
     dynamic::FAMILY,
+    bias_gradient::FAMILY,
 ];
 
 /// Where masks work out up to which column a row sees: a `sub.s32`.

@@ -6,6 +6,8 @@
 mod accuracy;
 #[path = "agreement/main.rs"]
 mod agreement;
+#[path = "bias_gradient.rs"]
+mod bias_gradient;
 #[path = "completion.rs"]
 mod completion;
 #[path = "context_parallel.rs"]

@@ -68,6 +68,11 @@ fn mutants_of_dynamic_masks_are_found() {
 }
 
 #[test]
+fn mutants_of_the_gradient_of_the_bias_are_found() {
+    all_are_found(FAMILIES[7], 12);
+}
+
+#[test]
 fn each_mutant_has_a_name_of_its_own() {
     let slugs: Vec<String> = FAMILIES.iter().flat_map(Family::all).map(|mutant| mutant.slug()).collect();
     assert_eq!(slugs.iter().collect::<BTreeSet<_>>().len(), slugs.len());

@@ -104,13 +104,18 @@ pub unsafe fn launch_backward(
 ) -> Result<()> {
     let params = plan.params_with(workspace.pointer, workspace.bytes)?;
     let driver = device.driver();
-    let with_maps = plan.hopper.as_ref().map(|maps| hopper_params(driver, maps, params)).transpose()?;
+    let with_maps = |maps: &Option<HopperBackward>| {
+        maps.as_ref().map(|maps| hopper_params(driver, maps, params)).transpose()
+    };
+    let (main, d_bias) = (with_maps(&plan.hopper)?, with_maps(&plan.hopper_bias)?);
     let queued = |&KernelLaunch { variant, blocks }: &KernelLaunch| {
         tracing::debug!(kernel = %variant, blocks, "launch");
-        let params = match &with_maps {
-            Some(with_maps) if variant.kernel.family == Family::Backward => with_maps.bytes(),
-            _ => params.bytes(),
+        let with_maps = match variant.kernel.family {
+            Family::Backward => main.as_ref(),
+            Family::BiasGradient => d_bias.as_ref(),
+            _ => None,
         };
+        let params = with_maps.map_or(params.bytes(), |params| params.bytes());
         Queued { variant, blocks, params }
     };
     let queue: Vec<Queued<'_>> = plan.launches.iter().map(queued).collect();

@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 use crate::plan::MAX_BLOCKS;
 use crate::problem::{MaskShape, ScoreLayout};
 use kernels_gpu::abi::{
-    Family, KERNELS, KernelVariant, MASK_BITS_THREADS, MaskBitsParams, MaskMapParams, ScoreView,
+    Family, KERNELS, KernelVariant, MASK_BITS_THREADS, MASK_MAP_GRANULES, MaskBitsParams, MaskMapParams,
+    ScoreView,
 };
 use kernels_gpu::geometry::mask_map::LEVELS;
 
@@ -212,8 +213,8 @@ fn map_params(shape: &MaskShape, bits: DevicePointer) -> (MaskMapParams, u32) {
         words: shape.row_words() as u32,
         windows: windows as u32,
     };
-    let warps = (batches * heads * windows * granules) as u32;
-    (params, warps.div_ceil(MASK_BITS_THREADS / 32))
+    let groups = params.granules.div_ceil(MASK_MAP_GRANULES);
+    (params, params.pairs * params.windows * groups)
 }
 
 /// The kernel that makes bits, or the map.

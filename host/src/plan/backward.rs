@@ -128,8 +128,8 @@ pub(super) fn write_launches(f: &mut fmt::Formatter<'_>, launches: &[KernelLaunc
     })
 }
 
-/// The part of a plan that only main kernels for Hopper have: tensors as tensor maps describe them, none
-/// where there is nothing to describe.
+/// The part of a plan that only kernels for Hopper have: tensors as tensor maps describe them, none where
+/// there is nothing to describe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HopperBackward {
     /// q.
@@ -148,11 +148,13 @@ pub struct HopperBackward {
 pub struct BackwardPlan {
     /// The kernels in their order; none when there is nothing to compute.
     pub launches: Vec<KernelLaunch>,
-    /// The parameter of all of them (of a main kernel for Hopper, a part of it); the addresses of the
-    /// workspace are 0.
+    /// The parameter of all of them (of a kernel for Hopper that takes maps, a part of it); the addresses of
+    /// the workspace are 0.
     pub params: BackwardParams,
     /// What else a main kernel for Hopper takes.
     pub hopper: Option<HopperBackward>,
+    /// What else a kernel for Hopper takes that makes the gradient of the bias.
+    pub hopper_bias: Option<HopperBackward>,
     /// How it divides key tiles.
     pub(super) stretches: Stretches,
     /// Why these kernels and this order, a sentence each.
@@ -344,16 +346,20 @@ pub(super) fn plan_backward_into(
         stretches.tell(&mut params);
     }
     let mut launches = launches(delta, variant, device, &params, &stretches)?;
-    launches.extend(score_gradients(valid, &params, device, &tensors[..4], &mut reasons)?);
-    Ok(BackwardPlan { launches, params, hopper, stretches, reasons })
+    let d_bias = bias_gradient(valid, &params, device, &tensors, &mut reasons)?;
+    let is_hopper = |launch: &KernelLaunch| launch.variant.kernel.arch == Arch::Sm90a;
+    let hopper_bias = d_bias.filter(is_hopper).map(|launch| tensors_of(launch.variant.kernel, &tensors));
+    launches.extend(d_bias);
+    launches.extend(sink_gradient(valid, device)?);
+    Ok(BackwardPlan { launches, params, hopper, hopper_bias, stretches, reasons })
 }
 
-fn tensors_of(main: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> HopperBackward {
+fn tensors_of(kernel: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> HopperBackward {
     HopperBackward {
-        q: tensor_maps::describe(q, main.query_rows),
-        k: tensor_maps::describe(k, main.key_rows),
-        v: tensor_maps::describe(v, main.key_rows),
-        d_o: tensor_maps::describe(d_o, main.query_rows),
+        q: tensor_maps::describe(q, kernel.query_rows),
+        k: tensor_maps::describe(k, kernel.key_rows),
+        v: tensor_maps::describe(v, kernel.key_rows),
+        d_o: tensor_maps::describe(d_o, kernel.query_rows),
     }
 }
 
@@ -404,51 +410,64 @@ fn launches(
     Ok(launches)
 }
 
-/// The kernels for the gradients of bias and sinks, which come last.
-fn score_gradients(
+/// The kernel for the gradient of the bias, if it is wanted.
+fn bias_gradient(
     valid: &ValidBackward,
     params: &BackwardParams,
     device: &DeviceProperties,
-    tensors: &[Tensor<'_>],
+    tensors: &[Tensor<'_>; 7],
     reasons: &mut Vec<String>,
-) -> Result<Vec<KernelLaunch>> {
+) -> Result<Option<KernelLaunch>> {
     let forward = &valid.forward;
-    let mut launches = Vec::new();
-    if let Some(d_bias) = valid.problem.d_bias
-        && d_bias.layout.elements() > 0
-    {
-        let choice = Choice {
-            family: Family::BiasGradient,
-            dtype: forward.problem.dtype,
-            head_dim: forward.head_dim.max(forward.value_dim),
-            access: choose_access(tensors, reasons),
-            mappable: false,
-            short_tiles: false,
-            gathers_heads: false,
-            switches: forward.switches().of_scores(),
-        };
-        let variant = choose_kernel(device, &choice, reasons)?;
-        let rows = variant.kernel.query_rows;
-        let [batches, heads, queries, keys] = params.d_bias_shape;
-        let what = format!("tiles of {rows} queries by {rows} keys of dbias");
-        let tiles = u64::from(queries.div_ceil(rows)) * u64::from(keys.div_ceil(rows));
-        let tiles = u32::try_from(tiles).unwrap_or(u32::MAX);
-        let blocks = count_blocks(tiles, &what, heads, batches)?;
-        reasons.push("dbias by a kernel of its own, which makes s and dp again".into());
-        launches.push(KernelLaunch { variant, blocks });
+    if valid.problem.d_bias.is_none_or(|d_bias| d_bias.layout.elements() == 0) {
+        return Ok(None);
     }
-    if valid.problem.wants_d_sinks && forward.query_heads > 0 {
-        let kernel = KERNELS.iter().find(|spec| spec.family == Family::SinkGradient);
-        let variant = kernel.map(KernelVariant::from).ok_or_else(|| Error::KernelMissing {
-            device: device.name.clone(),
-            family: "backward",
-            dtype: Dtype::F32.name(),
-            head_dim: 0,
-            reason: "there is none for the gradient of sinks".to_owned(),
-        })?;
-        launches.push(KernelLaunch { variant, blocks: forward.query_heads });
+    let inputs = &tensors[..4];
+    let access = choose_access(inputs, reasons);
+    let [batches, heads, queries, keys] = params.d_bias_shape;
+    // Kernels for Hopper add up batches and heads, and know of no packed sequences.
+    let has_all_pairs = (queries, keys) == (params.query_rows, params.key_rows) && !forward.is_packed();
+    let choice = Choice {
+        family: Family::BiasGradient,
+        dtype: forward.problem.dtype,
+        head_dim: forward.head_dim.max(forward.value_dim),
+        access,
+        mappable: access == Access::Vector16
+            && has_all_pairs
+            && tensor_maps::can_describe(inputs, device, reasons),
+        short_tiles: false,
+        gathers_heads: false,
+        switches: forward.switches().of_scores(),
+    };
+    let variant = choose_kernel(device, &choice, reasons)?;
+    let rows = variant.kernel.query_rows;
+    let what = format!("tiles of {rows} queries by {rows} keys of dbias");
+    let tiles = u64::from(queries.div_ceil(rows)) * u64::from(keys.div_ceil(rows));
+    let tiles = u32::try_from(tiles).unwrap_or(u32::MAX);
+    let mut blocks = count_blocks(tiles, &what, heads, batches)?;
+    if variant.kernel.arch == Arch::Sm90a {
+        // They stay, one on each multiprocessor, and take every so many-th tile.
+        blocks = blocks.min(device.multiprocessors.max(1));
     }
-    Ok(launches)
+    reasons.push("dbias by a kernel of its own, which makes s and dp again".into());
+    Ok(Some(KernelLaunch { variant, blocks }))
+}
+
+/// The kernel for the gradient of the sinks, if it is wanted.
+fn sink_gradient(valid: &ValidBackward, device: &DeviceProperties) -> Result<Option<KernelLaunch>> {
+    let forward = &valid.forward;
+    if !valid.problem.wants_d_sinks || forward.query_heads == 0 {
+        return Ok(None);
+    }
+    let kernel = KERNELS.iter().find(|spec| spec.family == Family::SinkGradient);
+    let variant = kernel.map(KernelVariant::from).ok_or_else(|| Error::KernelMissing {
+        device: device.name.clone(),
+        family: "backward",
+        dtype: Dtype::F32.name(),
+        head_dim: 0,
+        reason: "there is none for the gradient of sinks".to_owned(),
+    })?;
+    Ok(Some(KernelLaunch { variant, blocks: forward.query_heads }))
 }
 
 /// The kernel before or after the main one. The first is the same for every device, head dimension and

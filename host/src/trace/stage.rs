@@ -85,7 +85,7 @@ pub fn stage(origin: &Origin) -> Stage {
         file if file.starts_with("kernels/backward_hopper") => backward_hopper,
         "kernels/backward_delta.rs" => return Stage::Delta,
         "kernels/backward_convert.rs" => return Stage::Dq,
-        "kernels/bias_gradient.rs" => bias_gradient,
+        file if file.starts_with("kernels/bias_gradient") => bias_gradient,
         "kernels/sink_gradient.rs" => return Stage::DSinks,
         _ => return Stage::Unknown,
     };
@@ -163,6 +163,13 @@ fn bias_gradient(frame: &Frame, _thread: u32) -> Option<Stage> {
         ("attention/score/dropout.rs", _) => Stage::Dp,
         (file, _) if file.starts_with("attention/score") => Stage::Scores,
         (_, "store") => Stage::DBias,
+        // For Hopper.
+        (_, "consume") if says("scores = self.start_product") => Stage::Scores,
+        (_, "consume") if says("dp = self.start_product") => Stage::Dp,
+        (_, "subtract_references") => Stage::Probabilities,
+        (_, "add_gradient") if says("exponent =") => Stage::Probabilities,
+        (_, "add_gradient") if says("ds =") => Stage::Ds,
+        (_, "add_gradient") if says("sums[") => Stage::DBias,
         (_, "gradient") if says("multiply") && says("k_tile") => Stage::Scores,
         (_, "gradient") if says("multiply") && says("v_tile") => Stage::Dp,
         (_, "gradient") if says("exponent =") => Stage::Probabilities,

@@ -354,6 +354,22 @@ macro_rules! for_each_bias_gradient_mma_sm80 {
     };
 }
 
+/// Calls `$callback!` with one row for each kernel for the gradient of the bias for Hopper, whose tiles have
+/// 128 queries and 128 keys.
+///
+/// Columns: name, element type, head dim, pairs of tiles on their way or in use.
+#[macro_export]
+macro_rules! for_each_bias_gradient_sm90a {
+    ($callback:ident) => {
+        $callback! {
+            (bias_gradient_bf16_d64_sm90a, Bf16, 64, 6)
+            (bias_gradient_bf16_d128_sm90a, Bf16, 128, 3)
+            (bias_gradient_f16_d64_sm90a, F16, 64, 6)
+            (bias_gradient_f16_d128_sm90a, F16, 128, 3)
+        }
+    };
+}
+
 /// As [`for_each_bias_gradient_mma_sm80`], without tensor cores.
 #[macro_export]
 macro_rules! for_each_bias_gradient_fma_sm80 {

@@ -369,6 +369,13 @@ pub const fn sink_gradient() -> Regions {
     regions
 }
 
+/// The map of a boolean mask: two words for each warp.
+pub const fn mask_map() -> Regions {
+    let mut regions = Regions::new();
+    regions.add("seen", 1, super::MASK_BITS_THREADS / 32 * 8);
+    regions
+}
+
 /// The kernels that scan a tensor: a record for each warp.
 pub const fn scan() -> Regions {
     let mut regions = Regions::new();
@@ -398,6 +405,29 @@ pub const fn bias_gradient(element_bytes: u32, head_dim: u32, rows: u32) -> Regi
     regions.add("do", 1, rows * head_dim * element_bytes);
     regions.add("v", 1, rows * head_dim * element_bytes);
     regions
+}
+
+/// The gradient of the bias for Hopper: pairs of tiles, of queries and of keys, a tile of the bias, barriers.
+#[derive(Clone, Copy, Debug)]
+pub struct BiasGradientHopperLayout {
+    /// The tile of the bias.
+    pub bias: u32,
+    /// Barriers of pairs.
+    pub barriers: u32,
+    /// All of it by name.
+    pub regions: Regions,
+}
+
+impl BiasGradientHopperLayout {
+    /// The layout of a kernel of this size, with as many keys as queries: as many pairs as there is room for.
+    pub const fn new(head_dim: u32, rows: u32) -> Self {
+        let pairs = 384 / head_dim;
+        let mut regions = Regions::new();
+        add_pairs(&mut regions, ["q or do", "k or v"], pairs, rows * head_dim * 2);
+        let bias = regions.add("bias", 1, rows * rows * 2);
+        let barriers = add_stages(&mut regions, "barriers", pairs);
+        BiasGradientHopperLayout { bias, barriers, regions }
+    }
 }
 
 /// The tensor-core backward for sm_80: key and value tile, the tile of dS (and of p, as it passes between

@@ -130,11 +130,15 @@ impl KernelSpec {
             (Family::ForwardCombine, ..) => layout::forward_combine(head_dim, query_rows),
             (Family::BackwardDelta, _, Dtype::F32)
             | (Family::BackwardConvert | Family::BackwardSum | Family::Accumulate, ..)
-            | (Family::MaskBits | Family::MaskMap, ..) => Regions::new(),
+            | (Family::MaskBits, ..) => Regions::new(),
+            (Family::MaskMap, ..) => layout::mask_map(),
             (Family::SinkGradient, ..) => layout::sink_gradient(),
             (Family::Scan, ..) => layout::scan(),
             (Family::MeasureOperands | Family::SplitOperands, ..) => layout::measure_operands(),
             (Family::Dynamic(stage), ..) => layout::dynamic(stage, self.threads, query_rows),
+            (Family::BiasGradient, Arch::Sm90a, _) => {
+                layout::BiasGradientHopperLayout::new(head_dim, query_rows).regions
+            }
             (Family::BiasGradient, _, Dtype::F32) => layout::bias_gradient(4, head_dim, query_rows),
             (Family::BiasGradient, ..) => layout::bias_gradient(2, head_dim, query_rows),
             (Family::BackwardDelta, ..) => layout::backward_delta(query_rows),
@@ -172,7 +176,8 @@ mod tests {
                 Family::ForwardCombine => spec.query_rows == 1,
                 Family::BackwardDelta => spec.dtype != Dtype::F32,
                 Family::BackwardConvert | Family::BackwardSum | Family::Accumulate => false,
-                Family::MaskBits | Family::MaskMap => false,
+                Family::MaskBits => false,
+                Family::MaskMap => true,
                 Family::Dynamic(_) | Family::Msda(_) => spec.shared_bytes > 0,
             };
             assert_eq!(!regions.as_slice().is_empty(), uses_shared, "{}", spec.name);

@@ -1,5 +1,7 @@
 //! Tensors over scores, as kernels are told of them.
 
+use crate::geometry::mask_map::LEVELS;
+
 /// A tensor `[batch, head, query, key]`, of which each dimension may be broadcast: its stride is then 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,3 +141,7 @@ pub const SINK_GRADIENT_THREADS: u32 = 256;
 
 /// Threads of a block of the kernels that make bits, and the map of their tiles.
 pub const MASK_BITS_THREADS: u32 = 256;
+
+/// Granules of queries that a block of the kernel for the map of a mask makes elements of: its other warps
+/// look at what these reach further.
+pub const MASK_MAP_GRANULES: u32 = MASK_BITS_THREADS / 32 - (LEVELS - 1);

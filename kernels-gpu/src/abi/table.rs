@@ -212,6 +212,18 @@ const BIAS_GRADIENT_FMA: &[KernelSpec] = {
     for_each_bias_gradient_fma_sm80!(rows)
 };
 
+const BIAS_GRADIENT_SM90A: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident, $dim:literal, $pairs:literal))*) => {
+            &[$(spec!(
+                BiasGradient, Sm90a, ($name, $dtype, $dim, Vector16, 128, 128, 384, 1),
+                layout::BiasGradientHopperLayout::new($dim, 128).regions.bytes(), false
+            )),*]
+        };
+    }
+    for_each_bias_gradient_sm90a!(rows)
+};
+
 /// The gradient of the sinks, the bits of a boolean mask and the map of its tiles: for all element types.
 const OF_ANY_DTYPE: &[KernelSpec] = &[
     spec!(
@@ -222,7 +234,13 @@ const OF_ANY_DTYPE: &[KernelSpec] = &[
         false
     ),
     spec!(MaskBits, Sm80, (mask_bits_sm80, F32, 256, Element, 1, 32, MASK_BITS_THREADS, 1), 0, false),
-    spec!(MaskMap, Sm80, (mask_map_sm80, F32, 256, Element, 64, 64, MASK_BITS_THREADS, 1), 0, false),
+    spec!(
+        MaskMap,
+        Sm80,
+        (mask_map_sm80, F32, 256, Element, 64, 64, MASK_BITS_THREADS, 1),
+        layout::mask_map().bytes(),
+        false
+    ),
 ];
 
 const SCAN: &[KernelSpec] = {
@@ -379,6 +397,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     ACCUMULATE,
     BIAS_GRADIENT_MMA,
     BIAS_GRADIENT_FMA,
+    BIAS_GRADIENT_SM90A,
     OF_ANY_DTYPE,
     SELECT_KEYS,
     DYNAMIC,

@@ -375,6 +375,7 @@ macro_rules! products {
             with_32!(shared_by_shared!(scores_d192_n64, "m64n64k16" $type,), [1 2]);
             with_32!(shared_by_shared!(scores_d256_n64, "m64n64k16" $type,), [1 2 3]);
             with_64!(shared_by_shared!(scores_d64_n128, "m64n128k16" $type,), []);
+            with_64!(shared_by_shared!(shared_scores_d128_n128, "m64n128k16" $type,), [1]);
             with_56!(shared_by_shared!(scores_d80_n112, "m64n112k16" $type,), [] [0]);
             with_56!(shared_by_shared!(scores_d96_n112, "m64n112k16" $type,), [] [0 2]);
             with_56!(shared_by_shared!(scores_d160_n112, "m64n112k16" $type,), [1] [0 2]);

@@ -63,7 +63,7 @@ use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::pack;
 use crate::tile::warpgroup::{GradientElement, QueryGradientElement, Wait, store_transposed};
-use helpers::Maps;
+pub(super) use helpers::Maps;
 use room::Room;
 use tile::{BackwardKernel, DsTile, Instance, KeyTile, QueryStages};
 

@@ -12,13 +12,18 @@
 //! ```
 //!
 //! So it makes two of the backward's five products again, and needs no memory between batches and heads: the
-//! order of all additions depends on the problem alone. Each warp has 16 queries.
+//! order of all additions depends on the problem alone. Each warp has 16 queries. For Hopper see [`hopper`].
 
-use crate::abi::{Access, BackwardParams, RowStatistic};
+mod hopper;
+mod lanes;
+mod part;
+mod rows;
+
+use crate::abi::{Access, BackwardParams};
 use crate::arch::{async_copy, barrier, global, math, shared, specialize, thread};
-use crate::attention::key_block::{self, references, statistics};
+use crate::attention::key_block;
 use crate::attention::score::bias_tile::FromGlobal;
-use crate::attention::score::{BackwardScale, ScorePlace, ScoreTile, dropout, features, mask_map};
+use crate::attention::score::{BackwardScale, ScorePlace, ScoreTile, dropout, features};
 use crate::attention::sequence::Sequence;
 use crate::geometry::row_heads::RowHeads;
 use crate::tile::element::{self, Element, F32, TensorCoreElement};
@@ -27,52 +32,11 @@ use crate::tile::shared_tile::SharedTile;
 use crate::tile::{fma, mma};
 use core::f32::consts::LOG2_E;
 use core::marker::PhantomData;
+use part::{Part, Range, shown_by_mask, shown_by_positions};
+use rows::{RowReference, RowStatistics};
 
 /// Rows of a warp.
 const WARP_ROWS: u32 = 16;
-
-/// Which of a dimension a block sums over: `begin..end`.
-#[derive(Clone, Copy)]
-struct Range {
-    begin: u32,
-    end: u32,
-}
-
-impl Range {
-    /// Item `index` alone or, of one for all, all `count`.
-    #[inline(always)]
-    fn of(index: u32, extent: u32, count: u32) -> Self {
-        if extent == 1 { Range { begin: 0, end: count } } else { Range { begin: index, end: index + 1 } }
-    }
-}
-
-/// The elements of a block.
-#[derive(Clone, Copy)]
-struct Part {
-    batch: u32,
-    head: u32,
-    query_tile: u32,
-    key_tile: u32,
-}
-
-impl Part {
-    /// That of this block, of tiles of `rows` queries and keys.
-    #[inline(always)]
-    fn of_this_block(p: &BackwardParams, rows: u32) -> Self {
-        let [_, heads, queries, keys] = p.d_bias_shape;
-        let (query_tiles, key_tiles) = (queries.div_ceil(rows), keys.div_ceil(rows));
-        let index = thread::block_idx_x();
-        let row = math::divide(index, key_tiles);
-        let pair = math::divide(row, query_tiles);
-        let batch = math::divide(pair, heads);
-        Part {
-            batch,
-            head: pair - batch * heads,
-            query_tile: row - pair * query_tiles,
-            key_tile: index - row * key_tiles,
-        }
-    }
-}
 
 /// How 16 rows of a tile are multiplied with all of another, into fragments of `F`.
 trait Products<const ROWS: u32, const ROW_BYTES: u32, const LANE_ROWS: usize, const S: usize> {
@@ -151,13 +115,12 @@ unsafe fn gradient<
     let q_tile = SharedTile::<ROWS, ROW_BYTES>::at(shared::dynamic_base());
     let tile_at = |index: u32| SharedTile::at(q_tile.address + index * ROWS * ROW_BYTES);
     let (k_tile, d_o_tile, v_tile) = (tile_at(1), tile_at(2), tile_at(3));
-    let part = Part::of_this_block(p, ROWS);
-    let [batches, heads, queries, keys] = p.d_bias_shape;
+    let part = Part::nth(p, ROWS, thread::block_idx_x());
+    let [_, _, queries, keys] = p.d_bias_shape;
     let scale = BackwardScale::new::<M::E>(p);
 
     let mut sums = [0.0; S];
-    let heads_of_one = math::divide(p.query_heads, heads);
-    let batches = Range::of(part.batch, batches, p.batches);
+    let (batches, heads) = (part.batches(p), part.heads(p));
     let mut batch = batches.begin;
     while batch < batches.end {
         let sequence = key_block::sequence(p, batch);
@@ -165,9 +128,8 @@ unsafe fn gradient<
         let tiles = |rows: i32| (rows as u32).div_ceil(ROWS);
         let query_tiles = Range::of(part.query_tile, queries, tiles(sequence.query_rows));
         let key_tiles = Range::of(part.key_tile, keys, tiles(sequence.visible.key_rows));
-        let mut head = part.head * heads_of_one;
-        let end_head = head + heads_of_one;
-        while head < end_head {
+        let mut head = heads.begin;
+        while head < heads.end {
             let key_head = math::divide(head, p.group_size);
             let mut query_tile = query_tiles.begin;
             while query_tile < query_tiles.end {
@@ -176,8 +138,8 @@ unsafe fn gradient<
                 while key_tile < key_tiles.end {
                     let first_key = (key_tile * ROWS) as i32;
                     let place = ScorePlace { sequence: batch, head, key_head, first_key: 0 };
-                    if is_visible(&sequence, first_query, ROWS, key_tile)
-                        && shows_some(p, &sequence, &place, (first_query, first_key), ROWS)
+                    if shown_by_positions(&sequence, first_query, ROWS, key_tile).some
+                        && shown_by_mask(p, &sequence, &place, (first_query, first_key), ROWS).some
                     {
                         load::<M::E, VECTOR, ROWS, ROW_BYTES, THREADS>(
                             p,
@@ -225,12 +187,19 @@ unsafe fn gradient<
                         while row < LANE_ROWS {
                             let at = warp_row + M::F::row(lane, row);
                             let query = first_query + at as i32;
-                            let given = statistics_of(p, &sequence, workspace_row, head, query);
+                            let (mut given, mut reference) =
+                                (RowStatistics::NOTHING, RowReference::NOTHING);
+                            if query < sequence.query_rows {
+                                let row = workspace_row + query as u32;
+                                given = RowStatistics::load(p, head, row);
+                                reference = RowReference::load(p, head, row);
+                            }
                             let mut column = 0;
                             while column < M::F::COLUMNS {
                                 let register = M::F::register(row, column);
-                                let exponent = given.exponent(scores[register]) * LOG2_E;
-                                let ds = math::exp2_down(exponent) * (dp[register] - given.delta);
+                                let exponent = reference.relative(scores[register]) + given.minus_lse;
+                                let ds =
+                                    math::exp2_down(exponent * LOG2_E) * (dp[register] - given.delta);
                                 // What dO of a row that sees no key holds is nothing to it.
                                 sums[register] += if given.is_dead() { 0.0 } else { ds };
                                 column += 1;
@@ -248,83 +217,6 @@ unsafe fn gradient<
         batch += 1;
     }
     store::<M::E, M::F, ROWS, THREADS, LANE_ROWS, S>(p, &part, lane, warp_row, &sums, q_tile.address);
-}
-
-/// Whether some query of a tile of `rows` sees some key of a tile of as many.
-#[inline(always)]
-fn is_visible(sequence: &Sequence, first_query: i32, rows: u32, key_tile: u32) -> bool {
-    if first_query >= sequence.query_rows {
-        return false;
-    }
-    let last = first_query + rows as i32;
-    let last = if last < sequence.query_rows { last } else { sequence.query_rows } - 1;
-    let tiles = sequence.visible.tiles(first_query, last, rows as i32);
-    (key_tile as i32) >= tiles.begin && (key_tile as i32) < tiles.end
-}
-
-/// Whether a boolean mask, if there is one, shows some pair of a tile of `rows` queries and keys from these
-/// on.
-#[inline(always)]
-unsafe fn shows_some(
-    p: &BackwardParams,
-    sequence: &Sequence,
-    place: &ScorePlace,
-    (first_query, first_key): (i32, i32),
-    rows: u32,
-) -> bool {
-    if !specialize::attn_mask() {
-        return true;
-    }
-    let tile = |first: i32, all: i32| {
-        let end = first + rows as i32;
-        (first, if end < all { end } else { all } - 1)
-    };
-    let queries = tile(first_query, sequence.query_rows);
-    let keys = tile(first_key, sequence.visible.key_rows);
-    mask_map::shown(&p.score, place, 1, queries, keys).some
-}
-
-/// What is known of a row ([`RowStatistic`]). Of no row, what makes its probabilities 0.
-struct RowStatistics {
-    minus_lse: f32,
-    reference: f32,
-    rest: f32,
-    delta: f32,
-}
-
-impl RowStatistics {
-    /// Whether the row sees no key, or is no row.
-    #[inline(always)]
-    fn is_dead(&self) -> bool {
-        self.minus_lse == f32::NEG_INFINITY
-    }
-
-    /// `s - lse` of a natural score, in the order of the main kernel.
-    #[inline(always)]
-    fn exponent(&self, score: f32) -> f32 {
-        score + self.minus_lse - self.reference + self.rest
-    }
-}
-
-#[inline(always)]
-unsafe fn statistics_of(
-    p: &BackwardParams,
-    sequence: &Sequence,
-    workspace_row: u32,
-    head: u32,
-    query: i32,
-) -> RowStatistics {
-    if query >= sequence.query_rows {
-        return RowStatistics { minus_lse: f32::NEG_INFINITY, reference: 0.0, rest: 0.0, delta: 0.0 };
-    }
-    let row = workspace_row + query as u32;
-    let [reference, rest] = global::load_u32x2(references(p, head, row));
-    RowStatistics {
-        minus_lse: global::load_f32(statistics(p, RowStatistic::Lse, head, row)),
-        reference: f32::from_bits(reference),
-        rest: f32::from_bits(rest),
-        delta: global::load_f32(statistics(p, RowStatistic::Delta, head, row)),
-    }
 }
 
 /// Fills the tiles of q, k, dO and v.
@@ -419,11 +311,9 @@ unsafe fn store<
                 i += 1;
             }
             sum *= dropout::gradient_scale(&p.score);
-            let head_stride = p.d_bias.head_stride + p.d_bias.key_head_stride;
-            let offset = part.batch as i64 * p.d_bias.batch_stride
-                + part.head as i64 * head_stride
-                + query as i64 * p.d_bias.query_stride
-                + key as i64 * p.d_bias.key_stride;
+            let offset = part.offset(p, ROWS)
+                + row as i64 * p.d_bias.query_stride
+                + column as i64 * p.d_bias.key_stride;
             if p.d_bias_f32 != 0 {
                 global::store_f32(p.d_bias.address.wrapping_add((4 * offset) as u64), sum);
             } else {

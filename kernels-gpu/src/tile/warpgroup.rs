@@ -376,6 +376,7 @@ macro_rules! all_head_dims {
         products!($element, $module, 56, 28, 96, shared scores_d192_n112, accumulate_d192_n112);
         products!($element, $module, 40, 20, 128, shared scores_d256_n80, accumulate_d256_n80);
         gradients!($element, $module, 64, 32, 32, scores_d64_n128, accumulate_d64_n128);
+        gradients!($element, $module, 64, 32, 64, shared_scores_d128_n128, accumulate_d128_n128);
         gradients!($element, $module, 32, 16, 32, scores_d64_n64, accumulate_d64_n64);
         gradients!($element, $module, 32, 16, 64, scores_d128_n64, accumulate_d128_n64);
         gradients!($element, $module, 40, 20, 64, scores_d128_n80, accumulate_d128_n80);

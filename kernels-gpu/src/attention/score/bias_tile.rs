@@ -200,6 +200,37 @@ impl WarpBias {
     }
 }
 
+/// From shared memory, where it has come: the warp has waited for what [`WarpBias::fetch`] started, and its
+/// lanes for each other.
+impl<E: TensorCoreElement> BiasSource<E> for WarpBias {
+    #[inline(always)]
+    unsafe fn add<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize, const TRANSPOSED: bool>(
+        &self,
+        lane: u32,
+        scores: &mut [f32; N],
+        _: &ScoreParams,
+        _: &ScoreTile,
+        _: &ScorePlace,
+        factor: f32,
+    ) {
+        const { assert!(F::PAIRED && ROWS == 2) };
+        let mut index = 0;
+        while index < N / 8 {
+            let four = self.matrices::<TRANSPOSED>(lane, index as u32);
+            let mut i = 0;
+            while i < 4 {
+                let (row, column) = (i % 2, 4 * index + i / 2 * 2);
+                let (first, second) = (F::register(row, column), F::register(row, column + 1));
+                let (even, odd) = E::unpack(four[i]);
+                scores[first] = math::fma(scores[first], factor, even);
+                scores[second] = math::fma(scores[second], factor, odd);
+                i += 1;
+            }
+            index += 1;
+        }
+    }
+}
+
 /// From shared memory if there is room for it, where [`WarpBias::fetch`] has had it brought.
 impl<E: TensorCoreElement> BiasSource<E> for Option<WarpBias> {
     #[inline(always)]
@@ -212,27 +243,13 @@ impl<E: TensorCoreElement> BiasSource<E> for Option<WarpBias> {
         place: &ScorePlace,
         factor: f32,
     ) {
-        let Some(part) = *self else {
+        let Some(part) = self else {
             bias::add::<E, F, ROWS, N, TRANSPOSED>(lane, scores, p, tile, place, factor);
             return;
         };
-        const { assert!(F::PAIRED && ROWS == 2) };
         async_copy::wait_all();
         warp::warp_sync();
-        let mut index = 0;
-        while index < N / 8 {
-            let four = part.matrices::<TRANSPOSED>(lane, index as u32);
-            let mut i = 0;
-            while i < 4 {
-                let (row, column) = (i % 2, 4 * index + i / 2 * 2);
-                let (first, second) = (F::register(row, column), F::register(row, column + 1));
-                let (even, odd) = E::unpack(four[i]);
-                scores[first] = math::fma(scores[first], factor, even);
-                scores[second] = math::fma(scores[second], factor, odd);
-                i += 1;
-            }
-            index += 1;
-        }
+        BiasSource::<E>::add::<F, ROWS, N, TRANSPOSED>(part, lane, scores, p, tile, place, factor);
         // What stands there next may be written by other lanes.
         warp::warp_sync();
     }

@@ -85,7 +85,9 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
                 column += 1;
             }
             let largest = F::row_max(largest);
-            has_lost |= largest * largest < loss * (MARGIN * MARGIN);
+            // A row that sees no key has lost nothing, whatever the other rows of its lanes have.
+            let sees_some = self.row_max[row] > f32::NEG_INFINITY;
+            has_lost |= sees_some && largest * largest < loss * (MARGIN * MARGIN);
             row += 1;
         }
         warp::any(has_lost)

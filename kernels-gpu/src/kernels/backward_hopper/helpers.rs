@@ -22,7 +22,7 @@ use crate::tile::element::TensorCoreElement;
 
 /// Addresses of the tensor maps.
 #[derive(Clone, Copy)]
-pub(super) struct Maps {
+pub(in crate::kernels) struct Maps {
     pub q: u64,
     pub k: u64,
     pub v: u64,

@@ -2,7 +2,7 @@
 
 use finite_attention::check::{
     BiasFeature, BiasValues, Case, Features, Gradients, MaskFeature, Placement, ScorePlacement, case,
-    extended_case, featured_case, with_enough_rows,
+    extended_case, featured_case, with_enough_rows, with_exact_lse,
 };
 use finite_attention::{Dtype, Mask, Mode};
 use proptest::strategy::{NewTree, Strategy, ValueTree};
@@ -37,10 +37,10 @@ const STRATA: u64 = 1 << 16;
 const MOST_TRIES: usize = 10_000;
 
 impl Cases {
-    /// Every case that `fit` accepts, as it returns it. What `fit` returns it must accept unchanged, or
-    /// shrinking is less thorough.
+    /// Every case that `fit` accepts, as it returns it, [with an exact lse](with_exact_lse). What `fit` returns it
+    /// must accept unchanged, or shrinking is less thorough.
     pub fn fitted(fit: impl Fn(Case) -> Option<Case> + Send + Sync + 'static) -> Self {
-        Cases { generate: case, fit: Arc::new(fit) }
+        Cases { generate: case, fit: Arc::new(move |case| fit(case).map(with_exact_lse)) }
     }
 
     /// Every case after `change`.

@@ -186,7 +186,8 @@ fn kernels_that_start_early_wait_before_they_touch_memory() {
         }
         let allows = code.contains("griddepcontrol.launch_dependents");
         let is_first_of_two = match kernel.family {
-            Family::Forward => kernel.splits_keys(),
+            // What follows products of parts waits until they have ended, whatever they allow.
+            Family::Forward => kernel.splits_keys() || kernel.multiplies_parts(),
             Family::Backward => true,
             _ => false,
         };

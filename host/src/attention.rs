@@ -43,7 +43,7 @@ use kernels_gpu::abi::{
 /// -inf.
 ///
 /// Where keys are split ([`ForwardProblem::num_splits`]), and where f32 is
-/// ([`Precision::Fast3`](crate::problem::Precision::Fast3)), a workspace is allocated and freed in the
+/// ([`Precision::Fast3`]), a workspace is allocated and freed in the
 /// order of the stream, from a pool that keeps it for later calls until the device is closed. If there is
 /// no memory for it, neither is split, unless that was asked for. A captured graph allocates and frees it,
 /// too. Devices without memory pools wait for the stream.

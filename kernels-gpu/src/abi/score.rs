@@ -33,7 +33,7 @@ pub struct ScoreParams {
     /// The map of its tiles ([`mask_map`](crate::geometry::mask_map)): elements of two words of u32, a bit
     /// for each granule of keys, of those that show a pair, and of those that show all. Queries are granules
     /// of them, 0 apart if there is one query for all; keys are windows, of which each has
-    /// [`LEVELS`](crate::geometry::mask_map::LEVELS) times as many elements as there are granules.
+    /// [`LEVELS`] times as many elements as there are granules.
     pub mask_map: ScoreView,
     /// Device address of the slopes of ALiBi, f32 `[B, Hq]` or `[Hq]`.
     pub alibi_slopes: u64,

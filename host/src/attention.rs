@@ -27,7 +27,7 @@ use crate::plan::{
     AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, HopperPlan, PartialForward, plan_forward,
     plan_forward_partial,
 };
-use crate::problem::{ForwardProblem, Precision};
+use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
     AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, Dtype, ForwardFmaParams,
     ForwardHopperParams, ForwardParams, ForwardSplitParams, GatherParams, MSDA_MAX_LEVELS,
@@ -43,9 +43,9 @@ use kernels_gpu::abi::{
 /// -inf.
 ///
 /// Where keys are split ([`ForwardProblem::num_splits`]), and where f32 is
-/// ([`Precision::Fast3`]), a workspace is allocated and freed in the
-/// order of the stream, from a pool that keeps it for later calls until the device is closed. If there is
-/// no memory for it, neither is split, unless that was asked for. A captured graph allocates and frees it,
+/// ([`Precision::Fast3`](crate::problem::Precision::Fast3)), a workspace is allocated and freed in the order
+/// of the stream, from a pool that keeps it for later calls until the device is closed. If there is no
+/// memory for it, keys are not split, unless that was asked for. A captured graph allocates and frees it,
 /// too. Devices without memory pools wait for the stream.
 ///
 /// The first call of a kernel loads it, the first on Hopper allocates counters, and the first that splits
@@ -76,10 +76,6 @@ pub unsafe fn forward(
         Err(Error::OutOfMemory { .. }) if plan.combine.is_some() && problem.num_splits.is_none() => {
             // SAFETY: as this call.
             unsafe { forward(device, &problem.with_num_splits(1), pointers, stream) }
-        }
-        Err(Error::OutOfMemory { .. }) if plan.operands.is_some() && problem.precision.is_none() => {
-            // SAFETY: as this call.
-            unsafe { forward(device, &problem.with_precision(Precision::Fma), pointers, stream) }
         }
         result => result,
     }

@@ -111,6 +111,19 @@ fn gives_way_to_masks(spec: &KernelSpec) -> bool {
 
 /// Of a case for this kernel, a bias and a boolean mask that end where their memory ends, or at other times f32 with queries side by
 /// side, slopes, sinks and dropout; with rows that see nothing.
+/// The case with a bias in its element type that batches share, `[1, Hq, Sq, Sk]`, and nothing else that scores can have.
+/// `has_gradient`: it has one, of the same type, where the case has gradients.
+pub fn with_shared_bias(case: Case, has_gradient: bool) -> Case {
+    let bias = BiasFeature {
+        dtype: case.dtype,
+        dimensions: Dimensions { batches: false, ..Dimensions::ALL },
+        placement: ScorePlacement::Dense,
+        values: BiasValues::Normal,
+        gradient: has_gradient.then_some(case.dtype),
+    };
+    Case { features: Features { bias: Some(bias), ..Features::default() }, ..case }
+}
+
 fn with_features(kernel: &str, case: Case, in_f32: bool) -> Case {
     let dimensions = Dimensions { batches: true, heads: ScoreHeads::Query, queries: true, keys: true };
     let (dtype, placement, values) = if in_f32 {

@@ -2,8 +2,7 @@
 //! them stay and make several tiles, of which some are shared by batches and heads.
 
 use finite_attention::check::{
-    BiasFeature, BiasValues, Case, Dimensions, Features, Gradients, Inputs, ScoreHeads, ScorePlacement,
-    Surroundings, judgeable,
+    Case, Dimensions, Features, Gradients, Inputs, ScoreHeads, Surroundings, judgeable,
 };
 use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use finite_attention_tests::cases::{Cases, retyped};
@@ -12,6 +11,7 @@ use finite_attention_tests::device::{arch_of, emulated_arch, open};
 use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::{of_size, recording};
 use finite_attention_tests::rule::within_the_rule;
+use finite_attention_tests::shapes::with_shared_bias;
 use kernels_gpu::abi::Arch;
 
 /// 16-bit cases whose bias has an element for each query and key, and a gradient: several tiles, whole and ragged,
@@ -54,15 +54,7 @@ fn gradients_of_a_bias_of_pairs_are_within_the_rule() {
 
 /// A bias of `[1, Hq, Sq, Sk]` that three batches share.
 fn shared_by_batches(head_dim: usize, dtype: Dtype) -> Case {
-    let dimensions = Dimensions { batches: false, heads: ScoreHeads::Query, queries: true, keys: true };
-    let bias = BiasFeature {
-        dtype,
-        dimensions,
-        placement: ScorePlacement::Dense,
-        values: BiasValues::Normal,
-        gradient: Some(dtype),
-    };
-    Case {
+    let case = Case {
         batches: 3,
         query_rows: 200,
         key_rows: 264,
@@ -70,10 +62,10 @@ fn shared_by_batches(head_dim: usize, dtype: Dtype) -> Case {
         value_dim: head_dim,
         dtype,
         output_dtype: dtype,
-        features: Features { bias: Some(bias), ..Features::default() },
         gradients: Some(Gradients { dtype, has_d_lse: false, mode: Mode::Fast }),
         ..Case::small()
-    }
+    };
+    with_shared_bias(case, true)
 }
 
 /// Which kernel is taken, where heads are wide, sequences are packed, and queries share the bias.

@@ -186,8 +186,7 @@ fn kernels_that_start_early_wait_before_they_touch_memory() {
         }
         let allows = code.contains("griddepcontrol.launch_dependents");
         let is_first_of_two = match kernel.family {
-            // What follows products of parts waits until they have ended, whatever they allow.
-            Family::Forward => kernel.splits_keys() || kernel.multiplies_parts(),
+            Family::Forward => kernel.splits_keys(),
             Family::Backward => true,
             _ => false,
         };

@@ -1,10 +1,7 @@
 //! Key tiles of the backward for Hopper that several blocks share: gradients are those of whole tiles, and the
 //! same in every run.
 
-use finite_attention::check::{
-    BiasFeature, BiasValues, Case, Dimensions, Features, Gradients, Inputs, Placement, ScoreHeads,
-    ScorePlacement, Surroundings,
-};
+use finite_attention::check::{Case, Gradients, Inputs, Placement, Surroundings};
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::plan::plan_backward;
 use finite_attention::{BackwardPointers, CausalAlignment, Device, KernelImages, Mask, Mode};
@@ -14,6 +11,7 @@ use finite_attention_tests::device::emulated;
 use finite_attention_tests::property::{Finding, check};
 use finite_attention_tests::recorder::{of_size, recording, with_room_for};
 use finite_attention_tests::rule::within_the_rule;
+use finite_attention_tests::shapes::with_shared_bias;
 use kernels_gpu::abi::{Arch, Dtype, Family, KERNELS, KernelSpec};
 
 const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
@@ -105,22 +103,9 @@ fn parts_are_those_of_their_tiles_where_batches_share_a_bias() {
     for name in ["backward_bf16_d64_sm90a", "backward_bf16_d128_sm90a"] {
         let kernel = KERNELS.iter().find(|kernel| kernel.name == name).unwrap();
         let case = of_one_key_head(kernel, Mask::Full, Mode::Fast);
-        let bias = BiasFeature {
-            dtype: kernel.dtype,
-            dimensions: Dimensions {
-                batches: false,
-                heads: ScoreHeads::Query,
-                queries: true,
-                keys: true,
-            },
-            placement: ScorePlacement::Dense,
-            values: BiasValues::Normal,
-            gradient: None,
-        };
-        let features = Features { bias: Some(bias), ..Features::default() };
         // Of two batches and two heads, the second and the third of all four change places.
         let query_heads = 2 * case.query_heads;
-        let case = Case { batches: 2, key_heads: 2, query_heads, features, ..case };
+        let case = Case { batches: 2, key_heads: 2, query_heads, ..with_shared_bias(case, false) };
         let device = with_room_for(&under(Schedule::Latest), kernel);
         divided(&device, &case).unwrap_or_else(|wrong| panic!("{case:?}: {wrong}"));
     }

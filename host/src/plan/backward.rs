@@ -425,16 +425,24 @@ fn bias_gradient(
     let inputs = &tensors[..4];
     let access = choose_access(inputs, reasons);
     let [batches, heads, queries, keys] = params.d_bias_shape;
-    // Kernels for Hopper add up batches and heads, and know of no packed sequences.
-    let has_all_pairs = (queries, keys) == (params.query_rows, params.key_rows) && !forward.is_packed();
+    let why_not_hopper = if forward.is_packed() {
+        Some("sequences are packed")
+    } else if (queries, keys) != (params.query_rows, params.key_rows) {
+        Some("the bias has no element for each query and key")
+    } else {
+        None
+    };
+    let mut mappable = access == Access::Vector16 && tensor_maps::can_describe(inputs, device, reasons);
+    if let Some(why_not) = why_not_hopper.filter(|_| mappable) {
+        reasons.push(format!("no kernel for Hopper for dbias: {why_not}"));
+        mappable = false;
+    }
     let choice = Choice {
         family: Family::BiasGradient,
         dtype: forward.problem.dtype,
         head_dim: forward.head_dim.max(forward.value_dim),
         access,
-        mappable: access == Access::Vector16
-            && has_all_pairs
-            && tensor_maps::can_describe(inputs, device, reasons),
+        mappable,
         short_tiles: false,
         gathers_heads: false,
         switches: forward.switches().of_scores(),

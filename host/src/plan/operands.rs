@@ -6,7 +6,7 @@ use super::forward::{ForwardPlan, ForwardPointers, HopperPlan};
 use super::{KernelLaunch, Tensor, count_blocks, tensor_maps, view};
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
-use crate::problem::{Layout, Mask, Precision, ValidForward};
+use crate::problem::{Layout, Precision, ValidForward};
 use kernels_gpu::abi::{
     Arch, Dtype, Family, ForwardFmaParams, KERNELS, KernelSpec, KernelVariant, SPLIT_MOST_SCORE,
     SPLIT_RECORD_WORDS, SPLIT_ROWS, SPLIT_TENSORS, SplitFactors, SplitParams, SplitTensor, Switches,
@@ -62,8 +62,8 @@ pub(super) fn are_split(
     }
     let why_not = match problem.precision {
         Some(Precision::Fma) => Some("asked for".to_owned()),
-        None => obstacle(valid, pointers)
-            .or_else(|| why_not_unasked(valid, device, PARTS_UNASKED_FROM).map(str::to_owned)),
+        // o is as exact in parts, but lse is not (docs/f32-tensor-cores.md).
+        None => Some("fast3 is not asked for".to_owned()),
         Some(Precision::Fast3) => obstacle(valid, pointers),
     };
     reasons.push(match &why_not {
@@ -71,42 +71,6 @@ pub(super) fn are_split(
         Some(why_not) => format!("fma: {why_not}"),
     });
     why_not.is_none()
-}
-
-/// What is done where neither way is asked for: how many keys, and query rows, there must be for parts to be
-/// taken, of a problem of which nothing else speaks against it; none: they are taken where they are asked
-/// for.
-///
-/// There is none: o is as exact as by fused multiply-adds, but lse is up to 3.6 times as far off
-/// (docs/f32-tensor-cores.md). What measuring and splitting take grows with the rows, products with their
-/// square: at S 4096 0.35 of 3.1 ms, where fused multiply-adds take 14.8 (H200, B 4, 16 heads of 128).
-const PARTS_UNASKED_FROM: Option<u32> = None;
-
-/// Why parts are not taken where neither way is asked for, if they are from `least` rows on: what was not
-/// measured, or would be slower.
-pub(super) fn why_not_unasked(
-    valid: &ValidForward,
-    device: &DeviceProperties,
-    least: Option<u32>,
-) -> Option<&'static str> {
-    let Some(least) = least else { return Some("fast3 is not asked for") };
-    let problem = &valid.problem;
-    let tiles = u64::from(valid.query_rows.div_ceil(kernel_for(MOST_COLUMNS).query_rows))
-        * u64::from(valid.query_heads)
-        * u64::from(valid.batches);
-    if valid.is_packed() {
-        Some("sequences are packed, and fast3 is not asked for")
-    } else if valid.query_rows.min(valid.key_rows) < least {
-        Some("there are few rows, and fast3 is not asked for")
-    } else if tiles < device.multiprocessors.into() {
-        Some("there are fewer query tiles than multiprocessors, and fast3 is not asked for")
-    } else if !matches!(problem.mask, Mask::Full | Mask::Causal(_)) {
-        Some("a query sees a window of keys, and fast3 is not asked for")
-    } else if valid.switches() != Switches::NONE {
-        Some("scores have more than a mask, and fast3 is not asked for")
-    } else {
-        None
-    }
 }
 
 /// What no kernel does that multiplies parts.

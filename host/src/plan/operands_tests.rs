@@ -1,9 +1,8 @@
 //! What is planned for f32 in two parts.
 
-use super::operands::why_not_unasked;
 use super::tests::{device, plan, pointers};
 use super::*;
-use crate::problem::{CausalAlignment, ForwardProblem, Mask, Precision};
+use crate::problem::{ForwardProblem, Precision};
 
 /// Heads that share keys.
 fn large(head_dim: usize) -> ForwardProblem {
@@ -45,31 +44,9 @@ fn the_plan_says_why_not() {
     assert_eq!(reason(&fast(large(64)).with_num_splits(2)), "fma: ranges of keys are asked for");
     assert_eq!(reason(&fast(large(63))), "fma: not every row of o starts on 16 bytes");
     assert_eq!(reason(&large(64)), "fma: fast3 is not asked for");
-    assert_eq!(reason(&large(200)), "fma: head_dim 200 is above 128");
     let keys = Layout::bshd([1, 0, 2, 64]);
     let none = ForwardProblem::new(Dtype::F32, small().q, keys, keys);
     assert_eq!(reason(&fast(none)), "fma: there are no keys");
-}
-
-/// What would be done unasked from so many rows on.
-#[test]
-fn unasked_parts_are_for_what_was_measured() {
-    let why_not = |problem: &ForwardProblem, least: u32| {
-        why_not_unasked(&problem.validate().unwrap(), &device(), Some(least))
-    };
-    let because = |why: &str| format!("{why}, and fast3 is not asked for");
-    assert_eq!(why_not(&large(64), 1024), None);
-    assert_eq!(why_not(&large(64), 1025).unwrap(), because("there are few rows"));
-    assert_eq!(why_not(&small(), 71).unwrap(), because("there are few rows"));
-    let window = Mask::Window { left: Some(128), right: None, alignment: CausalAlignment::BottomRight };
-    let windowed = large(64).with_mask(window);
-    assert_eq!(why_not(&windowed, 1024).unwrap(), because("a query sees a window of keys"));
-    let capped = large(64).with_softcap(30.0);
-    assert_eq!(why_not(&capped, 1024).unwrap(), because("scores have more than a mask"));
-    let (q, kv) = (Layout::bshd([1, 1024, 4, 64]), Layout::bshd([1, 1024, 4, 64]));
-    let narrow = ForwardProblem::new(Dtype::F32, q, kv, kv).with_num_splits(1);
-    let few = because("there are fewer query tiles than multiprocessors");
-    assert_eq!(why_not(&narrow, 1024).unwrap(), few);
 }
 
 #[test]

@@ -431,7 +431,13 @@ pub fn dq_rows(p: &BackwardParams, first_row: u32, queries: u32) -> u32 {
 /// `p` is as [`BackwardParams`] says.
 #[inline(always)]
 pub unsafe fn sequence(p: &BackwardParams, batch: u32) -> Sequence {
-    let sequences = Sequences {
+    Sequence::new(&sequences(p), batch)
+}
+
+/// What a backward's parameters say of all of them.
+#[inline(always)]
+pub fn sequences(p: &BackwardParams) -> Sequences {
+    Sequences {
         cu_seqlens_q: p.cu_seqlens_q,
         cu_seqlens_k: p.cu_seqlens_k,
         query_rows: p.query_rows,
@@ -439,8 +445,7 @@ pub unsafe fn sequence(p: &BackwardParams, batch: u32) -> Sequence {
         bottom_right: p.bottom_right,
         window_left: p.window_left,
         window_right: p.window_right,
-    };
-    Sequence::new(&sequences, batch)
+    }
 }
 
 /// First row of the sequence in the workspace.

@@ -74,7 +74,7 @@ unsafe fn forward<K, const A: usize, const S: usize, const P: usize, const O: us
         match helper {
             Helper::Producer => {
                 storage.produce(p, &maps);
-                if tiles_split_keys(K::QUERIES) {
+                if const { tiles_split_keys(K::QUERIES) && K::Element::WORDS_OF_PAIR == 1 } {
                     grid::allow_next();
                 }
             }

@@ -11,6 +11,14 @@ use crate::arch::{registers, thread, warp};
 /// Threads of a warpgroup.
 pub const WARPGROUP: u32 = 128;
 
+/// The lane of a thread of warpgroup `warpgroup` of those that compute, and its warp's first row: a warpgroup
+/// has 64, and a warp 16 of them.
+#[inline(always)]
+pub fn lane_and_first_row(thread: u32, warpgroup: u32) -> (u32, u32) {
+    let thread = thread % WARPGROUP;
+    (thread % 32, 64 * warpgroup + thread / 32 * 16)
+}
+
 /// A warp of a block, before it has become anything.
 ///
 /// ```text

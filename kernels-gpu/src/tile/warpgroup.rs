@@ -251,40 +251,25 @@ pub unsafe fn store_transposed<S: TileSize, const P: usize>(
 macro_rules! products {
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, shared $scores:ident,
         $output:ident) => {
-        impl WarpgroupElement<0, $s, $p, $o> for $element {
-            type Output = Sum<$o>;
-            type Units = ();
-
-            #[inline(always)]
-            unsafe fn start_scores<Q: TileSize>(q: &Queries<0>, k: u64) -> [f32; $s] {
-                wgmma::$module::$scores::<Q>(q.descriptor, k)
-            }
-
-            #[inline(always)]
-            unsafe fn start_output(output: &mut Sum<$o>, p: &[u32; $p], v: u64) {
-                wgmma::$module::$output(&mut output.values, p, v, output.begun);
-                output.begun = wgmma::one();
-            }
-
-            #[inline(always)]
-            unsafe fn finish_output<const PENDING: u32>(
-                output: &mut Sum<$o>,
-                _: &[u32; $p],
-                _: impl FnOnce() -> u64,
-            ) {
-                output.values.wait::<PENDING>();
-            }
-        }
+        products!($element, $module, $s, $p, $o, 0, $output, [q k] wgmma::$module::$scores::<Q>(
+            q.descriptor, k
+        ));
     };
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, $a:literal $scores:ident,
         $output:ident) => {
+        products!($element, $module, $s, $p, $o, $a, $output, [q k] wgmma::$module::$scores(
+            &q.fragments, k
+        ));
+    };
+    ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, $a:literal, $output:ident,
+        [$q:ident $k:ident] $scores:expr) => {
         impl WarpgroupElement<$a, $s, $p, $o> for $element {
             type Output = Sum<$o>;
             type Units = ();
 
             #[inline(always)]
-            unsafe fn start_scores<Q: TileSize>(q: &Queries<$a>, k: u64) -> [f32; $s] {
-                wgmma::$module::$scores(&q.fragments, k)
+            unsafe fn start_scores<Q: TileSize>($q: &Queries<$a>, $k: u64) -> [f32; $s] {
+                $scores
             }
 
             #[inline(always)]

@@ -2,10 +2,10 @@
 
 use super::{Family, Mutant, moved};
 use crate::ptx::{Which, dropped};
-use crate::shapes::ragged;
+use crate::shapes::{ragged, with_shared_bias};
 use crate::sweep::no_wait;
 use finite_attention::check::{
-    BiasFeature, BiasValues, Case, Dimensions, Features, MaskFeature, ScoreHeads, ScorePlacement,
+    BiasFeature, BiasValues, Case, Dimensions, MaskFeature, ScoreHeads, ScorePlacement,
 };
 use finite_attention::{Dtype, Mask};
 
@@ -20,16 +20,7 @@ const MULTIPLIED: &str = "hopper.rs: E::start_scores::<T>(";
 
 /// Several tiles, ragged ones among them and, under the causal mask, empty ones; shared by two batches.
 fn shared(kernel: &str) -> Case {
-    let dimensions = Dimensions { batches: false, heads: ScoreHeads::Query, queries: true, keys: true };
-    let (dtype, placement, values) = (Dtype::Bf16, ScorePlacement::Dense, BiasValues::Normal);
-    let bias = BiasFeature { dtype, dimensions, placement, values, gradient: Some(dtype) };
-    Case {
-        batches: 2,
-        query_rows: 200,
-        key_rows: 264,
-        features: Features { bias: Some(bias), ..Features::default() },
-        ..ragged(kernel)
-    }
+    with_shared_bias(Case { batches: 2, query_rows: 200, key_rows: 264, ..ragged(kernel) }, true)
 }
 
 /// As [`shared`]; of full heads, of each batch for itself and all heads, in f32, in odd places, and with a boolean
@@ -47,8 +38,7 @@ fn cases(kernel: &str) -> Vec<Case> {
     let in_f32 = with_bias(|bias| (bias.dtype, bias.gradient) = (Dtype::F32, Some(Dtype::F32)));
     let odd = with_bias(|bias| bias.placement = ScorePlacement::Unaligned);
     let hiding = with_bias(|bias| bias.values = BiasValues::Hiding);
-    let dimensions = Dimensions { batches: true, heads: ScoreHeads::Query, queries: true, keys: true };
-    let placement = ScorePlacement::Dense;
+    let (dimensions, placement) = (Dimensions::ALL, ScorePlacement::Dense);
     let mask = MaskFeature { dimensions, placement, density: 0.4, block: 64, has_dead_rows: true };
     let mut masked = shared.clone();
     (masked.mask, masked.features.mask) = (Mask::Full, Some(mask));

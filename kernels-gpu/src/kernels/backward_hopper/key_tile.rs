@@ -12,7 +12,7 @@ use crate::attention::key_stretch::{KeyGradient, division, final_scale};
 use crate::attention::score::bias_tile::{BiasPart, WarpBias};
 use crate::attention::score::{ScorePlace, ScoreTile, dropout, features};
 use crate::pipeline::mailbox::{Letter, MessageCursor};
-use crate::pipeline::roles::WARPGROUP;
+use crate::pipeline::roles::{WARPGROUP, lane_and_first_row};
 use crate::tile::add::add_pairs;
 use crate::tile::element::TensorCoreElement;
 use crate::tile::store::{store_exchanged, store_pairs};
@@ -20,8 +20,7 @@ use crate::tile::store::{store_exchanged, store_pairs};
 /// Lane, and the warp's first row in the tile, worked out anew: registers are for what every step needs.
 #[inline(always)]
 pub(super) fn place(part: u32) -> (u32, u32) {
-    let thread = thread::thread_idx_x_here() % WARPGROUP;
-    (thread % 32, 64 * part + thread / 32 * 16)
+    lane_and_first_row(thread::thread_idx_x_here(), part)
 }
 
 impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {

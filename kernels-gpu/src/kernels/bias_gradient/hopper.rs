@@ -22,13 +22,15 @@ use super::part::{Part, shown_by_mask, shown_by_positions};
 use crate::abi::layout::BiasGradientHopperLayout;
 use crate::abi::{BackwardHopperParams, BackwardParams};
 use crate::arch::{async_copy, barrier, math, mbarrier, shared, specialize, thread, warp};
+use crate::attention::key_block;
 use crate::attention::score::bias_tile::{BiasPart, WarpBias};
 use crate::attention::score::{BackwardScale, ScorePlace, ScoreTile, dropout, features};
 use crate::attention::sequence::{Sequence, Sequences};
+use crate::geometry::mask_map::Shown;
 use crate::geometry::row_heads::RowHeads;
 use crate::geometry::size::{Count, Size, StageCount, TileSize};
 use crate::kernels::backward_hopper::Maps;
-use crate::pipeline::roles::{Helper, Recruit, WARPGROUP};
+use crate::pipeline::roles::{Helper, Recruit, WARPGROUP, lane_and_first_row};
 use crate::pipeline::stages::{Cursor, Stages};
 use crate::tile::bulk::Place;
 use crate::tile::element::{self, TensorCoreElement};
@@ -51,16 +53,14 @@ type BiasTile = Size<ROWS, { 2 * ROWS }>;
 /// A sequence of a backward without packed ones.
 #[inline(always)]
 pub(super) unsafe fn sequence(p: &BackwardParams, batch: u32) -> Sequence {
-    let sequences = Sequences {
-        cu_seqlens_q: 0,
-        cu_seqlens_k: 0,
-        query_rows: p.query_rows,
-        key_rows: p.key_rows,
-        bottom_right: p.bottom_right,
-        window_left: p.window_left,
-        window_right: p.window_right,
-    };
+    let sequences = Sequences { cu_seqlens_q: 0, cu_seqlens_k: 0, ..key_block::sequences(p) };
     Sequence::new(&sequences, batch)
+}
+
+/// What positions show of a part: the same of all that share it.
+#[inline(always)]
+unsafe fn shown_of(p: &BackwardParams, part: &Part) -> Shown {
+    shown_by_positions(&sequence(p, 0), (part.query_tile * ROWS) as i32, ROWS, part.key_tile)
 }
 
 /// A batch and a query head that share the elements of a part, and of whose pairs some are visible.
@@ -73,12 +73,10 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// The first one of a part.
+    /// The first one of a part, of which positions show what `shown` says.
     #[inline(always)]
-    unsafe fn first(p: &BackwardParams, part: &Part) -> Option<Self> {
-        let sequence = sequence(p, 0);
-        let first_query = (part.query_tile * ROWS) as i32;
-        if !shown_by_positions(&sequence, first_query, ROWS, part.key_tile).some {
+    unsafe fn first(p: &BackwardParams, part: &Part, shown: Shown) -> Option<Self> {
+        if !shown.some {
             return None;
         }
         Self::from(p, part, part.batches(p).begin, part.heads(p).begin)
@@ -179,7 +177,7 @@ impl<T: TileSize, C: StageCount> SharedStorage<T, C> {
         let mut index = thread::block_idx_x();
         while index < count {
             let part = Part::nth(p, ROWS, index);
-            let mut next = Step::first(p, &part);
+            let mut next = Step::first(p, &part, shown_of(p, &part));
             while let Some(step) = next {
                 let ScorePlace { sequence: batch, head, key_head, .. } = step.place(p);
                 let queries = Place::of_rows((part.query_tile * ROWS) as i32, head, batch);
@@ -231,7 +229,7 @@ impl<T: TileSize, C: StageCount> SharedStorage<T, C> {
         E: GradientElement<SCORES, P, O>,
         [f32; SCORES]: Wait,
     {
-        let (lane, warp_row) = place(thread::thread_idx_x(), warpgroup);
+        let (lane, warp_row) = lane_and_first_row(thread::thread_idx_x(), warpgroup);
         let scale = BackwardScale::new::<E>(p);
         let bias = WarpBias::of_queries(self.bias, warp_row);
         let mut pairs = Cursor::start();
@@ -242,7 +240,8 @@ impl<T: TileSize, C: StageCount> SharedStorage<T, C> {
             let part = Part::nth(p, ROWS, index);
             let first_query = (part.query_tile * ROWS + warp_row) as i32;
             let mut sums = [0.0; SCORES];
-            let mut next = Step::first(p, &part);
+            let shown = shown_of(p, &part);
+            let mut next = Step::first(p, &part, shown);
             index += thread::grid_dim_x();
             if next.is_none() {
                 fetch_bias::<E>(p, bias, warpgroup, index);
@@ -286,8 +285,7 @@ impl<T: TileSize, C: StageCount> SharedStorage<T, C> {
                 if next.is_none() {
                     fetch_bias::<E>(p, bias, warpgroup, index);
                 }
-                let tile_row = (part.query_tile * ROWS) as i32;
-                if !shown_by_positions(&sequence, tile_row, ROWS, part.key_tile).all {
+                if !shown.all {
                     tile.apply_mask::<Scores, 2, SCORES>(lane, &mut scores);
                 }
                 rows.subtract_references(p, &step, first_query, &mut scores);
@@ -329,7 +327,7 @@ unsafe fn fetch_bias<E: TensorCoreElement>(
 ) {
     if specialize::bias() && index < Part::count(p, ROWS) {
         // Worked out anew: registers are for what every step needs.
-        let (lane, warp_row) = place(thread::thread_idx_x_here(), warpgroup);
+        let (lane, warp_row) = lane_and_first_row(thread::thread_idx_x_here(), warpgroup);
         let part = Part::nth(p, ROWS, index);
         let (batch, head) = (part.batches(p).begin, part.heads(p).begin);
         let place = Step { batch, head, shows_all: false }.place(p);
@@ -345,12 +343,6 @@ unsafe fn fetch_bias<E: TensorCoreElement>(
         async_copy::wait_all();
         bias.fetch::<{ 2 * ROWS / 16 }>(lane, 16, &p.score, &part);
     }
-}
-
-/// A thread's lane, and its warp's first row in the tile.
-#[inline(always)]
-pub(super) fn place(thread: u32, warpgroup: u32) -> (u32, u32) {
-    (thread % 32, 64 * warpgroup + thread % WARPGROUP / 32 * 16)
 }
 
 /// One block: a warpgroup of which one thread requests tiles, and two that compute.

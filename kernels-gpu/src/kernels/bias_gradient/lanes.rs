@@ -1,12 +1,13 @@
 //! What lanes do with their rows of a tile, in the gradient of the bias for Hopper: what they know of them,
 //! what they add up, and where it goes.
 
-use super::hopper::{ROWS, SCORES, Scores, Step, place, sequence};
+use super::hopper::{ROWS, SCORES, Scores, Step, sequence};
 use super::part::Part;
 use super::rows::{RowReference, RowStatistics};
 use crate::abi::BackwardParams;
 use crate::arch::{global, math, specialize, thread, warp};
 use crate::attention::score::dropout;
+use crate::pipeline::roles::lane_and_first_row;
 use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::Fragment;
 use crate::tile::global_rows::GlobalRows;
@@ -134,7 +135,7 @@ pub(super) unsafe fn store<E: TensorCoreElement>(
     sums: &mut [f32; SCORES],
 ) {
     // Worked out anew: registers are for what every step needs.
-    let (lane, warp_row) = place(thread::thread_idx_x_here(), warpgroup);
+    let (lane, warp_row) = lane_and_first_row(thread::thread_idx_x_here(), warpgroup);
     let [_, _, queries, keys] = p.d_bias_shape;
     let as_f32 = p.d_bias_f32 != 0;
     let element_bytes = if as_f32 { 4 } else { E::BYTES as i64 };

@@ -109,8 +109,6 @@ fn gives_way_to_masks(spec: &KernelSpec) -> bool {
     !is_alone && [spec.query_rows, spec.key_rows].iter().any(|rows| ![64, 128].contains(rows))
 }
 
-/// Of a case for this kernel, a bias and a boolean mask that end where their memory ends, or at other times f32 with queries side by
-/// side, slopes, sinks and dropout; with rows that see nothing.
 /// The case with a bias in its element type that batches share, `[1, Hq, Sq, Sk]`, and nothing else that scores can have.
 /// `has_gradient`: it has one, of the same type, where the case has gradients.
 pub fn with_shared_bias(case: Case, has_gradient: bool) -> Case {
@@ -124,6 +122,8 @@ pub fn with_shared_bias(case: Case, has_gradient: bool) -> Case {
     Case { features: Features { bias: Some(bias), ..Features::default() }, ..case }
 }
 
+/// Of a case for this kernel, a bias and a boolean mask that end where their memory ends, or at other times f32 with
+/// queries side by side, slopes, sinks and dropout; with rows that see nothing.
 fn with_features(kernel: &str, case: Case, in_f32: bool) -> Case {
     let dimensions = Dimensions { batches: true, heads: ScoreHeads::Query, queries: true, keys: true };
     let (dtype, placement, values) = if in_f32 {

@@ -186,7 +186,7 @@ fn small_probabilities_that_are_all_there_is_are_left_to_fma() {
 }
 
 /// Everything else as it comes: masks, windows, packed sequences, placements, scales, features; where rows of o start on
-/// 16 bytes, and there are queries and keys, so that there are kernels for it.
+/// 16 bytes, and there are batches, heads, queries and keys, so that there are kernels for it.
 #[test]
 fn parts_are_right_in_all_cases() {
     let cases = Cases::changed(|case| {
@@ -194,6 +194,8 @@ fn parts_are_right_in_all_cases() {
         case.head_dim = case.head_dim.min(128);
         case.value_dim = case.value_dim.next_multiple_of(4).min(128);
         (case.query_rows, case.key_rows) = (case.query_rows.max(1), case.key_rows.max(1));
+        (case.batches, case.query_heads) = (case.batches.max(1), case.query_heads.max(1));
+        case.key_heads = case.key_heads.max(1);
         if case.placement == Placement::Unaligned {
             case.placement = Placement::Packed;
         }

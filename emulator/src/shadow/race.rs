@@ -25,10 +25,14 @@ use super::orders::{Scope, Strong};
 use super::sets::{BYTES, NARROW, STRONG, Sets};
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes of a word.
 pub const WORD: u32 = 4;
+/// Words of 16 elements of 16 bits.
+const PIECE_WORDS: usize = 8;
 /// Actors that an epoch can name.
 const MAX_ACTORS: usize = 1 << (32 - CLOCK_BITS);
 
@@ -58,6 +62,16 @@ pub struct Conflict {
     pub fenceless: bool,
 }
 
+/// Reads by a multiplication. There are many of many words each: they are looked up when somebody asks.
+#[derive(Clone, Debug)]
+struct OperandRead {
+    place: Place,
+    ranges: Arc<[Range<u32>]>,
+}
+
+/// Reads by multiplications that are remembered, for reports.
+const OPERANDS: usize = 1024;
+
 /// Which instruction an access was.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
@@ -73,9 +87,11 @@ pub struct Race {
     /// The lanes of each warp.
     pub lanes: Lanes,
     cells: Vec<Cell>,
-    /// The last write and the last read of each word, for reports.
+    /// The last write and the last read of each word, for reports,
     writers: Vec<Place>,
     readers: Vec<Place>,
+    /// and the last reads by multiplications.
+    operands: VecDeque<OperandRead>,
     sets: Sets,
     actors: Vec<Actor>,
     numbers: HashMap<Actor, usize, FixedState>,
@@ -125,6 +141,7 @@ impl Race {
             cells,
             writers,
             readers,
+            operands: VecDeque::new(),
             lanes,
             sets: Sets::new(),
             actors: Vec::new(),
@@ -265,18 +282,24 @@ impl Race {
         self.sweep(&mut Sweep::new(warp, look, true), bytes.start, bytes.end - bytes.start)
     }
 
-    /// Reads of ranges by a multiplication of a warp.
+    /// Reads of ranges of whole words by a multiplication of a warp.
     #[inline(always)]
-    pub fn operand(&mut self, warp: u32, group: u32, ranges: &[Range<u32>]) -> Option<Conflict> {
+    pub fn operand(&mut self, warp: u32, group: u32, ranges: &Arc<[Range<u32>]>) -> Option<Conflict> {
         let number = self.warps.len() + warp as usize;
         let epoch = Race::epoch(number, group);
         let look = Look { epoch, how: BYTES, write: false, asynchronous: true, warps: self.of_block };
         let mut sweep = Sweep::new(warp, look, true);
         let mut found = None;
-        for range in ranges {
-            let conflict = self.sweep(&mut sweep, range.start, range.end - range.start);
+        for range in ranges.iter() {
+            let (first, end) = ((range.start / WORD) as usize, (range.end / WORD) as usize);
+            let conflict = self.sweep_cells(&mut sweep, first, end - first);
             found = found.or(conflict);
         }
+        if self.operands.len() == OPERANDS {
+            self.operands.pop_front();
+        }
+        let place = Place { epoch, pc: self.pc };
+        self.operands.push_back(OperandRead { place, ranges: ranges.clone() });
         found
     }
 
@@ -308,7 +331,24 @@ impl Race {
 
     #[inline(always)]
     fn sweep_words(&mut self, sweep: &mut Sweep, first: usize, count: usize) -> Option<Conflict> {
+        let found = self.sweep_cells(sweep, first, count);
+        let places = if sweep.look.write { &mut self.writers } else { &mut self.readers };
+        fill(&mut places[first..][..count], Place { epoch: sweep.look.epoch, pc: self.pc });
+        found
+    }
+
+    /// [`Race::sweep_words`], with no note of the instruction.
+    #[inline(always)]
+    fn sweep_cells(&mut self, sweep: &mut Sweep, first: usize, count: usize) -> Option<Conflict> {
         let mut found = None;
+        if count == PIECE_WORDS {
+            // Rows of operands.
+            let cells = &mut self.cells[first..first + PIECE_WORDS];
+            if are_all(cells, sweep.known) {
+                cells.fill(sweep.next);
+                return None;
+            }
+        }
         if self.cells[first] != sweep.known {
             found = self.meet(sweep, first);
         }
@@ -324,8 +364,6 @@ impl Race {
                 self.cells[word] = sweep.next;
             }
         }
-        let places = if sweep.look.write { &mut self.writers } else { &mut self.readers };
-        fill(&mut places[first..][..count], Place { epoch: sweep.look.epoch, pc: self.pc });
         found
     }
 
@@ -352,7 +390,14 @@ impl Race {
     /// The instruction of an access to a word, unless somebody else did the same since.
     fn pc_of(&self, word: usize, epoch: u32, wrote: bool) -> Option<u32> {
         let place = if wrote { self.writers[word] } else { self.readers[word] };
-        (place.epoch == epoch).then_some(place.pc)
+        if wrote || place.epoch == epoch {
+            return (place.epoch == epoch).then_some(place.pc);
+        }
+        let offset = word as u32 * WORD;
+        let is_it = |read: &&OperandRead| {
+            read.place.epoch == epoch && read.ranges.iter().any(|range| range.contains(&offset))
+        };
+        self.operands.iter().rev().find(is_it).map(|read| read.place.pc)
     }
 
     /// A warp lets others know what it has done, and goes on to the next clock.

@@ -131,3 +131,22 @@ fn bytes_of_a_barrier_are_nobodys() {
     assert_eq!(race.mbarrier_ends(0, 1032, 8, 8), Some(1));
     assert!(race.access(0, 12, 4, false).is_none());
 }
+
+/// Reads by multiplications are told of by the instruction that read these bytes, though others of the group read more.
+#[test]
+fn a_read_by_a_multiplication_has_its_instruction() {
+    let mut race = two_warps();
+    let rows = |first: u32| -> Arc<[Range<u32>]> {
+        (0..4).map(|row| first + 128 * row..first + 128 * row + 32).collect()
+    };
+    for (pc, first) in [(7, 0), (8, 32), (9, 64)] {
+        race.pc = pc;
+        assert!(race.operand(0, 1, &rows(first)).is_none());
+    }
+    race.pc = 20;
+    let conflict = race.access(1, 128 + 40, 4, true).expect("nothing orders them");
+    assert_eq!((conflict.other, conflict.wrote, conflict.other_pc), (Actor::Wgmma(0), false, Some(8)));
+    // A whole row at once meets the same.
+    let conflict = race.access(1, 256 + 64, 32, true).expect("nothing orders them");
+    assert_eq!(conflict.other_pc, Some(9));
+}

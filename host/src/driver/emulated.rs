@@ -164,13 +164,38 @@ fn properties(arch: Arch) -> DeviceProperties {
     }
 }
 
+/// Modules of texts, by where a text is: to hash megabytes whenever a device is opened takes longer than some
+/// kernels run. Texts are kept, so that no other one comes to be there.
+#[derive(Default)]
+struct Modules(HashMap<usize, (Arc<str>, Arc<Module>)>);
+
+impl Modules {
+    fn get(&mut self, ptx: &Arc<str>) -> Option<Arc<Module>> {
+        let place = ptx.as_ptr().addr();
+        if let Some((_, module)) = self.0.get(&place) {
+            return Some(module.clone());
+        }
+        let (_, module) = self.0.values().find(|(text, _)| text == ptx)?;
+        let module = module.clone();
+        self.insert(ptx.clone(), module.clone());
+        Some(module)
+    }
+
+    fn insert(&mut self, ptx: Arc<str>, module: Arc<Module>) {
+        if self.0.len() >= MAX_MODULES {
+            self.0.clear();
+        }
+        self.0.insert(ptx.as_ptr().addr(), (ptx, module));
+    }
+}
+
 /// The module of a PTX text, shared by all devices of the process: tests open hundreds of them.
 fn parse(variant: KernelVariant, ptx: Arc<str>) -> Result<Arc<Module>> {
-    static MODULES: OnceLock<Mutex<HashMap<Arc<str>, Arc<Module>>>> = OnceLock::new();
+    static MODULES: OnceLock<Mutex<Modules>> = OnceLock::new();
     let modules = MODULES.get_or_init(Mutex::default);
     let lock = || modules.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(module) = lock().get(&ptx) {
-        return Ok(module.clone());
+        return Ok(module);
     }
     // Without the lock, so that different kernels are parsed at once. Who comes second drops what it
     // parsed.
@@ -179,10 +204,12 @@ fn parse(variant: KernelVariant, ptx: Arc<str>) -> Result<Arc<Module>> {
         reason: error.to_string(),
     })?;
     let mut modules = lock();
-    if modules.len() >= MAX_MODULES {
-        modules.clear();
+    if let Some(module) = modules.get(&ptx) {
+        return Ok(module);
     }
-    Ok(modules.entry(ptx).or_insert_with(|| Arc::new(module)).clone())
+    let module = Arc::new(module);
+    modules.insert(ptx, module.clone());
+    Ok(module)
 }
 
 /// What stands where in the shared memory of a kernel of the table, whatever its text. Of another kernel

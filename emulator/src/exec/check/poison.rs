@@ -121,6 +121,8 @@ impl Context<'_> {
         if w.looks < LOOKS || !poison.is_empty() {
             w.looks = if w.looks < LOOKS { w.looks } else { 0 };
             w.poison = Some(poison);
+        } else {
+            w.end_poison(poison);
         }
     }
 
@@ -210,7 +212,7 @@ impl Context<'_> {
 
     /// What is known of the values of a warp, or will be from now on.
     fn poison(&self, w: &mut Warp) -> Box<Poison> {
-        w.poison.take().unwrap_or_else(|| Box::new(Poison::new(self.environment.code())))
+        w.take_poison(self.environment.code())
     }
 
     /// Lanes read a watched register that nothing wrote.

@@ -143,7 +143,7 @@ impl Context<'_> {
         unwritten: u32,
     ) {
         let code = self.environment.code();
-        let mut poison = w.poison.take().unwrap_or_else(|| Box::new(Poison::new(code)));
+        let mut poison = w.take_poison(code);
         for lane in lanes(unwritten) {
             let place = window.offsets[lane] as usize;
             // SAFETY: the window was checked for 16 bytes at each offset.

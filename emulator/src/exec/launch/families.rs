@@ -1,8 +1,8 @@
 //! The tables of instruction families, and of the checks that cost most: one per kind of CPU.
 //!
 //! The families are plain Rust loops, compiled twice: portably, and with AVX2 and FMA, where a
-//! fused multiply-add is one instruction instead of a library call. The table is chosen once per
-//! launch.
+//! fused multiply-add is one instruction instead of a library call; a few a third time, with AVX-512. The
+//! table is chosen once per launch.
 
 use crate::exec::actors::wgmma;
 use crate::exec::check::race;
@@ -65,9 +65,9 @@ macro_rules! portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-macro_rules! avx2 {
-    ($path:path, ($($name:ident: $type:ty),*) -> $result:ty) => {{
-        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+macro_rules! with_features {
+    ($features:literal, $path:path, ($($name:ident: $type:ty),*) -> $result:ty) => {{
+        #[target_feature(enable = $features)]
         fn vector($($name: $type),*) -> $result {
             $path($($name),*)
         }
@@ -79,29 +79,61 @@ macro_rules! avx2 {
     }};
 }
 
+#[cfg(target_arch = "x86_64")]
+macro_rules! avx2 {
+    ($($family:tt)*) => {
+        with_features!("avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt", $($family)*)
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! avx512 {
+    ($($family:tt)*) => {
+        with_features!(
+            "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt",
+            $($family)*
+        )
+    };
+}
+
 static PORTABLE: Families = families!(portable);
 #[cfg(target_arch = "x86_64")]
-static AVX2: Families = families!(avx2);
+const WITH_AVX2: Families = families!(avx2);
+#[cfg(target_arch = "x86_64")]
+static AVX2: Families = WITH_AVX2;
+/// What is mostly multiplications, and comparing and filling of many words, with vectors of 512 bits.
+#[cfg(target_arch = "x86_64")]
+static AVX512: Families = Families {
+    wgmma: avx512!(wgmma::run_wide, (c: &mut Context<'_>, w: &mut Warp, pending: &Pending) -> ()),
+    race_operand: avx512!(race::operand_is_read,
+        (c: &mut Context<'_>, w: &Warp, place: usize, group: u32) -> ()),
+    ..WITH_AVX2
+};
 
 /// The fastest table for this CPU.
 pub fn families() -> &'static Families {
     #[cfg(target_arch = "x86_64")]
-    if ["avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt", "popcnt"].iter().all(|name| has(name)) {
-        return &AVX2;
+    if has_avx2() {
+        return if has_avx512() { &AVX512 } else { &AVX2 };
     }
     &PORTABLE
 }
 
 #[cfg(target_arch = "x86_64")]
-fn has(feature: &str) -> bool {
-    match feature {
-        "avx2" => is_x86_feature_detected!("avx2"),
-        "fma" => is_x86_feature_detected!("fma"),
-        "f16c" => is_x86_feature_detected!("f16c"),
-        "bmi1" => is_x86_feature_detected!("bmi1"),
-        "bmi2" => is_x86_feature_detected!("bmi2"),
-        "lzcnt" => is_x86_feature_detected!("lzcnt"),
-        "popcnt" => is_x86_feature_detected!("popcnt"),
-        _ => false,
-    }
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("lzcnt")
+        && is_x86_feature_detected!("popcnt")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
 }

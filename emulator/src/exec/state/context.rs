@@ -22,6 +22,7 @@ use crate::report::trace::Trace;
 use crate::report::{Finding, FindingKind, Statistics};
 use crate::shadow::race::Race;
 use crate::space::{Address, PARAM_WINDOW, RANK_SHIFT, SHARED_BASE, SYSTEM_SHARED_SET, Space};
+use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -144,7 +145,7 @@ pub struct Context<'a> {
     pub awaits_grid: bool,
     pub findings: Vec<Finding>,
     /// Where values come from that are not defined and were stored in shared or local memory, by word.
-    pub undefined: HashMap<u64, Origin>,
+    pub undefined: HashMap<u64, Origin, FixedState>,
     /// What it has printed.
     pub output: String,
     /// Which kind at which instruction has which place in `findings`.
@@ -224,7 +225,7 @@ impl<'a> Context<'a> {
             lets_next_grid_start: false,
             awaits_grid: false,
             findings: Vec::new(),
-            undefined: HashMap::new(),
+            undefined: HashMap::default(),
             output: String::new(),
             known: HashMap::new(),
             statistics: new_statistics(environment),

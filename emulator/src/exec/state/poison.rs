@@ -7,6 +7,7 @@ use crate::isa::{
     Code, FLAG_NEGATE_SOURCE, Instruction, IntegerOp, Op, PredicateOp, WgmmaOp, WgmmaShape,
 };
 use crate::space::Space;
+use foldhash::fast::FixedState;
 use std::collections::HashMap;
 
 /// Why a value is not defined.
@@ -99,7 +100,7 @@ pub struct Poison {
     lists: Vec<u32>,
     origins: Vec<Origin>,
     /// The number of an origin by its instruction, warp and lane and, of a register, that.
-    numbers: HashMap<(u32, u32, u32, u32), u16>,
+    numbers: HashMap<(u32, u32, u32, u32), u16, FixedState>,
 }
 
 impl Poison {
@@ -110,7 +111,7 @@ impl Poison {
             predicates: vec![Taint::NONE; code.predicates as usize],
             lists: code.lists.clone(),
             origins: vec![Origin { cause: Cause::Refused, pc: 0, lane: 0, warp: 0 }],
-            numbers: HashMap::new(),
+            numbers: HashMap::default(),
         }
     }
 
@@ -133,6 +134,13 @@ impl Poison {
     /// The origin of a number.
     pub fn origin(&self, number: u16) -> Origin {
         self.origins[usize::from(number)]
+    }
+
+    /// Forgets all origins, of which no register has a value any more.
+    pub fn forget_origins(&mut self) {
+        debug_assert!(self.is_empty());
+        self.origins.truncate(1);
+        self.numbers.clear();
     }
 
     /// Whether everything is defined.

@@ -9,6 +9,7 @@ use crate::space::SHARED_BASE;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What identifies an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +41,7 @@ pub struct Tile {
     /// Addresses of its pieces, as if the cluster's shared memory were that of one block.
     pieces: Vec<u32>,
     /// The ranges of shared memory that they make up, by offset.
-    pub ranges: Vec<Range<u32>>,
+    pub ranges: Arc<[Range<u32>]>,
     /// The offset of its first byte, and of that behind its last.
     pub hull: [u32; 2],
     /// The pages of shared memory that they lie in.
@@ -87,7 +88,7 @@ impl Tiles {
         let hull = [first.map_or(end, |&first| first), last.map_or(end, |last| last + PIECE_BYTES)];
         let hull = hull.map(|address| address - SHARED_BASE);
         let (values, packed) = (Vec::new(), Vec::new());
-        let ranges = ranges(&pieces);
+        let ranges = ranges(&pieces).into();
         self.tiles.push(Tile { pieces, ranges, hull, pages, version: u64::MAX, values, packed });
         self.places.insert(key, self.tiles.len() - 1);
         Ok(self.tiles.len() - 1)

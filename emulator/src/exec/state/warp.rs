@@ -16,7 +16,7 @@ use super::flight::Flight;
 use super::poison::Poison;
 use super::wgmma::WgmmaQueue;
 use crate::exec::values::registers::Registers;
-use crate::isa::NO_RECONVERGENCE;
+use crate::isa::{Code, NO_RECONVERGENCE};
 use crate::memory::local::LocalMemory;
 
 /// The meeting point of lanes that return from a call: no instruction, as the call may be made again
@@ -102,6 +102,8 @@ pub struct Warp {
     pub watched: Option<Box<[u32]>>,
     /// Its registers with values that are not defined, once there are any.
     pub poison: Option<Box<Poison>>,
+    /// What that was the last time, with nothing left in it: it is large.
+    spare: Option<Box<Poison>>,
     /// Instructions since it was looked whether there still are any.
     pub looks: u32,
     /// The instruction being executed, for reports.
@@ -144,6 +146,7 @@ impl Warp {
             flight: None,
             watched: None,
             poison: None,
+            spare: None,
             looks: 0,
             pc: 0,
             stalled: 0,
@@ -152,6 +155,18 @@ impl Warp {
         };
         warp.restart(live);
         warp
+    }
+
+    /// Takes what is known of registers with values that are not defined, or begins with nothing.
+    pub fn take_poison(&mut self, code: &Code) -> Box<Poison> {
+        let known = self.poison.take().or_else(|| self.spare.take());
+        known.unwrap_or_else(|| Box::new(Poison::new(code)))
+    }
+
+    /// Nothing is left of such values.
+    pub fn end_poison(&mut self, mut poison: Box<Poison>) {
+        poison.forget_origins();
+        self.spare = Some(poison);
     }
 
     /// Puts all lanes at the start, for the next block. Registers are the caller's business.

@@ -258,3 +258,15 @@ fn an_emulator_that_is_not_optimised_says_how_to_change_that() {
     assert!(slow_text("2").is_none() && slow_text("3").is_none());
     assert!(["0", "1", "2", "3", "s", "z"].contains(&ptx_emulator::OPT_LEVEL));
 }
+
+/// A text is parsed once, wherever else it stands.
+#[test]
+fn equal_texts_are_one_module() {
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry once()\n{\nret;\n}\n";
+    let variant = kernel(KERNELS[0].clone());
+    let [one, other] = [(); 2].map(|()| Arc::<str>::from(text));
+    let modules = [&one, &other, &other].map(|text| parse(variant, text.clone()).unwrap());
+    assert!(modules.iter().all(|module| Arc::ptr_eq(module, &modules[0])));
+    let more = parse(variant, format!("{text} ").into()).unwrap();
+    assert!(!Arc::ptr_eq(&more, &modules[0]));
+}

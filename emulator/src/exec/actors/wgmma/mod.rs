@@ -6,6 +6,8 @@
 mod multiply;
 mod other;
 mod trace;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 
 use crate::exec::check::sparse;
 use crate::exec::state::context::{Context, Flow, Stop};
@@ -14,7 +16,7 @@ use crate::exec::state::warp::Warp;
 use crate::exec::state::warpgroup::Step;
 use crate::exec::state::wgmma::Pending;
 use crate::exec::values::half::{Bfloat, Half};
-use crate::exec::values::registers::LANES;
+use crate::exec::values::registers::{LANES, Registers};
 use crate::isa::{FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, Instruction, MatrixType, WGMMA_K, WgmmaShape};
 use crate::options::Schedule;
 use crate::report::FindingKind;
@@ -118,6 +120,24 @@ pub fn run_next(c: &mut Context<'_>, w: &mut Warp) {
 /// Lets a multiplication happen.
 #[inline(always)]
 pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
+    run_by(accumulate, c, w, pending);
+}
+
+/// Lets a multiplication happen, on a CPU with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq")]
+pub fn run_wide(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
+    run_by(|r, rows, a, b, adds| wide::accumulate(r, rows, a, b, adds), c, w, pending);
+}
+
+/// Lets a multiplication happen: `accumulate` has the arithmetic, as [`accumulate`] does.
+#[inline(always)]
+fn run_by(
+    accumulate: impl FnOnce(&mut Registers, &[u32], &Left, &[f32], bool),
+    c: &mut Context<'_>,
+    w: &mut Warp,
+    pending: &Pending,
+) {
     let code = &c.environment.kernel.data.code;
     let i = &code.instructions[pending.pc as usize];
     let shape = WgmmaShape::decode(i.e);

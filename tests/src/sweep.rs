@@ -400,6 +400,18 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "bar.warp.sync",
+        through: &["bias_tile.rs: warp::warp_sync();", "key_tile.rs: bias.fetch"],
+        why: "products with the dS that stood there bring the lanes together between its last use and this copy",
+    },
+    Explanation {
+        kernel: Some("backward_bf16_d128_sm90a"),
+        opcode: "bar.warp.sync",
+        through: &["part.let_go();"],
+        why: "the wait for the product of dO and values brings the lanes together before dS is written there",
+    },
+    Explanation {
+        kernel: None,
         opcode: "mbarrier.arrive",
         through: &["self.pipelines.release_last_values(lane == 0);"],
         why: "two warpgroups are at their end here",

@@ -104,6 +104,33 @@ impl<const O: usize> Output<O> for Sum<O> {
     }
 }
 
+/// Scores `q k^T` while they are computed, `S` registers per thread once they are there.
+pub trait Scores<const S: usize> {
+    /// Waits until they are there, and at most `PENDING` groups are in flight.
+    ///
+    /// # Safety
+    /// As [`Wait::wait`].
+    unsafe fn finish<const PENDING: u32>(&mut self);
+
+    /// The scores, once they are finished.
+    fn values(&mut self) -> &mut [f32; S];
+}
+
+impl<const S: usize> Scores<S> for [f32; S]
+where
+    [f32; S]: Wait,
+{
+    #[inline(always)]
+    unsafe fn finish<const PENDING: u32>(&mut self) {
+        self.wait::<PENDING>();
+    }
+
+    #[inline(always)]
+    fn values(&mut self) -> &mut [f32; S] {
+        self
+    }
+}
+
 /// What products are in units of, where operands were scaled by powers of two, one for each head.
 pub trait Units: Copy {
     /// A factor.
@@ -172,6 +199,8 @@ impl Units for () {
 pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const O: usize>:
     TensorCoreElement
 {
+    /// Scores while they are computed.
+    type Scores: Scores<S>;
     /// The output while it is summed up.
     type Output: Output<O>;
     /// What products are in units of.
@@ -181,8 +210,8 @@ pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const
     /// of `2 S` keys.
     ///
     /// # Safety
-    /// The warpgroup calls it together; the scores are not touched before [`Wait::wait`].
-    unsafe fn start_scores<Q: TileSize>(q: &Queries<A>, k: u64) -> [f32; S];
+    /// The warpgroup calls it together; the scores are not touched before [`Scores::finish`].
+    unsafe fn start_scores<Q: TileSize>(q: &Queries<A>, k: u64) -> Self::Scores;
 
     /// Starts `output += p v`, or `output = p v` of an output that holds nothing yet, a group of its own; v
     /// is the descriptor of a tile of `2 S` keys.
@@ -264,6 +293,7 @@ macro_rules! products {
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, $a:literal, $output:ident,
         [$q:ident $k:ident] $scores:expr) => {
         impl WarpgroupElement<$a, $s, $p, $o> for $element {
+            type Scores = [f32; $s];
             type Output = Sum<$o>;
             type Units = ();
 

@@ -6,18 +6,22 @@
 //! ```
 //!
 //! In this order: tensor cores cut off what a sum has beyond its last bit, which costs as little as it can
-//! while the sum is small. In shared memory the parts of a row stand side by side, first the panels of the
+//! while the sum is small. At head dim 64 the largest products of scores are two sums of 32 columns, which are
+//! then added as f32 are: half a unit is cut off, always towards zero, in each step of 16. At 128 there are no
+//! registers for that. In shared memory the parts of a row stand side by side, first the panels of the
 //! high parts, then those of the low ones.
 
 use crate::geometry::size::TileSize;
 use core::arch::asm;
 
-/// `scores = q k^T` with both operands in shared memory: `[a b]` are the panels of q and k that are
-/// multiplied, one after the other.
+/// Products `q k^T` with both operands in shared memory, each a sum of its own: `{registers} [a b; steps]
+/// [a b; steps]...`, the panels of q and k that are multiplied, one after the other, and of them which 16
+/// columns, in units of 16 bytes.
 macro_rules! scores {
-    ($name:ident, $shape:literal, $count:literal, [$($c:literal)*] $cs:tt,
-        [$first_a:literal $first_b:literal] $([$a:literal $b:literal])*) => {
-        /// Starts `q k^T`; a group of its own. q is of a tile of size `Q`.
+    ($name:ident, $shape:literal, $keys:literal, $count:literal, [$($c:literal)*] $all:tt
+        $({$cs:tt [$first_a:literal $first_b:literal; $first:literal $($step:literal)*]
+            $([$a:literal $b:literal; $($further:literal)*])*})*) => {
+        /// Starts sums of products of q and k, one group; q is of a tile of size `Q`.
         ///
         /// # Safety
         /// The warpgroup calls it together, with the same descriptors; both tiles are visible to the async
@@ -30,18 +34,15 @@ macro_rules! scores {
                     "{{\n.reg .pred %fresh, %running; .reg .b64 %a, %b, %a_panel, %b_panel;\n",
                     "setp.ne.b32 %fresh, 0, 0; setp.eq.b32 %running, 0, 0;\n",
                     "wgmma.fence.sync.aligned;\n",
-                    "add.s64 %a_panel, {q}, {q", $first_a, "}; ",
-                    "add.s64 %b_panel, {k}, {k", $first_b, "};\n",
-                    step_shared!($shape "f16", $cs, "%fresh", 0),
-                    step_shared!($shape "f16", $cs, "%running", 2),
-                    step_shared!($shape "f16", $cs, "%running", 4),
-                    step_shared!($shape "f16", $cs, "%running", 6),
                     $(
-                        "add.s64 %a_panel, {q}, {q", $a, "}; add.s64 %b_panel, {k}, {k", $b, "};\n",
-                        step_shared!($shape "f16", $cs, "%running", 0),
-                        step_shared!($shape "f16", $cs, "%running", 2),
-                        step_shared!($shape "f16", $cs, "%running", 4),
-                        step_shared!($shape "f16", $cs, "%running", 6),
+                        "add.s64 %a_panel, {q}, {q", $first_a, "}; ",
+                        "add.s64 %b_panel, {k}, {k", $first_b, "};\n",
+                        step_shared!($shape "f16", $cs, "%fresh", $first),
+                        $(step_shared!($shape "f16", $cs, "%running", $step),)*
+                        $(
+                            "add.s64 %a_panel, {q}, {q", $a, "}; add.s64 %b_panel, {k}, {k", $b, "};\n",
+                            $(step_shared!($shape "f16", $cs, "%running", $further),)*
+                        )*
                     )*
                     "wgmma.commit_group.sync.aligned; ",
                     "// {q0} {q1} {q2} {q3} {k0} {k1} {k2} {k3}\n}}",
@@ -49,7 +50,7 @@ macro_rules! scores {
                 $(out(reg32) c[$c],)*
                 q = in(reg64) q, k = in(reg64) k,
                 q0 = const 0, q1 = const Q::ROWS * 8, q2 = const Q::ROWS * 16, q3 = const Q::ROWS * 24,
-                k0 = const 0, k1 = const $count * 16, k2 = const $count * 32, k3 = const $count * 48,
+                k0 = const 0, k1 = const $keys * 8, k2 = const $keys * 16, k3 = const $keys * 24,
                 options(nostack)
             );
             c
@@ -100,8 +101,14 @@ macro_rules! output {
     };
 }
 
-with_32!(scores!(scores_d64_n64, "m64n64k16",), [1 0] [0 1] [0 0]);
-with_32!(scores!(scores_d128_n64, "m64n64k16",), [2 0] [3 1] [0 2] [1 3] [0 0] [1 1]);
+with_64!(scores!(scores_d64_n64, "m64n64k16", 64,)
+    {[0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31]
+        [1 0; 0 2 4 6] [0 1; 0 2 4 6] [0 0; 0 2]}
+    {[32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
+        [0 0; 4 6]});
+with_32!(scores!(scores_d128_n64, "m64n64k16", 64,)
+    {[0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31]
+        [2 0; 0 2 4 6] [3 1; 0 2 4 6] [0 2; 0 2 4 6] [1 3; 0 2 4 6] [0 0; 0 2 4 6] [1 1; 0 2 4 6]});
 with_32!(output!(output_d64_n64, "m64n64k16",), 32,
     [32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
     [48 49 50 51; 0] [52 53 54 55; 128] [56 57 58 59; 256] [60 61 62 63; 384]

@@ -184,6 +184,15 @@ impl WarpBias {
         }
     }
 
+    /// All lanes have read it: what stands there next may be written by others.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    unsafe fn let_go(self) {
+        warp::warp_sync();
+    }
+
     /// Four 8 x 8 matrices, those of 16 columns of scores from `16 index` on: of a lane's first row the first
     /// and the third, of its second row the others.
     #[inline(always)]
@@ -250,7 +259,6 @@ impl<E: TensorCoreElement> BiasSource<E> for Option<WarpBias> {
         async_copy::wait_all();
         warp::warp_sync();
         BiasSource::<E>::add::<F, ROWS, N, TRANSPOSED>(part, lane, scores, p, tile, place, factor);
-        // What stands there next may be written by other lanes.
-        warp::warp_sync();
+        part.let_go();
     }
 }

@@ -15,7 +15,7 @@ use crate::pipeline::stages::Cursor;
 use crate::pipeline::warp_scheduler::WarpSchedulerBarrier;
 use crate::tile::fragment::MmaFragment;
 use crate::tile::store;
-use crate::tile::warpgroup::{Output, Queries, Units, Wait, WarpgroupElement};
+use crate::tile::warpgroup::{Output, Queries, Scores, Units, Wait, WarpgroupElement};
 
 /// A warp of a consumer warpgroup: its pipelines, and what does not change. Registers per thread: `A` of
 /// queries (0: they stay in shared memory), `S` of scores, `P` of packed probabilities, `O` of output.
@@ -162,11 +162,11 @@ where
 
     /// The first scores of a work tile for which nothing was started before: `s = q k(last)^T`.
     #[inline(always)]
-    unsafe fn first_scores(&mut self) -> Accumulators<E::Output, A, S, P> {
+    unsafe fn first_scores(&mut self) -> Accumulators<E::Scores, E::Output, A, P> {
         let q = self.receive();
         let mut scores = E::start_scores::<QueryTile<K>>(&q, self.pipelines.key());
         self.pipelines.release_loaded_queries::<A>(self.lane == 0);
-        scores.wait::<0>();
+        scores.finish::<0>();
         self.pipelines.release_keys(self.lane == 0);
         self.pipelines.keys.advance();
         Accumulators { q, scores, probabilities: [0; P], output: E::Output::new() }
@@ -177,7 +177,7 @@ where
     #[inline(always)]
     unsafe fn mainloop(
         &mut self,
-        t: &mut Accumulators<E::Output, A, S, P>,
+        t: &mut Accumulators<E::Scores, E::Output, A, P>,
         is_sending: bool,
     ) -> Last<K> {
         let range = self.key_tiles();
@@ -192,10 +192,10 @@ where
         self.pipelines.fetch_bias(self.p, tile);
         let mut softmax = OnlineSoftmax::<2>::new(self.p.is_exact());
         self.keep_unit();
-        self.apply(&mut t.scores, tile, &range, shows_all);
+        self.apply(t.scores.values(), tile, &range, shows_all);
         let estimates = K::TILE.estimates_row_max();
         t.probabilities =
-            first_probabilities::<E, S, P>(estimates, &mut softmax, &t.scores, &self.scale);
+            first_probabilities::<E, S, P>(estimates, &mut softmax, t.scores.values(), &self.scale);
         self.pipelines.drop::<S, P>(self.p, &mut t.probabilities, tile);
         if Self::SENDS_OUTPUT && Self::KEEPS_QUERIES {
             // Nobody waits for this now: beside the exponentials its rows have been read.
@@ -221,17 +221,17 @@ where
             if !self.pipelines.skips_key_tiles() {
                 first = range.begin;
             }
-            t.scores.wait::<1>();
+            t.scores.finish::<1>();
             self.pipelines.release_keys(self.lane == 0);
             self.pipelines.keys.advance();
-            self.apply(&mut t.scores, tile, &range, shows_all);
+            self.apply(t.scores.values(), tile, &range, shows_all);
 
             E::finish_output::<0>(&mut t.output, &t.probabilities, || self.pipelines.value());
             self.pipelines.release_values(self.lane == 0);
             self.pipelines.values.advance();
             let rescale;
             (t.probabilities, rescale) =
-                softmax.probabilities::<MmaFragment, E, S, P>(&t.scores, &self.scale);
+                softmax.probabilities::<MmaFragment, E, S, P>(t.scores.values(), &self.scale);
             self.pipelines.drop::<S, P>(self.p, &mut t.probabilities, tile);
             rescale.apply::<MmaFragment, O>(t.output.values());
         }
@@ -288,7 +288,7 @@ where
 
     /// Starts `o += p v(first)`, and `s = q' k'(last)^T` of the next work tile, of which it gives what comes.
     #[inline(always)]
-    unsafe fn last_step(&mut self, t: &mut Accumulators<E::Output, A, S, P>) -> Next {
+    unsafe fn last_step(&mut self, t: &mut Accumulators<E::Scores, E::Output, A, P>) -> Next {
         let mut next = Next::Unknown;
         if const { K::TILE.waits_for_values_first() } {
             self.pipelines.wait_for_values();
@@ -336,7 +336,12 @@ where
 
     /// Writes lse and output of a work tile, and waits for the next one's first scores.
     #[inline(always)]
-    unsafe fn epilogue(&mut self, t: &mut Accumulators<E::Output, A, S, P>, last: Last<K>, next: Next) {
+    unsafe fn epilogue(
+        &mut self,
+        t: &mut Accumulators<E::Scores, E::Output, A, P>,
+        last: Last<K>,
+        next: Next,
+    ) {
         let (lane, row) = lane_and_row();
         let is_split = is_split(self.p, K::QUERIES);
         let finished =
@@ -350,7 +355,7 @@ where
         }
         self.pipelines.release_values(lane == 0 && (!Self::VALUES_FIRST || next == Next::Work));
         if Self::LOOKS_AHEAD && !Self::VALUES_FIRST {
-            t.scores.wait::<0>();
+            t.scores.finish::<0>();
             self.pipelines.release_keys(lane == 0 && next == Next::Work);
         }
         let output = t.output.values();
@@ -378,7 +383,7 @@ where
             store::store_exchanged::<E, O>(lane, output, row, &target);
         }
         if Self::VALUES_FIRST {
-            t.scores.wait::<0>();
+            t.scores.finish::<0>();
             if next == Next::Work {
                 self.pipelines.release_keys(lane == 0);
             } else {

@@ -23,10 +23,10 @@ pub(super) enum Next {
 }
 
 /// What a warpgroup has of a work tile in registers.
-pub(super) struct Accumulators<T, const A: usize, const S: usize, const P: usize> {
+pub(super) struct Accumulators<C, T, const A: usize, const P: usize> {
     pub(super) q: Queries<A>,
     /// `s = q k^T` of a key tile.
-    pub(super) scores: [f32; S],
+    pub(super) scores: C,
     /// `p` of the key tile before, packed.
     pub(super) probabilities: [u32; P],
     /// `o`, the sum of `p v`.

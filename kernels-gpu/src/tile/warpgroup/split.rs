@@ -2,15 +2,45 @@
 //!
 //! Tensor cores cut off what a sum has beyond its last bit instead of rounding it. Over many keys that adds
 //! up, always towards zero: each tile of keys begins a sum of its own, which is added to the others as f32
-//! is.
+//! is. So it is with columns of queries and keys, where there are registers for it.
 
-use super::{Output, Queries, Units, Wait, WarpgroupElement};
+use super::{Output, Queries, Scores, Units, Wait, WarpgroupElement};
 use crate::arch::{global, shared, thread, warp, wgmma};
 use crate::geometry::size::TileSize;
 use crate::tile::element::SplitF32;
 
 /// Registers of the product of a key tile and 64 columns.
 const PRODUCT: usize = 32;
+
+/// Scores as two sums of products.
+pub struct SplitScores {
+    sums: [f32; 64],
+    values: [f32; 32],
+}
+
+impl Scores<32> for SplitScores {
+    #[inline(always)]
+    unsafe fn finish<const PENDING: u32>(&mut self) {
+        self.sums.wait::<PENDING>();
+        let mut i = 0;
+        while i < 32 {
+            self.values[i] = self.sums[i] + self.sums[32 + i];
+            i += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn values(&mut self) -> &mut [f32; 32] {
+        &mut self.values
+    }
+}
+
+impl From<[f32; 64]> for SplitScores {
+    #[inline(always)]
+    fn from(sums: [f32; 64]) -> Self {
+        SplitScores { sums, values: [0.0; 32] }
+    }
+}
 
 /// A sum over key tiles, and the product of the last one with 64 columns: with all of 128 there would be no
 /// registers left.
@@ -120,14 +150,15 @@ impl Units for SplitUnits {
 }
 
 macro_rules! products {
-    ($o:literal, $scores:ident, $output:ident, $halves:literal) => {
+    ($o:literal, $scores:ident $type:ty, $output:ident, $halves:literal) => {
         impl WarpgroupElement<0, 32, 32, $o> for SplitF32 {
+            type Scores = $type;
             type Output = SplitSum<$o>;
             type Units = SplitUnits;
 
             #[inline(always)]
-            unsafe fn start_scores<Q: TileSize>(q: &Queries<0>, k: u64) -> [f32; 32] {
-                wgmma::split::$scores::<Q>(q.descriptor, k)
+            unsafe fn start_scores<Q: TileSize>(q: &Queries<0>, k: u64) -> $type {
+                wgmma::split::$scores::<Q>(q.descriptor, k).into()
             }
 
             #[inline(always)]
@@ -150,5 +181,5 @@ macro_rules! products {
         }
     };
 }
-products!(32, scores_d64_n64, output_d64_n64, 1);
-products!(64, scores_d128_n64, output_half_n64, 2);
+products!(32, scores_d64_n64 SplitScores, output_d64_n64, 1);
+products!(64, scores_d128_n64 [f32; 32], output_half_n64, 2);

@@ -96,8 +96,8 @@ pub struct ForwardPlan {
     pub hopper: Option<HopperPlan>,
     /// The kernel that comes after it where keys are split.
     pub combine: Option<CombinePlan>,
-    /// What comes before and behind it where f32 is multiplied in two parts. Its tensor maps of q, k and v, or
-    /// without these its q, k and v, are then the parts, and have addresses from the beginning of a workspace.
+    /// What comes before and behind it where f32 is multiplied in two parts. Its tensor maps of q, k and v,
+    /// or without these its q, k and v, are then the parts, with addresses from the beginning of a workspace.
     pub operands: Option<OperandsPlan>,
     /// Why this kernel and this order, a sentence each.
     pub reasons: Vec<String>,

@@ -14,7 +14,7 @@ macro_rules! for_each_forward_split_sm90a {
     };
 }
 
-/// As `for_each_forward_mma_sm80`, for f32 in two f16 parts, by which tiles are twice as wide as the head dim.
+/// As `for_each_forward_mma_sm80`, for f32 in two f16 parts: tiles are twice as wide as the head dim.
 ///
 /// Eight warps to a multiprocessor, which 255 registers are left for. At head dim 64 tiles fit 99 KiB, what a
 /// block has on sm_86 and sm_89; at 128 they need no less than what a block has on sm_80, as those of the

@@ -30,9 +30,10 @@ use crate::plan::{
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
     AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, Dtype, ForwardFmaParams,
-    ForwardHopperParams, ForwardParams, ForwardSplitParams, GatherParams, MSDA_MAX_LEVELS,
-    MaskBitsParams, MaskBlocksParams, MaskMapParams, MsdaLevel, MsdaParams, PreviousParams, ScanParams,
-    ScoreParams, ScoreView, SelectParams, SplitFactors, SplitParams, SplitTensor, TensorMap,
+    ForwardHopperParams, ForwardMmaSplitParams, ForwardParams, ForwardSplitParams, GatherParams,
+    MSDA_MAX_LEVELS, MaskBitsParams, MaskBlocksParams, MaskMapParams, MsdaLevel, MsdaParams,
+    PreviousParams, ScanParams, ScoreParams, ScoreView, SelectParams, SplitFactors, SplitParams,
+    SplitTensor, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -329,6 +330,10 @@ unsafe impl Params for ForwardSplitParams {}
 const _: () = assert!(size_of::<SplitFactors>() == 3 * 8 + 2 * 4);
 const _: () =
     assert!(size_of::<ForwardSplitParams>() == size_of::<ForwardHopperParams>() + 3 * 8 + 2 * 4);
+
+// SAFETY: likewise; the size of the first is a multiple of 8.
+unsafe impl Params for ForwardMmaSplitParams {}
+const _: () = assert!(size_of::<ForwardMmaSplitParams>() == size_of::<ForwardParams>() + 3 * 8 + 2 * 4);
 
 // SAFETY: three times a view of 32 bytes, two 64-bit and six 32-bit fields; three 64-bit and four 32-bit
 // fields: no padding.

@@ -178,6 +178,7 @@ fn choose_kernel(
             && (spec.access == access || spec.access == Access::Element)
             && (spec.arch != Arch::Sm90a || mappable)
             && (gathers_heads || !spec.gathers_heads)
+            && !spec.multiplies_parts
             && spec.switches.contains_all(switches)
     };
     let runs = |spec: &&KernelSpec| {

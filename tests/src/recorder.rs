@@ -4,7 +4,9 @@ use finite_attention::driver::{
     DevicePointer, DeviceProperties, Driver, Queued, Stream, TensorMapDescription,
 };
 use finite_attention::{Device, Error};
-use kernels_gpu::abi::{Arch, ForwardSplitParams, KernelSpec, KernelVariant, TensorMap};
+use kernels_gpu::abi::{
+    Arch, ForwardMmaSplitParams, ForwardSplitParams, KernelSpec, KernelVariant, TensorMap,
+};
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -102,10 +104,13 @@ impl Recorder {
 
     /// Keeps what a queue that has run has left of the turn, where a kernel of it multiplies parts.
     fn keep_turn(&self, queue: &[Queued<'_>], stream: Stream) -> Result<(), Error> {
-        let Some(of_parts) = queue.iter().find(|queued| queued.variant.kernel.multiplies_parts()) else {
+        let Some(of_parts) = queue.iter().find(|queued| queued.variant.kernel.multiplies_parts) else {
             return Ok(());
         };
-        let at = offset_of!(ForwardSplitParams, split.turn);
+        let at = match of_parts.variant.kernel.arch {
+            Arch::Sm80 => offset_of!(ForwardMmaSplitParams, split.turn),
+            Arch::Sm90a => offset_of!(ForwardSplitParams, split.turn),
+        };
         let address = of_parts.params[at..at + 8].try_into().expect("eight bytes");
         let mut turn = [0; 8];
         self.device.driver().copy_to_host(&mut turn, u64::from_le_bytes(address), stream)?;

@@ -25,7 +25,7 @@ pub fn is_short(spec: &KernelSpec) -> bool {
 /// are not for so little to do.
 pub fn precision(spec: &KernelSpec) -> Option<Precision> {
     let makes_parts = matches!(spec.family, Family::MeasureOperands | Family::SplitOperands);
-    (makes_parts || spec.multiplies_parts()).then_some(Precision::Fast3)
+    (makes_parts || spec.multiplies_parts).then_some(Precision::Fast3)
 }
 
 /// Three key tiles and two query tiles, or of 192 keys and 64 queries three, both ragged, D and Dv below those of
@@ -102,7 +102,8 @@ pub fn nothing_to_repair(kernel: &str) -> Case {
 fn gives_way_to_masks(spec: &KernelSpec) -> bool {
     let is_alone = !KERNELS.iter().any(|other| {
         let problems = |spec: &KernelSpec| {
-            (spec.family, spec.arch, spec.dtype, spec.access, spec.head_dim, spec.gathers_heads)
+            let KernelSpec { family, arch, dtype, access, head_dim, .. } = *spec;
+            (family, arch, dtype, access, head_dim, spec.gathers_heads, spec.multiplies_parts)
         };
         problems(other) == problems(spec) && other.name != spec.name
     });
@@ -306,7 +307,7 @@ fn combined(kernel: &str) -> Vec<Case> {
 /// of the keys of a pass, behind a boolean mask or a window. Inputs and the state end where their memory ends.
 pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     let spec = spec(kernel);
-    if !matches!(spec.family, Family::Forward | Family::Backward) || spec.multiplies_parts() {
+    if !matches!(spec.family, Family::Forward | Family::Backward) || spec.multiplies_parts {
         return None;
     }
     let ragged = ragged(kernel);

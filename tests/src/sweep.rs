@@ -329,7 +329,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "wgmma.wait_group",
-        through: &["consumer.rs: t.scores.wait::<0>();"],
+        through: &["consumer.rs: t.scores.finish::<0>();"],
         why: "the wait for the output, just before, waits for all products",
     },
     Explanation {

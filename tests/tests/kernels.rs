@@ -76,11 +76,11 @@ fn grid(kernel: &KernelSpec) -> Vec<Case> {
 /// Whether a kernel is planned on Hopper only for tensors that tensor maps cannot describe.
 fn gives_way_to_hopper(kernel: &KernelSpec) -> bool {
     let same = |other: &KernelSpec| {
-        (other.family, other.dtype, other.access) == (kernel.family, kernel.dtype, kernel.access)
+        let problems = |spec: &KernelSpec| (spec.family, spec.dtype, spec.access, spec.multiplies_parts);
+        problems(other) == problems(kernel)
     };
     let has_other = || KERNELS.iter().any(|other| other.arch == Arch::Sm90a && same(other));
-    // f32 is multiplied in either way on Hopper, too.
-    kernel.arch == Arch::Sm80 && kernel.dtype != Dtype::F32 && has_other()
+    kernel.arch == Arch::Sm80 && has_other()
 }
 
 /// Every kernel of attention for a dtype that runs on this device.
@@ -94,7 +94,6 @@ fn are_run_and_right(dtype: Dtype) {
             && !matches!(kernel.family, Family::BiasGradient | Family::SinkGradient | Family::Accumulate)
             && !matches!(kernel.family, Family::MaskBits | Family::MaskMap | Family::Dynamic(_))
             && kernel.arch.runs_on(major, minor)
-            && (precision(kernel).is_none() || Arch::Sm90a.runs_on(major, minor))
             && !(Arch::Sm90a.runs_on(major, minor) && gives_way_to_hopper(kernel))
     };
     let failed: Vec<String> = KERNELS

@@ -1,6 +1,6 @@
 //! f32 as two f16 parts on tensor cores (`Precision::Fast3`): as exact as fused multiply-adds, and where numbers are
-//! such that it would not be, the same bits as these. Only kernels for Hopper do it: where the device is another one,
-//! its emulator stands in.
+//! such that it would not be, the same bits as these. Two kinds of kernels do it, for Hopper and for sm_80: on a GPU
+//! those that it takes are tested, and in the emulator both.
 
 use finite_attention::check::{Case, Computed, Features, Inputs, Placement, Surroundings};
 use finite_attention::driver::emulated::{Options, Schedule};
@@ -8,22 +8,23 @@ use finite_attention::reference::exact;
 use finite_attention::{CausalAlignment, Device, Dtype, KernelImages, Mask, Precision};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{identical, run};
-use finite_attention_tests::device::{emulated, emulated_arch, open};
+use finite_attention_tests::device::{emulated, emulated_arch, emulated_archs, open};
 use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::{recording, small};
 use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::shapes::cases;
 use finite_attention_tests::verdict::{Verdict, judge_on, options};
-use kernels_gpu::abi::{Arch, KERNELS};
+use kernels_gpu::abi::KERNELS;
 use std::sync::Mutex;
 
-/// Runs a test on a device, or where that is none of Hopper on the emulator of one.
-fn on_hopper<T>(device: &Device, test: impl Fn(&Device) -> T) -> T {
-    let (major, minor) = device.properties().compute_capability;
-    if Arch::Sm90a.runs_on(major, minor) {
-        return test(device);
+/// The device, or where that is emulated, an emulator of each target that is asked for.
+fn on_each(test: impl Fn(&Device)) {
+    if emulated_arch().is_none() {
+        return test(&open());
     }
-    test(&emulated(Arch::Sm90a, KernelImages::embedded(), Options::default()))
+    for arch in emulated_archs() {
+        test(&emulated(arch, KernelImages::embedded(), Options::default()));
+    }
 }
 
 /// Two heads for each of two key heads, of several tiles.
@@ -71,7 +72,7 @@ fn most_error() -> f64 {
 
 /// o and lse of both ways are exact, and neither computed both.
 fn is_as_exact(case: &Case, inputs: &Inputs) {
-    on_hopper(&open(), |device| {
+    on_each(|device| {
         let ([fast, fma], of_parts) = both_ways(device, case, inputs);
         assert!(of_parts, "{case:?}: fma computed both");
         let expected = exact(&case.sizes(), &inputs.q, &inputs.k, &inputs.v);
@@ -88,7 +89,7 @@ fn is_as_exact(case: &Case, inputs: &Inputs) {
 
 /// The fast way leaves these numbers to the other one.
 fn is_left_to_fma(what: &str, case: &Case, inputs: &Inputs) {
-    on_hopper(&open(), |device| {
+    on_each(|device| {
         let ([fast, fma], of_parts) = both_ways(device, case, inputs);
         assert!(!of_parts, "{what}: {case:?}");
         identical(what, true, &fast, &fma).unwrap();
@@ -203,10 +204,9 @@ fn parts_are_right_in_all_cases() {
     });
     let counts = Mutex::new([0, 0]);
     check("precision", 16, cases.extended().with_enough_rows(), |device, case| {
-        let turns = on_hopper(device, |device| {
-            let (device, launched) = recording(device);
-            within_the_rule(&device, case, Inputs::drawn).map(|_| launched.turns())
-        })?;
+        let (device, launched) = recording(device);
+        within_the_rule(&device, case, Inputs::drawn)?;
+        let turns = launched.turns();
         let [turn] = turns[..] else { return Err(format!("not planned in parts: {case:?}")) };
         let mut counts = counts.lock().unwrap();
         counts[usize::from(turn == [0, 0])] += 1;
@@ -221,13 +221,13 @@ fn parts_are_right_in_all_cases() {
 /// emulator whatever the device.
 #[test]
 fn every_part_of_the_kernels_is_right_in_any_order() {
-    let kernels = KERNELS.iter().filter(|spec| spec.multiplies_parts());
-    for kernel in kernels.map(|spec| spec.name) {
+    let kernels = KERNELS.iter().filter(|spec| spec.multiplies_parts);
+    for (kernel, arch) in kernels.map(|spec| (spec.name, spec.arch)) {
         let mut with_dropout = 0;
         let cases = cases(kernel).into_iter().filter(|case| case.key_rows > 0);
         for (case, may_be_lost) in cases.flat_map(fitted) {
             for schedule in [Schedule::Latest, Schedule::Eager] {
-                let device = emulated(Arch::Sm90a, KernelImages::embedded(), options(schedule));
+                let device = emulated(arch, KernelImages::embedded(), options(schedule));
                 let (device, launched) = recording(&small(&device));
                 let verdict = judge_on(&device, kernel, &case);
                 assert!(matches!(verdict, Verdict::Clean), "{kernel}, {case:?}: {verdict:?}");

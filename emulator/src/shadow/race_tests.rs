@@ -132,7 +132,8 @@ fn bytes_of_a_barrier_are_nobodys() {
     assert!(race.access(0, 12, 4, false).is_none());
 }
 
-/// Reads by multiplications are told of by the instruction that read these bytes, though others of the group read more.
+/// Reads by multiplications are told of by the instruction that read these bytes, though others of the
+/// group read more.
 #[test]
 fn a_read_by_a_multiplication_has_its_instruction() {
     let mut race = two_warps();

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::driver::{DevicePointer, Queued, Stream};
 use crate::error::Result;
 use crate::plan::{ForwardPlan, HopperPlan};
-use kernels_gpu::abi::ForwardSplitParams;
+use kernels_gpu::abi::{ForwardHopperParams, ForwardMmaSplitParams, ForwardSplitParams};
 
 /// Launches the kernels of a plan that has [operands](ForwardPlan::operands), with its workspace at
 /// `address`.
@@ -19,20 +19,26 @@ pub(super) unsafe fn launch(
     address: DevicePointer,
     stream: Stream,
 ) -> Result<()> {
-    let (Some(operands), Some(maps)) = (&plan.operands, &plan.hopper) else { return Ok(()) };
+    let Some(operands) = &plan.operands else { return Ok(()) };
     let (params, split, exact) = operands.at(address);
-    let &HopperPlan { q, k, v, o } = maps;
-    let [mut q, mut k, mut v] = [q, k, v];
-    for map in [&mut q, &mut k, &mut v].into_iter().flatten() {
-        map.address += address;
-    }
-    let counter = device.counter(plan.params.o.address);
-    let maps = HopperPlan { q, k, v, o };
-    let hopper = with_maps(device.driver(), &maps, &plan.params, counter)?;
-    let main = ForwardSplitParams { hopper, split };
+    let (of_maps, of_views);
+    let main = match &plan.hopper {
+        Some(maps) => {
+            of_maps = ForwardSplitParams { hopper: with_parts(device, plan, maps, address)?, split };
+            of_maps.bytes()
+        }
+        None => {
+            let mut forward = plan.params;
+            for tensor in [&mut forward.q, &mut forward.k, &mut forward.v] {
+                tensor.address += address;
+            }
+            of_views = ForwardMmaSplitParams { forward, split };
+            of_views.bytes()
+        }
+    };
     let first = operands.launches.map(|launch| (launch.variant, launch.blocks, params.bytes()));
     let last = [
-        (plan.variant, plan.blocks, main.bytes()),
+        (plan.variant, plan.blocks, main),
         (operands.exact.variant, operands.exact.blocks, exact.bytes()),
     ];
     let queue: Vec<Queued<'_>> = first
@@ -43,4 +49,19 @@ pub(super) unsafe fn launch(
     tracing::debug!(kernel = %plan.variant, blocks = plan.blocks, "launch");
     // SAFETY: passed on to the caller; what the maps describe is what the plan was made with.
     unsafe { device.driver().launch_in_order(&queue, stream) }
+}
+
+/// What a kernel for Hopper takes, with maps of parts in the workspace at `address`.
+fn with_parts(
+    device: &Device,
+    plan: &ForwardPlan,
+    &HopperPlan { q, k, v, o }: &HopperPlan,
+    address: DevicePointer,
+) -> Result<ForwardHopperParams> {
+    let [mut q, mut k, mut v] = [q, k, v];
+    for map in [&mut q, &mut k, &mut v].into_iter().flatten() {
+        map.address += address;
+    }
+    let counter = device.counter(plan.params.o.address);
+    with_maps(device.driver(), &HopperPlan { q, k, v, o }, &plan.params, counter)
 }

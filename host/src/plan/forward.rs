@@ -96,8 +96,8 @@ pub struct ForwardPlan {
     pub hopper: Option<HopperPlan>,
     /// The kernel that comes after it where keys are split.
     pub combine: Option<CombinePlan>,
-    /// What comes before and behind it where f32 is multiplied in two parts. Its tensor maps of q, k and v
-    /// then have addresses from the beginning of a workspace.
+    /// What comes before and behind it where f32 is multiplied in two parts. Its tensor maps of q, k and v,
+    /// or without these its q, k and v, are then the parts, with addresses from the beginning of a workspace.
     pub operands: Option<OperandsPlan>,
     /// Why this kernel and this order, a sentence each.
     pub reasons: Vec<String>,
@@ -168,8 +168,10 @@ pub fn plan_forward(
     }
     let (valid, pointers) =
         gathered.as_ref().map_or((valid, pointers), |(valid, pointers)| (valid, pointers));
-    if operands::are_split(valid, pointers, device, &mut reasons) {
-        return plan_operands(valid, pointers, device, reasons).map(Some);
+    if operands::are_split(valid, pointers, device, &mut reasons)
+        && let Some(kernel) = operands::kernel_for(valid, device)
+    {
+        return plan_operands(valid, pointers, device, kernel, reasons).map(Some);
     }
     if split::may_split(valid)
         && let Some(plan) = plan_split(valid, pointers, device, &reasons)?
@@ -208,9 +210,9 @@ fn plan_operands(
     valid: &ValidForward,
     pointers: &ForwardPointers,
     device: &DeviceProperties,
+    kernel: &'static KernelSpec,
     reasons: Vec<String>,
 ) -> Result<ForwardPlan> {
-    let kernel = operands::kernel_for(valid.head_dim.max(valid.value_dim));
     let rows = TileRows::new(kernel, None);
     let variant = KernelVariant { kernel, switches: valid.switches() };
     let plan = plan_kernel(valid, pointers, device, (variant, rows), 1, reasons)?;
@@ -293,7 +295,7 @@ fn can_gather_heads(valid: &ValidForward, reasons: &mut Vec<String>) -> bool {
 
 /// Whether kernels for Hopper can say which batch or sequence a tile is of, if scores or dropout differ with
 /// it: a message between their warps has 16 bits for it.
-fn can_count_sequences(valid: &ValidForward, reasons: &mut Vec<String>) -> bool {
+pub(super) fn can_count_sequences(valid: &ValidForward, reasons: &mut Vec<String>) -> bool {
     let can = valid.batches <= 1 << 16 || !valid.tells_batches_apart();
     if !can {
         reasons.push(format!(
@@ -337,7 +339,7 @@ fn plan_kernel(
         (tiles, choose_wave(valid, device, &mut reasons))
     };
     // Maps of parts are described with them: these may be of tensors for which there are none.
-    let has_maps = hopper && !kernel.multiplies_parts();
+    let has_maps = hopper && !kernel.multiplies_parts;
     let hopper = has_maps.then(|| hopper_plan(valid, &tensors, kernel, &rows, &mut reasons));
     let mut params = forward_params(valid, pointers, &rows, heads_per_wave);
     params.o_is_mapped = u32::from(hopper.is_some_and(|maps| maps.o.is_some()));

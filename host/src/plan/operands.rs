@@ -1,8 +1,9 @@
-//! f32 on tensor cores: operands are made two f16 parts each, in a workspace, and a kernel multiplies these.
+//! f32 on tensor cores: operands are made two f16 parts each, in a workspace, and a kernel multiplies these:
+//! one for Hopper where the device is one, and else one for sm_80.
 //! Where the parts would not be as exact as f32, a word in the workspace says so: then the kernel that
 //! follows computes in f32, and this one returns at once.
 
-use super::forward::{ForwardPlan, ForwardPointers, HopperPlan};
+use super::forward::{ForwardPlan, ForwardPointers, HopperPlan, can_count_sequences};
 use super::{KernelLaunch, Tensor, count_blocks, tensor_maps, view};
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
@@ -10,7 +11,7 @@ use crate::problem::{Layout, Precision, ValidForward};
 use kernels_gpu::abi::{
     Arch, Dtype, Family, ForwardFmaParams, KERNELS, KernelSpec, KernelVariant, SPLIT_MOST_SCORE,
     SPLIT_RECORD_WORDS, SPLIT_ROWS, SPLIT_TENSORS, SplitFactors, SplitParams, SplitTensor, Switches,
-    panel_columns,
+    TensorView, panel_columns,
 };
 
 /// What comes before and behind a forward of f32 in two parts.
@@ -56,15 +57,14 @@ pub(super) fn are_split(
     reasons: &mut Vec<String>,
 ) -> bool {
     let problem = &valid.problem;
-    let (major, minor) = device.compute_capability;
-    if problem.dtype != Dtype::F32 || !Arch::Sm90a.runs_on(major, minor) {
+    if problem.dtype != Dtype::F32 {
         return false;
     }
     let why_not = match problem.precision {
         Some(Precision::Fma) => Some("asked for".to_owned()),
         // o is as exact in parts, but lse is not (docs/f32-tensor-cores.md).
         None => Some("fast3 is not asked for".to_owned()),
-        Some(Precision::Fast3) => obstacle(valid, pointers),
+        Some(Precision::Fast3) => obstacle(valid, pointers, device),
     };
     reasons.push(match &why_not {
         None => "fast3: f32 as two f16 parts on tensor cores, unless numbers need fma".to_owned(),
@@ -74,7 +74,11 @@ pub(super) fn are_split(
 }
 
 /// What no kernel does that multiplies parts.
-fn obstacle(valid: &ValidForward, pointers: &ForwardPointers) -> Option<String> {
+fn obstacle(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+) -> Option<String> {
     let (problem, columns) = (&valid.problem, valid.head_dim.max(valid.value_dim));
     if columns > MOST_COLUMNS {
         Some(format!("head_dim {columns} is above {MOST_COLUMNS}"))
@@ -84,17 +88,30 @@ fn obstacle(valid: &ValidForward, pointers: &ForwardPointers) -> Option<String> 
         Some("there are no keys".to_owned())
     } else if !problem.o.rows_aligned(pointers.o, Dtype::F32, 16) {
         Some("not every row of o starts on 16 bytes".to_owned())
-    } else if valid.batches > 1 << 16 && valid.tells_batches_apart() {
-        Some(format!("each of {} batches has tensors over scores of its own", valid.batches))
+    } else if kernel_for(valid, device).is_none() {
+        Some(format!("no kernel runs with {} bytes of shared memory", device.shared_bytes_per_block))
     } else {
         None
     }
 }
 
-/// The kernel that multiplies parts of so many columns.
-pub(super) fn kernel_for(columns: u32) -> &'static KernelSpec {
-    let fits = KERNELS.iter().filter(|spec| spec.multiplies_parts() && spec.head_dim >= columns);
-    fits.min_by_key(|spec| spec.head_dim).expect("there is a kernel for 128 columns")
+/// The kernel that multiplies parts of a problem of at most 128 columns: none where the device has too little
+/// shared memory.
+pub(super) fn kernel_for(
+    valid: &ValidForward,
+    device: &DeviceProperties,
+) -> Option<&'static KernelSpec> {
+    let (major, minor) = device.compute_capability;
+    let columns = valid.head_dim.max(valid.value_dim);
+    let on_hopper = can_count_sequences(valid, &mut Vec::new());
+    let runs = |spec: &&KernelSpec| {
+        spec.multiplies_parts
+            && spec.head_dim >= columns
+            && spec.arch.runs_on(major, minor)
+            && spec.shared_bytes <= device.shared_bytes_per_block
+            && (on_hopper || spec.arch != Arch::Sm90a)
+    };
+    KERNELS.iter().filter(runs).min_by_key(|spec| (spec.arch != Arch::Sm90a, spec.head_dim))
 }
 
 /// Completes the plan of a main kernel that multiplies parts: what makes them, and `exact`, what follows.
@@ -126,6 +143,7 @@ pub(super) fn with_operands(
     let operands = [(&problem.q, pointers.q), (&problem.k, pointers.k), (&problem.v, pointers.v)];
     let rows = [kernel.query_rows, kernel.key_rows, kernel.key_rows];
     let mut maps: [Option<TensorMapDescription>; SPLIT_TENSORS] = [None; SPLIT_TENSORS];
+    let mut views = [TensorView::default(); SPLIT_TENSORS];
     let mut blocks = 0;
     for (index, (layout, address)) in operands.into_iter().enumerate() {
         let [batches, height, heads, width] = layout.shape;
@@ -150,12 +168,17 @@ pub(super) fn with_operands(
             dtype: Dtype::F16,
         };
         maps[index] = tensor_maps::describe(&tensor, rows[index]);
+        views[index] = view(tensor.address, &parts);
         let what = format!("chunks of {SPLIT_ROWS} rows of an operand");
         blocks += count_blocks(chunks, &what, heads as u32, batches as u32)?;
     }
-    let [q, k, v] = maps;
-    plan.hopper = Some(HopperPlan { q, k, v, o: None });
-    plan.params.o_is_mapped = 0;
+    if kernel.arch == Arch::Sm90a {
+        let [q, k, v] = maps;
+        plan.hopper = Some(HopperPlan { q, k, v, o: None });
+        plan.params.o_is_mapped = 0;
+    } else {
+        [plan.params.q, plan.params.k, plan.params.v] = views;
+    }
     let launch = |family| KernelLaunch { variant: only(family), blocks };
     plan.operands = Some(OperandsPlan {
         launches: [launch(Family::MeasureOperands), launch(Family::SplitOperands)],

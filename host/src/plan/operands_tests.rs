@@ -2,7 +2,7 @@
 
 use super::tests::{device, plan, pointers};
 use super::*;
-use crate::problem::{ForwardProblem, Precision};
+use crate::problem::{AlibiSlopes, ForwardProblem, Precision};
 
 /// Heads that share keys.
 fn large(head_dim: usize) -> ForwardProblem {
@@ -49,15 +49,64 @@ fn the_plan_says_why_not() {
     assert_eq!(reason(&fast(none)), "fma: there are no keys");
 }
 
+/// A device with so many bytes of shared memory to a block, and no instructions of Hopper.
+fn older(shared_bytes_per_block: u32) -> DeviceProperties {
+    DeviceProperties { compute_capability: (8, 6), shared_bytes_per_block, ..device() }
+}
+
+fn plan_on(problem: &ForwardProblem, device: &DeviceProperties) -> ForwardPlan {
+    plan_forward(&problem.validate().unwrap(), device, &pointers()).unwrap().unwrap()
+}
+
 #[test]
-fn only_f32_on_hopper_is_split() {
-    let older = DeviceProperties { compute_capability: (8, 0), ..device() };
+fn older_devices_multiply_parts_by_kernels_of_their_own() {
+    let problem = large(72).with_precision(Precision::Fast3);
+    let plan = plan_on(&problem, &older(163 << 10));
+    assert_eq!((plan.variant.kernel.name, plan.hopper), ("forward_f32_d128_parts_sm80", None));
+    let operands = plan.operands.unwrap();
+    let parts = operands.params.tensors.map(|tensor| tensor.parts);
+    let views = [plan.params.q, plan.params.k, plan.params.v];
+    assert_eq!(views.map(|view| view.address), parts);
+    // Both parts of 128 columns to a row, rows of a head one behind the other.
+    let [q, k, v] = views.map(|view| [view.row_stride, view.head_stride, view.batch_stride]);
+    assert_eq!(q, [256, 256 * 2048, 256 * 2048 * 8]);
+    assert_eq!([k, v], [[256, 256 * 1024, 256 * 1024 * 2]; 2]);
+    assert_eq!(plan.params.o.address, pointers().o);
+    assert_eq!(plan.blocks, 2 * 8 * 2048 / 128);
+    let small = plan_on(&small().with_precision(Precision::Fast3), &older(99 << 10));
+    assert_eq!(small.variant.kernel.name, "forward_f32_d64_parts_sm80");
+    let unasked = plan_on(&large(64), &older(163 << 10));
+    assert_eq!((unasked.variant.kernel.name, unasked.operands), ("forward_f32_d64_sm80", None));
+}
+
+#[test]
+fn a_device_with_too_little_shared_memory_computes_in_f32() {
+    let plan = plan_on(&large(64).with_precision(Precision::Fast3), &older(64 << 10));
+    assert_eq!((plan.variant.kernel.name, plan.operands), ("forward_f32_d64_sm80", None));
+    let why = "fma: no kernel runs with 65536 bytes of shared memory".to_owned();
+    assert!(plan.reasons.contains(&why), "{:?}", plan.reasons);
+}
+
+/// Kernels for Hopper count no more batches than 2^16, where their scores differ.
+#[test]
+fn more_batches_than_hopper_counts_are_for_the_other_kernels() {
+    let layout = Layout::bshd([(1 << 16) + 1, 9, 1, 64]);
+    let problem =
+        ForwardProblem::new(Dtype::F32, layout, layout, layout).with_precision(Precision::Fast3);
+    let score = ScorePointers { alibi_slopes: 0x6000, ..Default::default() };
+    let pointers = ForwardPointers { score, ..pointers() };
+    assert_eq!(plan(&problem, &pointers).variant.kernel.name, "forward_f32_d64_sm90a");
+    let sloped = problem.with_alibi(AlibiSlopes::PerBatchAndHead);
+    assert_eq!(plan(&sloped, &pointers).variant.kernel.name, "forward_f32_d64_parts_sm80");
+}
+
+#[test]
+fn only_f32_is_split() {
     let problem = large(64).with_precision(Precision::Fast3);
-    let plan = plan_forward(&problem.validate().unwrap(), &older, &pointers()).unwrap().unwrap();
-    assert_eq!(plan.operands, None);
     let problem = ForwardProblem { dtype: Dtype::F16, output_dtype: Dtype::F16, ..problem };
-    let plan = plan_forward(&problem.validate().unwrap(), &device(), &pointers()).unwrap().unwrap();
-    assert_eq!(plan.operands, None);
+    for device in [device(), older(163 << 10)] {
+        assert_eq!(plan_on(&problem, &device).operands, None);
+    }
 }
 
 #[test]

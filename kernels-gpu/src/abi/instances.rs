@@ -1,5 +1,8 @@
 //! Which kernels there are: lists that both the kernels and the table of the host are made from.
 
+#[macro_use]
+mod split;
+
 /// Calls `$callback!` with one row for each tensor-core forward kernel for sm_80.
 ///
 /// This and its sibling for f32 are the only places where instantiations are chosen; the kernels and the
@@ -114,20 +117,6 @@ macro_rules! for_each_forward_heads_sm90a {
             (forward_f16_d64_heads_sm90a, F16, 64, 128, 128, 2)
             (forward_f16_d128_heads_sm90a, F16, 128, 128, 128, 2)
             (forward_f16_d256_heads_sm90a, F16, 256, 128, 80, 2)
-        }
-    };
-}
-
-/// As [`for_each_forward_sm90a`], for f32 in two f16 parts, by which tiles are twice as wide as the head dim.
-///
-/// Scores, packed probabilities and two sums of the output leave no room for three warpgroups: with 160
-/// registers the one of head dim 64 spilled.
-#[macro_export]
-macro_rules! for_each_forward_split_sm90a {
-    ($callback:ident) => {
-        $callback! {
-            (forward_f32_d64_sm90a, F32, 64, 128, 64, 2)
-            (forward_f32_d128_sm90a, F32, 128, 128, 64, 2)
         }
     };
 }

@@ -222,6 +222,8 @@ pub struct KernelSpec {
     pub shared_bytes: u32,
     /// Whether this forward kernel is for rows of several heads: [`super::ForwardParams::row_heads`].
     pub gathers_heads: bool,
+    /// Whether this forward kernel multiplies f32 in two parts: see [`super::SplitParams`].
+    pub multiplies_parts: bool,
     /// The switches that are in its text.
     pub switches: Switches,
 }
@@ -230,12 +232,7 @@ impl KernelSpec {
     /// Whether this forward kernel looks at [`super::ForwardParams::splits`]. Those of f32 in parts do not,
     /// since what they leave to others is all keys.
     pub const fn splits_keys(&self) -> bool {
-        tiles_split_keys(self.query_rows) && !self.multiplies_parts()
-    }
-
-    /// Whether this forward kernel multiplies f32 in two parts: see [`super::SplitParams`].
-    pub const fn multiplies_parts(&self) -> bool {
-        matches!((self.family, self.arch, self.dtype), (Family::Forward, Arch::Sm90a, Dtype::F32))
+        tiles_split_keys(self.query_rows) && !self.multiplies_parts
     }
 
     /// Whether it adds vectors to global memory, which needs PTX 8.1.

@@ -101,7 +101,8 @@ impl KernelSpec {
     pub fn is_alternative_to(&self, other: &KernelSpec) -> bool {
         let problems =
             |spec: &KernelSpec| (spec.family, spec.arch, spec.dtype, spec.access, spec.head_dim);
-        let same = problems(self) == problems(other) && self.gathers_heads == other.gathers_heads;
+        let ways = |spec: &KernelSpec| (spec.gathers_heads, spec.multiplies_parts);
+        let same = problems(self) == problems(other) && ways(self) == ways(other);
         same && self.query_rows != other.query_rows
     }
 
@@ -109,11 +110,14 @@ impl KernelSpec {
     pub const fn regions(&self) -> Regions {
         let KernelSpec { head_dim, query_rows, key_rows, .. } = *self;
         match (self.family, self.arch, self.dtype) {
+            // Two parts of each number.
+            (Family::Forward, Arch::Sm80, Dtype::F32) if self.multiplies_parts => {
+                layout::forward_mma(2 * head_dim, query_rows, key_rows)
+            }
             (Family::Forward, Arch::Sm80, Dtype::F32) => {
                 layout::forward_fma(head_dim, query_rows, key_rows)
             }
             (Family::Forward, Arch::Sm80, _) => layout::forward_mma(head_dim, query_rows, key_rows),
-            // Two parts of each number.
             (Family::Forward, Arch::Sm90a, Dtype::F32) => {
                 layout::ForwardHopperLayout::new(2 * head_dim, query_rows, key_rows).regions
             }

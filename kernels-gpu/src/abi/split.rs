@@ -108,6 +108,16 @@ pub struct ForwardSplitParams {
     pub split: SplitFactors,
 }
 
+/// Parameters of the sm_80 forward of f32 in two parts, passed by value as the only kernel parameter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ForwardMmaSplitParams {
+    /// Those of a forward; q, k and v are their parts, `2 padded columns` f16 to a row.
+    pub forward: ForwardParams,
+    /// Factors of parts.
+    pub split: SplitFactors,
+}
+
 /// Parameters of the true-f32 forward, passed by value as the only kernel parameter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]

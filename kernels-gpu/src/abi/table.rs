@@ -24,6 +24,7 @@ macro_rules! spec {
             min_blocks: $blocks,
             shared_bytes: $shared_bytes,
             gathers_heads: $gathers_heads,
+            multiplies_parts: false,
             switches: Switches::of_family(Family::$family, Dtype::$dtype),
         }
     };
@@ -91,13 +92,26 @@ const FORWARD_SPLIT_SM90A: &[KernelSpec] = {
     macro_rules! rows {
         ($(($name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal,
             $warpgroups:literal))*) => {
-            &[$(spec!(
+            &[$(KernelSpec { multiplies_parts: true, ..spec!(
                 Forward, Sm90a, ($name, $dtype, $dim, Vector16, $queries, $keys, (1 + $warpgroups) * 128, 1),
                 forward_sm90a_shared_bytes(2 * $dim, $queries, $keys), false
-            )),*]
+            ) }),*]
         };
     }
     for_each_forward_split_sm90a!(rows)
+};
+
+const FORWARD_SPLIT_SM80: &[KernelSpec] = {
+    macro_rules! rows {
+        ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+            $warps:literal, $blocks:literal))*) => {
+            &[$(KernelSpec { multiplies_parts: true, ..spec!(
+                Forward, Sm80, ($name, $dtype, $dim, $access, $queries, $keys, $warps * 32, $blocks),
+                forward_mma_shared_bytes(2 * $dim, $queries, $keys), false
+            ) }),*]
+        };
+    }
+    for_each_forward_split_sm80!(rows)
 };
 
 /// The kernels that make two f16 parts of f32.
@@ -271,6 +285,7 @@ macro_rules! dynamic {
             min_blocks: $blocks,
             shared_bytes: layout::dynamic(DynamicStage::$stage, $threads, $rows).bytes(),
             gathers_heads: false,
+            multiplies_parts: false,
             switches: Switches::NONE,
         }
     };
@@ -317,6 +332,7 @@ macro_rules! msda {
             min_blocks: MsdaStage::$stage.min_blocks(),
             shared_bytes: layout::msda(MsdaStage::$stage).bytes(),
             gathers_heads: false,
+            multiplies_parts: false,
             switches: Switches::NONE,
         }
     };
@@ -381,6 +397,7 @@ const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_SM90A,
     FORWARD_HEADS_SM90A,
     FORWARD_SPLIT_SM90A,
+    FORWARD_SPLIT_SM80,
     SPLIT,
     FORWARD_COMBINE,
     FORWARD_COMBINE_SM90A,

@@ -162,6 +162,25 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         }
     }
 
+    /// Counts probabilities of a key tile that are too small for their parts.
+    #[inline(always)]
+    pub fn count_small<const S: usize>(&mut self, probabilities: &[[f32; S]; M]) {
+        let mut m = 0;
+        while m < M {
+            self.softmax[m].count_small(&probabilities[m]);
+            m += 1;
+        }
+    }
+
+    /// Whether the output of fragment `m` is not as exact as f32 for what small probabilities have lost.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together, before [`QueryRows::finalize`].
+    #[inline(always)]
+    pub unsafe fn have_lost<F: Fragment<ROWS, O>>(&self, m: usize) -> bool {
+        self.softmax[m].has_lost::<F, O>(&self.output[m])
+    }
+
     /// Where fragment `m` of the scores of key tile `tile` stands.
     #[inline(always)]
     fn place_of(&self, m: usize, tile: i32, keys: u32) -> (u32, ScoreTile, ScorePlace) {

@@ -138,17 +138,10 @@ macro_rules! split_entries {
                 }
                 let first = crate::parameter_address!($name);
                 let maps = Maps { q: first, k: first + 128, v: first + 256, o: first + 384 };
-                let units = SplitUnits {
-                    scores: p.split.score_factors,
-                    values: p.split.value_factors,
-                    query_heads: p.split.query_heads,
-                    key_heads: p.split.key_heads,
-                    losses: p.split.turn + 4,
-                };
                 forward::<
                     Instance<SplitF32, { 2 * $dim }, $queries, $keys, false>,
                     0, { $keys / 2 }, { $keys / 2 }, { $dim / 2 },
-                >(&p.hopper, maps, units);
+                >(&p.hopper, maps, SplitUnits::new(&p.split));
             }
         )*
     };

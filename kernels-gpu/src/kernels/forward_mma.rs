@@ -13,24 +13,31 @@
 //! ```
 //!
 //! All but the products is [`QueryRows`].
+//!
+//! f32 is multiplied as two f16 parts ([`SplitF32`]), which another kernel has made of q, k and v; where that
+//! one found that they would not be as exact as f32, this one returns at once.
 
-use crate::abi::{Access, ForwardParams};
-use crate::arch::{shared, specialize, thread};
+use crate::abi::{Access, ForwardMmaSplitParams, ForwardParams};
+use crate::arch::{global, shared, specialize, thread};
 use crate::attention::query_block::QueryBlock;
 use crate::attention::query_rows::QueryRows;
 use crate::pipeline::key_value_ring::KeyValueRing;
 use crate::tile::add;
-use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::element::{self, SplitF32, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
+use crate::tile::global_rows::GlobalRows;
 use crate::tile::mma::{multiply_accumulate, multiply_transposed, pack_all};
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::store;
+use crate::tile::warpgroup::{SplitUnits, Units};
 
 /// One block. `S = KEYS / 2` and `O = ROW_BYTES / 4` registers per lane hold 16 rows of scores and of
-/// output, `P = S / 2` those of packed probabilities; `QUERIES = WARPS * 16 * M`.
+/// output, `P = S / 2` those of packed probabilities; `QUERIES = WARPS * 16 * M`. Of f32 in two parts rows
+/// are twice as long as the output, and there are as many words of probabilities as scores.
 #[inline(always)]
 unsafe fn forward<
     E: TensorCoreElement,
+    U: Units,
     const VECTOR: bool,
     const QUERIES: u32,
     const KEYS: u32,
@@ -42,19 +49,28 @@ unsafe fn forward<
     const O: usize,
 >(
     p: &ForwardParams,
+    units: U,
 ) {
     const {
         assert!(QUERIES == THREADS / 32 * QueryRows::<M, 2, O>::WARP_ROWS);
-        assert!(2 * S == KEYS as usize && 2 * P == S && 4 * O == ROW_BYTES as usize);
+        assert!(2 * S == KEYS as usize && 2 * P == S * E::WORDS_OF_PAIR);
+        assert!(4 * O * E::WORDS_OF_PAIR == ROW_BYTES as usize);
     }
     let block = QueryBlock::of_this_block(p, QUERIES);
     if block.is_empty() {
         return;
     }
-    let mut rows = QueryRows::<M, 2, O>::of_this_warp::<E>(p, block, QUERIES, KEYS, p.is_exact());
+    let in_parts = E::WORDS_OF_PAIR > 1;
+    let is_exact = in_parts || p.is_exact();
+    let mut rows = QueryRows::<M, 2, O>::of_this_warp::<E>(p, block, QUERIES, KEYS, is_exact);
     let thread = thread::thread_idx_x();
     let q = SharedTile::<QUERIES, ROW_BYTES>::at(shared::dynamic_base());
-    let (k, v) = (block.k::<2>(p), block.v::<2>(p));
+    // Parts have no columns but those of the tile.
+    let operand = |rows: GlobalRows| {
+        let columns = if in_parts { ROW_BYTES / E::BYTES } else { rows.columns };
+        GlobalRows { columns, ..rows }
+    };
+    let (k, v) = (operand(block.k::<2>(p)), operand(block.v::<2>(p)));
     let after_q = q.address + SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     let ring = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_q, thread, k, v);
 
@@ -62,7 +78,7 @@ unsafe fn forward<
     // Where tiles are skipped, one that counts those that are not.
     let mut taken = 0;
     if tile < rows.tiles.end {
-        q.load::<E, THREADS, VECTOR>(thread, &block.q::<2>(p));
+        q.load::<E, THREADS, VECTOR>(thread, &operand(block.q::<2>(p)));
         ring.request::<E>(tile, if specialize::attn_mask() { 0 } else { tile });
         if rows.need_sign() {
             ring.wait();
@@ -70,6 +86,7 @@ unsafe fn forward<
         }
     }
     let has_rows = rows.exist();
+    let of_scores = units.of_scores(|| (block.sequence.batch, block.head));
     while tile < rows.tiles.end {
         ring.wait();
         let (next, next_shows_all) = rows.first_shown(tile + 1, KEYS);
@@ -80,7 +97,11 @@ unsafe fn forward<
         if has_rows {
             let mut scores: [[f32; S]; M] =
                 multiply_transposed::<E, _, _, _, M, S>(rows.lane, q, rows.first_row, ring.key(step));
+            scores.iter_mut().for_each(|scores| U::apply(of_scores, scores));
             rows.probabilities::<E, MmaFragment, S>(&mut scores, tile, KEYS, shows_all);
+            if in_parts {
+                rows.count_small(&scores);
+            }
             let mut p: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
             rows.drop_packed::<MmaFragment, S, P>(&mut p, tile, KEYS);
             multiply_accumulate::<E, _, _, M, P, O>(rows.lane, &mut rows.output, &p, ring.value(step));
@@ -91,19 +112,22 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    let target = if p.output_f32 != 0 { block.o::<4>(p) } else { block.o::<2>(p) };
+    let is_f32 = in_parts || p.output_f32 != 0;
+    let target = if is_f32 { block.o::<4>(p) } else { block.o::<2>(p) };
     let mut m = 0;
     while m < M {
+        units.tell_loss(|| rows.have_lost::<MmaFragment>(m));
         let of_previous = rows.finalize::<E, MmaFragment>(m);
         let (row, output) = (rows.row(m), &mut rows.output[m]);
+        U::apply(units.of_output(|| (block.sequence.batch, block.key_head)), output);
         if specialize::merge() && p.previous.statistics != 0 {
             let source = block.previous_o(p);
             add::add_pairs::<O, true>(rows.lane, output, of_previous, row, 0, &source);
         }
-        if VECTOR && p.output_f32 == 0 {
+        if VECTOR && !is_f32 {
             store::store_staged::<E, QUERIES, ROW_BYTES, O>(rows.lane, output, q, row, &target);
         } else {
-            store::store_pairs::<E, O, VECTOR>(rows.lane, output, row, 0, &target, p.output_f32 != 0);
+            store::store_pairs::<E, O, VECTOR>(rows.lane, output, row, 0, &target, is_f32);
         }
         m += 1;
     }
@@ -121,12 +145,37 @@ macro_rules! entries {
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $name(p: ForwardParams) {
                 forward::<
-                    element::$dtype, { matches!(Access::$access, Access::Vector16) }, $queries,
+                    element::$dtype, (), { matches!(Access::$access, Access::Vector16) }, $queries,
                         $keys, { $dim * 2 },
                     { $warps * 32 }, { $queries / ($warps * 16) }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
-                >(&p);
+                >(&p, ());
             }
         )*
     };
 }
 crate::for_each_forward_mma_sm80!(entries);
+
+macro_rules! split_entries {
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal,
+        $blocks:literal))*) => {
+        $(
+            /// An instance of [`forward`] for f32 in two parts, chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`ForwardMmaSplitParams`] says, for this kernel's row of the table.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: ForwardMmaSplitParams) {
+                if global::load_u32(p.split.turn) != 0 {
+                    return;
+                }
+                forward::<
+                    SplitF32, SplitUnits, { matches!(Access::$access, Access::Vector16) }, $queries,
+                        $keys, { $dim * 4 },
+                    { $warps * 32 }, { $queries / ($warps * 16) }, { $keys / 2 }, { $keys / 2 }, { $dim / 2 },
+                >(&p.forward, SplitUnits::new(&p.split));
+            }
+        )*
+    };
+}
+crate::for_each_forward_split_sm80!(split_entries);

@@ -1,5 +1,7 @@
 //! Tensor-core products of a warp, between tiles in shared memory and accumulators in registers.
 
+mod split;
+
 use super::element::TensorCoreElement;
 use super::shared_tile::{SharedTile, SharedTileOf};
 use crate::arch::{matrix, shared};
@@ -54,7 +56,7 @@ impl<const ROW_BYTES: u32> LaneAddress<ROW_BYTES> {
 }
 
 /// `scores = q k^T`, for `M` tiles of 16 query rows from `first_row` on and `KEYS` keys; all of
-/// `ROW_BYTES / 2` columns.
+/// `ROW_BYTES / 2` columns, or of both parts of half as many.
 ///
 /// # Safety
 /// All 32 lanes call it together; both tiles are written and visible.
@@ -72,6 +74,9 @@ pub unsafe fn multiply_transposed<
     first_row: u32,
     k: SharedTile<KEYS, ROW_BYTES>,
 ) -> [[f32; S]; M] {
+    if E::WORDS_OF_PAIR > 1 {
+        return split::multiply_transposed::<E, QUERIES, KEYS, ROW_BYTES, M, S>(lane, q, first_row, k);
+    }
     let q_lane = LaneAddress::<ROW_BYTES>::rows_first(lane);
     let k_lane = LaneAddress::<ROW_BYTES>::chunks_first(lane);
     let mut scores = [[0.0; S]; M];
@@ -100,8 +105,8 @@ pub unsafe fn multiply_transposed<
 }
 
 /// Accumulators rounded to the element type, two columns per register: columns `16 k..16 k + 16` are
-/// then an A operand, registers `4 k..4 k + 4`, because the two layouts agree register by register. `H =
-/// N / 2`.
+/// then an A operand, registers `4 k..4 k + 4`, because the two layouts agree register by register. `H` is
+/// as in [`TensorCoreElement::pack_all`].
 #[inline(always)]
 pub fn pack_all<E: TensorCoreElement, const M: usize, const N: usize, const H: usize>(
     accumulators: &[[f32; N]; M],
@@ -109,13 +114,13 @@ pub fn pack_all<E: TensorCoreElement, const M: usize, const N: usize, const H: u
     let mut packed = [[0; H]; M];
     let mut m = 0;
     while m < M {
-        packed[m] = pack::<E, N, H>(&accumulators[m]);
+        packed[m] = E::pack_all(&accumulators[m]);
         m += 1;
     }
     packed
 }
 
-/// As [`pack_all`], for 16 rows.
+/// As [`pack_all`], for 16 rows, a word for each pair: `H = N / 2`.
 #[inline(always)]
 pub fn pack<E: TensorCoreElement, const N: usize, const H: usize>(accumulators: &[f32; N]) -> [u32; H] {
     let mut packed = [0; H];
@@ -127,7 +132,8 @@ pub fn pack<E: TensorCoreElement, const N: usize, const H: usize>(accumulators: 
     packed
 }
 
-/// `output += p b`: p packed in registers ([`pack_all`]), b stored as `DEPTH` rows of output columns.
+/// `output += p b`: p packed in registers ([`pack_all`]), b stored as `DEPTH` rows of output columns, or of
+/// both parts of these.
 ///
 /// # Safety
 /// As [`multiply_transposed`].
@@ -145,6 +151,9 @@ pub unsafe fn multiply_accumulate<
     p: &[[u32; H]; M],
     b: SharedTile<DEPTH, ROW_BYTES>,
 ) {
+    if E::WORDS_OF_PAIR > 1 {
+        return split::multiply_accumulate::<E, DEPTH, ROW_BYTES, M, H, O>(lane, output, p, b);
+    }
     let b_lane = LaneAddress::<ROW_BYTES>::rows_first(lane);
     let mut step = 0;
     while step < DEPTH / 16 {

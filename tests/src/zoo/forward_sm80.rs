@@ -1,4 +1,4 @@
-//! The tensor-core forward for sm_80, and the one in f32.
+//! The tensor-core forward for sm_80, of f32 in two parts too, and the one in f32.
 
 use super::{ARE_NEAR, Family, Mutant, NEAR, VISIBLE_END, features, never, result_is};
 use crate::ptx::{Which, dropped, off_by_one, one_more, operand, with_operand};
@@ -7,10 +7,13 @@ use finite_attention::check::Case;
 
 const KERNEL: &str = "forward_bf16_d64_sm80";
 const F32: &str = "forward_f32_d64_sm80";
+const PARTS: &str = "forward_f32_d64_parts_sm80";
 const RING_WAIT: &str = "key_value_ring.rs: async_copy::wait::<0>();";
 const RING_BARRIER: &str = "key_value_ring.rs: barrier::block_sync();";
 const LOOP: &str = "forward_mma.rs: ring.wait();";
 const PRODUCT: &str = "multiply_transposed";
+/// 1 as f32.
+const ONE: &str = "0x3F800000";
 
 pub(super) const FAMILY: Family = Family { kernels: &[KERNEL, F32], cases, mutants };
 
@@ -100,6 +103,17 @@ fn mutants() -> Vec<Mutant> {
             .edit("cp.async.wait_group", &[], Which::Last, dropped)
             .finding("asynchronous copy in flight", &["forward_fma.rs: multiply_accumulate"])
             .finding("uninitialised shared read", &["forward_fma.rs: multiply_accumulate"]),
+        Mutant::new("a small product of parts is left out of scores", PARTS, ragged(PARTS))
+            .edit("mma.sync", &["mma/split.rs: ", "forward_mma.rs: multiply_transposed::"], Which::Number(0), dropped)
+            .wrong("o"),
+        Mutant::new("scores are in units of their parts", PARTS, ragged(PARTS))
+            .edit("ld.global", &["forward_mma.rs: let of_scores"], Which::All, |line| result_is(line, ONE))
+            .wrong("o"),
+        Mutant::new("output is in units of its parts", PARTS, ragged(PARTS))
+            .edit("ld.global", &["forward_mma.rs: U::apply(units.of_output"], Which::All, |line| {
+                result_is(line, ONE)
+            })
+            .wrong("o"),
         capped("scores near 0 are not capped", KERNEL)
             .on(Case { softcap: Some(8.0), ..ragged(KERNEL) })
             .edit("fma.rn.f32", &[NEAR], Which::All, |line| result_is(line, operand(line, 3)))

@@ -263,7 +263,7 @@ fn an_emulator_that_is_not_optimised_says_how_to_change_that() {
 #[test]
 fn equal_texts_are_one_module() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry once()\n{\nret;\n}\n";
-    let variant = kernel(KERNELS[0].clone());
+    let variant = kernel(KERNELS[0]);
     let [one, other] = [(); 2].map(|()| Arc::<str>::from(text));
     let modules = [&one, &other, &other].map(|text| parse(variant, text.clone()).unwrap());
     assert!(modules.iter().all(|module| Arc::ptr_eq(module, &modules[0])));

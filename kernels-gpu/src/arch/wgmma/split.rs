@@ -6,10 +6,12 @@
 //! ```
 //!
 //! In this order: tensor cores cut off what a sum has beyond its last bit, which costs as little as it can
-//! while the sum is small. At head dim 64 the largest products of scores are two sums of 32 columns, which are
-//! then added as f32 are: half a unit is cut off, always towards zero, in each step of 16. At 128 there are no
-//! registers for that. In shared memory the parts of a row stand side by side, first the panels of the
-//! high parts, then those of the low ones.
+//! while the sum is small. Half a unit is cut off on average, always towards zero, in each step of 16: at
+//! head dim 64 the largest products of scores are two sums, of 32 columns each, which are then added as f32
+//! are. At 128 there are no registers for that.
+//!
+//! In shared memory the parts of a row stand side by side, first the panels of the high parts, then those of
+//! the low ones.
 
 use crate::geometry::size::TileSize;
 use core::arch::asm;

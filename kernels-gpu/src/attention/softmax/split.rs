@@ -42,15 +42,21 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         let sums = self.exponentiate::<F, N, EXACT>(&mut values, scale);
         self.add(&sums);
         let packed = E::pack_all(&values);
+        self.count_small(&values);
+        (packed, rescale)
+    }
+
+    /// Counts probabilities of a tile that are too small for their parts.
+    #[inline(always)]
+    pub fn count_small<const N: usize>(&mut self, probabilities: &[f32; N]) {
         let mut small = 0;
         let mut i = 0;
         while i < N {
             // 0 is no small one: below all others as an unsigned number, it becomes the largest.
-            small += (values[i].to_bits().wrapping_sub(1) < SMALL.to_bits() - 1) as u32;
+            small += (probabilities[i].to_bits().wrapping_sub(1) < SMALL.to_bits() - 1) as u32;
             i += 1;
         }
         self.loss += small as f32;
-        (packed, rescale)
     }
 
     /// What small probabilities were off by grows or shrinks with their rows: with the one of which most is

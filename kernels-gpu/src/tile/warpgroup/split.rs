@@ -5,6 +5,7 @@
 //! is. So it is with columns of queries and keys, where there are registers for it.
 
 use super::{Output, Queries, Scores, Units, Wait, WarpgroupElement};
+use crate::abi::SplitFactors;
 use crate::arch::{global, shared, thread, warp, wgmma};
 use crate::geometry::size::TileSize;
 use crate::tile::element::SplitF32;
@@ -98,6 +99,18 @@ pub struct SplitUnits {
 }
 
 impl SplitUnits {
+    /// Those of a launch.
+    #[inline(always)]
+    pub fn new(p: &SplitFactors) -> Self {
+        SplitUnits {
+            scores: p.score_factors,
+            values: p.value_factors,
+            query_heads: p.query_heads,
+            key_heads: p.key_heads,
+            losses: p.turn + 4,
+        }
+    }
+
     #[inline(always)]
     unsafe fn factor(first: u64, heads: u32, (batch, head): (u32, u32)) -> f32 {
         global::load_f32(first.wrapping_add(4 * (batch as u64 * heads as u64 + head as u64)))

@@ -1,5 +1,5 @@
-//! The arithmetic of [`super::multiply`] with vectors of 512 bits, by intrinsics: the compiler makes none of plain
-//! loops.
+//! The arithmetic of [`super::multiply`] with vectors of 512 bits, by intrinsics: the compiler makes none of
+//! plain loops.
 
 use super::multiply::{Left, VECTOR};
 use crate::exec::values::registers::Registers;

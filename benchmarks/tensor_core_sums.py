@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""By how much lse is off if q k^T is computed from two f16 parts by tensor cores, with no GPU: a model in numpy.
+
+Of each step a tensor core of Hopper adds 16 products and what it had before at once: each is aligned to the largest of
+them, and what is below `--bits` bits behind the last of its 24 is cut off; so is what the sum has beyond f32. That is
+what was found out about it from outside (Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores", arXiv:2512.07004), and what
+its lse errors agree with (docs/f32-tensor-cores.md). Each row of the table is a way to divide the largest products of a
+score, q.high k.high, into sums, by their steps of 16 columns; the small products come first, in the first sum. Sums are
+added as f32 are. What is printed is the relative L2 error of lse over that of fused multiply-adds in f32, 32 to a sum.
+
+    python3 tensor_core_sums.py
+"""
+
+import argparse
+
+import numpy as np
+
+STEP = 16
+ROWS, KEYS = 128, 1024
+DIVISIONS = {64: ([4], [2, 2], [1] * 4), 128: ([8], [4, 4], [3, 3, 2], [2] * 4, [1] * 8)}
+LOGITS = (1, 8, 30)
+
+
+def cut(values, exponents):
+    """Values without what is below 2^exponents, towards 0."""
+    unit = np.exp2(exponents)
+    return np.trunc(values / unit) * unit
+
+
+def exponent(values):
+    """The exponent of the leading bit; 0 for 0."""
+    return np.floor(np.log2(np.where(values == 0, 1, np.abs(values))))
+
+
+def add_step(sums, a, b, bits):
+    """Sums `[M, N]` and the products of a `[M, 16]` and b `[N, 16]`, as a tensor core adds them."""
+    terms = np.concatenate([a[:, None] * b[None], sums[..., None]], axis=2)
+    last = exponent(np.abs(terms).max(axis=2)) - 23
+    total = cut(terms, (last - bits)[..., None]).sum(axis=2)
+    return cut(total, exponent(total) - 23)
+
+
+def parts(x):
+    """The two f16 parts of a head, as f64, and the power of two that they are scaled by."""
+    unit = np.exp2(14 - exponent(np.abs(x).max()))
+    high = (x * unit).astype(np.float16).astype(np.float64)
+    return high, (x * unit - high).astype(np.float16).astype(np.float64), unit
+
+
+def scores_of_parts(q, k, division, bits):
+    """q k^T from three products of parts, the largest in sums of so many steps each."""
+    (q_high, q_low, q_unit), (k_high, k_low, k_unit) = parts(q), parts(k)
+    steps = [slice(first, first + STEP) for first in range(0, q.shape[1], STEP)]
+    first = np.zeros((len(q), len(k)))
+    for a, b in ((q_low, k_high), (q_high, k_low)):
+        for step in steps:
+            first = add_step(first, a[:, step], b[:, step], bits)
+    total, ends = None, np.cumsum(division)
+    for end, count in zip(ends, division, strict=True):
+        sums = first if total is None else np.zeros_like(first)
+        for step in steps[end - count : end]:
+            sums = add_step(sums, q_high[:, step], k_high[:, step], bits)
+        total = sums if total is None else np.float32(total + sums).astype(np.float64)
+    return total / (q_unit * k_unit)
+
+
+def scores_of_f32(q, k):
+    """q k^T by fused multiply-adds, 32 to a sum."""
+    total = np.zeros((len(q), len(k)), np.float32)
+    for first in range(0, q.shape[1], 32):
+        sums = np.zeros_like(total)
+        for column in range(first, first + 32):
+            # Exact in f64 but for its last bits, then rounded once.
+            sums = np.float32(np.float64(sums) + np.outer(q[:, column], k[:, column]))
+        total += sums
+    return total.astype(np.float64)
+
+
+def lse_error(scores, expected, scale):
+    """The relative L2 error of lse, all of it but the scores exact and rounded once."""
+
+    def lse(logits):
+        largest = logits.max(axis=1)
+        return largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+
+    right = lse(expected * scale)
+    scaled = np.float32(scores * np.float64(np.float32(scale))).astype(np.float64)
+    return np.linalg.norm(np.float32(lse(scaled)) - right) / np.linalg.norm(right)
+
+
+def main():
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--bits", type=int, default=1, help="bits kept behind the last one; default: 1")
+    parser.add_argument("--seed", type=int, default=1, help="of the numbers; default: 1")
+    options = parser.parse_args()
+    draw = np.random.default_rng(options.seed)
+    print("| D | sums of steps |" + "".join(f" logits {logits} |" for logits in LOGITS))
+    print("|--|--|" + "--|" * len(LOGITS))
+    for head_dim, divisions in DIVISIONS.items():
+        rows = {tuple(division): [] for division in divisions}
+        for logits in LOGITS:
+            q = np.float32(draw.standard_normal((ROWS, head_dim)) * logits).astype(np.float64)
+            k = np.float32(draw.standard_normal((KEYS, head_dim))).astype(np.float64)
+            expected, scale = q @ k.T, head_dim**-0.5
+            of_f32 = lse_error(scores_of_f32(q, k), expected, scale)
+            for division, errors in rows.items():
+                of_parts = lse_error(scores_of_parts(q, k, division, options.bits), expected, scale)
+                errors.append(of_parts / of_f32)
+        for division, errors in rows.items():
+            name = " + ".join(map(str, division))
+            print(f"| {head_dim} | {name} |" + "".join(f" {error:.2f} |" for error in errors))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """By how much lse is off if q k^T is computed from two f16 parts by tensor cores, with no GPU: a model in numpy.
 
-Of each step a tensor core of Hopper adds 16 products and what it had before at once: each is aligned to the largest of
-them, and what is below `--bits` bits behind the last of its 24 is cut off; so is what the sum has beyond f32. That is
-what was found out about it from outside (Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores", arXiv:2512.07004), and what
-its lse errors agree with (docs/f32-tensor-cores.md). Each row of the table is a way to divide the largest products of a
-score, q.high k.high, into sums, by their steps of 16 columns; the small products come first, in the first sum. Sums are
-added as f32 are. What is printed is the relative L2 error of lse over that of fused multiply-adds in f32, 32 to a sum.
+A tensor core adds some products and what it had before at once: each is aligned to the largest of them, by the sum of the
+exponents of its factors, and what is below some bits behind the last of its 24 is cut off; so is what the sum has beyond
+f32. Of f16 it is 16 products and two bits on Hopper, eight and one on an A100 (Khattak and Mikaitis, "Accurate Models of
+NVIDIA Tensor Cores", arXiv:2512.07004); what was measured of lse agrees with it (docs/f32-tensor-cores.md). Each row of the
+table is a way to divide the largest products of a score, q.high k.high, into sums, by their steps of 16 columns; the small
+products come first, in the first sum. Sums are added as f32 are. What is printed is the relative L2 error of lse over that of
+fused multiply-adds in f32, 32 to a sum.
 
     python3 tensor_core_sums.py
 """
@@ -19,6 +20,8 @@ STEP = 16
 ROWS, KEYS = 128, 1024
 DIVISIONS = {64: ([4], [2, 2], [1] * 4), 128: ([8], [4, 4], [3, 3, 2], [2] * 4, [1] * 8)}
 LOGITS = (1, 8, 30)
+# Products at once, and bits.
+CORES = {"hopper": (16, 2), "a100": (8, 1)}
 
 
 def cut(values, exponents):
@@ -32,12 +35,17 @@ def exponent(values):
     return np.floor(np.log2(np.where(values == 0, 1, np.abs(values))))
 
 
-def add_step(sums, a, b, bits):
+def add_step(sums, a, b, core):
     """Sums `[M, N]` and the products of a `[M, 16]` and b `[N, 16]`, as a tensor core adds them."""
-    terms = np.concatenate([a[:, None] * b[None], sums[..., None]], axis=2)
-    last = exponent(np.abs(terms).max(axis=2)) - 23
-    total = cut(terms, (last - bits)[..., None]).sum(axis=2)
-    return cut(total, exponent(total) - 23)
+    at_once, bits = core
+    for first in range(0, STEP, at_once):
+        left, right = a[:, None, first : first + at_once], b[None, :, first : first + at_once]
+        products, zero = left * right, -1000
+        of_products = np.where(products == 0, zero, exponent(left) + exponent(right))
+        last = np.maximum(of_products.max(axis=2), np.where(sums == 0, zero, exponent(sums))) - 23 - bits
+        total = cut(products, last[..., None]).sum(axis=2) + cut(sums, last)
+        sums = cut(total, exponent(total) - 23)
+    return sums
 
 
 def parts(x):
@@ -47,19 +55,19 @@ def parts(x):
     return high, (x * unit - high).astype(np.float16).astype(np.float64), unit
 
 
-def scores_of_parts(q, k, division, bits):
+def scores_of_parts(q, k, division, core):
     """q k^T from three products of parts, the largest in sums of so many steps each."""
     (q_high, q_low, q_unit), (k_high, k_low, k_unit) = parts(q), parts(k)
     steps = [slice(first, first + STEP) for first in range(0, q.shape[1], STEP)]
     first = np.zeros((len(q), len(k)))
     for a, b in ((q_low, k_high), (q_high, k_low)):
         for step in steps:
-            first = add_step(first, a[:, step], b[:, step], bits)
+            first = add_step(first, a[:, step], b[:, step], core)
     total, ends = None, np.cumsum(division)
     for end, count in zip(ends, division, strict=True):
         sums = first if total is None else np.zeros_like(first)
         for step in steps[end - count : end]:
-            sums = add_step(sums, q_high[:, step], k_high[:, step], bits)
+            sums = add_step(sums, q_high[:, step], k_high[:, step], core)
         total = sums if total is None else np.float32(total + sums).astype(np.float64)
     return total / (q_unit * k_unit)
 
@@ -91,7 +99,7 @@ def lse_error(scores, expected, scale):
 def main():
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--bits", type=int, default=1, help="bits kept behind the last one; default: 1")
+    parser.add_argument("--core", choices=CORES, default="hopper", help="default: hopper")
     parser.add_argument("--seed", type=int, default=1, help="of the numbers; default: 1")
     options = parser.parse_args()
     draw = np.random.default_rng(options.seed)
@@ -105,7 +113,7 @@ def main():
             expected, scale = q @ k.T, head_dim**-0.5
             of_f32 = lse_error(scores_of_f32(q, k), expected, scale)
             for division, errors in rows.items():
-                of_parts = lse_error(scores_of_parts(q, k, division, options.bits), expected, scale)
+                of_parts = lse_error(scores_of_parts(q, k, division, CORES[options.core]), expected, scale)
                 errors.append(of_parts / of_f32)
         for division, errors in rows.items():
             name = " + ".join(map(str, division))

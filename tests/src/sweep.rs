@@ -363,6 +363,15 @@ pub const EXPLANATIONS: &[Explanation] = &[
         why: "the stage is acquired again right behind, and the ring of visited steps is twice as long as the stages",
     },
     Explanation {
+        kernel: Some("backward_bf16_d128_sm90a"),
+        opcode: "mbarrier.try_wait",
+        through: &[
+            "helpers.rs: self.queries.acquire(stages);",
+            "helpers.rs: self.bring_queries(p, maps, &mut progress.stages",
+        ],
+        why: "the stage has been acquired just before, to write which step it is for",
+    },
+    Explanation {
         kernel: None,
         opcode: "mbarrier.try_wait",
         through: &[

@@ -131,12 +131,12 @@ fn mutants() -> Vec<Mutant> {
             )
             .finding("deadlock", &["self.queries.acquire(queries);"]),
         unseen("scores of the next query tile are taken before they are there")
-            .edit("wgmma.wait_group", &["scores.wait::<0>();"], Which::All, |line| {
+            .edit("wgmma.wait_group", &["scores.finish::<0>();"], Which::All, |line| {
                 line.replacen(" 0", " 1", 1)
             })
             .finding("register in flight", &["mask::apply_mask"]),
         mutant("keys are released before they are multiplied")
-            .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, dropped)
+            .edit("wgmma.wait_group", &["scores.finish::<1>();"], Which::All, dropped)
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])
             .finding("register in flight", &["mask::apply_mask"]),
         mutant("one product too few is waited for")
@@ -146,7 +146,7 @@ fn mutants() -> Vec<Mutant> {
             .finding("register in flight", &["softmax.probabilities"])
             .finding("register in flight", &["rescale.apply"]),
         mutant("scores are read before they are there")
-            .edit("wgmma.wait_group", &["scores.wait::<1>();"], Which::All, |line| {
+            .edit("wgmma.wait_group", &["scores.finish::<1>();"], Which::All, |line| {
                 line.replacen(" 1", " 2", 1)
             })
             .finding("asynchronous copy in flight", &["self.key(keys.stage()).request"])

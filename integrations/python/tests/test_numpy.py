@@ -65,7 +65,7 @@ def test_products_of_f32_are_made_as_is_asked(device):
     exact, naive = (reference.attention(q, k, v, do, rounded=rounded) for rounded in (None, F32))
     reference.assert_close("o", ways["fast3"], naive.o, exact.o, F32)
     assert (ways[None] == ways["fma"]).all()
-    assert (ways["fast3"] == ways["fma"]).all() == (device == "emulated:sm_80")
+    assert (ways["fast3"] != ways["fma"]).any()
 
 
 @pytest.mark.parametrize("options", [

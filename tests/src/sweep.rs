@@ -382,6 +382,15 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "mbarrier.try_wait",
+        through: &[
+            "mailbox.rs: self.stages.acquire(cursor);",
+            "producer.rs: zeroes = self.announce(p, maps, states, block, &seen);",
+        ],
+        why: "the message has been begun before, to write which key tile is the first",
+    },
+    Explanation {
+        kernel: None,
         opcode: "bra",
         through: &["score/features.rs: if specialize::attn_mask() && !shows_all {"],
         why: "the bits of a tile that the map shows whole hide nothing",

@@ -24,8 +24,7 @@ use super::meetings::Mbarrier;
 use super::orders::{Scope, Strong};
 use super::sets::{BYTES, NARROW, STRONG, Sets};
 use foldhash::fast::FixedState;
-use std::collections::HashMap;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -69,8 +68,9 @@ struct OperandRead {
     ranges: Arc<[Range<u32>]>,
 }
 
-/// Reads by multiplications that are remembered, for reports.
-const OPERANDS: usize = 1024;
+/// Reads by multiplications that are remembered, for reports: those of a block of eight warps in its last
+/// thousand multiplications. Of older ones a report does not name the instruction.
+const OPERANDS: usize = 1 << 14;
 
 /// Which instruction an access was.
 #[derive(Clone, Copy, Debug, Default)]
@@ -387,7 +387,8 @@ impl Race {
         })
     }
 
-    /// The instruction of an access to a word, unless somebody else did the same since.
+    /// The instruction of an access to a word, unless somebody else did the same since, or, of a read by a
+    /// multiplication, many others did.
     fn pc_of(&self, word: usize, epoch: u32, wrote: bool) -> Option<u32> {
         let place = if wrote { self.writers[word] } else { self.readers[word] };
         if wrote || place.epoch == epoch {

@@ -168,9 +168,7 @@ pub fn plan_forward(
     }
     let (valid, pointers) =
         gathered.as_ref().map_or((valid, pointers), |(valid, pointers)| (valid, pointers));
-    if operands::are_split(valid, pointers, device, &mut reasons)
-        && let Some(kernel) = operands::kernel_for(valid, device)
-    {
+    if let Some(kernel) = operands::kernel_for(valid, pointers, device, &mut reasons) {
         return plan_operands(valid, pointers, device, kernel, reasons).map(Some);
     }
     if split::may_split(valid)

@@ -49,60 +49,50 @@ impl OperandsPlan {
 /// The most columns of kernels that multiply parts.
 const MOST_COLUMNS: u32 = 128;
 
-/// Whether a problem of f32 is computed on tensor cores, and why or why not.
-pub(super) fn are_split(
+/// The kernel by which a problem of f32 is computed on tensor cores, if it is; and why or why not.
+pub(super) fn kernel_for(
     valid: &ValidForward,
     pointers: &ForwardPointers,
     device: &DeviceProperties,
     reasons: &mut Vec<String>,
-) -> bool {
+) -> Option<&'static KernelSpec> {
     let problem = &valid.problem;
     if problem.dtype != Dtype::F32 {
-        return false;
+        return None;
     }
-    let why_not = match problem.precision {
-        Some(Precision::Fma) => Some("asked for".to_owned()),
+    let kernel = match problem.precision {
+        Some(Precision::Fma) => Err("asked for".to_owned()),
         // o is as exact in parts, but lse is not (docs/f32-tensor-cores.md).
-        None => Some("fast3 is not asked for".to_owned()),
-        Some(Precision::Fast3) => obstacle(valid, pointers, device),
+        None => Err("fast3 is not asked for".to_owned()),
+        Some(Precision::Fast3) => kernel_of_parts(valid, pointers, device),
     };
-    reasons.push(match &why_not {
-        None => "fast3: f32 as two f16 parts on tensor cores, unless numbers need fma".to_owned(),
-        Some(why_not) => format!("fma: {why_not}"),
+    reasons.push(match &kernel {
+        Ok(_) => "fast3: f32 as two f16 parts on tensor cores, unless numbers need fma".to_owned(),
+        Err(why_not) => format!("fma: {why_not}"),
     });
-    why_not.is_none()
+    kernel.ok()
 }
 
-/// What no kernel does that multiplies parts.
-fn obstacle(
+/// The kernel that multiplies parts, or why there is none.
+fn kernel_of_parts(
     valid: &ValidForward,
     pointers: &ForwardPointers,
     device: &DeviceProperties,
-) -> Option<String> {
+) -> Result<&'static KernelSpec, String> {
     let (problem, columns) = (&valid.problem, valid.head_dim.max(valid.value_dim));
     if columns > MOST_COLUMNS {
-        Some(format!("head_dim {columns} is above {MOST_COLUMNS}"))
-    } else if problem.num_splits.is_some_and(|ranges| ranges > 1) {
-        Some("ranges of keys are asked for".to_owned())
-    } else if problem.k.elements() == 0 {
-        Some("there are no keys".to_owned())
-    } else if !problem.o.rows_aligned(pointers.o, Dtype::F32, 16) {
-        Some("not every row of o starts on 16 bytes".to_owned())
-    } else if kernel_for(valid, device).is_none() {
-        Some(format!("no kernel runs with {} bytes of shared memory", device.shared_bytes_per_block))
-    } else {
-        None
+        return Err(format!("head_dim {columns} is above {MOST_COLUMNS}"));
     }
-}
-
-/// The kernel that multiplies parts of a problem of at most 128 columns: none where the device has too little
-/// shared memory.
-pub(super) fn kernel_for(
-    valid: &ValidForward,
-    device: &DeviceProperties,
-) -> Option<&'static KernelSpec> {
+    if problem.num_splits.is_some_and(|ranges| ranges > 1) {
+        return Err("ranges of keys are asked for".to_owned());
+    }
+    if problem.k.elements() == 0 {
+        return Err("there are no keys".to_owned());
+    }
+    if !problem.o.rows_aligned(pointers.o, Dtype::F32, 16) {
+        return Err("not every row of o starts on 16 bytes".to_owned());
+    }
     let (major, minor) = device.compute_capability;
-    let columns = valid.head_dim.max(valid.value_dim);
     let on_hopper = can_count_sequences(valid, &mut Vec::new());
     let runs = |spec: &&KernelSpec| {
         spec.multiplies_parts
@@ -111,7 +101,11 @@ pub(super) fn kernel_for(
             && spec.shared_bytes <= device.shared_bytes_per_block
             && (on_hopper || spec.arch != Arch::Sm90a)
     };
-    KERNELS.iter().filter(runs).min_by_key(|spec| (spec.arch != Arch::Sm90a, spec.head_dim))
+    let kernel =
+        KERNELS.iter().filter(runs).min_by_key(|spec| (spec.arch != Arch::Sm90a, spec.head_dim));
+    kernel.ok_or_else(|| {
+        format!("no kernel runs with {} bytes of shared memory", device.shared_bytes_per_block)
+    })
 }
 
 /// Completes the plan of a main kernel that multiplies parts: what makes them, and `exact`, what follows.

@@ -74,32 +74,35 @@ pub unsafe fn multiply_transposed<
     first_row: u32,
     k: SharedTile<KEYS, ROW_BYTES>,
 ) -> [[f32; S]; M] {
-    if E::WORDS_OF_PAIR > 1 {
-        return split::multiply_transposed::<E, QUERIES, KEYS, ROW_BYTES, M, S>(lane, q, first_row, k);
-    }
     let q_lane = LaneAddress::<ROW_BYTES>::rows_first(lane);
     let k_lane = LaneAddress::<ROW_BYTES>::chunks_first(lane);
+    let blocks = const { ROW_BYTES / 32 / E::WORDS_OF_PAIR as u32 };
+    const { assert!((ROW_BYTES / 32).is_multiple_of(E::WORDS_OF_PAIR as u32 * split::steps::<E>())) };
     let mut scores = [[0.0; S]; M];
     let mut block = 0;
-    while block < ROW_BYTES / 32 {
-        let mut a = [[0; 4]; M];
+    while block < blocks {
+        let mut a = [split::NONE; M];
         let mut m = 0;
         while m < M {
-            a[m] = matrix::load_matrix_x4(q_lane.of(q, first_row + 16 * m as u32, block));
+            let row = first_row + 16 * m as u32;
+            a[m] = split::fragments::<E>(|part, step| {
+                matrix::load_matrix_x4(q_lane.of(q, row, part * blocks + block + step))
+            });
             m += 1;
         }
         let mut pair = 0;
         while pair < KEYS / 16 {
-            let b = matrix::load_matrix_x4(k_lane.of(k, 16 * pair, block));
+            let b = split::fragments::<E>(|part, step| {
+                matrix::load_matrix_x4(k_lane.of(k, 16 * pair, part * blocks + block + step))
+            });
             let mut m = 0;
             while m < M {
-                accumulate::<E, S>(&mut scores[m], 2 * pair as usize, a[m], [b[0], b[1]]);
-                accumulate::<E, S>(&mut scores[m], 2 * pair as usize + 1, a[m], [b[2], b[3]]);
+                split::accumulate::<E, S>(&mut scores[m], 2 * pair as usize, &a[m], &b);
                 m += 1;
             }
             pair += 1;
         }
-        block += 1;
+        block += split::steps::<E>();
     }
     scores
 }
@@ -151,26 +154,32 @@ pub unsafe fn multiply_accumulate<
     p: &[[u32; H]; M],
     b: SharedTile<DEPTH, ROW_BYTES>,
 ) {
-    if E::WORDS_OF_PAIR > 1 {
-        return split::multiply_accumulate::<E, DEPTH, ROW_BYTES, M, H, O>(lane, output, p, b);
-    }
     let b_lane = LaneAddress::<ROW_BYTES>::rows_first(lane);
-    let mut step = 0;
-    while step < DEPTH / 16 {
+    let blocks = const { ROW_BYTES / 32 / E::WORDS_OF_PAIR as u32 };
+    const {
+        assert!((DEPTH / 16).is_multiple_of(split::steps::<E>()));
+        assert!(H == DEPTH as usize / 4 * E::WORDS_OF_PAIR);
+    }
+    let mut first = 0;
+    while first < DEPTH / 16 {
         let mut block = 0;
-        while block < ROW_BYTES / 32 {
-            let b = matrix::load_matrix_x4_transposed(b_lane.of(b, 16 * step, block));
+        while block < blocks {
+            let b = split::fragments::<E>(|part, step| {
+                let address = b_lane.of(b, 16 * (first + step), part * blocks + block);
+                matrix::load_matrix_x4_transposed(address)
+            });
             let mut m = 0;
             while m < M {
-                let at = 4 * step as usize;
-                let a = [p[m][at], p[m][at + 1], p[m][at + 2], p[m][at + 3]];
-                accumulate::<E, O>(&mut output[m], 2 * block as usize, a, [b[0], b[1]]);
-                accumulate::<E, O>(&mut output[m], 2 * block as usize + 1, a, [b[2], b[3]]);
+                let a = split::fragments::<E>(|part, step| {
+                    let at = part as usize * (H / 2) + 4 * (first + step) as usize;
+                    [p[m][at], p[m][at + 1], p[m][at + 2], p[m][at + 3]]
+                });
+                split::accumulate::<E, O>(&mut output[m], 2 * block as usize, &a, &b);
                 m += 1;
             }
             block += 1;
         }
-        step += 1;
+        first += split::steps::<E>();
     }
 }
 
@@ -212,8 +221,7 @@ pub unsafe fn multiply_left_transposed<
                 matrix::load_matrix_x4_transposed(b_lane.of(b, 16 * step, first_block + block as u32));
             let mut m = 0;
             while m < M {
-                accumulate::<E, O>(&mut output[m], 2 * block, fragments[m], [b[0], b[1]]);
-                accumulate::<E, O>(&mut output[m], 2 * block + 1, fragments[m], [b[2], b[3]]);
+                accumulate::<E, O>(&mut output[m], 2 * block, fragments[m], &b);
                 m += 1;
             }
             block += 1;
@@ -245,19 +253,23 @@ pub unsafe fn store_packed<const ROWS: u32, const ROW_BYTES: u32>(
     }
 }
 
-/// One `mma` into the `tile`-th 8 columns of an accumulator.
+/// Two `mma` into 16 columns of an accumulator, from the `tile`-th 8 on.
 #[inline(always)]
 unsafe fn accumulate<E: TensorCoreElement, const N: usize>(
     accumulator: &mut [f32; N],
     tile: usize,
     a: [u32; 4],
-    b: [u32; 2],
+    b: &[u32; 4],
 ) {
-    let at = 4 * tile;
-    let mut c = [accumulator[at], accumulator[at + 1], accumulator[at + 2], accumulator[at + 3]];
-    E::mma(&mut c, a, b);
-    accumulator[at] = c[0];
-    accumulator[at + 1] = c[1];
-    accumulator[at + 2] = c[2];
-    accumulator[at + 3] = c[3];
+    let mut half = 0;
+    while half < 2 {
+        let at = 4 * (tile + half);
+        let mut c = [accumulator[at], accumulator[at + 1], accumulator[at + 2], accumulator[at + 3]];
+        E::mma(&mut c, a, [b[2 * half], b[2 * half + 1]]);
+        accumulator[at] = c[0];
+        accumulator[at + 1] = c[1];
+        accumulator[at + 2] = c[2];
+        accumulator[at + 3] = c[3];
+        half += 1;
+    }
 }

@@ -221,6 +221,7 @@ fn heads_together(kernel: &str) -> Vec<Case> {
     let in_f32 = |case: &Case| Case { output_dtype: Dtype::F32, ..case.clone() };
     let odd = Case { value_dim: dim - 15, ..three.clone() };
     let dead = Case { mask: window, key_rows: 5, ..four.clone() };
+    let of_one_head = |case: Case| Case { query_heads: 4, key_heads: 1, ..case };
     let mut cases = vec![three.clone(), full.clone()];
     cases.extend(featured_at_edges(kernel, &three));
     cases.extend([
@@ -243,6 +244,14 @@ fn heads_together(kernel: &str) -> Vec<Case> {
         in_f32(&dead),
         in_f32(&Case { value_dim: 3, ..dead.clone() }),
         Case { value_dim: 3, ..dead },
+        // The first tile sees nothing in any range of keys.
+        of_one_head(Case {
+            query_rows: three.key_rows + 40,
+            num_splits: Some(3),
+            batches: 1,
+            ..three.clone()
+        }),
+        of_one_head(of_blocks(kernel)),
         Case { key_rows: 0, ..four },
         Case { query_rows: 3, ..full },
         Case { features: Features { has_sinks: true, ..Features::default() }, ..three.clone() },

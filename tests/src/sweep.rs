@@ -429,6 +429,15 @@ pub const EXPLANATIONS: &[Explanation] = &[
         why: "the wait for the product of dO and values brings the lanes together before dS is written there",
     },
     Explanation {
+        kernel: Some("forward_bf16_d128_heads_sm90a"),
+        opcode: "bra",
+        through: &[
+            "query_block.rs: Some(self.index_of_row(row, ",
+            "epilogue.rs: block.store_statistics(p, is_split, row + lane, 0.0, lse);",
+        ],
+        why: "ranges of keys leave f32, for which the kernel has another copy of this, and that one shows",
+    },
+    Explanation {
         kernel: None,
         opcode: "mbarrier.arrive",
         through: &["self.pipelines.release_last_values(lane == 0);"],

@@ -82,7 +82,7 @@ enum fattn_pack_gqa {
 
 /* How products of f32 are made. Not looked at for other dtypes. */
 enum fattn_precision {
-    FATTN_PRECISION_AUTO = 0,  /* FATTN_PRECISION_FAST3 where that is as exact and faster: at most 64 columns */
+    FATTN_PRECISION_AUTO = 0,  /* as FATTN_PRECISION_FMA */
     FATTN_PRECISION_FAST3 = 1, /* on tensor cores, each number as the sum of two f16; as FATTN_PRECISION_FMA where
                                   no kernel does that, or numbers are such that it is not as exact */
     FATTN_PRECISION_FMA = 2    /* fused multiply-adds */

@@ -46,7 +46,8 @@ use kernels_gpu::abi::{
 /// Where keys are split ([`ForwardProblem::num_splits`]), and where f32 is
 /// ([`Precision::Fast3`](crate::problem::Precision::Fast3)), a workspace is allocated and freed in the order
 /// of the stream, from a pool that keeps it for later calls until the device is closed. If there is no
-/// memory for it, neither is, unless that was asked for. A captured graph allocates and frees it, too. Devices without memory pools wait for the stream.
+/// memory for it, keys are not split, unless that was asked for. A captured graph allocates and frees it,
+/// too. Devices without memory pools wait for the stream.
 ///
 /// The first call of a kernel loads it, the first on Hopper allocates counters, and the first that splits
 /// keys makes the pool, which waits for the device: whoever captures graphs makes the same call before.
@@ -76,10 +77,6 @@ pub unsafe fn forward(
         Err(Error::OutOfMemory { .. }) if plan.combine.is_some() && problem.num_splits.is_none() => {
             // SAFETY: as this call.
             unsafe { forward(device, &problem.with_num_splits(1), pointers, stream) }
-        }
-        Err(Error::OutOfMemory { .. }) if plan.operands.is_some() && problem.precision.is_none() => {
-            // SAFETY: as this call.
-            unsafe { forward(device, &problem.with_precision(crate::Precision::Fma), pointers, stream) }
         }
         result => result,
     }

@@ -97,3 +97,13 @@ pub fn emulated(arch: Arch, images: KernelImages, options: Options) -> Device {
     let driver = EmulatedDriver::new(arch, images).unwrap_or_else(|error| panic!("{error}"));
     Device::from_driver(Arc::new(driver.with_options(options)))
 }
+
+/// Tests the device, or where that is emulated, an emulator of each target that is asked for.
+pub fn on_each(test: impl Fn(&Device)) {
+    if emulated_arch().is_none() {
+        return test(&open());
+    }
+    for arch in emulated_archs() {
+        test(&emulated(arch, KernelImages::embedded(), Options::default()));
+    }
+}

@@ -69,19 +69,6 @@ pub fn without_counters(device: &Device, multiprocessors: u32) -> Device {
     Device::from_driver(Arc::new(recorder))
 }
 
-/// The same device with one multiprocessor, and no memory for what kernels leave to each other; and the names as
-/// [`recording`] gives them.
-pub fn without_workspaces(device: &Device) -> (Device, Launched) {
-    let launched = Launched::default();
-    let properties = properties_of_size(device, 1);
-    let recorder = Recorder {
-        has_workspaces: false,
-        launched: launched.clone(),
-        ..Recorder::new(device, properties)
-    };
-    (Device::from_driver(Arc::new(recorder)), launched)
-}
-
 /// The same device, with counters that say, for the output of its first launch, that blocks have taken so many tiles
 /// beyond the first of each.
 pub fn having_taken(device: &Device, tiles: u32) -> Device {
@@ -106,15 +93,13 @@ struct Recorder {
     properties: DeviceProperties,
     launched: Launched,
     has_counters: bool,
-    has_workspaces: bool,
     taken: u32,
 }
 
 impl Recorder {
     fn new(device: &Device, properties: DeviceProperties) -> Self {
         let launched = Launched::default();
-        let device = device.clone();
-        Recorder { device, properties, launched, has_counters: true, has_workspaces: true, taken: 0 }
+        Recorder { device: device.clone(), properties, launched, has_counters: true, taken: 0 }
     }
 
     /// Keeps what a queue that has run has left of the turn, where a kernel of it multiplies parts.
@@ -146,18 +131,6 @@ impl Driver for Recorder {
             return Err(Error::OutOfMemory { device: self.properties.name.clone(), bytes });
         }
         self.device.driver().allocate(bytes)
-    }
-
-    fn allocate_in_order(&self, bytes: usize, stream: Stream) -> Result<DevicePointer, Error> {
-        if !self.has_workspaces {
-            return Err(Error::OutOfMemory { device: self.properties.name.clone(), bytes });
-        }
-        self.device.driver().allocate_in_order(bytes, stream)
-    }
-
-    unsafe fn free_in_order(&self, pointer: DevicePointer, stream: Stream) -> Result<(), Error> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.device.driver().free_in_order(pointer, stream) }
     }
 
     unsafe fn free(&self, pointer: DevicePointer) -> Result<(), Error> {

@@ -196,6 +196,18 @@ pub fn of_blocks(kernel: &str) -> Case {
     }
 }
 
+/// Several tiles before, on and behind the diagonal, with slopes of ALiBi and nothing else.
+pub fn sloped(kernel: &str) -> Case {
+    let spec = spec(kernel);
+    Case {
+        query_rows: 2 * spec.query_rows as usize + 9,
+        key_rows: 4 * spec.key_rows as usize + 13,
+        mask: Mask::Full,
+        features: Features { alibi: Some(AlibiSlopes::PerHead), ..Features::default() },
+        ..ragged(kernel)
+    }
+}
+
 /// [`ragged`] with a bias in f32, a boolean mask, slopes, sinks and dropout.
 pub fn featured_in_f32(kernel: &str) -> Case {
     with_features(kernel, ragged(kernel), true)
@@ -252,6 +264,8 @@ fn heads_together(kernel: &str) -> Vec<Case> {
             ..three.clone()
         }),
         of_one_head(of_blocks(kernel)),
+        of_one_head(sloped(kernel)),
+        Case { num_splits: Some(3), ..of_one_head(sloped(kernel)) },
         Case { key_rows: 0, ..four },
         Case { query_rows: 3, ..full },
         Case { features: Features { has_sinks: true, ..Features::default() }, ..three.clone() },
@@ -406,6 +420,9 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         Case { head_dim: 3, ..ragged.clone() },
         Case { query_rows: 2 * ragged.query_rows, key_rows: 5, query_heads: 4, key_heads: 2, ..full },
     ]);
+    if is_forward {
+        cases.extend([sloped(kernel), Case { softcap: Some(2.0), ..sloped(kernel) }]);
+    }
     if is_forward && spec(kernel).splits_keys() {
         // Three ranges of a key tile, of which rows see nothing, a part or all. The last warp has few rows: what it
         // wrote of others would be the next ones', or behind the workspace.

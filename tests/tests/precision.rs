@@ -3,30 +3,19 @@
 //! those that it takes are tested, and in the emulator both.
 
 use finite_attention::check::{Case, Computed, Features, Inputs, Placement, Surroundings};
-use finite_attention::driver::emulated::{Options, Schedule};
+use finite_attention::driver::emulated::Schedule;
 use finite_attention::reference::exact;
 use finite_attention::{CausalAlignment, Device, Dtype, KernelImages, Mask, Precision};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{identical, run};
-use finite_attention_tests::device::{emulated, emulated_arch, emulated_archs, open};
+use finite_attention_tests::device::{emulated, emulated_arch, on_each};
 use finite_attention_tests::property::check;
-use finite_attention_tests::recorder::{recording, small, without_workspaces};
+use finite_attention_tests::recorder::{recording, small};
 use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::shapes::cases;
 use finite_attention_tests::verdict::{Verdict, judge_on, options};
 use kernels_gpu::abi::KERNELS;
-use std::collections::BTreeSet;
 use std::sync::Mutex;
-
-/// The device, or where that is emulated, an emulator of each target that is asked for.
-fn on_each(test: impl Fn(&Device)) {
-    if emulated_arch().is_none() {
-        return test(&open());
-    }
-    for arch in emulated_archs() {
-        test(&emulated(arch, KernelImages::embedded(), Options::default()));
-    }
-}
 
 /// Two heads for each of two key heads, of several tiles.
 fn case(head_dim: usize) -> Case {
@@ -253,28 +242,4 @@ fn fitted(case: Case) -> Vec<(Case, bool)> {
     let without = Features { dropout: None, ..case.features };
     let without = drops.then_some((Case { features: without, ..case.clone() }, false));
     [(case, drops)].into_iter().chain(without).collect()
-}
-
-#[test]
-fn without_memory_for_parts_f32_is_left_to_fma_unless_they_are_asked_for() {
-    // As many scores as parts are taken for unasked, of few columns.
-    let (query_rows, key_rows) = (4096, 2048);
-    let large = Case { query_rows, key_rows, query_heads: 1, key_heads: 1, ..case(4) };
-    on_each(|device| {
-        let (small, planned) = recording(&small(device));
-        let of_parts = |names: &BTreeSet<&'static str>| {
-            KERNELS.iter().any(|spec| spec.multiplies_parts && names.contains(spec.name))
-        };
-        let inputs = Inputs::drawn(&large);
-        let expected = run(&small, &large, &inputs, Surroundings::Nan).unwrap();
-        assert!(of_parts(&planned.names()), "{:?}", planned.names());
-        let (device, launched) = without_workspaces(device);
-        let computed = run(&device, &large, &inputs, Surroundings::Nan).unwrap();
-        assert!(!launched.names().is_empty() && !of_parts(&launched.names()), "{:?}", launched.names());
-        let exact = |computed: &Computed| computed.o.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-        assert!(relative_error(&computed.o, &exact(&expected)) < 1e-5);
-        let asked = Case { precision: Some(Precision::Fast3), ..large.clone() };
-        let refused = run(&device, &asked, &inputs, Surroundings::Nan).unwrap_err();
-        assert!(refused.contains("out of memory"), "{refused}");
-    });
 }

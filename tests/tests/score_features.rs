@@ -1,9 +1,13 @@
 //! Bias, boolean masks, slopes of ALiBi and sinks, alone and together with everything else that a problem can
 //! have: o, lse and all gradients within the tolerance rule.
 
-use finite_attention::check::{Case, Dimensions, Features, Gradients, Inputs, ScoreHeads, judgeable};
-use finite_attention::{Dtype, Mode};
+use finite_attention::check::{
+    Case, Dimensions, Features, Gradients, Inputs, ScoreHeads, ScoreInputs, judgeable,
+};
+use finite_attention::problem::AlibiSlopes;
+use finite_attention::{CausalAlignment, Dtype, Mask, Mode};
 use finite_attention_tests::cases::{Cases, retyped};
+use finite_attention_tests::device::on_each;
 use finite_attention_tests::property::check;
 use finite_attention_tests::rule::within_the_rule;
 
@@ -57,6 +61,51 @@ fn a_mask_alone_is_within_the_rule() {
 #[test]
 fn slopes_alone_are_within_the_rule() {
     accurate("features-alibi", 30, only(|all| Features { alibi: all.alibi, ..Features::default() }));
+}
+
+/// Slopes of the paper and others: steeper ones, ones that make scores grow with the distance, and none. In units of
+/// the scale, of the cap, and natural, where the scale is too small or
+/// too large; with f32 outputs, ranges of keys, and heads that are rows of a tile.
+#[test]
+fn slopes_of_any_size_are_within_the_rule() {
+    let slopes = [0.0, 0.25, 1.0, 1.5, -0.25, 30.0, 0.004, 2e-8];
+    let plain = Case {
+        query_rows: 300,
+        key_rows: 400,
+        query_heads: slopes.len(),
+        key_heads: 2,
+        head_dim: 64,
+        value_dim: 64,
+        mask: Mask::Full,
+        features: Features { alibi: Some(AlibiSlopes::PerHead), ..Features::default() },
+        ..Case::small()
+    };
+    let causal = Mask::Causal(CausalAlignment::BottomRight);
+    let window = Mask::Window { left: Some(170), right: Some(140), alignment: CausalAlignment::TopLeft };
+    let sides = [Mask::Full, causal, window].map(|mask| Case { mask, ..plain.clone() });
+    let others = [
+        Case { head_dim: 128, value_dim: 128, ..plain.clone() },
+        Case { softcap: Some(3.0), ..plain.clone() },
+        Case { scale: Some(-0.3), ..plain.clone() },
+        Case { scale: Some(1e-20), ..plain.clone() },
+        Case { scale: Some(0.0), ..plain.clone() },
+        Case { output_dtype: Dtype::F32, ..plain.clone() },
+        Case { num_splits: Some(3), pack_gqa: Some(false), ..plain.clone() },
+        Case { num_splits: Some(2), pack_gqa: Some(true), query_rows: 70, ..plain.clone() },
+    ];
+    on_each(|device| {
+        for case in sides.iter().chain(&others) {
+            for dtype in [Dtype::Bf16, Dtype::F16] {
+                let case = retyped(case.clone(), dtype);
+                let inputs = |case: &Case| {
+                    let drawn = Inputs::drawn(case);
+                    let scores = ScoreInputs { alibi_slopes: slopes.to_vec(), ..drawn.scores };
+                    Inputs { scores, ..drawn }
+                };
+                within_the_rule(device, &case, inputs).unwrap_or_else(|error| panic!("{error}"));
+            }
+        }
+    });
 }
 
 #[test]

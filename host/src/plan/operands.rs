@@ -4,8 +4,6 @@
 //! follows computes in f32, and this one returns at once.
 
 use super::forward::{ForwardPlan, ForwardPointers, HopperPlan, can_count_sequences};
-use super::lengths::likely;
-use super::steps::{Count, WIDE_64};
 use super::{KernelLaunch, Tensor, count_blocks, tensor_maps, view};
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
@@ -64,10 +62,8 @@ pub(super) fn kernel_for(
     }
     let kernel = match problem.precision {
         Some(Precision::Fma) => Err("asked for".to_owned()),
-        None => match why_not_unasked(valid, device) {
-            Some(why_not) => Err(format!("{why_not}, and fast3 is not asked for")),
-            None => kernel_of_parts(valid, pointers, device),
-        },
+        // o is as exact in parts, but lse is not (docs/f32-tensor-cores.md).
+        None => Err("fast3 is not asked for".to_owned()),
         Some(Precision::Fast3) => kernel_of_parts(valid, pointers, device),
     };
     reasons.push(match &kernel {
@@ -75,46 +71,6 @@ pub(super) fn kernel_for(
         Err(why_not) => format!("fma: {why_not}"),
     });
     kernel.ok()
-}
-
-/// The most columns for which parts are taken unasked: with more, lse is off by more than 1.5 times as much as by fused
-/// multiply-adds (docs/f32-tensor-cores.md).
-const MOST_COLUMNS_UNASKED: u32 = 64;
-/// How many scores there must be for each row that is split, and in all, for parts to be taken unasked.
-///
-/// Measured (H200, head dim 64): a score takes 1.6 ps in parts and 7.4 ps by fused multiply-adds, a row 0.3 ns to
-/// measure and to split, and the kernels before and behind 10 us. Of B 4, causal, S 512 is 1.6 times as fast in parts,
-/// with 106 scores of tiles for each row of q, k and v; S 256, with 64, 0.8 times.
-const SCORES_OF_ROW: u128 = 100;
-const LEAST_SCORES: u128 = 1 << 23;
-
-/// Why parts are not taken where neither way is asked for: they are less exact, or slower.
-fn why_not_unasked(valid: &ValidForward, device: &DeviceProperties) -> Option<&'static str> {
-    // Of others tensor cores are hardly faster than units for f32: 71 TFLOP/s over 3 for 36 of compute capability 8.6.
-    if !matches!(device.compute_capability, (8, 0) | (9, 0)) {
-        return Some("three products on tensor cores are not faster than one of f32 on this device");
-    }
-    if valid.head_dim.max(valid.value_dim) > MOST_COLUMNS_UNASKED {
-        return Some("lse is less exact in parts above 64 columns");
-    }
-    let operands = [&valid.problem.q, &valid.problem.k, &valid.problem.v];
-    let rows_of = |layout: &Layout| layout.shape[..3].iter().map(|&size| size as u128).product::<u128>();
-    let rows: u128 = operands.into_iter().map(rows_of).sum();
-    let heads = u128::from(valid.query_heads);
-    let of_sequences = |of_one: fn(&ValidForward) -> u128| {
-        let all = likely(valid).into_iter();
-        heads * all.map(|alike| u128::from(alike.count) * of_one(&alike.sequence)).sum::<u128>()
-    };
-    let scores_of_step = u128::from(WIDE_64.keys) * WIDE_64.queries as u128;
-    let scores = scores_of_step * of_sequences(|sequence| Count::of(sequence, WIDE_64).all);
-    let tiles = of_sequences(|sequence| sequence.query_rows.div_ceil(WIDE_64.queries as u32).into());
-    if scores < LEAST_SCORES.max(SCORES_OF_ROW * rows) {
-        Some("there are few scores for as many rows")
-    } else if tiles < device.multiprocessors.into() {
-        Some("there are fewer query tiles than multiprocessors")
-    } else {
-        None
-    }
 }
 
 /// The kernel that multiplies parts, or why there is none.

@@ -2,7 +2,7 @@
 
 use super::tests::{device, plan, pointers};
 use super::*;
-use crate::problem::{AlibiSlopes, CausalAlignment, ForwardProblem, Mask, Precision, Sequences};
+use crate::problem::{AlibiSlopes, ForwardProblem, Precision};
 
 /// Heads that share keys.
 fn large(head_dim: usize) -> ForwardProblem {
@@ -27,53 +27,8 @@ fn f32_is_split_where_that_is_asked_for() {
     assert_eq!(fast(large(32)), "forward_f32_d64_sm90a");
     assert_eq!(fast(small()), "forward_f32_d64_sm90a");
     assert_eq!(name(&large(64).with_precision(Precision::Fma)), "forward_f32_d64_sm80");
-}
-
-#[test]
-fn unasked_it_is_split_where_that_is_as_exact_and_faster() {
-    let pointers = ForwardPointers { cu_seqlens_q: 64, cu_seqlens_k: 64, ..pointers() };
-    let unasked = |problem: &ForwardProblem| {
-        let plan = plan(problem, &pointers);
-        let reason = plan.reasons.into_iter().find(|reason| reason.starts_with("fma: "));
-        (plan.variant.kernel.name, reason)
-    };
-    let fma =
-        |why: &str| ("forward_f32_d64_sm80", Some(format!("fma: {why}, and fast3 is not asked for")));
-    assert_eq!(unasked(&large(64)), ("forward_f32_d64_sm90a", None));
-    assert_eq!(unasked(&large(32)), ("forward_f32_d64_sm90a", None));
-    let (_, of_wide) = unasked(&large(72));
-    assert_eq!(
-        of_wide.unwrap(),
-        "fma: lse is less exact in parts above 64 columns, and fast3 is not asked for"
-    );
-    let few = "there are few scores for as many rows";
-    assert_eq!(unasked(&small()), fma(few));
-    // Measured: 1.6 and 0.8 times as fast in parts.
-    let square = |batches: usize, rows: usize, heads: usize| {
-        let layout = Layout::bshd([batches, rows, heads, 64]);
-        ForwardProblem::new(Dtype::F32, layout, layout, layout)
-    };
-    let causal = |problem: ForwardProblem| problem.with_mask(Mask::Causal(CausalAlignment::BottomRight));
-    assert_eq!(unasked(&causal(square(4, 512, 32))), ("forward_f32_d64_sm90a", None));
-    assert_eq!(unasked(&causal(square(4, 256, 32))), fma(few));
-    assert_eq!(unasked(&square(4, 384, 32)).0, "forward_f32_d64_sm90a");
-    let window =
-        Mask::Window { left: Some(100), right: Some(0), alignment: CausalAlignment::BottomRight };
-    assert_eq!(unasked(&square(1, 16384, 8).with_mask(window)), fma(few));
-    assert_eq!(unasked(&square(1, 4096, 1)), fma("there are fewer query tiles than multiprocessors"));
-    let lengths =
-        |longest: usize| Sequences::Packed { count: 64, max_query_rows: longest, max_key_rows: longest };
-    let packed = |longest: usize| {
-        let layout = Layout::packed([64 * longest, 8, 64]);
-        ForwardProblem::new(Dtype::F32, layout, layout, layout).with_sequences(lengths(longest))
-    };
-    assert_eq!(unasked(&packed(1024)), ("forward_f32_d64_sm90a", None));
-    assert_eq!(unasked(&packed(100)), fma(few));
-    let on = |compute_capability| DeviceProperties { compute_capability, ..older(163 << 10) };
-    let names = [(8, 0), (8, 6), (8, 9), (12, 0)]
-        .map(|device| plan_on(&large(64), &on(device)).variant.kernel.name);
-    let [parts, fma] = ["forward_f32_d64_parts_sm80", "forward_f32_d64_sm80"];
-    assert_eq!(names, [parts, fma, fma, fma]);
+    assert_eq!(name(&large(64)), "forward_f32_d64_sm80");
+    assert_eq!(name(&small()), "forward_f32_d64_sm80");
 }
 
 #[test]
@@ -88,6 +43,7 @@ fn the_plan_says_why_not() {
     assert_eq!(reason(&fast(large(200))), "fma: head_dim 200 is above 128");
     assert_eq!(reason(&fast(large(64)).with_num_splits(2)), "fma: ranges of keys are asked for");
     assert_eq!(reason(&fast(large(63))), "fma: not every row of o starts on 16 bytes");
+    assert_eq!(reason(&large(64)), "fma: fast3 is not asked for");
     let keys = Layout::bshd([1, 0, 2, 64]);
     let none = ForwardProblem::new(Dtype::F32, small().q, keys, keys);
     assert_eq!(reason(&fast(none)), "fma: there are no keys");
@@ -119,6 +75,8 @@ fn older_devices_multiply_parts_by_kernels_of_their_own() {
     assert_eq!(plan.blocks, 2 * 8 * 2048 / 128);
     let small = plan_on(&small().with_precision(Precision::Fast3), &older(99 << 10));
     assert_eq!(small.variant.kernel.name, "forward_f32_d64_parts_sm80");
+    let unasked = plan_on(&large(64), &older(163 << 10));
+    assert_eq!((unasked.variant.kernel.name, unasked.operands), ("forward_f32_d64_sm80", None));
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub(super) struct Step {
 }
 
 /// The steps of the kernels for head dims up to 64.
-pub(super) const WIDE_64: Step = Step { keys: 128, queries: 128 };
+const WIDE_64: Step = Step { keys: 128, queries: 128 };
 const LONG_64: Step = Step { keys: 192, queries: 64 };
 /// The steps of the kernels for head dims up to 128.
 const SHORT_128: Step = Step { keys: 128, queries: 64 };

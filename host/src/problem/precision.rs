@@ -3,14 +3,13 @@
 use std::fmt;
 
 /// How products of f32 are made, and so how long they take; what is rounded, and when, is said in
-/// docs/semantics.md, section 3. Not looked at for other element types. Where neither is asked for, it is
-/// [`Precision::Fast3`] where that is as exact and faster: for at most 64 columns, and enough scores.
+/// docs/semantics.md, section 3. Not looked at for other element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// On tensor cores: each number as the sum of two f16, three products for one, sums in f32. Where the
     /// kernel that makes the parts finds numbers for which that is not as exact as f32 (or that are not
-    /// finite), and where there is no kernel for it, as [`Precision::Fma`]. With more than 64 columns lse is
-    /// up to 3.6 times as far off as with that, and gradients made of it may be beyond the tolerance rule.
+    /// finite), and where there is no kernel for it, as [`Precision::Fma`]. lse is up to 3.6 times as far
+    /// off as with that, and gradients made of it may be beyond the tolerance rule.
     Fast3,
     /// Fused multiply-adds of f32.
     Fma,

@@ -57,7 +57,7 @@ pub struct BenchArguments {
     #[arg(long)]
     pack_gqa: Option<bool>,
     /// How products of f32 are made, forward: on tensor cores (fast3), where there are kernels for it, or by
-    /// fused multiply-adds (fma); by default where that is as exact, and faster.
+    /// fused multiply-adds (fma), as by default.
     #[arg(long, value_name = "fast3|fma", value_parser = crate::task::precision)]
     precision: Option<Precision>,
     /// Instead of --seqlen and --batch: 12 packed sequences of 33 to 4096 rows, 16384 together.

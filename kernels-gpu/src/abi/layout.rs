@@ -436,9 +436,14 @@ pub const fn backward_mma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regi
     backward_sm80(2, 2, head_dim, query_rows, key_rows)
 }
 
-/// The f32 backward: as [`backward_mma`], with one stage.
+/// The f32 backward, with one stage.
 pub const fn backward_fma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regions {
     backward_sm80(1, 4, head_dim, query_rows, key_rows)
+}
+
+/// The backward of f32 in two parts: as [`backward_mma`]; instead of norms, units of sums of dq.
+pub const fn backward_parts(head_dim: u32, query_rows: u32, key_rows: u32) -> Regions {
+    backward_sm80(2, 4, head_dim, query_rows, key_rows)
 }
 
 const fn backward_sm80(

@@ -104,7 +104,8 @@ unsafe fn forward<
             }
             let mut p: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
             rows.drop_packed::<MmaFragment, S, P>(&mut p, tile, KEYS);
-            multiply_accumulate::<E, _, _, M, P, O>(rows.lane, &mut rows.output, &p, ring.value(step));
+            let (output, value) = (&mut rows.output, ring.value(step));
+            multiply_accumulate::<E, _, _, _, M, P, O>(rows.lane, output, &p, value, &[(); M]);
         }
         (tile, shows_all) = (next, next_shows_all);
         taken += 1;

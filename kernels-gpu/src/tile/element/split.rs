@@ -81,6 +81,36 @@ impl TensorCoreElement for SplitF32 {
         convert::unpack_f16(word)
     }
 
+    /// f32, which takes no more room.
+    #[inline(always)]
+    fn to_words<const N: usize, const P: usize>(values: &[f32; N]) -> [u32; P] {
+        const { assert!(P == N) };
+        let mut words = [0; P];
+        let mut i = 0;
+        while i < P {
+            words[i] = values[i].to_bits();
+            i += 1;
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn from_words<const N: usize, const P: usize>(read: impl Fn(usize) -> [u32; 4]) -> [f32; N] {
+        const { assert!(P == N) };
+        let mut values = [0.0; N];
+        let mut i = 0;
+        while i < N / 4 {
+            let four = read(i);
+            let mut j = 0;
+            while j < 4 {
+                values[4 * i + j] = f32::from_bits(four[j]);
+                j += 1;
+            }
+            i += 1;
+        }
+        values
+    }
+
     #[inline(always)]
     unsafe fn mma(c: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
         matrix::mma_f16(c, a, b);

@@ -11,6 +11,9 @@
 //! no keys dq does (delta and convert).
 
 mod params;
+mod parts;
+
+pub use parts::BackwardOperands;
 
 use super::dq::{dq_order, split};
 use super::forward::check_offsets;
@@ -155,6 +158,8 @@ pub struct BackwardPlan {
     pub hopper: Option<HopperBackward>,
     /// What else a kernel for Hopper takes that makes the gradient of the bias.
     pub hopper_bias: Option<HopperBackward>,
+    /// What else a pass of f32 in two parts has.
+    pub operands: Option<BackwardOperands>,
     /// How it divides key tiles.
     pub(super) stretches: Stretches,
     /// Why these kernels and this order, a sentence each.
@@ -167,6 +172,9 @@ impl BackwardPlan {
 
     /// Device memory that the kernels need between them. Its contents do not matter before or after.
     pub fn workspace_bytes(&self) -> u64 {
+        if let Some(operands) = &self.operands {
+            return self.operands_begin() + operands.workspace_bytes;
+        }
         self.statistics_bytes() + self.accumulator_bytes() + self.slot_bytes() + self.note_bytes()
     }
 
@@ -334,8 +342,16 @@ pub(super) fn plan_backward_into(
     (params.workspace_rows, params.dq_gap) = (workspace_rows, dq_gap);
     params.accumulator_rows = workspace_rows - forward.batches * dq_gap;
     (params.padded_dim, params.tile_keys) = (main.head_dim, main.key_rows);
-    let key_tiles = params.key_rows.div_ceil(main.key_rows);
-    split(mode, key_tiles, main, device, &mut params, &mut reasons);
+    let of_parts = parts::kernel_for(valid, main, device, &mut reasons);
+    // Both have the same accumulators of dq.
+    let counted = of_parts.unwrap_or(main);
+    let key_tiles = params.key_rows.div_ceil(counted.key_rows);
+    split(mode, key_tiles, counted, device, &mut params, &mut reasons);
+    let operands = of_parts.map(|kernel| parts::operands(valid, pointers, kernel, params.key_blocks));
+    let operands = operands.transpose()?;
+    if operands.is_some() && params.split_stride == 0 {
+        params.key_blocks = params.key_rows.div_ceil(main.key_rows);
+    }
     let (mut hopper, mut stretches) = (None, Stretches::NONE);
     if main.arch == Arch::Sm90a {
         hopper = Some(tensors_of(main, &tensors));
@@ -346,12 +362,17 @@ pub(super) fn plan_backward_into(
         stretches.tell(&mut params);
     }
     let mut launches = launches(delta, variant, device, &params, &stretches)?;
+    if let (Some(kernel), Some((operands, blocks))) = (of_parts, &operands) {
+        let variant = KernelVariant { kernel, ..variant };
+        launches = parts::launches(launches, variant, operands, *blocks, &params)?;
+    }
+    let operands = operands.map(|(operands, _)| operands);
     let d_bias = bias_gradient(valid, &params, device, &tensors, &mut reasons)?;
     let is_hopper = |launch: &KernelLaunch| launch.variant.kernel.arch == Arch::Sm90a;
     let hopper_bias = d_bias.filter(is_hopper).map(|launch| tensors_of(launch.variant.kernel, &tensors));
     launches.extend(d_bias);
     launches.extend(sink_gradient(valid, device)?);
-    Ok(BackwardPlan { launches, params, hopper, hopper_bias, stretches, reasons })
+    Ok(BackwardPlan { launches, params, hopper, hopper_bias, operands, stretches, reasons })
 }
 
 fn tensors_of(kernel: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> HopperBackward {
@@ -482,12 +503,14 @@ fn sink_gradient(valid: &ValidBackward, device: &DeviceProperties) -> Result<Opt
 /// access.
 fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
     let key = |spec: &KernelSpec| {
-        let (arch, head_dim, access, query_rows) = match family {
-            Family::BackwardConvert => (spec.arch, spec.head_dim, spec.access, spec.query_rows),
-            Family::BackwardSum => (spec.arch, 0, Access::Element, 0),
-            _ => (Arch::Sm80, 0, Access::Element, 0),
+        let (arch, head_dim, access, query_rows, parts) = match family {
+            Family::BackwardConvert => {
+                (spec.arch, spec.head_dim, spec.access, spec.query_rows, spec.multiplies_parts)
+            }
+            Family::BackwardSum => (spec.arch, 0, Access::Element, 0, false),
+            _ => (Arch::Sm80, 0, Access::Element, 0, false),
         };
-        (arch, spec.dtype, head_dim, access, query_rows)
+        (arch, spec.dtype, head_dim, access, query_rows, parts)
     };
     let found = KERNELS.iter().find(|spec| spec.family == family && key(spec) == key(main));
     found.ok_or_else(|| Error::KernelMissing {

@@ -23,7 +23,7 @@ use crate::abi::{Access, BackwardParams, BackwardPartsParams};
 use crate::arch::{barrier, global, shared, specialize, thread};
 use crate::attention::gradient::units::{GradientUnits, SplitGradientUnits};
 use crate::attention::gradient::{block_max, multiply_all, range_factor, scale_all, subtract_delta};
-use crate::attention::key_block::{KeyBlock, Step};
+use crate::attention::key_block::KeyBlock;
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
@@ -68,9 +68,6 @@ unsafe fn backward<
     p: &BackwardParams,
     units: U,
 ) {
-    let in_parts = E::WORDS_OF_PAIR > 1;
-    // Parts have units of their own, and no range to keep to.
-    let is_limited = E::NARROW && !in_parts;
     let thread = thread::thread_idx_x();
     let (lane, warp) = (thread % 32, thread / 32);
     let (pair, is_key_warp) = (warp % PAIRS, warp >= PAIRS);
@@ -88,12 +85,12 @@ unsafe fn backward<
     let scale = BackwardScale::new::<E>(p);
     // Parts have no columns but those of the tile.
     let operand = |rows: GlobalRows| {
-        let columns = if in_parts { ROW_BYTES / E::BYTES } else { rows.columns };
+        let columns = if E::IN_PARTS { ROW_BYTES / E::BYTES } else { rows.columns };
         GlobalRows { columns, ..rows }
     };
-    let source = |at: &Step| {
-        let source = block.source::<2>(p, at, QUERIES, is_limited);
-        QuerySource { q: operand(source.q), d_o: operand(source.d_o), ..source }
+    let operands = |source: QuerySource| {
+        let (q, d_o) = (operand(source.q), operand(source.d_o));
+        QuerySource { q, d_o, ..source }
     };
 
     let mut key_tile = block.first_tile;
@@ -110,10 +107,10 @@ unsafe fn backward<
             let v = operand(block.key_rows::<2>(&p.v, first_key, p.value_dim));
             k_tile.load::<E, THREADS, VECTOR>(thread, &k);
             v_tile.load::<E, THREADS, VECTOR>(thread, &v);
-            ring.request::<E>(0, &source(&at));
+            ring.request::<E>(0, &operands(block.source::<2>(p, &at, QUERIES, E::NARROW)));
         }
         let mut largest_value = 0.0;
-        if is_limited && at.step < walk.steps {
+        if E::NARROW && at.step < walk.steps {
             ring.wait();
             largest_value = block_max::<THREADS>(
                 thread,
@@ -127,12 +124,13 @@ unsafe fn backward<
             let stage = if specialize::attn_mask() { taken } else { at.step };
             ring.wait();
             if next.step < walk.steps {
-                ring.request::<E>(stage + 1, &source(&next));
+                let source = block.source::<2>(p, &next, QUERIES, E::NARROW);
+                ring.request::<E>(stage + 1, &operands(source));
             }
             // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
             // always 1.
-            let mut factor = if in_parts { 1.0 } else { p.ds_scale };
-            if is_limited {
+            let mut factor = if E::IN_PARTS { 1.0 } else { p.ds_scale };
+            if E::NARROW {
                 let (norm, delta) = (ring.norm(stage), ring.delta(stage));
                 factor = range_factor(lane, QUERIES, largest_value, norm, delta);
             }
@@ -145,7 +143,7 @@ unsafe fn backward<
             let of_step = units.of_step(head, is_key_warp);
             let mut scores: [[f32; S]; M] =
                 multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
-            if in_parts {
+            if E::IN_PARTS {
                 scores.iter_mut().for_each(|scores| U::apply(of_step, scores));
             }
             let (packed, factors): ([[u32; P]; M], [U::Rows; M]) = if is_key_warp {
@@ -169,7 +167,7 @@ unsafe fn backward<
                 }
                 if factor != 1.0 {
                     scale_all(scores.as_flattened_mut(), factor);
-                    if is_limited {
+                    if E::NARROW {
                         scale_all(gradient.as_flattened_mut(), factor);
                     }
                 }
@@ -219,7 +217,7 @@ unsafe fn backward<
                 second,
                 &factors,
             );
-            if is_limited && factor != 1.0 && is_key_warp {
+            if E::NARROW && factor != 1.0 && is_key_warp {
                 scale_all(gradient.as_flattened_mut(), 1.0 / factor);
             }
             barrier::block_sync();
@@ -234,7 +232,7 @@ unsafe fn backward<
                     column_group * DO as u32 / 8,
                     |step| U::of_keys(ring.norm(stage) + 4 * (step / M as u32)),
                 );
-            if is_limited && factor != 1.0 {
+            if E::NARROW && factor != 1.0 {
                 scale_all(dq.as_flattened_mut(), 1.0 / factor);
             }
             add_in_lane_order(lane, warp, dq.as_flattened(), block.dq_accumulator(p, &at, QUERIES));
@@ -245,7 +243,7 @@ unsafe fn backward<
         let kept = dropout::scale(&p.score);
         let (view, columns, factor) =
             if is_key_warp { (&p.dk, p.head_dim, p.gradient_scale) } else { (&p.dv, p.value_dim, kept) };
-        let is_f32 = in_parts || p.gradients_f32 != 0;
+        let is_f32 = E::IN_PARTS || p.gradients_f32 != 0;
         let target = if is_f32 {
             block.key_rows::<4>(view, first_key, columns)
         } else {

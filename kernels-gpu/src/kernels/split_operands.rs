@@ -195,8 +195,7 @@ pub unsafe extern "ptx-kernel" fn split_operands_f32_sm80(p: SplitParams) {
     let exponent = exponent(largest_size);
     if rows.chunk == 0 {
         let is_exact = if p.gradient_units != 0 {
-            is_even(&rows, exponent)
-                && (rows.index > 0 || products_are_exact(&p, &rows, largest_size))
+            is_even(&rows, exponent) && (rows.index > 0 || products_are_exact(&p, &rows, largest_size))
         } else {
             match rows.index {
                 0 => scores_are_exact(&p, &rows, largest_size),

@@ -72,6 +72,8 @@ pub trait Element: Copy {
 pub trait TensorCoreElement: Element {
     /// Words that a pair of probabilities is packed into.
     const WORDS_OF_PAIR: usize = 1;
+    /// Whether it is multiplied as two parts.
+    const IN_PARTS: bool = Self::WORDS_OF_PAIR > 1;
     /// Whether numbers that f32 holds can be too large for it by far: dS may have to be scaled down.
     const NARROW: bool;
 

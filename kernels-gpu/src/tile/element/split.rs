@@ -54,7 +54,8 @@ impl Element for SplitF32 {
 
 impl TensorCoreElement for SplitF32 {
     const WORDS_OF_PAIR: usize = 2;
-    const NARROW: bool = true;
+    // Each row has a unit of its own.
+    const NARROW: bool = false;
 
     #[inline(always)]
     fn pack(low: f32, high: f32) -> u32 {

@@ -139,6 +139,8 @@ unsafe fn backward<
             } else {
                 (k_tile, ring.q(stage), ring.d_o(stage))
             };
+            // Parts have no norms: what brings sums over keys to natural units is there.
+            let of_pairs = if E::IN_PARTS { ring.norm(stage) } else { 0 };
             let head = || (block.sequence.batch, block.key_head * p.group_size + at.head);
             let of_step = units.of_step(head, is_key_warp);
             let mut scores: [[f32; S]; M] =
@@ -171,7 +173,7 @@ unsafe fn backward<
                         scale_all(gradient.as_flattened_mut(), factor);
                     }
                 }
-                let (tile, of_pair) = ((ds_tile, pair_row), ring.norm(stage) + 4 * pair);
+                let (tile, of_pair) = ((ds_tile, pair_row), of_pairs + 4 * pair);
                 U::give_ds::<E, _, _, M, S, P>(of_step, lane, &scores, tile, of_pair)
             } else {
                 let (lse, is_masked) = (ring.lse(stage), walk.is_masked(&at));
@@ -230,7 +232,7 @@ unsafe fn backward<
                     row_group * 16 * DM as u32,
                     k_tile,
                     column_group * DO as u32 / 8,
-                    |step| U::of_keys(ring.norm(stage) + 4 * (step / M as u32)),
+                    |step| U::of_keys(of_pairs + 4 * (step / M as u32)),
                 );
             if E::NARROW && factor != 1.0 {
                 scale_all(dq.as_flattened_mut(), 1.0 / factor);

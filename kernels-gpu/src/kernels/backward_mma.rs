@@ -224,6 +224,8 @@ unsafe fn backward<
             }
             barrier::block_sync();
 
+            // Registers are for the products: addresses of parts are made anew in each step.
+            let lane = if E::IN_PARTS { thread::opaque_here(lane) } else { lane };
             let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
             let mut dq: [[f32; DO]; DM] =
                 multiply_left_transposed::<E, U::Keys, KEYS, QUERY_BYTES, ROW_BYTES, DM, DO>(

@@ -40,6 +40,14 @@ fn both_ways(
     (computed, turn == [0, 0])
 }
 
+/// By how much errors of gradients may exceed those of fma. Scores of that are those of the forward bit by bit, so that
+/// what they are off by is in lse, too; so are those of kernels of parts for sm_80. Those for Hopper add otherwise forward
+/// than backward: scores are then off on their own, twice.
+fn most_gradient_error(device: &Device) -> f64 {
+    let is_hopper = device.properties().compute_capability.0 == 9;
+    most_error() * if is_hopper { 2.0 } else { 1.0 }
+}
+
 /// dq, dk and dv of both ways are exact, and fma did not compute both.
 fn are_as_exact(case: &Case, inputs: &Inputs, gradients: &GradientInputs) {
     on_each(|device| {
@@ -53,7 +61,7 @@ fn are_as_exact(case: &Case, inputs: &Inputs, gradients: &GradientInputs) {
             ("dv", &fast.dv, &fma.dv, &expected.dv),
         ] {
             let [fast, fma] = [fast, fma].map(|got| relative_error(got, expected));
-            let allowed = most_error() * fma.max(2f64.powi(-24));
+            let allowed = most_gradient_error(device) * fma.max(2f64.powi(-24));
             assert!(fast <= allowed, "{case:?}: {what}: {fast:e}, fma {fma:e}");
         }
     });
@@ -198,17 +206,21 @@ fn gradients_of_parts_are_right_in_all_cases() {
         case.head_dim = case.head_dim.next_multiple_of(4).min(128);
         case.value_dim = case.value_dim.next_multiple_of(4).min(128);
         (case.query_rows, case.key_rows) = (case.query_rows.max(1), case.key_rows.max(1));
-        (case.batches, case.query_heads) = (case.batches.max(1), case.query_heads.max(1));
-        case.key_heads = case.key_heads.max(1);
+        (case.batches, case.key_heads) = (case.batches.max(1), case.key_heads.max(1));
+        if case.query_heads == 0 {
+            case.query_heads = case.key_heads;
+        }
         if case.placement == Placement::Unaligned {
             case.placement = Placement::Packed;
         }
         case.gradients = Some(Gradients { dtype: Dtype::F32, ..case.gradients.unwrap_or(GRADIENTS) });
-        (case.precision, case.num_splits) = (Some(Precision::Fast3), None);
+        case.num_splits = None;
     });
     let counts = Mutex::new([0, 0]);
     check("precision-gradients", 16, cases.extended().with_enough_rows(), |device, case| {
         let (device, launched) = recording(device);
+        // Random cases with gradients do not ask for it.
+        let case = &Case { precision: Some(Precision::Fast3), ..case.clone() };
         within_the_rule(&device, case, Inputs::drawn)?;
         let turns = launched.turns();
         let [_, turn] = turns[..] else { return Err(format!("not planned in parts: {case:?}")) };

@@ -343,15 +343,10 @@ pub(super) fn plan_backward_into(
     params.accumulator_rows = workspace_rows - forward.batches * dq_gap;
     (params.padded_dim, params.tile_keys) = (main.head_dim, main.key_rows);
     let of_parts = parts::kernel_for(valid, main, device, &mut reasons);
-    // Both have the same accumulators of dq.
-    let counted = of_parts.unwrap_or(main);
-    let key_tiles = params.key_rows.div_ceil(counted.key_rows);
-    split(mode, key_tiles, counted, device, &mut params, &mut reasons);
-    let operands = of_parts.map(|kernel| parts::operands(valid, pointers, kernel, params.key_blocks));
+    let key_tiles = params.key_rows.div_ceil(main.key_rows);
+    split(mode, key_tiles, main, device, &mut params, &mut reasons);
+    let operands = of_parts.map(|kernel| parts::operands(valid, pointers, kernel, &params));
     let operands = operands.transpose()?;
-    if operands.is_some() && params.split_stride == 0 {
-        params.key_blocks = params.key_rows.div_ceil(main.key_rows);
-    }
     let (mut hopper, mut stretches) = (None, Stretches::NONE);
     if main.arch == Arch::Sm90a {
         hopper = Some(tensors_of(main, &tensors));

@@ -143,8 +143,9 @@ unsafe fn backward<
             let of_pairs = if E::IN_PARTS { ring.norm(stage) } else { 0 };
             let head = || (block.sequence.batch, block.key_head * p.group_size + at.head);
             let of_step = units.of_step(head, is_key_warp);
+            // Scores are those of the forward for sm_80, bit by bit, and so of its lse.
             let mut scores: [[f32; S]; M] =
-                multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
+                multiply_transposed::<E, true, _, _, _, M, S>(lane, own, pair_row, first);
             if E::IN_PARTS {
                 scores.iter_mut().for_each(|scores| U::apply(of_step, scores));
             }

@@ -95,8 +95,12 @@ unsafe fn forward<
             ring.request::<E>(next, step + 1);
         }
         if has_rows {
-            let mut scores: [[f32; S]; M] =
-                multiply_transposed::<E, _, _, _, M, S>(rows.lane, q, rows.first_row, ring.key(step));
+            let mut scores: [[f32; S]; M] = multiply_transposed::<E, false, _, _, _, M, S>(
+                rows.lane,
+                q,
+                rows.first_row,
+                ring.key(step),
+            );
             scores.iter_mut().for_each(|scores| U::apply(of_scores, scores));
             rows.probabilities::<E, MmaFragment, S>(&mut scores, tile, KEYS, shows_all);
             if in_parts {

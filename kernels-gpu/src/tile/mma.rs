@@ -57,13 +57,15 @@ impl<const ROW_BYTES: u32> LaneAddress<ROW_BYTES> {
 }
 
 /// `scores = q k^T`, for `M` tiles of 16 query rows from `first_row` on and `KEYS` keys; all of
-/// `ROW_BYTES / 2` columns, or of both parts of half as many.
+/// `ROW_BYTES / 2` columns, or of both parts of half as many. `SWAPPED`: the products are, bit by bit, those of
+/// `k q^T` without.
 ///
 /// # Safety
 /// All 32 lanes call it together; both tiles are written and visible.
 #[inline(always)]
 pub unsafe fn multiply_transposed<
     E: TensorCoreElement,
+    const SWAPPED: bool,
     const QUERIES: u32,
     const KEYS: u32,
     const ROW_BYTES: u32,
@@ -98,7 +100,7 @@ pub unsafe fn multiply_transposed<
             });
             let mut m = 0;
             while m < M {
-                split::accumulate::<E, (), S>(&mut scores[m], 2 * pair as usize, &a[m], &b, ());
+                split::accumulate::<E, (), SWAPPED, S>(&mut scores[m], 2 * pair as usize, &a[m], &b, ());
                 m += 1;
             }
             pair += 1;
@@ -191,7 +193,13 @@ pub unsafe fn multiply_accumulate<
                     let at = part as usize * (H / 2) + 4 * (first + step) as usize;
                     [p[m][at], p[m][at + 1], p[m][at + 2], p[m][at + 3]]
                 });
-                split::accumulate::<E, R, O>(&mut output[m], 2 * block as usize, &a, &b, factors[m]);
+                split::accumulate::<E, R, false, O>(
+                    &mut output[m],
+                    2 * block as usize,
+                    &a,
+                    &b,
+                    factors[m],
+                );
                 m += 1;
             }
             block += 1;

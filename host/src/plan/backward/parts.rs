@@ -124,7 +124,8 @@ fn kernel_of_parts(
     })
 }
 
-/// Parts of the operands of a problem, for the kernel that multiplies them.
+/// Parts of the operands of a problem, for the kernel that multiplies them, and the blocks of the kernels that
+/// make them; `exact` is what the one of fused multiply-adds is told.
 ///
 /// # Errors
 /// [`GridTooLarge`](crate::Error::GridTooLarge).
@@ -132,7 +133,7 @@ pub(super) fn operands(
     valid: &ValidBackward,
     pointers: &BackwardPointers,
     kernel: &KernelSpec,
-    key_blocks: u32,
+    exact: &BackwardParams,
 ) -> Result<(BackwardOperands, u32)> {
     let (problem, forward) = (&valid.problem.forward, &valid.forward);
     let mut workspace = Workspace::default();
@@ -161,6 +162,9 @@ pub(super) fn operands(
         most_gradient_product: SPLIT_MOST_DP / forward.value_dim as f32,
         ..SplitParams::default()
     };
+    // Accumulators of dq that are apart are the same for both; else each has a block for each of its tiles.
+    let tiles = exact.key_rows.div_ceil(kernel.key_rows);
+    let key_blocks = if exact.split_stride == 0 { tiles } else { exact.key_blocks };
     let workspace_bytes = workspace.bytes;
     Ok((BackwardOperands { params, views, key_blocks, workspace_bytes }, blocks))
 }

@@ -84,11 +84,12 @@ pub fn fragments<E: TensorCoreElement>(load: impl Fn(u32, u32) -> [u32; 4]) -> F
 }
 
 /// Adds products to 16 columns of an accumulator, from the `tile`-th 8 on; those of parts times `factor`.
+/// `SWAPPED`: as if a were b and b were a, bit by bit.
 ///
 /// # Safety
 /// All 32 lanes call it together.
 #[inline(always)]
-pub unsafe fn accumulate<E: TensorCoreElement, R: SumFactor, const N: usize>(
+pub unsafe fn accumulate<E: TensorCoreElement, R: SumFactor, const SWAPPED: bool, const N: usize>(
     accumulator: &mut [f32; N],
     tile: usize,
     a: &Fragments,
@@ -98,7 +99,7 @@ pub unsafe fn accumulate<E: TensorCoreElement, R: SumFactor, const N: usize>(
     if E::WORDS_OF_PAIR == 1 {
         super::accumulate::<E, N>(accumulator, tile, a[0][0], &b[0][0]);
     } else {
-        add_sums::<E, R, MOST, N>(accumulator, tile, a, b, factor);
+        add_sums::<E, R, SWAPPED, MOST, N>(accumulator, tile, a, b, factor);
     }
 }
 
@@ -117,13 +118,19 @@ pub unsafe fn accumulate_step<E: TensorCoreElement, R: SumFactor, const N: usize
     if E::WORDS_OF_PAIR == 1 {
         super::accumulate::<E, N>(accumulator, tile, a[0][0], &b[0][0]);
     } else {
-        add_sums::<E, R, 1, N>(accumulator, tile, a, b, factor);
+        add_sums::<E, R, false, 1, N>(accumulator, tile, a, b, factor);
     }
 }
 
 /// Adds the sum of the three largest products of parts, of all steps.
 #[inline(always)]
-unsafe fn add_sums<E: TensorCoreElement, R: SumFactor, const STEPS: usize, const N: usize>(
+unsafe fn add_sums<
+    E: TensorCoreElement,
+    R: SumFactor,
+    const SWAPPED: bool,
+    const STEPS: usize,
+    const N: usize,
+>(
     accumulator: &mut [f32; N],
     tile: usize,
     a: &FragmentsOf<STEPS>,
@@ -136,7 +143,7 @@ unsafe fn add_sums<E: TensorCoreElement, R: SumFactor, const STEPS: usize, const
     while i < 3 * STEPS {
         // Of each step the two small products, then of each the large one.
         let small = i < 2 * STEPS;
-        let (of_a, of_b) = if small { factors[i % 2] } else { (HIGH, HIGH) };
+        let (of_a, of_b) = if small { factors[(i + SWAPPED as usize) % 2] } else { (HIGH, HIGH) };
         let step = if small { i / 2 } else { i - 2 * STEPS };
         super::accumulate::<E, 8>(&mut sums, 0, a[of_a][step], &b[of_b][step]);
         i += 1;

@@ -319,8 +319,7 @@ pub const fn measure_operands() -> Regions {
     regions
 }
 
-/// The kernel that combines ranges of keys: where a block has one row, what each of its warps has summed up
-/// of it, 16 bytes a lane for each 128 columns.
+/// The kernel that combines ranges of keys: where a block has one row, sums of each of its warps.
 pub const fn forward_combine(head_dim: u32, query_rows: u32) -> Regions {
     let mut regions = Regions::new();
     if query_rows == 1 {

@@ -135,8 +135,8 @@ pub struct ForwardFmaParams {
     pub turn: u64,
 }
 
-/// Parameters of the sm_80 backward of f32 in two parts and of the kernel that ends it, passed by value as the
-/// only kernel parameter.
+/// Parameters of the sm_80 backward of f32 in two parts and of the kernel that ends it, passed by value as
+/// the only kernel parameter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BackwardPartsParams {

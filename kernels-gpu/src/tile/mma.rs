@@ -57,8 +57,8 @@ impl<const ROW_BYTES: u32> LaneAddress<ROW_BYTES> {
 }
 
 /// `scores = q k^T`, for `M` tiles of 16 query rows from `first_row` on and `KEYS` keys; all of
-/// `ROW_BYTES / 2` columns, or of both parts of half as many. `SWAPPED`: the products are, bit by bit, those of
-/// `k q^T` without.
+/// `ROW_BYTES / 2` columns, or of both parts of half as many. `SWAPPED`: the products are, bit by bit, those
+/// of `k q^T` without.
 ///
 /// # Safety
 /// All 32 lanes call it together; both tiles are written and visible.

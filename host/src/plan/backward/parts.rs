@@ -124,8 +124,8 @@ fn kernel_of_parts(
     })
 }
 
-/// Parts of the operands of a problem, for the kernel that multiplies them, and the blocks of the kernels that
-/// make them; `exact` is what the one of fused multiply-adds is told.
+/// Parts of the operands of a problem, for the kernel that multiplies them, and how many blocks make them;
+/// `exact` is what the one of fused multiply-adds is told.
 ///
 /// # Errors
 /// [`GridTooLarge`](crate::Error::GridTooLarge).

@@ -1,7 +1,7 @@
 //! The kernels that multiply f32 in two parts, and those that make the parts.
 
-use super::super::shared_bytes::*;
-use super::super::{Access, Arch, Dtype, Family, KernelSpec, SPLIT_THREADS, Switches};
+use crate::abi::shared_bytes::*;
+use crate::abi::{Access, Arch, Dtype, Family, KernelSpec, SPLIT_THREADS, Switches};
 
 pub(super) const FORWARD_SM90A: &[KernelSpec] = {
     macro_rules! rows {

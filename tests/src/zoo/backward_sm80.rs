@@ -41,11 +41,6 @@ fn mutants() -> Vec<Mutant> {
                 dropped,
             )
             .wrong("dv"),
-        Mutant::new("gradients of keys are in units of dO and q", PARTS, ragged(PARTS))
-            .edit("mul.rn.f32", &["units.rs: (packed, [first.inverse * unit"], Which::All, |line| {
-                result_is(line, operand(line, 1))
-            })
-            .wrong("dk"),
         Mutant::new("dq is in units of its parts", PARTS, ragged(PARTS))
             .edit(
                 "ld.shared",

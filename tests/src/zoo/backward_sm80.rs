@@ -40,7 +40,7 @@ fn mutants() -> Vec<Mutant> {
                 Which::Number(0),
                 dropped,
             )
-            .wrong("dv"),
+            .wrong("dk"),
         Mutant::new("dq is in units of its parts", PARTS, ragged(PARTS))
             .edit(
                 "ld.shared",

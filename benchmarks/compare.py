@@ -75,7 +75,7 @@ def arguments():
     add("--pass", nargs="+", dest="passes", default=["forward"], choices=["forward", "backward"])
     add("--dtype", nargs="+", default=["bf16"], choices=["bf16", "f16", "f32"])
     add("--precision", nargs="+", default=[], choices=["fast3", "fma"],
-        help="how ours makes products of f32, in forward; the second way named is timed beside the first (as the"
+        help="how ours makes products of f32; the second way named is timed beside the first (as the"
         " library does where neither is asked for)")
     add("--causal", default="both", choices=["no", "yes", "both"])
     add("--peers", nargs="*", metavar="NAME",

@@ -84,13 +84,13 @@ class Ours:
         o = self.sets[0][1][3]
         return Contestant(name, launches, lambda: {"o": o})
 
-    def backward(self, is_deterministic):
+    def backward(self, is_deterministic, name="ours"):
         library, calls = self.library, []
         for attention, (q, k, v, o, lse, d_o) in self.sets:
             gradients = [unwritten(t) for t in (q, k, v)]
-            args = library.backward_args(attention, d_o, *gradients, is_deterministic)
+            args = library.backward_args(attention, d_o, *gradients, is_deterministic, self.precision)
             calls.append((args, (q, k, v, o, lse, d_o), gradients))
-        return backward_of(library, labelled("ours", is_deterministic), calls, GRADIENTS)
+        return backward_of(library, labelled(name, is_deterministic), calls, GRADIENTS)
 
 
 def backend(name):
@@ -254,15 +254,16 @@ def labelled(name, is_deterministic):
 
 def contestants(library, case, direction, peers, deterministic_modes, precisions=()):
     """Ours and the peers that take the case; and {peer: why not} of the others. `deterministic_modes`
-    says for whom the deterministic backward is timed too: `no`, `ours` or `all`. Forward passes of f32 are `ours` in
+    says for whom the deterministic backward is timed too: `no`, `ours` or `all`. Passes of f32 are `ours` in
     the first of `precisions`, and `ours-NAME` in the others; unasked, as the library does."""
     first, *more = precisions or [None]
     ours = Ours(library, case, first)
     is_backward = direction == "backward"
     modes = [False, True] if is_backward and deterministic_modes == "all" else [False]
     field, refused = [ours.backward(False) if is_backward else ours.forward()], {}
-    if not is_backward and case.dtype == torch.float32:
-        field += [Ours(library, case, precision).forward(f"ours-{precision}") for precision in more]
+    if case.dtype == torch.float32:
+        others = [(Ours(library, case, precision), f"ours-{precision}") for precision in more]
+        field += [other.backward(False, name) if is_backward else other.forward(name) for other, name in others]
     if is_backward and deterministic_modes != "no":
         field.append(ours.backward(True))
     for name in peers:

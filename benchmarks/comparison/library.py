@@ -76,6 +76,8 @@ class BackwardArgs(ctypes.Structure):
         ("reserved_2", U32),
         ("d_sinks", U64),
         ("dropout", Dropout),
+        ("precision", I32),
+        ("reserved_3", U32),
     ]
 
 
@@ -130,9 +132,10 @@ class Library:
         precision = PRECISIONS[precision]
         return ForwardArgs(struct_bytes=ctypes.sizeof(ForwardArgs), attention=attention, precision=precision)
 
-    def backward_args(self, attention, d_o, dq, dk, dv, deterministic):
+    def backward_args(self, attention, d_o, dq, dk, dv, deterministic, precision=None):
+        """`precision` as for `forward_args`."""
         return BackwardArgs(
-            struct_bytes=ctypes.sizeof(BackwardArgs), attention=attention, deterministic=deterministic,
+            precision=PRECISIONS[precision], struct_bytes=ctypes.sizeof(BackwardArgs), attention=attention, deterministic=deterministic,
             gradients_f32=dq.dtype == torch.float32,
             d_o=tensor(d_o), dq=tensor(dq), dk=tensor(dk), dv=tensor(dv),
         )

@@ -228,6 +228,8 @@ typedef struct {
     uint32_t reserved_2;      /* 0 */
     uint64_t d_sinks;         /* address of float [Hq], written, or 0 if it is not wanted */
     fattn_dropout dropout;    /* that of the forward pass */
+    int32_t precision;        /* fattn_precision; that of the forward pass, so that scores are off alike */
+    uint32_t reserved_3;      /* 0 */
 } fattn_backward_args;
 
 /* What samples of multi-scale deformable attention take from outside a level. */

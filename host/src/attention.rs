@@ -29,11 +29,11 @@ use crate::plan::{
 };
 use crate::problem::ForwardProblem;
 use kernels_gpu::abi::{
-    AccumulateParams, BackwardHopperParams, BackwardParams, CombineParams, Dtype, ForwardFmaParams,
-    ForwardHopperParams, ForwardMmaSplitParams, ForwardParams, ForwardSplitParams, GatherParams,
-    MSDA_MAX_LEVELS, MaskBitsParams, MaskBlocksParams, MaskMapParams, MsdaLevel, MsdaParams,
-    PreviousParams, ScanParams, ScoreParams, ScoreView, SelectParams, SplitFactors, SplitParams,
-    SplitTensor, TensorMap,
+    AccumulateParams, BackwardFmaParams, BackwardHopperParams, BackwardParams, BackwardPartsParams,
+    CombineParams, Dtype, ForwardFmaParams, ForwardHopperParams, ForwardMmaSplitParams, ForwardParams,
+    ForwardSplitParams, GatherParams, MSDA_MAX_LEVELS, MaskBitsParams, MaskBlocksParams, MaskMapParams,
+    MsdaLevel, MsdaParams, PreviousParams, ScanParams, ScoreParams, ScoreView, SelectParams,
+    SplitFactors, SplitParams, SplitTensor, TensorMap,
 };
 
 /// Queues one forward pass on `stream` and returns without waiting: o and lse are there after
@@ -321,6 +321,14 @@ const _: () = assert!(size_of::<GatherParams>() == 4 * 32 + size_of::<ScoreView>
 unsafe impl Params for BackwardHopperParams {}
 const _: () = assert!(size_of::<BackwardHopperParams>() == 4 * 128 + size_of::<BackwardParams>());
 
+// SAFETY: a struct without padding whose size is a multiple of 8, and two 64-bit fields: no padding.
+unsafe impl Params for BackwardPartsParams {}
+const _: () = assert!(size_of::<BackwardPartsParams>() == size_of::<BackwardParams>() + 2 * 8);
+
+// SAFETY: a struct without padding whose size is a multiple of 8, and a 64-bit field: no padding.
+unsafe impl Params for BackwardFmaParams {}
+const _: () = assert!(size_of::<BackwardFmaParams>() == size_of::<BackwardParams>() + 8);
+
 // SAFETY: a struct without padding whose size is a multiple of 8, and a 64-bit field: no padding.
 unsafe impl Params for ForwardFmaParams {}
 const _: () = assert!(size_of::<ForwardFmaParams>() == size_of::<ForwardParams>() + 8);
@@ -335,11 +343,11 @@ const _: () =
 unsafe impl Params for ForwardMmaSplitParams {}
 const _: () = assert!(size_of::<ForwardMmaSplitParams>() == size_of::<ForwardParams>() + 3 * 8 + 2 * 4);
 
-// SAFETY: three times a view of 32 bytes, two 64-bit and six 32-bit fields; three 64-bit and four 32-bit
+// SAFETY: four times a view of 32 bytes, two 64-bit and six 32-bit fields; four 64-bit and four 32-bit
 // fields: no padding.
 unsafe impl Params for SplitParams {}
 const _: () = assert!(size_of::<SplitTensor>() == 32 + 2 * 8 + 6 * 4);
-const _: () = assert!(size_of::<SplitParams>() == 3 * size_of::<SplitTensor>() + 3 * 8 + 4 * 4);
+const _: () = assert!(size_of::<SplitParams>() == 4 * size_of::<SplitTensor>() + 4 * 8 + 4 * 4);
 
 // SAFETY: eight views of 32 bytes, three 64-bit and 20 32-bit fields, and levels of four 32-bit fields, a
 // multiple of 8 bytes: no padding.

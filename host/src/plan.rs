@@ -31,7 +31,9 @@ mod waves;
 mod workspace;
 
 pub(crate) use accumulate::{AccumulatePlan, Term, plan_accumulate};
-pub use backward::{BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward};
+pub use backward::{
+    BackwardOperands, BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward,
+};
 pub use dynamic::{DynamicPlan, plan_dynamic};
 pub(crate) use dynamic::{GatherPlan, GatherPointers, Rows, dynamic_kernel};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};

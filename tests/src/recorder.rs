@@ -5,7 +5,8 @@ use finite_attention::driver::{
 };
 use finite_attention::{Device, Error};
 use kernels_gpu::abi::{
-    Arch, ForwardMmaSplitParams, ForwardSplitParams, KernelSpec, KernelVariant, TensorMap,
+    Arch, BackwardPartsParams, Family, ForwardMmaSplitParams, ForwardSplitParams, KernelSpec,
+    KernelVariant, TensorMap,
 };
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -24,7 +25,7 @@ impl Launched {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Of every forward of f32 in two parts so far, both numbers of [`kernels_gpu::abi::SplitParams::turn`]: how
+    /// Of every forward and backward of f32 in two parts so far, both numbers of [`kernels_gpu::abi::SplitParams::turn`]: how
     /// often its operands, and its outputs, were found to be not as exact as f32. With both 0 what was computed with
     /// parts is the result, and else what fused multiply-adds computed.
     pub fn turns(&self) -> Vec<[u32; 2]> {
@@ -107,9 +108,11 @@ impl Recorder {
         let Some(of_parts) = queue.iter().find(|queued| queued.variant.kernel.multiplies_parts) else {
             return Ok(());
         };
-        let at = match of_parts.variant.kernel.arch {
-            Arch::Sm80 => offset_of!(ForwardMmaSplitParams, split.turn),
-            Arch::Sm90a => offset_of!(ForwardSplitParams, split.turn),
+        let KernelSpec { family, arch, .. } = *of_parts.variant.kernel;
+        let at = match (family, arch) {
+            (Family::Backward, _) => offset_of!(BackwardPartsParams, turn),
+            (_, Arch::Sm80) => offset_of!(ForwardMmaSplitParams, split.turn),
+            (_, Arch::Sm90a) => offset_of!(ForwardSplitParams, split.turn),
         };
         let address = of_parts.params[at..at + 8].try_into().expect("eight bytes");
         let mut turn = [0; 8];

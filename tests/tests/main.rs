@@ -54,6 +54,8 @@ mod partial;
 mod poison;
 #[path = "precision.rs"]
 mod precision;
+#[path = "precision_gradients.rs"]
+mod precision_gradients;
 #[path = "range.rs"]
 mod range;
 #[path = "repeatable.rs"]

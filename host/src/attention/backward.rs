@@ -10,7 +10,7 @@ use crate::plan::{
     plan_backward_partial,
 };
 use crate::problem::BackwardProblem;
-use kernels_gpu::abi::{BackwardHopperParams, BackwardParams, Family};
+use kernels_gpu::abi::{BackwardFmaParams, BackwardHopperParams, BackwardParams, Dtype, Family};
 
 /// Device memory that the kernels of a backward pass use between them. Its contents do not matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,15 +107,23 @@ pub unsafe fn launch_backward(
     let with_maps = |maps: &Option<HopperBackward>| {
         maps.as_ref().map(|maps| hopper_params(driver, maps, params)).transpose()
     };
+    let of_parts = plan.operands_at(workspace.pointer, params);
+    let turn = of_parts.as_ref().map_or(0, |(split, _)| split.turn);
+    let in_f32 = BackwardFmaParams { backward: params, turn };
     let (main, d_bias) = (with_maps(&plan.hopper)?, with_maps(&plan.hopper_bias)?);
     let queued = |&KernelLaunch { variant, blocks }: &KernelLaunch| {
         tracing::debug!(kernel = %variant, blocks, "launch");
-        let with_maps = match variant.kernel.family {
-            Family::Backward => main.as_ref(),
-            Family::BiasGradient => d_bias.as_ref(),
-            _ => None,
+        let kernel = variant.kernel;
+        let params = match (kernel.family, &of_parts) {
+            (Family::MeasureOperands | Family::SplitOperands, Some((split, _))) => split.bytes(),
+            (_, Some((_, of_parts))) if kernel.multiplies_parts => of_parts.bytes(),
+            (Family::Backward | Family::BackwardConvert, _) if kernel.dtype == Dtype::F32 => {
+                in_f32.bytes()
+            }
+            (Family::Backward, _) => main.as_ref().map_or(params.bytes(), |params| params.bytes()),
+            (Family::BiasGradient, _) => d_bias.as_ref().map_or(params.bytes(), |params| params.bytes()),
+            _ => params.bytes(),
         };
-        let params = with_maps.map_or(params.bytes(), |params| params.bytes());
         Queued { variant, blocks, params }
     };
     let queue: Vec<Queued<'_>> = plan.launches.iter().map(queued).collect();

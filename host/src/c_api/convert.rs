@@ -40,13 +40,17 @@ pub fn forward_problem(
         2 => Some(false),
         other => return Err(invalid(format!("pack_gqa: expected 0, 1 or 2, got {other}"))),
     };
-    problem.precision = match args.precision {
-        0 => None,
-        1 => Some(Precision::Fast3),
-        2 => Some(Precision::Fma),
-        other => return Err(invalid(format!("precision: expected 0, 1 or 2, got {other}"))),
-    };
+    problem.precision = precision(args.precision)?;
     Ok(problem)
+}
+
+fn precision(number: i32) -> Result<Option<Precision>, Failure> {
+    match number {
+        0 => Ok(None),
+        1 => Ok(Some(Precision::Fast3)),
+        2 => Ok(Some(Precision::Fma)),
+        other => Err(invalid(format!("precision: expected 0, 1 or 2, got {other}"))),
+    }
 }
 
 /// What both passes share.
@@ -132,6 +136,7 @@ pub fn backward_problem(
 ) -> Result<BackwardProblem, Failure> {
     let mut forward = with_scores(&args.attention, &args.scores, mask)?;
     forward.dropout = dropout(&args.dropout);
+    forward.precision = precision(args.precision)?;
     let deterministic = flag("deterministic", args.deterministic)?;
     let mut problem = BackwardProblem::new(forward)
         .with_d_o(layout("do", &args.d_o)?)

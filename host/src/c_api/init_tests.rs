@@ -124,7 +124,7 @@ fn callers_of_earlier_versions_are_initialised_and_understood() {
         args.attention.dtype = 0;
         *args = with_tensors(*args);
     });
-    assert_eq!(CBackwardArgs::EARLIER.len(), 2);
+    assert_eq!(CBackwardArgs::EARLIER.len(), 3);
     let backward = |args| {
         // SAFETY: as above.
         super::tests::with_device(|device| unsafe { fattn_backward(device, args, ptr::null_mut()) })

@@ -271,6 +271,10 @@ fn structs_of_before_are_known() {
     assert_eq!((forward_of(&forward), last_error().as_str()), (INVALID, text));
     forward.struct_bytes = 392 + 104 + 24;
     assert_eq!(forward_of(&forward), 0);
+    let mut backward = CBackwardArgs { precision: 3, ..empty_backward() };
+    assert_eq!((backward_of(&backward), last_error().as_str()), (INVALID, text));
+    backward.struct_bytes = 704 + 104 + 88 + 24;
+    assert_eq!(backward_of(&backward), 0);
 
     let dropout = CDropout { rate: 1.0, ..Default::default() };
     let mut forward = CForwardArgs { dropout, ..empty() };

@@ -187,6 +187,10 @@ pub struct CBackwardArgs {
     pub d_sinks: u64,
     /// That of the forward pass; where callers of the second version have nothing.
     pub dropout: CDropout,
+    /// As in the forward pass; where callers of the third version have nothing.
+    pub precision: i32,
+    /// 0.
+    pub reserved_3: u32,
 }
 
 /// `fattn_msda`: what forward and backward of multi-scale deformable attention share.
@@ -298,13 +302,17 @@ unsafe impl Versioned for CForwardArgs {
 
 // SAFETY: as the struct says.
 unsafe impl Versioned for CBackwardArgs {
-    const EARLIER: &'static [usize] =
-        &[offset_of!(CBackwardArgs, scores), offset_of!(CBackwardArgs, dropout)];
+    const EARLIER: &'static [usize] = &[
+        offset_of!(CBackwardArgs, scores),
+        offset_of!(CBackwardArgs, dropout),
+        offset_of!(CBackwardArgs, precision),
+    ];
 
     fn reserved(&self) -> Option<(&'static str, u32)> {
         let all = [
             ("reserved", self.reserved),
             ("reserved_2", self.reserved_2),
+            ("reserved_3", self.reserved_3),
             ("dropout.reserved", self.dropout.reserved),
         ];
         all.into_iter().find(|&(_, got)| got != 0)
@@ -380,7 +388,8 @@ const _: () = {
     assert!(size_of::<CForwardArgs>() == offset_of!(CForwardArgs, precision) + 8);
     let backward = offset_of!(CBackwardArgs, scores) + size_of::<CScores>() + 72 + 16;
     assert!(offset_of!(CBackwardArgs, dropout) == backward);
-    assert!(size_of::<CBackwardArgs>() == backward + size_of::<CDropout>());
+    assert!(offset_of!(CBackwardArgs, precision) == backward + size_of::<CDropout>());
+    assert!(size_of::<CBackwardArgs>() == offset_of!(CBackwardArgs, precision) + 8);
 };
 const _: () = assert!(size_of::<CMsda>() == 32 + 16 * MSDA_MAX_LEVELS + 3 * 72);
 const _: () = assert!(size_of::<CMsdaForwardArgs>() == 8 + size_of::<CMsda>() + 72);

@@ -11,7 +11,12 @@
 //! no keys dq does (delta and convert).
 
 mod params;
+mod parts;
+mod scores;
 
+pub use parts::BackwardOperands;
+
+use self::scores::{bias_gradient, sink_gradient};
 use super::dq::{dq_order, split};
 use super::forward::check_offsets;
 use super::score::ScorePointers;
@@ -155,6 +160,8 @@ pub struct BackwardPlan {
     pub hopper: Option<HopperBackward>,
     /// What else a kernel for Hopper takes that makes the gradient of the bias.
     pub hopper_bias: Option<HopperBackward>,
+    /// What else a pass of f32 in two parts has.
+    pub operands: Option<BackwardOperands>,
     /// How it divides key tiles.
     pub(super) stretches: Stretches,
     /// Why these kernels and this order, a sentence each.
@@ -167,11 +174,14 @@ impl BackwardPlan {
 
     /// Device memory that the kernels need between them. Its contents do not matter before or after.
     pub fn workspace_bytes(&self) -> u64 {
+        if let Some(operands) = &self.operands {
+            return self.operands_begin() + operands.workspace_bytes;
+        }
         self.statistics_bytes() + self.accumulator_bytes() + self.slot_bytes() + self.note_bytes()
     }
 
     /// f32 `[splits, Hq, accumulator_rows, padded_dim]`.
-    fn accumulator_bytes(&self) -> u64 {
+    pub(super) fn accumulator_bytes(&self) -> u64 {
         let params = &self.params;
         let accumulators =
             params.query_heads as u64 * params.accumulator_rows as u64 * params.padded_dim as u64;
@@ -334,8 +344,11 @@ pub(super) fn plan_backward_into(
     (params.workspace_rows, params.dq_gap) = (workspace_rows, dq_gap);
     params.accumulator_rows = workspace_rows - forward.batches * dq_gap;
     (params.padded_dim, params.tile_keys) = (main.head_dim, main.key_rows);
+    let of_parts = parts::kernel_for(valid, main, device, &mut reasons);
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
     split(mode, key_tiles, main, device, &mut params, &mut reasons);
+    let operands = of_parts.map(|kernel| parts::operands(valid, pointers, kernel, &params));
+    let operands = operands.transpose()?;
     let (mut hopper, mut stretches) = (None, Stretches::NONE);
     if main.arch == Arch::Sm90a {
         hopper = Some(tensors_of(main, &tensors));
@@ -346,12 +359,17 @@ pub(super) fn plan_backward_into(
         stretches.tell(&mut params);
     }
     let mut launches = launches(delta, variant, device, &params, &stretches)?;
+    if let (Some(kernel), Some((operands, blocks))) = (of_parts, &operands) {
+        let variant = KernelVariant { kernel, ..variant };
+        launches = parts::launches(launches, variant, operands, *blocks, &params)?;
+    }
+    let operands = operands.map(|(operands, _)| operands);
     let d_bias = bias_gradient(valid, &params, device, &tensors, &mut reasons)?;
     let is_hopper = |launch: &KernelLaunch| launch.variant.kernel.arch == Arch::Sm90a;
     let hopper_bias = d_bias.filter(is_hopper).map(|launch| tensors_of(launch.variant.kernel, &tensors));
     launches.extend(d_bias);
     launches.extend(sink_gradient(valid, device)?);
-    Ok(BackwardPlan { launches, params, hopper, hopper_bias, stretches, reasons })
+    Ok(BackwardPlan { launches, params, hopper, hopper_bias, operands, stretches, reasons })
 }
 
 fn tensors_of(kernel: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> HopperBackward {
@@ -410,84 +428,18 @@ fn launches(
     Ok(launches)
 }
 
-/// The kernel for the gradient of the bias, if it is wanted.
-fn bias_gradient(
-    valid: &ValidBackward,
-    params: &BackwardParams,
-    device: &DeviceProperties,
-    tensors: &[Tensor<'_>; 7],
-    reasons: &mut Vec<String>,
-) -> Result<Option<KernelLaunch>> {
-    let forward = &valid.forward;
-    if valid.problem.d_bias.is_none_or(|d_bias| d_bias.layout.elements() == 0) {
-        return Ok(None);
-    }
-    let inputs = &tensors[..4];
-    let access = choose_access(inputs, reasons);
-    let [batches, heads, queries, keys] = params.d_bias_shape;
-    let why_not_hopper = if forward.is_packed() {
-        Some("sequences are packed")
-    } else if (queries, keys) != (params.query_rows, params.key_rows) {
-        Some("the bias has no element for each query and key")
-    } else {
-        None
-    };
-    let mut mappable = access == Access::Vector16 && tensor_maps::can_describe(inputs, device, reasons);
-    if let Some(why_not) = why_not_hopper.filter(|_| mappable) {
-        reasons.push(format!("no kernel for Hopper for dbias: {why_not}"));
-        mappable = false;
-    }
-    let choice = Choice {
-        family: Family::BiasGradient,
-        dtype: forward.problem.dtype,
-        head_dim: forward.head_dim.max(forward.value_dim),
-        access,
-        mappable,
-        short_tiles: false,
-        gathers_heads: false,
-        switches: forward.switches().of_scores(),
-    };
-    let variant = choose_kernel(device, &choice, reasons)?;
-    let rows = variant.kernel.query_rows;
-    let what = format!("tiles of {rows} queries by {rows} keys of dbias");
-    let tiles = u64::from(queries.div_ceil(rows)) * u64::from(keys.div_ceil(rows));
-    let tiles = u32::try_from(tiles).unwrap_or(u32::MAX);
-    let mut blocks = count_blocks(tiles, &what, heads, batches)?;
-    if variant.kernel.arch == Arch::Sm90a {
-        // They stay, one on each multiprocessor, and take every so many-th tile.
-        blocks = blocks.min(device.multiprocessors.max(1));
-    }
-    reasons.push("dbias by a kernel of its own, which makes s and dp again".into());
-    Ok(Some(KernelLaunch { variant, blocks }))
-}
-
-/// The kernel for the gradient of the sinks, if it is wanted.
-fn sink_gradient(valid: &ValidBackward, device: &DeviceProperties) -> Result<Option<KernelLaunch>> {
-    let forward = &valid.forward;
-    if !valid.problem.wants_d_sinks || forward.query_heads == 0 {
-        return Ok(None);
-    }
-    let kernel = KERNELS.iter().find(|spec| spec.family == Family::SinkGradient);
-    let variant = kernel.map(KernelVariant::from).ok_or_else(|| Error::KernelMissing {
-        device: device.name.clone(),
-        family: "backward",
-        dtype: Dtype::F32.name(),
-        head_dim: 0,
-        reason: "there is none for the gradient of sinks".to_owned(),
-    })?;
-    Ok(Some(KernelLaunch { variant, blocks: forward.query_heads }))
-}
-
 /// The kernel before or after the main one. The first is the same for every device, head dimension and
 /// access.
 fn sibling(main: &KernelSpec, family: Family) -> Result<&'static KernelSpec> {
     let key = |spec: &KernelSpec| {
-        let (arch, head_dim, access, query_rows) = match family {
-            Family::BackwardConvert => (spec.arch, spec.head_dim, spec.access, spec.query_rows),
-            Family::BackwardSum => (spec.arch, 0, Access::Element, 0),
-            _ => (Arch::Sm80, 0, Access::Element, 0),
+        let (arch, head_dim, access, query_rows, parts) = match family {
+            Family::BackwardConvert => {
+                (spec.arch, spec.head_dim, spec.access, spec.query_rows, spec.multiplies_parts)
+            }
+            Family::BackwardSum => (spec.arch, 0, Access::Element, 0, false),
+            _ => (Arch::Sm80, 0, Access::Element, 0, false),
         };
-        (arch, spec.dtype, head_dim, access, query_rows)
+        (arch, spec.dtype, head_dim, access, query_rows, parts)
     };
     let found = KERNELS.iter().find(|spec| spec.family == family && key(spec) == key(main));
     found.ok_or_else(|| Error::KernelMissing {

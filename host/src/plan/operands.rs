@@ -47,7 +47,7 @@ impl OperandsPlan {
 }
 
 /// The most columns of kernels that multiply parts.
-const MOST_COLUMNS: u32 = 128;
+pub(super) const MOST_COLUMNS: u32 = 128;
 
 /// The kernel by which a problem of f32 is computed on tensor cores, if it is; and why or why not.
 pub(super) fn kernel_for(
@@ -96,6 +96,7 @@ fn kernel_of_parts(
     let on_hopper = can_count_sequences(valid, &mut Vec::new());
     let runs = |spec: &&KernelSpec| {
         spec.multiplies_parts
+            && spec.family == Family::Forward
             && spec.head_dim >= columns
             && spec.arch.runs_on(major, minor)
             && spec.shared_bytes <= device.shared_bytes_per_block
@@ -121,7 +122,6 @@ pub(super) fn with_operands(
     let (problem, kernel) = (&valid.problem, plan.variant.kernel);
     let columns = panel_columns(kernel.head_dim);
     let mut workspace = Workspace::default();
-    let pairs = |layout: &Layout| layout.shape[0] as u64 * layout.shape[2] as u64;
     let turn = workspace.add(8);
     let score_factors = workspace.add(4 * pairs(&problem.q));
     let value_factors = workspace.add(4 * pairs(&problem.v));
@@ -135,36 +135,16 @@ pub(super) fn with_operands(
         ..SplitParams::default()
     };
     let operands = [(&problem.q, pointers.q), (&problem.k, pointers.k), (&problem.v, pointers.v)];
+    let Operands { tensors, layouts, blocks } = Operands::of(&operands, columns, &mut workspace)?;
+    params.tensors = tensors;
     let rows = [kernel.query_rows, kernel.key_rows, kernel.key_rows];
-    let mut maps: [Option<TensorMapDescription>; SPLIT_TENSORS] = [None; SPLIT_TENSORS];
-    let mut views = [TensorView::default(); SPLIT_TENSORS];
-    let mut blocks = 0;
-    for (index, (layout, address)) in operands.into_iter().enumerate() {
-        let [batches, height, heads, width] = layout.shape;
-        let chunks = (height as u32).div_ceil(SPLIT_ROWS);
-        let records = pairs(layout) * u64::from(chunks) * u64::from(SPLIT_RECORD_WORDS);
-        let parts = parts_layout(layout, columns);
-        params.tensors[index] = SplitTensor {
-            tensor: view(address, layout),
-            parts: workspace.add(2 * parts.elements() as u64),
-            records: workspace.add(4 * records),
-            rows: height as u32,
-            heads: heads as u32,
-            columns: width as u32,
-            chunks,
-            first_block: blocks,
-            reserved: 0,
-        };
-        let tensor = Tensor {
-            argument: "parts",
-            layout: &parts,
-            address: params.tensors[index].parts,
-            dtype: Dtype::F16,
-        };
+    let mut maps: [Option<TensorMapDescription>; 3] = [None; 3];
+    let mut views = [TensorView::default(); 3];
+    for (index, parts) in layouts.iter().enumerate() {
+        let address = tensors[index].parts;
+        let tensor = Tensor { argument: "parts", layout: parts, address, dtype: Dtype::F16 };
         maps[index] = tensor_maps::describe(&tensor, rows[index]);
-        views[index] = view(tensor.address, &parts);
-        let what = format!("chunks of {SPLIT_ROWS} rows of an operand");
-        blocks += count_blocks(chunks, &what, heads as u32, batches as u32)?;
+        views[index] = view(address, parts);
     }
     if kernel.arch == Arch::Sm90a {
         let [q, k, v] = maps;
@@ -190,8 +170,61 @@ pub(super) fn with_operands(
     Ok(plan)
 }
 
+/// Operands of a launch, and where their parts are in a workspace.
+pub(super) struct Operands {
+    /// As the kernels that split are told them.
+    pub tensors: [SplitTensor; SPLIT_TENSORS],
+    /// Parts of those that there are.
+    pub layouts: Vec<Layout>,
+    /// Blocks of all.
+    pub blocks: u32,
+}
+
+impl Operands {
+    /// Those of these tensors, with so many columns of parts.
+    ///
+    /// # Errors
+    /// [`GridTooLarge`](crate::Error::GridTooLarge).
+    pub fn of(
+        operands: &[(&Layout, DevicePointer)],
+        columns: u32,
+        workspace: &mut Workspace,
+    ) -> Result<Self> {
+        let mut tensors = [SplitTensor::default(); SPLIT_TENSORS];
+        let (mut layouts, mut blocks) = (Vec::new(), 0);
+        for (index, &(layout, address)) in operands.iter().enumerate() {
+            let [batches, height, heads, width] = layout.shape;
+            let chunks = (height as u32).div_ceil(SPLIT_ROWS);
+            let records = pairs(layout) * u64::from(chunks) * u64::from(SPLIT_RECORD_WORDS);
+            let parts = parts_layout(layout, columns);
+            tensors[index] = SplitTensor {
+                tensor: view(address, layout),
+                parts: workspace.add(2 * parts.elements() as u64),
+                records: workspace.add(4 * records),
+                rows: height as u32,
+                heads: heads as u32,
+                columns: width as u32,
+                chunks,
+                first_block: blocks,
+                reserved: 0,
+            };
+            layouts.push(parts);
+            let what = format!("chunks of {SPLIT_ROWS} rows of an operand");
+            blocks += count_blocks(chunks, &what, heads as u32, batches as u32)?;
+        }
+        // Behind the last block: there is none of them.
+        tensors[operands.len()..].iter_mut().for_each(|tensor| tensor.first_block = blocks);
+        Ok(Operands { tensors, layouts, blocks })
+    }
+}
+
+/// Pairs of batch and head.
+fn pairs(layout: &Layout) -> u64 {
+    layout.shape[0] as u64 * layout.shape[2] as u64
+}
+
 /// The one kernel of a family.
-fn only(family: Family) -> KernelVariant {
+pub(super) fn only(family: Family) -> KernelVariant {
     let kernel = KERNELS.iter().find(|spec| spec.family == family).expect("there is one of each");
     KernelVariant { kernel, switches: Switches::NONE }
 }
@@ -206,13 +239,14 @@ fn parts_layout(layout: &Layout, columns: u32) -> Layout {
 
 /// Parts of a workspace, one behind the other.
 #[derive(Default)]
-struct Workspace {
-    bytes: u64,
+pub(super) struct Workspace {
+    /// Of all parts.
+    pub bytes: u64,
 }
 
 impl Workspace {
     /// Room for so many bytes: where it begins.
-    fn add(&mut self, bytes: u64) -> u64 {
+    pub fn add(&mut self, bytes: u64) -> u64 {
         let first = self.bytes;
         self.bytes += bytes.next_multiple_of(ForwardPlan::WORKSPACE_ALIGNMENT.into());
         first

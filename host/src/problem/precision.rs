@@ -9,7 +9,8 @@ pub enum Precision {
     /// On tensor cores: each number as the sum of two f16, three products for one, sums in f32. Where the
     /// kernel that makes the parts finds numbers for which that is not as exact as f32 (or that are not
     /// finite), and where there is no kernel for it, as [`Precision::Fma`]. lse is up to 3.6 times as far
-    /// off as with that, and gradients made of it may be beyond the tolerance rule.
+    /// off as with that, and gradients made of it may be beyond the tolerance rule. Gradients are made so,
+    /// too, where it is asked for in the problem of a backward pass.
     Fast3,
     /// Fused multiply-adds of f32.
     Fma,

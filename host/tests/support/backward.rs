@@ -4,7 +4,8 @@ use super::memory::{Lengths, Memory, Sequence, lse_view};
 use super::scores::{self, Scores};
 use super::{Fault, params};
 use kernels_gpu::abi::{
-    BackwardParams, Dtype, Family, KernelVariant, ROW_PADDING, Switch, TensorView, workspace_row_packed,
+    BackwardFmaParams, BackwardParams, Dtype, Family, KernelVariant, ROW_PADDING, Switch, TensorView,
+    workspace_row_packed,
 };
 
 pub fn run(family: Family, variant: KernelVariant, bytes: &[u8], memory: &mut Memory, fault: Fault) {
@@ -98,11 +99,16 @@ struct PairGradient {
 
 impl<'l> Launch<'l> {
     fn new(variant: KernelVariant, bytes: &[u8], memory: &'l mut Memory, fault: Fault) -> Self {
-        let mut params: BackwardParams = params(bytes);
+        let kernel = variant.kernel;
+        let mut params: BackwardParams = match (kernel.family, kernel.dtype) {
+            (Family::Backward | Family::BackwardConvert, Dtype::F32) => {
+                params::<BackwardFmaParams>(bytes).backward
+            }
+            _ => params(bytes),
+        };
         if fault == Fault::DropsOthersBackward {
             params.score.dropout.offset ^= 1;
         }
-        let kernel = variant.kernel;
         let is_capped = variant.switches.contains(Switch::Softcap);
         let lengths = Lengths {
             cu_seqlens_q: params.cu_seqlens_q,

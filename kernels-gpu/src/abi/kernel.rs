@@ -222,7 +222,8 @@ pub struct KernelSpec {
     pub shared_bytes: u32,
     /// Whether this forward kernel is for rows of several heads: [`super::ForwardParams::row_heads`].
     pub gathers_heads: bool,
-    /// Whether this forward kernel multiplies f32 in two parts: see [`super::SplitParams`].
+    /// Whether this kernel multiplies f32 in two parts, or ends a backward that did: see
+    /// [`super::SplitParams`].
     pub multiplies_parts: bool,
     /// The switches that are in its text.
     pub switches: Switches,

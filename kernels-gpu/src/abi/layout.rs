@@ -319,8 +319,7 @@ pub const fn measure_operands() -> Regions {
     regions
 }
 
-/// The kernel that combines ranges of keys: where a block has one row, what each of its warps has summed up
-/// of it, 16 bytes a lane for each 128 columns.
+/// The kernel that combines ranges of keys: where a block has one row, sums of each of its warps.
 pub const fn forward_combine(head_dim: u32, query_rows: u32) -> Regions {
     let mut regions = Regions::new();
     if query_rows == 1 {
@@ -436,9 +435,14 @@ pub const fn backward_mma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regi
     backward_sm80(2, 2, head_dim, query_rows, key_rows)
 }
 
-/// The f32 backward: as [`backward_mma`], with one stage.
+/// The f32 backward, with one stage.
 pub const fn backward_fma(head_dim: u32, query_rows: u32, key_rows: u32) -> Regions {
     backward_sm80(1, 4, head_dim, query_rows, key_rows)
+}
+
+/// The backward of f32 in two parts: as [`backward_mma`]; instead of norms, units of sums of dq.
+pub const fn backward_parts(head_dim: u32, query_rows: u32, key_rows: u32) -> Regions {
+    backward_sm80(2, 4, head_dim, query_rows, key_rows)
 }
 
 const fn backward_sm80(

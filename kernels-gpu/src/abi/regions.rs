@@ -124,6 +124,9 @@ impl KernelSpec {
             (Family::Forward, Arch::Sm90a, _) => {
                 layout::ForwardHopperLayout::new(head_dim, query_rows, key_rows).regions
             }
+            (Family::Backward, Arch::Sm80, Dtype::F32) if self.multiplies_parts => {
+                layout::backward_parts(head_dim, query_rows, key_rows)
+            }
             (Family::Backward, Arch::Sm80, Dtype::F32) => {
                 layout::backward_fma(head_dim, query_rows, key_rows)
             }

@@ -12,6 +12,11 @@ pub const fn backward_mma_shared_bytes(head_dim: u32, query_rows: u32, key_rows:
     layout::backward_mma(head_dim, query_rows, key_rows).bytes()
 }
 
+/// Shared memory of the backward of f32 in two parts.
+pub const fn backward_parts_shared_bytes(head_dim: u32, query_rows: u32, key_rows: u32) -> u32 {
+    layout::backward_parts(head_dim, query_rows, key_rows).bytes()
+}
+
 /// Shared memory of the delta kernel with tensor cores.
 pub const fn backward_delta_shared_bytes(_head_dim: u32, query_rows: u32, _key_rows: u32) -> u32 {
     layout::backward_delta(query_rows).bytes()

@@ -1,6 +1,6 @@
 //! Parameters of the kernels that make two f16 parts of f32, and of those that multiply them.
 
-use super::{ForwardHopperParams, ForwardParams, TensorView};
+use super::{BackwardParams, ForwardHopperParams, ForwardParams, TensorView};
 
 /// Threads of a block of the kernels that measure and split operands.
 pub const SPLIT_THREADS: u32 = 256;
@@ -10,8 +10,8 @@ pub const SPLIT_ROWS: u32 = 128;
 pub const SPLIT_COLUMNS: u32 = 128;
 /// Words of a [record](SplitTensor::records).
 pub const SPLIT_RECORD_WORDS: u32 = 2 + SPLIT_COLUMNS;
-/// Operands of a launch: q, k and v.
-pub const SPLIT_TENSORS: usize = 3;
+/// Operands of a launch: q, k and v, and dO, which a forward has not.
+pub const SPLIT_TENSORS: usize = 4;
 
 /// The exponent field, as f32 has it, that the largest number of a head is brought to: 2^14, so that every
 /// number is below 2^15.
@@ -23,6 +23,8 @@ pub const SPLIT_LEAST_EXPONENT: u32 = 127 - 100;
 /// columns, both together, may be below the largest number of the head: numbers down to 2^-17 of that are as
 /// exact as f32, and a row of the output has some in 2^-3 of the largest.
 pub const SPLIT_SPREAD: u32 = 14;
+/// The largest bound of dp, `Dv max|dO| max|v|` of a head, for which operands of a backward are split: 2^120.
+pub const SPLIT_MOST_DP: f32 = (1u128 << 120) as f32;
 /// The largest bound of scores, `|scale| D max|q| max|k|` of a head, for which operands are split. Parts
 /// are off by 2^-40 of the largest number of a head, and so scores by at most `2^-39` of this bound beside
 /// what f32 rounds: 2^-24, which p does not see.
@@ -60,12 +62,17 @@ pub struct SplitTensor {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SplitParams {
-    /// q, k and v.
+    /// q, k and v; of a backward dO, of a forward one without blocks.
     pub tensors: [SplitTensor; SPLIT_TENSORS],
     /// Device address of f32 `[B, Hq]`: what makes scores of products of parts.
     pub score_factors: u64,
     /// Device address of f32 `[B, Hk]`: what makes output of products of probabilities and parts.
     pub value_factors: u64,
+    /// Of a backward, device address of f32 `[B, Hq, 2, 4]`, aligned to 16, else 0: what makes scores of
+    /// products of parts, and what a number of dO is in units of; what makes dp of products of parts, and
+    /// what a number of q, and one of k, is in units of. What is left is nothing. Other factors are those of
+    /// a forward, and 0 here.
+    pub gradient_units: u64,
     /// Device address of two u32, aligned to 8: how often it was seen that parts of operands are not as
     /// exact as f32 is, and how often, by the kernel that multiplies them, that the output is not. The
     /// first kernel sets both to 0.
@@ -77,8 +84,8 @@ pub struct SplitParams {
     /// The largest `max|q| max|k|` of a head: [`SPLIT_MOST_SCORE`] over `|scale| D`; infinity where the
     /// scale is 0.
     pub most_product: f32,
-    /// Nothing.
-    pub reserved: u32,
+    /// Of a backward, the largest `max|dO| max|v|` of a head: dp and its sums are far from the end of f32.
+    pub most_gradient_product: f32,
 }
 
 /// What the kernels that multiply parts are told of them.
@@ -125,5 +132,29 @@ pub struct ForwardFmaParams {
     /// Those of a forward.
     pub forward: ForwardParams,
     /// [`SplitParams::turn`]: both numbers 0, and the kernel does nothing. 0: it computes in any case.
+    pub turn: u64,
+}
+
+/// Parameters of the sm_80 backward of f32 in two parts and of the kernel that ends it, passed by value as
+/// the only kernel parameter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BackwardPartsParams {
+    /// Those of a backward; q, k, v and dO are their parts, `2 padded columns` f16 to a row.
+    pub backward: BackwardParams,
+    /// As [`SplitParams::gradient_units`].
+    pub units: u64,
+    /// As [`SplitParams::turn`]: the first number not 0, and the kernel does nothing.
+    pub turn: u64,
+}
+
+/// Parameters of the true-f32 backward and of the kernel that ends it, passed by value as the only kernel
+/// parameter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BackwardFmaParams {
+    /// Those of a backward.
+    pub backward: BackwardParams,
+    /// [`SplitParams::turn`]: the first number 0, and the kernel does nothing. 0: it computes in any case.
     pub turn: u64,
 }

@@ -4,7 +4,7 @@ use super::shared_bytes::*;
 use super::{
     ACCUMULATE_THREADS, Access, Arch, COMBINE_WARPS, Dtype, DynamicStage, Family, GATHER_THREADS,
     KernelSpec, MASK_BITS_THREADS, MsdaStage, POSITIONS_THREADS, SCAN_THREADS, SINK_GRADIENT_THREADS,
-    SPLIT_THREADS, Switches, backward_sm90a_warpgroups, layout, select_words,
+    Switches, backward_sm90a_warpgroups, layout, select_words,
 };
 
 /// One kernel: what it computes, its target, a row as those of the lists, and what these do not have.
@@ -50,6 +50,8 @@ macro_rules! forward_sm90a_table {
     };
 }
 
+mod split;
+
 /// Threads of a block of the Hopper backward: those that compute, and a warpgroup of helpers.
 const fn backward_sm90a_threads(key_rows: u32) -> u32 {
     (1 + backward_sm90a_warpgroups(key_rows)) * 128
@@ -87,50 +89,6 @@ const FORWARD_SM90A: &[KernelSpec] = {
     macro_rules! rows { ($($row:tt)*) => { forward_sm90a_table!(false, $($row)*) }; }
     for_each_forward_sm90a!(rows)
 };
-
-const FORWARD_SPLIT_SM90A: &[KernelSpec] = {
-    macro_rules! rows {
-        ($(($name:ident, $dtype:ident, $dim:literal, $queries:literal, $keys:literal,
-            $warpgroups:literal))*) => {
-            &[$(KernelSpec { multiplies_parts: true, ..spec!(
-                Forward, Sm90a, ($name, $dtype, $dim, Vector16, $queries, $keys, (1 + $warpgroups) * 128, 1),
-                forward_sm90a_shared_bytes(2 * $dim, $queries, $keys), false
-            ) }),*]
-        };
-    }
-    for_each_forward_split_sm90a!(rows)
-};
-
-const FORWARD_SPLIT_SM80: &[KernelSpec] = {
-    macro_rules! rows {
-        ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
-            $warps:literal, $blocks:literal))*) => {
-            &[$(KernelSpec { multiplies_parts: true, ..spec!(
-                Forward, Sm80, ($name, $dtype, $dim, $access, $queries, $keys, $warps * 32, $blocks),
-                forward_mma_shared_bytes(2 * $dim, $queries, $keys), false
-            ) }),*]
-        };
-    }
-    for_each_forward_split_sm80!(rows)
-};
-
-/// The kernels that make two f16 parts of f32.
-const SPLIT: &[KernelSpec] = &[
-    spec!(
-        MeasureOperands,
-        Sm80,
-        (measure_operands_f32_sm80, F32, 128, Element, 1, 1, SPLIT_THREADS, 4),
-        measure_operands_shared_bytes(),
-        false
-    ),
-    spec!(
-        SplitOperands,
-        Sm80,
-        (split_operands_f32_sm80, F32, 128, Element, 1, 1, SPLIT_THREADS, 4),
-        measure_operands_shared_bytes(),
-        false
-    ),
-];
 
 const FORWARD_HEADS_SM90A: &[KernelSpec] = {
     macro_rules! rows { ($($row:tt)*) => { forward_sm90a_table!(true, $($row)*) }; }
@@ -396,20 +354,22 @@ const FAMILIES: &[&[KernelSpec]] = &[
     FORWARD_FMA,
     FORWARD_SM90A,
     FORWARD_HEADS_SM90A,
-    FORWARD_SPLIT_SM90A,
-    FORWARD_SPLIT_SM80,
-    SPLIT,
+    split::FORWARD_SM90A,
+    split::FORWARD_SM80,
+    split::OPERANDS,
     FORWARD_COMBINE,
     FORWARD_COMBINE_SM90A,
     BACKWARD_DELTA_MMA,
     BACKWARD_DELTA_FMA,
     BACKWARD_MMA,
     BACKWARD_FMA,
+    split::BACKWARD_SM80,
     BACKWARD_SM90A,
     BACKWARD_THREE_SM90A,
     BACKWARD_WIDE_SM90A,
     BACKWARD_CONVERT_MMA,
     BACKWARD_CONVERT_FMA,
+    split::BACKWARD_CONVERT_SM80,
     BACKWARD_SUM,
     ACCUMULATE,
     BIAS_GRADIENT_MMA,

@@ -4,6 +4,8 @@
 //! FlashAttention-2, algorithm 2), with p and p' as [`super::score::backward`] makes them. lse and delta
 //! belong to columns, and stand in shared memory as two rows of f32.
 
+pub mod units;
+
 use crate::arch::{math, shared, warp};
 use crate::attention::score::backward::each_element;
 use crate::tile::fragment::Fragment;

@@ -7,13 +7,13 @@
 
 use super::backward_mma::dq_row_groups;
 use crate::abi::layout::{DQ_TRANSPOSED_ROWS, dq_is_transposed};
-use crate::abi::{Access, BackwardParams, RowStatistic};
+use crate::abi::{Access, BackwardFmaParams, BackwardParams, BackwardPartsParams, RowStatistic};
 use crate::arch::{global, grid, math, specialize, thread, warp};
 use crate::attention::key_block::{self, UNTOUCHED};
 use crate::attention::key_stretch;
 use crate::attention::sequence::Sequence;
 use crate::tile::add::{add_pairs, add_row};
-use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::element::{self, SplitF32, TensorCoreElement};
 use crate::tile::fma::outer;
 use crate::tile::fragment::{Fragment, MmaFragment};
 use crate::tile::global_rows::GlobalRows;
@@ -379,6 +379,31 @@ macro_rules! entries {
 }
 crate::for_each_backward_convert_mma_sm80!(entries);
 
+macro_rules! parts_entries {
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal,
+        $blocks:literal))*) => {
+        $(
+            /// An instance of [`convert`] for f32 in two parts, chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardPartsParams`] says, for the main kernel of the same head dim.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardPartsParams) {
+                const ROW_GROUPS: u32 = dq_row_groups($dim, $queries);
+                if global::load_u32(p.turn) != 0 {
+                    return;
+                }
+                convert::<
+                    SplitF32, { matches!(Access::$access, Access::Vector16) }, $queries, ROW_GROUPS,
+                    { ($queries / ROW_GROUPS / 16) as usize }, { ($dim / (8 / ROW_GROUPS) / 2) as usize },
+                >(&p.backward);
+            }
+        )*
+    };
+}
+crate::for_each_backward_convert_parts_sm80!(parts_entries);
+
 macro_rules! fma_entries {
     ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
         $warps:literal,
@@ -387,13 +412,16 @@ macro_rules! fma_entries {
             /// An instance of [`convert_fma`], chosen in [`crate::abi`].
             ///
             /// # Safety
-            /// `p` is as [`BackwardParams`] says, for the main kernel of the same head dim.
+            /// `p` is as [`BackwardFmaParams`] says, for the main kernel of the same head dim.
             #[unsafe(no_mangle)]
-            pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardFmaParams) {
+                if p.turn != 0 && global::load_u32(p.turn) == 0 {
+                    return;
+                }
                 convert_fma::<
                     { matches!(Access::$access, Access::Vector16) }, $queries, { $dim / 64 },
                     { $queries / 32 * 16 * ($dim / 64) },
-                >(&p);
+                >(&p.backward);
             }
         )*
     };

@@ -10,8 +10,8 @@
 //! ```
 
 use super::backward_convert::add_in_lane_order;
-use crate::abi::{Access, BackwardParams};
-use crate::arch::{barrier, shared, specialize, thread, warp};
+use crate::abi::{Access, BackwardFmaParams, BackwardParams};
+use crate::arch::{barrier, global, shared, specialize, thread, warp};
 use crate::attention::gradient::{multiply_all, scale_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::attention::score::backward::{BackwardScale, StepScores};
@@ -157,15 +157,18 @@ macro_rules! entries {
             /// An instance of [`backward`], chosen in [`crate::abi`].
             ///
             /// # Safety
-            /// `p` is as [`BackwardParams`] says, for this kernel's row of the table.
+            /// `p` is as [`BackwardFmaParams`] says, for this kernel's row of the table.
             #[unsafe(no_mangle)]
-            pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardFmaParams) {
+                if p.turn != 0 && global::load_u32(p.turn) == 0 {
+                    return;
+                }
                 backward::<
                     { matches!(Access::$access, Access::Vector16) }, $queries, $keys, { $dim * 4 },
                         { $queries * 4 },
                     { $keys / 16 }, { $keys / 16 * $queries / 8 }, { $keys / 16 * $dim / 8 }, { $dim / 64 },
                     { $queries / 32 * 16 * ($dim / 64) },
-                >(&p);
+                >(&p.backward);
             }
         )*
     };

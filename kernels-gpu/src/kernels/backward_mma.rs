@@ -13,23 +13,29 @@
 //! key warp:    dp = v dO^T    take p              ds = p (dp - delta)   dk += ds q
 //! all:                                                              dq  = ds^T k   (added to global f32)
 //! ```
+//!
+//! f32 is multiplied as two f16 parts ([`SplitF32`]), which another kernel has made of q, k, v and dO; p and
+//! ds are made parts here ([`GradientUnits`]). Where that kernel found that parts would not be as exact as
+//! f32, this one returns at once.
 
 use super::backward_convert::add_in_lane_order;
-use crate::abi::{Access, BackwardParams};
-use crate::arch::{barrier, shared, specialize, thread, warp};
+use crate::abi::{Access, BackwardParams, BackwardPartsParams};
+use crate::arch::{barrier, global, shared, specialize, thread};
+use crate::attention::gradient::units::{GradientUnits, SplitGradientUnits};
 use crate::attention::gradient::{block_max, multiply_all, range_factor, scale_all, subtract_delta};
 use crate::attention::key_block::KeyBlock;
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
-use crate::pipeline::query_ring::QueryRing;
+use crate::pipeline::query_ring::{QueryRing, QuerySource};
 use crate::pipeline::warp_pair::WarpPair;
 use crate::tile::add::add_pairs;
-use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::element::{self, SplitF32, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
+use crate::tile::global_rows::GlobalRows;
 use crate::tile::mma::{
-    multiply_accumulate, multiply_left_transposed, multiply_transposed, pack, pack_all, store_packed,
+    multiply_accumulate, multiply_left_transposed, multiply_transposed, words_of_all,
 };
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::store::store_pairs;
@@ -45,6 +51,7 @@ const PAIRS: u32 = 4;
 #[inline(always)]
 unsafe fn backward<
     E: TensorCoreElement,
+    U: GradientUnits,
     const VECTOR: bool,
     const QUERIES: u32,
     const KEYS: u32,
@@ -59,6 +66,7 @@ unsafe fn backward<
     const DO: usize,
 >(
     p: &BackwardParams,
+    units: U,
 ) {
     let thread = thread::thread_idx_x();
     let (lane, warp) = (thread % 32, thread / 32);
@@ -75,6 +83,15 @@ unsafe fn backward<
     );
     let exchange = WarpPair::new(pair, ds_tile.address + pair_row * QUERY_BYTES, lane);
     let scale = BackwardScale::new::<E>(p);
+    // Parts have no columns but those of the tile.
+    let operand = |rows: GlobalRows| {
+        let columns = if E::IN_PARTS { ROW_BYTES / E::BYTES } else { rows.columns };
+        GlobalRows { columns, ..rows }
+    };
+    let operands = |source: QuerySource| {
+        let (q, d_o) = (operand(source.q), operand(source.d_o));
+        QuerySource { q, d_o, ..source }
+    };
 
     let mut key_tile = block.first_tile;
     while block.has_key(key_tile * KEYS) {
@@ -86,11 +103,11 @@ unsafe fn backward<
         // How many steps have been taken, where some are skipped.
         let mut taken = 0;
         if at.step < walk.steps {
-            let k = block.key_rows::<2>(&p.k, first_key, p.head_dim);
-            let v = block.key_rows::<2>(&p.v, first_key, p.value_dim);
+            let k = operand(block.key_rows::<2>(&p.k, first_key, p.head_dim));
+            let v = operand(block.key_rows::<2>(&p.v, first_key, p.value_dim));
             k_tile.load::<E, THREADS, VECTOR>(thread, &k);
             v_tile.load::<E, THREADS, VECTOR>(thread, &v);
-            ring.request::<E>(0, &block.source::<2>(p, &at, QUERIES, E::NARROW));
+            ring.request::<E>(0, &operands(block.source::<2>(p, &at, QUERIES, E::NARROW)));
         }
         let mut largest_value = 0.0;
         if E::NARROW && at.step < walk.steps {
@@ -107,11 +124,12 @@ unsafe fn backward<
             let stage = if specialize::attn_mask() { taken } else { at.step };
             ring.wait();
             if next.step < walk.steps {
-                ring.request::<E>(stage + 1, &block.source::<2>(p, &next, QUERIES, E::NARROW));
+                let source = block.source::<2>(p, &next, QUERIES, E::NARROW);
+                ring.request::<E>(stage + 1, &operands(source));
             }
             // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
             // always 1.
-            let mut factor = p.ds_scale;
+            let mut factor = if E::IN_PARTS { 1.0 } else { p.ds_scale };
             if E::NARROW {
                 let (norm, delta) = (ring.norm(stage), ring.delta(stage));
                 factor = range_factor(lane, QUERIES, largest_value, norm, delta);
@@ -121,9 +139,17 @@ unsafe fn backward<
             } else {
                 (k_tile, ring.q(stage), ring.d_o(stage))
             };
+            // Parts have no norms: what brings sums over keys to natural units is there.
+            let of_pairs = if E::IN_PARTS { ring.norm(stage) } else { 0 };
+            let head = || (block.sequence.batch, block.key_head * p.group_size + at.head);
+            let of_step = units.of_step(head, is_key_warp);
+            // Scores are those of the forward for sm_80, bit by bit, and so of its lse.
             let mut scores: [[f32; S]; M] =
-                multiply_transposed::<E, _, _, _, M, S>(lane, own, pair_row, first);
-            let packed: [[u32; P]; M] = if is_key_warp {
+                multiply_transposed::<E, true, _, _, _, M, S>(lane, own, pair_row, first);
+            if E::IN_PARTS {
+                scores.iter_mut().for_each(|scores| U::apply(of_step, scores));
+            }
+            let (packed, factors): ([[u32; P]; M], [U::Rows; M]) = if is_key_warp {
                 let has_dropout = specialize::dropout();
                 let mut m = 0;
                 while m < M && !has_dropout {
@@ -133,19 +159,8 @@ unsafe fn backward<
                 exchange.receive();
                 let mut m = 0;
                 while m < M {
-                    let mut probability = [0.0; S];
-                    let mut i = 0;
-                    while i < P / 4 {
-                        let four = exchange.read(m * (P / 4) + i);
-                        let mut j = 0;
-                        while j < 4 {
-                            let (low, high) = E::unpack(four[j]);
-                            probability[8 * i + 2 * j] = low;
-                            probability[8 * i + 2 * j + 1] = high;
-                            j += 1;
-                        }
-                        i += 1;
-                    }
+                    let mut probability: [f32; S] =
+                        E::from_words::<S, P>(|i| exchange.read(m * (P / 4) + i));
                     if has_dropout {
                         dropout::apply_to_dp(&mut scores[m], &mut probability, &p.score);
                         subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(stage));
@@ -159,14 +174,8 @@ unsafe fn backward<
                         scale_all(gradient.as_flattened_mut(), factor);
                     }
                 }
-                let packed = pack_all::<E, M, S, P>(&scores);
-                warp::warp_sync();
-                let mut m = 0;
-                while m < M {
-                    store_packed(lane, |i| packed[m][i], ds_tile, pair_row + 16 * m as u32);
-                    m += 1;
-                }
-                packed
+                let (tile, of_pair) = ((ds_tile, pair_row), of_pairs + 4 * pair);
+                U::give_ds::<E, _, _, M, S, P>(of_step, lane, &scores, tile, of_pair)
             } else {
                 let (lse, is_masked) = (ring.lse(stage), walk.is_masked(&at));
                 let references = || block.references(p, &at, QUERIES);
@@ -178,7 +187,7 @@ unsafe fn backward<
                         m += 1;
                     }
                 }
-                let mut packed = [[0; P]; M];
+                let (mut packed, mut factors) = ([[0; P]; M], [U::Rows::default(); M]);
                 let mut m = 0;
                 while m < M {
                     let step = StepScores {
@@ -198,26 +207,35 @@ unsafe fn backward<
                     step.exponents::<E, MmaFragment, 2, S>(&mut scores[m]);
                     let probability =
                         step.probabilities::<E, MmaFragment, 2, S>(&mut scores[m], is_masked);
-                    packed[m] = pack::<E, S, P>(&probability);
+                    (packed[m], factors[m]) = U::pack::<E, S, P>(of_step, &probability);
                     m += 1;
                 }
-                exchange.give(&pack_all::<E, M, S, P>(&scores));
-                packed
+                exchange.give(&words_of_all::<E, M, S, P>(&scores));
+                (packed, factors)
             };
-            multiply_accumulate::<E, QUERIES, ROW_BYTES, M, P, O>(lane, &mut gradient, &packed, second);
+            multiply_accumulate::<E, U::Rows, QUERIES, ROW_BYTES, M, P, O>(
+                lane,
+                &mut gradient,
+                &packed,
+                second,
+                &factors,
+            );
             if E::NARROW && factor != 1.0 && is_key_warp {
                 scale_all(gradient.as_flattened_mut(), 1.0 / factor);
             }
             barrier::block_sync();
 
+            // Registers are for the products: addresses of parts are made anew in each step.
+            let lane = if E::IN_PARTS { thread::opaque_here(lane) } else { lane };
             let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
             let mut dq: [[f32; DO]; DM] =
-                multiply_left_transposed::<E, KEYS, QUERY_BYTES, ROW_BYTES, DM, DO>(
+                multiply_left_transposed::<E, U::Keys, KEYS, QUERY_BYTES, ROW_BYTES, DM, DO>(
                     lane,
                     ds_tile,
                     row_group * 16 * DM as u32,
                     k_tile,
                     column_group * DO as u32 / 8,
+                    |step| U::of_keys(of_pairs + 4 * (step / M as u32)),
                 );
             if E::NARROW && factor != 1.0 {
                 scale_all(dq.as_flattened_mut(), 1.0 / factor);
@@ -230,7 +248,8 @@ unsafe fn backward<
         let kept = dropout::scale(&p.score);
         let (view, columns, factor) =
             if is_key_warp { (&p.dk, p.head_dim, p.gradient_scale) } else { (&p.dv, p.value_dim, kept) };
-        let target = if p.gradients_f32 != 0 {
+        let is_f32 = E::IN_PARTS || p.gradients_f32 != 0;
+        let target = if is_f32 {
             block.key_rows::<4>(view, first_key, columns)
         } else {
             block.key_rows::<2>(view, first_key, columns)
@@ -242,7 +261,7 @@ unsafe fn backward<
             if specialize::merge() {
                 add_pairs::<O, VECTOR>(lane, &mut gradient[m], [1.0; 2], row, 0, &target);
             }
-            store_pairs::<E, O, VECTOR>(lane, &gradient[m], row, 0, &target, p.gradients_f32 != 0);
+            store_pairs::<E, O, VECTOR>(lane, &gradient[m], row, 0, &target, is_f32);
             m += 1;
         }
         key_tile += p.key_blocks;
@@ -262,17 +281,45 @@ macro_rules! entries {
             pub unsafe extern "ptx-kernel" fn $name(p: BackwardParams) {
                 const ROW_GROUPS: u32 = dq_row_groups($dim, $queries);
                 backward::<
-                    element::$dtype, { matches!(Access::$access, Access::Vector16) }, $queries,
+                    element::$dtype, (), { matches!(Access::$access, Access::Vector16) }, $queries,
                         $keys, { $dim * 2 },
                     { $queries * 2 }, ROW_GROUPS, { $keys / 64 }, { $queries / 2 },
                         { $queries / 4 }, { $dim / 2 },
                     { ($queries / ROW_GROUPS / 16) as usize }, { ($dim / (8 / ROW_GROUPS) / 2) as usize },
-                >(&p);
+                >(&p, ());
             }
         )*
     };
 }
 crate::for_each_backward_mma_sm80!(entries);
+
+macro_rules! parts_entries {
+    ($(($name:ident, $dtype:ident, $dim:literal, $access:ident, $queries:literal, $keys:literal,
+        $warps:literal,
+        $blocks:literal))*) => {
+        $(
+            /// An instance of [`backward`] for f32 in two parts, chosen in [`crate::abi`].
+            ///
+            /// # Safety
+            /// `p` is as [`BackwardPartsParams`] says, for this kernel's row of the table.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(p: BackwardPartsParams) {
+                const ROW_GROUPS: u32 = dq_row_groups($dim, $queries);
+                if global::load_u32(p.turn) != 0 {
+                    return;
+                }
+                backward::<
+                    SplitF32, SplitGradientUnits, { matches!(Access::$access, Access::Vector16) },
+                        $queries, $keys, { $dim * 4 },
+                    { $queries * 4 }, ROW_GROUPS, { $keys / 64 }, { $queries / 2 },
+                        { $queries / 2 }, { $dim / 2 },
+                    { ($queries / ROW_GROUPS / 16) as usize }, { ($dim / (8 / ROW_GROUPS) / 2) as usize },
+                >(&p.backward, SplitGradientUnits::new(&p));
+            }
+        )*
+    };
+}
+crate::for_each_backward_parts_sm80!(parts_entries);
 
 /// Into how many groups of rows dQ is split among the eight warps: two of 32 rows where that leaves each
 /// a multiple of 16 columns, else groups of 16 rows.

@@ -71,7 +71,7 @@ impl<E: TensorCoreElement, const ROWS: u32, const ROW_BYTES: u32, const S: usize
         first_row: u32,
         b: SharedTile<ROWS, ROW_BYTES>,
     ) -> [f32; S] {
-        let [products] = mma::multiply_transposed::<E, _, _, _, 1, S>(lane, a, first_row, b);
+        let [products] = mma::multiply_transposed::<E, false, _, _, _, 1, S>(lane, a, first_row, b);
         products
     }
 }

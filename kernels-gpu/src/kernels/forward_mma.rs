@@ -95,8 +95,12 @@ unsafe fn forward<
             ring.request::<E>(next, step + 1);
         }
         if has_rows {
-            let mut scores: [[f32; S]; M] =
-                multiply_transposed::<E, _, _, _, M, S>(rows.lane, q, rows.first_row, ring.key(step));
+            let mut scores: [[f32; S]; M] = multiply_transposed::<E, false, _, _, _, M, S>(
+                rows.lane,
+                q,
+                rows.first_row,
+                ring.key(step),
+            );
             scores.iter_mut().for_each(|scores| U::apply(of_scores, scores));
             rows.probabilities::<E, MmaFragment, S>(&mut scores, tile, KEYS, shows_all);
             if in_parts {
@@ -104,7 +108,8 @@ unsafe fn forward<
             }
             let mut p: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
             rows.drop_packed::<MmaFragment, S, P>(&mut p, tile, KEYS);
-            multiply_accumulate::<E, _, _, M, P, O>(rows.lane, &mut rows.output, &p, ring.value(step));
+            let (output, value) = (&mut rows.output, ring.value(step));
+            multiply_accumulate::<E, _, _, _, M, P, O>(rows.lane, output, &p, value, &[(); M]);
         }
         (tile, shows_all) = (next, next_shows_all);
         taken += 1;

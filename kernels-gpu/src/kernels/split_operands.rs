@@ -2,7 +2,7 @@
 //! ([`crate::tile::element::SplitF32`]): one kernel measures, the next one splits.
 //!
 //! ```text
-//! measure:   of each head of q, k and v the largest size; of each row and each column the largest size
+//! measure:   of each head of q, k, v and dO the largest size; of each row and each column the largest size
 //! split:     u = 2^14 / 2^floor(log2 max)                        of the head
 //!            high = f16(u x),  low = f16(u x - high)
 //! ```
@@ -12,6 +12,8 @@
 //!
 //! - Of q and k it is the largest score that could be: if `|scale| D max|q| max|k|` is small, what parts are
 //!   off by is too little to move a score ([`SPLIT_MOST_SCORE`](crate::abi::SPLIT_MOST_SCORE)).
+//! - Of a backward, too; and of all operands rows and columns, as of v below: q, k and dO are multiplied over
+//!   their rows, and dp is as exact as rows of v and dO are.
 //! - Of v it is rows and columns: the output of a query that sees small values only is as exact as they are,
 //!   and so is a column ([`SPLIT_SPREAD`]).
 
@@ -36,7 +38,7 @@ const NOT_FINITE: u32 = 255;
 /// What a block works on: some rows of a head of a tensor.
 struct Rows<'p> {
     tensor: &'p SplitTensor,
-    /// q, k or v.
+    /// q, k, v or dO.
     index: usize,
     batch: u32,
     head: u32,
@@ -192,10 +194,14 @@ pub unsafe extern "ptx-kernel" fn split_operands_f32_sm80(p: SplitParams) {
     let largest_size = largest(rows.tensor, rows.pair(), 0);
     let exponent = exponent(largest_size);
     if rows.chunk == 0 {
-        let is_exact = match rows.index {
-            0 => scores_are_exact(&p, &rows, largest_size),
-            1 => true,
-            _ => values_are_exact(&p, &rows, exponent),
+        let is_exact = if p.gradient_units != 0 {
+            is_even(&rows, exponent) && (rows.index > 0 || products_are_exact(&p, &rows, largest_size))
+        } else {
+            match rows.index {
+                0 => scores_are_exact(&p, &rows, largest_size),
+                1 => true,
+                _ => values_are_exact(&p, &rows, exponent),
+            }
         };
         if thread::thread_idx_x() == 0 && !(is_exact && is_in_range(exponent)) {
             global::count_release_u32(p.turn, 1);
@@ -234,16 +240,56 @@ unsafe fn scores_are_exact(p: &SplitParams, rows: &Rows<'_>, of_queries: u32) ->
     let keys = &p.tensors[1];
     let pair = rows.batch * keys.heads + math::divide(rows.head, p.group_size);
     let of_keys = largest(keys, pair, 0);
-    // The exponent field of the product of both units.
-    let field = (exponent(of_queries) + exponent(of_keys) + 127) as i32 - 2 * SPLIT_EXPONENT as i32;
-    let is_normal = field > 0 && field < NOT_FINITE as i32;
+    let unit = unit_of_product(of_queries, of_keys);
     if thread::thread_idx_x() == 0 {
-        let field = if is_normal { field as u32 } else { 127 };
         let address = p.score_factors.wrapping_add(4 * rows.pair() as u64);
-        global::store_u32(address, field << 23);
+        global::store_f32(address, unit.unwrap_or(1.0));
     }
     let product = f32::from_bits(of_queries) * f32::from_bits(of_keys);
-    is_normal && product < f32::INFINITY && product <= p.most_product
+    unit.is_some() && product < f32::INFINITY && product <= p.most_product
+}
+
+/// What a product of numbers of two heads is in units of, if that is a normal number.
+#[inline(always)]
+fn unit_of_product(first: u32, second: u32) -> Option<f32> {
+    // The exponent field of the product of both units.
+    let field = (exponent(first) + exponent(second) + 127) as i32 - 2 * SPLIT_EXPONENT as i32;
+    if field > 0 && field < NOT_FINITE as i32 {
+        return Some(f32::from_bits((field as u32) << 23));
+    }
+    None
+}
+
+/// Whether scores and dp of a query head are as exact as they must be; writes what they, and numbers of
+/// dO, q and k, are in units of.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+unsafe fn products_are_exact(p: &SplitParams, rows: &Rows<'_>, of_queries: u32) -> bool {
+    let [_, keys, values, d_o] = &p.tensors;
+    let pair = rows.batch * keys.heads + math::divide(rows.head, p.group_size);
+    let (of_keys, of_values) = (largest(keys, pair, 0), largest(values, pair, 0));
+    let of_d_o = largest(d_o, rows.pair(), 0);
+    let scores = unit_of_product(of_queries, of_keys);
+    let dp = unit_of_product(of_d_o, of_values);
+    if thread::thread_idx_x() == 0 {
+        // Of heads that are out of range units are not used.
+        let unit = |of: u32| (exponent(of) + 127).saturating_sub(SPLIT_EXPONENT) << 23;
+        let address = p.gradient_units.wrapping_add(32 * rows.pair() as u64);
+        let scores = scores.unwrap_or(1.0).to_bits();
+        global::store_u32x4(address, [scores, unit(of_d_o), 0, 0]);
+        let dp = dp.unwrap_or(1.0).to_bits();
+        global::store_u32x4(address.wrapping_add(16), [dp, unit(of_queries), unit(of_keys), 0]);
+    }
+    let product = |first, second| f32::from_bits(first) * f32::from_bits(second);
+    let (of_scores, of_dp) = (product(of_queries, of_keys), product(of_d_o, of_values));
+    // A NaN is neither.
+    scores.is_some()
+        && dp.is_some()
+        && of_scores < f32::INFINITY
+        && of_scores <= p.most_product
+        && of_dp <= p.most_gradient_product
 }
 
 /// Whether rows and columns of the values of a key head are of sizes that parts can have together; writes
@@ -253,11 +299,20 @@ unsafe fn scores_are_exact(p: &SplitParams, rows: &Rows<'_>, of_queries: u32) ->
 /// All threads of the block call it together.
 #[inline(always)]
 unsafe fn values_are_exact(p: &SplitParams, rows: &Rows<'_>, exponent: u32) -> bool {
-    let thread = thread::thread_idx_x();
-    if thread == 0 && is_in_range(exponent) {
+    if thread::thread_idx_x() == 0 && is_in_range(exponent) {
         let field = (exponent + 127).saturating_sub(SPLIT_EXPONENT);
         global::store_u32(p.value_factors.wrapping_add(4 * rows.pair() as u64), field << 23);
     }
+    is_even(rows, exponent)
+}
+
+/// Whether rows and columns of a head are of sizes that parts can have together.
+///
+/// # Safety
+/// All threads of the block call it together.
+#[inline(always)]
+unsafe fn is_even(rows: &Rows<'_>, exponent: u32) -> bool {
+    let thread = thread::thread_idx_x();
     // Of each column, a thread.
     let mut of_column = 0;
     if thread < SPLIT_RECORD_WORDS - 2 {

@@ -72,6 +72,8 @@ pub trait Element: Copy {
 pub trait TensorCoreElement: Element {
     /// Words that a pair of probabilities is packed into.
     const WORDS_OF_PAIR: usize = 1;
+    /// Whether it is multiplied as two parts.
+    const IN_PARTS: bool = Self::WORDS_OF_PAIR > 1;
     /// Whether numbers that f32 holds can be too large for it by far: dS may have to be scaled down.
     const NARROW: bool;
 
@@ -93,6 +95,32 @@ pub trait TensorCoreElement: Element {
 
     /// The two elements of a word, (low, high), exactly.
     fn unpack(word: u32) -> (f32, f32);
+
+    /// Values as one warp gives them to another one, in as many words as [`TensorCoreElement::pack_all`].
+    #[inline(always)]
+    fn to_words<const N: usize, const P: usize>(values: &[f32; N]) -> [u32; P] {
+        Self::pack_all(values)
+    }
+
+    /// What [`TensorCoreElement::to_words`] was given, as rounded to the element type, if `read(i)` is words
+    /// `4 i..4 i + 4`.
+    #[inline(always)]
+    fn from_words<const N: usize, const P: usize>(read: impl Fn(usize) -> [u32; 4]) -> [f32; N] {
+        let mut values = [0.0; N];
+        let mut i = 0;
+        while i < P / 4 {
+            let four = read(i);
+            let mut j = 0;
+            while j < 4 {
+                let (low, high) = Self::unpack(four[j]);
+                values[8 * i + 2 * j] = low;
+                values[8 * i + 2 * j + 1] = high;
+                j += 1;
+            }
+            i += 1;
+        }
+        values
+    }
 
     /// `c += a b` for a 16 x 16 and a 16 x 8 fragment.
     ///

@@ -1,7 +1,8 @@
 //! Tensor-core products of a warp, between tiles in shared memory and accumulators in registers.
 
-mod split;
+pub mod split;
 
+use self::split::SumFactor;
 use super::element::TensorCoreElement;
 use super::shared_tile::{SharedTile, SharedTileOf};
 use crate::arch::{matrix, shared};
@@ -56,13 +57,15 @@ impl<const ROW_BYTES: u32> LaneAddress<ROW_BYTES> {
 }
 
 /// `scores = q k^T`, for `M` tiles of 16 query rows from `first_row` on and `KEYS` keys; all of
-/// `ROW_BYTES / 2` columns, or of both parts of half as many.
+/// `ROW_BYTES / 2` columns, or of both parts of half as many. `SWAPPED`: the products are, bit by bit, those
+/// of `k q^T` without.
 ///
 /// # Safety
 /// All 32 lanes call it together; both tiles are written and visible.
 #[inline(always)]
 pub unsafe fn multiply_transposed<
     E: TensorCoreElement,
+    const SWAPPED: bool,
     const QUERIES: u32,
     const KEYS: u32,
     const ROW_BYTES: u32,
@@ -97,7 +100,7 @@ pub unsafe fn multiply_transposed<
             });
             let mut m = 0;
             while m < M {
-                split::accumulate::<E, S>(&mut scores[m], 2 * pair as usize, &a[m], &b);
+                split::accumulate::<E, (), SWAPPED, S>(&mut scores[m], 2 * pair as usize, &a[m], &b, ());
                 m += 1;
             }
             pair += 1;
@@ -135,14 +138,29 @@ pub fn pack<E: TensorCoreElement, const N: usize, const H: usize>(accumulators: 
     packed
 }
 
+/// Accumulators as another warp takes them, in as many words ([`TensorCoreElement::to_words`]).
+#[inline(always)]
+pub fn words_of_all<E: TensorCoreElement, const M: usize, const N: usize, const H: usize>(
+    accumulators: &[[f32; N]; M],
+) -> [[u32; H]; M] {
+    let mut words = [[0; H]; M];
+    let mut m = 0;
+    while m < M {
+        words[m] = E::to_words(&accumulators[m]);
+        m += 1;
+    }
+    words
+}
+
 /// `output += p b`: p packed in registers ([`pack_all`]), b stored as `DEPTH` rows of output columns, or of
-/// both parts of these.
+/// both parts of these. Sums of products of parts are multiplied by the `factors` of their 16 rows.
 ///
 /// # Safety
 /// As [`multiply_transposed`].
 #[inline(always)]
 pub unsafe fn multiply_accumulate<
     E: TensorCoreElement,
+    R: SumFactor,
     const DEPTH: u32,
     const ROW_BYTES: u32,
     const M: usize,
@@ -153,6 +171,7 @@ pub unsafe fn multiply_accumulate<
     output: &mut [[f32; O]; M],
     p: &[[u32; H]; M],
     b: SharedTile<DEPTH, ROW_BYTES>,
+    factors: &[R; M],
 ) {
     let b_lane = LaneAddress::<ROW_BYTES>::rows_first(lane);
     let blocks = const { ROW_BYTES / 32 / E::WORDS_OF_PAIR as u32 };
@@ -174,7 +193,13 @@ pub unsafe fn multiply_accumulate<
                     let at = part as usize * (H / 2) + 4 * (first + step) as usize;
                     [p[m][at], p[m][at + 1], p[m][at + 2], p[m][at + 3]]
                 });
-                split::accumulate::<E, O>(&mut output[m], 2 * block as usize, &a, &b);
+                split::accumulate::<E, R, false, O>(
+                    &mut output[m],
+                    2 * block as usize,
+                    &a,
+                    &b,
+                    factors[m],
+                );
                 m += 1;
             }
             block += 1;
@@ -184,13 +209,16 @@ pub unsafe fn multiply_accumulate<
 }
 
 /// `a^T b` for a stored as `DEPTH` rows, columns from `first_row` on (these become `16 M` rows of the
-/// product), and b stored as `DEPTH` rows, columns from `16 * first_block` on (`2 O` of them).
+/// product), and b stored as `DEPTH` rows, columns from `16 * first_block` on (`2 O` of them); both as they
+/// are, or the columns of both parts. Of parts each 16 rows begin a sum of their own, which is multiplied by
+/// `factor(row / 16)`.
 ///
 /// # Safety
 /// As [`multiply_transposed`].
 #[inline(always)]
 pub unsafe fn multiply_left_transposed<
     E: TensorCoreElement,
+    R: SumFactor,
     const DEPTH: u32,
     const A_ROW_BYTES: u32,
     const B_ROW_BYTES: u32,
@@ -202,26 +230,46 @@ pub unsafe fn multiply_left_transposed<
     first_row: u32,
     b: SharedTile<DEPTH, B_ROW_BYTES>,
     first_block: u32,
+    factor: impl Fn(u32) -> R,
 ) -> [[f32; O]; M] {
     let a_lane = LaneAddress::<A_ROW_BYTES>::chunks_first(lane);
     let b_lane = LaneAddress::<B_ROW_BYTES>::rows_first(lane);
+    let a_blocks = const { A_ROW_BYTES / 32 / E::WORDS_OF_PAIR as u32 };
+    let b_blocks = const { B_ROW_BYTES / 32 / E::WORDS_OF_PAIR as u32 };
     let mut output = [[0.0; O]; M];
     let mut step = 0;
     while step < DEPTH / 16 {
-        let mut fragments = [[0; 4]; M];
+        let factor = factor(step);
+        let mut a_step = [split::NONE_OF_STEP; M];
         let mut m = 0;
         while m < M {
-            let address = a_lane.of(a, 16 * step, first_row / 16 + m as u32);
-            fragments[m] = matrix::load_matrix_x4_transposed(address);
+            let mut part = 0;
+            while part < E::WORDS_OF_PAIR {
+                let column = first_row / 16 + m as u32 + part as u32 * a_blocks;
+                let address = a_lane.of(a, 16 * step, column);
+                a_step[m][part] = [matrix::load_matrix_x4_transposed(address)];
+                part += 1;
+            }
             m += 1;
         }
         let mut block = 0;
         while block < O / 8 {
-            let b =
-                matrix::load_matrix_x4_transposed(b_lane.of(b, 16 * step, first_block + block as u32));
+            let (mut b_step, mut part) = (split::NONE_OF_STEP, 0);
+            while part < E::WORDS_OF_PAIR {
+                let column = first_block + block as u32 + part as u32 * b_blocks;
+                let address = b_lane.of(b, 16 * step, column);
+                b_step[part] = [matrix::load_matrix_x4_transposed(address)];
+                part += 1;
+            }
             let mut m = 0;
             while m < M {
-                accumulate::<E, O>(&mut output[m], 2 * block, fragments[m], &b);
+                split::accumulate_step::<E, R, O>(
+                    &mut output[m],
+                    2 * block,
+                    &a_step[m],
+                    &b_step,
+                    factor,
+                );
                 m += 1;
             }
             block += 1;

@@ -11,6 +11,9 @@ use finite_attention::{CausalAlignment, Mask};
 
 const KERNEL: &str = "backward_bf16_d64_sm80";
 const F32: &str = "backward_f32_d64_sm80";
+const PARTS: &str = "backward_f32_d64_parts_sm80";
+/// 1 as the bits of an f32.
+const ONE_BITS: &str = "0x3F800000";
 
 pub(super) const FAMILY: Family = Family { kernels: &[KERNEL], cases, mutants };
 
@@ -30,6 +33,22 @@ const RING_BARRIER: &str = "query_ring.rs: barrier::block_sync();";
 
 fn mutants() -> Vec<Mutant> {
     let own = vec![
+        Mutant::new("a small product of parts is left out of gradients", PARTS, ragged(PARTS))
+            .edit(
+                "mma.sync",
+                &["mma/split.rs: ", "backward_mma.rs: multiply_accumulate::"],
+                Which::Number(0),
+                dropped,
+            )
+            .wrong("dk"),
+        Mutant::new("dq is in units of its parts", PARTS, ragged(PARTS))
+            .edit(
+                "ld.shared",
+                &["units.rs: f32::from_bits(shared::load_u32(factor))"],
+                Which::All,
+                |line| result_is(line, ONE_BITS),
+            )
+            .wrong("dq"),
         mutant("dO is used without a wait for its copies")
             .edit("cp.async.wait_group", &[RING_WAIT], Which::All, dropped)
             .finding("asynchronous copy in flight", &["backward_mma.rs: multiply_transposed"])
@@ -39,9 +58,9 @@ fn mutants() -> Vec<Mutant> {
             .finding("uninitialised shared read", &["backward_mma.rs: multiply_transposed"]),
         mutant("p is taken without waiting for it")
             .edit("bar.sync", &["exchange.receive();"], Which::All, dropped)
-            .finding("deadlock", &["exchange.give(&pack_all"]),
+            .finding("deadlock", &["exchange.give(&words_of_all"]),
         mutant("p is given to nobody")
-            .edit("bar.sync", &["exchange.give(&pack_all"], Which::All, dropped)
+            .edit("bar.sync", &["exchange.give(&words_of_all"], Which::All, dropped)
             .finding("deadlock", &["backward_mma.rs: barrier::block_sync();"]),
         mutant("p is taken before it is given: nobody waits for anybody")
             .edit("bar.sync", &["self.meet();"], Which::All, dropped)
@@ -102,10 +121,10 @@ fn mutants() -> Vec<Mutant> {
             .edit("mma.sync", &["multiply_accumulate"], Which::Last, dropped)
             .wrong("dk"),
         mutant("dS lies on top of values")
-            .edit("st.shared", &["backward_mma.rs: store_packed"], Which::All, |line| {
+            .edit("st.shared", &["units.rs: store_packed"], Which::All, |line| {
                 moved(line, 0, "u32", -(128 * 128))
             })
-            .finding("race in shared memory", &["exchange.give(&pack_all"])
+            .finding("race in shared memory", &["exchange.give(&words_of_all"])
             .wrong("dq"),
         mutant("steep rows are not looked for")
             .on(steep(KERNEL))

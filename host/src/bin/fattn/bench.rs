@@ -56,7 +56,7 @@ pub struct BenchArguments {
     /// Not with --pass backward.
     #[arg(long)]
     pack_gqa: Option<bool>,
-    /// How products of f32 are made, forward: on tensor cores (fast3), where there are kernels for it, or by
+    /// How products of f32 are made: on tensor cores (fast3), where there are kernels for it, or by
     /// fused multiply-adds (fma), as by default.
     #[arg(long, value_name = "fast3|fma", value_parser = crate::task::precision)]
     precision: Option<Precision>,

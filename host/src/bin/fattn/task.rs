@@ -62,7 +62,7 @@ pub struct TaskArguments {
     /// Which numbers of the seed; from 0 on if not given.
     #[arg(long, value_name = "N", requires = "dropout")]
     offset: Option<u64>,
-    /// How products of f32 are made, forward: on tensor cores (fast3), where there are kernels for it, or by
+    /// How products of f32 are made: on tensor cores (fast3), where there are kernels for it, or by
     /// fused multiply-adds (fma), as by default.
     #[arg(long, value_name = "fast3|fma", value_parser = precision)]
     precision: Option<Precision>,

@@ -28,3 +28,29 @@ macro_rules! for_each_forward_split_sm80 {
         }
     };
 }
+
+/// As `for_each_backward_mma_sm80`, for f32 in two f16 parts: tiles are twice as wide as the head dim.
+///
+/// Head dim 64: 32 queries a step leave room for 128 keys, of which fragments serve two products, as of 16
+/// bits; at 128 dK and dV leave registers for 64. Chosen so, not measured.
+#[macro_export]
+macro_rules! for_each_backward_parts_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_f32_d64_parts_sm80, F32, 64, Vector16, 32, 128, 8, 1)
+            (backward_f32_d128_parts_sm80, F32, 128, Vector16, 32, 64, 8, 1)
+        }
+    };
+}
+
+/// Calls `$callback!` with one row for each kernel that ends a backward of
+/// [`for_each_backward_parts_sm80`]: columns as there.
+#[macro_export]
+macro_rules! for_each_backward_convert_parts_sm80 {
+    ($callback:ident) => {
+        $callback! {
+            (backward_convert_f32_d64_parts_sm80, F32, 64, Vector16, 32, 128, 8, 1)
+            (backward_convert_f32_d128_parts_sm80, F32, 128, Vector16, 32, 64, 8, 1)
+        }
+    };
+}

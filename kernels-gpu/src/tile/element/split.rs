@@ -54,7 +54,8 @@ impl Element for SplitF32 {
 
 impl TensorCoreElement for SplitF32 {
     const WORDS_OF_PAIR: usize = 2;
-    const NARROW: bool = true;
+    // Each row has a unit of its own.
+    const NARROW: bool = false;
 
     #[inline(always)]
     fn pack(low: f32, high: f32) -> u32 {
@@ -79,6 +80,36 @@ impl TensorCoreElement for SplitF32 {
     #[inline(always)]
     fn unpack(word: u32) -> (f32, f32) {
         convert::unpack_f16(word)
+    }
+
+    /// f32, which takes no more room.
+    #[inline(always)]
+    fn to_words<const N: usize, const P: usize>(values: &[f32; N]) -> [u32; P] {
+        const { assert!(P == N) };
+        let mut words = [0; P];
+        let mut i = 0;
+        while i < P {
+            words[i] = values[i].to_bits();
+            i += 1;
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn from_words<const N: usize, const P: usize>(read: impl Fn(usize) -> [u32; 4]) -> [f32; N] {
+        const { assert!(P == N) };
+        let mut values = [0.0; N];
+        let mut i = 0;
+        while i < N / 4 {
+            let four = read(i);
+            let mut j = 0;
+            while j < 4 {
+                values[4 * i + j] = f32::from_bits(four[j]);
+                j += 1;
+            }
+            i += 1;
+        }
+        values
     }
 
     #[inline(always)]

@@ -109,7 +109,30 @@ fn the_plan_of_a_backward_says_why_not() {
     };
     assert_eq!(reason(&problem(Dtype::F32, 64)), "fma: fast3 is not asked for");
     assert_eq!(reason(&of_parts(200)), "fma: head_dim 200 is above 128");
-    assert_eq!(reason(&of_parts(63)), "fma: rows do not start on 16 bytes");
+    assert_eq!(reason(&of_parts(63)), "fma: not every row of o starts on 16 bytes");
+    let unaligned = |problem: BackwardProblem| {
+        let [batches, rows, heads, columns] = problem.dk.shape;
+        let strides =
+            [(rows * (heads * columns + 1)) as i64, (heads * columns + 1) as i64, columns as i64, 1];
+        BackwardProblem { dk: Layout { shape: [batches, rows, heads, columns], strides }, ..problem }
+    };
+    assert_eq!(reason(&unaligned(of_parts(64))), "fma: rows do not start on 16 bytes");
+}
+
+/// Case 68 of seed 7 of `fattn check --precision fast3`: a forward in ranges of keys is computed by fma, and
+/// dq of parts was off by three times what the rule allows, since with logits of 200 its scores were not
+/// those of lse.
+#[test]
+fn gradients_are_made_of_parts_where_the_forward_before_them_is() {
+    let mut problem = of_parts(64);
+    problem.forward.num_splits = Some(5);
+    let plan = plan(&problem);
+    assert_eq!(plan.operands, None);
+    assert!(
+        plan.reasons.contains(&"fma: ranges of keys are asked for".to_owned()),
+        "{:?}",
+        plan.reasons
+    );
 }
 
 #[test]

@@ -79,19 +79,10 @@ fn kernel_of_parts(
     pointers: &ForwardPointers,
     device: &DeviceProperties,
 ) -> Result<&'static KernelSpec, String> {
-    let (problem, columns) = (&valid.problem, valid.head_dim.max(valid.value_dim));
-    if columns > MOST_COLUMNS {
-        return Err(format!("head_dim {columns} is above {MOST_COLUMNS}"));
+    if let Some(why_not) = obstacle(valid, pointers.o) {
+        return Err(why_not);
     }
-    if problem.num_splits.is_some_and(|ranges| ranges > 1) {
-        return Err("ranges of keys are asked for".to_owned());
-    }
-    if problem.k.elements() == 0 {
-        return Err("there are no keys".to_owned());
-    }
-    if !problem.o.rows_aligned(pointers.o, Dtype::F32, 16) {
-        return Err("not every row of o starts on 16 bytes".to_owned());
-    }
+    let columns = valid.head_dim.max(valid.value_dim);
     let (major, minor) = device.compute_capability;
     let on_hopper = can_count_sequences(valid, &mut Vec::new());
     let runs = |spec: &&KernelSpec| {
@@ -107,6 +98,22 @@ fn kernel_of_parts(
     kernel.ok_or_else(|| {
         format!("no kernel runs with {} bytes of shared memory", device.shared_bytes_per_block)
     })
+}
+
+/// Why a forward whose o is at `o` does not multiply parts, whatever kernels there are.
+pub(super) fn obstacle(valid: &ValidForward, o: DevicePointer) -> Option<String> {
+    let (problem, columns) = (&valid.problem, valid.head_dim.max(valid.value_dim));
+    if columns > MOST_COLUMNS {
+        Some(format!("head_dim {columns} is above {MOST_COLUMNS}"))
+    } else if problem.num_splits.is_some_and(|ranges| ranges > 1) {
+        Some("ranges of keys are asked for".to_owned())
+    } else if problem.k.elements() == 0 {
+        Some("there are no keys".to_owned())
+    } else if !problem.o.rows_aligned(o, Dtype::F32, 16) {
+        Some("not every row of o starts on 16 bytes".to_owned())
+    } else {
+        None
+    }
 }
 
 /// Completes the plan of a main kernel that multiplies parts: what makes them, and `exact`, what follows.

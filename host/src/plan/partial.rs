@@ -7,7 +7,7 @@ use super::split::{Split, layout_of_parts, part_columns, parts, rows, to_parts};
 use super::{check_pointer, view};
 use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::{Error, PartialError, Result};
-use crate::problem::{ForwardProblem, Layout, ValidBackward, ValidForward};
+use crate::problem::{ForwardProblem, Layout, Precision, ValidBackward, ValidForward};
 use kernels_gpu::abi::{Dtype, Family, PreviousParams, Switch, probability_unit_log2};
 
 /// What the address of a state must be a multiple of.
@@ -202,7 +202,14 @@ pub fn plan_backward_partial(
     if !partial.is_last {
         (problem.dq, pointers.dq, dq_dtype) = (valid.state_layout(), partial.state, Dtype::F32);
     }
-    let into = ValidBackward { problem, forward: valid.forward };
+    // Forward passes over some of the keys are fused multiply-adds, and so the scores that lse is of.
+    let is_whole = partial.is_first && partial.is_last;
+    if let Some(precision) = problem.forward.precision.as_mut().filter(|_| !is_whole) {
+        *precision = Precision::Fma;
+    }
+    let ValidForward { query_rows, key_rows, .. } = valid.forward;
+    let forward = valid.forward.with(problem.forward, query_rows, key_rows);
+    let into = ValidBackward { problem, forward };
     let mut plan = plan_backward_into(&into, device, &pointers, dq_dtype, vec![why.to_owned()])?;
     plan.params.previous_dq = view(partial.state, &valid.state_layout());
     for launch in &mut plan.launches {

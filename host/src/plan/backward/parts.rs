@@ -70,10 +70,11 @@ impl BackwardPlan {
     }
 }
 
-/// The kernel that multiplies parts, if a problem of f32 is computed so; and why or why not. `exact` is the
-/// one of fused multiply-adds.
+/// The kernel that multiplies parts, if a problem of f32, whose o is at `o`, is computed so; and why or why
+/// not. `exact` is the one of fused multiply-adds.
 pub(super) fn kernel_for(
     valid: &ValidBackward,
+    o: DevicePointer,
     exact: &KernelSpec,
     device: &DeviceProperties,
     reasons: &mut Vec<String>,
@@ -84,7 +85,7 @@ pub(super) fn kernel_for(
     let kernel = match valid.forward.problem.precision {
         Some(Precision::Fma) => Err("asked for".to_owned()),
         None => Err("fast3 is not asked for".to_owned()),
-        Some(Precision::Fast3) => kernel_of_parts(valid, exact, device),
+        Some(Precision::Fast3) => kernel_of_parts(valid, o, exact, device),
     };
     reasons.push(match &kernel {
         Ok(_) => "fast3: f32 as two f16 parts on tensor cores, unless numbers need fma".to_owned(),
@@ -96,16 +97,16 @@ pub(super) fn kernel_for(
 /// The kernel that multiplies parts, or why there is none.
 fn kernel_of_parts(
     valid: &ValidBackward,
+    o: DevicePointer,
     exact: &KernelSpec,
     device: &DeviceProperties,
 ) -> Result<&'static KernelSpec, String> {
-    let forward = &valid.forward;
-    let columns = forward.head_dim.max(forward.value_dim);
-    if columns > operands::MOST_COLUMNS {
-        return Err(format!("head_dim {columns} is above {}", operands::MOST_COLUMNS));
+    // A score that is off otherwise than that of the forward is not as exact a p, where logits are large.
+    if let Some(why_not) = operands::obstacle(&valid.forward, o) {
+        return Err(why_not);
     }
-    if forward.is_empty() || forward.problem.k.elements() == 0 {
-        return Err("there are no queries, or no keys".to_owned());
+    if valid.forward.is_empty() {
+        return Err("there are no queries".to_owned());
     }
     if exact.access != Access::Vector16 {
         return Err("rows do not start on 16 bytes".to_owned());

@@ -198,13 +198,14 @@ pub fn of_blocks(kernel: &str) -> Case {
 
 /// Several tiles before, on and behind the diagonal, with slopes of ALiBi and nothing else.
 pub fn sloped(kernel: &str) -> Case {
-    let spec = spec(kernel);
+    let (spec, ragged) = (spec(kernel), ragged(kernel));
+    let rows = 2 * spec.query_rows as usize + 9;
     Case {
-        query_rows: 2 * spec.query_rows as usize + 9,
+        query_rows: if is_short(spec) { ragged.query_rows } else { rows },
         key_rows: 4 * spec.key_rows as usize + 13,
         mask: Mask::Full,
         features: Features { alibi: Some(AlibiSlopes::PerHead), ..Features::default() },
-        ..ragged(kernel)
+        ..ragged
     }
 }
 

@@ -10,11 +10,11 @@ use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{identical, run};
 use finite_attention_tests::device::{emulated, emulated_arch, on_each};
 use finite_attention_tests::property::check;
-use finite_attention_tests::recorder::{recording, small};
+use finite_attention_tests::recorder::{Launched, recording, recording_as, small};
 use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::shapes::cases;
 use finite_attention_tests::verdict::{Verdict, judge_on, options};
-use kernels_gpu::abi::KERNELS;
+use kernels_gpu::abi::{Arch, KERNELS, KernelSpec};
 use std::sync::Mutex;
 
 /// Two heads for each of two key heads, of several tiles.
@@ -249,4 +249,26 @@ fn fitted(case: Case) -> Vec<(Case, bool)> {
     let without = Features { dropout: None, ..case.features };
     let without = drops.then_some((Case { features: without, ..case.clone() }, false));
     [(case, drops)].into_iter().chain(without).collect()
+}
+
+/// Gradients are made by `mma.sync`, of the lse of a forward by `wgmma`: what scores are off by cancels where both add the
+/// same products in the same order. Of a single key lse is its score.
+#[test]
+fn scores_of_64_columns_are_the_same_bits_by_either_instruction() {
+    let case = Case { key_rows: 1, precision: Some(Precision::Fast3), ..case(64) };
+    let inputs = Inputs::drawn(&case);
+    let inputs = Inputs { q: scaled(&inputs.q, 8.0), ..inputs };
+    on_each(|device| {
+        let older = recording_as(device, Arch::Sm80);
+        let of = |(device, launched): (Device, Launched), arch: Arch| {
+            let computed = run(&device, &case, &inputs, Surroundings::Nan).unwrap();
+            let names = launched.names();
+            let multiplies = |spec: &&KernelSpec| spec.multiplies_parts && names.contains(spec.name);
+            assert_eq!(KERNELS.iter().find(multiplies).unwrap().arch, arch);
+            computed.lse.iter().map(|lse| lse.to_bits()).collect::<Vec<_>>()
+        };
+        let is_hopper = device.properties().compute_capability.0 == 9;
+        let newest = if is_hopper { Arch::Sm90a } else { Arch::Sm80 };
+        assert_eq!(of(recording(device), newest), of(older, Arch::Sm80));
+    });
 }

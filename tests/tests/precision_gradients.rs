@@ -42,11 +42,11 @@ fn both_ways(
 }
 
 /// By how much errors of gradients may exceed those of fma. Scores of that are those of the forward bit by bit, so that
-/// what they are off by is in lse, too; so are those of kernels of parts for sm_80. Those for Hopper add otherwise forward
-/// than backward: scores are then off on their own, twice.
-fn most_gradient_error(device: &Device) -> f64 {
+/// what they are off by is in lse, too; so are those of parts, but for those of more than 64 columns on Hopper, which are
+/// added otherwise forward than backward: scores are then off on their own, twice.
+fn most_gradient_error(device: &Device, case: &Case) -> f64 {
     let is_hopper = device.properties().compute_capability.0 == 9;
-    most_error() * if is_hopper { 2.0 } else { 1.0 }
+    most_error() * if is_hopper && case.head_dim > 64 { 2.0 } else { 1.0 }
 }
 
 /// dq, dk and dv of both ways are exact, and fma did not compute both.
@@ -62,7 +62,7 @@ fn are_as_exact(case: &Case, inputs: &Inputs, gradients: &GradientInputs) {
             ("dv", &fast.dv, &fma.dv, &expected.dv),
         ] {
             let [fast, fma] = [fast, fma].map(|got| relative_error(got, expected));
-            let allowed = most_gradient_error(device) * fma.max(2f64.powi(-24));
+            let allowed = most_gradient_error(device, case) * fma.max(2f64.powi(-24));
             assert!(fast <= allowed, "{case:?}: {what}: {fast:e}, fma {fma:e}");
         }
     });

@@ -5,10 +5,14 @@
 //! a b = a.low b.high + a.high b.low + a.high b.high        (+ a.low b.low, below the rounding of f32)
 //! ```
 //!
-//! In this order: tensor cores cut off what a sum has beyond its last bit, which costs as little as it can
-//! while the sum is small. Half a unit is cut off on average, always towards zero, in each step of 16: at
-//! head dim 64 the largest products of scores are two sums, of 32 columns each, which are then added as f32
-//! are. At 128 there are no registers for that.
+//! Small products before large ones: tensor cores cut off what a sum has beyond its last bit, which costs as
+//! little as it can while the sum is small. Half a unit is cut off on average, always towards zero, in each
+//! step of 16: at head dim 64 scores are two sums, of 32 columns each, which are then added as f32 are. At
+//! 128 there are no registers for that.
+//!
+//! At head dim 64 the order is that of [`crate::tile::mma`], by which gradients are made: `mma.sync` and
+//! `wgmma` of Hopper add the same products in the same order to the same bits, and what scores are off by
+//! cancels in `e^(s - lse)`.
 //!
 //! In shared memory the parts of a row stand side by side, first the panels of the high parts, then those of
 //! the low ones.
@@ -105,9 +109,9 @@ macro_rules! output {
 
 with_64!(scores!(scores_d64_n64, "m64n64k16", 64,)
     {[0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31]
-        [1 0; 0 2 4 6] [0 1; 0 2 4 6] [0 0; 0 2]}
+        [1 0; 0] [0 1; 0] [1 0; 2] [0 1; 2] [0 0; 0 2]}
     {[32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
-        [0 0; 4 6]});
+        [1 0; 4] [0 1; 4] [1 0; 6] [0 1; 6] [0 0; 4 6]});
 with_32!(scores!(scores_d128_n64, "m64n64k16", 64,)
     {[0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31]
         [2 0; 0 2 4 6] [3 1; 0 2 4 6] [0 2; 0 2 4 6] [1 3; 0 2 4 6] [0 0; 0 2 4 6] [1 1; 0 2 4 6]});

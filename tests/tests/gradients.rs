@@ -12,6 +12,7 @@ use finite_attention_tests::device::{emulated_arch, open};
 use finite_attention_tests::property::{Finding, check};
 use finite_attention_tests::recorder::{recording, recording_as, small, with_room_for};
 use finite_attention_tests::rule::within_the_rule;
+use finite_attention_tests::shapes::precision;
 use kernels_gpu::abi::{Access, Family, KERNELS, KernelSpec};
 
 const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
@@ -45,6 +46,7 @@ fn original_case(kernel: &KernelSpec, mode: Mode) -> Case {
         mask: CAUSAL,
         placement: if kernel.access == Access::Element { Placement::Unaligned } else { Placement::Bshd },
         gradients: Some(Gradients { dtype: kernel.dtype, has_d_lse: false, mode }),
+        precision: precision(kernel),
         ..Case::small()
     }
 }

@@ -36,8 +36,8 @@ const SIZE: u32 = 0x7fff_ffff;
 const NOT_FINITE: u32 = 255;
 
 /// What a block works on: some rows of a head of a tensor.
-struct Rows<'p> {
-    tensor: &'p SplitTensor,
+struct Rows {
+    tensor: SplitTensor,
     /// q, k, v or dO.
     index: usize,
     batch: u32,
@@ -45,15 +45,19 @@ struct Rows<'p> {
     chunk: u32,
 }
 
-impl<'p> Rows<'p> {
+impl Rows {
     #[inline(always)]
-    fn of_this_block(p: &'p SplitParams) -> Self {
+    fn of_this_block(p: &SplitParams) -> Self {
         let block = thread::block_idx_x();
-        let mut index = SPLIT_TENSORS - 1;
-        while index > 0 && block < p.tensors[index].first_block {
-            index -= 1;
+        // Each by a number that is known: one that is not makes the compiler copy all of them to memory.
+        let (mut index, mut tensor) = (0, p.tensors[0]);
+        let mut next = 1;
+        while next < SPLIT_TENSORS {
+            if block >= p.tensors[next].first_block {
+                (index, tensor) = (next, p.tensors[next]);
+            }
+            next += 1;
         }
-        let tensor = &p.tensors[index];
         let block = block - tensor.first_block;
         let pair = math::divide(block, tensor.chunks);
         let batch = math::divide(pair, tensor.heads);
@@ -191,7 +195,7 @@ fn is_in_range(exponent: u32) -> bool {
 pub unsafe extern "ptx-kernel" fn split_operands_f32_sm80(p: SplitParams) {
     let (lane, own_warp) = (thread::thread_idx_x() % 32, thread::thread_idx_x() / 32);
     let rows = Rows::of_this_block(&p);
-    let largest_size = largest(rows.tensor, rows.pair(), 0);
+    let largest_size = largest(&rows.tensor, rows.pair(), 0);
     let exponent = exponent(largest_size);
     if rows.chunk == 0 {
         let is_exact = if p.gradient_units != 0 {
@@ -236,7 +240,7 @@ pub unsafe extern "ptx-kernel" fn split_operands_f32_sm80(p: SplitParams) {
 /// # Safety
 /// All 32 lanes call it together.
 #[inline(always)]
-unsafe fn scores_are_exact(p: &SplitParams, rows: &Rows<'_>, of_queries: u32) -> bool {
+unsafe fn scores_are_exact(p: &SplitParams, rows: &Rows, of_queries: u32) -> bool {
     let keys = &p.tensors[1];
     let pair = rows.batch * keys.heads + math::divide(rows.head, p.group_size);
     let of_keys = largest(keys, pair, 0);
@@ -266,7 +270,7 @@ fn unit_of_product(first: u32, second: u32) -> Option<f32> {
 /// # Safety
 /// All 32 lanes call it together.
 #[inline(always)]
-unsafe fn products_are_exact(p: &SplitParams, rows: &Rows<'_>, of_queries: u32) -> bool {
+unsafe fn products_are_exact(p: &SplitParams, rows: &Rows, of_queries: u32) -> bool {
     let [_, keys, values, d_o] = &p.tensors;
     let pair = rows.batch * keys.heads + math::divide(rows.head, p.group_size);
     let (of_keys, of_values) = (largest(keys, pair, 0), largest(values, pair, 0));
@@ -298,7 +302,7 @@ unsafe fn products_are_exact(p: &SplitParams, rows: &Rows<'_>, of_queries: u32) 
 /// # Safety
 /// All threads of the block call it together.
 #[inline(always)]
-unsafe fn values_are_exact(p: &SplitParams, rows: &Rows<'_>, exponent: u32) -> bool {
+unsafe fn values_are_exact(p: &SplitParams, rows: &Rows, exponent: u32) -> bool {
     if thread::thread_idx_x() == 0 && is_in_range(exponent) {
         let field = (exponent + 127).saturating_sub(SPLIT_EXPONENT);
         global::store_u32(p.value_factors.wrapping_add(4 * rows.pair() as u64), field << 23);
@@ -311,7 +315,7 @@ unsafe fn values_are_exact(p: &SplitParams, rows: &Rows<'_>, exponent: u32) -> b
 /// # Safety
 /// All threads of the block call it together.
 #[inline(always)]
-unsafe fn is_even(rows: &Rows<'_>, exponent: u32) -> bool {
+unsafe fn is_even(rows: &Rows, exponent: u32) -> bool {
     let thread = thread::thread_idx_x();
     // Of each column, a thread.
     let mut of_column = 0;
@@ -339,7 +343,7 @@ unsafe fn is_even(rows: &Rows<'_>, exponent: u32) -> bool {
         least_column = least_column.max(shared::load_u32(base + 4 * other));
         other += 1;
     }
-    let least_row = largest(rows.tensor, rows.pair(), 1);
+    let least_row = largest(&rows.tensor, rows.pair(), 1);
     // A head of zeros has neither.
     let below = |least: u32| if least == 0 { 0 } else { exponent - (!least >> 23) };
     below(least_row) + below(least_column) <= SPLIT_SPREAD

@@ -135,8 +135,8 @@ class Library:
     def backward_args(self, attention, d_o, dq, dk, dv, deterministic, precision=None):
         """`precision` as for `forward_args`."""
         return BackwardArgs(
-            precision=PRECISIONS[precision], struct_bytes=ctypes.sizeof(BackwardArgs), attention=attention, deterministic=deterministic,
-            gradients_f32=dq.dtype == torch.float32,
+            struct_bytes=ctypes.sizeof(BackwardArgs), attention=attention, deterministic=deterministic,
+            precision=PRECISIONS[precision], gradients_f32=dq.dtype == torch.float32,
             d_o=tensor(d_o), dq=tensor(dq), dk=tensor(dk), dv=tensor(dv),
         )
 

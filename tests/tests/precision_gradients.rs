@@ -45,8 +45,13 @@ fn both_ways(
 /// what they are off by is in lse, too; so are those of parts, but for those of more than 64 columns on Hopper, which are
 /// added otherwise forward than backward: scores are then off on their own, twice.
 fn most_gradient_error(device: &Device, case: &Case) -> f64 {
+    most_error() * if adds_otherwise(device, case) { 2.0 } else { 1.0 }
+}
+
+/// Whether scores of the forward, by `wgmma`, are added in another order than those of the backward.
+fn adds_otherwise(device: &Device, case: &Case) -> bool {
     let is_hopper = device.properties().compute_capability.0 == 9;
-    most_error() * if is_hopper && case.head_dim > 64 { 2.0 } else { 1.0 }
+    is_hopper && case.head_dim.max(case.value_dim) > 64
 }
 
 /// dq, dk and dv of both ways are exact, and fma did not compute both.
@@ -217,18 +222,19 @@ fn gradients_of_parts_are_right_in_all_cases() {
         }
         case.gradients = Some(Gradients { dtype: Dtype::F32, ..case.gradients.unwrap_or(GRADIENTS) });
         case.num_splits = None;
-        // Large logits are for the tests above: of more than 64 columns Hopper adds scores in another order.
-        (case.logit_shift, case.amplitude) = (0.0, 1.0);
     });
     let counts = Mutex::new([0, 0]);
     check("precision-gradients", 16, cases.extended().with_enough_rows(), |device, case| {
         let (device, launched) = recording(device);
         // Random cases with gradients do not ask for it.
-        let case = &Case { precision: Some(Precision::Fast3), ..case.clone() };
-        within_the_rule(&device, case, Inputs::drawn)?;
+        let mut case = Case { precision: Some(Precision::Fast3), ..case.clone() };
+        if adds_otherwise(&device, &case) {
+            // Now and then beyond the rule, which is known: docs/f32-tensor-cores.md.
+            (case.head_dim, case.value_dim) = (case.head_dim.min(64), case.value_dim.min(64));
+        }
+        within_the_rule(&device, &case, Inputs::drawn)?;
         let turns = launched.turns();
-        // Some strides are such that not all rows start on 16 bytes.
-        let [_, turn] = turns[..] else { return Ok(()) };
+        let [_, turn] = turns[..] else { return Err(format!("not planned in parts: {case:?}")) };
         counts.lock().unwrap()[usize::from(turn == [0, 0])] += 1;
         Ok(())
     });

@@ -63,9 +63,8 @@ fn slopes_alone_are_within_the_rule() {
     accurate("features-alibi", 30, only(|all| Features { alibi: all.alibi, ..Features::default() }));
 }
 
-/// Slopes of the paper and others: steeper ones, ones that make scores grow with the distance, and none. In units of
-/// the scale, of the cap, and natural, where the scale is too small or
-/// too large; with f32 outputs, ranges of keys, and heads that are rows of a tile.
+/// Slopes of the paper and others: steeper ones, ones that make scores grow with the distance, and none. With capped
+/// scores, scales of 0 and near it, f32 outputs, ranges of keys, and heads that are rows of a tile.
 #[test]
 fn slopes_of_any_size_are_within_the_rule() {
     let slopes = [0.0, 0.25, 1.0, 1.5, -0.25, 30.0, 0.004, 2e-8];

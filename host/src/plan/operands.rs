@@ -7,7 +7,7 @@ use super::forward::{ForwardPlan, ForwardPointers, HopperPlan, can_count_sequenc
 use super::{KernelLaunch, Tensor, count_blocks, tensor_maps, view};
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
-use crate::problem::{Layout, Precision, ValidForward};
+use crate::problem::{ForwardProblem, Layout, Precision, ValidForward};
 use kernels_gpu::abi::{
     Arch, Dtype, Family, ForwardFmaParams, KERNELS, KernelSpec, KernelVariant, SPLIT_MOST_SCORE,
     SPLIT_RECORD_WORDS, SPLIT_ROWS, SPLIT_TENSORS, SplitFactors, SplitParams, SplitTensor, Switches,
@@ -56,15 +56,23 @@ pub(super) fn kernel_for(
     device: &DeviceProperties,
     reasons: &mut Vec<String>,
 ) -> Option<&'static KernelSpec> {
-    let problem = &valid.problem;
-    if problem.dtype != Dtype::F32 {
+    if valid.problem.dtype != Dtype::F32 {
         return None;
     }
+    where_asked_for(&valid.problem, || kernel_of_parts(valid, pointers, device), reasons)
+}
+
+/// What `kernel_of_parts` finds, if parts are asked for in a problem of f32; and why or why not.
+pub(super) fn where_asked_for(
+    problem: &ForwardProblem,
+    kernel_of_parts: impl FnOnce() -> Result<&'static KernelSpec, String>,
+    reasons: &mut Vec<String>,
+) -> Option<&'static KernelSpec> {
     let kernel = match problem.precision {
         Some(Precision::Fma) => Err("asked for".to_owned()),
         // o is as exact in parts, but lse is not (docs/f32-tensor-cores.md).
         None => Err("fast3 is not asked for".to_owned()),
-        Some(Precision::Fast3) => kernel_of_parts(valid, pointers, device),
+        Some(Precision::Fast3) => kernel_of_parts(),
     };
     reasons.push(match &kernel {
         Ok(_) => "fast3: f32 as two f16 parts on tensor cores, unless numbers need fma".to_owned(),

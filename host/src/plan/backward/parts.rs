@@ -7,7 +7,7 @@ use super::super::{count_blocks, view};
 use super::{BackwardPlan, BackwardPointers, KernelLaunch, sibling};
 use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::Result;
-use crate::problem::{Precision, ValidBackward};
+use crate::problem::ValidBackward;
 use kernels_gpu::abi::{
     Access, BackwardParams, BackwardPartsParams, Dtype, Family, KERNELS, KernelSpec, KernelVariant,
     SPLIT_MOST_DP, SPLIT_MOST_SCORE, SPLIT_TENSORS, SplitParams, TensorView, panel_columns,
@@ -82,16 +82,8 @@ pub(super) fn kernel_for(
     if exact.dtype != Dtype::F32 {
         return None;
     }
-    let kernel = match valid.forward.problem.precision {
-        Some(Precision::Fma) => Err("asked for".to_owned()),
-        None => Err("fast3 is not asked for".to_owned()),
-        Some(Precision::Fast3) => kernel_of_parts(valid, o, exact, device),
-    };
-    reasons.push(match &kernel {
-        Ok(_) => "fast3: f32 as two f16 parts on tensor cores, unless numbers need fma".to_owned(),
-        Err(why_not) => format!("fma: {why_not}"),
-    });
-    kernel.ok()
+    let kernel = || kernel_of_parts(valid, o, exact, device);
+    operands::where_asked_for(&valid.forward.problem, kernel, reasons)
 }
 
 /// The kernel that multiplies parts, or why there is none.

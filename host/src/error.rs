@@ -95,6 +95,9 @@ pub enum Error {
         /// Name of the dtype that it has.
         got: String,
     },
+    /// A tensor is not where another one is: which, where that one is, its name, and where this one is.
+    #[error("{0}: expected device {1} like {2}, got {3}")]
+    WrongDevice(&'static str, String, &'static str, String),
     /// A dtype that the library does not know or cannot write.
     #[error("{argument}: expected dtype {expected}, got {got}")]
     UnsupportedDtype {

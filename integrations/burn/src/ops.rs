@@ -8,9 +8,50 @@ use crate::pass::Pass;
 use burn::backend::Flex;
 #[cfg(feature = "ndarray")]
 use burn::backend::NdArray;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 use finite_attention::Error;
+
+/// Numbers, if there are any.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "cuda"))]
+pub enum Floats<B: Backend> {
+    /// There are none.
+    Nothing,
+    /// A tensor.
+    Tensor(FloatTensor<B>),
+}
+
+/// A boolean tensor, if there is one.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "cuda"))]
+pub enum Bools<B: Backend> {
+    /// There is none.
+    Nothing,
+    /// A tensor.
+    Tensor(BoolTensor<B>),
+}
+
+/// What attention is made of.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "cuda"))]
+pub struct Inputs<B: Backend> {
+    pub q: FloatTensor<B>,
+    pub k: FloatTensor<B>,
+    pub v: FloatTensor<B>,
+    /// `[B|1, Hq|Hk|1, Sq|1, Sk|1]`.
+    #[extension_type]
+    pub bias: Floats<B>,
+    /// f32 `[Hq]`.
+    #[extension_type]
+    pub sinks: Floats<B>,
+    /// f32 of `[Hq]` or `[B, Hq]`, in one dimension.
+    #[extension_type]
+    pub slopes: Floats<B>,
+    /// As the bias, true where a key is visible.
+    #[extension_type]
+    pub mask: Bools<B>,
+}
 
 /// What a forward pass gives.
 #[derive(ExtensionType)]
@@ -29,6 +70,12 @@ pub struct Gradients<B: Backend> {
     pub dq: FloatTensor<B>,
     pub dk: FloatTensor<B>,
     pub dv: FloatTensor<B>,
+    /// If it is wanted.
+    #[extension_type]
+    pub d_bias: Floats<B>,
+    /// If they are wanted.
+    #[extension_type]
+    pub d_sinks: Floats<B>,
 }
 
 /// Forward passes.
@@ -41,12 +88,7 @@ pub struct Gradients<B: Backend> {
 )]
 pub trait AttentionOps: Backend {
     #[fusion(meta = fused::outcome)]
-    fn attention_forward(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        pass: Pass,
-    ) -> Outcome<Self>;
+    fn attention_forward(#[extension_type] inputs: Inputs<Self>, pass: Pass) -> Outcome<Self>;
 }
 
 /// Backward passes. Burn's gradients are of first order: its autodiff backend has none of these.
@@ -62,9 +104,7 @@ pub trait AttentionOps: Backend {
 pub trait AttentionGradients: Backend {
     #[fusion(meta = fused::gradients)]
     fn attention_backward(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
+        #[extension_type] inputs: Inputs<Self>,
         o: FloatTensor<Self>,
         lse: FloatTensor<Self>,
         d_o: FloatTensor<Self>,
@@ -75,29 +115,70 @@ pub trait AttentionGradients: Backend {
 /// What outputs are, before they are there.
 #[cfg(feature = "cuda")]
 mod fused {
-    use super::{GradientsMetadata, OutcomeMetadata};
+    use super::{FloatsMetadata, GradientsMetadata, InputsMetadata, OutcomeMetadata};
     use crate::pass::Pass;
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::{DType, Shape};
 
-    pub fn outcome(q: &TensorSpec, _k: &TensorSpec, _v: &TensorSpec, pass: &Pass) -> OutcomeMetadata {
+    pub fn outcome(inputs: &InputsMetadata, pass: &Pass) -> OutcomeMetadata {
         let [batches, rows, heads, columns] = pass.problem.forward.o.shape;
         OutcomeMetadata::Done {
-            o: TensorSpec::new(Shape::new([batches, heads, rows, columns]), q.dtype),
+            o: TensorSpec::new(Shape::new([batches, heads, rows, columns]), inputs.q.dtype),
             lse: TensorSpec::new(Shape::new([batches, heads, rows]), DType::F32),
         }
     }
 
     pub fn gradients(
-        q: &TensorSpec,
-        k: &TensorSpec,
-        v: &TensorSpec,
+        inputs: &InputsMetadata,
         _o: &TensorSpec,
         _lse: &TensorSpec,
         _d_o: &TensorSpec,
-        _pass: &Pass,
+        pass: &Pass,
     ) -> GradientsMetadata {
-        GradientsMetadata { dq: q.clone(), dk: k.clone(), dv: v.clone() }
+        let InputsMetadata { q, k, v, bias, sinks, .. } = inputs;
+        let wanted = |of: &FloatsMetadata, is_wanted: bool| match of {
+            FloatsMetadata::Tensor(spec) if is_wanted => FloatsMetadata::Tensor(spec.clone()),
+            _ => FloatsMetadata::Nothing,
+        };
+        GradientsMetadata {
+            dq: q.clone(),
+            dk: k.clone(),
+            dv: v.clone(),
+            d_bias: wanted(bias, pass.problem.d_bias.is_some()),
+            d_sinks: wanted(sinks, pass.problem.wants_d_sinks),
+        }
+    }
+}
+
+impl<B: Backend> From<Option<FloatTensor<B>>> for Floats<B> {
+    fn from(tensor: Option<FloatTensor<B>>) -> Self {
+        tensor.map_or(Floats::Nothing, Floats::Tensor)
+    }
+}
+
+impl<B: Backend> From<Option<BoolTensor<B>>> for Bools<B> {
+    fn from(tensor: Option<BoolTensor<B>>) -> Self {
+        tensor.map_or(Bools::Nothing, Bools::Tensor)
+    }
+}
+
+impl<B: Backend> Floats<B> {
+    /// The tensor, if there is one.
+    pub fn tensor(self) -> Option<FloatTensor<B>> {
+        match self {
+            Floats::Nothing => None,
+            Floats::Tensor(tensor) => Some(tensor),
+        }
+    }
+}
+
+impl<B: Backend> Bools<B> {
+    /// The tensor, if there is one.
+    pub fn tensor(self) -> Option<BoolTensor<B>> {
+        match self {
+            Bools::Nothing => None,
+            Bools::Tensor(tensor) => Some(tensor),
+        }
     }
 }
 
@@ -119,27 +200,20 @@ impl<B: Backend> From<finite_attention::Result<[FloatTensor<B>; 2]>> for Outcome
 macro_rules! through_host {
     ($backend:ty) => {
         impl AttentionOps for $backend {
-            fn attention_forward(
-                q: FloatTensor<Self>,
-                k: FloatTensor<Self>,
-                v: FloatTensor<Self>,
-                pass: Pass,
-            ) -> Outcome<Self> {
-                host::forward::<Self>([q, k, v], &pass).into()
+            fn attention_forward(inputs: Inputs<Self>, pass: Pass) -> Outcome<Self> {
+                host::forward::<Self>(inputs, &pass).into()
             }
         }
 
         impl AttentionGradients for $backend {
             fn attention_backward(
-                q: FloatTensor<Self>,
-                k: FloatTensor<Self>,
-                v: FloatTensor<Self>,
+                inputs: Inputs<Self>,
                 o: FloatTensor<Self>,
                 lse: FloatTensor<Self>,
                 d_o: FloatTensor<Self>,
                 pass: Pass,
             ) -> Gradients<Self> {
-                or_panic(host::backward::<Self>([q, k, v, o, lse, d_o], &pass))
+                or_panic(host::backward::<Self>(inputs, [o, lse, d_o], &pass))
             }
         }
     };

@@ -4,4 +4,6 @@ mod attention;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod errors;
+mod packed;
 mod reference;
+mod scores;

@@ -5,9 +5,9 @@ A tensor core adds some products and what it had before at once: each is aligned
 exponents of its factors, and what is below some bits behind the last of its 24 is cut off; so is what the sum has beyond
 f32. Of f16 it is 16 products and two bits on Hopper, eight and one on an A100 (Khattak and Mikaitis, "Accurate Models of
 NVIDIA Tensor Cores", arXiv:2512.07004); what was measured of lse agrees with it (docs/f32-tensor-cores.md). Each row of the
-table is a way to divide the largest products of a score, q.high k.high, into sums, by their steps of 16 columns; the small
-products come first, in the first sum. Sums are added as f32 are. What is printed is the relative L2 error of lse over that of
-fused multiply-adds in f32, 32 to a sum.
+table is a way to divide the products of a score into sums, by their steps of 16 columns, the small products of a sum before
+the large ones. Sums are added as f32 are; "made up" has every second one larger by 2^-23, for what is cut off on average.
+What is printed is the relative L2 error of lse over that of fused multiply-adds in f32, 32 to a sum.
 
     python3 tensor_core_sums.py
 """
@@ -55,21 +55,29 @@ def parts(x):
     return high, (x * unit - high).astype(np.float16).astype(np.float64), unit
 
 
-def scores_of_parts(q, k, division, core):
-    """q k^T from three products of parts, the largest in sums of so many steps each."""
+def sums_of_parts(q, k, division, core):
+    """q k^T from three products of parts, in sums of so many steps each, and the unit of these."""
     (q_high, q_low, q_unit), (k_high, k_low, k_unit) = parts(q), parts(k)
     steps = [slice(first, first + STEP) for first in range(0, q.shape[1], STEP)]
-    first = np.zeros((len(q), len(k)))
-    for a, b in ((q_low, k_high), (q_high, k_low)):
-        for step in steps:
-            first = add_step(first, a[:, step], b[:, step], core)
-    total, ends = None, np.cumsum(division)
-    for end, count in zip(ends, division, strict=True):
-        sums = first if total is None else np.zeros_like(first)
-        for step in steps[end - count : end]:
+    all_sums = []
+    for end, count in zip(np.cumsum(division), division, strict=True):
+        sums, own = np.zeros((len(q), len(k))), steps[end - count : end]
+        for step in own:
+            for a, b in ((q_low, k_high), (q_high, k_low)):
+                sums = add_step(sums, a[:, step], b[:, step], core)
+        for step in own:
             sums = add_step(sums, q_high[:, step], k_high[:, step], core)
-        total = sums if total is None else np.float32(total + sums).astype(np.float64)
-    return total / (q_unit * k_unit)
+        all_sums.append(sums)
+    return all_sums, q_unit * k_unit
+
+
+def add(sums, made_up):
+    """Sums of parts of a score as f32 adds them; if they are made up for, every second one times 1 + 2^-23."""
+    total = np.zeros_like(sums[0])
+    for number, part in enumerate(sums):
+        factor = 1 + 2.0**-23 if made_up and number % 2 == 1 else 1
+        total = np.float32(total + part * factor).astype(np.float64)
+    return total
 
 
 def scores_of_f32(q, k):
@@ -106,17 +114,19 @@ def main():
     print("| D | sums of steps |" + "".join(f" logits {logits} |" for logits in LOGITS))
     print("|--|--|" + "--|" * len(LOGITS))
     for head_dim, divisions in DIVISIONS.items():
-        rows = {tuple(division): [] for division in divisions}
+        rows = {}
         for logits in LOGITS:
             q = np.float32(draw.standard_normal((ROWS, head_dim)) * logits).astype(np.float64)
             k = np.float32(draw.standard_normal((KEYS, head_dim))).astype(np.float64)
             expected, scale = q @ k.T, head_dim**-0.5
             of_f32 = lse_error(scores_of_f32(q, k), expected, scale)
-            for division, errors in rows.items():
-                of_parts = lse_error(scores_of_parts(q, k, division, CORES[options.core]), expected, scale)
-                errors.append(of_parts / of_f32)
-        for division, errors in rows.items():
-            name = " + ".join(map(str, division))
+            for division in divisions:
+                sums, unit = sums_of_parts(q, k, division, CORES[options.core])
+                for made_up in (False, True)[: len(division)]:
+                    error = lse_error(add(sums, made_up) / unit, expected, scale)
+                    rows.setdefault((tuple(division), made_up), []).append(error / of_f32)
+        for (division, made_up), errors in rows.items():
+            name = " + ".join(map(str, division)) + (", made up" if made_up else "")
             print(f"| {head_dim} | {name} |" + "".join(f" {error:.2f} |" for error in errors))
 
 

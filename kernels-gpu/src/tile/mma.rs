@@ -98,9 +98,11 @@ pub unsafe fn multiply_transposed<
             let b = split::fragments::<E>(|part, step| {
                 matrix::load_matrix_x4(k_lane.of(k, 16 * pair, part * blocks + block + step))
             });
+            let factor = split::factor_of_columns(block / split::steps::<E>());
             let mut m = 0;
             while m < M {
-                split::accumulate::<E, (), SWAPPED, S>(&mut scores[m], 2 * pair as usize, &a[m], &b, ());
+                let tile = 2 * pair as usize;
+                split::accumulate::<E, f32, SWAPPED, S>(&mut scores[m], tile, &a[m], &b, factor);
                 m += 1;
             }
             pair += 1;

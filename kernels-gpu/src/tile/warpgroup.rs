@@ -199,6 +199,9 @@ impl Units for () {
 pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const O: usize>:
     TensorCoreElement
 {
+    /// Whether a product with values is finished before the next scores are started: there are no registers
+    /// for both.
+    const OUTPUT_FIRST: bool;
     /// Scores while they are computed.
     type Scores: Scores<S>;
     /// The output while it is summed up.
@@ -221,15 +224,11 @@ pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const
     unsafe fn start_output(output: &mut Self::Output, p: &[u32; P], v: u64);
 
     /// Waits until the product that was started last is a part of the output, and at most `PENDING` groups
-    /// are in flight; p and v are those of the product.
+    /// are in flight.
     ///
     /// # Safety
     /// As [`WarpgroupElement::start_scores`].
-    unsafe fn finish_output<const PENDING: u32>(
-        output: &mut Self::Output,
-        p: &[u32; P],
-        v: impl FnOnce() -> u64,
-    );
+    unsafe fn finish_output<const PENDING: u32>(output: &mut Self::Output);
 }
 
 /// Writes a warp's 16 rows of an accumulator, rounded, as rows of `tile` from `first_row` on.
@@ -293,6 +292,7 @@ macro_rules! products {
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, $a:literal, $output:ident,
         [$q:ident $k:ident] $scores:expr) => {
         impl WarpgroupElement<$a, $s, $p, $o> for $element {
+            const OUTPUT_FIRST: bool = false;
             type Scores = [f32; $s];
             type Output = Sum<$o>;
             type Units = ();
@@ -309,11 +309,7 @@ macro_rules! products {
             }
 
             #[inline(always)]
-            unsafe fn finish_output<const PENDING: u32>(
-                output: &mut Sum<$o>,
-                _: &[u32; $p],
-                _: impl FnOnce() -> u64,
-            ) {
+            unsafe fn finish_output<const PENDING: u32>(output: &mut Sum<$o>) {
                 output.values.wait::<PENDING>();
             }
         }

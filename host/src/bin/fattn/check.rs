@@ -44,8 +44,11 @@ pub struct CheckArguments {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Run only the case with this number.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "dtype")]
     only: Option<usize>,
+    /// Of random cases of attention those alone whose q, k and v are of this type.
+    #[arg(long, value_name = "bf16|f16|f32", value_parser = crate::task::dtype)]
+    dtype: Option<Dtype>,
     /// Bias, boolean masks, slopes of ALiBi, sinks and dropout in about a third of the cases.
     #[arg(long)]
     features: bool,
@@ -84,6 +87,7 @@ pub fn run(arguments: &CheckArguments) -> Result<ExitCode> {
     let (first, count) = only.map_or((0, cases), |only| (only, 1));
     if arguments.what == What::Msda {
         ensure!(!features, "--features: deformable attention has none; use --what attention");
+        ensure!(arguments.dtype.is_none(), "--dtype: expected --what attention or dynamic, got msda");
         return match arguments.suite {
             Suite::Random => msda::run(arguments, first, count),
             Suite::MsdaTriton => msda_triton::run(arguments, first, count),
@@ -123,6 +127,10 @@ impl CheckArguments {
             }
             (What::Dynamic, Suite::FlashDmattn) => {
                 ensure!(!features, "--features: Flash-DMAttn's grid has none; use --suite random");
+                ensure!(
+                    self.dtype.is_none(),
+                    "--dtype: Flash-DMAttn's grid has its own; use --suite random"
+                );
                 let size = match device {
                     DeviceName::Emulated(_) => FlashDmattnSize::EMULATED,
                     DeviceName::Cuda(_) | DeviceName::CudaAs(..) => FlashDmattnSize::FULL,
@@ -139,8 +147,17 @@ impl CheckArguments {
             _ => extended_case,
         };
         let asked = self.precision;
+        let dtype = self.dtype;
+        // Where the case is of another type, one of those behind all `cases`.
+        let drawn = move |index: usize| {
+            let numbers = (0..).map(|round: usize| index.wrapping_add(round.wrapping_mul(cases)));
+            let mut drawn = numbers.map(|number| case(seed, number));
+            drawn
+                .find(|case| dtype.is_none_or(|dtype| case.dtype == dtype))
+                .expect("there is no last one")
+        };
         let with_precision = move |index| {
-            let case = case(seed, index);
+            let case = drawn(index);
             let of_f32 = asked.filter(|_| case.dtype == Dtype::F32);
             Case { precision: of_f32.or(case.precision), ..case }
         };

@@ -116,6 +116,13 @@ pub fn precision(text: &str) -> Result<Precision, String> {
     named.ok_or_else(|| format!("expected fast3 or fma, got {text}"))
 }
 
+/// The type of q, k and v.
+pub fn dtype(text: &str) -> Result<Dtype, String> {
+    let all = [Dtype::Bf16, Dtype::F16, Dtype::F32];
+    let named = all.into_iter().find(|dtype| dtype.name() == text);
+    named.ok_or_else(|| format!("expected bf16, f16 or f32, got {text}"))
+}
+
 /// A share of probabilities such that something is kept.
 pub fn dropout(text: &str) -> Result<f32, String> {
     let Ok(rate) = text.parse() else { return Err(format!("expected a number, got {text}")) };

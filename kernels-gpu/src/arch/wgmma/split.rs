@@ -7,12 +7,11 @@
 //!
 //! Small products before large ones: tensor cores cut off what a sum has beyond its last bit, which costs as
 //! little as it can while the sum is small. Half a unit is cut off on average, always towards zero, in each
-//! step of 16: at head dim 64 scores are two sums, of 32 columns each, which are then added as f32 are. At
-//! 128 there are no registers for that.
+//! step of 16: scores are sums of 32 columns each, which are then added as f32 are.
 //!
-//! At head dim 64 the order is that of [`crate::tile::mma`], by which gradients are made: `mma.sync` and
-//! `wgmma` of Hopper add the same products in the same order to the same bits, and what scores are off by
-//! cancels in `e^(s - lse)`.
+//! The order is that of [`crate::tile::mma`], by which gradients are made: `mma.sync` and `wgmma` of Hopper
+//! add the same products in the same order to the same bits, and what scores are off by cancels in
+//! `e^(s - lse)`.
 //!
 //! In shared memory the parts of a row stand side by side, first the panels of the high parts, then those of
 //! the low ones.
@@ -64,12 +63,8 @@ macro_rules! scores {
     };
 }
 
-/// From one panel of 64 keys to the next, in units of 16 bytes.
-pub const PANEL: u64 = 512;
-
-/// `p v` of 64 output columns (of `half`, those of one of two panels) with p in registers, its high parts
-/// before its low ones, and v stored as rows of output columns: `[a b c d; offset]` for each step of 16
-/// keys, the offset in units of 16 bytes.
+/// `p v` with p in registers, its high parts before its low ones, and v stored as rows of output columns:
+/// `[a b c d; offset]` for each step of 16 keys, the offset in units of 16 bytes.
 macro_rules! output {
     ($name:ident, $shape:literal, $count:literal, [$($c:literal)*] $cs:tt, $registers:literal,
         [$($p:literal)*] [$($first:literal)*; $first_offset:literal]
@@ -112,16 +107,26 @@ with_64!(scores!(scores_d64_n64, "m64n64k16", 64,)
         [1 0; 0] [0 1; 0] [1 0; 2] [0 1; 2] [0 0; 0 2]}
     {[32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
         [1 0; 4] [0 1; 4] [1 0; 6] [0 1; 6] [0 0; 4 6]});
-with_32!(scores!(scores_d128_n64, "m64n64k16", 64,)
-    {[0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31]
-        [2 0; 0 2 4 6] [3 1; 0 2 4 6] [0 2; 0 2 4 6] [1 3; 0 2 4 6] [0 0; 0 2 4 6] [1 1; 0 2 4 6]});
+
+/// Of products `q k^T` one sum of 32 columns, where all at once would take too many registers.
+macro_rules! scores_of_32_columns {
+    ($name:ident, $($products:tt)*) => {
+        with_32!(scores!($name, "m64n64k16", 64,)
+            {[0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31]
+                $($products)*});
+    };
+}
+scores_of_32_columns!(scores_d128_n64_first, [2 0; 0] [0 2; 0] [2 0; 2] [0 2; 2] [0 0; 0 2]);
+scores_of_32_columns!(scores_d128_n64_second, [2 0; 4] [0 2; 4] [2 0; 6] [0 2; 6] [0 0; 4 6]);
+scores_of_32_columns!(scores_d128_n64_third, [3 1; 0] [1 3; 0] [3 1; 2] [1 3; 2] [1 1; 0 2]);
+scores_of_32_columns!(scores_d128_n64_fourth, [3 1; 4] [1 3; 4] [3 1; 6] [1 3; 6] [1 1; 4 6]);
 with_32!(output!(output_d64_n64, "m64n64k16",), 32,
     [32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
     [48 49 50 51; 0] [52 53 54 55; 128] [56 57 58 59; 256] [60 61 62 63; 384]
     [32 33 34 35; 512] [36 37 38 39; 640] [40 41 42 43; 768] [44 45 46 47; 896]
     [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]);
-with_32!(output!(output_half_n64, "m64n64k16",), 32,
-    [32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
-    [48 49 50 51; 0] [52 53 54 55; 128] [56 57 58 59; 256] [60 61 62 63; 384]
-    [32 33 34 35; 1024] [36 37 38 39; 1152] [40 41 42 43; 1280] [44 45 46 47; 1408]
-    [32 33 34 35; 0] [36 37 38 39; 128] [40 41 42 43; 256] [44 45 46 47; 384]);
+with_64!(output!(output_d128_n64, "m64n128k16",), 32,
+    [64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95]
+    [80 81 82 83; 0] [84 85 86 87; 128] [88 89 90 91; 256] [92 93 94 95; 384]
+    [64 65 66 67; 1024] [68 69 70 71; 1152] [72 73 74 75; 1280] [76 77 78 79; 1408]
+    [64 65 66 67; 0] [68 69 70 71; 128] [72 73 74 75; 256] [76 77 78 79; 384]);

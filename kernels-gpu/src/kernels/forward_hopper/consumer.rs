@@ -203,6 +203,9 @@ where
             self.pipelines.release_sent_queries(&sent, self.lane == 0 && is_sending);
         }
         self.skip_leading_values();
+        if E::OUTPUT_FIRST && tile > first {
+            self.add_output(t);
+        }
         while tile > first {
             tile -= 1;
             if self.pipelines.skips_key_tiles() {
@@ -212,30 +215,64 @@ where
                 self.pipelines.wait_for_keys();
             }
             self.pipelines.fetch_bias(self.p, tile);
-            self.scheduler.wait();
+            if !E::OUTPUT_FIRST {
+                self.scheduler.wait();
+            }
             t.scores = E::start_scores::<QueryTile<K>>(&t.q, self.pipelines.key());
-            self.pipelines.wait_for_values();
-            E::start_output(&mut t.output, &t.probabilities, self.pipelines.value());
+            if !E::OUTPUT_FIRST {
+                self.start_output(t);
+            }
             self.scheduler.pass();
             let range = self.key_tiles();
             if !self.pipelines.skips_key_tiles() {
                 first = range.begin;
             }
-            t.scores.finish::<1>();
+            if E::OUTPUT_FIRST {
+                t.scores.finish::<0>();
+            } else {
+                t.scores.finish::<1>();
+            }
             self.pipelines.release_keys(self.lane == 0);
             self.pipelines.keys.advance();
             self.apply(t.scores.values(), tile, &range, shows_all);
 
-            E::finish_output::<0>(&mut t.output, &t.probabilities, || self.pipelines.value());
-            self.pipelines.release_values(self.lane == 0);
-            self.pipelines.values.advance();
+            if !E::OUTPUT_FIRST {
+                self.finish_output(t);
+            }
             let rescale;
             (t.probabilities, rescale) =
                 softmax.probabilities::<MmaFragment, E, S, P>(t.scores.values(), &self.scale);
             self.pipelines.drop::<S, P>(self.p, &mut t.probabilities, tile);
             rescale.apply::<MmaFragment, O>(t.output.values());
+            // At the end of a round: the assembler would put it off behind the scores otherwise.
+            if E::OUTPUT_FIRST && tile > first {
+                self.add_output(t);
+            }
         }
         self.leave(first, softmax)
+    }
+
+    /// Computes `o += p v` of the key tile before, and keeps the turn for the scores of the next one.
+    #[inline(always)]
+    unsafe fn add_output(&mut self, t: &mut Accumulators<E::Scores, E::Output, A, P>) {
+        self.scheduler.wait();
+        self.start_output(t);
+        self.finish_output(t);
+    }
+
+    /// Starts `o += p v` of the key tile before.
+    #[inline(always)]
+    unsafe fn start_output(&self, t: &mut Accumulators<E::Scores, E::Output, A, P>) {
+        self.pipelines.wait_for_values();
+        E::start_output(&mut t.output, &t.probabilities, self.pipelines.value());
+    }
+
+    /// Waits for it, and releases its values.
+    #[inline(always)]
+    unsafe fn finish_output(&mut self, t: &mut Accumulators<E::Scores, E::Output, A, P>) {
+        E::finish_output::<0>(&mut t.output);
+        self.pipelines.release_values(self.lane == 0);
+        self.pipelines.values.advance();
     }
 
     /// Skips the values of leading key tiles, and the turns of their products.
@@ -349,9 +386,9 @@ where
         let target = last.block.o_of_heads::<2>(self.p).now();
         // Scores that are still on their way use one of the two tiles.
         if Self::VALUES_FIRST {
-            E::finish_output::<1>(&mut t.output, &t.probabilities, || self.pipelines.value());
+            E::finish_output::<1>(&mut t.output);
         } else {
-            E::finish_output::<0>(&mut t.output, &t.probabilities, || self.pipelines.value());
+            E::finish_output::<0>(&mut t.output);
         }
         self.pipelines.release_values(lane == 0 && (!Self::VALUES_FIRST || next == Next::Work));
         if Self::LOOKS_AHEAD && !Self::VALUES_FIRST {

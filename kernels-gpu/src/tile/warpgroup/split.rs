@@ -2,74 +2,106 @@
 //!
 //! Tensor cores cut off what a sum has beyond its last bit instead of rounding it. Over many keys that adds
 //! up, always towards zero: each tile of keys begins a sum of its own, which is added to the others as f32
-//! is. So it is with columns of queries and keys, where there are registers for it.
+//! is. So does each 32 columns of queries and keys; there what is cut off is
+//! [made up for](factor_of_columns).
 
 use super::{Output, Queries, Scores, Units, Wait, WarpgroupElement};
 use crate::abi::SplitFactors;
 use crate::arch::{global, shared, thread, warp, wgmma};
 use crate::geometry::size::TileSize;
 use crate::tile::element::SplitF32;
+use crate::tile::mma::split::{SumFactor, factor_of_columns};
 
-/// Registers of the product of a key tile and 64 columns.
-const PRODUCT: usize = 32;
+/// Registers of scores.
+const SCORES: usize = 32;
 
-/// Scores as two sums of products.
-pub struct SplitScores {
-    sums: [f32; 64],
-    values: [f32; 32],
+/// Adds the `sum`-th sum of 32 columns to scores.
+#[inline(always)]
+fn add_columns(scores: &mut [f32; SCORES], columns: [f32; SCORES], sum: u32) {
+    let mut i = 0;
+    while i < SCORES {
+        factor_of_columns(sum).add(&mut scores[i], columns[i], 0);
+        i += 1;
+    }
 }
 
-impl Scores<32> for SplitScores {
+/// Scores of 64 columns: both sums are computed at once.
+pub struct ScoresOf64 {
+    sums: [f32; 2 * SCORES],
+    values: [f32; SCORES],
+}
+
+impl ScoresOf64 {
+    #[inline(always)]
+    unsafe fn start<Q: TileSize>(q: u64, k: u64) -> Self {
+        ScoresOf64 { sums: wgmma::split::scores_d64_n64::<Q>(q, k), values: [0.0; SCORES] }
+    }
+}
+
+impl Scores<SCORES> for ScoresOf64 {
     #[inline(always)]
     unsafe fn finish<const PENDING: u32>(&mut self) {
         self.sums.wait::<PENDING>();
+        let mut second = [0.0; SCORES];
         let mut i = 0;
-        while i < 32 {
-            self.values[i] = self.sums[i] + self.sums[32 + i];
+        while i < SCORES {
+            (self.values[i], second[i]) = (self.sums[i], self.sums[SCORES + i]);
             i += 1;
         }
+        add_columns(&mut self.values, second, 1);
     }
 
     #[inline(always)]
-    fn values(&mut self) -> &mut [f32; 32] {
+    fn values(&mut self) -> &mut [f32; SCORES] {
         &mut self.values
     }
 }
 
-impl From<[f32; 64]> for SplitScores {
+/// Scores of 128 columns: of four sums at most two are in flight, beside those that have been added.
+pub struct ScoresOf128 {
+    values: [f32; SCORES],
+    last: [f32; SCORES],
+}
+
+impl ScoresOf128 {
     #[inline(always)]
-    fn from(sums: [f32; 64]) -> Self {
-        SplitScores { sums, values: [0.0; 32] }
+    unsafe fn start<Q: TileSize>(q: u64, k: u64) -> Self {
+        let mut values = wgmma::split::scores_d128_n64_first::<Q>(q, k);
+        let mut second = wgmma::split::scores_d128_n64_second::<Q>(q, k);
+        values.wait::<1>();
+        let mut third = wgmma::split::scores_d128_n64_third::<Q>(q, k);
+        second.wait::<1>();
+        add_columns(&mut values, second, 1);
+        let last = wgmma::split::scores_d128_n64_fourth::<Q>(q, k);
+        third.wait::<1>();
+        add_columns(&mut values, third, 2);
+        ScoresOf128 { values, last }
     }
 }
 
-/// A sum over key tiles, and the product of the last one with 64 columns: with all of 128 there would be no
-/// registers left.
+impl Scores<SCORES> for ScoresOf128 {
+    #[inline(always)]
+    unsafe fn finish<const PENDING: u32>(&mut self) {
+        self.last.wait::<PENDING>();
+        add_columns(&mut self.values, self.last, 3);
+    }
+
+    #[inline(always)]
+    fn values(&mut self) -> &mut [f32; SCORES] {
+        &mut self.values
+    }
+}
+
+/// A sum over key tiles, and the product of the last one.
 pub struct SplitSum<const O: usize> {
     total: [f32; O],
-    last: [f32; PRODUCT],
-}
-
-impl<const O: usize> SplitSum<O> {
-    /// Waits for the last product, and adds it to columns from `64 half` on.
-    ///
-    /// # Safety
-    /// As [`Wait::wait`].
-    #[inline(always)]
-    unsafe fn add<const PENDING: u32>(&mut self, half: usize) {
-        self.last.wait::<PENDING>();
-        let mut i = 0;
-        while i < PRODUCT {
-            self.total[half * PRODUCT + i] += self.last[i];
-            i += 1;
-        }
-    }
+    last: [f32; O],
 }
 
 impl<const O: usize> Output<O> for SplitSum<O> {
     #[inline(always)]
     fn new() -> Self {
-        SplitSum { total: [0.0; O], last: [0.0; PRODUCT] }
+        SplitSum { total: [0.0; O], last: [0.0; O] }
     }
 
     #[inline(always)]
@@ -163,15 +195,16 @@ impl Units for SplitUnits {
 }
 
 macro_rules! products {
-    ($o:literal, $scores:ident $type:ty, $output:ident, $halves:literal) => {
-        impl WarpgroupElement<0, 32, 32, $o> for SplitF32 {
-            type Scores = $type;
+    ($o:literal, $scores:ident, $output:ident, $output_first:literal) => {
+        impl WarpgroupElement<0, SCORES, 32, $o> for SplitF32 {
+            const OUTPUT_FIRST: bool = $output_first;
+            type Scores = $scores;
             type Output = SplitSum<$o>;
             type Units = SplitUnits;
 
             #[inline(always)]
-            unsafe fn start_scores<Q: TileSize>(q: &Queries<0>, k: u64) -> $type {
-                wgmma::split::$scores::<Q>(q.descriptor, k).into()
+            unsafe fn start_scores<Q: TileSize>(q: &Queries<0>, k: u64) -> $scores {
+                $scores::start::<Q>(q.descriptor, k)
             }
 
             #[inline(always)]
@@ -180,19 +213,16 @@ macro_rules! products {
             }
 
             #[inline(always)]
-            unsafe fn finish_output<const PENDING: u32>(
-                output: &mut SplitSum<$o>,
-                p: &[u32; 32],
-                v: impl FnOnce() -> u64,
-            ) {
-                output.add::<PENDING>(0);
-                if $halves == 2 {
-                    output.last = wgmma::split::$output(p, v() + wgmma::split::PANEL);
-                    output.add::<0>(1);
+            unsafe fn finish_output<const PENDING: u32>(output: &mut SplitSum<$o>) {
+                output.last.wait::<PENDING>();
+                let mut i = 0;
+                while i < $o {
+                    output.total[i] += output.last[i];
+                    i += 1;
                 }
             }
         }
     };
 }
-products!(32, scores_d64_n64 SplitScores, output_d64_n64, 1);
-products!(64, scores_d128_n64 [f32; 32], output_half_n64, 2);
+products!(32, ScoresOf64, output_d64_n64, false);
+products!(64, ScoresOf128, output_d128_n64, true);

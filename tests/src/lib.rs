@@ -24,6 +24,7 @@ pub mod recorder;
 pub mod rule;
 pub mod seed;
 pub mod shapes;
+pub mod share;
 pub mod sources;
 pub mod sweep;
 pub mod verdict;

@@ -149,7 +149,7 @@ pub fn seed_from_environment() -> u64 {
 }
 
 /// The seed of a test's cases: its own, the FNV-1a hash of its name, moved by what is said of all.
-fn seed_of(test: &str, said: u64) -> u64 {
+pub fn seed_of(test: &str, said: u64) -> u64 {
     let own = test.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });

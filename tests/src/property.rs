@@ -25,7 +25,7 @@ const PARTS: u32 = 4;
 
 /// Of so many cases one is run by default in the emulator. A run of everything that must be green draws others each
 /// time; `FATTN_CASES=all` runs all of them.
-const SHARE: u32 = 3;
+pub const SHARE: u32 = 3;
 
 /// Checks `property` for a share of `count` cases of `cases` (see `FATTN_CASES`) on the device that `FATTN_DEVICE`
 /// names, in the emulator under a schedule of each case's own, and where nothing is said of a target under one of each

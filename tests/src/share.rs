@@ -4,9 +4,9 @@ use crate::device::{emulated, emulated_arch, emulated_archs, open};
 use crate::property::{seed_from_environment, seed_of};
 use finite_attention::driver::emulated::Options;
 use finite_attention::{Device, KernelImages};
+use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
-use rand::SeedableRng as _;
 
 /// Whether all is run, and not a share of it: with `FATTN_CASES=all`, and on a GPU, which is quick.
 pub fn is_whole() -> bool {
@@ -24,7 +24,11 @@ fn draw<T>(seed: u64, of: usize, all: Vec<T>) -> Vec<T> {
     let mut numbers: Vec<usize> = (0..all.len()).collect();
     numbers.shuffle(&mut StdRng::seed_from_u64(seed));
     numbers.truncate(all.len().div_ceil(of));
-    all.into_iter().enumerate().filter(|(number, _)| numbers.contains(number)).map(|(_, one)| one).collect()
+    all.into_iter()
+        .enumerate()
+        .filter(|(number, _)| numbers.contains(number))
+        .map(|(_, one)| one)
+        .collect()
 }
 
 /// As [`crate::device::on_each`], for one of the emulator's targets, which is drawn.

@@ -109,7 +109,7 @@ fn keys_that_are_not_kept_have_gradients_of_zero() {
         case.features.dynamic_mask = Some(DynamicMask { rule, block_size, way });
         (!case.packed).then_some(case)
     });
-    check("dynamic-zeros", 60, cases.featured(), |device, case| {
+    check("dynamic-zeros", 60, cases.featured().with_fewer_heads(), |device, case| {
         others_are_zero(case, &run(device, case, &Inputs::drawn(case), Surroundings::Nan)?)
     });
 }
@@ -143,7 +143,7 @@ fn a_window_of_all_keys_changes_no_bit() {
             Features { mask: None, dynamic_mask: Some(DynamicMask::top_k(window)), ..case.features };
         Some(case)
     });
-    check("dynamic-all", 40, cases.featured(), |device, case| {
+    check("dynamic-all", 40, cases.featured().with_fewer_heads(), |device, case| {
         let features = Features { dynamic_mask: None, ..case.features };
         let without = Case { features, ..case.clone() };
         let chosen = run(device, case, &Inputs::drawn(case), Surroundings::Nan)?;

@@ -13,6 +13,7 @@ use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::{Launched, recording, recording_as, small};
 use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::shapes::cases;
+use finite_attention_tests::share::drawn;
 use finite_attention_tests::verdict::{Verdict, judge_on, options};
 use kernels_gpu::abi::{Arch, KERNELS, KernelSpec};
 use std::sync::Mutex;
@@ -207,16 +208,17 @@ fn parts_are_right_in_all_cases() {
     assert!(of_parts >= 3 * of_fma, "{of_parts} results are of parts, {of_fma} of fused multiply-adds");
 }
 
-/// Every part of these kernels, with several tiles to a block, as late and as early as their protocol allows; in the
-/// emulator whatever the device.
+/// Every part of these kernels, with several tiles to a block, as late or as early as their protocol allows, as is drawn; in
+/// the emulator whatever the device.
 #[test]
 fn every_part_of_the_kernels_is_right_in_any_order() {
     let kernels = KERNELS.iter().filter(|spec| spec.multiplies_parts);
     for (kernel, arch) in kernels.map(|spec| (spec.name, spec.arch)) {
         let mut with_dropout = 0;
         let cases = cases(kernel).into_iter().filter(|case| case.key_rows > 0);
-        for (case, may_be_lost) in cases.flat_map(fitted) {
-            for schedule in [Schedule::Latest, Schedule::Eager] {
+        for (number, (case, may_be_lost)) in cases.flat_map(fitted).enumerate() {
+            let schedules = [Schedule::Latest, Schedule::Eager];
+            for schedule in drawn(&format!("{kernel} {number}"), 2, schedules) {
                 let device = emulated(arch, KernelImages::embedded(), options(schedule));
                 let (device, launched) = recording(&small(&device));
                 let verdict = judge_on(&device, kernel, &case);

@@ -7,6 +7,7 @@ use finite_attention_tests::device::open;
 use finite_attention_tests::property::{Finding, check};
 use finite_attention_tests::recorder::recording;
 use finite_attention_tests::rule::within_the_rule;
+use finite_attention_tests::share::drawn;
 use kernels_gpu::abi::{Arch, Family, KERNELS, MAX_SPLITS};
 
 fn right(device: &Device, case: &Case) -> Finding {
@@ -200,35 +201,35 @@ fn kernels_that_start_early_wait_before_they_touch_memory() {
 #[test]
 fn a_single_query_is_combined_from_ranges_and_repeats() {
     let (device, launched) = recording(&open());
-    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
-        for placement in [Placement::Bshd, Placement::Unaligned] {
-            for output_dtype in [dtype, Dtype::F32] {
-                let case = with_enough_rows(Case {
-                    query_rows: 1,
-                    key_rows: 5 * 128 + 16,
-                    query_heads: 8,
-                    key_heads: 2,
-                    batches: 2,
-                    head_dim: 60,
-                    value_dim: 50,
-                    num_splits: Some(6),
-                    dtype,
-                    output_dtype,
-                    placement,
-                    ..Case::small()
-                });
-                if let Err(finding) = right(&device, &case) {
-                    panic!("{} {placement:?}: {finding}", dtype.name());
-                }
-                let run = || {
-                    let computed =
-                        compute(&device, &case, &Inputs::drawn(&case), Surroundings::Nan).unwrap();
-                    (computed.o, computed.lse)
-                };
-                assert_eq!(run(), run(), "{} {placement:?}", dtype.name());
-                let kernel = format!("forward_combine_{}_q1_sm80", dtype.name());
-                assert!(launched.names().contains(kernel.as_str()), "{kernel} was not launched");
-            }
+    let dtypes = [(Dtype::Bf16, Dtype::F32), (Dtype::F16, Dtype::F32), (Dtype::F32, Dtype::F32)];
+    let same = [Dtype::Bf16, Dtype::F16].map(|dtype| (dtype, dtype));
+    let all = dtypes.into_iter().chain(same).flat_map(|(dtype, output_dtype)| {
+        [Placement::Bshd, Placement::Unaligned].map(|placement| (dtype, output_dtype, placement))
+    });
+    for (dtype, output_dtype, placement) in drawn("splits-single-query", 3, all) {
+        let case = with_enough_rows(Case {
+            query_rows: 1,
+            key_rows: 5 * 128 + 16,
+            query_heads: 8,
+            key_heads: 2,
+            batches: 2,
+            head_dim: 60,
+            value_dim: 50,
+            num_splits: Some(6),
+            dtype,
+            output_dtype,
+            placement,
+            ..Case::small()
+        });
+        if let Err(finding) = right(&device, &case) {
+            panic!("{} {placement:?}: {finding}", dtype.name());
         }
+        let run = || {
+            let computed = compute(&device, &case, &Inputs::drawn(&case), Surroundings::Nan).unwrap();
+            (computed.o, computed.lse)
+        };
+        assert_eq!(run(), run(), "{} {placement:?}", dtype.name());
+        let kernel = format!("forward_combine_{}_q1_sm80", dtype.name());
+        assert!(launched.names().contains(kernel.as_str()), "{kernel} was not launched");
     }
 }

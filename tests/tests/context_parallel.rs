@@ -8,6 +8,7 @@ use finite_attention::check::{
 use finite_attention::context_parallel::{ContextLayout, LocalCommunicator};
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Arch, CausalAlignment, Device, Dtype, KernelImages, Mask, Mode};
+use finite_attention_tests::cases::{ENOUGH_ROWS, with_fewer_heads};
 use finite_attention_tests::device::{emulated, emulated_archs, open};
 use finite_attention_tests::property::{Finding, SHARE, count_from_environment, seed_from_environment};
 use finite_attention_tests::share::{drawn, is_whole};
@@ -64,7 +65,7 @@ fn shared_out(mut case: Case) -> Option<Case> {
     let dtype = case.output_dtype;
     case.features = scores_shared_out(case.features, case.packed);
     case.gradients = case.gradients.map(|gradients| Gradients { dtype, ..gradients });
-    Some(case)
+    Some(with_fewer_heads(case, ENOUGH_ROWS))
 }
 
 /// Random cases, over as many ranks and in such a layout as their seed says: `FATTN_CASES` of them.

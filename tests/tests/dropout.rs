@@ -32,7 +32,7 @@ fn of(dtype: Dtype) -> Cases {
 }
 
 fn accurate(test: &str, count: u32, cases: Cases) {
-    check(test, count, cases.featured().with_enough_rows(), |device, case| {
+    check(test, count, cases.featured().with_just_enough_rows(), |device, case| {
         within_the_rule(device, case, Inputs::drawn).map(|_| ())
     });
 }

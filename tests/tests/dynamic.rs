@@ -35,14 +35,14 @@ fn gathered() -> Cases {
 
 #[test]
 fn dynamic_masks_are_within_the_rule() {
-    check("dynamic", 120, dynamic().with_enough_rows(), |device, case| {
+    check("dynamic", 120, dynamic().with_just_enough_rows(), |device, case| {
         within_the_rule(device, case, Inputs::drawn).map(|_| ())
     });
 }
 
 #[test]
 fn gathered_keys_are_within_the_rule() {
-    check("dynamic-gathered", 60, gathered().with_enough_rows(), |device, case| {
+    check("dynamic-gathered", 60, gathered().with_just_enough_rows(), |device, case| {
         within_the_rule(device, case, Inputs::drawn).map(|_| ())
     });
 }
@@ -117,7 +117,7 @@ fn keys_that_are_not_kept_have_gradients_of_zero() {
 /// Both ways see the same keys: where one has 0 for all of a key's gradients, so has the other.
 #[test]
 fn gathering_is_masking_within_the_rule() {
-    check("dynamic-ways", 40, gathered().with_enough_rows(), |device, case| {
+    check("dynamic-ways", 40, gathered().with_just_enough_rows(), |device, case| {
         let of = |way| {
             let mut case = case.clone();
             case.features.dynamic_mask = case.features.dynamic_mask.map(|mask| mask.with_way(way));

@@ -263,7 +263,7 @@ fn sequences_of_one_key_are_right() {
         }
         (case.gradients.is_some() && case.batches > 0).then_some(case)
     });
-    check("gradients-one-key", 30, cases.extended().with_enough_rows(), |device, case| {
+    check("gradients-one-key", 30, cases.extended().with_just_enough_rows(), |device, case| {
         let computed = right(device, case, Inputs::drawn)?;
         let gradients = computed.gradients.as_ref().ok_or("no gradients")?;
         for (name, tensor) in [("dq", &gradients.dq), ("dk", &gradients.dk)] {

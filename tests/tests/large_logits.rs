@@ -50,7 +50,7 @@ fn finite_and_within_the_rule(
 
 #[test]
 fn logits_thirty_times_as_large_are_within_the_rule() {
-    check("large-logits-30", 40, Cases::changed(judged).with_enough_rows(), |device, case| {
+    check("large-logits-30", 40, Cases::changed(judged).with_just_enough_rows(), |device, case| {
         finite_and_within_the_rule(device, case, without_signs(30.0))
     });
 }
@@ -66,7 +66,7 @@ fn logits_a_thousand_times_as_large_are_within_the_rule() {
         case.output_dtype = case.dtype;
         judged(case);
     });
-    check("large-logits-1000", 40, in_16_bits.with_enough_rows(), |device, case| {
+    check("large-logits-1000", 40, in_16_bits.with_just_enough_rows(), |device, case| {
         finite_and_within_the_rule(device, case, without_signs(1000.0))
     });
 }
@@ -126,7 +126,7 @@ fn f16_near_its_overflow_is_finite() {
 #[test]
 fn the_largest_key_takes_all() {
     let distinct = |key: usize| ((key * 37 + 11) % DISTINCT_KEYS) as f32;
-    check("large-logits-one-key", 40, few_keys().with_enough_rows(), move |device, case| {
+    check("large-logits-one-key", 40, few_keys().with_just_enough_rows(), move |device, case| {
         finite_and_within_the_rule(device, case, |case| along_one_column(case, distinct))
     });
 }
@@ -134,7 +134,7 @@ fn the_largest_key_takes_all() {
 /// Scores are huge and all the same: every visible key has the same weight.
 #[test]
 fn equal_keys_share_the_weight() {
-    check("large-logits-equal", 40, few_keys().with_enough_rows(), |device, case| {
+    check("large-logits-equal", 40, few_keys().with_just_enough_rows(), |device, case| {
         finite_and_within_the_rule(device, case, |case| along_one_column(case, |_| 3.0))
     });
 }
@@ -167,7 +167,7 @@ fn scores_that_grow_from_tile_to_tile_are_within_the_rule() {
             case.placement = Placement::Bshd;
         }
     });
-    check("large-logits-growing", 40, cases.with_enough_rows(), move |device, case| {
+    check("large-logits-growing", 40, cases.with_just_enough_rows(), move |device, case| {
         finite_and_within_the_rule(device, case, growing)
     });
 }

@@ -224,7 +224,7 @@ fn gradients_of_parts_are_right_in_all_cases() {
         case.num_splits = None;
     });
     let counts = Mutex::new([0, 0]);
-    check("precision-gradients", 16, cases.extended().with_enough_rows(), |device, case| {
+    check("precision-gradients", 16, cases.extended().with_just_enough_rows(), |device, case| {
         let (device, launched) = recording(device);
         // Random cases with gradients do not ask for it.
         let mut case = Case { precision: Some(Precision::Fast3), ..case.clone() };

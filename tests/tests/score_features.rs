@@ -13,7 +13,7 @@ use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::share::drawn;
 
 fn accurate(test: &str, count: u32, cases: Cases) {
-    check(test, count, cases.featured().with_enough_rows(), |device, case| {
+    check(test, count, cases.featured().with_just_enough_rows(), |device, case| {
         within_the_rule(device, case, Inputs::drawn).map(|_| ())
     });
 }

@@ -30,7 +30,7 @@ fn capped_scores_are_within_the_rule() {
             case.query_rows = 1;
         }
     });
-    check("softcap", 60, cases.extended().with_enough_rows(), right);
+    check("softcap", 60, cases.extended().with_just_enough_rows(), right);
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn gradients_of_capped_scores_are_within_the_rule() {
         capped(&mut case);
         case.gradients.is_some().then_some(case)
     });
-    check("softcap-gradients", 60, cases.extended().with_enough_rows(), right);
+    check("softcap-gradients", 60, cases.extended().with_just_enough_rows(), right);
 }
 
 /// Scores that go beyond f32 once they are scaled, or are minus infinity but for the cap.
@@ -69,7 +69,7 @@ fn scores_near_either_end_of_the_cap_are_within_the_rule() {
         case.softcap = [Some(30.0), Some(50.0)][case.seed as usize % 2];
         case.logit_shift = [-100.0, 100.0][case.seed as usize / 2 % 2];
     });
-    check("softcap-of-either-sign", 32, cases.with_enough_rows(), right);
+    check("softcap-of-either-sign", 32, cases.with_just_enough_rows(), right);
 }
 
 /// Where every score is the cap in f32, tanh is 1 and nothing is left of its derivative: dq and dk are 0, and not
@@ -126,7 +126,7 @@ fn scores_of_a_tiny_scale_are_those_of_equal_keys() {
         (case.scale, case.softcap) = [(1e-30, 1e-20), (-1e-20, 1e10), (1e-36, 1.0), (0.0, 1e-3)]
             .map(|(scale, cap)| (Some(scale), Some(cap)))[case.seed as usize % 4];
     });
-    check("softcap-tiny", 30, cases.with_enough_rows(), |device, case| {
+    check("softcap-tiny", 30, cases.with_just_enough_rows(), |device, case| {
         let computed = within_the_rule(device, case, Inputs::drawn)?;
         let visible = RowVisibility::of(case, &computed.inputs);
         let expected = |at: usize| (visible.of_lse(case, at) as f32).ln();

@@ -21,7 +21,7 @@ fn any_number_of_ranges_gives_the_same() {
         case.key_rows += 200;
         case.num_splits = Some([2, 3, 5, MAX_SPLITS][case.seed as usize % 4]);
     });
-    check("splits", 16, cases.extended().with_enough_rows(), right);
+    check("splits", 16, cases.extended().with_just_enough_rows(), right);
 }
 
 /// Under a window or a causal mask a row sees nothing in some ranges, and all rows nothing in others.
@@ -34,7 +34,7 @@ fn ranges_that_show_nothing_count_for_nothing() {
         let alignment = [CausalAlignment::TopLeft, CausalAlignment::BottomRight][case.seed as usize % 2];
         case.mask = Mask::Window { left: Some(case.seed as u32 % 40), right: Some(3), alignment };
     });
-    check("splits-windows", 16, cases.with_enough_rows(), right);
+    check("splits-windows", 16, cases.with_just_enough_rows(), right);
 }
 
 /// What one range overflows or loses must not show: logits far from 0 on either side, and far from each other.
@@ -47,7 +47,7 @@ fn ranges_with_logits_far_apart_are_weighed_right() {
         case.logit_shift = [200.0, -200.0, 0.0][case.seed as usize % 3];
         case.amplitude = 2.0;
     });
-    check("splits-logits", 16, cases.with_enough_rows(), right);
+    check("splits-logits", 16, cases.with_just_enough_rows(), right);
 }
 
 /// A case of two ranges, 64 keys or more and a few, in f32 and in 16 bits.

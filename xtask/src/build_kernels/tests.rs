@@ -26,8 +26,8 @@ fn two_barriers<const N: usize>(marks: [fn(&str) -> Result<String>; N]) -> Optio
     Some(ptx)
 }
 
-/// When there are not three without marks, the compiler has learnt that inline assembly is convergent, and stage 2
-/// can go.
+/// When there are not three without marks, the compiler has learnt that inline assembly is convergent, and
+/// stage 2 can go.
 #[test]
 fn two_barriers_between_branches_stay_two_where_they_are_marked() {
     if let Some([marked, unmarked]) = two_barriers([convergent::mark, |ir| Ok(ir.to_owned())]) {

@@ -1,6 +1,6 @@
 //! f32 as two f16 parts on tensor cores (`Precision::Fast3`): as exact as fused multiply-adds, and where numbers are
 //! such that it would not be, the same bits as these. Two kinds of kernels do it, for Hopper and for sm_80: on a GPU
-//! those that it takes are tested, and in the emulator both.
+//! those that it takes are tested, and in the emulator both, or of cases that are much alike one, which is drawn.
 
 use finite_attention::check::{Case, Computed, Features, Inputs, Placement, Surroundings};
 use finite_attention::driver::emulated::Schedule;
@@ -13,7 +13,7 @@ use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::{Launched, recording, recording_as, small};
 use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::shapes::cases;
-use finite_attention_tests::share::drawn;
+use finite_attention_tests::share::{drawn, on_one};
 use finite_attention_tests::verdict::{Verdict, judge_on, options};
 use kernels_gpu::abi::{Arch, KERNELS, KernelSpec};
 use std::sync::Mutex;
@@ -63,7 +63,7 @@ pub(crate) fn most_error() -> f64 {
 
 /// o and lse of both ways are exact, and neither computed both.
 fn is_as_exact(case: &Case, inputs: &Inputs) {
-    on_each(|device| {
+    on_one(&case.shape_text(), |device| {
         let ([fast, fma], of_parts) = both_ways(device, case, inputs);
         assert!(of_parts, "{case:?}: fma computed both");
         let expected = exact(&case.sizes(), &inputs.q, &inputs.k, &inputs.v);
@@ -80,7 +80,7 @@ fn is_as_exact(case: &Case, inputs: &Inputs) {
 
 /// The fast way leaves these numbers to the other one.
 fn is_left_to_fma(what: &str, case: &Case, inputs: &Inputs) {
-    on_each(|device| {
+    on_one(what, |device| {
         let ([fast, fma], of_parts) = both_ways(device, case, inputs);
         assert!(!of_parts, "{what}: {case:?}");
         identical(what, true, &fast, &fma).unwrap();

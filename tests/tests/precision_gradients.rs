@@ -13,6 +13,7 @@ use finite_attention_tests::device::on_each;
 use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::recording;
 use finite_attention_tests::rule::within_the_rule;
+use finite_attention_tests::share::on_one;
 use std::sync::Mutex;
 
 const GRADIENTS: Gradients =
@@ -56,7 +57,7 @@ fn adds_otherwise(device: &Device, case: &Case) -> bool {
 
 /// dq, dk and dv of both ways are exact, and fma did not compute both.
 fn are_as_exact(case: &Case, inputs: &Inputs, gradients: &GradientInputs) {
-    on_each(|device| {
+    on_one(&case.shape_text(), |device| {
         let ([fast, fma], of_parts) = both_ways(device, case, inputs, gradients);
         assert!(of_parts, "{case:?}: fma computed both");
         let Inputs { q, k, v, .. } = inputs;
@@ -75,7 +76,7 @@ fn are_as_exact(case: &Case, inputs: &Inputs, gradients: &GradientInputs) {
 
 /// The fast way leaves the gradients of these numbers to the other one.
 fn are_left_to_fma(what: &str, case: &Case, inputs: &Inputs, gradients: &GradientInputs) {
-    on_each(|device| {
+    on_one(what, |device| {
         let (_, of_parts) = both_ways(device, case, inputs, gradients);
         assert!(!of_parts, "{what}: {case:?}");
     });

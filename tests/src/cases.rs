@@ -88,9 +88,9 @@ impl Cases {
 /// Rows, over all heads, of each tensor that the tolerance rule compares: those of [`with_enough_rows`].
 pub const ENOUGH_ROWS: usize = 64;
 
-/// Multiply-adds of a case in the emulator, in whole tiles, before its heads and batches are cut down to two: a fifth of a
+/// Multiply-adds of a case in the emulator, in whole tiles, before its heads and batches are cut down to two: a tenth of a
 /// second. Before they are cut down to one, it is twice that.
-const WORK_LIMIT: usize = 32 << 20;
+const WORK_LIMIT: usize = 16 << 20;
 
 /// The case with fewer query heads of a key head, then key heads, then batches, where in the emulator they have much to do,
 /// as long as each tensor has so many rows. Heads that may be worked on together stay as many as they are.

@@ -49,11 +49,11 @@ mod tests {
     fn a_share_is_drawn_anew_with_each_seed_and_all_have_their_turn() {
         let draw = |seed| draw(seed, 3, (0..10).collect());
         assert_eq!(draw(7), draw(7));
-        let shares: Vec<Vec<u32>> = (0..40).map(draw).collect();
+        let shares: Vec<Vec<u32>> = (0..400).map(draw).collect();
         assert!(shares.iter().all(|share| share.len() == 4 && share.is_sorted()));
         for one in 0..10 {
             let times = shares.iter().filter(|share| share.contains(&one)).count();
-            assert!((6..=26).contains(&times), "{one}: {times} of 40");
+            assert!((120..=200).contains(&times), "{one}: {times} of 400");
         }
     }
 

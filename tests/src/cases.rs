@@ -1,5 +1,6 @@
 //! Random cases that shrink to the smallest failing shape.
 
+use crate::device::emulated_arch;
 use finite_attention::check::{
     BiasFeature, BiasValues, Case, Features, Gradients, MaskFeature, Placement, ScorePlacement, case,
     extended_case, featured_case, with_enough_rows, with_exact_lse,
@@ -66,6 +67,55 @@ impl Cases {
         let Cases { generate, fit } = self;
         Cases { generate, ..Cases::fitted(move |case| fit(case).map(with_enough_rows)) }
     }
+
+    /// The same, and no more heads and batches than that where these have much to do: for properties that say nothing of
+    /// how many there are.
+    pub fn with_just_enough_rows(self) -> Self {
+        let Cases { generate, fit } = self.with_enough_rows();
+        let fewer = |case| with_fewer_heads(case, ENOUGH_ROWS);
+        Cases { generate, ..Cases::fitted(move |case| fit(case).map(fewer)) }
+    }
+
+    /// The same with fewer heads and batches where these have much to do: for properties of each
+    /// element, which need no tolerance rule.
+    pub fn with_fewer_heads(self) -> Self {
+        let Cases { generate, fit } = self;
+        let fewer = |case| with_fewer_heads(case, 0);
+        Cases { generate, ..Cases::fitted(move |case| fit(case).map(fewer)) }
+    }
+}
+
+/// Rows, over all heads, of each tensor that the tolerance rule compares: those of [`with_enough_rows`].
+pub const ENOUGH_ROWS: usize = 64;
+
+/// Multiply-adds of a case in the emulator, in whole tiles, before its heads and batches are cut down to two: a tenth of a
+/// second. Before they are cut down to one, it is twice that.
+const WORK_LIMIT: usize = 16 << 20;
+
+/// The case with fewer query heads of a key head, then key heads, then batches, where in the emulator they have much to do,
+/// as long as each tensor has so many rows. Heads that may be worked on together stay as many as they are.
+pub fn with_fewer_heads(mut case: Case, least_rows: usize) -> Case {
+    let head = [case.query_rows, case.key_rows, case.head_dim + case.value_dim];
+    let head: usize = head.map(|size| size.next_multiple_of(64)).iter().product();
+    let rows = case.query_rows.min(case.key_rows);
+    let keeps_groups = case.pack_gqa == Some(true) || case.query_rows == 1;
+    for least in [2, 1] {
+        let limit = if least == 2 { WORK_LIMIT } else { 2 * WORK_LIMIT };
+        while emulated_arch().is_some() && case.batches * case.query_heads * head > limit {
+            let group = case.query_heads / case.key_heads;
+            let is_enough = |lines: usize| lines * rows >= least_rows;
+            if group > least && !keeps_groups {
+                case.query_heads -= case.key_heads;
+            } else if case.key_heads > least && is_enough(case.batches * (case.key_heads - 1)) {
+                (case.key_heads, case.query_heads) = (case.key_heads - 1, case.query_heads - group);
+            } else if case.batches > least && is_enough((case.batches - 1) * case.key_heads) {
+                case.batches -= 1;
+            } else {
+                break;
+            }
+        }
+    }
+    case
 }
 
 impl Strategy for Cases {

@@ -25,7 +25,7 @@ const PARTS: u32 = 4;
 
 /// Of so many cases one is run by default in the emulator. A run of everything that must be green draws others each
 /// time; `FATTN_CASES=all` runs all of them.
-const SHARE: u32 = 3;
+pub const SHARE: u32 = 3;
 
 /// Checks `property` for a share of `count` cases of `cases` (see `FATTN_CASES`) on the device that `FATTN_DEVICE`
 /// names, in the emulator under a schedule of each case's own, and where nothing is said of a target under one of each
@@ -149,7 +149,7 @@ pub fn seed_from_environment() -> u64 {
 }
 
 /// The seed of a test's cases: its own, the FNV-1a hash of its name, moved by what is said of all.
-fn seed_of(test: &str, said: u64) -> u64 {
+pub fn seed_of(test: &str, said: u64) -> u64 {
     let own = test.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });

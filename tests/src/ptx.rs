@@ -147,10 +147,7 @@ impl Ptx {
         which: Which,
         edit: impl Fn(&str) -> String,
     ) -> Self {
-        let mut found = self.sites();
-        found.retain(|site| {
-            site.instruction().starts_with(opcode) && goes_through(&site.places, through)
-        });
+        let found = self.find_at(opcode, through);
         let chosen = which.of(&found);
         assert!(
             !chosen.is_empty(),
@@ -158,16 +155,32 @@ impl Ptx {
              be thought over"
         );
         let mut edited = self.clone();
-        for site in chosen {
-            let new = edit(site.instruction());
-            assert_ne!(
-                new,
-                site.instruction(),
-                "the edit of `{opcode}` from {through:?} changes nothing"
-            );
-            edited.lines[site.line] = new;
+        for &number in chosen {
+            let instruction = without_predicate(self.lines[number].trim());
+            let new = edit(instruction);
+            assert_ne!(new, instruction, "the edit of `{opcode}` from {through:?} changes nothing");
+            edited.lines[number] = new;
         }
         edited
+    }
+
+    /// Lines of those of [`Ptx::sites`] that have this opcode and go through these source lines. Chains of no others are
+    /// read.
+    fn find_at(&self, opcode: &str, through: &[&str]) -> Vec<usize> {
+        let (mut places, mut found) = ("", Vec::new());
+        for (number, line) in self.lines.iter().enumerate() {
+            let text = line.trim();
+            if text.starts_with(".loc") {
+                places = text.split_once("//").map_or("", |(_, comment)| comment);
+            } else if text.ends_with(';')
+                && !text.starts_with('.')
+                && without_predicate(text).starts_with(opcode)
+                && goes_through(&chain(places), through)
+            {
+                found.push(number);
+            }
+        }
+        found
     }
 
     /// The text with every `from` replaced by `to`.
@@ -303,6 +316,9 @@ mod tests {
         assert_eq!(texts, ["fence.a;", "fence.b;", "@%p1 bra $L;"]);
         assert_eq!(sites[2].instruction(), "bra $L;");
         assert_eq!(sites[1].places.len(), 2);
+        assert_eq!(ptx.find_at("fence", &["b.rs: "]), [sites[0].line, sites[1].line]);
+        assert_eq!(ptx.find_at("bra", &[]), [sites[2].line]);
+        assert!(ptx.find_at("bra", &["c.rs: "]).is_empty());
         let edited = ptx.with_lines(&[(sites[0].line, String::new())]);
         assert_eq!(edited.sites().len(), 2);
     }

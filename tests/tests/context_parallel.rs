@@ -8,8 +8,10 @@ use finite_attention::check::{
 use finite_attention::context_parallel::{ContextLayout, LocalCommunicator};
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Arch, CausalAlignment, Device, Dtype, KernelImages, Mask, Mode};
+use finite_attention_tests::cases::{ENOUGH_ROWS, with_fewer_heads};
 use finite_attention_tests::device::{emulated, emulated_archs, open};
-use finite_attention_tests::property::{Finding, count_from_environment, seed_from_environment};
+use finite_attention_tests::property::{Finding, SHARE, count_from_environment, seed_from_environment};
+use finite_attention_tests::share::{drawn, is_whole};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(300);
@@ -63,7 +65,7 @@ fn shared_out(mut case: Case) -> Option<Case> {
     let dtype = case.output_dtype;
     case.features = scores_shared_out(case.features, case.packed);
     case.gradients = case.gradients.map(|gradients| Gradients { dtype, ..gradients });
-    Some(case)
+    Some(with_fewer_heads(case, ENOUGH_ROWS))
 }
 
 /// Random cases, over as many ranks and in such a layout as their seed says: `FATTN_CASES` of them.
@@ -79,7 +81,7 @@ fn ranks_with_features_are_within_the_rule() {
 }
 
 fn random_cases(test: &str, generate: fn(u64, usize) -> Case, cases: u32) {
-    let cases = count_from_environment(cases, 3);
+    let cases = count_from_environment(cases, SHARE);
     let seed = seed_from_environment();
     eprintln!("{test}: {cases} cases, FATTN_SEED={seed}");
     for number in 0..cases {
@@ -135,28 +137,13 @@ fn orders() -> u64 {
     std::env::var("FATTN_SCHEDULES").map_or(2, |text| text.parse().expect("FATTN_SCHEDULES is a number"))
 }
 
-/// Whether everything is run, and not a part of it.
-fn runs_everything() -> bool {
-    std::env::var("FATTN_CASES").is_ok_and(|text| text == "all")
-}
-
-/// Each number of ranks under each mask, dense and packed: every third for one of the targets, others with another
-/// `FATTN_SEED`; with `FATTN_CASES=all` all, for each target.
+/// Each number of ranks under each mask, dense and packed, for each target: one in ten is drawn, six of each layout.
 fn every_number_of_ranks(layout: ContextLayout) {
-    let seed = seed_from_environment();
-    let mut number = 0;
-    for (mask, packed) in
-        [CAUSAL, Mask::Full, WINDOW].into_iter().flat_map(|mask| [(mask, false), (mask, true)])
-    {
-        for count in [1, 2, 3, 4, 8] {
-            for (index, arch) in Arch::ALL.into_iter().enumerate() {
-                let is_drawn = number % 3 == seed % 3 && (number + seed / 3) % 2 == index as u64;
-                if runs_everything() || is_drawn {
-                    one_number_of_ranks(arch, layout, count, &ragged(mask, packed));
-                }
-            }
-            number += 1;
-        }
+    let cases = [CAUSAL, Mask::Full, WINDOW].into_iter().flat_map(|mask| [(mask, false), (mask, true)]);
+    let all = cases.flat_map(|case| [1, 2, 3, 4, 8].map(|count| (case, count)));
+    let all = all.flat_map(|(case, count)| Arch::ALL.map(|arch| (case, count, arch)));
+    for ((mask, packed), count, arch) in drawn(&format!("ranks {layout}"), 10, all) {
+        one_number_of_ranks(arch, layout, count, &ragged(mask, packed));
     }
 }
 
@@ -248,8 +235,8 @@ fn errors(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [f
     sums.map(|[wrong, all]: [f64; 2]| (wrong / all).sqrt())
 }
 
-/// Partial results in 16 bits are what made errors grow with every rank elsewhere. With `FATTN_CASES=all` over all
-/// layouts and numbers of ranks.
+/// Partial results in 16 bits are what made errors grow with every rank elsewhere. Of one type, and one layout and number
+/// of ranks, or of all of them.
 #[test]
 fn errors_do_not_grow_with_the_ranks() {
     let like = emulated(Arch::Sm90a, KernelImages::embedded(), Options::default());
@@ -258,10 +245,11 @@ fn errors_do_not_grow_with_the_ranks() {
         .into_iter()
         .flat_map(|layout| [2, 4, 8].map(|count| (layout, count)))
         .collect();
-    for (dtype, allowed, groups) in
-        [(Dtype::Bf16, 1.03, &few[..]), (Dtype::F16, 1.03, &few[..1]), (Dtype::F32, 1.2, &few[..1])]
+    let groups = [&few[..1], &few[1..]].map(|groups| if is_whole() { &all[..] } else { groups });
+    for (dtype, allowed) in
+        drawn("ranks-errors", 3, [(Dtype::Bf16, 1.03), (Dtype::F16, 1.03), (Dtype::F32, 1.2)])
     {
-        let groups = if runs_everything() { &all[..] } else { groups };
+        let groups = drawn("ranks-groups", 2, groups)[0];
         let case = Case {
             query_rows: 256,
             key_rows: 256,

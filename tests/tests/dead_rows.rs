@@ -45,7 +45,7 @@ fn rows_before_the_first_key_are_dead() {
         }
         (case.query_rows > case.key_rows).then_some(case)
     });
-    check("dead-rows", 50, cases.with_enough_rows(), right);
+    check("dead-rows", 50, cases.with_just_enough_rows(), right);
 }
 
 /// The boundary between dead and living rows on both sides of every tile edge.
@@ -57,7 +57,7 @@ fn the_first_living_row_may_stand_anywhere_in_a_tile() {
         case.key_rows = case.key_rows.min(70);
         case.query_rows = case.key_rows + dead;
     });
-    check("dead-rows-edges", 50, cases.with_enough_rows(), right);
+    check("dead-rows-edges", 50, cases.with_just_enough_rows(), right);
 }
 
 /// No keys at all: k and v have no elements.
@@ -77,7 +77,7 @@ fn dead_rows_have_no_gradients() {
         let dead = RowVisibility::of(&case, &Inputs::drawn(&case)).0.contains(&0);
         (dead && case.gradients.is_some()).then_some(case)
     });
-    check("dead-rows-gradients", 50, cases.extended().with_enough_rows(), right);
+    check("dead-rows-gradients", 50, cases.extended().with_just_enough_rows(), right);
 }
 
 /// Rows that a boolean mask or a bias of minus infinity hides all keys from, beside living ones of the same tile
@@ -97,5 +97,5 @@ fn rows_that_a_mask_or_a_bias_hides_all_keys_from_are_dead() {
         let hides = bias.is_some() || mask.is_some();
         (hides && visible.0.contains(&0) && case.key_rows > 0).then_some(case)
     });
-    check("dead-rows-features", 50, cases.featured().with_enough_rows(), right);
+    check("dead-rows-features", 50, cases.featured().with_just_enough_rows(), right);
 }

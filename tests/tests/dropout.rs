@@ -17,6 +17,7 @@ use finite_attention_tests::compare::{has_repeatable_dq, identical, run};
 use finite_attention_tests::device::{emulated, emulated_arch, open};
 use finite_attention_tests::property::check;
 use finite_attention_tests::rule::within_the_rule;
+use finite_attention_tests::share::drawn;
 use half::bf16;
 use kernels_gpu::abi::Arch;
 
@@ -31,7 +32,7 @@ fn of(dtype: Dtype) -> Cases {
 }
 
 fn accurate(test: &str, count: u32, cases: Cases) {
-    check(test, count, cases.featured().with_enough_rows(), |device, case| {
+    check(test, count, cases.featured().with_just_enough_rows(), |device, case| {
         within_the_rule(device, case, Inputs::drawn).map(|_| ())
     });
 }
@@ -54,7 +55,7 @@ fn dropout_in_f32_is_within_the_rule() {
 /// Rates that random cases are too small for, of numbers that are always the same.
 #[test]
 fn a_rate_of_0_999_is_within_the_rule() {
-    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+    for dtype in drawn("dropout-0.999", 3, [Dtype::Bf16, Dtype::F16, Dtype::F32]) {
         let features = Features { dropout: Some(0.999), ..Features::default() };
         let case = Case { query_rows: 257, key_rows: 301, value_dim: 32, features, ..base(dtype) };
         let result = within_the_rule(&open(), &case, Inputs::drawn);
@@ -178,7 +179,7 @@ fn unit_vectors(firsts: &[i32], heads: usize, columns: usize) -> Vec<f32> {
 #[test]
 fn the_same_pairs_are_dropped_forward_and_backward_and_by_every_kernel() {
     on_every_device(|name, device| {
-        for case in kinds() {
+        for case in drawn(&format!("dropout-pairs {name}"), 3, kinds()) {
             let (mut inputs, mut gradients) = (Inputs::drawn(&case), GradientInputs::drawn(&case));
             let [first_queries, first_keys] = case.offsets();
             inputs.v = unit_vectors(&first_keys, case.key_heads, case.value_dim);

@@ -35,14 +35,14 @@ fn gathered() -> Cases {
 
 #[test]
 fn dynamic_masks_are_within_the_rule() {
-    check("dynamic", 120, dynamic().with_enough_rows(), |device, case| {
+    check("dynamic", 120, dynamic().with_just_enough_rows(), |device, case| {
         within_the_rule(device, case, Inputs::drawn).map(|_| ())
     });
 }
 
 #[test]
 fn gathered_keys_are_within_the_rule() {
-    check("dynamic-gathered", 60, gathered().with_enough_rows(), |device, case| {
+    check("dynamic-gathered", 60, gathered().with_just_enough_rows(), |device, case| {
         within_the_rule(device, case, Inputs::drawn).map(|_| ())
     });
 }
@@ -109,7 +109,7 @@ fn keys_that_are_not_kept_have_gradients_of_zero() {
         case.features.dynamic_mask = Some(DynamicMask { rule, block_size, way });
         (!case.packed).then_some(case)
     });
-    check("dynamic-zeros", 60, cases.featured(), |device, case| {
+    check("dynamic-zeros", 60, cases.featured().with_fewer_heads(), |device, case| {
         others_are_zero(case, &run(device, case, &Inputs::drawn(case), Surroundings::Nan)?)
     });
 }
@@ -117,7 +117,7 @@ fn keys_that_are_not_kept_have_gradients_of_zero() {
 /// Both ways see the same keys: where one has 0 for all of a key's gradients, so has the other.
 #[test]
 fn gathering_is_masking_within_the_rule() {
-    check("dynamic-ways", 40, gathered().with_enough_rows(), |device, case| {
+    check("dynamic-ways", 40, gathered().with_just_enough_rows(), |device, case| {
         let of = |way| {
             let mut case = case.clone();
             case.features.dynamic_mask = case.features.dynamic_mask.map(|mask| mask.with_way(way));
@@ -143,7 +143,7 @@ fn a_window_of_all_keys_changes_no_bit() {
             Features { mask: None, dynamic_mask: Some(DynamicMask::top_k(window)), ..case.features };
         Some(case)
     });
-    check("dynamic-all", 40, cases.featured(), |device, case| {
+    check("dynamic-all", 40, cases.featured().with_fewer_heads(), |device, case| {
         let features = Features { dynamic_mask: None, ..case.features };
         let without = Case { features, ..case.clone() };
         let chosen = run(device, case, &Inputs::drawn(case), Surroundings::Nan)?;

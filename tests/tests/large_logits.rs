@@ -50,7 +50,7 @@ fn finite_and_within_the_rule(
 
 #[test]
 fn logits_thirty_times_as_large_are_within_the_rule() {
-    check("large-logits-30", 40, Cases::changed(judged).with_enough_rows(), |device, case| {
+    check("large-logits-30", 40, Cases::changed(judged).with_just_enough_rows(), |device, case| {
         finite_and_within_the_rule(device, case, without_signs(30.0))
     });
 }
@@ -66,7 +66,7 @@ fn logits_a_thousand_times_as_large_are_within_the_rule() {
         case.output_dtype = case.dtype;
         judged(case);
     });
-    check("large-logits-1000", 40, in_16_bits.with_enough_rows(), |device, case| {
+    check("large-logits-1000", 40, in_16_bits.with_just_enough_rows(), |device, case| {
         finite_and_within_the_rule(device, case, without_signs(1000.0))
     });
 }
@@ -84,7 +84,7 @@ fn lse_of_logits_a_thousand_times_as_large_is_within_the_rule() {
 
 #[test]
 fn large_logits_of_both_signs_are_finite() {
-    check("large-logits-signs", 40, Cases::changed(scaled), |device, case| {
+    check("large-logits-signs", 40, Cases::changed(scaled).with_fewer_heads(), |device, case| {
         let mut inputs = Inputs::drawn(case);
         inputs.q.iter_mut().for_each(|q| *q *= 1000.0);
         finite(case, &run(device, case, &inputs, Surroundings::Nan)?)
@@ -99,7 +99,7 @@ fn gradients_of_large_logits_are_finite() {
         case.gradients.as_mut()?.dtype = Dtype::F32;
         Some(case)
     });
-    check("large-logits-gradients", 40, cases.extended(), |device, case| {
+    check("large-logits-gradients", 40, cases.extended().with_fewer_heads(), |device, case| {
         let mut inputs = Inputs::drawn(case);
         inputs.q.iter_mut().for_each(|q| *q *= 1000.0);
         finite(case, &run(device, case, &inputs, Surroundings::Nan)?)
@@ -113,7 +113,7 @@ fn f16_near_its_overflow_is_finite() {
         (case.dtype, case.output_dtype) = (Dtype::F16, Dtype::F16);
         case.amplitude = 1.0;
     });
-    check("large-logits-f16", 40, f16, |device, case| {
+    check("large-logits-f16", 40, f16.with_fewer_heads(), |device, case| {
         let mut inputs = Inputs::drawn(case);
         for tensor in [&mut inputs.q, &mut inputs.k, &mut inputs.v] {
             tensor.iter_mut().for_each(|x| *x = (65504.0 - x.abs().fract() * 32768.0).copysign(*x));
@@ -126,7 +126,7 @@ fn f16_near_its_overflow_is_finite() {
 #[test]
 fn the_largest_key_takes_all() {
     let distinct = |key: usize| ((key * 37 + 11) % DISTINCT_KEYS) as f32;
-    check("large-logits-one-key", 40, few_keys().with_enough_rows(), move |device, case| {
+    check("large-logits-one-key", 40, few_keys().with_just_enough_rows(), move |device, case| {
         finite_and_within_the_rule(device, case, |case| along_one_column(case, distinct))
     });
 }
@@ -134,7 +134,7 @@ fn the_largest_key_takes_all() {
 /// Scores are huge and all the same: every visible key has the same weight.
 #[test]
 fn equal_keys_share_the_weight() {
-    check("large-logits-equal", 40, few_keys().with_enough_rows(), |device, case| {
+    check("large-logits-equal", 40, few_keys().with_just_enough_rows(), |device, case| {
         finite_and_within_the_rule(device, case, |case| along_one_column(case, |_| 3.0))
     });
 }
@@ -167,7 +167,7 @@ fn scores_that_grow_from_tile_to_tile_are_within_the_rule() {
             case.placement = Placement::Bshd;
         }
     });
-    check("large-logits-growing", 40, cases.with_enough_rows(), move |device, case| {
+    check("large-logits-growing", 40, cases.with_just_enough_rows(), move |device, case| {
         finite_and_within_the_rule(device, case, growing)
     });
 }

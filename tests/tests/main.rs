@@ -46,6 +46,8 @@ mod mutants;
 mod mutations;
 #[path = "nan_propagation.rs"]
 mod nan_propagation;
+#[path = "origins.rs"]
+mod origins;
 #[path = "pack_gqa.rs"]
 mod pack_gqa;
 #[path = "partial.rs"]

@@ -130,7 +130,7 @@ fn a_mask_that_shows_all_changes_no_bit() {
         several_tiles(&mut case);
         Some(case)
     });
-    check("mask-tiles-all", 30, cases.featured(), |device, case| {
+    check("mask-tiles-all", 30, cases.featured().with_fewer_heads(), |device, case| {
         let without = Case { features: Features::default(), ..case.clone() };
         let masked = run(device, case, &Inputs::drawn(case), Surroundings::Nan)?;
         let plain = run(device, &without, &Inputs::drawn(&without), Surroundings::Nan)?;

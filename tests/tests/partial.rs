@@ -66,7 +66,7 @@ fn passes_over_some_of_the_keys_are_within_the_rule() {
         *case = partial(case.clone());
         case.key_rows = case.key_rows.min(400);
     });
-    check("partial", 40, cases.featured().with_enough_rows(), right);
+    check("partial", 40, cases.featured().with_just_enough_rows(), right);
 }
 
 /// Rows that see nothing in some of the passes, and rows that see nothing in any.
@@ -81,7 +81,7 @@ fn passes_that_show_nothing_count_for_nothing() {
         case.query_rows = case.query_rows.min(150);
         Some(case)
     });
-    check("partial-nothing", 16, cases.featured().with_enough_rows(), right);
+    check("partial-nothing", 16, cases.featured().with_just_enough_rows(), right);
 }
 
 /// What one pass overflows or loses must not show: logits far from 0 on either side, and far from each other.
@@ -93,7 +93,7 @@ fn passes_with_logits_far_apart_are_weighed_right() {
         case.logit_shift = [200.0, -200.0, 0.0][case.seed as usize % 3];
         case.amplitude = 2.0;
     });
-    check("partial-logits", 16, cases.with_enough_rows(), right);
+    check("partial-logits", 16, cases.with_just_enough_rows(), right);
 }
 
 /// Nothing is rounded on the way: 16 passes are as exact as one.

@@ -1,6 +1,6 @@
 //! f32 as two f16 parts on tensor cores (`Precision::Fast3`): as exact as fused multiply-adds, and where numbers are
 //! such that it would not be, the same bits as these. Two kinds of kernels do it, for Hopper and for sm_80: on a GPU
-//! those that it takes are tested, and in the emulator both.
+//! those that it takes are tested, and in the emulator both, or of cases that are much alike one, which is drawn.
 
 use finite_attention::check::{Case, Computed, Features, Inputs, Placement, Surroundings};
 use finite_attention::driver::emulated::Schedule;
@@ -13,6 +13,7 @@ use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::{Launched, recording, recording_as, small};
 use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::shapes::cases;
+use finite_attention_tests::share::{drawn, on_one};
 use finite_attention_tests::verdict::{Verdict, judge_on, options};
 use kernels_gpu::abi::{Arch, KERNELS, KernelSpec};
 use std::sync::Mutex;
@@ -62,7 +63,7 @@ pub(crate) fn most_error() -> f64 {
 
 /// o and lse of both ways are exact, and neither computed both.
 fn is_as_exact(case: &Case, inputs: &Inputs) {
-    on_each(|device| {
+    on_one(&case.shape_text(), |device| {
         let ([fast, fma], of_parts) = both_ways(device, case, inputs);
         assert!(of_parts, "{case:?}: fma computed both");
         let expected = exact(&case.sizes(), &inputs.q, &inputs.k, &inputs.v);
@@ -79,7 +80,7 @@ fn is_as_exact(case: &Case, inputs: &Inputs) {
 
 /// The fast way leaves these numbers to the other one.
 fn is_left_to_fma(what: &str, case: &Case, inputs: &Inputs) {
-    on_each(|device| {
+    on_one(what, |device| {
         let ([fast, fma], of_parts) = both_ways(device, case, inputs);
         assert!(!of_parts, "{what}: {case:?}");
         identical(what, true, &fast, &fma).unwrap();
@@ -193,7 +194,7 @@ fn parts_are_right_in_all_cases() {
         (case.precision, case.gradients, case.num_splits) = (Some(Precision::Fast3), None, None);
     });
     let counts = Mutex::new([0, 0]);
-    check("precision", 16, cases.extended().with_enough_rows(), |device, case| {
+    check("precision", 16, cases.extended().with_just_enough_rows(), |device, case| {
         let (device, launched) = recording(device);
         within_the_rule(&device, case, Inputs::drawn)?;
         let turns = launched.turns();
@@ -207,16 +208,17 @@ fn parts_are_right_in_all_cases() {
     assert!(of_parts >= 3 * of_fma, "{of_parts} results are of parts, {of_fma} of fused multiply-adds");
 }
 
-/// Every part of these kernels, with several tiles to a block, as late and as early as their protocol allows; in the
-/// emulator whatever the device.
+/// Every part of these kernels, with several tiles to a block, as late or as early as their protocol allows, as is drawn; in
+/// the emulator whatever the device.
 #[test]
 fn every_part_of_the_kernels_is_right_in_any_order() {
     let kernels = KERNELS.iter().filter(|spec| spec.multiplies_parts);
     for (kernel, arch) in kernels.map(|spec| (spec.name, spec.arch)) {
         let mut with_dropout = 0;
         let cases = cases(kernel).into_iter().filter(|case| case.key_rows > 0);
-        for (case, may_be_lost) in cases.flat_map(fitted) {
-            for schedule in [Schedule::Latest, Schedule::Eager] {
+        for (number, (case, may_be_lost)) in cases.flat_map(fitted).enumerate() {
+            let schedules = [Schedule::Latest, Schedule::Eager];
+            for schedule in drawn(&format!("{kernel} {number}"), 2, schedules) {
                 let device = emulated(arch, KernelImages::embedded(), options(schedule));
                 let (device, launched) = recording(&small(&device));
                 let verdict = judge_on(&device, kernel, &case);

@@ -13,6 +13,7 @@ use finite_attention_tests::device::on_each;
 use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::recording;
 use finite_attention_tests::rule::within_the_rule;
+use finite_attention_tests::share::on_one;
 use std::sync::Mutex;
 
 const GRADIENTS: Gradients =
@@ -43,7 +44,7 @@ fn both_ways(
 
 /// dq, dk and dv of both ways are exact, and fma did not compute both.
 fn are_as_exact(case: &Case, inputs: &Inputs, gradients: &GradientInputs) {
-    on_each(|device| {
+    on_one(&case.shape_text(), |device| {
         let ([fast, fma], of_parts) = both_ways(device, case, inputs, gradients);
         assert!(of_parts, "{case:?}: fma computed both");
         let Inputs { q, k, v, .. } = inputs;
@@ -62,7 +63,7 @@ fn are_as_exact(case: &Case, inputs: &Inputs, gradients: &GradientInputs) {
 
 /// The fast way leaves the gradients of these numbers to the other one.
 fn are_left_to_fma(what: &str, case: &Case, inputs: &Inputs, gradients: &GradientInputs) {
-    on_each(|device| {
+    on_one(what, |device| {
         let (_, of_parts) = both_ways(device, case, inputs, gradients);
         assert!(!of_parts, "{what}: {case:?}");
     });
@@ -211,7 +212,7 @@ fn gradients_of_parts_are_right_in_all_cases() {
         case.num_splits = None;
     });
     let counts = Mutex::new([0, 0]);
-    check("precision-gradients", 16, cases.extended().with_enough_rows(), |device, case| {
+    check("precision-gradients", 16, cases.extended().with_just_enough_rows(), |device, case| {
         let (device, launched) = recording(device);
         // Random cases with gradients do not ask for it.
         let case = Case { precision: Some(Precision::Fast3), ..case.clone() };

@@ -30,7 +30,7 @@ fn capped_scores_are_within_the_rule() {
             case.query_rows = 1;
         }
     });
-    check("softcap", 60, cases.extended().with_enough_rows(), right);
+    check("softcap", 60, cases.extended().with_just_enough_rows(), right);
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn gradients_of_capped_scores_are_within_the_rule() {
         capped(&mut case);
         case.gradients.is_some().then_some(case)
     });
-    check("softcap-gradients", 60, cases.extended().with_enough_rows(), right);
+    check("softcap-gradients", 60, cases.extended().with_just_enough_rows(), right);
 }
 
 /// Scores that go beyond f32 once they are scaled, or are minus infinity but for the cap.
@@ -50,7 +50,7 @@ fn products_far_beyond_the_cap_have_finite_results() {
         (case.amplitude, case.logit_shift) = (1.0, 0.0);
         case.scale = [Some(-3.0), Some(1e3), Some(1.0)][case.seed as usize / 8 % 3];
     });
-    check("softcap-large", 40, cases.with_enough_rows(), |device, case| {
+    check("softcap-large", 40, cases.with_fewer_heads(), |device, case| {
         let enlarged = |case: &Case| {
             let mut inputs = Inputs::drawn(case);
             inputs.q.iter_mut().for_each(|q| *q *= 100.0);
@@ -69,7 +69,7 @@ fn scores_near_either_end_of_the_cap_are_within_the_rule() {
         case.softcap = [Some(30.0), Some(50.0)][case.seed as usize % 2];
         case.logit_shift = [-100.0, 100.0][case.seed as usize / 2 % 2];
     });
-    check("softcap-of-either-sign", 32, cases.with_enough_rows(), right);
+    check("softcap-of-either-sign", 32, cases.with_just_enough_rows(), right);
 }
 
 /// Where every score is the cap in f32, tanh is 1 and nothing is left of its derivative: dq and dk are 0, and not
@@ -80,7 +80,7 @@ fn scores_that_are_all_at_the_cap_have_no_gradient() {
         (case.softcap, case.scale, case.amplitude, case.logit_shift) = (Some(5.0), None, 1.0, 0.0);
         case.gradients.is_some().then_some(case)
     });
-    check("softcap-at-the-cap", 24, cases.extended(), |device, case| {
+    check("softcap-at-the-cap", 24, cases.extended().with_fewer_heads(), |device, case| {
         let mut inputs = Inputs::drawn(case);
         inputs.q.iter_mut().for_each(|q| *q = q.abs() + 30.0);
         inputs.k.iter_mut().for_each(|k| *k = k.abs() + 30.0);
@@ -103,7 +103,7 @@ fn lse_is_as_near_to_that_of_equal_scores_as_the_cap_says() {
         capped(case);
         case.amplitude = 2.0;
     });
-    check("softcap-lse", 40, cases, |device, case| {
+    check("softcap-lse", 40, cases.with_fewer_heads(), |device, case| {
         let computed = run(device, case, &Inputs::drawn(case), Surroundings::Nan)?;
         let (visible, cap) =
             (RowVisibility::of(case, &computed.inputs), f64::from(case.softcap.unwrap_or(0.0)));
@@ -126,7 +126,7 @@ fn scores_of_a_tiny_scale_are_those_of_equal_keys() {
         (case.scale, case.softcap) = [(1e-30, 1e-20), (-1e-20, 1e10), (1e-36, 1.0), (0.0, 1e-3)]
             .map(|(scale, cap)| (Some(scale), Some(cap)))[case.seed as usize % 4];
     });
-    check("softcap-tiny", 30, cases.with_enough_rows(), |device, case| {
+    check("softcap-tiny", 30, cases.with_just_enough_rows(), |device, case| {
         let computed = within_the_rule(device, case, Inputs::drawn)?;
         let visible = RowVisibility::of(case, &computed.inputs);
         let expected = |at: usize| (visible.of_lse(case, at) as f32).ln();
@@ -172,7 +172,7 @@ fn capped_gradients_are_the_same_in_every_run() {
         case.gradients.as_mut()?.mode = Mode::Deterministic;
         Some(case)
     });
-    check("softcap-repeatable", 20, cases.extended(), |device, case| {
+    check("softcap-repeatable", 20, cases.extended().with_fewer_heads(), |device, case| {
         let run = || run(device, case, &Inputs::drawn(case), Surroundings::Nan);
         let (first, again) = (run()?, run()?);
         identical(&first.kernel, true, &first, &again)

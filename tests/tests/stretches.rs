@@ -12,6 +12,7 @@ use finite_attention_tests::property::{Finding, check};
 use finite_attention_tests::recorder::{of_size, recording, with_room_for};
 use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::shapes::with_shared_bias;
+use finite_attention_tests::share::drawn;
 use kernels_gpu::abi::{Arch, Dtype, Family, KERNELS, KernelSpec};
 
 const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
@@ -75,7 +76,7 @@ fn gradients_of_divided_key_tiles_are_right_in_every_kernel() {
     for kernel in main_kernels() {
         let modes = [(Mask::Full, Mode::Fast), (CAUSAL, Mode::Deterministic), (WINDOW, Mode::Fast)];
         let device = with_room_for(&under(Schedule::Latest), kernel);
-        for (mask, mode) in modes {
+        for (mask, mode) in drawn(kernel.name, 3, modes) {
             let case = of_one_key_head(kernel, mask, mode);
             ran.extend(divided(&device, &case).unwrap_or_else(|wrong| panic!("{case:?}: {wrong}")));
         }
@@ -88,7 +89,9 @@ fn gradients_of_divided_key_tiles_are_right_in_every_kernel() {
 /// Three multiprocessors and four key tiles: the last one is all that is divided. Gradients in f32.
 #[test]
 fn the_last_wave_alone_is_divided() {
-    for kernel in main_kernels().filter(|kernel| kernel.dtype == Dtype::Bf16) {
+    for kernel in
+        drawn("stretches-last-wave", 2, main_kernels().filter(|kernel| kernel.dtype == Dtype::Bf16))
+    {
         let case = of_one_key_head(kernel, Mask::Full, Mode::Fast);
         let gradients = Gradients { dtype: Dtype::F32, has_d_lse: false, mode: Mode::Fast };
         let case = Case { batches: 2, gradients: Some(gradients), ..case };
@@ -114,7 +117,9 @@ fn parts_are_those_of_their_tiles_where_batches_share_a_bias() {
 /// Three key tiles and five multiprocessors: a turn has the end of a tile and the beginning of the next one.
 #[test]
 fn turns_may_have_parts_of_two_tiles() {
-    for kernel in main_kernels().filter(|kernel| kernel.dtype == Dtype::Bf16) {
+    for kernel in
+        drawn("stretches-two-tiles", 2, main_kernels().filter(|kernel| kernel.dtype == Dtype::Bf16))
+    {
         let case = of_one_key_head(kernel, Mask::Full, Mode::Fast);
         let (key_rows, query_heads) = (2 * kernel.key_rows as usize + 60, 2 * case.query_heads);
         let case = Case { key_rows, query_heads, ..case };

@@ -139,11 +139,13 @@ fn tests(environment: &[(&str, &str)]) -> Result<()> {
 /// nothing is built again with other features than for [`tests`].
 fn properties(environment: &[(&str, &str)], files: &[&str]) -> Result<()> {
     let mut command = Command::new("cargo");
-    let files = files.iter().map(|file| format!("{file}::"));
     if on_path("cargo-nextest").is_some() {
-        command.args(["nextest", "run", "--workspace", "--locked", "-E", "binary(properties)"]);
-        command.args(files);
+        // From the beginning of a name: the end of one file's may be another file's.
+        let files = if files.is_empty() { String::new() } else { format!("({})::", files.join("|")) };
+        let wanted = format!("binary(properties) & test(/^{files}/)");
+        command.args(["nextest", "run", "--workspace", "--locked", "-E", &wanted]);
     } else {
+        let files = files.iter().map(|file| format!("{file}::"));
         command.args(["test", "--workspace", "--locked", "--test", "properties", "--"]).args(files);
     }
     run_shown(command.envs(environment.iter().copied()).current_dir(root()))

@@ -226,9 +226,10 @@ impl Loss<'_> {
 mod tests {
     use super::*;
 
+    /// Some of the cases: the command runs all of them (`host/tests/cli.rs`).
     #[test]
     fn the_reference_is_the_slope_of_its_forward_pass() {
-        for case in gradcheck_cases() {
+        for case in gradcheck_cases().into_iter().step_by(5) {
             let row = gradcheck(&case);
             assert!(row.passes(), "{} {}: {:?}", case.shape_text(), case.mask, row.differences);
         }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Compiles the fixture to PTX, or says why not. `mark` is stage 2.
-fn two_barriers(test: &str, mark: fn(&str) -> Result<String>) -> Option<String> {
+/// Compiles the fixture to PTX once for each of these ways of stage 2, or says why not.
+fn two_barriers<const N: usize>(marks: [fn(&str) -> Result<String>; N]) -> Option<[String; N]> {
     let compiler = match compiler::find() {
         Ok(compiler) => compiler,
         Err(error) => {
@@ -12,38 +12,30 @@ fn two_barriers(test: &str, mark: fn(&str) -> Result<String>) -> Option<String> 
         }
     };
     let name = "two_barriers";
-    let dir = target_dir().join(format!("kernels/test-{test}-{}", std::process::id()));
+    let dir = target_dir().join(format!("kernels/test-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let source = rustc::Source { root, lib: "fixtures/two_barriers.rs", name };
     let ir = rustc::llvm_ir(&compiler, &source, "sm_80", &dir).unwrap();
     assert_eq!(llvm::entries(&ir).unwrap(), [name]);
-    let path = llvm::bitcode(&compiler, &mark(&ir).unwrap(), "marked", &dir).unwrap();
-    let ptx = llvm::ptx(&compiler, &path, name, "sm_80", false, &dir).unwrap();
+    let ptx = marks.map(|mark| {
+        let path = llvm::bitcode(&compiler, &mark(&ir).unwrap(), "marked", &dir).unwrap();
+        llvm::ptx(&compiler, &path, name, "sm_80", false, &dir).unwrap()
+    });
     fs::remove_dir_all(&dir).unwrap();
     Some(ptx)
 }
 
+/// When there are not three without marks, the compiler has learnt that inline assembly is convergent, and
+/// stage 2 can go.
 #[test]
-fn two_barriers_between_branches_stay_two() {
-    if let Some(ptx) = two_barriers("marked", convergent::mark) {
-        assert_eq!(lint::convergent(&ptx).get("bar.sync"), Some(&2), "{ptx}");
-    }
-}
-
-/// When this fails, the compiler has learnt that inline assembly is convergent, and stage 2 can go.
-#[test]
-fn two_barriers_become_three_when_they_are_not_marked() {
-    if let Some(ptx) = two_barriers("unmarked", |ir| Ok(ir.to_owned())) {
-        assert_eq!(lint::convergent(&ptx).get("bar.sync"), Some(&3), "{ptx}");
-    }
-}
-
-#[test]
-fn line_tables_name_files_relative_to_the_root() {
-    if let Some(ptx) = two_barriers("lines", convergent::mark) {
-        assert!(ptx.contains("\"fixtures/two_barriers.rs\""), "{ptx}");
-        assert!(!ptx.contains("\"/"), "{ptx}");
+fn two_barriers_between_branches_stay_two_where_they_are_marked() {
+    if let Some([marked, unmarked]) = two_barriers([convergent::mark, |ir| Ok(ir.to_owned())]) {
+        assert_eq!(lint::convergent(&marked).get("bar.sync"), Some(&2), "{marked}");
+        assert_eq!(lint::convergent(&unmarked).get("bar.sync"), Some(&3), "{unmarked}");
+        // And line tables name files relative to the root.
+        assert!(marked.contains("\"fixtures/two_barriers.rs\""), "{marked}");
+        assert!(!marked.contains("\"/"), "{marked}");
     }
 }
 

@@ -117,6 +117,13 @@ pub(super) fn obstacle(valid: &ValidForward, o: DevicePointer) -> Option<String>
         Some("ranges of keys are asked for".to_owned())
     } else if problem.k.elements() == 0 {
         Some("there are no keys".to_owned())
+    } else if let Some(what) = [("query", &problem.q), ("key", &problem.k)]
+        .into_iter()
+        .find_map(|(what, tensor)| (tensor.shape[1] == 1).then_some(what))
+    {
+        // A column of one number may be small by chance, whose gradient is then left to fma on the device:
+        // behind a forward that was not.
+        Some(format!("there is a single {what}"))
     } else if !problem.o.rows_aligned(o, Dtype::F32, 16) {
         Some("not every row of o starts on 16 bytes".to_owned())
     } else {

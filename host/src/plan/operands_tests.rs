@@ -47,6 +47,9 @@ fn the_plan_says_why_not() {
     let keys = Layout::bshd([1, 0, 2, 64]);
     let none = ForwardProblem::new(Dtype::F32, small().q, keys, keys);
     assert_eq!(reason(&fast(none)), "fma: there are no keys");
+    let keys = Layout::bshd([1, 1, 2, 64]);
+    let one = ForwardProblem::new(Dtype::F32, small().q, keys, keys);
+    assert_eq!(reason(&fast(one)), "fma: there is a single key");
 }
 
 /// A device with so many bytes of shared memory to a block, and no instructions of Hopper.

@@ -344,7 +344,7 @@ pub(super) fn plan_backward_into(
     (params.workspace_rows, params.dq_gap) = (workspace_rows, dq_gap);
     params.accumulator_rows = workspace_rows - forward.batches * dq_gap;
     (params.padded_dim, params.tile_keys) = (main.head_dim, main.key_rows);
-    let of_parts = parts::kernel_for(valid, pointers.o, main, device, &mut reasons);
+    let of_parts = parts::kernel_for(valid, pointers, main, device, &mut reasons);
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
     split(mode, key_tiles, main, device, &mut params, &mut reasons);
     let operands = of_parts.map(|kernel| parts::operands(valid, pointers, kernel, &params));

@@ -109,7 +109,7 @@ fn the_plan_of_a_backward_says_why_not() {
     };
     assert_eq!(reason(&problem(Dtype::F32, 64)), "fma: fast3 is not asked for");
     assert_eq!(reason(&of_parts(200)), "fma: head_dim 200 is above 128");
-    assert_eq!(reason(&of_parts(63)), "fma: not every row of o starts on 16 bytes");
+    assert_eq!(reason(&of_parts(63)), "fma: not every row of q starts on 16 bytes");
     let unaligned = |problem: BackwardProblem| {
         let [batches, rows, heads, columns] = problem.dk.shape;
         let strides =

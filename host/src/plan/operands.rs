@@ -49,6 +49,9 @@ impl OperandsPlan {
 /// The most columns of kernels that multiply parts.
 pub(super) const MOST_COLUMNS: u32 = 128;
 
+/// The least columns of q and k: of fewer, what parts are off by is more than what f32 rounds their sum by.
+const LEAST_COLUMNS: u32 = 8;
+
 /// The kernel by which a problem of f32 is computed on tensor cores, if it is; and why or why not.
 pub(super) fn kernel_for(
     valid: &ValidForward,
@@ -87,7 +90,7 @@ fn kernel_of_parts(
     pointers: &ForwardPointers,
     device: &DeviceProperties,
 ) -> Result<&'static KernelSpec, String> {
-    if let Some(why_not) = obstacle(valid, pointers.o) {
+    if let Some(why_not) = obstacle(valid, [pointers.q, pointers.k, pointers.v, pointers.o]) {
         return Err(why_not);
     }
     let columns = valid.head_dim.max(valid.value_dim);
@@ -108,26 +111,31 @@ fn kernel_of_parts(
     })
 }
 
-/// Why a forward whose o is at `o` does not multiply parts, whatever kernels there are.
-pub(super) fn obstacle(valid: &ValidForward, o: DevicePointer) -> Option<String> {
+/// Why a forward whose q, k, v and o are `at` these addresses does not multiply parts, whatever kernels there
+/// are. Nor does a backward then: its scores must be off as those of the forward are, so that what would be
+/// an obstacle to it is one to the forward, too.
+pub(super) fn obstacle(valid: &ValidForward, at: [DevicePointer; 4]) -> Option<String> {
     let (problem, columns) = (&valid.problem, valid.head_dim.max(valid.value_dim));
+    let tensors = [("q", &problem.q), ("k", &problem.k), ("v", &problem.v), ("o", &problem.o)];
+    let unaligned = || {
+        let mut all = tensors.into_iter().zip(at);
+        all.find(|((_, layout), at)| !layout.rows_aligned(*at, Dtype::F32, 16))
+            .map(|((name, _), _)| name)
+    };
     if columns > MOST_COLUMNS {
         Some(format!("head_dim {columns} is above {MOST_COLUMNS}"))
+    } else if valid.head_dim < LEAST_COLUMNS {
+        Some(format!("head_dim {} is below {LEAST_COLUMNS}", valid.head_dim))
     } else if problem.num_splits.is_some_and(|ranges| ranges > 1) {
         Some("ranges of keys are asked for".to_owned())
     } else if problem.k.elements() == 0 {
         Some("there are no keys".to_owned())
-    } else if let Some(what) = [("query", &problem.q), ("key", &problem.k)]
-        .into_iter()
-        .find_map(|(what, tensor)| (tensor.shape[1] == 1).then_some(what))
-    {
+    } else if let Some((name, _)) = tensors[..2].iter().find(|(_, layout)| layout.shape[1] == 1) {
         // A column of one number may be small by chance, whose gradient is then left to fma on the device:
         // behind a forward that was not.
-        Some(format!("there is a single {what}"))
-    } else if !problem.o.rows_aligned(o, Dtype::F32, 16) {
-        Some("not every row of o starts on 16 bytes".to_owned())
+        Some(format!("{name} has a single row"))
     } else {
-        None
+        unaligned().map(|name| format!("not every row of {name} starts on 16 bytes"))
     }
 }
 

@@ -41,15 +41,16 @@ fn the_plan_says_why_not() {
     };
     assert_eq!(reason(&large(64).with_precision(Precision::Fma)), "fma: asked for");
     assert_eq!(reason(&fast(large(200))), "fma: head_dim 200 is above 128");
+    assert_eq!(reason(&fast(large(4))), "fma: head_dim 4 is below 8");
     assert_eq!(reason(&fast(large(64)).with_num_splits(2)), "fma: ranges of keys are asked for");
-    assert_eq!(reason(&fast(large(63))), "fma: not every row of o starts on 16 bytes");
+    assert_eq!(reason(&fast(large(63))), "fma: not every row of q starts on 16 bytes");
     assert_eq!(reason(&large(64)), "fma: fast3 is not asked for");
     let keys = Layout::bshd([1, 0, 2, 64]);
     let none = ForwardProblem::new(Dtype::F32, small().q, keys, keys);
     assert_eq!(reason(&fast(none)), "fma: there are no keys");
     let keys = Layout::bshd([1, 1, 2, 64]);
     let one = ForwardProblem::new(Dtype::F32, small().q, keys, keys);
-    assert_eq!(reason(&fast(one)), "fma: there is a single key");
+    assert_eq!(reason(&fast(one)), "fma: k has a single row");
 }
 
 /// A device with so many bytes of shared memory to a block, and no instructions of Hopper.

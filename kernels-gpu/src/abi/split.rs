@@ -25,10 +25,11 @@ pub const SPLIT_LEAST_EXPONENT: u32 = 127 - 100;
 pub const SPLIT_SPREAD: u32 = 14;
 /// The largest bound of dp, `Dv max|dO| max|v|` of a head, for which operands of a backward are split: 2^120.
 pub const SPLIT_MOST_DP: f32 = (1u128 << 120) as f32;
-/// The largest bound of scores, `|scale| D max|q| max|k|` of a head, for which operands are split. Parts
-/// are off by 2^-40 of the largest number of a head, and so scores by at most `2^-39` of this bound beside
-/// what f32 rounds: 2^-24, which p does not see.
-pub const SPLIT_MOST_SCORE: f32 = 32768.0;
+/// The largest bound of scores, `|scale| D max|q| max|k|` of a head, for which operands are split. Parts are
+/// off by up to 2^-24 of a number, and a product by 2^-23 of the largest one of its head: less than f32
+/// rounds a sum of many products of a size by, and more than it does one that is a single large product.
+/// Logits that are normally distributed, of a deviation of 30, are below the bound.
+pub const SPLIT_MOST_SCORE: f32 = 10_000.0;
 
 /// An operand that is split: `[B, rows, heads, columns]`, f32.
 #[repr(C)]

@@ -70,11 +70,11 @@ impl BackwardPlan {
     }
 }
 
-/// The kernel that multiplies parts, if a problem of f32, whose o is at `o`, is computed so; and why or why
-/// not. `exact` is the one of fused multiply-adds.
+/// The kernel that multiplies parts, if a problem of f32 is computed so; and why or why not. `exact` is the
+/// one of fused multiply-adds.
 pub(super) fn kernel_for(
     valid: &ValidBackward,
-    o: DevicePointer,
+    pointers: &BackwardPointers,
     exact: &KernelSpec,
     device: &DeviceProperties,
     reasons: &mut Vec<String>,
@@ -82,19 +82,20 @@ pub(super) fn kernel_for(
     if exact.dtype != Dtype::F32 {
         return None;
     }
-    let kernel = || kernel_of_parts(valid, o, exact, device);
+    let kernel = || kernel_of_parts(valid, pointers, exact, device);
     operands::where_asked_for(&valid.forward.problem, kernel, reasons)
 }
 
 /// The kernel that multiplies parts, or why there is none.
 fn kernel_of_parts(
     valid: &ValidBackward,
-    o: DevicePointer,
+    pointers: &BackwardPointers,
     exact: &KernelSpec,
     device: &DeviceProperties,
 ) -> Result<&'static KernelSpec, String> {
     // A score that is off otherwise than that of the forward is not as exact a p, where logits are large.
-    if let Some(why_not) = operands::obstacle(&valid.forward, o) {
+    let of_forward = [pointers.q, pointers.k, pointers.v, pointers.o];
+    if let Some(why_not) = operands::obstacle(&valid.forward, of_forward) {
         return Err(why_not);
     }
     if valid.forward.is_empty() {

@@ -166,9 +166,11 @@ pub fn plan_forward(
             valid.group_size
         ));
     }
+    // Of queries as they are, as a backward has them.
+    let of_parts = operands::kernel_for(valid, pointers, device, &mut reasons);
     let (valid, pointers) =
         gathered.as_ref().map_or((valid, pointers), |(valid, pointers)| (valid, pointers));
-    if let Some(kernel) = operands::kernel_for(valid, pointers, device, &mut reasons) {
+    if let Some(kernel) = of_parts {
         return plan_operands(valid, pointers, device, kernel, reasons).map(Some);
     }
     if split::may_split(valid)

@@ -2,7 +2,7 @@
 
 use super::tests::{device, plan, pointers};
 use super::*;
-use crate::problem::{AlibiSlopes, ForwardProblem, Precision};
+use crate::problem::{AlibiSlopes, BackwardProblem, ForwardProblem, Precision};
 
 /// Heads that share keys.
 fn large(head_dim: usize) -> ForwardProblem {
@@ -51,6 +51,32 @@ fn the_plan_says_why_not() {
     let keys = Layout::bshd([1, 1, 2, 64]);
     let one = ForwardProblem::new(Dtype::F32, small().q, keys, keys);
     assert_eq!(reason(&fast(one)), "fma: k has a single row");
+}
+
+/// What a backward cannot have in parts the forward before it has not either: scores are off alike then.
+#[test]
+fn a_forward_is_of_parts_only_where_its_backward_can_be() {
+    for (rows, [head_dim, value_dim], of_parts) in [
+        ([300, 200], [64, 128], true),
+        ([2, 2], [8, 4], true),
+        ([300, 200], [33, 92], false),
+        ([300, 200], [92, 33], false),
+        ([1, 200], [64, 64], false),
+        ([300, 1], [64, 64], false),
+        ([300, 200], [4, 64], false),
+    ] {
+        let [q, k, v] = [(rows[0], 4, head_dim), (rows[1], 2, head_dim), (rows[1], 2, value_dim)]
+            .map(|(rows, heads, columns)| Layout::bshd([2, rows, heads, columns]));
+        let forward = ForwardProblem::new(Dtype::F32, q, k, v).with_precision(Precision::Fast3);
+        let backward = BackwardProblem::new(forward).validate().unwrap();
+        let [q, k, v, o, lse] = [0x1000, 0x2000, 0x3000, 0x4000, 0x5000];
+        let [d_o, dq, dk, dv] = [0x6000, 0x7000, 0x8000, 0x9000];
+        let of_backward = BackwardPointers { q, k, v, o, lse, d_o, dq, dk, dv, ..Default::default() };
+        let of_backward = plan_backward(&backward, &device(), &of_backward).unwrap().operands;
+        let of_forward = plan(&forward, &pointers()).operands;
+        let got = [of_forward.is_some(), of_backward.is_some()];
+        assert_eq!(got, [of_parts; 2], "{rows:?} {head_dim} {value_dim}");
+    }
 }
 
 /// A device with so many bytes of shared memory to a block, and no instructions of Hopper.

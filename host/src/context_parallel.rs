@@ -49,6 +49,7 @@
 //! ```
 
 mod backward;
+mod by_heads;
 mod communicator;
 mod exchange;
 mod forward;
@@ -60,6 +61,7 @@ mod problem;
 mod rows;
 pub mod schedule;
 mod scores;
+mod sharing;
 #[cfg(test)]
 mod tests;
 mod views;
@@ -67,6 +69,7 @@ mod views;
 pub use communicator::{Communicator, LocalCommunicator, Message, NcclCommunicator, NcclId};
 pub use layout::{Chunk, ContextLayout};
 pub use problem::ContextProblem;
+pub use sharing::{ContextExchange, ContextSharing};
 
 use crate::attention::PreparedMask;
 use crate::buffer::DeviceBuffer;
@@ -76,6 +79,7 @@ use crate::error::{Error, Result};
 use problem::ValidContext;
 use rows::RowSet;
 use schedule::{Piece, schedule_of_chunks};
+use sharing::Chosen;
 use std::collections::HashMap;
 use views::Offsets;
 
@@ -86,28 +90,40 @@ const REFUSED: &[u8] = b"refused";
 pub struct ContextParallel {
     device: Device,
     communicator: Box<dyn Communicator>,
-    layout: ContextLayout,
+    sharing: ContextSharing,
     /// What is sent and received goes on beside the kernels.
     beside: Stream,
+    /// Kernels that need not wait for those on the caller's stream.
+    side: Stream,
 }
 
 impl ContextParallel {
-    /// This rank of the group of `communicator`.
+    /// This rank of the group of `communicator`. A [`ContextLayout`] says how sequences are shared out; a
+    /// [`ContextSharing`] also how keys and values come to where they are needed.
     ///
     /// # Errors
     /// Errors of the driver.
     pub fn new(
         device: Device,
         communicator: impl Communicator + 'static,
-        layout: ContextLayout,
+        sharing: impl Into<ContextSharing>,
     ) -> Result<Self> {
+        let (communicator, sharing) = (Box::new(communicator), sharing.into());
         let beside = device.driver().create_stream()?;
-        Ok(ContextParallel { device, communicator: Box::new(communicator), layout, beside })
+        let side = match device.driver().create_stream_of_kernels() {
+            Ok(side) => side,
+            Err(error) => {
+                // SAFETY: made just now, and nothing is queued on it.
+                let _ = unsafe { device.driver().destroy_stream(beside) };
+                return Err(error);
+            }
+        };
+        Ok(ContextParallel { device, communicator, sharing, beside, side })
     }
 
     /// How sequences are shared out.
     pub fn layout(&self) -> ContextLayout {
-        self.layout
+        self.sharing.layout
     }
 
     /// Which rank this is.
@@ -128,24 +144,30 @@ impl ContextParallel {
     /// problem; [`Error::Peer`]; [`Error::OutOfMemory`].
     pub fn prepare(&self, problem: &ContextProblem) -> Result<ContextPass<'_>> {
         let (ranks, rank) = (self.ranks(), self.rank());
-        let valid = problem.validate(self.layout, ranks, rank).inspect_err(|_| {
+        let layout = self.sharing.layout;
+        let checked = problem.validate(layout, ranks, rank).and_then(|valid| {
+            let chosen = self.sharing.choose(&valid, ranks)?;
+            Ok((valid, chosen))
+        });
+        let (valid, chosen) = checked.inspect_err(|_| {
             // The others need not wait. What they say does not matter any more.
             let _ = self.communicator.all_gather(REFUSED);
         })?;
-        self.agree(&valid.description())?;
+        self.agree(&valid.description(&chosen))?;
+        let way = (layout, chosen.exchange);
         let mut touched = Vec::new();
         let mut pieces = Vec::new();
         for of in 0..ranks {
             let (lengths, joins) = (valid.lengths(), valid.scores.are_none());
-            let theirs = schedule_of_chunks(self.layout, (ranks, of), &lengths, valid.mask(), joins);
+            let theirs = schedule_of_chunks(way, (ranks, of), &lengths, valid.mask(), joins);
             touched.push((0..ranks).map(|step| touched_at(&theirs, step)).collect());
             if of == rank {
                 pieces = theirs;
             }
         }
-        let offsets = Offsets::new(&self.device, &valid, self.layout, (ranks, rank))?;
+        let offsets = Offsets::new(&self.device, &valid, way, (ranks, rank))?;
         let (masks, room) = (HashMap::new(), Room::default());
-        Ok(ContextPass { group: self, valid, pieces, touched, offsets, masks, room })
+        Ok(ContextPass { group: self, valid, chosen, pieces, touched, offsets, masks, room })
     }
 
     /// Waits until all ranks have come here.
@@ -196,8 +218,10 @@ impl ContextParallel {
 
 impl Drop for ContextParallel {
     fn drop(&mut self) {
-        // SAFETY: made by this device, and what was queued on it is behind `wait`, or is waited for.
-        let _ = unsafe { self.device.driver().destroy_stream(self.beside) };
+        for stream in [self.beside, self.side] {
+            // SAFETY: made by this device, and what was queued on it is behind `wait`, or is waited for.
+            let _ = unsafe { self.device.driver().destroy_stream(stream) };
+        }
     }
 }
 
@@ -211,6 +235,7 @@ impl Drop for ContextParallel {
 pub struct ContextPass<'c> {
     group: &'c ContextParallel,
     valid: ValidContext,
+    chosen: Chosen,
     pieces: Vec<Piece>,
     /// By rank and step, the keys that parts of that rank then see.
     touched: Vec<Vec<RowSet>>,
@@ -229,7 +254,32 @@ fn touched_at(pieces: &[Piece], step: usize) -> RowSet {
 }
 
 impl ContextPass<'_> {
-    /// What this rank computes.
+    /// How keys and values come to where they are needed.
+    pub fn exchange(&self) -> ContextExchange {
+        self.chosen.exchange
+    }
+
+    /// How many key heads the groups of a forward pass have, and those of a backward pass; all heads are one
+    /// group where keys and values go round.
+    pub fn groups_of_heads(&self) -> [Vec<usize>; 2] {
+        let Chosen { exchange, forward, backward } = &self.chosen;
+        match exchange {
+            ContextExchange::Round => [(); 2].map(|()| vec![self.valid.local.problem.k.shape[2]]),
+            ContextExchange::Heads => {
+                [forward, backward].map(|groups| groups.iter().map(|group| group.len()).collect())
+            }
+        }
+    }
+
+    /// Key heads of the largest group; 0 where keys and values go round.
+    fn most_heads(&self) -> usize {
+        match self.chosen.exchange {
+            ContextExchange::Round => 0,
+            ContextExchange::Heads => self.chosen.most_heads(),
+        }
+    }
+
+    /// What this rank computes; by heads, for each group of them.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
@@ -244,22 +294,21 @@ impl ContextPass<'_> {
 /// What a piece of memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Use {
-    /// Keys and values that have come from another rank, at even and odd steps; or all of them, gathered.
+    /// Keys and values that have come from another rank, at even and odd steps; by heads, those of even and odd
+    /// groups.
     Keys(usize),
     Values(usize),
     /// What parts of a piece leave to each other: o in f32, and two numbers a row.
     State(usize),
-    /// dk and dv of keys of other ranks, at even and odd steps; or of all keys, and of this rank's own.
+    /// dk and dv of keys of other ranks, at even and odd steps; by heads, of all keys of even and odd groups.
     DkSum(usize),
     DvSum(usize),
-    /// dk and dv of this rank's own keys, added up so far, and what comes from another rank.
+    /// dk and dv of this rank's own keys, added up so far, and what comes from another rank: by heads, from that
+    /// of each distance.
     DkHome,
     DvHome,
-    DkComing,
-    DvComing,
-    /// dk and dv of one part, or of a rank that has sent its own.
-    DkPart,
-    DvPart,
+    DkComing(usize),
+    DvComing(usize),
     /// dq of a piece, added up so far.
     DqState(usize),
     /// Gradients of the sinks, of a piece.

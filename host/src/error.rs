@@ -433,6 +433,14 @@ pub enum Error {
         /// What was asked for.
         got: String,
     },
+    /// A way of exchanging keys and values that there is not.
+    #[error("exchange: expected {expected}, got {got}")]
+    ContextExchange {
+        /// What there is.
+        expected: &'static str,
+        /// What was asked for.
+        got: String,
+    },
     /// Something that scores can have, but not where sequences are shared out among ranks.
     #[error("{argument}: expected none, since sequences are shared out among ranks, got one")]
     NotInContext {

@@ -5,7 +5,9 @@ use finite_attention::check::{
     BiasFeature, Case, Computed, Features, Gradients, MaskFeature, Placement, ScorePlacement,
     compute_over_ranks, expected, extended_case, featured_case, run_case_over_ranks,
 };
-use finite_attention::context_parallel::{ContextLayout, LocalCommunicator};
+use finite_attention::context_parallel::{
+    ContextExchange, ContextLayout, ContextSharing, LocalCommunicator,
+};
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Arch, CausalAlignment, Device, Dtype, KernelImages, Mask, Mode};
 use finite_attention_tests::device::{emulated, emulated_archs, open};
@@ -47,10 +49,10 @@ fn scores_shared_out(features: Features, packed: bool) -> Features {
     }
 }
 
-fn within_the_rule(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> Finding {
-    let run = run_case_over_ranks(|| Ok(ranks(like, count, case.seed)), layout, case);
-    let (outcome, _) = run.map_err(|error| format!("{count} ranks, {layout}: {error}"))?;
-    outcome.failure.map_or(Ok(()), |failure| Err(format!("{count} ranks, {layout}: {failure}")))
+fn within_the_rule(like: &Device, count: usize, sharing: ContextSharing, case: &Case) -> Finding {
+    let run = run_case_over_ranks(|| Ok(ranks(like, count, case.seed)), sharing, case);
+    let (outcome, _) = run.map_err(|error| format!("{count} ranks, {sharing}: {error}"))?;
+    outcome.failure.map_or(Ok(()), |failure| Err(format!("{count} ranks, {sharing}: {failure}")))
 }
 
 /// What ranks can do, small.
@@ -94,14 +96,24 @@ fn random_cases(test: &str, generate: fn(u64, usize) -> Case, cases: u32) {
         let like = emulated.as_ref().or(gpu.as_deref()).expect("one of the two");
         let layout = ContextLayout::ALL[(case.seed / 2 % 4) as usize];
         let count = [1, 2, 3, 4, 8][(case.seed / 8 % 5) as usize];
-        within_the_rule(like, count, layout, &case)
+        // Stripes go round.
+        let drawn = [None, Some(HEADS), Some(ROUND)];
+        let asked = drawn[(case.seed / 40 % 3) as usize];
+        let exchange = asked.filter(|_| layout != ContextLayout::Stripe);
+        within_the_rule(like, count, ContextSharing { layout, exchange }, &case)
             .unwrap_or_else(|wrong| panic!("{wrong}\nFATTN_SEED={seed}, number {number}: {case:#?}"));
     }
 }
 
 const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
+const ROUND: ContextExchange = ContextExchange::Round;
+const HEADS: ContextExchange = ContextExchange::Heads;
 const WINDOW: Mask =
     Mask::Window { left: Some(11), right: Some(3), alignment: CausalAlignment::BottomRight };
+
+fn zigzag(exchange: ContextExchange) -> ContextSharing {
+    ContextSharing { layout: ContextLayout::Zigzag, exchange: Some(exchange) }
+}
 
 /// Ragged, of one layout, packed or not, under one mask.
 fn ragged(mask: Mask, packed: bool) -> Case {
@@ -112,8 +124,6 @@ fn ragged(mask: Mask, packed: bool) -> Case {
         batches: if packed { 3 } else { 2 },
         query_rows: rows,
         key_rows: rows,
-        query_heads: 2,
-        key_heads: 1,
         head_dim: 16,
         value_dim: 8,
         mask,
@@ -141,8 +151,9 @@ fn runs_everything() -> bool {
 }
 
 /// Each number of ranks under each mask, dense and packed: every third for one of the targets, others with another
-/// `FATTN_SEED`; with `FATTN_CASES=all` all, for each target.
-fn every_number_of_ranks(layout: ContextLayout) {
+/// `FATTN_SEED`; with `FATTN_CASES=all` all, for each target. Keys and values come in these ways in turns, or in
+/// each of them.
+fn every_number_of_ranks(layout: ContextLayout, ways: &[Option<ContextExchange>]) {
     let seed = seed_from_environment();
     let mut number = 0;
     for (mask, packed) in
@@ -151,8 +162,17 @@ fn every_number_of_ranks(layout: ContextLayout) {
         for count in [1, 2, 3, 4, 8] {
             for (index, arch) in Arch::ALL.into_iter().enumerate() {
                 let is_drawn = number % 3 == seed % 3 && (number + seed / 3) % 2 == index as u64;
-                if runs_everything() || is_drawn {
-                    one_number_of_ranks(arch, layout, count, &ragged(mask, packed));
+                let turn = (number / 3) as usize % ways.len();
+                for (way, &exchange) in ways.iter().enumerate() {
+                    if runs_everything() || is_drawn && way == turn {
+                        let sharing = ContextSharing { layout, exchange };
+                        one_number_of_ranks(
+                            arch,
+                            sharing,
+                            count,
+                            &of_groups(ragged(mask, packed), exchange),
+                        );
+                    }
                 }
             }
             number += 1;
@@ -160,38 +180,46 @@ fn every_number_of_ranks(layout: ContextLayout) {
     }
 }
 
-fn one_number_of_ranks(arch: Arch, layout: ContextLayout, count: usize, case: &Case) {
+/// By heads, a case with as many groups as it takes to use their memory again.
+fn of_groups(case: Case, exchange: Option<ContextExchange>) -> Case {
+    match exchange {
+        Some(ContextExchange::Heads) => Case { query_heads: 6, key_heads: 3, ..case },
+        _ => Case { query_heads: 2, key_heads: 1, ..case },
+    }
+}
+
+fn one_number_of_ranks(arch: Arch, sharing: ContextSharing, count: usize, case: &Case) {
     let like = emulated(arch, KernelImages::embedded(), Options::default());
     let what =
-        format!("{count} ranks, {layout}, {}, {}, packed {}", arch.name(), case.mask, case.packed);
-    let run = run_case_over_ranks(|| Ok(ranks(&like, count, case.seed)), layout, case);
+        format!("{count} ranks, {sharing}, {}, {}, packed {}", arch.name(), case.mask, case.packed);
+    let run = run_case_over_ranks(|| Ok(ranks(&like, count, case.seed)), sharing, case);
     let (outcome, first) = run.unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(outcome.failure, None, "{what}");
     // Whoever runs first, the bits are the same.
     for order in 1..orders() {
-        let other = compute_over_ranks(ranks(&like, count, order), layout, case).unwrap();
+        let other = compute_over_ranks(ranks(&like, count, order), sharing, case).unwrap();
         assert_eq!(bits(&other), bits(&first), "{what}");
     }
 }
 
 #[test]
 fn contiguous_sequences_over_any_ranks() {
-    every_number_of_ranks(ContextLayout::Contiguous);
+    every_number_of_ranks(ContextLayout::Contiguous, &[Some(ROUND), Some(ROUND), Some(HEADS)]);
 }
 
 #[test]
 fn zigzag_sequences_over_any_ranks() {
-    every_number_of_ranks(ContextLayout::Zigzag);
+    every_number_of_ranks(ContextLayout::Zigzag, &[Some(ROUND), Some(HEADS)]);
 }
 
 #[test]
 fn striped_sequences_over_any_ranks() {
-    every_number_of_ranks(ContextLayout::Stripe);
+    every_number_of_ranks(ContextLayout::Stripe, &[None]);
 }
 
 #[test]
 fn gathered_sequences_over_any_ranks() {
-    every_number_of_ranks(ContextLayout::Gathered);
+    every_number_of_ranks(ContextLayout::Gathered, &[None, Some(HEADS)]);
 }
 
 /// dq of a piece is stored by the part that comes first, and that need not be the first of its parts: of packed
@@ -214,12 +242,12 @@ fn dq_of_the_part_that_comes_first_is_stored() {
         gradients: Some(gradients),
         ..Case::small()
     };
-    within_the_rule(&like, 8, ContextLayout::Zigzag, &case).unwrap();
+    within_the_rule(&like, 8, zigzag(ROUND), &case).unwrap();
 }
 
 /// Squares of the errors of o, dq, dk and dv, and of what they should be.
-fn squares(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [[f64; 2]; 4] {
-    let computed = compute_over_ranks(ranks(like, count, 1), layout, case).unwrap();
+fn squares(like: &Device, count: usize, sharing: ContextSharing, case: &Case) -> [[f64; 2]; 4] {
+    let computed = compute_over_ranks(ranks(like, count, 1), sharing, case).unwrap();
     let gradients = computed.gradients.as_ref().expect("they were asked for");
     let expected = expected(case, &computed.inputs, &gradients.inputs, &computed.o);
     let (exact, _) = expected.gradients.expect("they were asked for");
@@ -239,10 +267,10 @@ fn squares(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [
 
 /// Relative errors of o, dq, dk and dv in the Euclidean norm, of several cases together: of one, a few rows with
 /// large gradients decide, and whose roundings were lucky there.
-fn errors(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [f64; 4] {
+fn errors(like: &Device, count: usize, sharing: ContextSharing, case: &Case) -> [f64; 4] {
     let mut sums = [[0.0; 2]; 4];
     for seed in 0..3 {
-        let of = squares(like, count, layout, &Case { seed, ..case.clone() });
+        let of = squares(like, count, sharing, &Case { seed, ..case.clone() });
         sums.iter_mut().flatten().zip(of.into_iter().flatten()).for_each(|(sum, of)| *sum += of);
     }
     sums.map(|[wrong, all]: [f64; 2]| (wrong / all).sqrt())
@@ -253,10 +281,12 @@ fn errors(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [f
 #[test]
 fn errors_do_not_grow_with_the_ranks() {
     let like = emulated(Arch::Sm90a, KernelImages::embedded(), Options::default());
-    let few = [(ContextLayout::Zigzag, 8), (ContextLayout::Stripe, 4)];
+    let few = [(zigzag(ROUND), 8), (zigzag(HEADS), 8)];
     let all: Vec<_> = ContextLayout::ALL
         .into_iter()
-        .flat_map(|layout| [2, 4, 8].map(|count| (layout, count)))
+        .map(ContextSharing::from)
+        .chain([zigzag(ROUND)])
+        .flat_map(|sharing| [2, 4, 8].map(|count| (sharing, count)))
         .collect();
     for (dtype, allowed, groups) in
         [(Dtype::Bf16, 1.03, &few[..]), (Dtype::F16, 1.03, &few[..1]), (Dtype::F32, 1.2, &few[..1])]
@@ -273,13 +303,13 @@ fn errors_do_not_grow_with_the_ranks() {
             gradients: Some(Gradients { dtype, has_d_lse: false, mode: Mode::Fast }),
             ..Case::small()
         };
-        let one = errors(&like, 1, ContextLayout::Zigzag, &case);
-        for &(layout, count) in groups {
-            let of = errors(&like, count, layout, &case);
+        let one = errors(&like, 1, zigzag(ROUND), &case);
+        for &(sharing, count) in groups {
+            let of = errors(&like, count, sharing, &case);
             for ((of, one), name) in of.into_iter().zip(one).zip(["o", "dq", "dk", "dv"]) {
                 assert!(
                     of <= allowed * one,
-                    "{name} of {count} ranks, {layout}, {}: {of:.3e}, of one {one:.3e}",
+                    "{name} of {count} ranks, {sharing}, {}: {of:.3e}, of one {one:.3e}",
                     dtype.name()
                 );
             }

@@ -5,7 +5,7 @@ use super::run::judge_case;
 use super::{Case, Computed, ComputedGradients, GradientInputs, Inputs, Outcome, ScoreInputs};
 use crate::attention::{BiasSlice, Element, Elements, MaskSlice, ScoreSlices};
 use crate::context_parallel::host::{ContextInputs, ContextOutput, context_parallel_host, put, take};
-use crate::context_parallel::{ContextLayout, LocalCommunicator};
+use crate::context_parallel::{ContextSharing, LocalCommunicator};
 use crate::device::Device;
 use crate::error::Result;
 use crate::problem::{Bias, Layout, ScoreLayout};
@@ -20,10 +20,11 @@ use std::time::Instant;
 /// Errors of the problem, of the devices, and of the ranks.
 pub fn run_case_over_ranks(
     open: impl Fn() -> Result<Vec<(Device, LocalCommunicator)>>,
-    layout: ContextLayout,
+    sharing: impl Into<ContextSharing>,
     case: &Case,
 ) -> Result<(Outcome, Computed)> {
-    judge_case(case, |case| compute_over_ranks(open()?, layout, case))
+    let sharing = sharing.into();
+    judge_case(case, |case| compute_over_ranks(open()?, sharing, case))
 }
 
 /// What ranks make of a case.
@@ -32,7 +33,7 @@ pub fn run_case_over_ranks(
 /// As [`run_case_over_ranks`].
 pub fn compute_over_ranks(
     ranks: Vec<(Device, LocalCommunicator)>,
-    layout: ContextLayout,
+    sharing: impl Into<ContextSharing>,
     case: &Case,
 ) -> Result<Computed> {
     let compute = match (case.dtype, case.output_dtype) {
@@ -42,7 +43,7 @@ pub fn compute_over_ranks(
         (Dtype::F16, _) => compute_typed::<f16, f16>,
         (Dtype::F32, _) => compute_typed::<f32, f32>,
     };
-    compute(ranks, layout, case)
+    compute(ranks, sharing.into(), case)
 }
 
 /// Elements as they stand in a layout, of numbers in logical order; 0 between them.
@@ -88,7 +89,7 @@ fn all_rows(layout: &Layout) -> Vec<usize> {
 
 fn compute_typed<T: Element, O: Element>(
     ranks: Vec<(Device, LocalCommunicator)>,
-    layout: ContextLayout,
+    sharing: ContextSharing,
     case: &Case,
 ) -> Result<Computed> {
     let (drawn, gradients) = (Inputs::drawn(case), GradientInputs::drawn(case));
@@ -133,9 +134,9 @@ fn compute_typed<T: Element, O: Element>(
     let start = Instant::now();
     let count = ranks.len();
     let ContextOutput { forward, gradients: got } =
-        context_parallel_host::<T, O>(ranks, layout, &problem, backward.as_ref(), &inputs)?;
+        context_parallel_host::<T, O>(ranks, sharing, &problem, backward.as_ref(), &inputs)?;
     let elapsed = start.elapsed();
-    let kernel = format!("{count} ranks, {layout}");
+    let kernel = format!("{count} ranks, {sharing}");
     let gradients = backward.zip(got).map(|(backward, got)| ComputedGradients {
         kernel: kernel.clone(),
         inputs: GradientInputs { d_o: logical(&backward.d_o, &d_o), d_lse: gradients.d_lse.clone() },

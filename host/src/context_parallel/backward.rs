@@ -1,12 +1,12 @@
 //! The backward pass of a rank: each part is a pass of its own, with the o and lse of the whole, whose
 //! gradients in f32 are added to those of the parts before.
 
-use super::exchange::{Side, in_f32};
+use super::exchange::in_f32;
 use super::forward::Phase;
-use super::layout::ContextLayout;
 use super::rows::RowSet;
 use super::schedule::{Part, Piece, Rows};
 use super::scores::Slice;
+use super::sharing::ContextExchange;
 use super::views::{PartPlace, View, of_part};
 use super::{ContextPass, Use};
 use crate::attention::{Workspace, launch_accumulate, launch_backward};
@@ -21,19 +21,19 @@ use kernels_gpu::abi::Dtype;
 
 /// The rank's own tensors of a backward pass.
 #[derive(Clone, Copy)]
-struct Own {
-    q: View,
-    o: View,
-    d_o: View,
-    dq: View,
-    dk: View,
-    dv: View,
-    lse: u64,
-    d_lse: u64,
-    score: ScorePointers,
-    d_bias: Option<(Bias, u64)>,
-    d_sinks: u64,
-    problem: BackwardProblem,
+pub(super) struct Own {
+    pub q: View,
+    pub o: View,
+    pub d_o: View,
+    pub dq: View,
+    pub dk: View,
+    pub dv: View,
+    pub lse: u64,
+    pub d_lse: u64,
+    pub score: ScorePointers,
+    pub d_bias: Option<(Bias, u64)>,
+    pub d_sinks: u64,
+    pub problem: BackwardProblem,
 }
 
 /// What the scores of a part have, and where their gradients go.
@@ -45,13 +45,13 @@ struct PartScores {
 }
 
 /// How many parts each piece has had, and how many it has.
-type Turns = Vec<(usize, usize)>;
+pub(super) type Turns = Vec<(usize, usize)>;
 
 /// dk and dv of keys, as far as they are added up.
-struct KeySums {
-    sums: [View; 2],
+pub(super) struct KeySums {
+    pub sums: [View; 2],
     /// The rows that hold anything yet.
-    touched: RowSet,
+    pub touched: RowSet,
 }
 
 /// Gradients of this rank's keys on their way from another one.
@@ -109,14 +109,15 @@ impl ContextPass<'_> {
             self.zero_d_bias(&d_bias, pointer, stream)?;
         }
         if problem.wants_d_sinks && self.pieces.is_empty() {
-            self.add(self.d_sinks_view(own.d_sinks), [None, None], stream)?;
+            let heads = forward.q.shape[2];
+            self.add(self.d_sinks_view(heads, own.d_sinks), [None, None], stream)?;
         }
         let keys = self.own_keys([pointers.k, pointers.v]);
+        if self.chosen.exchange == ContextExchange::Heads {
+            return self.backward_by_heads(&own, keys, stream);
+        }
         let pieces = self.pieces.clone();
         let mut turns: Turns = pieces.iter().map(|piece| (0, piece.parts.len())).collect();
-        if self.group.layout == ContextLayout::Gathered {
-            return self.backward_gathered(&own, keys, &mut turns, &pieces, stream);
-        }
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
         let rows = own.dk.layout.shape[1];
         let sums = self.room_for([Use::DkHome, Use::DvHome], shapes, rows)?;
@@ -155,34 +156,8 @@ impl ContextPass<'_> {
         self.order(self.group.beside, stream)
     }
 
-    /// The same where all keys are there at once.
-    fn backward_gathered(
-        &mut self,
-        own: &Own,
-        keys: [View; 2],
-        turns: &mut Turns,
-        pieces: &[Piece],
-        stream: Stream,
-    ) -> Result<()> {
-        let rows = self.valid.all_key_rows();
-        let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
-        let sums = self.room_for([Use::DkSum(0), Use::DvSum(0)], shapes, rows)?;
-        let mut whole = KeySums { sums, touched: RowSet::default() };
-        self.for_each_step(keys, stream, |pass, phase, step, keys| {
-            if phase == Phase::Send {
-                return Ok(());
-            }
-            let mut parts = parts_of(pieces, step);
-            parts.reverse();
-            pass.add_parts(own, turns, keys, (pieces, &parts), &mut whole, stream)
-        })?;
-        self.zero_gaps(&mut whole, &all_rows(rows), stream)?;
-        self.add_up(own, whole.sums, stream)?;
-        self.order(self.group.beside, stream)
-    }
-
     /// Adds the gradients of parts, which see these keys.
-    fn add_parts(
+    pub(super) fn add_parts(
         &mut self,
         own: &Own,
         turns: &mut Turns,
@@ -229,7 +204,8 @@ impl ContextPass<'_> {
             let scores = PartScores { score, d_bias, d_sinks };
             self.launch(own, (*index, &piece.queries), &place, (partial, scores), targets, stream)?;
             if wants_d_sinks && !is_first_of_all {
-                let [sum, more] = [own.d_sinks, d_sinks].map(|pointer| self.d_sinks_view(pointer));
+                let heads = own.q.layout.shape[2];
+                let [sum, more] = [own.d_sinks, d_sinks].map(|at| self.d_sinks_view(heads, at));
                 self.add(sum, [Some(sum), Some(more)], stream)?;
             }
             sums.touched.insert(&part.keys);
@@ -255,7 +231,7 @@ impl ContextPass<'_> {
         let (home, from) = (self.source(step), (rank + step) % ranks);
         let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
         let rows = own.dk.layout.shape[1];
-        let coming = self.room_for([Use::DkComing, Use::DvComing], shapes, rows)?;
+        let coming = self.room_for([Use::DkComing(0), Use::DvComing(0)], shapes, rows)?;
         self.order(stream, self.group.beside)?;
         self.exchange_rows(
             (&away.sums, home, &self.touched[rank][step]),
@@ -379,34 +355,17 @@ impl ContextPass<'_> {
             d_bias: scores.d_bias.map_or(0, |(_, pointer)| pointer),
             d_sinks: scores.d_sinks,
         };
-        partial.state = self.room.of(&device, Use::DqState(index), valid.state_bytes())?;
+        if !(partial.is_first && partial.is_last) {
+            partial.state = self.room.of(&device, Use::DqState(index), valid.state_bytes())?;
+        }
         let mut plan = plan_backward_partial(&valid, device.properties(), &pointers, &partial)?;
         [plan.params.lse_batch_stride, plan.params.lse_head_stride] = self.valid.local.lse_strides();
-        let bytes = plan.workspace_bytes();
+        // Of the largest group about as much, so that it need not grow.
+        let (heads, most) = (valid.forward.key_heads.max(1).into(), self.most_heads() as u64);
+        let bytes = plan.workspace_bytes().div_ceil(heads) * most.max(heads);
         let workspace = Workspace { pointer: self.room.of(&device, Use::Workspace, bytes)?, bytes };
         // SAFETY: the caller of `backward` vouches for its tensors; all others are memory of this pass.
         unsafe { launch_backward(&device, &plan, workspace, stream) }
-    }
-
-    /// dk and dv of this rank's keys, from those of all keys that each rank has.
-    fn add_up(&mut self, own: &Own, whole: [View; 2], stream: Stream) -> Result<()> {
-        let shapes = [own.dk, own.dv].map(|view| in_f32(&view));
-        let rows = own.dk.layout.shape[1];
-        let sums = self.room_for([Use::DkSum(1), Use::DvSum(1)], shapes, rows)?;
-        let parts = self.room_for([Use::DkPart, Use::DvPart], shapes, rows)?;
-        for (whole, sum) in whole.iter().zip(&sums) {
-            self.copy_runs((whole, Side::Whole), (sum, Side::Own), stream)?;
-        }
-        let add = |pass: &mut Self| {
-            sums.into_iter()
-                .zip(parts)
-                .try_for_each(|(sum, part)| pass.add(sum, [Some(sum), Some(part)], stream))
-        };
-        self.scatter(whole, parts, add, stream)?;
-        for (target, sum) in [own.dk, own.dv].into_iter().zip(sums) {
-            self.add(target, [Some(sum), None], stream)?;
-        }
-        Ok(())
     }
 
     /// Queues `target = first + second`, rounded once.
@@ -421,7 +380,7 @@ impl ContextPass<'_> {
 }
 
 /// The parts of a step with the pieces that they are of, those of few keys first.
-fn parts_of(pieces: &[Piece], step: usize) -> Vec<(usize, Part)> {
+pub(super) fn parts_of(pieces: &[Piece], step: usize) -> Vec<(usize, Part)> {
     let of_piece = |(index, piece): (usize, &Piece)| {
         let parts = piece.parts.clone().into_iter().filter(move |part| part.step == step);
         parts.map(move |part| (index, part)).collect::<Vec<_>>()

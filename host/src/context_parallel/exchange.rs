@@ -4,18 +4,18 @@ use super::communicator::Message;
 use super::rows::RowSet;
 use super::views::View;
 use super::{ContextPass, Use};
-use crate::driver::{DevicePointer, Stream};
+use crate::driver::DevicePointer;
 use crate::error::Result;
 use crate::problem::Layout;
 use kernels_gpu::abi::Dtype;
 
 /// Rows that stand side by side here and in the whole.
-struct Run {
+pub(super) struct Run {
     /// The first one of a rank's own tensor.
-    own: usize,
+    pub own: usize,
     /// The first one of the whole.
-    whole: usize,
-    count: usize,
+    pub whole: usize,
+    pub count: usize,
 }
 
 impl ContextPass<'_> {
@@ -91,79 +91,10 @@ impl ContextPass<'_> {
         Ok(placed)
     }
 
-    /// Queues what gathers all keys and values, and gives them as they stand in the whole.
-    pub(super) fn gather(&mut self, own: [View; 2]) -> Result<[View; 2]> {
-        let rows = self.valid.all_key_rows();
-        let whole = self.room_for([Use::Keys(0), Use::Values(0)], own, rows)?;
-        let (rank, beside) = (self.group.rank(), self.group.beside);
-        let (mut sends, mut receives) = (Vec::new(), Vec::new());
-        for peer in (0..self.group.ranks()).filter(|&peer| peer != rank) {
-            for (own, whole) in own.iter().zip(&whole) {
-                sends.extend(self.messages(own, peer, rank, Side::Own));
-                receives.extend(self.messages(whole, peer, peer, Side::Whole));
-            }
-        }
-        // SAFETY: as in `pass_on`.
-        unsafe { self.group.communicator.exchange(&self.group.device, &sends, &receives, beside) }?;
-        for (own, whole) in own.iter().zip(&whole) {
-            self.copy_runs((own, Side::Own), (whole, Side::Whole), beside)?;
-        }
-        Ok(whole)
-    }
-
-    /// Queues what sends each rank its rows of f32 gradients of the whole, and receives this rank's own from
-    /// `peer` after `peer`, each handed to `add`, whose kernels must be done before the next one comes.
-    pub(super) fn scatter(
-        &mut self,
-        whole: [View; 2],
-        parts: [View; 2],
-        mut add: impl FnMut(&mut Self) -> Result<()>,
-        stream: Stream,
-    ) -> Result<()> {
-        let (rank, ranks, beside) = (self.group.rank(), self.group.ranks(), self.group.beside);
-        for distance in 1..ranks {
-            let (to, from) = ((rank + distance) % ranks, (rank + ranks - distance) % ranks);
-            let (mut sends, mut receives) = (Vec::new(), Vec::new());
-            for (whole, part) in whole.iter().zip(&parts) {
-                sends.extend(self.messages(whole, to, to, Side::Whole));
-                receives.extend(self.messages(part, from, rank, Side::Own));
-            }
-            self.order(stream, beside)?;
-            // SAFETY: as in `pass_on`.
-            unsafe { self.group.communicator.exchange(&self.group.device, &sends, &receives, beside) }?;
-            self.order(beside, stream)?;
-            add(self)?;
-        }
-        Ok(())
-    }
-
-    /// Queues a copy of this rank's rows from the whole to a tensor of its own, or back.
-    pub(super) fn copy_runs(
-        &self,
-        (from, from_side): (&View, Side),
-        (to, to_side): (&View, Side),
-        stream: Stream,
-    ) -> Result<()> {
-        let (rank, driver) = (self.group.rank(), self.group.device.driver());
-        let sources = self.messages(from, rank, rank, from_side);
-        for (source, target) in sources.iter().zip(self.messages(to, rank, rank, to_side)) {
-            // SAFETY: as in `pass_on`.
-            unsafe {
-                driver.copy_from_peer(target.pointer, (driver, source.pointer), source.bytes, stream)
-            }?;
-        }
-        Ok(())
-    }
-
-    /// Where the keys of rank `of` stand in a tensor, in the order in which they are sent.
-    fn messages(&self, view: &View, peer: usize, of: usize, side: Side) -> Vec<Message> {
-        messages_of(view, peer, &self.runs(of), side)
-    }
-
     /// The rows of k that a rank has.
-    fn runs(&self, rank: usize) -> Vec<Run> {
+    pub(super) fn runs(&self, rank: usize) -> Vec<Run> {
         let offsets = self.valid.lengths().keys;
-        let layout = self.group.layout;
+        let layout = self.group.sharing.layout;
         let mut own = 0;
         let mut runs = Vec::new();
         for chunk in 0..layout.chunks_per_rank() {
@@ -178,7 +109,7 @@ impl ContextPass<'_> {
 }
 
 /// A message for each run of rows of each batch.
-fn messages_of(view: &View, peer: usize, runs: &[Run], side: Side) -> Vec<Message> {
+pub(super) fn messages_of(view: &View, peer: usize, runs: &[Run], side: Side) -> Vec<Message> {
     let row_bytes = view.layout.strides[1] as usize * view.dtype.bytes() as usize;
     let mut messages = Vec::new();
     for batch in 0..view.layout.shape[0] {

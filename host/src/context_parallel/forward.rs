@@ -1,7 +1,7 @@
 //! The forward pass of a rank.
 
-use super::layout::ContextLayout;
 use super::schedule::Piece;
+use super::sharing::ContextExchange;
 use super::views::{PartPlace, View, of_part};
 use super::{ContextPass, Use};
 use crate::attention::launch_forward;
@@ -36,8 +36,11 @@ impl ContextPass<'_> {
         let q = View { pointer: pointers.q, layout: local.q, dtype: local.dtype };
         let o = View { pointer: pointers.o, layout: local.o, dtype: local.output_dtype };
         let own = self.own_keys([pointers.k, pointers.v]);
-        let pieces = self.pieces.clone();
         let lse = if local.wants_lse { pointers.lse } else { 0 };
+        if self.chosen.exchange == ContextExchange::Heads {
+            return self.forward_by_heads([q, o], own, (lse, pointers.score), stream);
+        }
+        let pieces = self.pieces.clone();
         self.for_each_step(own, stream, |pass, phase, step, keys| {
             if phase == Phase::Send {
                 return Ok(());
@@ -81,13 +84,6 @@ impl ContextPass<'_> {
         mut work: impl FnMut(&mut Self, Phase, usize, [View; 2]) -> Result<()>,
     ) -> Result<()> {
         let (ranks, beside) = (self.group.ranks(), self.group.beside);
-        if self.group.layout == ContextLayout::Gathered {
-            self.order(stream, beside)?;
-            let whole = self.gather(own)?;
-            self.order(beside, stream)?;
-            work(self, Phase::Compute, 0, whole)?;
-            return work(self, Phase::Send, 0, whole);
-        }
         let mut here = own;
         for step in 0..ranks {
             // Kernels of the step before read what the next keys overwrite; those of this one are queued
@@ -113,7 +109,7 @@ impl ContextPass<'_> {
     }
 
     /// Part `number` of piece `index` merges with those before it; the last one writes o and lse.
-    fn launch_part(
+    pub(super) fn launch_part(
         &mut self,
         (index, number): (usize, usize),
         piece: &Piece,
@@ -126,12 +122,13 @@ impl ContextPass<'_> {
         if valid.is_empty() {
             return Ok(());
         }
-        let partial = PartialForward {
-            state: self.room.of(&device, Use::State(index), valid.state_bytes())?,
-            is_first: number == 0,
-            is_last: number + 1 == piece.parts.len(),
-            total_keys: self.valid.most_keys(),
+        let (is_first, is_last) = (number == 0, number + 1 == piece.parts.len());
+        let state = match is_first && is_last {
+            true => 0,
+            false => self.room.of(&device, Use::State(index), valid.state_bytes())?,
         };
+        let total_keys = self.valid.most_keys();
+        let partial = PartialForward { state, is_first, is_last, total_keys };
         let pointers = ForwardPointers {
             q: q.pointer,
             k: k.pointer,

@@ -4,7 +4,7 @@ mod scores;
 
 use self::scores::{RankScoreGradients, RankScores};
 use super::communicator::{Communicator, LocalCommunicator};
-use super::{ContextLayout, ContextParallel, ContextProblem};
+use super::{ContextLayout, ContextParallel, ContextProblem, ContextSharing};
 use crate::attention::{BackwardOutput, Element, ForwardOutput, ScoreSlices};
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
@@ -84,7 +84,7 @@ pub struct ContextOutput<O> {
 /// that did not fail because of another.
 pub fn context_parallel_host<T: Element, O: Element>(
     ranks: Vec<(Device, LocalCommunicator)>,
-    layout: ContextLayout,
+    sharing: impl Into<ContextSharing>,
     problem: &ForwardProblem,
     backward: Option<&BackwardProblem>,
     inputs: &ContextInputs<'_, T>,
@@ -96,7 +96,7 @@ pub fn context_parallel_host<T: Element, O: Element>(
         let (device, own) = slot.take().expect("each rank is connected once");
         Ok((device, Box::new(own)))
     };
-    context_parallel_connected(count, connect, layout, problem, backward, inputs)
+    context_parallel_connected(count, connect, sharing, problem, backward, inputs)
 }
 
 /// The same over `count` ranks, each of which `connect` gives its device and communicator, in its own thread.
@@ -106,20 +106,20 @@ pub fn context_parallel_host<T: Element, O: Element>(
 pub fn context_parallel_connected<T: Element, O: Element>(
     count: usize,
     connect: impl Fn(usize) -> Result<(Device, Box<dyn Communicator>)> + Sync,
-    layout: ContextLayout,
+    sharing: impl Into<ContextSharing>,
     problem: &ForwardProblem,
     backward: Option<&BackwardProblem>,
     inputs: &ContextInputs<'_, T>,
 ) -> Result<ContextOutput<O>> {
-    let whole = Whole::new::<T, O>(problem, backward, inputs)?;
+    let (whole, sharing) = (Whole::new::<T, O>(problem, backward, inputs)?, sharing.into());
     let shares: Vec<Result<Share<O>>> = thread::scope(|scope| {
         let (whole, connect) = (&whole, &connect);
         let threads: Vec<_> = (0..count)
             .map(|rank| {
                 scope.spawn(move || {
                     let (device, communicator) = connect(rank)?;
-                    let rows = whole.rows(layout, count, rank);
-                    let group = ContextParallel::new(device.clone(), communicator, layout)?;
+                    let rows = whole.rows(sharing.layout, count, rank);
+                    let group = ContextParallel::new(device.clone(), communicator, sharing)?;
                     compute::<T, O>(&group, &device, whole, rows, inputs)
                 })
             })

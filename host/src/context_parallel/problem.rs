@@ -2,6 +2,7 @@
 
 use super::layout::ContextLayout;
 use super::schedule::Lengths;
+use super::sharing::Chosen;
 use crate::error::{Error, Result};
 use crate::problem::{
     Bias, ForwardProblem, Layout, Mask, MaskShape, Sequences, ValidForward, sequence_offsets,
@@ -185,12 +186,13 @@ impl ValidContext {
     }
 
     /// What all ranks must have the same of.
-    pub fn description(&self) -> Vec<(&'static str, String)> {
+    pub fn description(&self, chosen: &Chosen) -> Vec<(&'static str, String)> {
         let ForwardProblem { q, k, v, dtype, mask, has_sinks, .. } = &self.local.problem;
         let scale = self.local.scale.to_bits();
         let softcap = self.local.softcap.map_or(0, |softcap| softcap.cap.to_bits());
         vec![
             ("layout", self.layout.name().to_owned()),
+            ("exchange", format!("{}, forward in {}", chosen.exchange, chosen.forward.len())),
             ("dtype", dtype.name().to_owned()),
             ("batch", q.shape[0].to_string()),
             ("heads of q", q.shape[2].to_string()),

@@ -43,6 +43,12 @@ impl RowSet {
         self.0.insert(place, new);
     }
 
+    /// Those of some rows that are in it.
+    pub fn within(&self, rows: &Range<usize>) -> Vec<Range<usize>> {
+        let common = self.0.iter().map(|range| range.start.max(rows.start)..range.end.min(rows.end));
+        common.filter(|range| !range.is_empty()).collect()
+    }
+
     /// Those of some rows that are not in it.
     pub fn gaps(&self, rows: &Rows) -> Vec<Range<usize>> {
         let all = rows.range();
@@ -85,7 +91,10 @@ mod tests {
             prop_assert!(set.0.windows(2).all(|pair| pair[0].end < pair[1].start));
             let mut missing = [false; 64];
             set.gaps(&Rows::from(first..first + count)).into_iter().for_each(|gap| missing[gap].fill(true));
+            let mut there = [false; 64];
+            set.within(&(first..first + count)).into_iter().for_each(|range| there[range].fill(true));
             for row in 0..64 {
+                prop_assert_eq!(there[row], (first..first + count).contains(&row) && has[row]);
                 prop_assert_eq!(missing[row], (first..first + count).contains(&row) && !has[row]);
             }
         }

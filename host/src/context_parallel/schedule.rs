@@ -1,4 +1,5 @@
-//! What a rank computes, and when: a pure function of the layout, the ranks, the lengths and the mask.
+//! What a rank computes, and when: a pure function of the layout, the exchange, the ranks, the lengths and the
+//! mask. By heads, all of it once for each group of heads.
 //!
 //! Positions of a rank's chunk are `first + step i`, and of the chunk of keys that it meets
 //! `first' + step j`, with the same step: whether a key is visible depends on `j - i` alone. So each pair of
@@ -6,6 +7,7 @@
 //! ([`Sides`]).
 
 use super::layout::{Chunk, ContextLayout};
+use super::sharing::ContextExchange;
 use crate::problem::{CausalAlignment, Mask};
 use kernels_gpu::abi::WINDOW_OPEN;
 
@@ -37,9 +39,9 @@ pub struct Piece {
 /// Keys that a piece sees at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// When: keys and values of rank `(rank - step) mod P` are there then. With gathered ones, all at 0.
+    /// When: keys and values of rank `(rank - step) mod P` are there then. By heads, all at 0.
     pub step: usize,
-    /// The rows of that rank's own tensor, or of the gathered one, whose rows stand as in the whole.
+    /// The rows of that rank's own tensor; by heads, of the whole.
     pub keys: Rows,
     /// Which of them are visible.
     pub sides: Sides,
@@ -110,6 +112,22 @@ impl Meeting {
         self.shown(self.sides).is_some()
     }
 
+    /// The part without the keys at its ends that no query sees.
+    fn trimmed(&self, part: Part) -> Part {
+        let Part { step, keys, sides } = part;
+        let (left, right) = (sides.left, sides.right);
+        let hidden = if left == WINDOW_OPEN { 0 } else { (-left).max(0) };
+        let mut end = self.keys;
+        if right != WINDOW_OPEN {
+            end = end.min((self.queries as i64 + i64::from(right)) as usize);
+        }
+        let shifted = |side: i32, by: i32| if side == WINDOW_OPEN { side } else { side + by };
+        let sides = Sides { left: shifted(left, hidden), right: shifted(right, -hidden) };
+        let hidden = hidden as usize;
+        let keys = Rows { first: keys.first + hidden, count: end - hidden, chunk: keys.chunk };
+        Part { step, keys, sides }
+    }
+
     /// Whether other sides show the same.
     fn allows(&self, sides: Sides) -> bool {
         self.shown(sides) == self.shown(self.sides)
@@ -142,27 +160,29 @@ fn merged(first: &Part, second: &Part, queries: usize) -> Option<Part> {
 ///
 /// Every row of the rank's queries is in exactly one piece, and every piece has a part, if only one that sees
 /// nothing: its rows are dead.
+///
+/// Stripes by heads are nothing that a schedule can say.
 pub fn schedule(
-    layout: ContextLayout,
+    (layout, exchange): (ContextLayout, ContextExchange),
     (ranks, rank): (usize, usize),
     lengths: &Lengths<'_>,
     mask: Mask,
 ) -> Vec<Piece> {
-    schedule_of_chunks(layout, (ranks, rank), lengths, mask, true)
+    schedule_of_chunks((layout, exchange), (ranks, rank), lengths, mask, true)
 }
 
 /// The same, where parts whose keys stand one after the other may be one (`joins`), or are of one chunk each,
 /// whose keys are equally far apart in the whole.
 pub(super) fn schedule_of_chunks(
-    layout: ContextLayout,
+    (layout, exchange): (ContextLayout, ContextExchange),
     (ranks, rank): (usize, usize),
     lengths: &Lengths<'_>,
     mask: Mask,
     joins: bool,
 ) -> Vec<Piece> {
     let is_packed = lengths.queries.len() != 2;
-    let gathered = layout == ContextLayout::Gathered;
-    let places = Places { layout, ranks, lengths };
+    let by_heads = exchange == ContextExchange::Heads;
+    let places = Places { layout, by_heads, ranks, lengths };
     let mut pieces = Vec::new();
     for chunk in 0..layout.chunks_per_rank() {
         let meet =
@@ -185,7 +205,7 @@ pub(super) fn schedule_of_chunks(
             Some(Some(Part { step: source.step, keys: places.keys_of_all(*source), sides }))
         };
         let together: Option<Vec<Option<Part>>> =
-            (is_packed && !gathered).then_some(()).and_then(|()| sources.iter().map(together).collect());
+            (is_packed && !by_heads).then_some(()).and_then(|()| sources.iter().map(together).collect());
         let together: Option<Vec<Part>> =
             together.map(|parts: Vec<Option<Part>>| parts.into_iter().flatten().collect());
         if let Some(mut parts) = together {
@@ -210,7 +230,10 @@ pub(super) fn schedule_of_chunks(
                     continue;
                 }
                 let keys = places.keys(source, sequence);
-                let part = Part { step: source.step, keys, sides: meeting.sides };
+                let mut part = Part { step: source.step, keys, sides: meeting.sides };
+                if by_heads {
+                    part = meeting.trimmed(part);
+                }
                 let last = parts.last().filter(|_| joins);
                 match last.and_then(|last| merged(last, &part, queries.count)) {
                     Some(both) => *parts.last_mut().expect("there is one") = both,
@@ -227,7 +250,7 @@ pub(super) fn schedule_of_chunks(
     pieces
 }
 
-/// A chunk of keys of a rank, and when it comes; of gathered keys the whole sequence.
+/// A chunk of keys of a rank, and when it comes; by heads the whole sequence.
 #[derive(Clone, Copy, Debug)]
 struct Source {
     step: usize,
@@ -238,6 +261,7 @@ struct Source {
 /// Where chunks stand.
 struct Places<'a> {
     layout: ContextLayout,
+    by_heads: bool,
     ranks: usize,
     lengths: &'a Lengths<'a>,
 }
@@ -245,7 +269,7 @@ struct Places<'a> {
 impl Places<'_> {
     /// In the order in which they come; chunks of one rank in the order in which they stand.
     fn sources(&self, rank: usize) -> Vec<Source> {
-        if self.layout == ContextLayout::Gathered {
+        if self.by_heads {
             return vec![Source { step: 0, rank, chunk: 0 }];
         }
         let of_step = |step: usize| {
@@ -256,7 +280,7 @@ impl Places<'_> {
     }
 
     fn key_chunk(&self, source: Source, rows: usize) -> Chunk {
-        if self.layout == ContextLayout::Gathered {
+        if self.by_heads {
             return Chunk { first: 0, step: 1, rows };
         }
         self.layout.chunks(self.ranks, source.rank, rows)[source.chunk]
@@ -312,7 +336,7 @@ impl Places<'_> {
     }
 
     fn keys(&self, source: Source, sequence: usize) -> Rows {
-        if self.layout == ContextLayout::Gathered {
+        if self.by_heads {
             let offsets = self.lengths.keys;
             return Rows { first: offsets[sequence], count: length(offsets, sequence), chunk: None };
         }
@@ -335,166 +359,4 @@ fn length(offsets: &[usize], sequence: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn masks() -> impl Strategy<Value = Mask> {
-        let alignment = prop_oneof![Just(CausalAlignment::BottomRight), Just(CausalAlignment::TopLeft)];
-        let side = prop_oneof![Just(None), (0..40_u32).prop_map(Some)];
-        prop_oneof![
-            Just(Mask::Full),
-            alignment.clone().prop_map(Mask::Causal),
-            (side.clone(), side, alignment).prop_map(|(left, right, alignment)| Mask::Window {
-                left,
-                right,
-                alignment
-            }),
-        ]
-    }
-
-    fn offsets(lengths: &[usize]) -> Vec<usize> {
-        let mut offsets = vec![0];
-        for length in lengths {
-            offsets.push(offsets.last().unwrap() + length);
-        }
-        offsets
-    }
-
-    /// The mask, pair by pair, as docs/semantics.md has it.
-    fn is_visible(mask: Mask, [query_rows, key_rows]: [usize; 2], i: usize, j: usize) -> bool {
-        let diagonal = match mask.alignment() {
-            CausalAlignment::BottomRight => key_rows as i64 - query_rows as i64,
-            CausalAlignment::TopLeft => 0,
-        };
-        let (left, right) = mask.sides();
-        let distance = j as i64 - i as i64 - diagonal;
-        left.is_none_or(|left| -i64::from(left) <= distance)
-            && right.is_none_or(|right| distance <= i64::from(right))
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-
-        /// The proof: what all ranks compute in all steps is the mask, each pair once.
-        #[test]
-        fn the_union_of_all_steps_of_all_ranks_is_the_mask_once(
-            layout in prop::sample::select(ContextLayout::ALL.to_vec()),
-            ranks in 1..=8_usize,
-            lengths in prop::collection::vec((0..40_usize, 0..40_usize), 1..4),
-            are_alike in any::<bool>(),
-            mask in masks(),
-        ) {
-            let keys_of = |&(queries, keys): &(usize, usize)| if are_alike { queries } else { keys };
-            let queries = offsets(&lengths.iter().map(|pair| pair.0).collect::<Vec<_>>());
-            let keys = offsets(&lengths.iter().map(keys_of).collect::<Vec<_>>());
-            let lengths = Lengths { queries: &queries, keys: &keys };
-            let (all_queries, all_keys) = (*queries.last().unwrap(), *keys.last().unwrap());
-            let mut seen = vec![0_u32; all_queries * all_keys];
-            for rank in 0..ranks {
-                let own = layout.positions(ranks, rank, &queries);
-                let mut covered = vec![0; own.len()];
-                for piece in schedule(layout, (ranks, rank), &lengths, mask) {
-                    prop_assert!(!piece.parts.is_empty());
-                    (piece.queries.first..piece.queries.first + piece.queries.count)
-                        .for_each(|row| covered[row] += 1);
-                    for part in &piece.parts {
-                        let source = (rank + ranks - part.step) % ranks;
-                        let theirs = if layout == ContextLayout::Gathered {
-                            (0..all_keys).collect()
-                        } else {
-                            layout.positions(ranks, source, &keys)
-                        };
-                        mark(&mut seen, all_keys, (&piece.queries, &own), (&part.keys, &theirs),
-                             (part.sides, &lengths));
-                    }
-                }
-                prop_assert!(covered.iter().all(|&count| count == 1), "{covered:?}");
-            }
-            for sequence in 0..queries.len() - 1 {
-                let sizes = [length(&queries, sequence), length(&keys, sequence)];
-                for i in 0..sizes[0] {
-                    for j in 0..sizes[1] {
-                        let place = (queries[sequence] + i) * all_keys + keys[sequence] + j;
-                        prop_assert_eq!(
-                            seen[place], u32::from(is_visible(mask, sizes, i, j)), "{} {} {}", sequence, i, j
-                        );
-                        seen[place] = 0;
-                    }
-                }
-            }
-            // Nobody sees a key of another sequence.
-            prop_assert!(seen.iter().all(|&count| count == 0));
-        }
-
-        /// Nobody waits for keys that nobody sends: the steps of a part are those of a ring.
-        #[test]
-        fn steps_are_those_of_a_ring(
-            layout in prop::sample::select(ContextLayout::ALL.to_vec()),
-            ranks in 1..=8_usize, rows in 0..64_usize, mask in masks(),
-        ) {
-            let offsets = [0, rows];
-            let lengths = Lengths { queries: &offsets, keys: &offsets };
-            for rank in 0..ranks {
-                for piece in schedule(layout, (ranks, rank), &lengths, mask) {
-                    let steps: Vec<usize> = piece.parts.iter().map(|part| part.step).collect();
-                    prop_assert!(steps.is_sorted() && steps.iter().all(|&step| step < ranks));
-                }
-            }
-        }
-    }
-
-    /// Counts the pairs of a part.
-    fn mark(
-        seen: &mut [u32],
-        all_keys: usize,
-        (queries, own): (&Rows, &[usize]),
-        (keys, theirs): (&Rows, &[usize]),
-        (sides, lengths): (Sides, &Lengths<'_>),
-    ) {
-        // Of packed sequences together, each row counts within its own.
-        let sequence_of =
-            |offsets: &[usize], row: usize| offsets.partition_point(|&first| first <= row) - 1;
-        let mut next = std::collections::HashMap::new();
-        let mut numbered =
-            |rows: &Rows, places: &[usize], offsets: &[usize], which: u32| -> Vec<(usize, usize, i64)> {
-                (rows.first..rows.first + rows.count)
-                    .map(|row| {
-                        let place = places[row];
-                        let sequence = sequence_of(offsets, place);
-                        let number = next.entry((which, sequence)).or_insert(0_i64);
-                        *number += 1;
-                        (place, sequence, *number - 1)
-                    })
-                    .collect()
-            };
-        let queries = numbered(queries, own, lengths.queries, 0);
-        let keys = numbered(keys, theirs, lengths.keys, 1);
-        for &(row, sequence, i) in &queries {
-            for &(key, of, j) in &keys {
-                let is_left = sides.left == WINDOW_OPEN || i - i64::from(sides.left) <= j;
-                let is_right = sides.right == WINDOW_OPEN || j <= i + i64::from(sides.right);
-                if sequence == of && is_left && is_right {
-                    seen[row * all_keys + key] += 1;
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_causal_zigzag_has_three_launches_first_and_then_one_or_two() {
-        let offsets = [0, 32];
-        let lengths = Lengths { queries: &offsets, keys: &offsets };
-        let causal = Mask::Causal(CausalAlignment::BottomRight);
-        let pieces = schedule(ContextLayout::Zigzag, (4, 1), &lengths, causal);
-        let parts: Vec<Vec<(usize, usize, usize)>> = pieces
-            .iter()
-            .map(|piece| {
-                piece.parts.iter().map(|part| (part.step, part.keys.first, part.keys.count)).collect()
-            })
-            .collect();
-        // The low chunk sees itself and that of rank 0; the high one all of them, and those of ranks above.
-        assert_eq!(parts[0], [(0, 0, 4), (1, 0, 4)]);
-        assert_eq!(parts[1], [(0, 0, 8), (1, 0, 4), (2, 0, 8), (3, 0, 8)]);
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 
 use super::layout::{Chunk, ContextLayout};
 use super::schedule::{Part, Piece, Rows};
+use super::sharing::ContextExchange;
 use super::views::{PartPlace, View};
 use super::{ContextPass, Use};
 use crate::attention::PreparedMask;
@@ -38,15 +39,15 @@ impl Slice {
 }
 
 /// Where rows of k that a part sees stand in the whole: `ranks` share `total` of them, and these are those of
-/// `source`.
+/// `source`, or, by heads, of the whole.
 pub(super) fn places_of_keys(
-    layout: ContextLayout,
+    (layout, exchange): (ContextLayout, ContextExchange),
     (ranks, source): (usize, usize),
     total: usize,
     rows: &Rows,
 ) -> Chunk {
     let whole = Chunk { first: rows.first, step: 1, rows: rows.count };
-    if layout == ContextLayout::Gathered || rows.count == 0 {
+    if exchange == ContextExchange::Heads || rows.count == 0 {
         return whole;
     }
     let mut before = 0;
@@ -111,7 +112,8 @@ impl ContextPass<'_> {
         let Rows { first, count, .. } = piece.queries;
         let (ranks, source) = (self.group.ranks(), self.source(part.step));
         let total = self.valid.all_key_rows();
-        let keys = places_of_keys(self.group.layout, (ranks, source), total, &part.keys);
+        let way = (self.group.sharing.layout, self.chosen.exchange);
+        let keys = places_of_keys(way, (ranks, source), total, &part.keys);
         [Chunk { first, step: 1, rows: count }, keys]
     }
 
@@ -155,15 +157,14 @@ impl ContextPass<'_> {
         self.add(View { pointer, layout, dtype: d_bias.dtype }, [None, None], stream)
     }
 
-    /// f32 `[Hq]`: gradients of sinks.
-    pub(super) fn d_sinks_view(&self, pointer: DevicePointer) -> View {
-        let heads = self.valid.local.problem.q.shape[2];
+    /// f32 `[heads]`: gradients of sinks.
+    pub(super) fn d_sinks_view(&self, heads: usize, pointer: DevicePointer) -> View {
         View::dense(pointer, [1, 1, 1, heads], kernels_gpu::abi::Dtype::F32)
     }
 
     /// Memory for the gradients of the sinks of a piece.
     pub(super) fn d_sinks_of_piece(&mut self) -> Result<DevicePointer> {
-        let bytes = self.d_sinks_view(0).bytes();
+        let bytes = self.d_sinks_view(self.valid.local.problem.q.shape[2], 0).bytes();
         self.room.of(&self.group.device, Use::DSinks, bytes)
     }
 }
@@ -184,10 +185,8 @@ mod tests {
                 for chunk in context.chunks(ranks, source, total) {
                     let own = Rows { first, count: chunk.rows, chunk: None };
                     first += chunk.rows;
-                    if context == ContextLayout::Gathered {
-                        continue;
-                    }
-                    let keys = places_of_keys(context, (ranks, source), total, &own);
+                    let way = (context, ContextExchange::Round);
+                    let keys = places_of_keys(way, (ranks, source), total, &own);
                     let queries = Chunk { first: 1, step: 1, rows: 2 };
                     let slice = Slice::of(&layout, [&queries, &keys]);
                     assert_eq!(slice.layout.shape, [1, 1, 2, chunk.rows]);

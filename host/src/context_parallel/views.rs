@@ -5,12 +5,14 @@ use super::layout::{Chunk, ContextLayout};
 use super::problem::ValidContext;
 use super::schedule::{Part, Piece, Rows};
 use super::scores::Slice;
+use super::sharing::ContextExchange;
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
 use crate::driver::DevicePointer;
 use crate::error::Result;
 use crate::problem::{Bias, ForwardProblem, Layout, Mask, MaskShape, Sequences, ValidForward};
 use kernels_gpu::abi::Dtype;
+use std::ops::Range;
 
 /// Where each packed sequence begins within one chunk of all of them, in device memory.
 pub(super) struct Offsets {
@@ -32,7 +34,7 @@ impl Offsets {
     pub fn new(
         device: &Device,
         valid: &ValidContext,
-        layout: ContextLayout,
+        (layout, exchange): (ContextLayout, ContextExchange),
         (ranks, rank): (usize, usize),
     ) -> Result<Self> {
         let of = |offsets: &[usize], rank: usize| -> Result<Vec<ChunkOffsets>> {
@@ -53,7 +55,7 @@ impl Offsets {
                 })
                 .collect()
         };
-        if !valid.is_packed || layout == ContextLayout::Gathered {
+        if !valid.is_packed || exchange == ContextExchange::Heads {
             return Ok(Offsets { queries: Vec::new(), keys: Vec::new(), ranks, rank });
         }
         let lengths = valid.lengths();
@@ -96,6 +98,14 @@ impl View {
         let mut layout = self.layout;
         layout.shape[1] = rows.count;
         let bytes = rows.first as i64 * layout.strides[1] * i64::from(self.dtype.bytes());
+        View { pointer: self.pointer.wrapping_add_signed(bytes), layout, dtype: self.dtype }
+    }
+
+    /// Some of its heads.
+    pub fn heads(&self, heads: &Range<usize>) -> View {
+        let mut layout = self.layout;
+        layout.shape[2] = heads.len();
+        let bytes = heads.start as i64 * layout.strides[2] * i64::from(self.dtype.bytes());
         View { pointer: self.pointer.wrapping_add_signed(bytes), layout, dtype: self.dtype }
     }
 

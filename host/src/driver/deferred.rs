@@ -2,7 +2,9 @@
 //! before something else, and has nothing that says so, sooner or later comes after it.
 
 use super::emulated::EmulatedDriver;
-use super::{DevicePointer, DeviceProperties, Driver, Mark, Queued, Stream, TensorMapDescription};
+use super::{
+    DevicePointer, DeviceProperties, Driver, Mark, Queued, RowsOf, Stream, TensorMapDescription,
+};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use kernels_gpu::abi::{Arch, KernelVariant, TensorMap};
@@ -159,6 +161,10 @@ impl Driver for DeferredDriver {
         Ok(Stream(all.streams))
     }
 
+    fn create_stream_of_kernels(&self) -> Result<Stream> {
+        self.create_stream()
+    }
+
     fn mark(&self, stream: Stream) -> Result<Mark> {
         Ok(Mark(Some(Arc::new(Point(self.end_of(stream))))))
     }
@@ -187,6 +193,21 @@ impl Driver for DeferredDriver {
             let mut copied = vec![0; bytes];
             theirs.copy_to_host(&mut copied, source, Stream::default())?;
             own.copy_to_device(destination, &copied)
+        });
+        Ok(())
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        destination: RowsOf,
+        source: RowsOf,
+        size: [usize; 2],
+        stream: Stream,
+    ) -> Result<()> {
+        let own = self.inner.clone();
+        self.queue(stream, move || {
+            // SAFETY: passed on to the caller.
+            unsafe { own.copy_rows(destination, source, size, Stream::default()) }
         });
         Ok(())
     }

@@ -74,6 +74,15 @@ pub struct Queued<'a> {
     pub params: &'a [u8],
 }
 
+/// Rows in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowsOf {
+    /// The address of the first one.
+    pub pointer: DevicePointer,
+    /// Bytes from one row to the next.
+    pub pitch: usize,
+}
+
 /// A device that holds memory and runs kernels. Implementations: `cuda` (the CUDA driver), `emulated`
 /// (ptx-emulator).
 pub trait Driver: Send + Sync {
@@ -181,10 +190,15 @@ pub trait Driver: Send + Sync {
         Ok(Stream::default())
     }
 
-    /// Destroys what [`Driver::create_stream`] gave, behind all that is queued on it.
+    /// A stream beside the default one, of the same priority: for kernels that may run at the same time.
+    fn create_stream_of_kernels(&self) -> Result<Stream, Error> {
+        Ok(Stream::default())
+    }
+
+    /// Destroys what [`Driver::create_stream`] or [`Driver::create_stream_of_kernels`] gave, behind all that is queued on it.
     ///
     /// # Safety
-    /// `stream` came from `create_stream` of this driver and is not used again.
+    /// `stream` came from one of these of this driver and is not used again.
     unsafe fn destroy_stream(&self, stream: Stream) -> Result<(), Error> {
         let _ = stream;
         Ok(())
@@ -218,6 +232,27 @@ pub trait Driver: Send + Sync {
         peer.copy_to_host(&mut copied, source, Stream::default())?;
         self.synchronize(stream)?;
         self.copy_to_device(destination, &copied)
+    }
+
+    /// Queues a copy of rows of some bytes within the memory of this device.
+    ///
+    /// # Safety
+    /// As for [`Driver::copy_from_peer`].
+    unsafe fn copy_rows(
+        &self,
+        destination: RowsOf,
+        source: RowsOf,
+        [rows, bytes]: [usize; 2],
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let mut copied = vec![0; bytes];
+        self.synchronize(stream)?;
+        for row in 0..rows {
+            let at = |of: RowsOf| of.pointer + (row * of.pitch) as u64;
+            self.copy_to_host(&mut copied, at(source), stream)?;
+            self.copy_to_device(at(destination), &copied)?;
+        }
+        Ok(())
     }
 
     /// The device of a test that it is, if it is one.

@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result, ensure};
 use bench::BenchArguments;
 use clap::{Args, ValueEnum};
 use finite_attention::context_parallel::{
-    Communicator, ContextLayout, LocalCommunicator, NcclCommunicator, NcclId,
+    Communicator, ContextExchange, ContextLayout, ContextSharing, LocalCommunicator, NcclCommunicator,
+    NcclId,
 };
 use finite_attention::device::DeviceName;
 use finite_attention::driver::cuda::CudaDriver;
@@ -36,6 +37,10 @@ pub struct RingArguments {
     /// How sequences are shared out: contiguous, zigzag, stripe or gathered.
     #[arg(long, default_value = "zigzag")]
     layout: ContextLayout,
+    /// How keys and values come to where they are needed: round, or by heads, a few of all ranks after the
+    /// other. Chosen if not given.
+    #[arg(long)]
+    exchange: Option<ContextExchange>,
     /// How ranks talk to each other.
     #[arg(long, default_value = "local")]
     communicator: CommunicatorArgument,
@@ -52,11 +57,12 @@ pub struct RingArguments {
 /// Reads the input, computes, writes the output.
 pub fn run(arguments: &RingArguments) -> Result<()> {
     let (count, layout) = (usize::from(arguments.ranks), arguments.layout);
+    let sharing = ContextSharing { layout, exchange: arguments.exchange };
     let limit = Duration::from_secs(arguments.limit);
     if arguments.bench.bench {
         ensure!(arguments.task.input.is_none(), "--bench: expected no file of tensors, got --input");
         let connections = Connections::new(arguments.communicator, count, limit)?;
-        return bench::run(&arguments.bench, count, layout, connections);
+        return bench::run(&arguments.bench, count, sharing, connections);
     }
     let options = &arguments.task;
     let path = arguments.output.as_ref().context("--output: expected a file, or --bench, got none")?;
@@ -78,8 +84,8 @@ pub fn run(arguments: &RingArguments) -> Result<()> {
         (Dtype::F16, _) => file::<f16, f16>,
         (Dtype::F32, _) => file::<f32, f32>,
     };
-    output.write(&compute(&task, &devices, &connections, layout)?)?;
-    report(&task, &format!("{count} ranks of {device}, {layout}"), output.path())
+    output.write(&compute(&task, &devices, &connections, sharing)?)?;
+    report(&task, &format!("{count} ranks of {device}, {sharing}"), output.path())
 }
 
 /// How ranks talk to each other.
@@ -172,9 +178,9 @@ fn file<T: Element, O: Element>(
     task: &Task<'_>,
     devices: &[Device],
     connections: &Connections,
-    layout: ContextLayout,
+    sharing: ContextSharing,
 ) -> Result<Vec<u8>> {
     let connect = |rank: usize| Ok((devices[rank].clone(), connections.of(rank, &devices[rank])?));
-    let results: Results<O> = task.compute_over_ranks::<T, O>(devices.len(), connect, layout)?;
+    let results: Results<O> = task.compute_over_ranks::<T, O>(devices.len(), connect, sharing)?;
     serialized(task, &results)
 }

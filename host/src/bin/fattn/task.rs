@@ -11,7 +11,7 @@ use dynamic::DynamicArguments;
 use finite_attention::context_parallel::host::{
     ContextInputs, ContextOutput, context_parallel_connected,
 };
-use finite_attention::context_parallel::{Communicator, ContextLayout};
+use finite_attention::context_parallel::{Communicator, ContextSharing};
 use finite_attention::problem::{Bias, Dropout, DynamicMask, MAX_SCALE, ScoreLayout, common_dtype};
 use finite_attention::{
     BackwardInputs, BackwardOutput, BackwardProblem, CausalAlignment, Device, Dtype, Element, Error,
@@ -432,7 +432,7 @@ impl<'f> Task<'f> {
         &self,
         count: usize,
         connect: impl Fn(usize) -> Result<(Device, Box<dyn Communicator>), Error> + Sync,
-        layout: ContextLayout,
+        sharing: ContextSharing,
     ) -> Result<Results<O>> {
         let Inputs { q, k, v, d_o, d_lse, offsets, scores, .. } = &self.inputs;
         let [q, k, v] = [q, k, v].map(Input::elements::<T>);
@@ -447,7 +447,7 @@ impl<'f> Task<'f> {
         let backward = self.backward_problem()?;
         let (problem, backward) = (&self.problem, backward.as_ref());
         let output: ContextOutput<O> =
-            context_parallel_connected(count, connect, layout, problem, backward, &inputs)?;
+            context_parallel_connected(count, connect, sharing, problem, backward, &inputs)?;
         Ok(Results { forward: output.forward, gradients: output.gradients })
     }
 

@@ -17,7 +17,7 @@ mod trampolines;
 
 pub use event::CudaEvent;
 
-use super::{DevicePointer, DeviceProperties, Driver, Mark, Stream, TensorMapDescription};
+use super::{DevicePointer, DeviceProperties, Driver, Mark, RowsOf, Stream, TensorMapDescription};
 use crate::error::{Error, Result};
 use crate::images::KernelImages;
 use context::PrimaryContext;
@@ -257,7 +257,12 @@ impl Driver for CudaDriver {
 
     fn create_stream(&self) -> Result<Stream> {
         let _entered = self.context.enter()?;
-        Ok(Stream(raw::stream_create()? as usize))
+        Ok(Stream(raw::stream_create(true)? as usize))
+    }
+
+    fn create_stream_of_kernels(&self) -> Result<Stream> {
+        let _entered = self.context.enter()?;
+        Ok(Stream(raw::stream_create(false)? as usize))
     }
 
     unsafe fn destroy_stream(&self, stream: Stream) -> Result<()> {
@@ -307,6 +312,23 @@ impl Driver for CudaDriver {
         let handle = stream.0 as raw::StreamHandle;
         // SAFETY: passed on to the caller; contexts are alive.
         unsafe { raw::copy_from_peer((destination, own), (source, other), bytes, handle) }
+            .map_err(|failure| self.late(failure))
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        destination: RowsOf,
+        source: RowsOf,
+        size: [usize; 2],
+        stream: Stream,
+    ) -> Result<()> {
+        if size.contains(&0) {
+            return Ok(());
+        }
+        let [to, from] = [destination, source].map(|rows| (rows.pointer, rows.pitch));
+        let _entered = self.context.enter()?;
+        // SAFETY: passed on to the caller.
+        unsafe { raw::copy_rows(to, from, size, stream.0 as raw::StreamHandle) }
             .map_err(|failure| self.late(failure))
     }
 

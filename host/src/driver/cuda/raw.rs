@@ -16,7 +16,8 @@ use std::ptr;
 
 pub(super) use launch::{LaunchShape, launch};
 pub(super) use streams::{
-    copy_from_peer, enable_peer_access, stream_create, stream_destroy, stream_is_idle, stream_wait,
+    copy_from_peer, copy_rows, enable_peer_access, stream_create, stream_destroy, stream_is_idle,
+    stream_wait,
 };
 
 /// `CUmodule`.

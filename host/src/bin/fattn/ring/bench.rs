@@ -6,7 +6,9 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use finite_attention::attention::{launch_backward, launch_forward};
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory as _};
-use finite_attention::context_parallel::{ContextLayout, ContextParallel, ContextPass, ContextProblem};
+use finite_attention::context_parallel::{
+    ContextExchange, ContextParallel, ContextPass, ContextProblem, ContextSharing,
+};
 use finite_attention::driver::cuda::{CudaDriver, CudaEvent};
 use finite_attention::plan::{plan_backward, plan_forward};
 use finite_attention::{
@@ -50,7 +52,7 @@ type Times = [f32; 2];
 pub fn run(
     arguments: &BenchArguments,
     ranks: usize,
-    layout: ContextLayout,
+    sharing: ContextSharing,
     connections: Connections,
 ) -> Result<()> {
     let gpus = CudaDriver::count()?;
@@ -59,7 +61,7 @@ pub fn run(
     let threads: Vec<_> = (0..ranks)
         .map(|rank| {
             let (shape, connections) = (Shape::of(arguments, ranks), connections.clone());
-            thread::spawn(move || shape.time(rank, &connections, layout))
+            thread::spawn(move || shape.time(rank, &connections, sharing))
         })
         .collect();
     let mut all = Vec::new();
@@ -67,12 +69,13 @@ pub fn run(
         all.push(thread.join().expect("no rank panics")?);
     }
     let shape = Shape::of(arguments, ranks);
-    let worst = |pass: usize| all.iter().map(|(ring, _)| ring[pass]).fold(0.0, f32::max);
+    let worst = |pass: usize| all.iter().map(|(ring, ..)| ring[pass]).fold(0.0, f32::max);
     let one = all[0].1.context("rank 0 times the pass on one GPU")?;
     let (forward, both) = (worst(0), worst(1));
     let rate = |one: f32, ring: f32| 100.0 * one / (ring * ranks as f32);
     outln!(
-        "{ranks} ranks, {layout}, {} rows each, {}:{} heads, head_dim {}, {}",
+        "{ranks} ranks, {}, {} rows each, {}:{} heads, head_dim {}, {}",
+        all[0].2,
         shape.rows,
         shape.heads,
         shape.heads_k,
@@ -167,14 +170,14 @@ impl Shape {
         self,
         rank: usize,
         connections: &Connections,
-        layout: ContextLayout,
-    ) -> Result<(Times, Option<Times>)> {
+        sharing: ContextSharing,
+    ) -> Result<(Times, Option<Times>, String)> {
         let driver = Arc::new(CudaDriver::new(rank, KernelImages::embedded())?);
         let device = Device::from_driver(driver.clone());
         let own = self.tensors(&device, self.rows)?;
         let whole = if rank == 0 { Some(self.tensors(&device, self.rows * self.ranks)?) } else { None };
         let communicator = connections.of(rank, &device)?;
-        let group = ContextParallel::new(device.clone(), communicator, layout)?;
+        let group = ContextParallel::new(device.clone(), communicator, sharing)?;
         let rows = self.rows * self.ranks;
         let mut pass = group.prepare(&ContextProblem::new(own.problem.forward, rows, rows))?;
         let alone = whole.as_ref().map(|whole| Alone::new(&device, whole)).transpose()?;
@@ -215,7 +218,13 @@ impl Shape {
             }
         }
         group.wait(stream)?;
-        Ok((medians(&ring), alone.map(|_| medians(&one))))
+        let (exchange, groups) = (Some(pass.exchange()), pass.groups_of_heads());
+        let way = ContextSharing { exchange, ..sharing };
+        let said = match pass.exchange() {
+            ContextExchange::Round => way.to_string(),
+            ContextExchange::Heads => format!("{way} {:?}, backward {:?}", groups[0], groups[1]),
+        };
+        Ok((medians(&ring), alone.map(|_| medians(&one)), said))
     }
 }
 

@@ -26,17 +26,48 @@ unsafe extern "C" {
         bytes: usize,
         stream: StreamHandle,
     ) -> i32;
+    fn cuMemcpy2DAsync_v2(copy: *const Copy2d, stream: StreamHandle) -> i32;
 }
 
-/// A new stream of the highest priority, in the current context.
-pub(in crate::driver::cuda) fn stream_create() -> Result<StreamHandle, Failure> {
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+struct Copy2d {
+    source: Side2d,
+    destination: Side2d,
+    width: usize,
+    height: usize,
+}
+
+/// Either half of it.
+#[repr(C)]
+struct Side2d {
+    x: usize,
+    y: usize,
+    memory_type: u32,
+    host: *const c_void,
+    device: u64,
+    array: *const c_void,
+    pitch: usize,
+}
+
+impl Side2d {
+    fn new((device, pitch): (u64, usize)) -> Self {
+        /// `CU_MEMORYTYPE_DEVICE`.
+        const DEVICE: u32 = 2;
+        let (host, array) = (ptr::null(), ptr::null());
+        Side2d { x: 0, y: 0, memory_type: DEVICE, host, device, array, pitch }
+    }
+}
+
+/// A new stream of the highest priority or of that of the default one, in the current context.
+pub(in crate::driver::cuda) fn stream_create(is_urgent: bool) -> Result<StreamHandle, Failure> {
     let (mut least, mut greatest) = (0, 0);
     // SAFETY: both are writable.
     let code = unsafe { cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) };
     check("cuCtxGetStreamPriorityRange", code)?;
-    let mut stream = ptr::null_mut();
+    let (mut stream, priority) = (ptr::null_mut(), if is_urgent { greatest } else { 0 });
     // SAFETY: `stream` is writable.
-    let code = unsafe { cuStreamCreateWithPriority(&raw mut stream, STREAM_NON_BLOCKING, greatest) };
+    let code = unsafe { cuStreamCreateWithPriority(&raw mut stream, STREAM_NON_BLOCKING, priority) };
     check("cuStreamCreateWithPriority", code).map(|()| stream)
 }
 
@@ -104,4 +135,21 @@ pub(in crate::driver::cuda) unsafe fn copy_from_peer(
         cuMemcpyPeerAsync(destination, destination_context, source, source_context, bytes, stream)
     };
     check("cuMemcpyPeerAsync", code)
+}
+
+/// Queues a copy of rows within the memory of the current context: addresses, and bytes from row to row.
+///
+/// # Safety
+/// The stream is null or one of the current context; both ranges of memory are there until the copy is done,
+/// and nobody else uses the destination.
+pub(in crate::driver::cuda) unsafe fn copy_rows(
+    destination: (u64, usize),
+    source: (u64, usize),
+    [height, width]: [usize; 2],
+    stream: StreamHandle,
+) -> Result<(), Failure> {
+    let (source, destination) = (Side2d::new(source), Side2d::new(destination));
+    let copy = Copy2d { source, destination, width, height };
+    // SAFETY: passed on to the caller.
+    check("cuMemcpy2DAsync", unsafe { cuMemcpy2DAsync_v2(&raw const copy, stream) })
 }

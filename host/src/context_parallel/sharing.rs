@@ -1,0 +1,225 @@
+//! How keys and values come to where they are needed, and which way is chosen.
+
+use super::layout::ContextLayout;
+use super::problem::ValidContext;
+use crate::error::{Error, Result};
+use crate::problem::Mask;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+/// How keys and values come to where they are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ContextExchange {
+    /// Those of all heads go round from rank to rank: in each step those of one rank are there.
+    Round,
+    /// Those of a few heads after the other, of all ranks at once: each query sees all its keys in one pass.
+    Heads,
+}
+
+impl ContextExchange {
+    /// Both of them.
+    pub const ALL: [ContextExchange; 2] = [ContextExchange::Round, ContextExchange::Heads];
+
+    /// The name on the command line: `round`, `heads`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ContextExchange::Round => "round",
+            ContextExchange::Heads => "heads",
+        }
+    }
+}
+
+impl fmt::Display for ContextExchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for ContextExchange {
+    type Err = Error;
+
+    /// Reads [`ContextExchange::name`].
+    ///
+    /// # Errors
+    /// [`Error::ContextExchange`].
+    fn from_str(text: &str) -> Result<Self> {
+        let found = ContextExchange::ALL.into_iter().find(|exchange| exchange.name() == text);
+        let (expected, got) = ("round or heads", text.to_owned());
+        found.ok_or(Error::ContextExchange { expected, got })
+    }
+}
+
+/// How sequences are shared out among ranks, and how keys and values come to where they are needed. A
+/// [`ContextLayout`] alone leaves the latter to what is fastest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContextSharing {
+    /// Which rows each rank has.
+    pub layout: ContextLayout,
+    /// How keys and values come; without one it is chosen:
+    ///
+    /// - by heads: zigzag with a full or a causal mask, contiguous with a full one; not packed, without bias
+    ///   and boolean mask
+    /// - gathered: by heads, all of them in one group
+    /// - otherwise they go round
+    ///
+    /// Stripes always go round.
+    pub exchange: Option<ContextExchange>,
+}
+
+impl From<ContextLayout> for ContextSharing {
+    fn from(layout: ContextLayout) -> Self {
+        ContextSharing { layout, exchange: None }
+    }
+}
+
+/// `zigzag`, `zigzag by heads`.
+impl fmt::Display for ContextSharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.exchange {
+            None => write!(f, "{}", self.layout),
+            Some(ContextExchange::Round) => write!(f, "{} going round", self.layout),
+            Some(ContextExchange::Heads) => write!(f, "{} by heads", self.layout),
+        }
+    }
+}
+
+impl ContextSharing {
+    /// What is done for a problem.
+    ///
+    /// # Errors
+    /// [`Error::ContextExchange`] for stripes by heads: no window says which keys of the whole every P-th
+    /// query sees.
+    pub(super) fn choose(&self, valid: &ValidContext, ranks: usize) -> Result<Chosen> {
+        let is_stripe = self.layout == ContextLayout::Stripe;
+        let is_plain = !valid.is_packed && valid.scores.are_none() && ranks > 1;
+        let exchange = match (self.exchange, self.layout, valid.mask()) {
+            (Some(ContextExchange::Heads), ContextLayout::Stripe, _) => {
+                let (expected, got) = ("round, of stripes", ContextExchange::Heads.name().to_owned());
+                return Err(Error::ContextExchange { expected, got });
+            }
+            (Some(asked), ..) => asked,
+            (None, ContextLayout::Gathered, _) => ContextExchange::Heads,
+            (None, ContextLayout::Zigzag, Mask::Full | Mask::Causal(_))
+            | (None, ContextLayout::Contiguous, Mask::Full)
+                if is_plain =>
+            {
+                ContextExchange::Heads
+            }
+            (None, ..) => ContextExchange::Round,
+        };
+        debug_assert!(!is_stripe || exchange == ContextExchange::Round);
+        // Tensors over scores are not taken apart by heads.
+        let at_once = !valid.scores.are_none()
+            || self.layout == ContextLayout::Gathered && self.exchange.is_none();
+        let heads = valid.local.problem.k.shape[2];
+        let groups = |ends| if at_once { vec![0..heads] } else { groups(heads, ends) };
+        Ok(Chosen { exchange, forward: groups(Ends::First), backward: groups(Ends::Both) })
+    }
+}
+
+/// How keys and values come, and the groups of key heads if they do by heads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub exchange: ContextExchange,
+    /// Those of a forward pass.
+    pub forward: Vec<Range<usize>>,
+    pub backward: Vec<Range<usize>>,
+}
+
+impl Chosen {
+    /// Key heads of the largest group.
+    pub fn most_heads(&self) -> usize {
+        self.forward.iter().chain(&self.backward).map(Range::len).max().unwrap_or(0)
+    }
+}
+
+/// Which groups are small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ends {
+    First,
+    Both,
+}
+
+/// The part of all heads that a first group has, and that of a large one.
+const SMALL_PART: usize = 16;
+const LARGE_PART: usize = 4;
+
+/// The groups of key heads of a pass, one after the other.
+///
+/// What of the exchange is not hidden behind kernels is that of the first group: it is small. Each next one is
+/// up to twice as large: it comes while the one before is computed, which takes about three times as long as
+/// its own exchange did (8,192 rows a rank and as many key heads as query heads; longer with fewer). They
+/// grow up to a quarter of all heads: larger ones would save a few launches, and take memory. In a backward
+/// pass gradients of the last group go home when nothing is left to be computed: it is small, too, and those
+/// before it shrink likewise.
+pub(super) fn groups(key_heads: usize, ends: Ends) -> Vec<Range<usize>> {
+    let (small, large) = (key_heads.div_ceil(SMALL_PART), key_heads.div_ceil(LARGE_PART));
+    let sides = if ends == Ends::Both { 2 } else { 1 };
+    let (mut growing, mut left, mut size) = (Vec::new(), key_heads, small);
+    while size < large && left >= sides * size {
+        growing.push(size);
+        left -= sides * size;
+        size *= 2;
+    }
+    let middle = if left == 0 { 0 } else { (left / large).max(1) };
+    let even = (0..middle).map(|index| (index + 1) * left / middle - index * left / middle);
+    let shrinking = growing.iter().rev().filter(|_| ends == Ends::Both);
+    let sizes: Vec<usize> = growing.iter().copied().chain(even).chain(shrinking.copied()).collect();
+    let mut first = 0;
+    let range = |size: usize| {
+        first += size;
+        first - size..first
+    };
+    sizes.into_iter().map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(heads: usize, ends: Ends) -> Vec<usize> {
+        groups(heads, ends).iter().map(Range::len).collect()
+    }
+
+    #[test]
+    fn groups_grow_from_a_small_one_and_shrink_to_one_where_something_follows() {
+        assert_eq!(sizes(32, Ends::First), [2, 4, 8, 9, 9]);
+        assert_eq!(sizes(32, Ends::Both), [2, 4, 10, 10, 4, 2]);
+        assert_eq!(sizes(8, Ends::First), [1, 2, 2, 3]);
+        assert_eq!(sizes(8, Ends::Both), [1, 2, 2, 2, 1]);
+        assert_eq!(sizes(5, Ends::Both), [1, 3, 1]);
+        assert_eq!(sizes(2, Ends::First), [1, 1]);
+        assert_eq!(sizes(1, Ends::Both), [1]);
+        assert!(groups(0, Ends::First).is_empty());
+    }
+
+    #[test]
+    fn each_head_is_in_one_group_and_none_is_more_than_twice_what_comes_before() {
+        for heads in 1..=256 {
+            for ends in [Ends::First, Ends::Both] {
+                let groups = groups(heads, ends);
+                let all: Vec<usize> = groups.iter().cloned().flatten().collect();
+                assert_eq!(all, (0..heads).collect::<Vec<_>>());
+                let sizes: Vec<usize> = groups.iter().map(Range::len).collect();
+                assert!(sizes[0] <= heads.div_ceil(SMALL_PART), "{heads}: {sizes:?}");
+                assert!(
+                    *sizes.iter().max().unwrap() < 2 * heads.div_ceil(LARGE_PART),
+                    "{heads}: {sizes:?}"
+                );
+                assert!(sizes.windows(2).all(|pair| pair[1] <= 3 * pair[0]), "{heads}: {sizes:?}");
+                let last = if ends == Ends::Both { sizes[0] } else { *sizes.last().unwrap() };
+                assert_eq!(*sizes.last().unwrap(), last);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_read_back_and_others_are_refused() {
+        for exchange in ContextExchange::ALL {
+            assert_eq!(exchange.name().parse(), Ok(exchange));
+        }
+        let error = "ring".parse::<ContextExchange>().unwrap_err().to_string();
+        assert_eq!(error, "exchange: expected round or heads, got ring");
+    }
+}

@@ -146,7 +146,7 @@ impl ContextParallel {
         let (ranks, rank) = (self.ranks(), self.rank());
         let layout = self.sharing.layout;
         let checked = problem.validate(layout, ranks, rank).and_then(|valid| {
-            let chosen = self.sharing.choose(&valid, ranks)?;
+            let chosen = self.sharing.choose(&valid.asked, valid.is_packed, ranks)?;
             Ok((valid, chosen))
         });
         let (valid, chosen) = checked.inspect_err(|_| {
@@ -257,18 +257,6 @@ impl ContextPass<'_> {
     /// How keys and values come to where they are needed.
     pub fn exchange(&self) -> ContextExchange {
         self.chosen.exchange
-    }
-
-    /// How many key heads the groups of a forward pass have, and those of a backward pass; all heads are one
-    /// group where keys and values go round.
-    pub fn groups_of_heads(&self) -> [Vec<usize>; 2] {
-        let Chosen { exchange, forward, backward } = &self.chosen;
-        match exchange {
-            ContextExchange::Round => [(); 2].map(|()| vec![self.valid.local.problem.k.shape[2]]),
-            ContextExchange::Heads => {
-                [forward, backward].map(|groups| groups.iter().map(|group| group.len()).collect())
-            }
-        }
     }
 
     /// Key heads of the largest group; 0 where keys and values go round.

@@ -192,7 +192,7 @@ impl ValidContext {
         let softcap = self.local.softcap.map_or(0, |softcap| softcap.cap.to_bits());
         vec![
             ("layout", self.layout.name().to_owned()),
-            ("exchange", format!("{}, forward in {}", chosen.exchange, chosen.forward.len())),
+            ("exchange", chosen.to_string()),
             ("dtype", dtype.name().to_owned()),
             ("batch", q.shape[0].to_string()),
             ("heads of q", q.shape[2].to_string()),

@@ -1,9 +1,8 @@
 //! How keys and values come to where they are needed, and which way is chosen.
 
 use super::layout::ContextLayout;
-use super::problem::ValidContext;
 use crate::error::{Error, Result};
-use crate::problem::Mask;
+use crate::problem::{ForwardProblem, Mask, Sequences};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -85,15 +84,32 @@ impl fmt::Display for ContextSharing {
 }
 
 impl ContextSharing {
-    /// What is done for a problem.
+    /// How keys and values of a problem come, in words: that of the whole or of one rank.
+    ///
+    /// # Errors
+    /// [`Error::ContextExchange`] for stripes by heads.
+    pub fn explain(&self, problem: &ForwardProblem, ranks: usize) -> Result<String> {
+        let is_packed = match problem.sequences {
+            Sequences::Strided => false,
+            Sequences::Packed { count, .. } => count != 1,
+        };
+        Ok(self.choose(problem, is_packed, ranks)?.in_words())
+    }
+
+    /// What is done for a problem of a rank or of the whole.
     ///
     /// # Errors
     /// [`Error::ContextExchange`] for stripes by heads: no window says which keys of the whole every P-th
     /// query sees.
-    pub(super) fn choose(&self, valid: &ValidContext, ranks: usize) -> Result<Chosen> {
-        let is_stripe = self.layout == ContextLayout::Stripe;
-        let is_plain = !valid.is_packed && valid.scores.are_none() && ranks > 1;
-        let exchange = match (self.exchange, self.layout, valid.mask()) {
+    pub(super) fn choose(
+        &self,
+        problem: &ForwardProblem,
+        is_packed: bool,
+        ranks: usize,
+    ) -> Result<Chosen> {
+        let has_scores = problem.bias.is_some() || problem.attn_mask.is_some();
+        let is_plain = !is_packed && !has_scores && ranks > 1;
+        let exchange = match (self.exchange, self.layout, problem.mask) {
             (Some(ContextExchange::Heads), ContextLayout::Stripe, _) => {
                 let (expected, got) = ("round, of stripes", ContextExchange::Heads.name().to_owned());
                 return Err(Error::ContextExchange { expected, got });
@@ -108,11 +124,9 @@ impl ContextSharing {
             }
             (None, ..) => ContextExchange::Round,
         };
-        debug_assert!(!is_stripe || exchange == ContextExchange::Round);
         // Tensors over scores are not taken apart by heads.
-        let at_once = !valid.scores.are_none()
-            || self.layout == ContextLayout::Gathered && self.exchange.is_none();
-        let heads = valid.local.problem.k.shape[2];
+        let at_once = has_scores || self.layout == ContextLayout::Gathered && self.exchange.is_none();
+        let heads = problem.k.shape[2];
         let groups = |ends| if at_once { vec![0..heads] } else { groups(heads, ends) };
         Ok(Chosen { exchange, forward: groups(Ends::First), backward: groups(Ends::Both) })
     }
@@ -127,7 +141,33 @@ pub(super) struct Chosen {
     pub backward: Vec<Range<usize>>,
 }
 
+/// `round`, `heads in 5 groups`.
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.exchange, self.forward.len()) {
+            (ContextExchange::Round, _) => write!(f, "round"),
+            (ContextExchange::Heads, 1) => write!(f, "heads in 1 group"),
+            (ContextExchange::Heads, groups) => write!(f, "heads in {groups} groups"),
+        }
+    }
+}
+
 impl Chosen {
+    fn in_words(&self) -> String {
+        let sizes = |groups: &[Range<usize>]| -> String {
+            let sizes: Vec<String> = groups.iter().map(|group| group.len().to_string()).collect();
+            sizes.join(", ")
+        };
+        match self.exchange {
+            ContextExchange::Round => "keys and values go round".to_owned(),
+            ContextExchange::Heads => format!(
+                "keys and values come by heads, {} of them at a time, backward {}",
+                sizes(&self.forward),
+                sizes(&self.backward)
+            ),
+        }
+    }
+
     /// Key heads of the largest group.
     pub fn most_heads(&self) -> usize {
         self.forward.iter().chain(&self.backward).map(Range::len).max().unwrap_or(0)
@@ -150,7 +190,7 @@ const LARGE_PART: usize = 4;
 /// What of the exchange is not hidden behind kernels is that of the first group: it is small. Each next one is
 /// up to twice as large: it comes while the one before is computed, which takes about three times as long as
 /// its own exchange did (8,192 rows a rank and as many key heads as query heads; longer with fewer). They
-/// grow up to a quarter of all heads: larger ones would save a few launches, and take memory. In a backward
+/// grow up to about a quarter of all heads: larger ones would save a few launches, and take memory. In a backward
 /// pass gradients of the last group go home when nothing is left to be computed: it is small, too, and those
 /// before it shrink likewise.
 pub(super) fn groups(key_heads: usize, ends: Ends) -> Vec<Range<usize>> {

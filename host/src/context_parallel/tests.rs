@@ -1,8 +1,8 @@
 //! What ranks refuse, alone and together, and what becomes of all when one fails.
 
 use super::{
-    Communicator, ContextLayout, ContextParallel, ContextPass, ContextProblem, LocalCommunicator,
-    Message,
+    Communicator, ContextExchange, ContextLayout, ContextParallel, ContextPass, ContextProblem,
+    ContextSharing, LocalCommunicator, Message,
 };
 use crate::buffer::{DeviceBuffer, InDeviceMemory as _};
 use crate::device::Device;
@@ -10,7 +10,8 @@ use crate::driver::Stream;
 use crate::error::{Error, Result};
 use crate::plan::{BackwardPointers, ForwardPointers};
 use crate::problem::{
-    AlibiSlopes, BackwardProblem, Bias, ForwardProblem, Layout, MaskShape, ScoreLayout,
+    AlibiSlopes, BackwardProblem, Bias, CausalAlignment, ForwardProblem, Layout, Mask, MaskShape,
+    ScoreLayout, Sequences,
 };
 use kernels_gpu::abi::{Arch, Dtype};
 use std::cell::Cell;
@@ -20,6 +21,16 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 const ROWS: usize = 12;
 
+fn with_heads(problem: &ForwardProblem, heads: usize) -> ForwardProblem {
+    let layout = Layout::bshd([1, problem.q.shape[1], heads, 8]);
+    ForwardProblem::new(Dtype::F32, layout, layout, layout).causal()
+}
+
+fn zigzag_going_round() -> ContextSharing {
+    let exchange = Some(ContextExchange::Round);
+    ContextSharing { exchange, ..ContextLayout::Zigzag.into() }
+}
+
 fn local(rows: usize) -> ForwardProblem {
     let layout = Layout::bshd([1, rows, 1, 8]);
     ForwardProblem::new(Dtype::F32, layout, layout, layout).causal()
@@ -27,20 +38,31 @@ fn local(rows: usize) -> ForwardProblem {
 
 /// What each of `count` ranks returns of a problem of [`ROWS`] rows.
 fn run<T: Send, C: Communicator + 'static>(
-    (count, layout): (usize, ContextLayout),
+    (count, sharing): (usize, impl Into<ContextSharing>),
     communicator: impl Fn(LocalCommunicator) -> C + Sync,
     body: impl Fn(&ContextParallel, ContextProblem) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
+    run_each(&vec![sharing.into(); count], communicator, body)
+}
+
+/// The same of ranks that are told this.
+fn run_each<T: Send, C: Communicator + 'static>(
+    sharings: &[ContextSharing],
+    communicator: impl Fn(LocalCommunicator) -> C + Sync,
+    body: impl Fn(&ContextParallel, ContextProblem) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let count = sharings.len();
     thread::scope(|scope| {
         let (communicator, body) = (&communicator, &body);
         let threads: Vec<_> = LocalCommunicator::create(count, LIMIT)
             .into_iter()
+            .zip(sharings)
             .enumerate()
-            .map(|(rank, own)| {
+            .map(|(rank, (own, &sharing))| {
                 scope.spawn(move || {
                     let device = Device::emulated(Arch::Sm80)?;
-                    let rows = layout.rows_of_rank(count, rank, ROWS);
-                    let group = ContextParallel::new(device, communicator(own), layout)?;
+                    let rows = sharing.layout.rows_of_rank(count, rank, ROWS);
+                    let group = ContextParallel::new(device, communicator(own), sharing)?;
                     body(&group, ContextProblem::new(local(rows), ROWS, ROWS))
                 })
             })
@@ -108,7 +130,9 @@ impl Communicator for FailsAt {
 
 #[test]
 fn a_rank_that_fails_in_the_middle_is_an_error_of_all() {
-    for layout in ContextLayout::ALL {
+    let by_heads = ContextSharing { exchange: Some(ContextExchange::Heads), ..zigzag_going_round() };
+    let ways = ContextLayout::ALL.map(ContextSharing::from).into_iter();
+    for way in ways.chain([zigzag_going_round(), by_heads]) {
         let mut completed = 0;
         for exchanges in 0..12 {
             let start = Instant::now();
@@ -116,14 +140,18 @@ fn a_rank_that_fails_in_the_middle_is_an_error_of_all() {
                 let left = if inner.rank() == 1 { exchanges } else { usize::MAX };
                 FailsAt { inner, left: Cell::new(left) }
             };
-            let results = run((3, layout), failing, |group, problem| {
+            let results = run((3, way), failing, |group, mut problem| {
+                if way == by_heads {
+                    // In three groups.
+                    problem.local = with_heads(&problem.local, 3);
+                }
                 let mut pass = group.prepare(&problem)?;
                 compute(group, &mut pass, &problem.local)
             });
             assert!(start.elapsed() < LIMIT / 2);
             if results[1].is_ok() {
                 // It made no more exchanges than it was allowed.
-                assert!(results.iter().all(Result::is_ok), "{layout} {exchanges}: {results:?}");
+                assert!(results.iter().all(Result::is_ok), "{way} {exchanges}: {results:?}");
                 completed += 1;
                 continue;
             }
@@ -131,11 +159,11 @@ fn a_rank_that_fails_in_the_middle_is_an_error_of_all() {
             for rank in [0, 2] {
                 assert!(
                     matches!(results[rank], Err(Error::Peer { .. })),
-                    "{layout} {exchanges}: {results:?}"
+                    "{way} {exchanges}: {results:?}"
                 );
             }
         }
-        assert!((1..12).contains(&completed), "{layout}: {completed}");
+        assert!((1..12).contains(&completed), "{way}: {completed}");
     }
 }
 
@@ -175,6 +203,48 @@ fn a_problem_that_one_rank_refuses_is_an_error_of_all() {
         "alibi_slopes: expected none, since sequences are shared out among ranks, got one"
     );
     assert_eq!(texts[1], "rank 1: rank 0 was given a problem that is refused");
+}
+
+#[test]
+fn ranks_that_are_told_different_ways_are_told_so_and_stripes_by_heads_are_refused() {
+    let zigzag = ContextLayout::Zigzag.into();
+    let prepare = |group: &ContextParallel, problem: ContextProblem| group.prepare(&problem).map(|_| ());
+    let texts = run_each(&[zigzag, zigzag_going_round()], |own| own, prepare).map_text();
+    assert_eq!(texts[0], "exchange: expected heads in 1 group like rank 0, got round on rank 1");
+    assert_eq!(texts[1], "exchange: expected round like rank 1, got heads in 1 group on rank 0");
+    let exchange = Some(ContextExchange::Heads);
+    let stripes = ContextSharing { exchange, ..ContextLayout::Stripe.into() };
+    let texts = run((1, stripes), |own| own, prepare).map_text();
+    assert_eq!(texts[0], "exchange: expected round, of stripes, got heads");
+}
+
+/// By heads what is faster so; never what needs a launch for each sequence, or tensors over scores.
+#[test]
+fn what_is_not_asked_for_is_chosen() {
+    let layout = Layout::bshd([1, 6, 4, 8]);
+    let causal = ForwardProblem::new(Dtype::F32, layout, layout, layout).causal();
+    let of = |layout: ContextLayout, problem: ForwardProblem, ranks: usize| {
+        ContextSharing::from(layout).explain(&problem, ranks).unwrap()
+    };
+    let round = "keys and values go round";
+    let by_heads = "keys and values come by heads, 1, 1, 1, 1 of them at a time, backward 1, 1, 1, 1";
+    let at_once = "keys and values come by heads, 4 of them at a time, backward 4";
+    assert_eq!(of(ContextLayout::Zigzag, causal, 2), by_heads);
+    assert_eq!(of(ContextLayout::Zigzag, causal, 1), round);
+    assert_eq!(of(ContextLayout::Contiguous, causal, 2), round);
+    assert_eq!(of(ContextLayout::Stripe, causal, 2), round);
+    assert_eq!(of(ContextLayout::Gathered, causal, 2), at_once);
+    let alignment = CausalAlignment::BottomRight;
+    let window = Mask::Window { left: Some(2), right: Some(0), alignment };
+    let bias = Bias { layout: ScoreLayout::dense([1, 1, 1, ROWS]), dtype: Dtype::F32 };
+    let packed = Sequences::Packed { count: 2, max_query_rows: 4, max_key_rows: 4 };
+    for layout in [ContextLayout::Zigzag, ContextLayout::Contiguous] {
+        let full = ForwardProblem { mask: Mask::Full, ..causal };
+        assert_eq!(of(layout, full, 2), by_heads);
+        assert_eq!(of(layout, ForwardProblem { mask: window, ..causal }, 2), round);
+        assert_eq!(of(layout, full.with_bias(bias), 2), round);
+        assert_eq!(of(layout, full.with_sequences(packed), 2), round);
+    }
 }
 
 /// A bias has a column for each key of the whole, and a mask is prepared before it is used.

@@ -47,7 +47,7 @@ pub struct RingArguments {
     /// Seconds that a rank waits for another one at most.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     limit: u64,
-    /// Print the mask in words and how rows are shared out first.
+    /// Print the mask in words, how rows are shared out, and how keys and values come first.
     #[arg(long)]
     explain: bool,
     #[command(flatten)]
@@ -76,6 +76,7 @@ pub fn run(arguments: &RingArguments) -> Result<()> {
     if arguments.explain {
         outln!("{}", plans::mask(&task.problem))?;
         outln!("{}", explain(&task, count, layout))?;
+        outln!("{}", sharing.explain(&task.problem, count)?)?;
     }
     let compute = match (task.problem.dtype, task.problem.output_dtype) {
         (Dtype::Bf16, Dtype::F32) => file::<bf16, f32>,

@@ -6,9 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use finite_attention::attention::{launch_backward, launch_forward};
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory as _};
-use finite_attention::context_parallel::{
-    ContextExchange, ContextParallel, ContextPass, ContextProblem, ContextSharing,
-};
+use finite_attention::context_parallel::{ContextParallel, ContextPass, ContextProblem, ContextSharing};
 use finite_attention::driver::cuda::{CudaDriver, CudaEvent};
 use finite_attention::plan::{plan_backward, plan_forward};
 use finite_attention::{
@@ -69,19 +67,19 @@ pub fn run(
         all.push(thread.join().expect("no rank panics")?);
     }
     let shape = Shape::of(arguments, ranks);
-    let worst = |pass: usize| all.iter().map(|(ring, ..)| ring[pass]).fold(0.0, f32::max);
+    let worst = |pass: usize| all.iter().map(|(ring, _)| ring[pass]).fold(0.0, f32::max);
     let one = all[0].1.context("rank 0 times the pass on one GPU")?;
     let (forward, both) = (worst(0), worst(1));
     let rate = |one: f32, ring: f32| 100.0 * one / (ring * ranks as f32);
     outln!(
-        "{ranks} ranks, {}, {} rows each, {}:{} heads, head_dim {}, {}",
-        all[0].2,
+        "{ranks} ranks, {sharing}, {} rows each, {}:{} heads, head_dim {}, {}",
         shape.rows,
         shape.heads,
         shape.heads_k,
         shape.head_dim,
         if shape.full { "full" } else { "causal" }
     )?;
+    outln!("{}", sharing.explain(&shape.problem(shape.rows).forward, ranks)?)?;
     outln!("                      one GPU    {ranks} ranks    % of one GPU's rate")?;
     outln!("forward            {:10.3} {forward:10.3} {:10.1}", one[0], rate(one[0], forward))?;
     outln!("forward + backward {:10.3} {both:10.3} {:10.1}", one[1], rate(one[1], both))?;
@@ -114,11 +112,16 @@ impl Shape {
         Shape { ranks, rows, heads, heads_k, head_dim, full, passes }
     }
 
-    fn tensors(&self, device: &Device, rows: usize) -> Result<Tensors> {
+    fn problem(&self, rows: usize) -> BackwardProblem {
         let q = Layout::bshd([1, rows, self.heads, self.head_dim]);
         let k = Layout::bshd([1, rows, self.heads_k, self.head_dim]);
         let forward = ForwardProblem::new(Dtype::Bf16, q, k, k);
-        let problem = BackwardProblem::new(if self.full { forward } else { forward.causal() });
+        BackwardProblem::new(if self.full { forward } else { forward.causal() })
+    }
+
+    fn tensors(&self, device: &Device, rows: usize) -> Result<Tensors> {
+        let problem = self.problem(rows);
+        let ForwardProblem { q, k, .. } = problem.forward;
         let mut memory = Vec::new();
         // Numbers of mean 0 that look random: a linear congruence, made once and repeated.
         let mut state = 1_u32;
@@ -171,7 +174,7 @@ impl Shape {
         rank: usize,
         connections: &Connections,
         sharing: ContextSharing,
-    ) -> Result<(Times, Option<Times>, String)> {
+    ) -> Result<(Times, Option<Times>)> {
         let driver = Arc::new(CudaDriver::new(rank, KernelImages::embedded())?);
         let device = Device::from_driver(driver.clone());
         let own = self.tensors(&device, self.rows)?;
@@ -218,13 +221,7 @@ impl Shape {
             }
         }
         group.wait(stream)?;
-        let (exchange, groups) = (Some(pass.exchange()), pass.groups_of_heads());
-        let way = ContextSharing { exchange, ..sharing };
-        let said = match pass.exchange() {
-            ContextExchange::Round => way.to_string(),
-            ContextExchange::Heads => format!("{way} {:?}, backward {:?}", groups[0], groups[1]),
-        };
-        Ok((medians(&ring), alone.map(|_| medians(&one)), said))
+        Ok((medians(&ring), alone.map(|_| medians(&one))))
     }
 }
 

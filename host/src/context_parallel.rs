@@ -1,11 +1,13 @@
 //! Context parallelism: one sequence over several GPUs, with errors that do not grow with them.
 //!
 //! Each rank has some rows of q, k and v ([`ContextLayout`]), and makes those rows of o, and of the
-//! gradients. Keys and values go round from rank to rank, or are gathered; what of them a rank computes, and
-//! when, is a pure function ([`schedule`](mod@schedule)). All that is only a part of a result stays f32:
-//! each pass over keys that have come merges with what those before it have left
+//! gradients. Keys and values go round from rank to rank, or come from all ranks, a few heads at a time
+//! ([`ContextExchange`]); what of them a rank computes, and when, is a pure function
+//! ([`schedule`](mod@schedule)). All that is only a part of a result stays f32: each pass over keys that
+//! have come merges with what those before it have left
 //! ([`forward_partial`](crate::attention::forward_partial)), and the last one rounds
-//! (docs/semantics.md, section 6); partial gradients are added in f32 and rounded once.
+//! (docs/semantics.md, section 6); partial gradients are added in f32 and rounded once. By heads each pass
+//! sees all keys, and only gradients of keys are parts.
 //!
 //! ```
 //! use finite_attention::context_parallel::{
@@ -228,10 +230,10 @@ impl Drop for ContextParallel {
 /// A problem that all ranks agree on, what this rank does for it, and the memory for that: made once, used
 /// for any number of passes.
 ///
-/// Memory of a rank, beside its tensors: keys and values of two other ranks (of all of them, if they are
-/// gathered); for a forward pass its o in f32; for a backward pass dq, and dk and dv four times, in f32, and
-/// the workspace of one pass. It is allocated when it is first needed,
-/// and kept.
+/// Memory of a rank, beside its tensors: keys and values of two other ranks; for a forward pass its o in
+/// f32; for a backward pass dq, and dk and dv four times, in f32, and the workspace of one pass. By heads, of
+/// two groups: keys and values of all ranks, and dk and dv of them in f32; and those of this rank's keys once
+/// from each other rank. It is allocated when it is first needed, and kept.
 pub struct ContextPass<'c> {
     group: &'c ContextParallel,
     valid: ValidContext,
@@ -282,8 +284,8 @@ impl ContextPass<'_> {
 /// What a piece of memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Use {
-    /// Keys and values that have come from another rank, at even and odd steps; by heads, those of even and odd
-    /// groups.
+    /// Keys and values that have come from another rank, at even and odd steps; by heads, those of even and
+    /// odd groups.
     Keys(usize),
     Values(usize),
     /// What parts of a piece leave to each other: o in f32, and two numbers a row.
@@ -291,8 +293,8 @@ enum Use {
     /// dk and dv of keys of other ranks, at even and odd steps; by heads, of all keys of even and odd groups.
     DkSum(usize),
     DvSum(usize),
-    /// dk and dv of this rank's own keys, added up so far, and what comes from another rank: by heads, from that
-    /// of each distance.
+    /// dk and dv of this rank's own keys, added up so far, and what comes from another rank; by heads, from
+    /// that of each distance.
     DkHome,
     DvHome,
     DkComing(usize),

@@ -433,14 +433,9 @@ pub enum Error {
         /// What was asked for.
         got: String,
     },
-    /// A way of exchanging keys and values that there is not.
-    #[error("exchange: expected {expected}, got {got}")]
-    ContextExchange {
-        /// What there is.
-        expected: &'static str,
-        /// What was asked for.
-        got: String,
-    },
+    /// A way of exchanging keys and values that there is not: the one that was asked for.
+    #[error("exchange: expected round, or heads, but not of stripes, got {0}")]
+    ContextExchange(String),
     /// Something that scores can have, but not where sequences are shared out among ranks.
     #[error("{argument}: expected none, since sequences are shared out among ranks, got one")]
     NotInContext {

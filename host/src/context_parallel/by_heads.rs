@@ -3,9 +3,11 @@
 //!
 //! | stream | forward | backward |
 //! |--|--|--|
-//! | the caller's | kernels, every other piece | kernels |
-//! | `side` | kernels, the other pieces: so that what one leaves idle at its end the next one fills | dk and dv of this rank are added up |
-//! | `beside` | keys and values of the next group | the same, and dk and dv of the group before on their way home |
+//! | the caller's | every other piece | all pieces |
+//! | `side` | the other pieces | sums of dk and dv of this rank |
+//! | `beside` | keys and values of the next group | the same, dk and dv of the group before |
+//!
+//! Pieces of a forward pass are on two streams, so that one fills what the other leaves idle at its end.
 
 use super::backward::{KeySums, Own, parts_of};
 use super::exchange::{Run, Side, in_f32, messages_of};
@@ -121,8 +123,8 @@ impl ContextPass<'_> {
         before.map_or(Ok(()), |last| self.send_group_home(own, &groups, &last).map(|_| ()))
     }
 
-    /// Calls `work` with the keys and values of all ranks of each group, when they are there as far as kernels
-    /// on `streams` are concerned; those of the next group are on their way meanwhile. Each group has two
+    /// Calls `work` with the keys and values of all ranks of each group, when they are there as far as
+    /// kernels on `streams` are concerned; those of the next group are on their way meanwhile. Each group has two
     /// phases: what is sent in the second one is queued behind the next keys.
     fn for_each_group(
         &mut self,
@@ -154,8 +156,8 @@ impl ContextPass<'_> {
         Ok(())
     }
 
-    /// Queues what brings keys and values of a group from all ranks, and gives them as they stand in the whole,
-    /// and the point from which on they do.
+    /// Queues what brings keys and values of a group from all ranks, and gives them as they stand in the
+    /// whole, and the point from which on they do.
     fn gather(
         &mut self,
         own: [View; 2],
@@ -204,8 +206,8 @@ impl ContextPass<'_> {
         Ok(())
     }
 
-    /// Queues, beside the kernels, what sends gradients of a group to the ranks whose keys they are of, and adds
-    /// up those of this rank's. Gives the point behind it.
+    /// Queues, beside the kernels, what sends gradients of a group to the ranks whose keys they are of, and
+    /// adds up those of this rank's. Gives the point behind it.
     fn send_group_home(
         &mut self,
         own: &Own,

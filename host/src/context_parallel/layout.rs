@@ -4,13 +4,14 @@ use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// How a sequence is shared out among the ranks, and how keys and values come to where they are needed.
+/// How a sequence is shared out among the ranks. How keys and values come to where they are needed says
+/// [`ContextSharing`](super::ContextSharing).
 ///
-/// | layout | rows of rank r of P | keys and values | balanced under a causal mask |
+/// | layout | rows of rank r of P | keys and values come | balanced under a causal mask |
 /// |--|--|--|--|
-/// | [`Contiguous`](Self::Contiguous) | the r-th of P pieces | go round | no |
-/// | [`Zigzag`](Self::Zigzag) | pieces r and 2P - 1 - r of 2P | go round | yes |
-/// | [`Stripe`](Self::Stripe) | r, r + P, r + 2P, ... | go round | yes |
+/// | [`Contiguous`](Self::Contiguous) | the r-th of P pieces | by heads, or round | no |
+/// | [`Zigzag`](Self::Zigzag) | pieces r and 2P - 1 - r of 2P | by heads, or round | yes |
+/// | [`Stripe`](Self::Stripe) | r, r + P, r + 2P, ... | round | yes |
 /// | [`Gathered`](Self::Gathered) | as zigzag | all of them at once, on every rank | yes |
 ///
 /// Pieces are as long as each other, or differ by a row: no sequence needs to divide.

@@ -1,5 +1,5 @@
-//! What a rank computes, and when: a pure function of the layout, the exchange, the ranks, the lengths and the
-//! mask. By heads, all of it once for each group of heads.
+//! What a rank computes, and when: a pure function of the layout, the exchange, the ranks, the lengths and
+//! the mask. By heads, all of it once for each group of heads.
 //!
 //! Positions of a rank's chunk are `first + step i`, and of the chunk of keys that it meets
 //! `first' + step j`, with the same step: whether a key is visible depends on `j - i` alone. So each pair of

@@ -215,7 +215,7 @@ fn ranks_that_are_told_different_ways_are_told_so_and_stripes_by_heads_are_refus
     let exchange = Some(ContextExchange::Heads);
     let stripes = ContextSharing { exchange, ..ContextLayout::Stripe.into() };
     let texts = run((1, stripes), |own| own, prepare).map_text();
-    assert_eq!(texts[0], "exchange: expected round, of stripes, got heads");
+    assert_eq!(texts[0], "exchange: expected round, or heads, but not of stripes, got heads of stripes");
 }
 
 /// By heads what is faster so; never what needs a launch for each sequence, or tensors over scores.

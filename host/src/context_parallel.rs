@@ -148,7 +148,8 @@ impl ContextParallel {
         let (ranks, rank) = (self.ranks(), self.rank());
         let layout = self.sharing.layout;
         let checked = problem.validate(layout, ranks, rank).and_then(|valid| {
-            let chosen = self.sharing.choose(&valid.asked, valid.is_packed, ranks)?;
+            let chosen =
+                self.sharing.choose(&valid.asked, valid.is_packed, (valid.all_key_rows(), ranks))?;
             Ok((valid, chosen))
         });
         let (valid, chosen) = checked.inspect_err(|_| {

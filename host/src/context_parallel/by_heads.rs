@@ -124,8 +124,8 @@ impl ContextPass<'_> {
     }
 
     /// Calls `work` with the keys and values of all ranks of each group, when they are there as far as
-    /// kernels on `streams` are concerned; those of the next group are on their way meanwhile. Each group has two
-    /// phases: what is sent in the second one is queued behind the next keys.
+    /// kernels on `streams` are concerned; those of the next group are on their way meanwhile. Each group has
+    /// two phases: what is sent in the second one is queued behind the next keys.
     fn for_each_group(
         &mut self,
         groups: &[Range<usize>],

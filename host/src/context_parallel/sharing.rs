@@ -84,7 +84,7 @@ impl fmt::Display for ContextSharing {
 }
 
 impl ContextSharing {
-    /// How keys and values of a problem come, in words: that of the whole or of one rank.
+    /// How keys and values of a problem come, in words: that of all ranks together.
     ///
     /// # Errors
     /// [`Error::ContextExchange`] for stripes by heads.
@@ -93,10 +93,10 @@ impl ContextSharing {
             Sequences::Strided => false,
             Sequences::Packed { count, .. } => count != 1,
         };
-        Ok(self.choose(problem, is_packed, ranks)?.in_words())
+        Ok(self.choose(problem, is_packed, (problem.k.shape[1], ranks))?.in_words())
     }
 
-    /// What is done for a problem of a rank or of the whole.
+    /// What is done for a problem whose keys are so many together: the same on each rank.
     ///
     /// # Errors
     /// [`Error::ContextExchange`] for stripes by heads: no window says which keys of the whole every P-th
@@ -105,7 +105,7 @@ impl ContextSharing {
         &self,
         problem: &ForwardProblem,
         is_packed: bool,
-        ranks: usize,
+        (key_rows, ranks): (usize, usize),
     ) -> Result<Chosen> {
         let has_scores = problem.bias.is_some() || problem.attn_mask.is_some();
         let is_plain = !is_packed && !has_scores && ranks > 1;
@@ -127,7 +127,15 @@ impl ContextSharing {
         let at_once = has_scores || self.layout == ContextLayout::Gathered && self.exchange.is_none();
         let heads = problem.k.shape[2];
         let all = || iter::once(0..heads).collect();
-        let groups = |ends| if at_once { all() } else { groups(heads, ends) };
+        let least = match self.exchange {
+            Some(_) => 1,
+            None => {
+                let columns = problem.k.shape[3] + problem.v.shape[3];
+                let of_one = problem.k.shape[0] * columns * problem.dtype.bytes() as usize;
+                LEAST_BYTES.div_ceil((of_one * (key_rows / ranks)).max(1))
+            }
+        };
+        let groups = |ends| if at_once { all() } else { groups(heads, least, ends) };
         Ok(Chosen { exchange, forward: groups(Ends::First), backward: groups(Ends::Both) })
     }
 }
@@ -184,6 +192,9 @@ pub(super) enum Ends {
 /// The part of all heads that a first group has, and that of a large one.
 const SMALL_PART: usize = 16;
 const LARGE_PART: usize = 4;
+/// Keys and values of a rank in a group, unless groups are asked for: with fewer, their launches would take
+/// longer than they hide.
+const LEAST_BYTES: usize = 1 << 20;
 /// How many times as large as the one before a group may be.
 const MOST_GROWTH: usize = 3;
 
@@ -194,9 +205,10 @@ const MOST_GROWTH: usize = 3;
 /// as its own exchange did (8,192 rows a rank and as many key heads as query heads; longer with fewer). They
 /// grow up to about a quarter of all heads: larger ones would save a few launches, and take memory. In a
 /// backward pass gradients of the last group go home when nothing is left to be computed: it is small, too,
-/// and those before it shrink likewise.
-pub(super) fn groups(key_heads: usize, ends: Ends) -> Vec<Range<usize>> {
-    let (small, large) = (key_heads.div_ceil(SMALL_PART), key_heads.div_ceil(LARGE_PART));
+/// and those before it shrink likewise. None has fewer heads than `least`, if there are as many.
+pub(super) fn groups(key_heads: usize, least: usize, ends: Ends) -> Vec<Range<usize>> {
+    let small = key_heads.div_ceil(SMALL_PART).max(least.min(key_heads));
+    let large = key_heads.div_ceil(LARGE_PART).max(small);
     let sides = if ends == Ends::Both { 2 } else { 1 };
     let (mut growing, mut left, mut size) = (Vec::new(), key_heads, small);
     while size < large && left >= sides * size {
@@ -223,7 +235,7 @@ mod tests {
     use super::*;
 
     fn sizes(heads: usize, ends: Ends) -> Vec<usize> {
-        groups(heads, ends).iter().map(Range::len).collect()
+        groups(heads, 1, ends).iter().map(Range::len).collect()
     }
 
     #[test]
@@ -235,29 +247,28 @@ mod tests {
         assert_eq!(sizes(5, Ends::Both), [1, 3, 1]);
         assert_eq!(sizes(2, Ends::First), [1, 1]);
         assert_eq!(sizes(1, Ends::Both), [1]);
-        assert!(groups(0, Ends::First).is_empty());
+        assert!(groups(0, 1, Ends::First).is_empty());
+        for least in [32, usize::MAX] {
+            assert_eq!(groups(32, least, Ends::First).as_slice(), &[0..32]);
+            assert_eq!(groups(32, least, Ends::Both).as_slice(), &[0..32]);
+        }
     }
 
     #[test]
     fn each_head_is_in_one_group_and_none_is_too_large_to_come_behind_the_one_before() {
-        for heads in 1..=256 {
+        for (heads, least) in (1..=128).flat_map(|heads| [1, 2, 5, 9].map(|least| (heads, least))) {
             for ends in [Ends::First, Ends::Both] {
-                let groups = groups(heads, ends);
+                let groups = groups(heads, least, ends);
                 let all: Vec<usize> = groups.iter().cloned().flatten().collect();
                 assert_eq!(all, (0..heads).collect::<Vec<_>>());
                 let sizes: Vec<usize> = groups.iter().map(Range::len).collect();
-                assert!(sizes[0] <= heads.div_ceil(SMALL_PART), "{heads}: {sizes:?}");
-                assert!(
-                    *sizes.iter().max().unwrap() < 2 * heads.div_ceil(LARGE_PART),
-                    "{heads}: {sizes:?}"
-                );
-                assert!(
-                    sizes.windows(2).all(|pair| pair[1] <= MOST_GROWTH * pair[0]),
-                    "{heads}: {sizes:?}"
-                );
-                if ends == Ends::Both {
-                    assert_eq!(sizes.last(), sizes.first(), "{heads}: {sizes:?}");
-                }
+                let what = format!("{heads} heads, at least {least}: {sizes:?}");
+                let most = 2 * heads.div_ceil(LARGE_PART).max(least);
+                assert!(sizes.iter().all(|&size| least.min(heads) <= size && size < most), "{what}");
+                assert!(sizes[0] <= heads.div_ceil(SMALL_PART) || least > 1, "{what}");
+                assert!(sizes.windows(2).all(|pair| pair[1] <= MOST_GROWTH * pair[0]), "{what}");
+                let last = sizes[sizes.len() - 1];
+                assert!(ends == Ends::First || last <= sizes[0] + 1, "{what}");
             }
         }
     }

@@ -221,7 +221,8 @@ fn ranks_that_are_told_different_ways_are_told_so_and_stripes_by_heads_are_refus
 /// By heads what is faster so; never what needs a launch for each sequence, or tensors over scores.
 #[test]
 fn what_is_not_asked_for_is_chosen() {
-    let layout = Layout::bshd([1, 6, 4, 8]);
+    // Keys and values of a head and a rank are 1 MiB.
+    let layout = Layout::bshd([1, 4096, 4, 64]);
     let causal = ForwardProblem::new(Dtype::F32, layout, layout, layout).causal();
     let of = |layout: ContextLayout, problem: ForwardProblem, ranks: usize| {
         ContextSharing::from(layout).explain(&problem, ranks).unwrap()
@@ -230,6 +231,9 @@ fn what_is_not_asked_for_is_chosen() {
     let by_heads = "keys and values come by heads, 1, 1, 1, 1 of them at a time, backward 1, 1, 1, 1";
     let at_once = "keys and values come by heads, 4 of them at a time, backward 4";
     assert_eq!(of(ContextLayout::Zigzag, causal, 2), by_heads);
+    let short = Layout::bshd([1, 1000, 4, 64]);
+    let short = ForwardProblem { q: short, k: short, v: short, ..causal };
+    assert_eq!(of(ContextLayout::Zigzag, short, 2), at_once);
     assert_eq!(of(ContextLayout::Zigzag, causal, 1), round);
     assert_eq!(of(ContextLayout::Contiguous, causal, 2), round);
     assert_eq!(of(ContextLayout::Stripe, causal, 2), round);

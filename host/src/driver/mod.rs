@@ -195,8 +195,8 @@ pub trait Driver: Send + Sync {
         Ok(Stream::default())
     }
 
-    /// Destroys what [`Driver::create_stream`] or [`Driver::create_stream_of_kernels`] gave, behind all that is
-    /// queued on it.
+    /// Destroys what [`Driver::create_stream`] or [`Driver::create_stream_of_kernels`] gave, behind all that
+    /// is queued on it.
     ///
     /// # Safety
     /// `stream` came from one of these of this driver and is not used again.

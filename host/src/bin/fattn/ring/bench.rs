@@ -79,7 +79,7 @@ pub fn run(
         shape.head_dim,
         if shape.full { "full" } else { "causal" }
     )?;
-    outln!("{}", sharing.explain(&shape.problem(shape.rows).forward, ranks)?)?;
+    outln!("{}", sharing.explain(&shape.problem(shape.rows * ranks).forward, ranks)?)?;
     outln!("                      one GPU    {ranks} ranks    % of one GPU's rate")?;
     outln!("forward            {:10.3} {forward:10.3} {:10.1}", one[0], rate(one[0], forward))?;
     outln!("forward + backward {:10.3} {both:10.3} {:10.1}", one[1], rate(one[1], both))?;

@@ -16,12 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// What is queued on all devices of a group.
 struct Work {
     operations: Vec<Operation>,
+    /// Streams of devices whose operations mostly come before those of others: those of large numbers.
+    haste: HashMap<(usize, usize), u32>,
     random: StdRng,
     streams: usize,
 }
 
 struct Operation {
     device: usize,
+    stream: usize,
     /// Those that it waits for.
     behind: Vec<usize>,
     /// What it does; none once it is done.
@@ -45,7 +48,12 @@ impl DeferredDriver {
     /// So many devices of a target, whose order is drawn by `seed`.
     pub fn create(count: usize, arch: Arch, seed: u64) -> Vec<Arc<Self>> {
         let random = StdRng::seed_from_u64(seed);
-        let work = Arc::new(Mutex::new(Work { operations: Vec::new(), random, streams: 0 }));
+        let work = Arc::new(Mutex::new(Work {
+            operations: Vec::new(),
+            haste: HashMap::new(),
+            random,
+            streams: 0,
+        }));
         (0..count)
             .map(|index| {
                 let inner = Arc::new(EmulatedDriver::new(arch, KernelImages::embedded()).unwrap());
@@ -68,7 +76,11 @@ impl DeferredDriver {
         let mut all = self.work();
         let behind = self.end_of(stream);
         let number = all.operations.len();
-        all.operations.push(Operation { device: self.index, behind, work: Some(Box::new(work)) });
+        let (device, stream_of) = (self.index, stream.0);
+        let drawn = all.random.random();
+        all.haste.entry((device, stream_of)).or_insert(drawn);
+        let work: Option<Box<dyn FnOnce() -> Result<()> + Send>> = Some(Box::new(work));
+        all.operations.push(Operation { device, stream: stream_of, behind, work });
         self.ends.lock().unwrap().insert(stream.0, vec![number]);
     }
 }
@@ -84,7 +96,15 @@ impl Work {
             };
             let ready: Vec<usize> = (0..self.operations.len()).filter(may_run).collect();
             // An operation waits only for earlier ones: the earliest that is left may run.
-            let next = ready[self.random.random_range(0..ready.len())];
+            let mut next = ready[self.random.random_range(0..ready.len())];
+            // One stream far ahead of another is rare where each next operation is drawn.
+            if self.random.random_range(0..8) > 0 {
+                let haste = |number: &&usize| {
+                    let Operation { device, stream, .. } = self.operations[**number];
+                    self.haste[&(device, stream)]
+                };
+                next = *ready.iter().max_by_key(haste).expect("there is one");
+            }
             let work = self.operations[next].work.take().expect("it is left");
             work()?;
         }

@@ -3,7 +3,7 @@
 //! `cargo run --release -p finite-attention --example context_parallel`
 //!
 //! What is learnt are q, k and v themselves, so that o comes close to a target. Each rank keeps its own rows
-//! of all of them; keys and values go round between the ranks in every pass.
+//! of all of them; keys and values come from the other one in every pass.
 
 use finite_attention::buffer::{DeviceBuffer, InDeviceMemory as _};
 use finite_attention::context_parallel::{

@@ -218,7 +218,7 @@ fn ranks_that_are_told_different_ways_are_told_so_and_stripes_by_heads_are_refus
     assert_eq!(texts[0], "exchange: expected round, or heads, but not of stripes, got heads of stripes");
 }
 
-/// By heads what is faster so; never what needs a launch for each sequence, or tensors over scores.
+/// By heads what sees all its keys in few launches; never packed sequences, windows, and tensors over scores.
 #[test]
 fn what_is_not_asked_for_is_chosen() {
     // Keys and values of a head and a rank are 1 MiB.

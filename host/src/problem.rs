@@ -24,7 +24,7 @@ pub use msda::{
     ValidMsdaBackward,
 };
 pub use precision::Precision;
-pub use score::{AlibiSlopes, Bias, MaskShape, SCORE_DIMENSIONS, ScoreLayout};
+pub use score::{AlibiSlopes, Bias, MaskShape, SCORE_DIMENSIONS, ScoreLayout, check_sinks};
 pub use sequences::Sequences;
 use sequences::check_row_count;
 pub(crate) use sequences::sequence_offsets;

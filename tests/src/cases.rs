@@ -102,7 +102,7 @@ pub fn with_fewer_heads(mut case: Case, least_rows: usize) -> Case {
     for least in [2, 1] {
         let limit = if least == 2 { WORK_LIMIT } else { 2 * WORK_LIMIT };
         while emulated_arch().is_some() && case.batches * case.query_heads * head > limit {
-            let group = case.query_heads / case.key_heads;
+            let group = case.query_heads.checked_div(case.key_heads).unwrap_or(0);
             let is_enough = |lines: usize| lines * rows >= least_rows;
             if group > least && !keeps_groups {
                 case.query_heads -= case.key_heads;

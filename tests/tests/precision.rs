@@ -198,7 +198,8 @@ fn parts_are_right_in_all_cases() {
         let (device, launched) = recording(device);
         within_the_rule(&device, case, Inputs::drawn)?;
         let turns = launched.turns();
-        let [turn] = turns[..] else { return Err(format!("not planned in parts: {case:?}")) };
+        // More where the rule has more cases judged as one.
+        let Some(&turn) = turns.first() else { return Err(format!("not planned in parts: {case:?}")) };
         let mut counts = counts.lock().unwrap();
         counts[usize::from(turn == [0, 0])] += 1;
         Ok(())

@@ -199,8 +199,7 @@ fn gradients_of_parts_are_right_in_all_cases() {
         (case.dtype, case.output_dtype) = (Dtype::F32, Dtype::F32);
         case.head_dim = case.head_dim.next_multiple_of(4).clamp(8, 128);
         case.value_dim = case.value_dim.next_multiple_of(4).min(128);
-        // Of a few of them naive f32 is exact now and then, as p of a single key is, and parts have 23 bits.
-        (case.query_rows, case.key_rows) = (case.query_rows.max(16), case.key_rows.max(16));
+        (case.query_rows, case.key_rows) = (case.query_rows.max(2), case.key_rows.max(2));
         (case.batches, case.key_heads) = (case.batches.max(1), case.key_heads.max(1));
         if case.query_heads == 0 {
             case.query_heads = case.key_heads;
@@ -218,7 +217,8 @@ fn gradients_of_parts_are_right_in_all_cases() {
         let case = Case { precision: Some(Precision::Fast3), ..case.clone() };
         within_the_rule(&device, &case, Inputs::drawn)?;
         let turns = launched.turns();
-        let [_, turn] = turns[..] else { return Err(format!("not planned in parts: {case:?}")) };
+        // Of a forward and its backward; more where the rule has more cases judged as one.
+        let Some(&turn) = turns.get(1) else { return Err(format!("not planned in parts: {case:?}")) };
         counts.lock().unwrap()[usize::from(turn == [0, 0])] += 1;
         Ok(())
     });

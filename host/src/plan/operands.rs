@@ -73,7 +73,7 @@ pub(super) fn where_asked_for(
 ) -> Option<&'static KernelSpec> {
     let kernel = match problem.precision {
         Some(Precision::Fma) => Err("asked for".to_owned()),
-        // o is as exact in parts, but lse is not (docs/f32-tensor-cores.md).
+        // A forward does not know what its backward will be (docs/f32-tensor-cores.md).
         None => Err("fast3 is not asked for".to_owned()),
         Some(Precision::Fast3) => kernel_of_parts(),
     };

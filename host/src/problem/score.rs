@@ -108,6 +108,42 @@ pub enum AlibiSlopes {
     PerBatchAndHead,
 }
 
+impl AlibiSlopes {
+    /// For whom slopes of this shape are, `[Hq]` or `[B, Hq]`.
+    ///
+    /// # Errors
+    /// [`WrongRank`](Error::WrongRank), [`WrongSize`](Error::WrongSize).
+    pub fn of(shape: &[usize], batches: usize, heads: usize) -> Result<Self> {
+        let argument = "alibi_slopes";
+        match *shape {
+            [got] => check_size(argument, "heads", heads, "q", got).map(|()| AlibiSlopes::PerHead),
+            [of_batches, got] => {
+                check_size(argument, "batch", batches, "q", of_batches)?;
+                check_size(argument, "heads", heads, "q", got)?;
+                Ok(AlibiSlopes::PerBatchAndHead)
+            }
+            _ => {
+                let (names, got) = ("[head], or 2 [batch, head]", shape.len());
+                Err(Error::WrongRank { argument, expected: 1, names, got })
+            }
+        }
+    }
+}
+
+/// Sinks of this shape are `[Hq]`.
+///
+/// # Errors
+/// [`WrongRank`](Error::WrongRank), [`WrongSize`](Error::WrongSize).
+pub fn check_sinks(shape: &[usize], heads: usize) -> Result<()> {
+    match *shape {
+        [got] => check_size("sinks", "heads", heads, "q", got),
+        _ => {
+            let (names, got) = ("[head]", shape.len());
+            Err(Error::WrongRank { argument: "sinks", expected: 1, names, got })
+        }
+    }
+}
+
 impl ScoreLayout {
     /// Dense, in the order `[batch, head, query, key]`.
     pub fn dense(shape: [usize; 4]) -> Self {

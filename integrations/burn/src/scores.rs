@@ -2,7 +2,7 @@
 
 use crate::same_device;
 use burn::tensor::{Bool, DType, Device, Tensor};
-use finite_attention::problem::{AlibiSlopes, Bias, MaskShape, ScoreLayout};
+use finite_attention::problem::{AlibiSlopes, Bias, MaskShape, ScoreLayout, check_sinks};
 use finite_attention::{Dtype, Error, ForwardProblem, Result};
 
 /// The tensors, as many as there are.
@@ -35,12 +35,12 @@ impl Scores {
         if let Some((slopes, dims)) = &self.slopes {
             same_device("alibi_slopes", &slopes.device(), of_q)?;
             expect_f32("alibi_slopes", slopes.dtype())?;
-            problem.alibi = Some(slopes_of(dims, batches, heads)?);
+            problem.alibi = Some(AlibiSlopes::of(dims, batches, heads)?);
         }
         if let Some(sinks) = &self.sinks {
             same_device("sinks", &sinks.device(), of_q)?;
             expect_f32("sinks", sinks.dtype())?;
-            check_size("sinks", "heads", heads, sinks.dims()[0])?;
+            check_sinks(&sinks.dims(), heads)?;
             problem.has_sinks = true;
         }
         Ok(problem)
@@ -64,38 +64,9 @@ fn bias_dtype(bias: DType, of_q: Dtype) -> Result<Dtype> {
     }
 }
 
-/// For whom slopes of these dimensions are.
-fn slopes_of(dims: &[usize], batches: usize, heads: usize) -> Result<AlibiSlopes> {
-    let argument = "alibi_slopes";
-    match *dims {
-        [got] => check_size(argument, "heads", heads, got).map(|()| AlibiSlopes::PerHead),
-        [of_batches, got] => {
-            check_size(argument, "batch", batches, of_batches)?;
-            check_size(argument, "heads", heads, got)?;
-            Ok(AlibiSlopes::PerBatchAndHead)
-        }
-        _ => {
-            let (names, got) = ("[head], or 2 [batch, head]", dims.len());
-            Err(Error::WrongRank { argument, expected: 1, names, got })
-        }
-    }
-}
-
 fn expect_f32(argument: &'static str, got: DType) -> Result<()> {
     if got == DType::F32 {
         return Ok(());
     }
     Err(Error::UnsupportedDtype { argument, expected: "f32".to_owned(), got: got.name().to_owned() })
-}
-
-fn check_size(
-    argument: &'static str,
-    dimension: &'static str,
-    expected: usize,
-    got: usize,
-) -> Result<()> {
-    if got == expected {
-        return Ok(());
-    }
-    Err(Error::WrongSize { argument, dimension, expected, like: "q", got })
 }

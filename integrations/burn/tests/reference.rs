@@ -3,10 +3,10 @@
 use burn::tensor::module::attention_fallback;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
-use finite_attention_burn::finite_attention::ForwardProblem;
 use finite_attention_burn::finite_attention::reference::{
-    DropoutNumbers, Precision, judge_output, output_allowance,
+    DropoutNumbers, Precision, Sizes, judge_output, output_allowance,
 };
+use finite_attention_burn::finite_attention::{Dtype, ForwardProblem, Layout};
 use finite_attention_burn::{Attention, attention};
 
 /// What scores have beside q and k.
@@ -76,6 +76,26 @@ impl Case {
     pub fn ask(&self, problem: ForwardProblem) -> ForwardProblem {
         let problem = if self.is_causal { problem.causal() } else { problem };
         ForwardProblem { softcap: self.softcap, scale: self.scale, ..problem }
+    }
+
+    /// The case as the library's reference has it.
+    pub fn sizes(&self) -> Sizes {
+        let &Case { batch, rows: [query_rows, key_rows], heads: [query_heads, key_heads], .. } = self;
+        let [head_dim, value_dim] = self.columns;
+        let one = Layout::bshd([1, 1, 1, 1]);
+        let asked = self.ask(ForwardProblem::new(Dtype::F32, one, one, one));
+        Sizes {
+            batches: batch,
+            query_rows,
+            key_rows,
+            query_heads,
+            key_heads,
+            head_dim,
+            value_dim,
+            scale: self.scale.unwrap_or((head_dim as f32).sqrt().recip()),
+            softcap: self.softcap,
+            mask: asked.mask,
+        }
     }
 
     /// q, k, v and do `[batch, head, row, column]`: numbers of a seed that the dtype holds.
@@ -226,19 +246,20 @@ pub fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().convert::<f64>().try_to_vec().expect("f64")
 }
 
-/// Fails unless a tensor is as close to the reference as docs/semantics.md demands, with burn's own
-/// operations in the dtype for what is not fused. These keep p, where the rule's own makes it of lse again, so
-/// that f32 may also be off by 8 units in the last place of the largest element.
-pub fn assert_close(name: &str, got: &[f64], reference: &[f64], naive: &[f64], dtype: DType) {
-    let precision = match dtype {
+/// The library's name of a dtype.
+pub fn precision(dtype: DType) -> Precision {
+    match dtype {
         DType::BF16 => Precision::Bf16,
         DType::F16 => Precision::F16,
         _ => Precision::F32,
-    };
+    }
+}
+
+/// Fails unless a tensor is as close to the reference as docs/semantics.md demands, with what is not fused in
+/// the dtype.
+pub fn assert_close(name: &str, got: &[f64], reference: &[f64], naive: &[f64], dtype: DType) {
     let single = |numbers: &[f64]| numbers.iter().map(|&number| number as f32).collect::<Vec<_>>();
-    let allowed = output_allowance(&single(naive), reference, precision);
-    let largest = reference.iter().fold(0.0, |largest: f64, number| largest.max(number.abs()));
-    let last_places = if dtype == DType::F32 { largest / f64::from(1 << 20) } else { 0.0 };
-    let verdict = judge_output(&single(got), reference, allowed.max(last_places));
+    let allowed = output_allowance(&single(naive), reference, precision(dtype));
+    let verdict = judge_output(&single(got), reference, allowed);
     assert!(verdict.passes(), "{name}: {verdict:?}");
 }

@@ -2,7 +2,9 @@
 
 use crate::lift;
 use candle_core::{DType, Device, DeviceLocation, Layout, Result, Storage, Tensor};
-use finite_attention::problem::{AlibiSlopes, Bias, MaskShape, SCORE_DIMENSIONS, ScoreLayout};
+use finite_attention::problem::{
+    AlibiSlopes, Bias, MaskShape, SCORE_DIMENSIONS, ScoreLayout, check_sinks,
+};
 use finite_attention::{Dtype, Error, ForwardProblem};
 use std::ops::Deref;
 
@@ -54,15 +56,11 @@ impl Scores {
         }
         if let Some(slopes) = &self.slopes {
             expect_dtype("alibi_slopes", slopes, DType::F32)?;
-            problem.alibi = Some(lift(slopes_of(slopes.dims(), batches, heads))?);
+            problem.alibi = Some(lift(AlibiSlopes::of(slopes.dims(), batches, heads))?);
         }
         if let Some(sinks) = &self.sinks {
             expect_dtype("sinks", sinks, DType::F32)?;
-            let (rank, names) = (sinks.dims().len(), "[head]");
-            if rank != 1 {
-                lift(Err(Error::WrongRank { argument: "sinks", expected: 1, names, got: rank }))?;
-            }
-            lift(check_size("sinks", "heads", heads, "q", sinks.dims()[0]))?;
+            lift(check_sinks(sinks.dims(), heads))?;
             problem.has_sinks = true;
         }
         let dense = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::contiguous).transpose();
@@ -146,40 +144,10 @@ fn bias_dtype(bias: &Tensor, of_q: Dtype) -> finite_attention::Result<Dtype> {
     }
 }
 
-/// For whom slopes of these dimensions are.
-fn slopes_of(dims: &[usize], batches: usize, heads: usize) -> finite_attention::Result<AlibiSlopes> {
-    let argument = "alibi_slopes";
-    match *dims {
-        [got] => check_size(argument, "heads", heads, "q", got).map(|()| AlibiSlopes::PerHead),
-        [of_batches, got] => {
-            check_size(argument, "batch", batches, "q", of_batches)?;
-            check_size(argument, "heads", heads, "q", got)?;
-            Ok(AlibiSlopes::PerBatchAndHead)
-        }
-        _ => {
-            let (names, got) = ("[head], or 2 [batch, head]", dims.len());
-            Err(Error::WrongRank { argument, expected: 1, names, got })
-        }
-    }
-}
-
 fn expect_dtype(argument: &'static str, tensor: &Tensor, expected: DType) -> Result<()> {
     let (got, expected) = (tensor.dtype(), expected.as_str().to_owned());
     if got.as_str() == expected {
         return Ok(());
     }
     lift(Err(Error::UnsupportedDtype { argument, expected, got: got.as_str().to_owned() }))
-}
-
-fn check_size(
-    argument: &'static str,
-    dimension: &'static str,
-    expected: usize,
-    like: &'static str,
-    got: usize,
-) -> finite_attention::Result<()> {
-    if got == expected {
-        return Ok(());
-    }
-    Err(Error::WrongSize { argument, dimension, expected, like, got })
 }

@@ -1,10 +1,10 @@
 //! Attention of candle's own operations, with candle's own gradients: what the door is compared with.
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use finite_attention_candle::finite_attention::ForwardProblem;
 use finite_attention_candle::finite_attention::reference::{
-    DropoutNumbers, Precision, judge_output, output_allowance,
+    DropoutNumbers, Precision, Sizes, judge_output, output_allowance,
 };
+use finite_attention_candle::finite_attention::{Dtype, ForwardProblem, Layout};
 
 /// What scores have beside q and k, with all four dimensions where a tensor is over scores.
 #[derive(Clone, Default)]
@@ -60,6 +60,26 @@ impl Case {
         let [left, right] = self.window;
         let problem = problem.with_window(left, right);
         ForwardProblem { softcap: self.softcap, scale: self.scale, ..problem }
+    }
+
+    /// The case as the library's reference has it.
+    pub fn sizes(&self) -> Sizes {
+        let &Case { batch, rows: [query_rows, key_rows], heads: [query_heads, key_heads], .. } = self;
+        let [head_dim, value_dim] = self.columns;
+        let one = Layout::bshd([1, 1, 1, 1]);
+        let asked = self.ask(ForwardProblem::new(Dtype::F32, one, one, one));
+        Sizes {
+            batches: batch,
+            query_rows,
+            key_rows,
+            query_heads,
+            key_heads,
+            head_dim,
+            value_dim,
+            scale: self.scale.unwrap_or((head_dim as f32).sqrt().recip()),
+            softcap: self.softcap,
+            mask: asked.mask,
+        }
     }
 
     /// q, k, v and do: numbers of a seed, rounded to the dtype, of which all other dtypes are made.
@@ -194,19 +214,20 @@ pub fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
     tensor.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
-/// Fails unless a tensor is as close to the reference as docs/semantics.md demands, with candle's own
-/// operations in the dtype for what is not fused. These keep p, where the rule's own makes it of lse again, so
-/// that f32 may also be off by 8 units in the last place of the largest element.
-pub fn assert_close(name: &str, got: &[f64], reference: &[f64], naive: &[f64], dtype: DType) {
-    let precision = match dtype {
+/// The library's name of a dtype.
+pub fn precision(dtype: DType) -> Precision {
+    match dtype {
         DType::BF16 => Precision::Bf16,
         DType::F16 => Precision::F16,
         _ => Precision::F32,
-    };
+    }
+}
+
+/// Fails unless a tensor is as close to the reference as docs/semantics.md demands, with what is not fused in
+/// the dtype.
+pub fn assert_close(name: &str, got: &[f64], reference: &[f64], naive: &[f64], dtype: DType) {
     let single = |numbers: &[f64]| numbers.iter().map(|&number| number as f32).collect::<Vec<_>>();
-    let allowed = output_allowance(&single(naive), reference, precision);
-    let largest = reference.iter().fold(0.0, |largest: f64, number| largest.max(number.abs()));
-    let last_places = if dtype == DType::F32 { largest / f64::from(1 << 20) } else { 0.0 };
-    let verdict = judge_output(&single(got), reference, allowed.max(last_places));
+    let allowed = output_allowance(&single(naive), reference, precision(dtype));
+    let verdict = judge_output(&single(got), reference, allowed);
     assert!(verdict.passes(), "{name}: {verdict:?}");
 }

@@ -1,9 +1,11 @@
 //! Bias, boolean mask, slopes, sinks and dropout: o and gradients are those of candle's own operations.
 
-use crate::reference::{Beside, Case, assert_close, numbers, random};
+use crate::reference::{Beside, Case, assert_close, numbers, precision, random};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use finite_attention_candle::Attention;
-use finite_attention_candle::finite_attention::reference::DropoutNumbers;
+use finite_attention_candle::finite_attention::reference::{
+    self, DropoutNumbers, OverScores, Scores, naive_backward_with, naive_with,
+};
 
 /// What a case has, as the door is given it.
 #[derive(Clone, Default)]
@@ -26,20 +28,17 @@ fn with_rank(tensor: &Tensor, rank: usize) -> Result<Tensor> {
 
 impl Given {
     /// o, dq, dk and dv, and the gradients of bias and sinks that there are; of the door, or of candle's own
-    /// operations in a dtype.
-    fn gradients(
-        &self,
-        case: &Case,
-        tensors: &[Tensor; 4],
-        own: Option<DType>,
-    ) -> Result<Vec<Vec<f64>>> {
-        let cast = |tensor: &Tensor| own.map_or(Ok(tensor.clone()), |dtype| tensor.to_dtype(dtype));
+    /// operations in f64.
+    fn gradients(&self, case: &Case, tensors: &[Tensor; 4], is_own: bool) -> Result<Vec<Vec<f64>>> {
+        let cast = |tensor: &Tensor| {
+            if is_own { tensor.to_dtype(DType::F64) } else { Ok(tensor.clone()) }
+        };
         let variable = |tensor: &Tensor| Var::from_tensor(&cast(tensor)?);
         let [q, k, v, d_o] = tensors;
         let [q, k, v] = [variable(q)?, variable(k)?, variable(v)?];
         let bias = self.bias.as_ref().map(variable).transpose()?;
         let sinks = self.sinks.as_ref().map(variable).transpose()?;
-        let o = if own.is_some() {
+        let o = if is_own {
             let four = |tensor: &Tensor| with_rank(tensor, 4);
             let beside = Beside {
                 bias: bias.as_deref().map(four).transpose()?,
@@ -79,12 +78,55 @@ impl Given {
         Ok(all)
     }
 
+    /// The same as the tolerance rule has it, of the o that the door gave.
+    fn naive(
+        &self,
+        case: &Case,
+        tensors: &[Tensor; 4],
+        o: &[f64],
+        dtype: DType,
+    ) -> Result<Vec<Vec<f64>>> {
+        let single = |tensor: &Tensor| tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+        let four = |tensor: &Tensor| {
+            with_rank(tensor, 4)?
+                .dims()
+                .to_vec()
+                .try_into()
+                .map_err(|_| candle_core::Error::Msg("expected four dimensions".to_owned()))
+        };
+        let of = |tensor: &Option<Tensor>| tensor.as_ref().map(single).transpose();
+        let shape = |tensor: &Option<Tensor>| tensor.as_ref().map(four).transpose();
+        let (bias, slopes, sinks) = (of(&self.bias)?, of(&self.slopes)?, of(&self.sinks)?);
+        let mask: Option<Vec<bool>> =
+            of(&self.mask)?.map(|mask| mask.iter().map(|&m| m != 0.0).collect());
+        let scores = Scores {
+            bias: shape(&self.bias)?
+                .zip(bias.as_deref())
+                .map(|(shape, values)| OverScores { shape, values }),
+            mask: shape(&self.mask)?
+                .zip(mask.as_deref())
+                .map(|(shape, values)| OverScores { shape, values }),
+            alibi_slopes: slopes.as_deref(),
+            sinks: sinks.as_deref(),
+            dropout: self.dropout,
+        };
+        let [q, k, v, d_o] = [0, 1, 2, 3].map(|place| single(&tensors[place]));
+        let (q, k, v, d_o, sizes, precision) = (q?, k?, v?, d_o?, case.sizes(), precision(dtype));
+        let o_given: Vec<f32> = o.iter().map(|&number| number as f32).collect();
+        let qkv = [&q[..], &k, &v];
+        let o = naive_with(&sizes, &scores, [precision; 2], qkv).o;
+        let of_all = naive_backward_with(&sizes, &scores, [precision; 2], qkv, [&o_given, &d_o], None);
+        let reference::NaiveGradients { dq, dk, dv, d_bias, d_sinks } = of_all;
+        let all = [o, dq, dk, dv, d_bias, d_sinks];
+        Ok(all.map(|all| all.into_iter().map(f64::from).collect()).to_vec())
+    }
+
     /// Compares o and all gradients of a case.
     fn compare(&self, case: &Case, seed: u32, dtype: DType) -> Result<()> {
         let tensors = case.tensors(seed, dtype)?;
-        let got = self.gradients(case, &tensors, None)?;
-        let reference = self.gradients(case, &tensors, Some(DType::F64))?;
-        let naive = self.gradients(case, &tensors, Some(dtype))?;
+        let got = self.gradients(case, &tensors, false)?;
+        let reference = self.gradients(case, &tensors, true)?;
+        let naive = self.naive(case, &tensors, &got[0], dtype)?;
         for (place, name) in NAMES.into_iter().enumerate() {
             assert_close(name, &got[place], &reference[place], &naive[place], dtype);
         }

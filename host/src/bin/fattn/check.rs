@@ -127,10 +127,7 @@ impl CheckArguments {
             }
             (What::Dynamic, Suite::FlashDmattn) => {
                 ensure!(!features, "--features: Flash-DMAttn's grid has none; use --suite random");
-                ensure!(
-                    self.dtype.is_none(),
-                    "--dtype: Flash-DMAttn's grid has its own; use --suite random"
-                );
+                ensure!(dtype.is_none(), "--dtype: Flash-DMAttn's grid has its own; use --suite random");
                 let size = match device {
                     DeviceName::Emulated(_) => FlashDmattnSize::EMULATED,
                     DeviceName::Cuda(_) | DeviceName::CudaAs(..) => FlashDmattnSize::FULL,

@@ -35,7 +35,7 @@ pub use msda::{
 };
 pub use scan::{SCAN_GROUP_BYTES, SCAN_PIECES, SCAN_THREADS, ScanParams, ScanRecord};
 pub use score::*;
-pub use softcap::SoftcapPolynomial;
+pub use softcap::{STEEP_CAP, SoftcapPolynomial};
 pub use split::*;
 pub use table::KERNELS;
 pub use variant::{KernelVariant, Switch, Switches, VariantKey};
@@ -153,7 +153,7 @@ pub struct ForwardParams {
     pub softcap: f32,
     /// `scale / softcap`: what a product q . k is multiplied by for the argument of `tanh`. Likewise.
     pub softcap_factor: f32,
-    /// Products below this size take the short form of `tanh`: see [`SoftcapPolynomial`]. Likewise.
+    /// Products below this size take the short form of `tanh`, [`SoftcapPolynomial::of_forward`]. Likewise.
     pub softcap_near: f32,
     /// Coefficients of that form, for the size of the factor. Likewise.
     pub softcap_polynomial: [f32; 3],
@@ -362,10 +362,10 @@ pub struct BackwardParams {
     pub softcap: f32,
     /// As in [`ForwardParams`].
     pub softcap_factor: f32,
-    /// As in [`ForwardParams`].
+    /// As in [`ForwardParams`], of [`SoftcapPolynomial::of_gradients`].
     pub softcap_near: f32,
-    /// As in [`ForwardParams`], but for the factor with its sign.
-    pub softcap_polynomial: [f32; 3],
+    /// Likewise, for the factor with its sign.
+    pub softcap_polynomial: [f32; 2],
     /// What ds is multiplied by before it is summed up to dq and dk, a power of two: 1, or about the scale,
     /// where sums without it could be too large for f32 though the gradients are not.
     pub ds_scale: f32,

@@ -1,5 +1,5 @@
-//! How long the kernels that ship take in the emulator, on one core: B1 H2 S256, head dim 128, bf16, full, with and
-//! without checks; and a thousand checked runs of forward and backward under random schedules, on all cores.
+//! How long the kernels that ship take in the emulator: B1 H2 S256, head dim 128, bf16, full, with and without checks on
+//! one core, and with checks on all cores; and a thousand checked runs of forward and backward under random schedules.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use finite_attention::driver::emulated::{Checks, Options, Schedule};
@@ -64,12 +64,21 @@ fn device(arch: Arch, options: Options) -> Device {
     emulated(arch, KernelImages::embedded(), options)
 }
 
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 fn one_case(criterion: &mut Criterion) {
     let attention = Attention::random();
     let mut group = criterion.benchmark_group("attention");
+    let ways = [
+        ("checked", Checks::all(), 1),
+        ("unchecked", Checks::none(), 1),
+        ("checked, all cores", Checks::all(), cores()),
+    ];
     for arch in [Arch::Sm80, Arch::Sm90a] {
-        for (how, checks) in [("checked", Checks::all()), ("unchecked", Checks::none())] {
-            let device = device(arch, Options { checks, ..Options::default() });
+        for (how, checks, threads) in ways {
+            let device = device(arch, Options { checks, threads, ..Options::default() });
             let name = |pass: &str| BenchmarkId::new(format!("{pass} {}", arch.name()), how);
             let forward = attention.forward(&device);
             group.bench_function(name("forward"), |bencher| {
@@ -86,7 +95,7 @@ fn one_case(criterion: &mut Criterion) {
 /// Not a mean of many: it takes long enough to be measured once.
 fn a_thousand_schedules(_: &mut Criterion) {
     let (attention, next, start) = (Attention::random(), AtomicU64::new(0), Instant::now());
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores();
     let run = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);

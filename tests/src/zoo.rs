@@ -234,7 +234,7 @@ const ONE: &str = "0f3F800000";
 /// Where it is found out that all scores of a fragment are near 0, compared with the cap: a `setp.geu.f32`.
 const ARE_NEAR: &str = "softcap.rs: if warp::any(needs_long | !(math::max(even, odd) < self.near)) {";
 /// The polynomial of such scores, `fma.rn.f32` one after the other, up to the factor of the product.
-const NEAR: &str = "softcap.rs: products[i] *= horner(&[c7, c5, c3, self.factor]";
+const NEAR: &str = "softcap.rs: products[i] *= horner(&self.short, products[i] * products[i])";
 /// What dp - delta is multiplied by because scores are capped: a `fma.rn.sat.f32`.
 const SLOPE: &str = "softcap.rs: math::fma_saturated(-score, score, 1.0)";
 

@@ -315,7 +315,7 @@ pub(super) fn plan_backward_into(
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: steps::are_short(forward, head_dim, device),
         gathers_heads: false,
-        switches: forward.switches().of_scores(),
+        switches: forward.backward_switches(),
     };
     let variant = choose_kernel(device, &choice, &mut reasons)?;
     let main = variant.kernel;

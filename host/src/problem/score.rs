@@ -2,11 +2,11 @@
 //! ALiBi. What of all that is switched on in kernels.
 
 use super::{
-    BackwardProblem, Dropout, ForwardProblem, Sequences, ValidForward, check_row_count, check_size,
-    layout,
+    BackwardProblem, Dropout, ForwardProblem, Sequences, Softcap, ValidForward, check_row_count,
+    check_size, layout,
 };
 use crate::error::{Error, Result};
-use kernels_gpu::abi::{Dtype, Switch, Switches};
+use kernels_gpu::abi::{Dtype, STEEP_CAP, Switch, Switches};
 use kernels_gpu::geometry::mask_map;
 
 /// Names of the four dimensions of a tensor over scores, as they appear in errors.
@@ -298,6 +298,13 @@ impl ValidForward {
         .into_iter()
         .flatten()
         .fold(Switches::NONE, Switches::with)
+    }
+
+    /// The same of the kernels of a backward.
+    pub fn backward_switches(&self) -> Switches {
+        let is_steep = |softcap: Softcap| softcap.cap >= STEEP_CAP || self.problem.has_sinks;
+        let switches = self.switches().of_scores();
+        if self.softcap.is_some_and(is_steep) { switches.with(Switch::SteepCap) } else { switches }
     }
 
     /// Dropout, if its rate drops anything.

@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 F = torch.nn.functional
 
 import finite_attention as fa  # noqa: E402
+from finite_attention import torch_ops  # noqa: E402
+from finite_attention._options import Options  # noqa: E402
 from finite_attention.torch_host import to_numpy  # noqa: E402
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -105,8 +107,9 @@ def test_second_derivatives_are_refused():
 
 
 def forward_arguments(q, k, v, offsets=(None, None), scores=(None,) * 4, dropout=0.0, longest=(None, None)):
-    options = (True, False, None, None, None, None, dropout, *longest, True, None, None, None)
-    return (q, k, v, *offsets, *scores, None, 0, None, *options)
+    longest = dict(zip(("max_seqlen_q", "max_seqlen_k"), longest))
+    options = Options(causal=True, dropout=dropout, deterministic=True, **longest)
+    return (q, k, v, *offsets, *scores, None, 0, None, *torch_ops.flattened(options, None))
 
 
 @pytest.mark.parametrize("case", ["plain", "scores", "packed", "dropout"])

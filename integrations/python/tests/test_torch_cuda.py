@@ -12,6 +12,8 @@ if not torch.cuda.is_available():
 F = torch.nn.functional
 
 import finite_attention as fa  # noqa: E402
+from finite_attention import torch_ops  # noqa: E402
+from finite_attention._options import Options  # noqa: E402
 from finite_attention.torch_host import to_numpy  # noqa: E402
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -177,7 +179,7 @@ def test_torch_compile_gives_what_eager_does(mode):
 
 def test_opcheck():
     q, k, v, _ = drawn(8, 1, 40, 50, 2, 1, 64)
-    options = (True, False, None, None, None, None, 0.0, None, None, True, None, None, None)
+    options = torch_ops.flattened(Options(causal=True, deterministic=True), None)
     torch.library.opcheck(torch.ops.finite_attention.attention_forward.default,
                           (q, k, v, *(None,) * 7, 0, None, *options))
 

@@ -8,6 +8,9 @@ use core::fmt;
 pub enum Switch {
     /// Scores are capped, `s = cap tanh(s / cap)`: [`ForwardParams::softcap`](super::ForwardParams::softcap).
     Softcap,
+    /// The cap is [so large](super::STEEP_CAP), or there are such sinks, that a capped row can be steep in the
+    /// backward.
+    SteepCap,
     /// A bias of the dtype of q is added to scores: [`ScoreParams::bias`](super::ScoreParams::bias).
     Bias,
     /// A bias of f32 is added to scores of 16-bit elements.
@@ -29,8 +32,9 @@ pub enum Switch {
 
 impl Switch {
     /// Every switch.
-    pub const ALL: [Switch; 8] = [
+    pub const ALL: [Switch; 9] = [
         Switch::Softcap,
+        Switch::SteepCap,
         Switch::Bias,
         Switch::BiasF32,
         Switch::AttnMask,
@@ -40,11 +44,12 @@ impl Switch {
         Switch::Merge,
     ];
 
-    /// The name in the marker of the PTX text, in the names of variants and in errors: `softcap`, `bias`,
-    /// `bias-f32`, `mask`, `alibi`, `sinks`, `dropout`, `merge`.
+    /// The name in the marker of the PTX text, in the names of variants and in errors: `softcap`,
+    /// `steep-cap`, `bias`, `bias-f32`, `mask`, `alibi`, `sinks`, `dropout`, `merge`.
     pub const fn name(self) -> &'static str {
         match self {
             Switch::Softcap => "softcap",
+            Switch::SteepCap => "steep-cap",
             Switch::Bias => "bias",
             Switch::BiasF32 => "bias-f32",
             Switch::AttnMask => "mask",
@@ -115,7 +120,7 @@ impl Switches {
         };
         match family {
             Family::Forward => scores.with(Switch::Sinks).with(Switch::Merge),
-            Family::Backward => scores.with(Switch::Merge),
+            Family::Backward => scores.with(Switch::SteepCap).with(Switch::Merge),
             Family::BiasGradient => scores,
             Family::BackwardConvert | Family::BackwardSum => Switches::NONE.with(Switch::Merge),
             Family::ForwardCombine

@@ -37,6 +37,8 @@ macro_rules! switches {
 switches! {
     /// Whether scores are capped: [`Switch::Softcap`](crate::abi::Switch::Softcap).
     softcap, "softcap";
+    /// Whether capped rows can be steep: [`Switch::SteepCap`](crate::abi::Switch::SteepCap).
+    steep_cap, "steep-cap";
     /// Whether scores have a bias of the dtype of q: [`Switch::Bias`](crate::abi::Switch::Bias).
     bias, "bias";
     /// Whether scores have a bias of f32: [`Switch::BiasF32`](crate::abi::Switch::BiasF32).

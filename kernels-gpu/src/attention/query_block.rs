@@ -4,7 +4,7 @@ use super::score::{ScorePlace, ScoreTile, features, mask_map};
 use super::sequence::{Sequence, Sequences};
 use super::softmax::SeenKeys;
 use super::visited::NextTile;
-use crate::abi::{ForwardParams, PreviousParams, TensorView, tiles_split_keys};
+use crate::abi::{ForwardParams, PreviousParams, TensorView, WINDOW_OPEN, tiles_split_keys};
 use crate::arch::{global, math, specialize, thread};
 use crate::geometry::mask_map::Shown;
 use crate::geometry::row_heads::RowHeads;
@@ -278,6 +278,23 @@ impl QueryBlock {
         let last = if last < self.end_row { last } else { self.end_row } - 1;
         let (first, last) = (self.row_heads.query(self.first_row), self.row_heads.query(last));
         self.sequence.visible.tiles(first, last, keys as i32)
+    }
+
+    /// The key tile that a kernel for Hopper visits first, of those that its `rows` rows visit: it goes from
+    /// there down to the first one, and then from the last one down to here. That is the last one; where
+    /// scores sink with the distance from a diagonal that hides nothing, the one on the diagonal: from the
+    /// last one on they would rise, and outgrow what exponentials are relative to, tile by tile.
+    #[inline(always)]
+    pub fn first_key_tile(&self, p: &ForwardParams, rows: u32, keys: u32, tiles: &TileRange) -> i32 {
+        let last = tiles.end - 1;
+        let sees_all = p.window_left == WINDOW_OPEN && p.window_right == WINDOW_OPEN;
+        // Of packed sequences the last tile is the first one: its tail is zeroed in the first stage.
+        let may_be_other = specialize::alibi() && sees_all && p.cu_seqlens_q == 0 && p.row_heads == 1;
+        if !may_be_other {
+            return last;
+        }
+        let middle = self.first_row + (rows / 2) as i32 + self.sequence.visible.diagonal;
+        (middle / keys as i32).max(tiles.begin).min(last)
     }
 
     /// What the boolean mask shows its (at most `rows`) rows of key tile `tile`, of `keys` keys. The block

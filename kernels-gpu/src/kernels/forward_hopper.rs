@@ -10,7 +10,7 @@
 //! s = q k(last)^T                                                                first_scores
 //! for each work tile:
 //!     p = softmax(s)                                                             mainloop
-//!     for the other key tiles, last to first:
+//!     for the other key tiles, last to first (see [`work::Turn`]):
 //!         start s = q k^T             start o += p v(the tile before)
 //!         wait for s;  wait for o;    p = softmax(s), and rescale o if the row max moved
 //!     start s = q' k'(last)^T of the next work tile, and o += p v(first)         last_step

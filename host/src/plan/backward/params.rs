@@ -46,8 +46,8 @@ pub(super) fn of_tensors(valid: &ValidBackward, pointers: &BackwardPointers) -> 
     let ds_scale = ds_scale(layouts.dtype, forward.scale);
     let score = pointers.score.params(forward);
     let dropout = &score.dropout;
-    let polynomial =
-        SoftcapPolynomial::new(forward.softcap.map_or(0.0, |softcap| f64::from(softcap.factor)));
+    let softcap_factor = forward.softcap.map_or(0.0, |softcap| softcap.factor);
+    let polynomial = SoftcapPolynomial::of_gradients(softcap_factor.into());
     BackwardParams {
         q: view(pointers.q, &layouts.q),
         k: view(pointers.k, &layouts.k),
@@ -98,7 +98,7 @@ pub(super) fn of_tensors(valid: &ValidBackward, pointers: &BackwardPointers) -> 
         turn_units: 1,
         tile_keys: 0,
         softcap: forward.softcap.map_or(0.0, |softcap| softcap.cap),
-        softcap_factor: forward.softcap.map_or(0.0, |softcap| softcap.factor),
+        softcap_factor,
         softcap_near: polynomial.near,
         softcap_polynomial: polynomial.coefficients,
         ds_scale,

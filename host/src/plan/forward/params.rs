@@ -19,8 +19,8 @@ pub(super) fn forward_params(
     let [lse_batch_stride, lse_head_stride] = valid.lse_strides();
     let unit_log2 = probability_unit_log2(valid.key_rows);
     // The sign of the scale is in q.
-    let polynomial =
-        SoftcapPolynomial::new(valid.softcap.map_or(0.0, |softcap| f64::from(softcap.factor.abs())));
+    let softcap_factor = valid.softcap.map_or(0.0, |softcap| softcap.factor);
+    let polynomial = SoftcapPolynomial::of_forward(softcap_factor.abs().into());
     let score_unit = score_unit(valid);
     ForwardParams {
         q: view(pointers.q, &problem.q),

@@ -49,7 +49,7 @@ def forward(
         return _Eager.apply(*inputs, *_tensors(q, scores), options, dtype, device)
     o, lse, _ = torch.ops.finite_attention.attention_forward(
         q, k, v, *offsets, *_tensors(q, scores), _signed(options.seed), _signed(options.offset),
-        _torch_dtype("o", out_dtype), *_spread(options, device),
+        _torch_dtype("o", out_dtype), *flattened(options, device),
     )
     return o, lse
 
@@ -70,7 +70,7 @@ def backward(
     options.native()  # that there is a seed
     return torch.ops.finite_attention.attention_backward(
         d_o, d_lse, q, k, v, *offsets, *outputs, *_tensors(q, scores), _seed_tensor(options),
-        _torch_dtype("dq", wanted.dtype), wanted.d_bias, wanted.d_sinks, *_spread(options, device),
+        _torch_dtype("dq", wanted.dtype), wanted.d_bias, wanted.d_sinks, *flattened(options, device),
     )
 
 
@@ -106,7 +106,8 @@ def _completed(q: Any, k: Any, v: Any, offsets: list[Any], options: Options) -> 
     return replace(options, max_seqlen_q=said[0], max_seqlen_k=said[1])
 
 
-def _spread(options: Options, device: str | None) -> tuple[Any, ...]:
+def flattened(options: Options, device: str | None) -> tuple[Any, ...]:
+    """The last arguments of the operators."""
     return (options.causal, options.top_left, options.left, options.right, options.scale, options.softcap,
             options.dropout, options.max_seqlen_q, options.max_seqlen_k, options.deterministic,
             options.num_splits, options.pack_gqa, options.precision, device)
@@ -198,7 +199,7 @@ class _Eager(torch.autograd.Function):
                 # Somebody wants derivatives of these: the operator says that there are none.
                 return torch.ops.finite_attention.attention_backward(
                     d_o, d_lse, *saved, _seed_tensor(options), None, wants_d_bias, wants_d_sinks,
-                    *_spread(options, device),
+                    *flattened(options, device),
                 )
             wanted = (None, wants_d_bias, wants_d_sinks)
             return _backward_on_gpu(d_o, d_lse, saved, options, wanted, device)

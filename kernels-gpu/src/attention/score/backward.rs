@@ -13,7 +13,7 @@
 
 use super::bias_tile::BiasSource;
 use super::references::{LARGEST_FACTOR, References, STEEP_LSE};
-use super::softcap::{self, Softcap};
+use super::softcap::{self, GradientSoftcap};
 use super::{ScorePlace, ScoreTile, dropout, features};
 use crate::abi::{BackwardParams, ScoreParams};
 use crate::arch::{math, shared, specialize};
@@ -33,14 +33,14 @@ pub struct BackwardScale {
     /// natural scores.
     pub factor: f32,
     /// How scores are capped.
-    pub softcap: Softcap,
+    pub softcap: GradientSoftcap,
 }
 
 impl BackwardScale {
     /// The scale of a launch.
     #[inline(always)]
     pub fn new<E: Element>(p: &BackwardParams) -> Self {
-        let (natural, softcap) = (Self::natural(p), Softcap::of_backward(p));
+        let (natural, softcap) = (Self::natural(p), GradientSoftcap::of_backward(p));
         if features::are_natural::<E>() {
             return BackwardScale { factor: natural, softcap };
         }
@@ -63,11 +63,11 @@ impl BackwardScale {
 
     /// Whether lse is too coarse: the row's reference is then its largest score, and a sum beside it says
     /// what lse does not. Capped scores of the forward and of the backward are not the same in 16 bits
-    /// ([`softcap`](super::softcap)): 2^-20 of lse, which is 32 times as much as its rounding.
+    /// ([`softcap`](super::softcap)): 2^-18 of lse, which is 128 times as much as its rounding.
     #[inline(always)]
     pub fn is_coarse<E: Element>(lse: f32, factor: f32, is_capped: bool) -> bool {
         const { assert!(E::COARSE_LSE >= STEEP_LSE) };
-        let from = if is_capped { math::max(E::COARSE_LSE / 32.0, STEEP_LSE) } else { E::COARSE_LSE };
+        let from = if is_capped { math::max(E::COARSE_LSE / 128.0, STEEP_LSE) } else { E::COARSE_LSE };
         Self::is_steep(lse, factor) && lse.abs() >= from
     }
 

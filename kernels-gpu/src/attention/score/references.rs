@@ -4,7 +4,7 @@
 
 use super::backward::{BackwardScale, in_unit};
 use super::features;
-use crate::abi::BackwardParams;
+use crate::abi::{BackwardParams, STEEP_CAP};
 use crate::arch::{global, math, shared, specialize, thread, warp};
 use crate::tile::element::Element;
 use crate::tile::fragment::Fragment;
@@ -16,6 +16,8 @@ pub const STEEP: f32 = f32::MIN_POSITIVE;
 /// From which size of lse on rows are steep. Below, its rounding and that of the scale in powers of two cost
 /// p less than 2^-14, a fraction of what its rounding to 16 bits does.
 pub(super) const STEEP_LSE: f32 = 256.0;
+
+const _: () = assert!(STEEP_CAP + 64.0 * core::f32::consts::LN_2 < STEEP_LSE);
 
 /// Up to which scale or cap rows can be steep: products relative to their reference are normal numbers.
 pub(super) const LARGEST_FACTOR: f32 = (1u128 << 112) as f32;
@@ -73,6 +75,10 @@ impl<A: Fn() -> u64> References<A> {
     /// The statistics are written and visible; all 32 lanes call it together.
     #[inline(always)]
     pub unsafe fn find<E: Element>(p: &BackwardParams, queries: u32, lse: u32, address: A) -> Self {
+        let factor = BackwardScale::natural(p);
+        if specialize::softcap() && !specialize::steep_cap() && !features::are_natural::<E>() {
+            return References { are_needed: false, factor, address };
+        }
         // Worked out anew: registers are for what every step needs.
         let lane = thread::thread_idx_x_here() % 32;
         let mut is_steep = false;
@@ -84,7 +90,6 @@ impl<A: Fn() -> u64> References<A> {
             is_steep |= is_steep_statistic::<E>(f32::from_bits(shared::load_u32(lse + 4 * column)));
             first += 32;
         }
-        let factor = BackwardScale::natural(p);
         let can_be = !specialize::softcap()
             || features::are_natural::<E>()
             || (factor >= f32::MIN_POSITIVE && factor <= LARGEST_FACTOR);

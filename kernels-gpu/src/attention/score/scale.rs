@@ -1,6 +1,6 @@
 //! The softmax scale and the unit of probabilities, ready for use.
 
-use super::softcap::Softcap;
+use super::softcap::ForwardSoftcap;
 use super::{dropout, features};
 use crate::abi::ForwardParams;
 use crate::arch::specialize;
@@ -17,7 +17,7 @@ pub struct Scale {
     /// The same times `log2(e)`.
     pub log2: f32,
     /// How scores are capped.
-    pub softcap: Softcap,
+    pub softcap: ForwardSoftcap,
     /// The unit of probabilities: see [`ForwardParams::unit`].
     pub unit: f32,
     /// Its exponent.
@@ -39,12 +39,7 @@ impl Scale {
         Scale {
             natural: p.score_unit,
             log2: p.score_unit_log2,
-            softcap: Softcap {
-                // The sign of the scale is in q.
-                factor: p.softcap_factor.abs(),
-                near: p.softcap_near,
-                polynomial: p.softcap_polynomial,
-            },
+            softcap: ForwardSoftcap::of_forward(p),
             unit: if E::NEEDS_UNIT { p.unit } else { E::UNIT },
             unit_log2: if E::NEEDS_UNIT { p.unit_log2 } else { const { log2_of(E::UNIT) } },
             threshold: E::RESCALE_THRESHOLD,

@@ -5,18 +5,20 @@
 //!
 //! ```text
 //! form                                          of                        operations         off by
-//! s (f + w (c3 + w (c5 + w c7))), w = s^2       16 bits, |x| below 1/2    5                  8e-7
+//! s (f + w (c3 + w (c5 + w c7))), w = s^2       forward, |x| below 1/2    5                  8e-7
+//! s (f + w (c3 + w c5))                         gradients, |x| below 0.3  4                  1.4e-6
 //! x P(u) / Q(u), u = x^2, |x| at most 8         16 bits, forward          13, a reciprocal   5e-7
 //! x (1 + u (c1 + ...)), |x| below 1,            16 bits, gradients        14, two special    2e-7
 //!     else 1 - 2 / (1 + e^2|x|), with its sign  f32                       19, two special    1e-7
 //! ```
 //!
-//! Logits are mostly far below the cap: a warp whose tile has only such takes the first form alone
-//! ([`SoftcapPolynomial`](crate::abi::SoftcapPolynomial)). The third one is 1 where tanh is, so that nothing
-//! is left of the derivative there, and as exact as f32; in the forward of 16 bits it spilled registers.
+//! Logits are mostly far below the cap: a warp whose tile has only such takes one of the first two forms
+//! alone ([`SoftcapPolynomial`](crate::abi::SoftcapPolynomial)), in 16 bits. The last one is 1 where tanh is,
+//! so that nothing is left of the derivative there, and as exact as f32; in the forward of 16 bits it spilled
+//! registers.
 //! Polynomials are fitted to the smallest largest relative error, by Lawson's weights.
 
-use crate::abi::BackwardParams;
+use crate::abi::{BackwardParams, ForwardParams};
 use crate::arch::{math, warp};
 use crate::tile::element::Element;
 
@@ -46,24 +48,43 @@ const FAR: f32 = 8.0;
 const P: [f32; 5] = [-6.142_329_8e-9, 7.162_518_6e-6, 2.696_411_9e-3, 0.127_123_13, 0.999_999_76];
 const Q: [f32; 4] = [1.967_455e-4, 2.285_031e-2, 0.460_454_73, 1.0];
 
-/// How products become scores in units of the cap, as the kernels use it.
+/// How products become scores in units of the cap, as the kernels use it: the short form has `C`
+/// coefficients.
 #[derive(Clone, Copy)]
-pub struct Softcap {
+pub struct Softcap<const C: usize> {
     /// `scale / cap`.
     pub factor: f32,
     /// Products below this size take the short form.
     pub near: f32,
-    /// Its coefficients: see [`SoftcapPolynomial`](crate::abi::SoftcapPolynomial).
-    pub polynomial: [f32; 3],
+    /// Its coefficients from the highest power of the square on.
+    pub short: [f32; C],
 }
 
-impl Softcap {
-    /// That of a launch of the backward.
+/// That of the forward, and that of gradients.
+pub type ForwardSoftcap = Softcap<4>;
+pub type GradientSoftcap = Softcap<3>;
+
+impl ForwardSoftcap {
+    /// That of a launch.
+    #[inline(always)]
+    pub fn of_forward(p: &ForwardParams) -> Self {
+        // The sign of the scale is in q.
+        let factor = p.softcap_factor.abs();
+        let [c3, c5, c7] = p.softcap_polynomial;
+        Softcap { factor, near: p.softcap_near, short: [c7, c5, c3, factor] }
+    }
+}
+
+impl GradientSoftcap {
+    /// That of a launch.
     #[inline(always)]
     pub fn of_backward(p: &BackwardParams) -> Self {
-        Softcap { factor: p.softcap_factor, near: p.softcap_near, polynomial: p.softcap_polynomial }
+        let (factor, [c3, c5]) = (p.softcap_factor, p.softcap_polynomial);
+        Softcap { factor, near: p.softcap_near, short: [c5, c3, factor] }
     }
+}
 
+impl<const C: usize> Softcap<C> {
     /// Turns products q . k into scores in units of the cap, whose [`derivative`] is wanted or not, in the
     /// long form if one of them needs that or `needs_long`. NaN stays NaN.
     ///
@@ -104,10 +125,9 @@ impl Softcap {
             }
             return;
         }
-        let [c3, c5, c7] = self.polynomial;
         let mut i = 0;
         while i < N {
-            products[i] *= horner(&[c7, c5, c3, self.factor], products[i] * products[i]);
+            products[i] *= horner(&self.short, products[i] * products[i]);
             i += 1;
         }
     }

@@ -13,7 +13,7 @@ use super::{DeltaRows, Given, ROWS, WARP_ROWS, load_pair, sums};
 use crate::abi::BackwardParams;
 use crate::arch::{global, math, thread, warp};
 use crate::attention::score::references::{factor, is_capped};
-use crate::attention::score::softcap::Softcap;
+use crate::attention::score::softcap::GradientSoftcap;
 use crate::attention::score::{BackwardScale, ScorePlace, features};
 use crate::tile::element::{Element, F32, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
@@ -100,7 +100,7 @@ impl DeltaRows<'_> {
     unsafe fn score<E: Element>(&self, query: i32, key: i32, product: f32) -> f32 {
         let p = self.p;
         let (value, factor) = if is_capped(p) {
-            (Softcap::of_backward(p).score::<E>(product), p.softcap)
+            (GradientSoftcap::of_backward(p).score::<E>(product), p.softcap)
         } else {
             (product, p.scale)
         };

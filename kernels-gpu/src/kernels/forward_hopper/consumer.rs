@@ -4,9 +4,9 @@ use super::epilogue::{add_previous, finalize, write_dead, write_output};
 use super::key_range::KeyRange;
 use super::pipelines::{Pipelines, lane_and_row};
 use super::tile::{ForwardKernel, KeyTiles, OutputPath, QueryStages, QueryTile, WARPGROUP_ROWS};
-use super::work::{Accumulators, Last, Next, first_probabilities};
+use super::work::{Accumulators, Last, Next, Turn, first_probabilities};
 use crate::abi::ForwardParams;
-use crate::arch::{barrier, bulk_copy};
+use crate::arch::{barrier, bulk_copy, specialize};
 use crate::attention::query_block::{QueryTiles, is_split};
 use crate::attention::score::Scale;
 use crate::attention::softmax::OnlineSoftmax;
@@ -172,7 +172,7 @@ where
         Accumulators { q, scores, probabilities: [0; P], output: E::Output::new() }
     }
 
-    /// The softmax of the first key tile, whose scores are there, then the other key tiles, last to first:
+    /// The softmax of the first key tile, whose scores are there, then the other key tiles, in their order:
     /// the products of one run beside the softmax of the one before.
     #[inline(always)]
     unsafe fn mainloop(
@@ -181,12 +181,13 @@ where
         is_sending: bool,
     ) -> Last<K> {
         let range = self.key_tiles();
-        let mut tile = range.end - 1;
+        let mut tile = self.first_key_tile(&range);
         let (mut first, mut shows_all) = (range.begin, false);
         if self.pipelines.skips_key_tiles() {
             let visited = self.pipelines.first_visited();
             (first, shows_all) = (visited.last(), visited.shows_all);
         }
+        let turn = Turn::new(&range, tile);
         t.output.restart();
         self.pipelines.open_bias(self.p, Self::SENDS_OUTPUT);
         self.pipelines.fetch_bias(self.p, tile);
@@ -203,11 +204,11 @@ where
             self.pipelines.release_sent_queries(&sent, self.lane == 0 && is_sending);
         }
         self.skip_leading_values();
-        if E::OUTPUT_FIRST && tile > first {
+        if E::OUTPUT_FIRST && !turn.is_last(tile, first) {
             self.add_output(t);
         }
-        while tile > first {
-            tile -= 1;
+        while !turn.is_last(tile, first) {
+            tile = turn.next(tile);
             if self.pipelines.skips_key_tiles() {
                 let visited = self.pipelines.wait_for_visited();
                 (tile, first, shows_all) = (visited.tile, visited.last(), visited.shows_all);
@@ -245,7 +246,7 @@ where
             self.pipelines.drop::<S, P>(self.p, &mut t.probabilities, tile);
             rescale.apply::<MmaFragment, O>(t.output.values());
             // At the end of a round: the assembler would put it off behind the scores otherwise.
-            if E::OUTPUT_FIRST && tile > first {
+            if E::OUTPUT_FIRST && !turn.is_last(tile, first) {
                 self.add_output(t);
             }
         }
@@ -460,6 +461,16 @@ where
     #[inline(always)]
     fn has_range(&self) -> bool {
         Self::HAS_RANGE && !self.pipelines.skips_key_tiles()
+    }
+
+    /// The one of `range`, its key tiles, that comes first.
+    #[inline(always)]
+    unsafe fn first_key_tile(&self, range: &TileRange) -> i32 {
+        if !specialize::alibi() || self.pipelines.skips_key_tiles() {
+            return range.end - 1;
+        }
+        let block = self.pipelines.work_tile().block(self.p, Self::QUERY_TILES);
+        block.first_key_tile(self.p, K::QUERIES, K::KEYS, range)
     }
 
     /// The key tiles of this warpgroup.

@@ -111,16 +111,22 @@ impl<K: ForwardKernel> SharedStorage<K> {
         if tiles.begin >= tile {
             return;
         }
+        let first = block.first_key_tile(&p.forward, K::QUERIES, K::KEYS, &tiles);
+        // Tiles in their order, as if the last one were first.
+        let at = |tile: i32| {
+            let tile = tile + first + 1 - tiles.end;
+            if tile < tiles.begin { tile + tiles.end - tiles.begin } else { tile }
+        };
         while tile >= tiles.begin {
             if tile <= tiles.begin + ASK_AHEAD {
                 queue.ask();
             }
             // Keys are one tile ahead of values.
             if tile > tiles.begin {
-                self.bring_keys(maps, &mut states.keys, block, tile - 1);
+                self.bring_keys(maps, &mut states.keys, block, at(tile - 1));
             }
             if tile < tiles.end {
-                self.bring_values(maps, &mut states.values, block, tile, zeroes);
+                self.bring_values(maps, &mut states.values, block, at(tile), zeroes);
                 zeroes = false;
             }
             tile -= 1;

@@ -1,9 +1,11 @@
 //! What a consumer warpgroup has of a work tile, and what comes next for it.
 
 use super::tile::{ForwardKernel, QueryStages};
+use crate::arch::specialize;
 use crate::attention::query_block::QueryBlock;
 use crate::attention::score::Scale;
 use crate::attention::softmax::OnlineSoftmax;
+use crate::geometry::visible::TileRange;
 use crate::pipeline::stages::Cursor;
 use crate::tile::element::TensorCoreElement;
 use crate::tile::fragment::MmaFragment;
@@ -20,6 +22,36 @@ pub(super) enum Next {
     Idle,
     /// Nothing.
     End,
+}
+
+/// How a warpgroup goes through its key tiles: last to first or, with ALiBi, from
+/// [another one](crate::attention::query_block::QueryBlock::first_key_tile) to the first, and then from the last
+/// one to the one behind that.
+pub(super) struct Turn {
+    begin: i32,
+    end: i32,
+    /// The one behind that which came first; none below `end` if that is the last one.
+    behind: i32,
+}
+
+impl Turn {
+    /// Through `range`, `first` first.
+    #[inline(always)]
+    pub(super) fn new(range: &TileRange, first: i32) -> Self {
+        Turn { begin: range.begin, end: range.end, behind: first + 1 }
+    }
+
+    /// Whether `tile` comes last, if `first` is the first one of all.
+    #[inline(always)]
+    pub(super) fn is_last(&self, tile: i32, first: i32) -> bool {
+        if specialize::alibi() && self.behind < self.end { tile == self.behind } else { tile <= first }
+    }
+
+    /// The one that comes after `tile`.
+    #[inline(always)]
+    pub(super) fn next(&self, tile: i32) -> i32 {
+        if specialize::alibi() && tile == self.begin { self.end - 1 } else { tile - 1 }
+    }
 }
 
 /// What a warpgroup has of a work tile in registers.

@@ -40,7 +40,6 @@
 //! next one: one warp, the repairer, overwrites them with zeros before anybody uses the tile.
 
 mod consumer;
-mod handover;
 mod helpers;
 mod key_tile;
 mod room;

@@ -46,7 +46,7 @@ fn mutants() -> Vec<Mutant> {
         mutant("the second part of dq is written over the first")
             .edit("mbarrier.try_wait", &[TURN], Which::Last, no_wait)
             .finding("deadlock", &["self.orders.begin(&progress"])
-            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
+            .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("]),
         mutant("dO is let go while dv is added to")
             .edit("wgmma.wait_group", &["dv.wait::<1>();"], Which::All, dropped)
             .edit("wgmma.wait_group", &["wide.rs: dq.wait::<0>();"], Which::All, |line| {

@@ -1,11 +1,10 @@
 //! A computing warpgroup of the Hopper backward up to head dim 128, one of two: the steps of its keys.
 
-use super::handover::{announce, put};
 use super::room::Room;
 use super::tile::{BackwardKernel, DsTile, KeyTile, QueryStages};
 use super::{CONSUMERS, KEYS};
 use crate::abi::BackwardParams;
-use crate::arch::{barrier, bulk_copy, thread, warp, wgmma};
+use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
 use crate::attention::gradient::{
     load_delta, multiply_all, range_factor, scale_all, subtract_delta, subtract_loaded_delta,
 };
@@ -15,9 +14,10 @@ use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::bias_tile::WarpBias;
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
+use crate::geometry::size::Count;
 use crate::pipeline::mailbox::MessageCursor;
 use crate::pipeline::roles::WARPGROUP;
-use crate::pipeline::stages::Cursor;
+use crate::pipeline::stages::{Cursor, Stages};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::pack;
 use crate::tile::warpgroup::{GradientElement, QueryGradientElement, Wait, store_transposed};
@@ -113,7 +113,7 @@ where
     /// All threads of the warpgroup call it together.
     #[inline(always)]
     pub unsafe fn consume(&self) {
-        let &Consumer { room, p, warpgroup, lane, .. } = self;
+        let &Consumer { room, p, warpgroup, lane, keys, .. } = self;
         let mut orders = Cursor::start();
         let mut stages = Cursor::start();
         loop {
@@ -139,14 +139,19 @@ where
                     let step = self.wait_for_queries((&orders, &stages), steps, at);
                     let stage = step.stage;
                     let query = room.query(stage).descriptor(0);
-                    let mut scores = E::start_scores::<KeyTile<K>>(self.keys, query);
+                    let mut scores = E::start_scores::<KeyTile<K>>(keys, query);
                     if Self::HANDS_OVER_LATE {
                         let turn = stages.previous().in_step();
                         announce(lane == 0 && written != 0, room.dq_stage(warpgroup), &turn);
                         written = wgmma::one();
                     }
-                    let (probability, mut dp, factor) =
-                        self.probabilities((&orders, &stages), &walk, &step, &mut scores, largest_value);
+                    let (probability, mut dp, factor) = self.probabilities_and_dp(
+                        (&orders, &stages),
+                        &walk,
+                        &step,
+                        &mut scores,
+                        largest_value,
+                    );
                     self.make_ds(stage, &mut scores, &mut dp);
                     if factor != 1.0 {
                         scale_all(&mut dp, factor);
@@ -206,7 +211,7 @@ where
     /// Makes `p = e^(s - lse)` of scores that were started, and starts dp, which waits for the exponents or
     /// does not. Leaves in `scores` what dp - delta is multiplied by, and says what ds is multiplied by.
     #[inline(always)]
-    unsafe fn probabilities(
+    unsafe fn probabilities_and_dp(
         &self,
         (orders, stages): Cursors<K>,
         walk: &Walk,
@@ -214,7 +219,7 @@ where
         scores: &mut [f32; S],
         largest_value: f32,
     ) -> ([u32; P], [f32; S], f32) {
-        let &Consumer { room, p, lane, .. } = self;
+        let &Consumer { room, p, lane, values, .. } = self;
         let &QueryStep { ref at, stage, shows_all, bias } = step;
         let lse = room.lse(stage);
         let references = || room.references(p, room.orders.letter_here(orders), at);
@@ -239,7 +244,7 @@ where
             }
         }
         room.d_os.counted_by().wait(stages);
-        let dp = E::start_scores::<KeyTile<K>>(self.values, room.d_o(stage).descriptor(0));
+        let dp = E::start_scores::<KeyTile<K>>(values, room.d_o(stage).descriptor(0));
         let mut factor = 1.0;
         if Self::EXPONENTS_FIRST {
             factor = self.factor(stage, largest_value);
@@ -374,5 +379,40 @@ where
         if self.lane == 0 {
             self.room.d_os.counted_by().release(stages);
         }
+    }
+}
+
+/// Gives `COUNT` registers of dQ, from `FIRST` on, to the writer, by the thread's `slot` in shared memory,
+/// which must have been acquired.
+#[inline(always)]
+pub(super) unsafe fn hand_over<const N: usize, const FIRST: usize, const COUNT: usize>(
+    lane: u32,
+    dq: &[f32; N],
+    slot: u32,
+    stage: Stages<Count<1>>,
+    turn: &Cursor<Count<1>>,
+) {
+    put::<N, FIRST, COUNT>(dq, slot);
+    announce(lane == 0, stage, turn);
+}
+
+/// The first half of [`hand_over`]: writes the registers, four at a time.
+#[inline(always)]
+unsafe fn put<const N: usize, const FIRST: usize, const COUNT: usize>(dq: &[f32; N], slot: u32) {
+    let mut i = 0;
+    while i < COUNT / 4 {
+        let four = [0, 1, 2, 3].map(|e| dq[FIRST + 4 * i + e].to_bits());
+        shared::store_u32x4(slot + i as u32 * 16 * WARPGROUP, four);
+        i += 1;
+    }
+}
+
+/// The second half of [`hand_over`]: the one lane of a warp that `tells` says that the warp has written.
+#[inline(always)]
+unsafe fn announce(tells: bool, stage: Stages<Count<1>>, turn: &Cursor<Count<1>>) {
+    bulk_copy::fence();
+    warp::warp_sync();
+    if tells {
+        stage.fill(turn);
     }
 }

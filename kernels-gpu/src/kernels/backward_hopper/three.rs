@@ -22,7 +22,7 @@
 //! third step before. It was multiplied: dO of this step has come, so that all warps have released dO of the
 //! second step before, which they do after a product of the third.
 
-use super::handover::hand_over;
+use super::consumer::hand_over;
 use super::helpers::Maps;
 use super::room::Room;
 use super::tile::{BackwardKernel, DsTile, Instance, KeyTile};

@@ -21,7 +21,7 @@
 //! it, through the memory of warpgroup 0's dQ, which is free until ds is there. It is overwritten with dQ
 //! after ds came, and ds after the next p came: two barriers are enough.
 
-use super::handover::hand_over;
+use super::consumer::hand_over;
 use super::helpers::Maps;
 use super::room::Room;
 use super::tile::{BackwardKernel, DsTile, Instance, KeyTile, OutputGradientStages};

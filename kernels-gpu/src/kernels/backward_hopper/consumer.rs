@@ -1,13 +1,12 @@
 //! A computing warpgroup of the Hopper backward up to head dim 128, one of two: the steps of its keys.
 
+use super::key_tile::{apply_factor, undo_factor};
 use super::room::Room;
 use super::tile::{BackwardKernel, DsTile, KeyTile, QueryStages};
 use super::{CONSUMERS, KEYS};
 use crate::abi::BackwardParams;
 use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
-use crate::attention::gradient::{
-    load_delta, multiply_all, range_factor, scale_all, subtract_delta, subtract_loaded_delta,
-};
+use crate::attention::gradient::{load_delta, multiply_all, subtract_delta, subtract_loaded_delta};
 use crate::attention::key_block::{Step, Walk};
 use crate::attention::key_order::KeyOrder;
 use crate::attention::score::backward::{BackwardScale, StepScores};
@@ -153,12 +152,7 @@ where
                         largest_value,
                     );
                     self.make_ds(stage, &mut scores, &mut dp);
-                    if factor != 1.0 {
-                        scale_all(&mut dp, factor);
-                        if E::NARROW {
-                            scale_all(&mut dk, factor);
-                        }
-                    }
+                    apply_factor::<E>(factor, &mut dp, &mut dk);
                     let ds: [u32; P] = pack::<E, S, P>(&dp);
                     store_transposed(lane, &ds, room.ds(stage), self.first_row / 16);
                     E::start_gradient(&mut dv, &probability, room.d_o(stage).descriptor(0));
@@ -169,9 +163,7 @@ where
                     if lane == 0 {
                         room.queries.release(&stages);
                     }
-                    if E::NARROW && factor != 1.0 {
-                        scale_all(&mut dk, 1.0 / factor);
-                    }
+                    undo_factor::<E>(factor, &mut dk);
                     stages.advance();
                     if at.step == steps {
                         break;
@@ -247,7 +239,7 @@ where
         let dp = E::start_scores::<KeyTile<K>>(values, room.d_o(stage).descriptor(0));
         let mut factor = 1.0;
         if Self::EXPONENTS_FIRST {
-            factor = self.factor(stage, largest_value);
+            factor = room.ds_factor(p, lane, stage, largest_value);
         } else {
             scores.wait::<1>();
             step.references.subtract_if_needed::<E, MmaFragment, 2, S>(scores);
@@ -256,21 +248,9 @@ where
         let probability = step.probabilities_of_either::<E, MmaFragment, 2, S>(scores, walk.hides(at));
         // Where exponents come late, so does this: f16 with 80 queries spills otherwise.
         if !Self::EXPONENTS_FIRST {
-            factor = self.factor(stage, largest_value);
+            factor = room.ds_factor(p, lane, stage, largest_value);
         }
         (pack::<E, S, P>(&probability), dp, factor)
-    }
-
-    /// What ds of a step is multiplied by to be in the range of E, and sums of it in that of f32; nearly
-    /// always 1.
-    #[inline(always)]
-    unsafe fn factor(&self, stage: u32, largest_value: f32) -> f32 {
-        if E::NARROW {
-            let (norm, delta) = (self.room.norm(stage), self.room.delta(stage));
-            range_factor(self.lane, K::QUERIES, largest_value, norm, delta)
-        } else {
-            self.p.ds_scale
-        }
     }
 
     /// Waits for dp, and makes `ds = p (dp - delta)` of it.
@@ -360,9 +340,7 @@ where
         half: u32,
         stages: &Cursor<QueryStages<K>>,
     ) {
-        if E::NARROW && factor != 1.0 {
-            scale_all(dq, 1.0 / factor);
-        }
+        undo_factor::<E>(factor, dq);
         let thread = thread::thread_idx_x() % WARPGROUP;
         let (stage, turn) = (self.room.dq_stage(half), stages.in_step());
         stage.acquire(&turn);
@@ -398,7 +376,10 @@ pub(super) unsafe fn hand_over<const N: usize, const FIRST: usize, const COUNT: 
 
 /// The first half of [`hand_over`]: writes the registers, four at a time.
 #[inline(always)]
-unsafe fn put<const N: usize, const FIRST: usize, const COUNT: usize>(dq: &[f32; N], slot: u32) {
+pub(super) unsafe fn put<const N: usize, const FIRST: usize, const COUNT: usize>(
+    dq: &[f32; N],
+    slot: u32,
+) {
     let mut i = 0;
     while i < COUNT / 4 {
         let four = [0, 1, 2, 3].map(|e| dq[FIRST + 4 * i + e].to_bits());

@@ -19,8 +19,8 @@ const RACE: &str = "race in shared memory";
 const REGISTER: &str = "register in flight";
 const UNINITIALISED: &str = "uninitialised shared read";
 const READ_P: &str = "wide.rs: let four = shared::load_u32x4(probabilities";
-const WRITE_P: &str = "wide.rs: shared::store_u32x4(slot";
-const TURN: &str = "wide.rs: dq_stage.acquire(&dq_turn);";
+const WRITE_P: &str = "wide.rs: put::<S";
+const TURN: &str = "wide.rs: dq_stage.acquire(";
 
 fn mutants() -> Vec<Mutant> {
     vec![

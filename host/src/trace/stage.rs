@@ -130,11 +130,11 @@ fn backward_fma(frame: &Frame, _thread: u32) -> Option<Stage> {
         "apply_to_dp" => Stage::Dp,
         "subtract_delta" | "multiply_all" => Stage::Ds,
         "multiply_left_transposed" | "add_in_lane_order" => Stage::Dq,
-        "backward" if says("multiply_transposed") && says("k_tile") => Stage::Scores,
-        "backward" if says("multiply_transposed") && says("v_tile") => Stage::Dp,
-        "backward" if says("multiply_accumulate") && says("&mut dv") => Stage::Dv,
-        "backward" if says("multiply_accumulate") && says("&mut dk") => Stage::Dk,
-        "backward" if says("dk[i] *=") => Stage::Dk,
+        "add_gradients" if says("multiply_transposed") && says("k_tile") => Stage::Scores,
+        "add_gradients" if says("multiply_transposed") && says("v_tile") => Stage::Dp,
+        "add_gradients" if says("multiply_accumulate") && says(" dv,") => Stage::Dv,
+        "add_gradients" if says("multiply_accumulate") && says(" dk,") => Stage::Dk,
+        "store_gradients" if says("dk[i] *=") => Stage::Dk,
         _ => return None,
     })
 }
@@ -171,11 +171,8 @@ fn bias_gradient(frame: &Frame, _thread: u32) -> Option<Stage> {
         (_, "add_gradient") if says("exponent =") => Stage::Probabilities,
         (_, "add_gradient") if says("ds =") => Stage::Ds,
         (_, "add_gradient") if says("sums[") => Stage::DBias,
-        (_, "gradient") if says("multiply") && says("k_tile") => Stage::Scores,
+        (_, "make_scores") if says("multiply") => Stage::Scores,
         (_, "gradient") if says("multiply") && says("v_tile") => Stage::Dp,
-        (_, "gradient") if says("exponent =") => Stage::Probabilities,
-        (_, "gradient") if says("ds =") => Stage::Ds,
-        (_, "gradient") if says("sums[") => Stage::DBias,
         _ => return None,
     })
 }

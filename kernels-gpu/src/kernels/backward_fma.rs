@@ -13,7 +13,7 @@ use super::backward_convert::add_in_lane_order;
 use crate::abi::{Access, BackwardFmaParams, BackwardParams};
 use crate::arch::{barrier, global, shared, specialize, thread, warp};
 use crate::attention::gradient::{multiply_all, scale_all, subtract_delta};
-use crate::attention::key_block::KeyBlock;
+use crate::attention::key_block::{KeyBlock, Step, Walk};
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
@@ -86,40 +86,14 @@ unsafe fn backward<
             let (next, next_shows_all) = block.first_shown(p, tile, QUERIES, &walk, walk.next(&at));
             ring.wait();
             if has_keys {
-                let mut scores: [f32; S] =
-                    multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
-                let references = || block.references(p, &at, QUERIES);
-                let step = StepScores {
-                    lane,
-                    lse: ring.lse(0),
-                    scale: &scale,
-                    references: &References::find::<F32>(p, QUERIES, ring.lse(0), references),
-                    score: &p.score,
-                    bias: FromGlobal,
-                    shows_all,
-                    tile: || {
-                        let first_row = first_key + warp_row as i32;
-                        (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
-                    },
-                    place: || block.score_place(p, block.key_head * p.group_size + at.head),
-                };
-                step.references.subtract_if_needed::<F32, FmaFragment, R, S>(&mut scores);
-                step.exponents::<F32, FmaFragment, R, S>(&mut scores);
-                let probability =
-                    step.probabilities::<F32, FmaFragment, R, S>(&mut scores, walk.is_masked(&at));
-                store_probabilities::<_, _, R, S>(lane, &probability, ds_tile, warp_row);
-                warp::warp_sync();
-                multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dv, ds_tile, warp_row, ring.d_o(0));
-                let mut ds: [f32; S] =
-                    multiply_transposed::<_, _, _, R, S>(lane, v_tile, warp_row, ring.d_o(0));
-                dropout::apply_to_dp(&mut ds, &mut scores, &p.score);
-                subtract_delta::<FmaFragment, R, S>(lane, &mut ds, ring.delta(0));
-                multiply_all(&mut ds, &scores);
-                scale_all(&mut ds, p.ds_scale);
-                warp::warp_sync();
-                store_probabilities::<_, _, R, S>(lane, &ds, ds_tile, warp_row);
-                warp::warp_sync();
-                multiply_accumulate::<_, _, _, _, R, O>(lane, &mut dk, ds_tile, warp_row, ring.q(0));
+                let step = QueryStep { walk: &walk, at: &at, first_key, shows_all };
+                add_gradients::<VECTOR, QUERIES, KEYS, ROW_BYTES, QUERY_BYTES, R, S, O>(
+                    p,
+                    (&block, &scale, &step),
+                    (lane, warp_row),
+                    (k_tile, v_tile, ds_tile, &ring),
+                    (&mut dk, &mut dv),
+                );
             }
             barrier::block_sync();
             if next.step < walk.steps {
@@ -131,22 +105,103 @@ unsafe fn backward<
             (at, shows_all) = (next, next_shows_all);
         }
         barrier::block_sync();
-        let mut i = 0;
-        while i < O {
-            dk[i] *= p.gradient_scale;
-            dv[i] *= dropout::scale(&p.score);
-            i += 1;
-        }
-        let dk_rows = block.key_rows::<4>(&p.dk, first_key, p.head_dim);
-        let dv_rows = block.key_rows::<4>(&p.dv, first_key, p.value_dim);
-        if specialize::merge() {
-            add_fma_f32::<R, O, VECTOR>(lane, &mut dk, &[1.0; R], warp_row, &dk_rows);
-            add_fma_f32::<R, O, VECTOR>(lane, &mut dv, &[1.0; R], warp_row, &dv_rows);
-        }
-        store_fma_f32::<R, O, VECTOR>(lane, &dk, warp_row, &dk_rows);
-        store_fma_f32::<R, O, VECTOR>(lane, &dv, warp_row, &dv_rows);
+        store_gradients::<VECTOR, R, O>(p, &block, first_key, (lane, warp_row), &mut dk, &mut dv);
         key_tile += p.key_blocks;
     }
+}
+
+/// A query tile with a key tile.
+struct QueryStep<'a> {
+    walk: &'a Walk,
+    at: &'a Step,
+    /// The first key of the tile.
+    first_key: i32,
+    /// Whether the boolean mask, if there is one, hides nothing.
+    shows_all: bool,
+}
+
+/// Adds a step to the gradients of a warp's keys, and leaves their ds in its rows of a tile.
+#[inline(always)]
+unsafe fn add_gradients<
+    const VECTOR: bool,
+    const QUERIES: u32,
+    const KEYS: u32,
+    const ROW_BYTES: u32,
+    const QUERY_BYTES: u32,
+    const R: usize,
+    const S: usize,
+    const O: usize,
+>(
+    p: &BackwardParams,
+    (block, scale, step): (&KeyBlock, &BackwardScale, &QueryStep),
+    (lane, warp_row): (u32, u32),
+    (k_tile, v_tile, ds_tile, ring): (
+        SharedTile<KEYS, ROW_BYTES>,
+        SharedTile<KEYS, ROW_BYTES>,
+        SharedTile<KEYS, QUERY_BYTES>,
+        &QueryRing<1, QUERIES, ROW_BYTES, THREADS, VECTOR>,
+    ),
+    (dk, dv): (&mut [f32; O], &mut [f32; O]),
+) {
+    let &QueryStep { walk, at, first_key, shows_all } = step;
+    let mut scores: [f32; S] = multiply_transposed::<_, _, _, R, S>(lane, k_tile, warp_row, ring.q(0));
+    let references = || block.references(p, at, QUERIES);
+    let step = StepScores {
+        lane,
+        lse: ring.lse(0),
+        scale,
+        references: &References::find::<F32>(p, QUERIES, ring.lse(0), references),
+        score: &p.score,
+        bias: FromGlobal,
+        shows_all,
+        tile: || {
+            let first_row = first_key + warp_row as i32;
+            (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
+        },
+        place: || block.score_place(p, block.key_head * p.group_size + at.head),
+    };
+    step.references.subtract_if_needed::<F32, FmaFragment, R, S>(&mut scores);
+    step.exponents::<F32, FmaFragment, R, S>(&mut scores);
+    let probability = step.probabilities::<F32, FmaFragment, R, S>(&mut scores, walk.is_masked(at));
+    store_probabilities::<_, _, R, S>(lane, &probability, ds_tile, warp_row);
+    warp::warp_sync();
+    multiply_accumulate::<_, _, _, _, R, O>(lane, dv, ds_tile, warp_row, ring.d_o(0));
+    let mut ds: [f32; S] = multiply_transposed::<_, _, _, R, S>(lane, v_tile, warp_row, ring.d_o(0));
+    dropout::apply_to_dp(&mut ds, &mut scores, &p.score);
+    subtract_delta::<FmaFragment, R, S>(lane, &mut ds, ring.delta(0));
+    multiply_all(&mut ds, &scores);
+    scale_all(&mut ds, p.ds_scale);
+    warp::warp_sync();
+    store_probabilities::<_, _, R, S>(lane, &ds, ds_tile, warp_row);
+    warp::warp_sync();
+    multiply_accumulate::<_, _, _, _, R, O>(lane, dk, ds_tile, warp_row, ring.q(0));
+}
+
+/// Writes a warp's rows of the gradients of a key tile. Where gradients are merged they are added to what is
+/// there.
+#[inline(always)]
+unsafe fn store_gradients<const VECTOR: bool, const R: usize, const O: usize>(
+    p: &BackwardParams,
+    block: &KeyBlock,
+    first_key: i32,
+    (lane, warp_row): (u32, u32),
+    dk: &mut [f32; O],
+    dv: &mut [f32; O],
+) {
+    let mut i = 0;
+    while i < O {
+        dk[i] *= p.gradient_scale;
+        dv[i] *= dropout::scale(&p.score);
+        i += 1;
+    }
+    let dk_rows = block.key_rows::<4>(&p.dk, first_key, p.head_dim);
+    let dv_rows = block.key_rows::<4>(&p.dv, first_key, p.value_dim);
+    if specialize::merge() {
+        add_fma_f32::<R, O, VECTOR>(lane, dk, &[1.0; R], warp_row, &dk_rows);
+        add_fma_f32::<R, O, VECTOR>(lane, dv, &[1.0; R], warp_row, &dv_rows);
+    }
+    store_fma_f32::<R, O, VECTOR>(lane, dk, warp_row, &dk_rows);
+    store_fma_f32::<R, O, VECTOR>(lane, dv, warp_row, &dv_rows);
 }
 
 macro_rules! entries {

@@ -23,7 +23,7 @@ use crate::abi::{Access, BackwardParams, BackwardPartsParams};
 use crate::arch::{barrier, global, shared, specialize, thread};
 use crate::attention::gradient::units::{GradientUnits, SplitGradientUnits};
 use crate::attention::gradient::{block_max, multiply_all, range_factor, scale_all, subtract_delta};
-use crate::attention::key_block::KeyBlock;
+use crate::attention::key_block::{KeyBlock, Step};
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
@@ -83,15 +83,6 @@ unsafe fn backward<
     );
     let exchange = WarpPair::new(pair, ds_tile.address + pair_row * QUERY_BYTES, lane);
     let scale = BackwardScale::new::<E>(p);
-    // Parts have no columns but those of the tile.
-    let operand = |rows: GlobalRows| {
-        let columns = if E::IN_PARTS { ROW_BYTES / E::BYTES } else { rows.columns };
-        GlobalRows { columns, ..rows }
-    };
-    let operands = |source: QuerySource| {
-        let (q, d_o) = (operand(source.q), operand(source.d_o));
-        QuerySource { q, d_o, ..source }
-    };
 
     let mut key_tile = block.first_tile;
     while block.has_key(key_tile * KEYS) {
@@ -103,11 +94,14 @@ unsafe fn backward<
         // How many steps have been taken, where some are skipped.
         let mut taken = 0;
         if at.step < walk.steps {
-            let k = operand(block.key_rows::<2>(&p.k, first_key, p.head_dim));
-            let v = operand(block.key_rows::<2>(&p.v, first_key, p.value_dim));
+            let k = operand::<E, ROW_BYTES>(block.key_rows::<2>(&p.k, first_key, p.head_dim));
+            let v = operand::<E, ROW_BYTES>(block.key_rows::<2>(&p.v, first_key, p.value_dim));
             k_tile.load::<E, THREADS, VECTOR>(thread, &k);
             v_tile.load::<E, THREADS, VECTOR>(thread, &v);
-            ring.request::<E>(0, &operands(block.source::<2>(p, &at, QUERIES, E::NARROW)));
+            ring.request::<E>(
+                0,
+                &operands::<E, ROW_BYTES>(block.source::<2>(p, &at, QUERIES, E::NARROW)),
+            );
         }
         let mut largest_value = 0.0;
         if E::NARROW && at.step < walk.steps {
@@ -125,7 +119,7 @@ unsafe fn backward<
             ring.wait();
             if next.step < walk.steps {
                 let source = block.source::<2>(p, &next, QUERIES, E::NARROW);
-                ring.request::<E>(stage + 1, &operands(source));
+                ring.request::<E>(stage + 1, &operands::<E, ROW_BYTES>(source));
             }
             // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
             // always 1.
@@ -149,69 +143,27 @@ unsafe fn backward<
             if E::IN_PARTS {
                 scores.iter_mut().for_each(|scores| U::apply(of_step, scores));
             }
-            let (packed, factors): ([[u32; P]; M], [U::Rows; M]) = if is_key_warp {
-                let has_dropout = specialize::dropout();
-                let mut m = 0;
-                while m < M && !has_dropout {
-                    subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(stage));
-                    m += 1;
-                }
-                exchange.receive();
-                let mut m = 0;
-                while m < M {
-                    let mut probability: [f32; S] =
-                        E::from_words::<S, P>(|i| exchange.read(m * (P / 4) + i));
-                    if has_dropout {
-                        dropout::apply_to_dp(&mut scores[m], &mut probability, &p.score);
-                        subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(stage));
-                    }
-                    multiply_all(&mut scores[m], &probability);
-                    m += 1;
-                }
-                if factor != 1.0 {
-                    scale_all(scores.as_flattened_mut(), factor);
-                    if E::NARROW {
-                        scale_all(gradient.as_flattened_mut(), factor);
-                    }
-                }
+            let of_step = (of_step, factor);
+            let (packed, factors) = if is_key_warp {
                 let (tile, of_pair) = ((ds_tile, pair_row), of_pairs + 4 * pair);
-                U::give_ds::<E, _, _, M, S, P>(of_step, lane, &scores, tile, of_pair)
+                make_ds::<E, U, KEYS, QUERY_BYTES, M, S, P, O>(
+                    p,
+                    of_step,
+                    (lane, || ring.delta(stage), &exchange),
+                    (tile, of_pair),
+                    &mut scores,
+                    &mut gradient,
+                )
             } else {
                 let (lse, is_masked) = (ring.lse(stage), walk.is_masked(&at));
-                let references = || block.references(p, &at, QUERIES);
-                let references = References::find::<E>(p, QUERIES, lse, references);
-                if references.are_needed::<E>() {
-                    let mut m = 0;
-                    while m < M {
-                        references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores[m]);
-                        m += 1;
-                    }
-                }
-                let (mut packed, mut factors) = ([[0; P]; M], [U::Rows::default(); M]);
-                let mut m = 0;
-                while m < M {
-                    let step = StepScores {
-                        lane,
-                        lse,
-                        scale: &scale,
-                        references: &references,
-                        score: &p.score,
-                        bias: FromGlobal,
-                        shows_all,
-                        tile: || {
-                            let first_row = first_key + (pair_row + 16 * m as u32) as i32;
-                            (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
-                        },
-                        place: || block.score_place(p, block.key_head * p.group_size + at.head),
-                    };
-                    step.exponents::<E, MmaFragment, 2, S>(&mut scores[m]);
-                    let probability =
-                        step.probabilities::<E, MmaFragment, 2, S>(&mut scores[m], is_masked);
-                    (packed[m], factors[m]) = U::pack::<E, S, P>(of_step, &probability);
-                    m += 1;
-                }
-                exchange.give(&words_of_all::<E, M, S, P>(&scores));
-                (packed, factors)
+                make_probabilities::<E, U, QUERIES, M, S, P>(
+                    p,
+                    of_step.0,
+                    (lane, (lse, &scale), &exchange),
+                    (&block, &at, is_masked, shows_all),
+                    (first_key, pair_row),
+                    &mut scores,
+                )
             };
             multiply_accumulate::<E, U::Rows, QUERIES, ROW_BYTES, M, P, O>(
                 lane,
@@ -225,46 +177,201 @@ unsafe fn backward<
             }
             barrier::block_sync();
 
-            // Registers are for the products: addresses of parts are made anew in each step.
-            let lane = if E::IN_PARTS { thread::opaque_here(lane) } else { lane };
-            let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
-            let mut dq: [[f32; DO]; DM] =
-                multiply_left_transposed::<E, U::Keys, KEYS, QUERY_BYTES, ROW_BYTES, DM, DO>(
-                    lane,
-                    ds_tile,
-                    row_group * 16 * DM as u32,
-                    k_tile,
-                    column_group * DO as u32 / 8,
-                    |step| U::of_keys(of_pairs + 4 * (step / M as u32)),
-                );
-            if E::NARROW && factor != 1.0 {
-                scale_all(dq.as_flattened_mut(), 1.0 / factor);
-            }
-            add_in_lane_order(lane, warp, dq.as_flattened(), block.dq_accumulator(p, &at, QUERIES));
+            let of_warps = |step| of_pairs + 4 * (step / M as u32);
+            add_dq::<E, U, KEYS, QUERY_BYTES, ROW_BYTES, ROW_GROUPS, DM, DO>(
+                (lane, warp),
+                (ds_tile, k_tile),
+                of_warps,
+                factor,
+                || block.dq_accumulator(p, &at, QUERIES),
+            );
             (at, shows_all) = (next, next_shows_all);
             taken += 1;
         }
         barrier::block_sync();
-        let kept = dropout::scale(&p.score);
-        let (view, columns, factor) =
-            if is_key_warp { (&p.dk, p.head_dim, p.gradient_scale) } else { (&p.dv, p.value_dim, kept) };
-        let is_f32 = E::IN_PARTS || p.gradients_f32 != 0;
-        let target = if is_f32 {
-            block.key_rows::<4>(view, first_key, columns)
-        } else {
-            block.key_rows::<2>(view, first_key, columns)
-        };
+        let warp = (lane, is_key_warp, pair_row);
+        store_gradient::<E, VECTOR, M, O>(p, &block, first_key, warp, &mut gradient);
+        key_tile += p.key_blocks;
+    }
+}
+
+/// Rows of an operand. Those of parts have no columns but those of the tile.
+#[inline(always)]
+fn operand<E: TensorCoreElement, const ROW_BYTES: u32>(rows: GlobalRows) -> GlobalRows {
+    let columns = if E::IN_PARTS { ROW_BYTES / E::BYTES } else { rows.columns };
+    GlobalRows { columns, ..rows }
+}
+
+/// The same of q and dO.
+#[inline(always)]
+fn operands<E: TensorCoreElement, const ROW_BYTES: u32>(source: QuerySource) -> QuerySource {
+    let (q, d_o) = (operand::<E, ROW_BYTES>(source.q), operand::<E, ROW_BYTES>(source.d_o));
+    QuerySource { q, d_o, ..source }
+}
+
+/// The key warp of a pair: `ds = p (dp - delta)` of dp, with p of the other warp, packed for the product with
+/// q, and written to a tile for that with k. Sums of f16 are multiplied by the factor of ds, too.
+#[inline(always)]
+unsafe fn make_ds<
+    E: TensorCoreElement,
+    U: GradientUnits,
+    const KEYS: u32,
+    const QUERY_BYTES: u32,
+    const M: usize,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+>(
+    p: &BackwardParams,
+    (of_step, factor): (U::Step, f32),
+    (lane, delta, exchange): (u32, impl Fn() -> u32, &WarpPair),
+    (tile, of_pair): ((SharedTile<KEYS, QUERY_BYTES>, u32), u32),
+    scores: &mut [[f32; S]; M],
+    gradient: &mut [[f32; O]; M],
+) -> ([[u32; P]; M], [U::Rows; M]) {
+    let has_dropout = specialize::dropout();
+    let mut m = 0;
+    while m < M && !has_dropout {
+        subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], delta());
+        m += 1;
+    }
+    exchange.receive();
+    let mut m = 0;
+    while m < M {
+        let mut probability: [f32; S] = E::from_words::<S, P>(|i| exchange.read(m * (P / 4) + i));
+        if has_dropout {
+            dropout::apply_to_dp(&mut scores[m], &mut probability, &p.score);
+            subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], delta());
+        }
+        multiply_all(&mut scores[m], &probability);
+        m += 1;
+    }
+    if factor != 1.0 {
+        scale_all(scores.as_flattened_mut(), factor);
+        if E::NARROW {
+            scale_all(gradient.as_flattened_mut(), factor);
+        }
+    }
+    U::give_ds::<E, _, _, M, S, P>(of_step, lane, scores, tile, of_pair)
+}
+
+/// The value warp of a pair: `p = e^(s - lse)` of scores of keys from `first_key` on, packed for the product
+/// with dO. The other warp is given what it multiplies dp - delta by.
+#[inline(always)]
+unsafe fn make_probabilities<
+    E: TensorCoreElement,
+    U: GradientUnits,
+    const QUERIES: u32,
+    const M: usize,
+    const S: usize,
+    const P: usize,
+>(
+    p: &BackwardParams,
+    of_step: U::Step,
+    (lane, (lse, scale), exchange): (u32, (u32, &BackwardScale), &WarpPair),
+    (block, at, is_masked, shows_all): (&KeyBlock, &Step, bool, bool),
+    (first_key, pair_row): (i32, u32),
+    scores: &mut [[f32; S]; M],
+) -> ([[u32; P]; M], [U::Rows; M]) {
+    let references = || block.references(p, at, QUERIES);
+    let references = References::find::<E>(p, QUERIES, lse, references);
+    if references.are_needed::<E>() {
         let mut m = 0;
         while m < M {
-            scale_all(&mut gradient[m], factor);
-            let row = pair_row + 16 * m as u32;
-            if specialize::merge() {
-                add_pairs::<O, VECTOR>(lane, &mut gradient[m], [1.0; 2], row, 0, &target);
-            }
-            store_pairs::<E, O, VECTOR>(lane, &gradient[m], row, 0, &target, is_f32);
+            references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores[m]);
             m += 1;
         }
-        key_tile += p.key_blocks;
+    }
+    let (mut packed, mut factors) = ([[0; P]; M], [U::Rows::default(); M]);
+    let mut m = 0;
+    while m < M {
+        let step = StepScores {
+            lane,
+            lse,
+            scale,
+            references: &references,
+            score: &p.score,
+            bias: FromGlobal,
+            shows_all,
+            tile: || {
+                let first_row = first_key + (pair_row + 16 * m as u32) as i32;
+                (lane, block.score_tile(first_row, at.tile * QUERIES as i32))
+            },
+            place: || block.score_place(p, block.key_head * p.group_size + at.head),
+        };
+        step.exponents::<E, MmaFragment, 2, S>(&mut scores[m]);
+        let probability = step.probabilities::<E, MmaFragment, 2, S>(&mut scores[m], is_masked);
+        (packed[m], factors[m]) = U::pack::<E, S, P>(of_step, &probability);
+        m += 1;
+    }
+    exchange.give(&words_of_all::<E, M, S, P>(scores));
+    (packed, factors)
+}
+
+/// Adds a warp's part of `dq = ds^T k` to the accumulator at device address `accumulator`; `of_keys` says at
+/// which shared address stands what sums over 16 keys are to be multiplied by.
+#[inline(always)]
+unsafe fn add_dq<
+    E: TensorCoreElement,
+    U: GradientUnits,
+    const KEYS: u32,
+    const QUERY_BYTES: u32,
+    const ROW_BYTES: u32,
+    const ROW_GROUPS: u32,
+    const DM: usize,
+    const DO: usize,
+>(
+    (lane, warp): (u32, u32),
+    (ds_tile, k_tile): (SharedTile<KEYS, QUERY_BYTES>, SharedTile<KEYS, ROW_BYTES>),
+    of_keys: impl Fn(u32) -> u32,
+    factor: f32,
+    accumulator: impl FnOnce() -> u64,
+) {
+    // Registers are for the products: addresses of parts are made anew in each step.
+    let lane = if E::IN_PARTS { thread::opaque_here(lane) } else { lane };
+    let (row_group, column_group) = (warp % ROW_GROUPS, warp / ROW_GROUPS);
+    let mut dq: [[f32; DO]; DM] =
+        multiply_left_transposed::<E, U::Keys, KEYS, QUERY_BYTES, ROW_BYTES, DM, DO>(
+            lane,
+            ds_tile,
+            row_group * 16 * DM as u32,
+            k_tile,
+            column_group * DO as u32 / 8,
+            |step| U::of_keys(of_keys(step)),
+        );
+    if E::NARROW && factor != 1.0 {
+        scale_all(dq.as_flattened_mut(), 1.0 / factor);
+    }
+    add_in_lane_order(lane, warp, dq.as_flattened(), accumulator());
+}
+
+/// Writes a warp's keys of a gradient. Where gradients are merged it is added to what is there.
+#[inline(always)]
+unsafe fn store_gradient<E: TensorCoreElement, const VECTOR: bool, const M: usize, const O: usize>(
+    p: &BackwardParams,
+    block: &KeyBlock,
+    first_key: i32,
+    (lane, is_key_warp, pair_row): (u32, bool, u32),
+    gradient: &mut [[f32; O]; M],
+) {
+    let kept = dropout::scale(&p.score);
+    let (view, columns, factor) =
+        if is_key_warp { (&p.dk, p.head_dim, p.gradient_scale) } else { (&p.dv, p.value_dim, kept) };
+    let is_f32 = E::IN_PARTS || p.gradients_f32 != 0;
+    let target = if is_f32 {
+        block.key_rows::<4>(view, first_key, columns)
+    } else {
+        block.key_rows::<2>(view, first_key, columns)
+    };
+    let mut m = 0;
+    while m < M {
+        scale_all(&mut gradient[m], factor);
+        let row = pair_row + 16 * m as u32;
+        if specialize::merge() {
+            add_pairs::<O, VECTOR>(lane, &mut gradient[m], [1.0; 2], row, 0, &target);
+        }
+        store_pairs::<E, O, VECTOR>(lane, &gradient[m], row, 0, &target, is_f32);
+        m += 1;
     }
 }
 

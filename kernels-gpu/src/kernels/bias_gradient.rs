@@ -25,14 +25,13 @@ use crate::attention::key_block;
 use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::{BackwardScale, ScorePlace, ScoreTile, dropout, features};
 use crate::attention::sequence::Sequence;
-use crate::geometry::row_heads::RowHeads;
 use crate::tile::element::{self, Element, F32, TensorCoreElement};
 use crate::tile::fragment::{FmaFragment, Fragment, MmaFragment};
 use crate::tile::shared_tile::SharedTile;
 use crate::tile::{fma, mma};
 use core::f32::consts::LOG2_E;
 use core::marker::PhantomData;
-use part::{Part, Range, shown_by_mask, shown_by_positions};
+use part::{Part, Range, drop_dp, score_tile, shown_by_mask, shown_by_positions};
 use rows::{RowReference, RowStatistics};
 
 /// Rows of a warp.
@@ -148,64 +147,23 @@ unsafe fn gradient<
                             (first_query, first_key),
                             [q_tile, k_tile, d_o_tile, v_tile],
                         );
-                        let mut scores = M::multiply(lane, q_tile, warp_row, k_tile);
-                        if specialize::softcap() {
-                            scale.softcap.apply::<M::E, true, S>(&mut scores, true);
-                        }
-                        let tile = ScoreTile {
-                            first_row: first_query + warp_row as i32,
-                            first_column: first_key,
-                            end_row: sequence.query_rows,
-                            visible: sequence.visible,
-                            row_heads: RowHeads::One,
-                        };
-                        features::apply::<M::E, M::F, LANE_ROWS, S>(
-                            lane,
-                            &mut scores,
-                            &p.score,
-                            &FromGlobal,
-                            &tile,
-                            &place,
-                            scale.factor,
-                            false,
+                        let tile = score_tile(&sequence, first_query + warp_row as i32, first_key);
+                        let scores = make_scores::<M, ROWS, ROW_BYTES, LANE_ROWS, S>(
+                            p,
+                            &scale,
+                            (lane, warp_row),
+                            (&tile, &place),
+                            (q_tile, k_tile),
                         );
-                        tile.apply_mask::<M::F, LANE_ROWS, S>(lane, &mut scores);
                         let mut dp = M::multiply(lane, d_o_tile, warp_row, v_tile);
-                        if specialize::dropout() {
-                            dropout::each::<M::F, LANE_ROWS, S, false>(
-                                lane,
-                                &p.score,
-                                &tile,
-                                &place,
-                                |register, is_kept| {
-                                    let kept = dp[register] * p.score.dropout.dp_scale;
-                                    dp[register] = if is_kept { kept } else { 0.0 };
-                                },
-                            );
-                        }
-                        let mut row = 0;
-                        while row < LANE_ROWS {
-                            let at = warp_row + M::F::row(lane, row);
-                            let query = first_query + at as i32;
-                            let (mut given, mut reference) =
-                                (RowStatistics::NOTHING, RowReference::NOTHING);
-                            if query < sequence.query_rows {
-                                let row = workspace_row + query as u32;
-                                given = RowStatistics::load(p, head, row);
-                                reference = RowReference::load(p, head, row);
-                            }
-                            let mut column = 0;
-                            while column < M::F::COLUMNS {
-                                let register = M::F::register(row, column);
-                                let exponent = reference.relative(scores[register]) + given.minus_lse;
-                                let ds =
-                                    math::exp2_down(exponent * LOG2_E) * (dp[register] - given.delta);
-                                // What dO of a row that sees no key holds is nothing to it.
-                                sums[register] += if given.is_dead() { 0.0 } else { ds };
-                                column += 1;
-                            }
-                            row += 1;
-                        }
+                        drop_dp::<M::F, LANE_ROWS, S>(lane, &p.score, &tile, &place, &mut dp);
+                        add_gradient::<M::F, LANE_ROWS, S>(
+                            p,
+                            (lane, warp_row),
+                            (&sequence, workspace_row, head, first_query),
+                            (&scores, &dp),
+                            &mut sums,
+                        );
                         barrier::block_sync();
                     }
                     key_tile += 1;
@@ -217,6 +175,73 @@ unsafe fn gradient<
         batch += 1;
     }
     store::<M::E, M::F, ROWS, THREADS, LANE_ROWS, S>(p, &part, lane, warp_row, &sums, q_tile.address);
+}
+
+/// Scores of a warp's queries, of the tile and place that `scored` says: all that is done to them but the
+/// exponentials.
+#[inline(always)]
+unsafe fn make_scores<
+    M: Products<ROWS, ROW_BYTES, LANE_ROWS, S>,
+    const ROWS: u32,
+    const ROW_BYTES: u32,
+    const LANE_ROWS: usize,
+    const S: usize,
+>(
+    p: &BackwardParams,
+    scale: &BackwardScale,
+    (lane, warp_row): (u32, u32),
+    (tile, place): (&ScoreTile, &ScorePlace),
+    (q_tile, k_tile): (SharedTile<ROWS, ROW_BYTES>, SharedTile<ROWS, ROW_BYTES>),
+) -> [f32; S] {
+    let mut scores = M::multiply(lane, q_tile, warp_row, k_tile);
+    if specialize::softcap() {
+        scale.softcap.apply::<M::E, true, S>(&mut scores, true);
+    }
+    features::apply::<M::E, M::F, LANE_ROWS, S>(
+        lane,
+        &mut scores,
+        &p.score,
+        &FromGlobal,
+        tile,
+        place,
+        scale.factor,
+        false,
+    );
+    tile.apply_mask::<M::F, LANE_ROWS, S>(lane, &mut scores);
+    scores
+}
+
+/// `sums += p (dp - delta)` with `p = e^(s - lse)`, of a warp's queries and query head `head`; `first_query`
+/// is the first of the tile, and that of the sequence has row `workspace_row` in the workspace.
+#[inline(always)]
+unsafe fn add_gradient<F: Fragment<LANE_ROWS, S>, const LANE_ROWS: usize, const S: usize>(
+    p: &BackwardParams,
+    (lane, warp_row): (u32, u32),
+    (sequence, workspace_row, head, first_query): (&Sequence, u32, u32, i32),
+    (scores, dp): (&[f32; S], &[f32; S]),
+    sums: &mut [f32; S],
+) {
+    let mut row = 0;
+    while row < LANE_ROWS {
+        let at = warp_row + F::row(lane, row);
+        let query = first_query + at as i32;
+        let (mut given, mut reference) = (RowStatistics::NOTHING, RowReference::NOTHING);
+        if query < sequence.query_rows {
+            let row = workspace_row + query as u32;
+            given = RowStatistics::load(p, head, row);
+            reference = RowReference::load(p, head, row);
+        }
+        let mut column = 0;
+        while column < F::COLUMNS {
+            let register = F::register(row, column);
+            let exponent = reference.relative(scores[register]) + given.minus_lse;
+            let ds = math::exp2_down(exponent * LOG2_E) * (dp[register] - given.delta);
+            // What dO of a row that sees no key holds is nothing to it.
+            sums[register] += if given.is_dead() { 0.0 } else { ds };
+            column += 1;
+        }
+        row += 1;
+    }
 }
 
 /// Fills the tiles of q, k, dO and v.

@@ -65,12 +65,7 @@ unsafe fn forward<
     let mut rows = QueryRows::<M, 2, O>::of_this_warp::<E>(p, block, QUERIES, KEYS, is_exact);
     let thread = thread::thread_idx_x();
     let q = SharedTile::<QUERIES, ROW_BYTES>::at(shared::dynamic_base());
-    // Parts have no columns but those of the tile.
-    let operand = |rows: GlobalRows| {
-        let columns = if in_parts { ROW_BYTES / E::BYTES } else { rows.columns };
-        GlobalRows { columns, ..rows }
-    };
-    let (k, v) = (operand(block.k::<2>(p)), operand(block.v::<2>(p)));
+    let (k, v) = (operand::<E, ROW_BYTES>(block.k::<2>(p)), operand::<E, ROW_BYTES>(block.v::<2>(p)));
     let after_q = q.address + SharedTile::<QUERIES, ROW_BYTES>::BYTES;
     let ring = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_q, thread, k, v);
 
@@ -78,7 +73,7 @@ unsafe fn forward<
     // Where tiles are skipped, one that counts those that are not.
     let mut taken = 0;
     if tile < rows.tiles.end {
-        q.load::<E, THREADS, VECTOR>(thread, &operand(block.q::<2>(p)));
+        q.load::<E, THREADS, VECTOR>(thread, &operand::<E, ROW_BYTES>(block.q::<2>(p)));
         ring.request::<E>(tile, if specialize::attn_mask() { 0 } else { tile });
         if rows.need_sign() {
             ring.wait();
@@ -117,7 +112,34 @@ unsafe fn forward<
     if !has_rows {
         return;
     }
-    let is_f32 = in_parts || p.output_f32 != 0;
+    write_output::<E, U, VECTOR, QUERIES, ROW_BYTES, M, O>(p, &units, &block, q, &mut rows);
+}
+
+/// Rows of an operand. Those of parts have no columns but those of the tile.
+#[inline(always)]
+fn operand<E: TensorCoreElement, const ROW_BYTES: u32>(rows: GlobalRows) -> GlobalRows {
+    let columns = if E::WORDS_OF_PAIR > 1 { ROW_BYTES / E::BYTES } else { rows.columns };
+    GlobalRows { columns, ..rows }
+}
+
+/// Ends the warp's rows: divides by their sums, writes lse and o. Rows of the tile of q are free.
+#[inline(always)]
+unsafe fn write_output<
+    E: TensorCoreElement,
+    U: Units,
+    const VECTOR: bool,
+    const QUERIES: u32,
+    const ROW_BYTES: u32,
+    const M: usize,
+    const O: usize,
+>(
+    p: &ForwardParams,
+    units: &U,
+    block: &QueryBlock,
+    q: SharedTile<QUERIES, ROW_BYTES>,
+    rows: &mut QueryRows<M, 2, O>,
+) {
+    let is_f32 = E::WORDS_OF_PAIR > 1 || p.output_f32 != 0;
     let target = if is_f32 { block.o::<4>(p) } else { block.o::<2>(p) };
     let mut m = 0;
     while m < M {

@@ -39,8 +39,8 @@ const IN_FLIGHT: &str = "asynchronous copy in flight";
 const RACE: &str = "race in shared memory";
 const NO_FENCE: &str = "missing proxy fence";
 const REGISTER: &str = "register in flight";
-const QUERIES: &str = "backward_hopper.rs: self.queries.wait(&stages);";
-const FENCE: &str = "backward_hopper.rs: bulk_copy::fence();";
+const QUERIES: &str = "consumer.rs: room.queries.wait(stages);";
+const FENCE: &str = "consumer.rs: bulk_copy::fence();";
 const SCORES: &str = "E::start_scores::<KeyTile<K>>(keys";
 const PRODUCT_WITH_D_O: &str = "E::start_scores::<KeyTile<K>>(values";
 const DQ: &str = "E::start_dq::";
@@ -58,16 +58,16 @@ const FIRST_WRITER: &str = "bulk_copy::store_bytes(";
 fn arrivals() -> Vec<Mutant> {
     vec![
         mutant("keys are multiplied before they have come")
-            .edit("mbarrier.try_wait", &["self.keys.wait(&orders.in_step());"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["room.keys.wait(&orders.in_step());"], Which::All, no_wait)
             .finding(IN_FLIGHT, &[SCORES]),
         mutant("values are multiplied before they have come")
-            .edit("mbarrier.try_wait", &["self.values.wait(&orders.in_step());"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["room.values.wait(&orders.in_step());"], Which::All, no_wait)
             .finding(IN_FLIGHT, &[PRODUCT_WITH_D_O]),
         mutant("queries are multiplied before they have come")
             .edit("mbarrier.try_wait", &[QUERIES], Which::All, no_wait)
             .finding(IN_FLIGHT, &[SCORES]),
         mutant("dO is multiplied before it has come")
-            .edit("mbarrier.try_wait", &["self.d_os.counted_by().wait(&stages);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["room.d_os.counted_by().wait(stages);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &[PRODUCT_WITH_D_O]),
         mutant("queries are waited for with the other parity")
             .edit("mbarrier.try_wait", &[QUERIES], Which::All, other_parity)
@@ -82,7 +82,7 @@ fn arrivals() -> Vec<Mutant> {
             .finding(IN_FLIGHT, &["self.key.request"])
             .finding(MISUSE, &["Self::KEY_BYTES);"]),
         mutant("queries are never released")
-            .edit("mbarrier.arrive.shared", &["self.queries.release(&stages);"], Which::All, dropped)
+            .edit("mbarrier.arrive.shared", &["room.queries.release(&stages);"], Which::All, dropped)
             .finding(DEADLOCK, &["self.queries.acquire(stages);"]),
         mutant("values are never released")
             .edit(
@@ -120,7 +120,7 @@ fn arrivals() -> Vec<Mutant> {
                 Which::All,
                 |line| with_operand(line, 1, "7"),
             )
-            .finding(MISUSE, &["self.queries.release(&stages);"])
+            .finding(MISUSE, &["room.queries.release(&stages);"])
             .finding(IN_FLIGHT, &["self.query(stage).request"]),
         mutant("lse is brought for the first tiles alone")
             .edit("cp.async.bulk.shared", &["self.lse(stage), source.lse"], Which::Last, dropped)
@@ -191,7 +191,7 @@ fn products() -> Vec<Mutant> {
             .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, |line| {
                 line.replacen(" 1", " 2", 1)
             })
-            .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("]),
+            .finding(REGISTER, &["consumer.rs: shared::store_u32x4("]),
         mutant("the product with p belongs to no group")
             .edit("wgmma.commit_group", &["E::start_scores::<KeyTile<K>>(values"], Which::All, dropped)
             .finding(REGISTER, &["subtract_loaded_delta"]),
@@ -233,13 +233,13 @@ fn products() -> Vec<Mutant> {
             .edit("sub.s32", &[VISIBLE_END], Which::All, one_more)
             .wrong("dq"),
         mutant("tiles that are partly visible are taken as a whole")
-            .edit("or.pred", &["backward_hopper.rs: .probabilities_of_either::<E"], Which::All, |line| {
+            .edit("or.pred", &["consumer.rs: .probabilities_of_either::<E"], Which::All, |line| {
                 line.replacen("or.", "and.", 1)
             })
             .wrong("dq"),
         mutant("dq is handed over before it is there")
             .edit("wgmma.wait_group", &["dq.wait::<1>();"], Which::All, dropped)
-            .finding(REGISTER, &["backward_hopper.rs: shared::store_u32x4("]),
+            .finding(REGISTER, &["consumer.rs: shared::store_u32x4("]),
         Mutant::new(
             "ds is multiplied in turn before the other warpgroup has written it",
             F16,
@@ -263,7 +263,7 @@ fn products() -> Vec<Mutant> {
             .finding(RACE, &["block_max"])
             .finding(UNINITIALISED, &["block_max"]),
         Mutant::new("norms are used before they have come", F16, ragged(F16))
-            .edit("mbarrier.try_wait", &["self.d_os.counted_by().wait(&stages);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["room.d_os.counted_by().wait(stages);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["range_factor"]),
     ]
 }
@@ -274,15 +274,15 @@ fn accumulator() -> Vec<Mutant> {
         mutant("dq is overwritten while it is added")
             .edit(
                 "mbarrier.try_wait",
-                &["backward_hopper.rs: stage.acquire(&turn);"],
+                &["consumer.rs: stage.acquire(&turn);"],
                 Which::All,
                 no_wait,
             )
-            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("])
-            .finding(RACE, &["backward_hopper.rs: shared::store_u32x4("]),
+            .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("])
+            .finding(RACE, &["consumer.rs: shared::store_u32x4("]),
         mutant("dq is added before it is written")
             .edit("mbarrier.try_wait", &["writer.rs: stage.wait(&turns);"], Which::All, no_wait)
-            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("])
+            .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("])
             .finding(UNINITIALISED, &[FIRST_WRITER]),
         mutant("dq is waited for with the other parity")
             .edit("mbarrier.try_wait", &["writer.rs: stage.wait(&turns);"], Which::All, other_parity)
@@ -305,13 +305,13 @@ fn accumulator() -> Vec<Mutant> {
             .finding(MISUSE, &["stage.fill(turn);"]),
         mutant("dq is released before it is read")
             .edit("cp.async.bulk.wait_group.read 0", &[], Which::All, dropped)
-            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
+            .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("]),
         mutant("one addition too few has been read when dq is released")
             .edit("cp.async.bulk.wait_group.read 0", &[], Which::All, |line| line.replace(" 0", " 1"))
-            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
+            .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("]),
         mutant("additions of dq belong to no group")
             .edit("cp.async.bulk.commit_group", &[], Which::All, dropped)
-            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
+            .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("]),
         mutant("dq is never released")
             .edit("mbarrier.arrive.shared", &["writer.rs: stage.release(&turns);"], Which::All, dropped)
             .finding(DEADLOCK, &[STUCK]),
@@ -360,7 +360,7 @@ fn in_order() -> Vec<Mutant> {
 fn helpers() -> Vec<Mutant> {
     vec![
         mutant("an order is read before it is there")
-            .edit("mbarrier.try_wait", &["let letter = self.orders.wait(&orders);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &[".orders.wait(&orders);"], Which::All, no_wait)
             .finding(UNINITIALISED, &["KeyOrder::read"])
             .finding(RACE, &["KeyOrder::read"]),
         Mutant::new("an order is overwritten while it is read", KERNEL, many_key_tiles(KERNEL))
@@ -405,7 +405,7 @@ fn helpers() -> Vec<Mutant> {
                 Which::Last,
                 dropped,
             )
-            .finding(DEADLOCK, &["self.orders.wait(&orders)"]),
+            .finding(DEADLOCK, &[".orders.wait(&orders)"]),
         mutant("every lane of the producer brings tiles")
             .edit("elect.sync", &["helpers.rs: if warp::elect() {"], Which::Number(0), |line| {
                 let predicate = operand(line, 0).split('|').next_back().unwrap_or_default().to_owned();

@@ -19,8 +19,8 @@ const RACE: &str = "race in shared memory";
 const REGISTER: &str = "register in flight";
 const UNINITIALISED: &str = "uninitialised shared read";
 const READ_P: &str = "wide.rs: let four = shared::load_u32x4(probabilities";
-const WRITE_P: &str = "wide.rs: shared::store_u32x4(slot";
-const TURN: &str = "wide.rs: dq_stage.acquire(&dq_turn);";
+const WRITE_P: &str = "wide.rs: put::<S";
+const TURN: &str = "wide.rs: dq_stage.acquire(";
 
 fn mutants() -> Vec<Mutant> {
     vec![
@@ -46,7 +46,7 @@ fn mutants() -> Vec<Mutant> {
         mutant("the second part of dq is written over the first")
             .edit("mbarrier.try_wait", &[TURN], Which::Last, no_wait)
             .finding("deadlock", &["self.orders.begin(&progress"])
-            .finding(IN_FLIGHT, &["backward_hopper.rs: shared::store_u32x4("]),
+            .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("]),
         mutant("dO is let go while dv is added to")
             .edit("wgmma.wait_group", &["dv.wait::<1>();"], Which::All, dropped)
             .edit("wgmma.wait_group", &["wide.rs: dq.wait::<0>();"], Which::All, |line| {

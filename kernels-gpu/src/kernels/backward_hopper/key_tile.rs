@@ -5,7 +5,7 @@ use super::room::Room;
 use super::tile::BackwardKernel;
 use crate::abi::BackwardParams;
 use crate::arch::{barrier, specialize, thread};
-use crate::attention::gradient::{block_max, scale_all};
+use crate::attention::gradient::{block_max, range_factor, scale_all};
 use crate::attention::key_block::Step;
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_stretch::{KeyGradient, division, final_scale};
@@ -21,6 +21,26 @@ use crate::tile::store::{store_exchanged, store_pairs};
 #[inline(always)]
 pub(super) fn place(part: u32) -> (u32, u32) {
     lane_and_first_row(thread::thread_idx_x_here(), part)
+}
+
+/// Multiplies ds of a step by its factor and, in units of which it is added then, the sum of dK by that of a
+/// narrow type.
+#[inline(always)]
+pub(super) fn apply_factor<E: TensorCoreElement>(factor: f32, ds: &mut [f32], dk: &mut [f32]) {
+    if factor != 1.0 {
+        scale_all(ds, factor);
+        if E::NARROW {
+            scale_all(dk, factor);
+        }
+    }
+}
+
+/// Sums of ds without its factor.
+#[inline(always)]
+pub(super) fn undo_factor<E: TensorCoreElement>(factor: f32, sums: &mut [f32]) {
+    if E::NARROW && factor != 1.0 {
+        scale_all(sums, 1.0 / factor);
+    }
 }
 
 impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
@@ -98,6 +118,24 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
         let largest = block_max::<THREADS>(thread, own, self.scratch, meet);
         meet();
         largest * dropout::dp_scale(&p.score)
+    }
+
+    /// What ds of a step is multiplied by to be in the range of E, and sums of it in that of f32; nearly
+    /// always 1. Norms and delta of its queries stand in stage `stage`.
+    #[inline(always)]
+    pub(super) unsafe fn ds_factor(
+        &self,
+        p: &BackwardParams,
+        lane: u32,
+        stage: u32,
+        largest_value: f32,
+    ) -> f32 {
+        if E::NARROW {
+            let (norm, delta) = (self.norm(stage), self.delta(stage));
+            range_factor(lane, K::QUERIES, largest_value, norm, delta)
+        } else {
+            p.ds_scale
+        }
     }
 
     /// A warpgroup that holds dK and dV of 64 keys is done with the key tile of its order: lets go of it, and

@@ -22,22 +22,26 @@
 //! third step before. It was multiplied: dO of this step has come, so that all warps have released dO of the
 //! second step before, which they do after a product of the third.
 
-use super::hand_over;
+use super::consumer::hand_over;
 use super::helpers::Maps;
+use super::key_tile::{apply_factor, undo_factor};
 use super::room::Room;
-use super::tile::{BackwardKernel, DsTile, Instance, KeyTile};
+use super::tile::{BackwardKernel, DsTile, Instance, KeyTile, QueryStages};
 use crate::abi::layout::WRITERS;
 use crate::abi::{BackwardHopperParams, BackwardParams};
 use crate::arch::{barrier, bulk_copy, thread, warp};
-use crate::attention::gradient::{multiply_all, range_factor, scale_all, subtract_delta};
+use crate::attention::gradient::{multiply_all, subtract_delta};
+use crate::attention::key_block::Step;
 use crate::attention::key_order::KeyOrder;
 use crate::attention::score::backward::{BackwardScale, StepScores};
+use crate::attention::score::bias_tile::WarpBias;
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
 use crate::geometry::size::Count;
+use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
 use crate::pipeline::stages::Cursor;
-use crate::tile::element::{self, TensorCoreElement};
+use crate::tile::element;
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::pack;
 use crate::tile::warpgroup::{
@@ -61,30 +65,58 @@ const DS_READY: u32 = 1;
 /// Barrier at which all meet.
 const MEET: u32 = DS_READY + WARPGROUPS;
 
-impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
-    /// A warp of a computing warpgroup.
+/// A warp of a computing warpgroup: what does not change.
+struct Consumer<'a, K: BackwardKernel> {
+    room: &'a Room<K>,
+    p: &'a BackwardParams,
+    scale: &'a BackwardScale,
+    warpgroup: u32,
+    thread: u32,
+    lane: u32,
+    /// The warp's first key in the tile.
+    first_row: u32,
+    /// Descriptors of the warpgroup's keys and values.
+    keys: u64,
+    values: u64,
+}
+
+impl<'a, E, K> Consumer<'a, K>
+where
+    K: BackwardKernel<Element = E>,
+    E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>,
+{
+    /// This warp, of computing warpgroup `warpgroup`.
     #[inline(always)]
-    unsafe fn compute(&self, p: &BackwardParams, warpgroup: u32)
-    where
-        E: GradientElement<S, P, O> + QueryGradientElement<KEYS, DQ_REGISTERS>,
-    {
+    fn new(room: &'a Room<K>, p: &'a BackwardParams, scale: &'a BackwardScale, warpgroup: u32) -> Self {
         let thread = thread::thread_idx_x() % WARPGROUP;
         let (lane, warp) = (thread % 32, thread / 32);
-        // The warp's first key in the tile.
-        let first_row = 64 * warpgroup + 16 * warp;
-        let scale = BackwardScale::new::<E>(p);
-        let keys = self.key.descriptor(64 * warpgroup);
-        let values = self.value.descriptor(64 * warpgroup);
+        Consumer {
+            room,
+            p,
+            scale,
+            warpgroup,
+            thread,
+            lane,
+            first_row: 64 * warpgroup + 16 * warp,
+            keys: room.key.descriptor(64 * warpgroup),
+            values: room.value.descriptor(64 * warpgroup),
+        }
+    }
+
+    /// Computes key tiles until there are none left.
+    #[inline(always)]
+    unsafe fn consume(&self) {
+        let &Consumer { room, p, warpgroup, lane, first_row, keys, values, .. } = self;
         let mut orders = Cursor::start();
         let mut stages = Cursor::start();
         let mut turns = Cursor::<Count<WARPGROUPS>>::start();
         loop {
-            let letter = self.orders.wait(&orders);
+            let letter = room.orders.wait(&orders);
             if KeyOrder::ends(letter) {
                 break;
             }
-            self.keys.wait(&orders.in_step());
-            self.values.wait(&orders.in_step());
+            room.keys.wait(&orders.in_step());
+            room.values.wait(&orders.in_step());
             let KeyOrder { walk, .. } = KeyOrder::read(letter, p, KEYS);
             let steps = warp::uniform(walk.steps);
             let (mut dk, mut dv) = ([0.0; O], [0.0; O]);
@@ -92,94 +124,52 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
                 let mut at = walk.start();
                 let mut largest_value = 0.0;
                 if E::NARROW {
-                    let thread = warpgroup * WARPGROUP + thread;
-                    largest_value = self.largest_value::<MEET, CONSUMERS>(p, thread);
+                    let thread = warpgroup * WARPGROUP + self.thread;
+                    largest_value = room.largest_value::<MEET, CONSUMERS>(p, thread);
                 }
                 loop {
                     let stage = stages.stage();
-                    self.queries.wait(&stages);
-                    let query = self.query(stage).descriptor(0);
+                    room.queries.wait(&stages);
+                    let query = room.query(stage).descriptor(0);
                     let mut scores = E::start_scores::<KeyTile<K>>(keys, query);
                     let turn = warp::uniform(turns.stage());
                     let d_o_turn = stages.in_step();
-                    self.d_os.wait(&d_o_turn);
-                    let bias = self.bias(turn, first_row);
-                    self.fetch_bias(p, bias, letter, &at);
+                    room.d_os.wait(&d_o_turn);
+                    let bias = room.bias(turn, first_row);
+                    room.fetch_bias(p, bias, letter, &at);
                     let d_o_stage = d_o_turn.stage();
-                    let d_o = self.d_o(d_o_stage).descriptor(0);
+                    let d_o = room.d_o(d_o_stage).descriptor(0);
                     let mut dp = E::start_scores::<KeyTile<K>>(values, d_o);
-                    // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
-                    // always 1.
-                    let mut factor = p.ds_scale;
-                    if E::NARROW {
-                        let (norm, delta) = (self.norm(d_o_stage), self.delta(d_o_stage));
-                        factor = range_factor(lane, QUERIES, largest_value, norm, delta);
-                    }
-                    let lse = self.lse(stage);
-                    let references = || self.references(p, self.orders.letter_here(&orders), &at);
-                    let step = StepScores {
-                        lane,
-                        lse,
-                        scale: &scale,
-                        references: &References::find::<E>(p, QUERIES, lse, references),
-                        score: &p.score,
-                        bias: Some(bias),
-                        shows_all: false,
-                        tile: || self.tile(p, letter, &at),
-                        place: || self.place_of(p, letter, &at),
-                    };
-                    scores.wait::<1>();
-                    step.references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores);
-                    step.exponents::<E, MmaFragment, 2, S>(&mut scores);
-                    let probability =
-                        step.probabilities::<E, MmaFragment, 2, S>(&mut scores, walk.hides(&at));
-                    let probability: [u32; P] = pack::<E, S, P>(&probability);
+                    let factor = room.ds_factor(p, lane, d_o_stage, largest_value);
+                    let of_step = (stage, bias, walk.hides(&at));
+                    let probability = self.probabilities_of(&orders, letter, &at, of_step, &mut scores);
+                    let delta = room.delta(d_o_stage);
                     dp.wait::<0>();
-                    let delta = self.delta(d_o_stage);
                     dropout::apply_to_dp(&mut dp, &mut scores, &p.score);
                     subtract_delta::<MmaFragment, 2, S>(lane, &mut dp, delta);
                     multiply_all(&mut dp, &scores);
-                    if factor != 1.0 {
-                        scale_all(&mut dp, factor);
-                        if E::NARROW {
-                            scale_all(&mut dk, factor);
-                        }
-                    }
+                    apply_factor::<E>(factor, &mut dp, &mut dk);
                     let ds: [u32; P] = pack::<E, S, P>(&dp);
-                    store_transposed(lane, &ds, self.ds(turn), first_row / 16);
+                    store_transposed(lane, &ds, room.ds(turn), first_row / 16);
                     E::start_gradient(&mut dv, &probability, d_o);
                     bulk_copy::fence();
                     if turn == warpgroup {
                         E::start_gradient(&mut dk, &ds, query);
                         dv.wait::<1>();
-                        self.d_os.release_together(lane, &d_o_turn);
-                        barrier::sync(DS_READY + turn, CONSUMERS);
-                        let all_ds = self.ds(turn).descriptor(0);
-                        let mut dq = E::start_dq::<DsTile<K>>(all_ds, self.key.descriptor(0));
-                        dk.wait::<1>();
-                        dq.wait::<0>();
-                        if E::NARROW && factor != 1.0 {
-                            scale_all(&mut dq, 1.0 / factor);
-                        }
-                        let (writer, dq_turn) = (stage % WRITERS, stages.dealt::<WRITERS>());
-                        let dq_stage = self.dq_stage(writer);
-                        dq_stage.acquire(&dq_turn);
-                        let slot = self.dq(writer) + 16 * thread;
-                        hand_over::<DQ_REGISTERS, 0, DQ_REGISTERS>(lane, &dq, slot, dq_stage, &dq_turn);
+                        room.d_os.release_together(lane, &d_o_turn);
+                        self.multiply_dq(turn, &stages, factor, &mut dk);
                     } else {
                         barrier::arrive(DS_READY + turn, CONSUMERS);
                         E::start_gradient(&mut dk, &ds, query);
                         dv.wait::<1>();
-                        self.d_os.release_together(lane, &d_o_turn);
+                        room.d_os.release_together(lane, &d_o_turn);
                     }
                     at = walk.next(&at);
                     dk.wait::<0>();
                     if lane == 0 {
-                        self.queries.release(&stages);
+                        room.queries.release(&stages);
                     }
-                    if E::NARROW && factor != 1.0 {
-                        scale_all(&mut dk, 1.0 / factor);
-                    }
+                    undo_factor::<E>(factor, &mut dk);
                     stages.advance();
                     turns.advance();
                     if at.step == steps {
@@ -188,8 +178,64 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
                 }
                 dv.wait::<0>();
             }
-            self.end_tile(p, &mut orders, warpgroup, &mut dk, &mut dv);
+            room.end_tile(p, &mut orders, warpgroup, &mut dk, &mut dv);
         }
+    }
+
+    /// Waits for scores, and makes `p = e^(s - lse)` of them, with lse of stage `stage`, where positions hide
+    /// something if `hides`. Leaves in `scores` what dp - delta is multiplied by.
+    #[inline(always)]
+    unsafe fn probabilities_of(
+        &self,
+        orders: &MessageCursor,
+        letter: Letter,
+        at: &Step,
+        (stage, bias, hides): (u32, WarpBias, bool),
+        scores: &mut [f32; S],
+    ) -> [u32; P] {
+        let &Consumer { room, p, .. } = self;
+        let lse = room.lse(stage);
+        let references = || room.references(p, room.orders.letter_here(orders), at);
+        let step = StepScores {
+            lane: self.lane,
+            lse,
+            scale: self.scale,
+            references: &References::find::<E>(p, QUERIES, lse, references),
+            score: &p.score,
+            bias: Some(bias),
+            shows_all: false,
+            tile: || room.tile(p, letter, at),
+            place: || room.place_of(p, letter, at),
+        };
+        scores.wait::<1>();
+        step.references.subtract_if_needed::<E, MmaFragment, 2, S>(scores);
+        step.exponents::<E, MmaFragment, 2, S>(scores);
+        let probability = step.probabilities::<E, MmaFragment, 2, S>(scores, hides);
+        pack::<E, S, P>(&probability)
+    }
+
+    /// Waits for ds of all keys, and multiplies and hands over `dq = ds^T k` of a step whose turn is this
+    /// warpgroup's.
+    #[inline(always)]
+    unsafe fn multiply_dq(
+        &self,
+        turn: u32,
+        stages: &Cursor<QueryStages<K>>,
+        factor: f32,
+        dk: &mut [f32; O],
+    ) {
+        let &Consumer { room, .. } = self;
+        barrier::sync(DS_READY + turn, CONSUMERS);
+        let all_ds = room.ds(turn).descriptor(0);
+        let mut dq = E::start_dq::<DsTile<K>>(all_ds, room.key.descriptor(0));
+        dk.wait::<1>();
+        dq.wait::<0>();
+        undo_factor::<E>(factor, &mut dq);
+        let (writer, dq_turn) = (stages.stage() % WRITERS, stages.dealt::<WRITERS>());
+        let dq_stage = room.dq_stage(writer);
+        dq_stage.acquire(&dq_turn);
+        let slot = room.dq(writer) + 16 * self.thread;
+        hand_over::<DQ_REGISTERS, 0, DQ_REGISTERS>(self.lane, &dq, slot, dq_stage, &dq_turn);
     }
 }
 
@@ -206,7 +252,9 @@ where
     if warp.helps() {
         room.help(p, &maps, warp);
     } else {
-        room.compute(&p.backward, warp.become_consumer::<160>());
+        let warpgroup = warp.become_consumer::<160>();
+        let scale = BackwardScale::new::<K::Element>(&p.backward);
+        Consumer::new(&room, &p.backward, &scale, warpgroup).consume();
     }
 }
 

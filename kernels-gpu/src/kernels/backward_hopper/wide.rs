@@ -21,21 +21,25 @@
 //! it, through the memory of warpgroup 0's dQ, which is free until ds is there. It is overwritten with dQ
 //! after ds came, and ds after the next p came: two barriers are enough.
 
-use super::hand_over;
+use super::consumer::{hand_over, put};
 use super::helpers::Maps;
+use super::key_tile::{apply_factor, undo_factor};
 use super::room::Room;
-use super::tile::{BackwardKernel, DsTile, Instance, KeyTile, OutputGradientStages};
+use super::tile::{BackwardKernel, DsTile, Instance, KeyTile, OutputGradientStages, QueryStages};
 use crate::abi::{BackwardHopperParams, BackwardParams};
 use crate::arch::{barrier, bulk_copy, shared, specialize, thread, warp};
-use crate::attention::gradient::{multiply_all, range_factor, scale_all, subtract_delta};
+use crate::attention::gradient::{multiply_all, scale_all, subtract_delta};
+use crate::attention::key_block::Step;
 use crate::attention::key_order::KeyOrder;
 use crate::attention::key_stretch::{KeyGradient, final_scale};
 use crate::attention::score::backward::{BackwardScale, StepScores};
 use crate::attention::score::bias_tile::FromGlobal;
 use crate::attention::score::dropout;
 use crate::attention::score::references::References;
+use crate::geometry::size::Count;
+use crate::pipeline::mailbox::{Letter, MessageCursor};
 use crate::pipeline::roles::{Recruit, WARPGROUP};
-use crate::pipeline::stages::Cursor;
+use crate::pipeline::stages::{Cursor, Stages};
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::fragment::MmaFragment;
 use crate::tile::mma::pack;
@@ -100,38 +104,16 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
                     }
                     let mut scores =
                         E::start_scores::<KeyTile<K>>(keys, self.query(stage).descriptor(0));
-                    let lse = self.lse(stage);
-                    let references = || self.references(p, self.orders.letter_here(&orders), &at);
-                    let step = StepScores {
-                        lane,
-                        lse,
-                        scale: &scale,
-                        references: &References::find::<E>(p, QUERIES, lse, references),
-                        score: &p.score,
-                        bias: FromGlobal,
-                        shows_all,
-                        tile: || self.tile(p, letter, &at),
-                        place: || self.place_of(p, letter, &at),
-                    };
-                    scores.wait::<0>();
-                    step.references.subtract_if_needed::<E, MmaFragment, 2, S>(&mut scores);
-                    step.exponents::<E, MmaFragment, 2, S>(&mut scores);
-                    if !step.reads_lse_again::<E>() {
-                        self.queries.release_together(lane, &stages);
-                    }
-                    let probability =
-                        step.probabilities::<E, MmaFragment, 2, S>(&mut scores, walk.hides(&at));
-                    if step.reads_lse_again::<E>() {
-                        self.queries.release_together(lane, &stages);
-                    }
+                    let probability = self.make_p(
+                        p,
+                        &scale,
+                        (letter, &orders, &stages),
+                        (&at, shows_all, walk.hides(&at)),
+                        &mut scores,
+                    );
                     let dq_turn = stages.in_step();
                     dq_stage.acquire(&dq_turn);
-                    let mut i = 0;
-                    while i < S / 4 {
-                        let four = [0, 1, 2, 3].map(|e| scores[4 * i + e].to_bits());
-                        shared::store_u32x4(slot + i as u32 * 16 * WARPGROUP, four);
-                        i += 1;
-                    }
+                    put::<S, 0, S>(&scores, slot);
                     barrier::arrive_constant::<P_READY, CONSUMERS>();
                     let probability: [u32; P] = pack::<E, S, P>(&probability);
                     let d_o_turn = stages.in_step::<OutputGradientStages<K>>();
@@ -148,10 +130,7 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
                     at = walk.next(&at);
                     dq.wait::<0>();
                     if E::NARROW {
-                        let factor = f32::from_bits(shared::load_u32(self.factor()));
-                        if factor != 1.0 {
-                            scale_all(&mut dq, 1.0 / factor);
-                        }
+                        undo_factor::<E>(f32::from_bits(shared::load_u32(self.factor())), &mut dq);
                     }
                     hand_over::<FIRST_DQ, 0, FIRST_DQ>(lane, &dq, slot, dq_stage, &dq_turn);
                     stages.advance();
@@ -163,13 +142,46 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
             if lane == 0 {
                 self.keys.release(&orders.in_step());
             }
-            let order = KeyOrder::read(letter, p, KEYS);
-            self.orders.discard(&mut orders, lane);
-            if specialize::dropout() {
-                scale_all(&mut dv, dropout::scale(&p.score));
-            }
-            self.store(p, &order, 0, &dv, KeyGradient::Dv);
+            self.end_gradient(p, (letter, &mut orders), &mut dv, KeyGradient::Dv);
         }
+    }
+
+    /// Waits for scores, and makes `p = e^(s - lse)` of them, where positions hide something if `hides`; lets
+    /// go of queries and lse. Leaves in `scores` what dp - delta is multiplied by.
+    #[inline(always)]
+    unsafe fn make_p(
+        &self,
+        p: &BackwardParams,
+        scale: &BackwardScale,
+        (letter, orders, stages): (Letter, &MessageCursor, &Cursor<QueryStages<K>>),
+        (at, shows_all, hides): (&Step, bool, bool),
+        scores: &mut [f32; S],
+    ) -> [f32; S] {
+        let lane = thread::thread_idx_x() % 32;
+        let lse = self.lse(stages.stage());
+        let references = || self.references(p, self.orders.letter_here(orders), at);
+        let step = StepScores {
+            lane,
+            lse,
+            scale,
+            references: &References::find::<E>(p, QUERIES, lse, references),
+            score: &p.score,
+            bias: FromGlobal,
+            shows_all,
+            tile: || self.tile(p, letter, at),
+            place: || self.place_of(p, letter, at),
+        };
+        scores.wait::<0>();
+        step.references.subtract_if_needed::<E, MmaFragment, 2, S>(scores);
+        step.exponents::<E, MmaFragment, 2, S>(scores);
+        if !step.reads_lse_again::<E>() {
+            self.queries.release_together(lane, stages);
+        }
+        let probability = step.probabilities::<E, MmaFragment, 2, S>(scores, hides);
+        if step.reads_lse_again::<E>() {
+            self.queries.release_together(lane, stages);
+        }
+        probability
     }
 
     /// A warp of warpgroup 1. Registers: `O` of dK, `DQ` of dQ.
@@ -212,49 +224,13 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
                     let stage = d_o_turn.stage();
                     self.d_os.wait(&d_o_turn);
                     let mut dp = E::start_scores::<KeyTile<K>>(values, self.d_o(stage).descriptor(0));
-                    // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
-                    // always 1.
-                    let mut factor = p.ds_scale;
-                    if E::NARROW {
-                        let (norm, delta) = (self.norm(stage), self.delta(stage));
-                        factor = range_factor(lane, QUERIES, largest_value, norm, delta);
-                    }
+                    let factor = self.ds_factor(p, lane, stage, largest_value);
                     dp.wait::<0>();
-                    let subtract_delta = |dp: &mut [f32; S]| {
-                        subtract_delta::<MmaFragment, 2, S>(lane, dp, self.delta(stage));
-                        self.d_os.release_together(lane, &d_o_turn);
-                    };
-                    if !specialize::dropout() {
-                        subtract_delta(&mut dp);
+                    self.make_ds(p, lane, &d_o_turn, probabilities, &mut dp);
+                    if E::NARROW && thread == 0 {
+                        shared::store_u32(self.factor(), factor.to_bits());
                     }
-                    barrier::sync_constant::<P_READY, CONSUMERS>();
-                    let mut probability = [0.0; S];
-                    let mut i = 0;
-                    while i < S / 4 {
-                        let four = shared::load_u32x4(probabilities + i as u32 * 16 * WARPGROUP);
-                        let mut e = 0;
-                        while e < 4 {
-                            probability[4 * i + e] = f32::from_bits(four[e]);
-                            e += 1;
-                        }
-                        i += 1;
-                    }
-                    if specialize::dropout() {
-                        dropout::apply_to_dp(&mut dp, &mut probability, &p.score);
-                        subtract_delta(&mut dp);
-                    }
-                    multiply_all(&mut dp, &probability);
-                    if E::NARROW {
-                        if thread == 0 {
-                            shared::store_u32(self.factor(), factor.to_bits());
-                        }
-                    }
-                    if factor != 1.0 {
-                        scale_all(&mut dp, factor);
-                        if E::NARROW {
-                            scale_all(&mut dk, factor);
-                        }
-                    }
+                    apply_factor::<E>(factor, &mut dp, &mut dk);
                     let ds: [u32; P] = pack::<E, S, P>(&dp);
                     store_transposed(lane, &ds, ds_tile, warp);
                     bulk_copy::fence();
@@ -268,26 +244,13 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
                     let queries = self.query(stages.stage()).descriptor(0);
                     E::start_gradient(&mut dk, &ds, queries);
                     dq.wait::<1>();
-                    if E::NARROW && factor != 1.0 {
-                        scale_all(&mut dq, 1.0 / factor);
-                    }
-                    dq_stage.acquire(&dq_turn);
-                    hand_over::<DQ, 0, DQ_REGISTERS>(lane, &dq, slot, dq_stage, &dq_turn);
-                    dq_turn.advance();
-                    if DQ > DQ_REGISTERS {
-                        dq_stage.acquire(&dq_turn);
-                        hand_over::<DQ, { DQ_REGISTERS }, DQ_REGISTERS>(
-                            lane, &dq, slot, dq_stage, &dq_turn,
-                        );
-                        dq_turn.advance();
-                    }
+                    undo_factor::<E>(factor, &mut dq);
+                    self.hand_over_parts(lane, &dq, slot, dq_stage, &mut dq_turn);
                     dk.wait::<0>();
                     if lane == 0 {
                         self.queries.release(&stages);
                     }
-                    if E::NARROW && factor != 1.0 {
-                        scale_all(&mut dk, 1.0 / factor);
-                    }
+                    undo_factor::<E>(factor, &mut dk);
                     stages.advance();
                     step += 1;
                     if step == steps {
@@ -299,12 +262,91 @@ impl<E: TensorCoreElement, K: BackwardKernel<Element = E>> Room<K> {
                 self.keys.release(&orders.in_step());
                 self.values.release(&orders.in_step());
             }
-            let order = KeyOrder::read(letter, p, KEYS);
-            self.orders.discard(&mut orders, lane);
-            scale_all(&mut dk, final_scale(p, &order.stretch));
-            self.store(p, &order, 0, &dk, KeyGradient::Dk);
+            self.end_gradient(p, (letter, &mut orders), &mut dk, KeyGradient::Dk);
         }
     }
+
+    /// Gives warpgroup 1's columns of dQ to its writer, 64 at a time.
+    #[inline(always)]
+    unsafe fn hand_over_parts<const DQ: usize>(
+        &self,
+        lane: u32,
+        dq: &[f32; DQ],
+        slot: u32,
+        dq_stage: Stages<Count<1>>,
+        dq_turn: &mut Cursor<Count<1>>,
+    ) {
+        dq_stage.acquire(dq_turn);
+        hand_over::<DQ, 0, DQ_REGISTERS>(lane, dq, slot, dq_stage, dq_turn);
+        dq_turn.advance();
+        if DQ > DQ_REGISTERS {
+            dq_stage.acquire(dq_turn);
+            hand_over::<DQ, DQ_REGISTERS, DQ_REGISTERS>(lane, dq, slot, dq_stage, dq_turn);
+            dq_turn.advance();
+        }
+    }
+
+    /// A warpgroup is done with the key tile of its order: writes its gradient.
+    #[inline(always)]
+    unsafe fn end_gradient<const O: usize>(
+        &self,
+        p: &BackwardParams,
+        (letter, orders): (Letter, &mut MessageCursor),
+        values: &mut [f32; O],
+        gradient: KeyGradient,
+    ) {
+        let order = KeyOrder::read(letter, p, KEYS);
+        self.orders.discard(orders, thread::thread_idx_x() % 32);
+        match gradient {
+            KeyGradient::Dk => scale_all(values, final_scale(p, &order.stretch)),
+            KeyGradient::Dv if specialize::dropout() => scale_all(values, dropout::scale(&p.score)),
+            KeyGradient::Dv => {}
+        }
+        self.store(p, &order, 0, values, gradient);
+    }
+
+    /// Makes `ds = p (dp - delta)` of dp, with p of the other warpgroup; lets go of dO and delta.
+    #[inline(always)]
+    unsafe fn make_ds(
+        &self,
+        p: &BackwardParams,
+        lane: u32,
+        d_o_turn: &Cursor<OutputGradientStages<K>>,
+        probabilities: u32,
+        dp: &mut [f32; S],
+    ) {
+        let subtract_delta = |dp: &mut [f32; S]| {
+            subtract_delta::<MmaFragment, 2, S>(lane, dp, self.delta(d_o_turn.stage()));
+            self.d_os.release_together(lane, d_o_turn);
+        };
+        if !specialize::dropout() {
+            subtract_delta(dp);
+        }
+        barrier::sync_constant::<P_READY, CONSUMERS>();
+        let mut probability = take(probabilities);
+        if specialize::dropout() {
+            dropout::apply_to_dp(dp, &mut probability, &p.score);
+            subtract_delta(dp);
+        }
+        multiply_all(dp, &probability);
+    }
+}
+
+/// What the thread of the other warpgroup has put at shared address `probabilities`.
+#[inline(always)]
+unsafe fn take(probabilities: u32) -> [f32; S] {
+    let mut probability = [0.0; S];
+    let mut i = 0;
+    while i < S / 4 {
+        let four = shared::load_u32x4(probabilities + i as u32 * 16 * WARPGROUP);
+        let mut e = 0;
+        while e < 4 {
+            probability[4 * i + e] = f32::from_bits(four[e]);
+            e += 1;
+        }
+        i += 1;
+    }
+    probability
 }
 
 /// One block: a warpgroup of helpers and two that compute.

@@ -18,16 +18,15 @@
 //! all keys is left to the other kernels.
 
 use super::lanes::{LaneRows, store};
-use super::part::{Part, shown_by_mask, shown_by_positions};
+use super::part::{Part, drop_dp, score_tile, shown_by_mask, shown_by_positions};
 use crate::abi::layout::BiasGradientHopperLayout;
 use crate::abi::{BackwardHopperParams, BackwardParams};
 use crate::arch::{async_copy, barrier, math, mbarrier, shared, specialize, thread, warp};
 use crate::attention::key_block;
 use crate::attention::score::bias_tile::{BiasPart, WarpBias};
-use crate::attention::score::{BackwardScale, ScorePlace, ScoreTile, dropout, features};
+use crate::attention::score::{BackwardScale, ScorePlace, features};
 use crate::attention::sequence::{Sequence, Sequences};
 use crate::geometry::mask_map::Shown;
-use crate::geometry::row_heads::RowHeads;
 use crate::geometry::size::{Count, Size, StageCount, TileSize};
 use crate::kernels::backward_hopper::Maps;
 use crate::pipeline::roles::{Helper, Recruit, WARPGROUP, lane_and_first_row};
@@ -261,13 +260,7 @@ impl<T: TileSize, C: StageCount> SharedStorage<T, C> {
                     self.pairs.release(&of_scores);
                 }
                 let sequence = sequence(p, step.batch);
-                let tile = ScoreTile {
-                    first_row: first_query,
-                    first_column: (part.key_tile * ROWS) as i32,
-                    end_row: sequence.query_rows,
-                    visible: sequence.visible,
-                    row_heads: RowHeads::One,
-                };
+                let tile = score_tile(&sequence, first_query, (part.key_tile * ROWS) as i32);
                 let place = step.place(p);
                 if specialize::softcap() {
                     scale.softcap.apply::<E, true, SCORES>(&mut scores, true);
@@ -294,18 +287,7 @@ impl<T: TileSize, C: StageCount> SharedStorage<T, C> {
                     self.pairs.release(&pairs);
                 }
                 pairs.advance();
-                if specialize::dropout() {
-                    let dp_scale = p.score.dropout.dp_scale;
-                    dropout::each::<Scores, 2, SCORES, false>(
-                        lane,
-                        &p.score,
-                        &tile,
-                        &place,
-                        |register, is_kept| {
-                            dp[register] = if is_kept { dp[register] * dp_scale } else { 0.0 };
-                        },
-                    );
-                }
+                drop_dp::<Scores, 2, SCORES>(lane, &p.score, &tile, &place, &mut dp);
                 rows.add_gradient(&mut sums, &mut scores, &mut dp);
             }
             store::<E>(p, &part, warpgroup, &mut sums);

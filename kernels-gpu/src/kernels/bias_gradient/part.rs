@@ -1,10 +1,12 @@
 //! What a block that makes the gradient of the bias works on, and what it sums over.
 
-use crate::abi::{BackwardParams, ScoreView};
+use crate::abi::{BackwardParams, ScoreParams, ScoreView};
 use crate::arch::{math, specialize};
-use crate::attention::score::{ScorePlace, mask_map};
+use crate::attention::score::{ScorePlace, ScoreTile, dropout, mask_map};
 use crate::attention::sequence::Sequence;
 use crate::geometry::mask_map::Shown;
+use crate::geometry::row_heads::RowHeads;
+use crate::tile::fragment::Fragment;
 
 /// Which of a dimension a block sums over: `begin..end`.
 #[derive(Clone, Copy)]
@@ -122,4 +124,38 @@ pub(super) unsafe fn shown_by_mask(
     let queries = tile(first_query, sequence.query_rows);
     let keys = tile(first_key, sequence.visible.key_rows);
     mask_map::shown(&p.score, place, 1, queries, keys)
+}
+
+/// Where a tile of scores stands whose rows are queries from `first_query` on, and columns keys from
+/// `first_key` on.
+#[inline(always)]
+pub(super) fn score_tile(sequence: &Sequence, first_query: i32, first_key: i32) -> ScoreTile {
+    ScoreTile {
+        first_row: first_query,
+        first_column: first_key,
+        end_row: sequence.query_rows,
+        visible: sequence.visible,
+        row_heads: RowHeads::One,
+    }
+}
+
+/// Multiplies dp by what dropout divides by, and makes it 0 where dropout drops the pair; without dropout,
+/// nothing.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub(super) unsafe fn drop_dp<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+    lane: u32,
+    score: &ScoreParams,
+    tile: &ScoreTile,
+    place: &ScorePlace,
+    dp: &mut [f32; N],
+) {
+    if specialize::dropout() {
+        dropout::each::<F, ROWS, N, false>(lane, score, tile, place, |register, is_kept| {
+            let kept = dp[register] * score.dropout.dp_scale;
+            dp[register] = if is_kept { kept } else { 0.0 };
+        });
+    }
 }

@@ -20,7 +20,7 @@ pub(super) fn mutants() -> Vec<Mutant> {
             .edit("mbarrier.try_wait", &[QUERIES], Which::All, no_wait)
             .finding(IN_FLIGHT, &[SCORES]),
         mutant("dO of a step of 80 is multiplied before it has come")
-            .edit("mbarrier.try_wait", &["self.d_os.counted_by().wait(&stages);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["room.d_os.counted_by().wait(stages);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &[PRODUCT_WITH_D_O]),
         mutant("ds of 80 queries is multiplied before the other warpgroup has written it")
             .edit("bar.sync 1", &[BARRIER], Which::All, dropped)
@@ -47,7 +47,7 @@ pub(super) fn mutants() -> Vec<Mutant> {
         mutant("dq of 80 queries is overwritten while it is added")
             .edit(
                 "mbarrier.try_wait",
-                &["backward_hopper.rs: stage.acquire(&turn);"],
+                &["consumer.rs: stage.acquire(&turn);"],
                 Which::All,
                 no_wait,
             )

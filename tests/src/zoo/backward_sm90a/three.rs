@@ -21,10 +21,10 @@ pub(super) fn mutants() -> Vec<Mutant> {
     let mutant = |name| Mutant::new(name, KERNEL, ragged(KERNEL));
     vec![
         mutant("queries are multiplied by three warpgroups before they have come")
-            .edit("mbarrier.try_wait", &["three.rs: self.queries.wait(&stages);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["three.rs: room.queries.wait(&stages);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &[SCORES]),
         mutant("dO is multiplied by three warpgroups before it has come")
-            .edit("mbarrier.try_wait", &["self.d_os.wait(&d_o_turn);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["room.d_os.wait(&d_o_turn);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &[PRODUCT_WITH_D_O]),
         mutant("ds of three warpgroups is multiplied before two have written it")
             .edit("bar.sync", &[WAITS_FOR_DS], Which::All, dropped)
@@ -62,7 +62,7 @@ pub(super) fn mutants() -> Vec<Mutant> {
         mutant("statistics are let go of by one lane for all")
             .edit(
                 "bar.warp.sync",
-                &["self.d_os.release_together(lane, &d_o_turn);"],
+                &["room.d_os.release_together(lane, &d_o_turn);"],
                 Which::All,
                 dropped,
             )
@@ -85,7 +85,7 @@ pub(super) fn mutants() -> Vec<Mutant> {
             .edit("wgmma.mma_async", &[DQ], Which::Last, dropped)
             .wrong("dq"),
         Mutant::new("factors of three warpgroups are those before norms have come", F16, ragged(F16))
-            .edit("mbarrier.try_wait", &["self.d_os.wait(&d_o_turn);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["room.d_os.wait(&d_o_turn);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["range_factor"]),
         Mutant::new("the largest value of three warpgroups is that of one warp", F16, ragged(F16))
             .edit("bar.sync", &["block_max::<THREADS>"], Which::All, dropped)

@@ -83,6 +83,15 @@ unsafe fn backward<
     );
     let exchange = WarpPair::new(pair, ds_tile.address + pair_row * QUERY_BYTES, lane);
     let scale = BackwardScale::new::<E>(p);
+    // Parts have no columns but those of the tile.
+    let operand = |rows: GlobalRows| {
+        let columns = if E::IN_PARTS { ROW_BYTES / E::BYTES } else { rows.columns };
+        GlobalRows { columns, ..rows }
+    };
+    let operands = |source: QuerySource| {
+        let (q, d_o) = (operand(source.q), operand(source.d_o));
+        QuerySource { q, d_o, ..source }
+    };
 
     let mut key_tile = block.first_tile;
     while block.has_key(key_tile * KEYS) {
@@ -94,14 +103,11 @@ unsafe fn backward<
         // How many steps have been taken, where some are skipped.
         let mut taken = 0;
         if at.step < walk.steps {
-            let k = operand::<E, ROW_BYTES>(block.key_rows::<2>(&p.k, first_key, p.head_dim));
-            let v = operand::<E, ROW_BYTES>(block.key_rows::<2>(&p.v, first_key, p.value_dim));
+            let k = operand(block.key_rows::<2>(&p.k, first_key, p.head_dim));
+            let v = operand(block.key_rows::<2>(&p.v, first_key, p.value_dim));
             k_tile.load::<E, THREADS, VECTOR>(thread, &k);
             v_tile.load::<E, THREADS, VECTOR>(thread, &v);
-            ring.request::<E>(
-                0,
-                &operands::<E, ROW_BYTES>(block.source::<2>(p, &at, QUERIES, E::NARROW)),
-            );
+            ring.request::<E>(0, &operands(block.source::<2>(p, &at, QUERIES, E::NARROW)));
         }
         let mut largest_value = 0.0;
         if E::NARROW && at.step < walk.steps {
@@ -119,7 +125,7 @@ unsafe fn backward<
             ring.wait();
             if next.step < walk.steps {
                 let source = block.source::<2>(p, &next, QUERIES, E::NARROW);
-                ring.request::<E>(stage + 1, &operands::<E, ROW_BYTES>(source));
+                ring.request::<E>(stage + 1, &operands(source));
             }
             // What ds is multiplied by to be in the range of E, and sums of it in that of f32; nearly
             // always 1.
@@ -143,22 +149,38 @@ unsafe fn backward<
             if E::IN_PARTS {
                 scores.iter_mut().for_each(|scores| U::apply(of_step, scores));
             }
-            let of_step = (of_step, factor);
-            let (packed, factors) = if is_key_warp {
+            let (packed, factors): ([[u32; P]; M], [U::Rows; M]) = if is_key_warp {
+                let has_dropout = specialize::dropout();
+                let mut m = 0;
+                while m < M && !has_dropout {
+                    subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(stage));
+                    m += 1;
+                }
+                exchange.receive();
+                let mut m = 0;
+                while m < M {
+                    let mut probability: [f32; S] =
+                        E::from_words::<S, P>(|i| exchange.read(m * (P / 4) + i));
+                    if has_dropout {
+                        dropout::apply_to_dp(&mut scores[m], &mut probability, &p.score);
+                        subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], ring.delta(stage));
+                    }
+                    multiply_all(&mut scores[m], &probability);
+                    m += 1;
+                }
+                if factor != 1.0 {
+                    scale_all(scores.as_flattened_mut(), factor);
+                    if E::NARROW {
+                        scale_all(gradient.as_flattened_mut(), factor);
+                    }
+                }
                 let (tile, of_pair) = ((ds_tile, pair_row), of_pairs + 4 * pair);
-                make_ds::<E, U, KEYS, QUERY_BYTES, M, S, P, O>(
-                    p,
-                    of_step,
-                    (lane, || ring.delta(stage), &exchange),
-                    (tile, of_pair),
-                    &mut scores,
-                    &mut gradient,
-                )
+                U::give_ds::<E, _, _, M, S, P>(of_step, lane, &scores, tile, of_pair)
             } else {
                 let (lse, is_masked) = (ring.lse(stage), walk.is_masked(&at));
                 make_probabilities::<E, U, QUERIES, M, S, P>(
                     p,
-                    of_step.0,
+                    of_step,
                     (lane, (lse, &scale), &exchange),
                     (&block, &at, is_masked, shows_all),
                     (first_key, pair_row),
@@ -193,66 +215,6 @@ unsafe fn backward<
         store_gradient::<E, VECTOR, M, O>(p, &block, first_key, warp, &mut gradient);
         key_tile += p.key_blocks;
     }
-}
-
-/// Rows of an operand. Those of parts have no columns but those of the tile.
-#[inline(always)]
-fn operand<E: TensorCoreElement, const ROW_BYTES: u32>(rows: GlobalRows) -> GlobalRows {
-    let columns = if E::IN_PARTS { ROW_BYTES / E::BYTES } else { rows.columns };
-    GlobalRows { columns, ..rows }
-}
-
-/// The same of q and dO.
-#[inline(always)]
-fn operands<E: TensorCoreElement, const ROW_BYTES: u32>(source: QuerySource) -> QuerySource {
-    let (q, d_o) = (operand::<E, ROW_BYTES>(source.q), operand::<E, ROW_BYTES>(source.d_o));
-    QuerySource { q, d_o, ..source }
-}
-
-/// The key warp of a pair: `ds = p (dp - delta)` of dp, with p of the other warp, packed for the product with
-/// q, and written to a tile for that with k. Sums of f16 are multiplied by the factor of ds, too.
-#[inline(always)]
-unsafe fn make_ds<
-    E: TensorCoreElement,
-    U: GradientUnits,
-    const KEYS: u32,
-    const QUERY_BYTES: u32,
-    const M: usize,
-    const S: usize,
-    const P: usize,
-    const O: usize,
->(
-    p: &BackwardParams,
-    (of_step, factor): (U::Step, f32),
-    (lane, delta, exchange): (u32, impl Fn() -> u32, &WarpPair),
-    (tile, of_pair): ((SharedTile<KEYS, QUERY_BYTES>, u32), u32),
-    scores: &mut [[f32; S]; M],
-    gradient: &mut [[f32; O]; M],
-) -> ([[u32; P]; M], [U::Rows; M]) {
-    let has_dropout = specialize::dropout();
-    let mut m = 0;
-    while m < M && !has_dropout {
-        subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], delta());
-        m += 1;
-    }
-    exchange.receive();
-    let mut m = 0;
-    while m < M {
-        let mut probability: [f32; S] = E::from_words::<S, P>(|i| exchange.read(m * (P / 4) + i));
-        if has_dropout {
-            dropout::apply_to_dp(&mut scores[m], &mut probability, &p.score);
-            subtract_delta::<MmaFragment, 2, S>(lane, &mut scores[m], delta());
-        }
-        multiply_all(&mut scores[m], &probability);
-        m += 1;
-    }
-    if factor != 1.0 {
-        scale_all(scores.as_flattened_mut(), factor);
-        if E::NARROW {
-            scale_all(gradient.as_flattened_mut(), factor);
-        }
-    }
-    U::give_ds::<E, _, _, M, S, P>(of_step, lane, scores, tile, of_pair)
 }
 
 /// The value warp of a pair: `p = e^(s - lse)` of scores of keys from `first_key` on, packed for the product

@@ -272,12 +272,7 @@ fn products() -> Vec<Mutant> {
 fn accumulator() -> Vec<Mutant> {
     vec![
         mutant("dq is overwritten while it is added")
-            .edit(
-                "mbarrier.try_wait",
-                &["consumer.rs: stage.acquire(&turn);"],
-                Which::All,
-                no_wait,
-            )
+            .edit("mbarrier.try_wait", &["consumer.rs: stage.acquire(&turn);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("])
             .finding(RACE, &["consumer.rs: shared::store_u32x4("]),
         mutant("dq is added before it is written")

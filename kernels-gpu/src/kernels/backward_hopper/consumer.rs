@@ -178,8 +178,8 @@ where
         }
     }
 
-    /// Waits for the queries of a step, `at` or the next one that a boolean mask shows something of, and starts
-    /// to bring its bias.
+    /// Waits for the queries of a step, `at` or the next one of which a boolean mask shows something, and
+    /// starts to bring its bias.
     #[inline(always)]
     unsafe fn wait_for_queries(
         &self,

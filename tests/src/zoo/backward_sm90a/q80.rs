@@ -45,12 +45,7 @@ pub(super) fn mutants() -> Vec<Mutant> {
             })
             .finding(REGISTER, &["hand_over"]),
         mutant("dq of 80 queries is overwritten while it is added")
-            .edit(
-                "mbarrier.try_wait",
-                &["consumer.rs: stage.acquire(&turn);"],
-                Which::All,
-                no_wait,
-            )
+            .edit("mbarrier.try_wait", &["consumer.rs: stage.acquire(&turn);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["hand_over"])
             .finding(RACE, &["hand_over"]),
         mutant("dq of 80 queries is added before it is written")

@@ -276,11 +276,11 @@ fn accumulator() -> Vec<Mutant> {
             .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("])
             .finding(RACE, &["consumer.rs: shared::store_u32x4("]),
         mutant("dq is added before it is written")
-            .edit("mbarrier.try_wait", &["writer.rs: stage.wait(&turns);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["writer.rs: stage.wait(turns);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("])
             .finding(UNINITIALISED, &[FIRST_WRITER]),
         mutant("dq is waited for with the other parity")
-            .edit("mbarrier.try_wait", &["writer.rs: stage.wait(&turns);"], Which::All, other_parity)
+            .edit("mbarrier.try_wait", &["writer.rs: stage.wait(turns);"], Which::All, other_parity)
             .finding(UNINITIALISED, &[FIRST_WRITER])
             .finding(DEADLOCK, &[STUCK]),
         mutant("dq is not fenced from its adding")
@@ -308,7 +308,7 @@ fn accumulator() -> Vec<Mutant> {
             .edit("cp.async.bulk.commit_group", &[], Which::All, dropped)
             .finding(IN_FLIGHT, &["consumer.rs: shared::store_u32x4("]),
         mutant("dq is never released")
-            .edit("mbarrier.arrive.shared", &["writer.rs: stage.release(&turns);"], Which::All, dropped)
+            .edit("mbarrier.arrive.shared", &["writer.rs: stage.release(turns);"], Which::All, dropped)
             .finding(DEADLOCK, &[STUCK]),
         mutant("half of dq is never added")
             .edit("cp.reduce.async.bulk", &[WRITER], Which::All, |line| moved(line, 2, "s32", -8192))

@@ -84,6 +84,19 @@ impl Shares {
     }
 }
 
+/// A step's share of a half of a tile, and what is known of it before it is there.
+#[derive(Clone, Copy)]
+struct Share {
+    /// The half's note.
+    note: u64,
+    /// Whether nobody must write before.
+    may_write: bool,
+    /// Whether the note has been claimed, or tried to be.
+    claims: bool,
+    /// Whether the share is stored, as far as that is known: else it is added.
+    stores: bool,
+}
+
 impl<K: BackwardKernel> Room<K> {
     /// Whether halves are claimed before their shares are there, and published only when the next one is
     /// claimed: where the memory that a share waits in is needed for p, too. Measured, causal: head dim 256
@@ -97,8 +110,7 @@ impl<K: BackwardKernel> Room<K> {
         // Where steps are skipped, the next note is known when its share is there: then warpgroups may have
         // waited for the other writer, and that one for a block that waits for what is not published.
         let claims_early = Self::CLAIMS_EARLY && !Self::skips_steps() && !in_order;
-        let (dq, stage) = (self.dq(writer), self.dq_stage(writer));
-        let parts = Self::dq_parts(writer);
+        let stage = self.dq_stage(writer);
         // For how many steps this writer and the other one may write.
         let (allowed, other_allowed) = (self.allowed(writer), self.allowed(1 - writer));
         // Which half of every tile is this writer's, or whether the last tile was the other one's.
@@ -143,7 +155,7 @@ impl<K: BackwardKernel> Room<K> {
                 } else {
                     global::load_acquire_u32(note)
                 };
-                let mut stores =
+                let stores =
                     if in_order { at.tile < shares.adds_from } else { claims && found == UNTOUCHED };
                 let may_write = stores || found == shares.before;
                 if Self::CLAIMS_EARLY {
@@ -156,40 +168,9 @@ impl<K: BackwardKernel> Room<K> {
                         shared::store_relaxed_u32(allowed, earlier_steps);
                     }
                 }
-                let (mut offset, mut bytes) = (half * Self::dq_bytes(0), Self::dq_bytes(writer));
-                if const { dq_is_transposed(K::QUERIES) } {
-                    // The last tile of a sequence has rows to its end only.
-                    bytes = bytes / K::QUERIES
-                        * key_block::dq_rows(p, at.tile as u32 * K::QUERIES, K::QUERIES);
-                    offset = half * bytes;
-                }
-                let mut target = block.dq_tile(p, &at, K::QUERIES) + offset as u64;
-                let mut part = 0;
-                while part < parts {
-                    stage.wait(&turns);
-                    if part == 0 && !may_write {
-                        if !in_order && !claims {
-                            stores = global::claim_u32(note, CLAIMED) == UNTOUCHED;
-                        }
-                        if !stores {
-                            global::wait_for_u32(note, shares.before);
-                        }
-                        if Self::CLAIMS_EARLY {
-                            shared::store_relaxed_u32(allowed, earlier_steps);
-                        }
-                    }
-                    if stores {
-                        bulk_copy::store_bytes(target, dq, bytes);
-                    } else {
-                        bulk_copy::add_f32(target, dq, bytes);
-                    }
-                    bulk_copy::commit();
-                    bulk_copy::wait_read::<0>();
-                    stage.release(&turns);
-                    turns.advance();
-                    target += bytes as u64;
-                    part += 1;
-                }
+                let share = Share { note, may_write, claims, stores };
+                let stores =
+                    self.send(p, writer, (&block, &at, half), &shares, share, earlier_steps, &mut turns);
                 if stores && claims_early {
                     unpublished = note;
                 } else if stores || in_order {
@@ -205,5 +186,56 @@ impl<K: BackwardKernel> Room<K> {
                 global::count_release_u32(block.finished_halves(p), stretch.end - stretch.begin);
             }
         }
+    }
+
+    /// Writes a step's share of a half of a tile, part by part as they come, and waits before for who must
+    /// write first. Whether it was stored.
+    #[inline(always)]
+    unsafe fn send(
+        &self,
+        p: &BackwardParams,
+        writer: u32,
+        (block, at, half): (&KeyBlock, &Step, u32),
+        shares: &Shares,
+        share: Share,
+        steps: u32,
+        turns: &mut Cursor<Count<1>>,
+    ) -> bool {
+        let Share { note, may_write, claims, mut stores } = share;
+        let (dq, stage) = (self.dq(writer), self.dq_stage(writer));
+        let (mut offset, mut bytes) = (half * Self::dq_bytes(0), Self::dq_bytes(writer));
+        if const { dq_is_transposed(K::QUERIES) } {
+            // The last tile of a sequence has rows to its end only.
+            bytes = bytes / K::QUERIES * key_block::dq_rows(p, at.tile as u32 * K::QUERIES, K::QUERIES);
+            offset = half * bytes;
+        }
+        let mut target = block.dq_tile(p, at, K::QUERIES) + offset as u64;
+        let mut part = 0;
+        while part < Self::dq_parts(writer) {
+            stage.wait(turns);
+            if part == 0 && !may_write {
+                if p.dq_order != DQ_IN_ORDER && !claims {
+                    stores = global::claim_u32(note, CLAIMED) == UNTOUCHED;
+                }
+                if !stores {
+                    global::wait_for_u32(note, shares.before);
+                }
+                if Self::CLAIMS_EARLY {
+                    shared::store_relaxed_u32(self.allowed(writer), steps);
+                }
+            }
+            if stores {
+                bulk_copy::store_bytes(target, dq, bytes);
+            } else {
+                bulk_copy::add_f32(target, dq, bytes);
+            }
+            bulk_copy::commit();
+            bulk_copy::wait_read::<0>();
+            stage.release(turns);
+            turns.advance();
+            target += bytes as u64;
+            part += 1;
+        }
+        stores
     }
 }

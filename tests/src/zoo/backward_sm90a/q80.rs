@@ -49,7 +49,7 @@ pub(super) fn mutants() -> Vec<Mutant> {
             .finding(IN_FLIGHT, &["hand_over"])
             .finding(RACE, &["hand_over"]),
         mutant("dq of 80 queries is added before it is written")
-            .edit("mbarrier.try_wait", &["writer.rs: stage.wait(&turns);"], Which::All, no_wait)
+            .edit("mbarrier.try_wait", &["writer.rs: stage.wait(turns);"], Which::All, no_wait)
             .finding(IN_FLIGHT, &["hand_over"])
             .finding(UNINITIALISED, &[FIRST_WRITER]),
         mutant("the last 16 of 80 rows of dq are never added")

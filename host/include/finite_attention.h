@@ -82,7 +82,8 @@ enum fattn_pack_gqa {
 
 /* How products of f32 are made. Not looked at for other dtypes. */
 enum fattn_precision {
-    FATTN_PRECISION_AUTO = 0,  /* as FATTN_PRECISION_FMA */
+    FATTN_PRECISION_AUTO = 0,  /* the faster one of both, which are as exact; one choice for a forward and its
+                                  backward, if both have the same tensors, lengths and options */
     FATTN_PRECISION_FAST3 = 1, /* on tensor cores, each number as the sum of two f16; as FATTN_PRECISION_FMA where
                                   no kernel does that, or numbers are such that it is not as exact */
     FATTN_PRECISION_FMA = 2    /* fused multiply-adds */
@@ -198,7 +199,8 @@ typedef struct {
                               scores, dropout or precision, are known too; a caller of another one is told, not
                               misread */
     uint32_t num_splits;   /* ranges of keys worked on side by side, 1 to 128; of packed sequences those of
-                              the longest; 0 for as many as pay off */
+                              the longest; 0 for as many as pay off. One where FATTN_PRECISION_AUTO is
+                              FATTN_PRECISION_FAST3 */
     int32_t pack_gqa;      /* fattn_pack_gqa */
     uint32_t reserved;     /* 0 */
     fattn_attention attention;
@@ -228,7 +230,9 @@ typedef struct {
     uint32_t reserved_2;      /* 0 */
     uint64_t d_sinks;         /* address of float [Hq], written, or 0 if it is not wanted */
     fattn_dropout dropout;    /* that of the forward pass */
-    int32_t precision;        /* fattn_precision; that of the forward pass, so that scores are off alike */
+    int32_t precision;        /* fattn_precision; that of the forward pass, so that scores are off alike. With
+                                 FATTN_PRECISION_FAST3, and ranges of keys in the forward pass,
+                                 FATTN_PRECISION_FMA */
     uint32_t reserved_3;      /* 0 */
 } fattn_backward_args;
 
@@ -364,7 +368,8 @@ void fattn_free_chosen_keys(fattn_chosen_keys *chosen);
 /* Queues one of several passes over some of the keys of the same queries, one after the other in any order, each
  * of which merges with what those before it have left: as fattn_forward and fattn_backward, with the keys, the
  * mask, the bias and the boolean mask of this pass; sinks count in the last one; no ALiBi and no dropout. The
- * backward takes o and lse of all keys. What passes leave is float, and is rounded once. */
+ * backward takes o and lse of all keys. What passes leave is float, and is rounded once. f32 is by
+ * FATTN_PRECISION_FMA, and so must o and lse be, where they come from fattn_forward. */
 int32_t fattn_forward_partial(const fattn_device *device, const fattn_forward_args *args, const fattn_partial *partial,
                               void *stream);
 int32_t fattn_backward_partial(const fattn_device *device, const fattn_backward_args *args,

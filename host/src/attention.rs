@@ -27,7 +27,7 @@ use crate::plan::{
     AccumulatePlan, CombinePlan, ForwardPlan, ForwardPointers, HopperPlan, PartialForward, plan_forward,
     plan_forward_partial,
 };
-use crate::problem::ForwardProblem;
+use crate::problem::{ForwardProblem, Precision};
 use kernels_gpu::abi::{
     AccumulateParams, BackwardFmaParams, BackwardHopperParams, BackwardParams, BackwardPartsParams,
     CombineParams, Dtype, ForwardFmaParams, ForwardHopperParams, ForwardMmaSplitParams, ForwardParams,
@@ -43,11 +43,11 @@ use kernels_gpu::abi::{
 /// 0). With no rows, heads or batches nothing is launched. A row that sees no key gets o = 0 and lse =
 /// -inf.
 ///
-/// Where keys are split ([`ForwardProblem::num_splits`]), and where f32 is
-/// ([`Precision::Fast3`](crate::problem::Precision::Fast3)), a workspace is allocated and freed in the order
-/// of the stream, from a pool that keeps it for later calls until the device is closed. If there is no
-/// memory for it, keys are not split, unless that was asked for. A captured graph allocates and frees it,
-/// too. Devices without memory pools wait for the stream.
+/// Where keys are split ([`ForwardProblem::num_splits`]), and where f32 is ([`Precision::Fast3`]), a
+/// workspace is allocated and freed in the order of the stream, from a pool that keeps it for later calls
+/// until the device is closed. If there is no memory for it, keys are not split, unless that was asked for,
+/// and nor is f32, unless that or lse was. A captured graph allocates and frees it, too. Devices without
+/// memory pools wait for the stream.
 ///
 /// The first call of a kernel loads it, the first on Hopper allocates counters, and the first that splits
 /// keys makes the pool, which waits for the device: whoever captures graphs makes the same call before.
@@ -77,6 +77,13 @@ pub unsafe fn forward(
         Err(Error::OutOfMemory { .. }) if plan.combine.is_some() && problem.num_splits.is_none() => {
             // SAFETY: as this call.
             unsafe { forward(device, &problem.with_num_splits(1), pointers, stream) }
+        }
+        // Likewise; but a backward would take lse for one of parts.
+        Err(Error::OutOfMemory { .. })
+            if plan.operands.is_some() && problem.precision.is_none() && !problem.wants_lse =>
+        {
+            // SAFETY: as this call.
+            unsafe { forward(device, &problem.with_precision(Precision::Fma), pointers, stream) }
         }
         result => result,
     }

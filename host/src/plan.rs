@@ -4,6 +4,8 @@
 mod accumulate;
 mod backward;
 #[cfg(test)]
+mod backward_parts_tests;
+#[cfg(test)]
 mod backward_tests;
 #[cfg(test)]
 mod decoding_tests;
@@ -32,12 +34,14 @@ mod workspace;
 
 pub(crate) use accumulate::{AccumulatePlan, Term, plan_accumulate};
 pub use backward::{
-    BackwardOperands, BackwardPlan, BackwardPointers, HopperBackward, KernelLaunch, plan_backward,
+    BackwardOperands, BackwardPlan, BackwardPointers, ForwardAgain, HopperBackward, KernelLaunch,
+    plan_backward,
 };
 pub use dynamic::{DynamicPlan, plan_dynamic};
 pub(crate) use dynamic::{GatherPlan, GatherPointers, Rows, dynamic_kernel};
 pub use forward::{ForwardPlan, ForwardPointers, HopperPlan, plan_forward};
 pub use msda::{MsdaBackwardPointers, MsdaPlan, MsdaPointers, plan_msda_backward, plan_msda_forward};
+pub(crate) use operands::OperandsParams;
 pub use operands::OperandsPlan;
 pub use partial::{PartialBackward, PartialForward, plan_backward_partial, plan_forward_partial};
 pub use score::ScorePointers;

@@ -119,14 +119,14 @@ pub struct ForwardProblem {
     /// How many ranges of keys are worked on side by side, 1 to [`MAX_SPLITS`]; as many as pay off when none
     /// is given. It may be fewer: they are as many key tiles each, but for the last. Of packed sequences the
     /// longest is split in so many, and the others in ranges of as many keys. More than 2^32 rows of all
-    /// heads and batches are never split.
+    /// heads and batches are never split, nor are keys of f32 where that is computed in two parts unasked.
     pub num_splits: Option<u32>,
     /// Whether query heads that share a key head are worked on together, as if they were queries; where that
     /// pays off when it is not given, above all with few queries. It needs a kernel for Hopper or a single
     /// query, and nothing comes of it where Hq = Hk or with dropout.
     pub pack_gqa: Option<bool>,
-    /// How products of f32 are made; as with [`Precision::Fma`] if none is given. Not looked at for other
-    /// element types.
+    /// How products of f32 are made; if none is given, on tensor cores where that is as exact and takes less
+    /// time ([`Precision`]). Not looked at for other element types.
     pub precision: Option<Precision>,
 }
 

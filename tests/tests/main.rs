@@ -58,6 +58,8 @@ mod poison;
 mod precision;
 #[path = "precision_gradients.rs"]
 mod precision_gradients;
+#[path = "precision_mixed.rs"]
+mod precision_mixed;
 #[path = "range.rs"]
 mod range;
 #[path = "repeatable.rs"]

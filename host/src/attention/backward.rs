@@ -111,11 +111,20 @@ pub unsafe fn launch_backward(
     let turn = of_parts.as_ref().map_or(0, |(split, _)| split.turn);
     let in_f32 = BackwardFmaParams { backward: params, turn };
     let (main, d_bias) = (with_maps(&plan.hopper)?, with_maps(&plan.hopper_bias)?);
+    let again = plan.again_at(&params, turn);
+    // A second one is for dbias, which is not made of parts: it computes in any case.
+    let mut forwards = again.iter().flat_map(|again| &again.forwards);
+    let mut fills = again.iter().flat_map(|again| &again.fills);
+    // The first one is for kernels that multiply parts, if there are any.
+    let mut deltas = again.iter().map(|again| &again.delta).filter(|_| of_parts.is_some());
     let queued = |&KernelLaunch { variant, blocks }: &KernelLaunch| {
         tracing::debug!(kernel = %variant, blocks, "launch");
         let kernel = variant.kernel;
         let params = match (kernel.family, &of_parts) {
             (Family::MeasureOperands | Family::SplitOperands, Some((split, _))) => split.bytes(),
+            (Family::Forward, _) => forwards.next().map_or(&[][..], |forward| forward.bytes()),
+            (Family::Accumulate, _) => fills.next().map_or(&[][..], |fill| fill.bytes()),
+            (Family::BackwardDelta, _) => deltas.next().unwrap_or(&params).bytes(),
             (_, Some((_, of_parts))) if kernel.multiplies_parts => of_parts.bytes(),
             (Family::Backward | Family::BackwardConvert, _) if kernel.dtype == Dtype::F32 => {
                 in_f32.bytes()

@@ -5,7 +5,7 @@ use super::{Params, with_maps};
 use crate::device::Device;
 use crate::driver::{DevicePointer, Queued, Stream};
 use crate::error::Result;
-use crate::plan::{ForwardPlan, HopperPlan};
+use crate::plan::{ForwardPlan, HopperPlan, OperandsParams};
 use kernels_gpu::abi::{ForwardHopperParams, ForwardMmaSplitParams, ForwardSplitParams};
 
 /// Launches the kernels of a plan that has [operands](ForwardPlan::operands), with its workspace at
@@ -20,11 +20,12 @@ pub(super) unsafe fn launch(
     stream: Stream,
 ) -> Result<()> {
     let Some(operands) = &plan.operands else { return Ok(()) };
-    let (params, split, exact) = operands.at(address);
+    let OperandsParams { measure, split, factors, exact } = operands.at(address);
     let (of_maps, of_views);
     let main = match &plan.hopper {
         Some(maps) => {
-            of_maps = ForwardSplitParams { hopper: with_parts(device, plan, maps, address)?, split };
+            of_maps =
+                ForwardSplitParams { hopper: with_parts(device, plan, maps, address)?, split: factors };
             of_maps.bytes()
         }
         None => {
@@ -32,17 +33,15 @@ pub(super) unsafe fn launch(
             for tensor in [&mut forward.q, &mut forward.k, &mut forward.v] {
                 tensor.address += address;
             }
-            of_views = ForwardMmaSplitParams { forward, split };
+            of_views = ForwardMmaSplitParams { forward, split: factors };
             of_views.bytes()
         }
     };
-    let first = operands.launches.map(|launch| (launch.variant, launch.blocks, params.bytes()));
-    let last = [
-        (plan.variant, plan.blocks, main),
-        (operands.exact.variant, operands.exact.blocks, exact.bytes()),
-    ];
+    let launches = operands.launches.iter().zip([measure.bytes(), split.bytes()]);
+    let first = launches.map(|(launch, params)| (launch.variant, launch.blocks, params));
+    let last = exact.iter().map(|exact| (operands.exact.variant, operands.exact.blocks, exact.bytes()));
     let queue: Vec<Queued<'_>> = first
-        .into_iter()
+        .chain([(plan.variant, plan.blocks, main)])
         .chain(last)
         .map(|(variant, blocks, params)| Queued { variant, blocks, params })
         .collect();

@@ -141,7 +141,7 @@ pub struct CForwardArgs {
     pub scores: CScores,
     /// Where callers of the second version have nothing.
     pub dropout: CDropout,
-    /// Of f32: 0 fma, 1 fast3, 2 fma. Where callers of the third version have nothing.
+    /// Of f32: 0 the faster one of both, 1 fast3, 2 fma. Where callers of the third version have nothing.
     pub precision: i32,
     /// 0.
     pub reserved_2: u32,

@@ -46,14 +46,7 @@ pub fn extended_case(seed: u64, id: usize) -> Case {
             mode: if random.random_bool(0.5) { Mode::Deterministic } else { Mode::Fast },
         });
     }
-    with_exact_lse(shrunk(case))
-}
-
-/// The case as it is, but where gradients follow not with f32 in two parts: the backward makes p of lse,
-/// which these do not give as exactly as the tolerance rule wants of dv (docs/f32-tensor-cores.md).
-pub fn with_exact_lse(case: Case) -> Case {
-    let of_parts = case.gradients.is_some() && case.precision == Some(Precision::Fast3);
-    Case { precision: case.precision.filter(|_| !of_parts), ..case }
+    shrunk(case)
 }
 
 fn pick_window(random: &mut StdRng) -> Mask {

@@ -34,7 +34,7 @@ pub use features::{
     BiasFeature, BiasValues, Dimensions, Features, MaskFeature, ScoreHeads, ScoreInputs, ScorePlacement,
 };
 pub use flash_dmattn::{FlashDmattnSize, flash_dmattn_cases};
-pub use generate::{LENGTHS, case, cases, extended_case, with_enough_rows, with_exact_lse};
+pub use generate::{LENGTHS, case, cases, extended_case, with_enough_rows};
 pub use generate_features::{featured_case, judgeable};
 pub use gradcheck::{GradcheckRow, gradcheck, gradcheck_cases};
 pub use inputs::{GradientInputs, Inputs};

@@ -17,7 +17,7 @@ use crate::plan::{
     BackwardPointers, ForwardPointers, PartialBackward, PartialForward, plan_backward,
     plan_backward_partial, plan_forward_partial,
 };
-use crate::problem::{CausalAlignment, Layout, Mask};
+use crate::problem::{BackwardProblem, CausalAlignment, Layout, Mask, Precision};
 use half::{bf16, f16};
 use kernels_gpu::abi::Dtype;
 use std::ops::Range;
@@ -200,7 +200,10 @@ fn backward<T: Element, O: Element, G: Element>(
             // What it is added to are the same gradients.
             let spare = target(problem.dq)?;
             let alone = BackwardPointers { dq: spare.pointer(), ..pointers };
-            run_plan(device, &plan_backward(&valid, device.properties(), &alone)?)?;
+            // As all passes over some of the keys are.
+            let forward = problem.forward.with_precision(Precision::Fma);
+            let of_fma = BackwardProblem { forward, ..problem }.validate()?;
+            run_plan(device, &plan_backward(&of_fma, device.properties(), &alone)?)?;
         }
         let plan = plan_backward_partial(&valid, device.properties(), &pointers, &partial)?;
         let workspace_spilled = run_plan(device, &plan)?;

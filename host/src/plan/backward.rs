@@ -1,4 +1,5 @@
-//! The plan of a backward pass: up to six kernels, one after the other, with a workspace between them.
+//! The plan of a backward pass: up to six kernels, one after the other, with a workspace between them; of f32
+//! in two parts more ([`BackwardOperands`], [`ForwardAgain`]).
 //!
 //! 1. delta: per query row lse and delta, and zeroed accumulators of dq or, for Hopper, notes
 //! 2. main: dk and dv, and dq added up in f32
@@ -10,10 +11,12 @@
 //! A kernel with nothing to do is left out: with no queries dk and dv still become 0 (main alone), with
 //! no keys dq does (delta and convert).
 
+mod again;
 mod params;
 mod parts;
 mod scores;
 
+pub use again::ForwardAgain;
 pub use parts::BackwardOperands;
 
 use self::scores::{bias_gradient, sink_gradient};
@@ -24,7 +27,8 @@ use super::stretches::Stretches;
 use super::waves::choose_wave;
 use super::workspace::{delta_rows, dq_gap, padded_rows, workspace_rows};
 use super::{
-    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, steps, tensor_maps,
+    Choice, Tensor, check_pointer, choose_access, choose_kernel, count_blocks, operands, steps,
+    tensor_maps,
 };
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::{Error, Result};
@@ -162,6 +166,8 @@ pub struct BackwardPlan {
     pub hopper_bias: Option<HopperBackward>,
     /// What else a pass of f32 in two parts has.
     pub operands: Option<BackwardOperands>,
+    /// What takes the place of the given o and lse where scores of f32 are not made as the forward made them.
+    pub again: Option<ForwardAgain>,
     /// How it divides key tiles.
     pub(super) stretches: Stretches,
     /// Why these kernels and this order, a sentence each.
@@ -174,9 +180,12 @@ impl BackwardPlan {
 
     /// Device memory that the kernels need between them. Its contents do not matter before or after.
     pub fn workspace_bytes(&self) -> u64 {
-        if let Some(operands) = &self.operands {
-            return self.operands_begin() + operands.workspace_bytes;
-        }
+        let again = self.again.as_ref();
+        again.map_or(self.operands_end(), |again| self.again_begin() + again.workspace_bytes)
+    }
+
+    /// Where statistics, accumulators and notes end: the first part of the workspace.
+    fn sums_end(&self) -> u64 {
         self.statistics_bytes() + self.accumulator_bytes() + self.slot_bytes() + self.note_bytes()
     }
 
@@ -213,8 +222,9 @@ impl BackwardPlan {
 
     /// f32 `[statistics, Hq, workspace_rows]`.
     fn statistics_bytes(&self) -> u64 {
-        let statistics =
-            self.launches.first().map_or(0, |launch| backward_statistics(launch.variant.kernel.dtype));
+        let mut kernels = self.launches.iter().map(|launch| launch.variant.kernel);
+        let delta = kernels.find(|kernel| kernel.family == Family::BackwardDelta);
+        let statistics = delta.map_or(0, |kernel| backward_statistics(kernel.dtype));
         4 * u64::from(statistics)
             * u64::from(self.params.query_heads)
             * u64::from(self.params.workspace_rows)
@@ -261,6 +271,9 @@ impl BackwardPlan {
         params.dq_notes = dq_notes;
         params.counter = counter;
         params.stretch_sums = stretch_sums;
+        if let Some(again) = &self.again {
+            again.tell(&mut params, workspace + self.again_begin());
+        }
         Ok(params)
     }
 }
@@ -344,7 +357,12 @@ pub(super) fn plan_backward_into(
     (params.workspace_rows, params.dq_gap) = (workspace_rows, dq_gap);
     params.accumulator_rows = workspace_rows - forward.batches * dq_gap;
     (params.padded_dim, params.tile_keys) = (main.head_dim, main.key_rows);
-    let of_parts = parts::kernel_for(valid, pointers, main, device, &mut reasons);
+    let of_forward = (dtype == Dtype::F32).then(|| parts::forward_kernel(forward, pointers, device));
+    let is_behind_parts = matches!(of_forward, Some(Ok(_))) && !forward.is_empty();
+    let of_parts = of_forward.and_then(|of_forward| {
+        let kernel = parts::kernel_for(valid, of_forward, main, device);
+        operands::with_reason(kernel, &mut reasons)
+    });
     let key_tiles = params.key_rows.div_ceil(main.key_rows);
     split(mode, key_tiles, main, device, &mut params, &mut reasons);
     let operands = of_parts.map(|kernel| parts::operands(valid, pointers, kernel, &params));
@@ -359,17 +377,28 @@ pub(super) fn plan_backward_into(
         stretches.tell(&mut params);
     }
     let mut launches = launches(delta, variant, device, &params, &stretches)?;
-    if let (Some(kernel), Some((operands, blocks))) = (of_parts, &operands) {
-        let variant = KernelVariant { kernel, ..variant };
-        launches = parts::launches(launches, variant, operands, *blocks, &params)?;
+    let again = if is_behind_parts { again::plan(valid, pointers, device)? } else { None };
+    if let Some((_, again)) = &again {
+        launches = if let (Some(kernel), Some((operands, blocks))) = (of_parts, &operands) {
+            let variant = KernelVariant { kernel, ..variant };
+            parts::launches(&launches, variant, (operands, *blocks), again, &params)?
+        } else {
+            reasons.push("o and lse again by fma: those of the forward are of parts".to_owned());
+            [again.forward].into_iter().chain(launches).collect()
+        };
     }
     let operands = operands.map(|(operands, _)| operands);
     let d_bias = bias_gradient(valid, &params, device, &tensors, &mut reasons)?;
+    if let (Some(_), Some(_), Some((_, again))) = (&d_bias, of_parts, &again) {
+        reasons.push("o and lse again by fma for dbias: those of the forward are of parts".to_owned());
+        launches.extend(again.statistics(&launches));
+    }
     let is_hopper = |launch: &KernelLaunch| launch.variant.kernel.arch == Arch::Sm90a;
     let hopper_bias = d_bias.filter(is_hopper).map(|launch| tensors_of(launch.variant.kernel, &tensors));
     launches.extend(d_bias);
     launches.extend(sink_gradient(valid, device)?);
-    Ok(BackwardPlan { launches, params, hopper, hopper_bias, operands, stretches, reasons })
+    let again = again.map(|(again, _)| again);
+    Ok(BackwardPlan { launches, params, hopper, hopper_bias, operands, again, stretches, reasons })
 }
 
 fn tensors_of(kernel: &KernelSpec, [q, k, v, d_o, ..]: &[Tensor<'_>; 7]) -> HopperBackward {

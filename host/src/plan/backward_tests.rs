@@ -3,11 +3,11 @@
 use super::dq::choose_splits;
 use super::tests::device;
 use super::*;
-use crate::problem::{BackwardProblem, ForwardProblem, Mode, Precision, Sequences};
+use crate::problem::{BackwardProblem, ForwardProblem, Mode, Sequences};
 use kernels_gpu::abi::{BackwardParams, DQ_IN_ORDER, DQ_STAGGERED, ROW_PADDING, Switch};
 use proptest::prelude::*;
 
-fn pointers() -> BackwardPointers {
+pub(super) fn pointers() -> BackwardPointers {
     let [q, k, v, o, d_o] = [0x1000, 0x2000, 0x3000, 0x4000, 0x5000];
     let [dq, dk, dv, lse, d_lse] = [0x6000, 0x7000, 0x8000, 0x9000, 0xa000];
     let (cu_seqlens_q, cu_seqlens_k) = (0xb000, 0xc000);
@@ -15,16 +15,16 @@ fn pointers() -> BackwardPointers {
     BackwardPointers { cu_seqlens_q, cu_seqlens_k, ..pointers }
 }
 
-fn problem(dtype: Dtype, head_dim: usize) -> BackwardProblem {
+pub(super) fn problem(dtype: Dtype, head_dim: usize) -> BackwardProblem {
     let (q, kv) = (Layout::bshd([2, 300, 4, head_dim]), Layout::bshd([2, 200, 2, head_dim]));
     BackwardProblem::new(ForwardProblem::new(dtype, q, kv, kv))
 }
 
-fn plan(problem: &BackwardProblem) -> BackwardPlan {
+pub(super) fn plan(problem: &BackwardProblem) -> BackwardPlan {
     plan_backward(&problem.validate().unwrap(), &device(), &pointers()).unwrap()
 }
 
-fn families(plan: &BackwardPlan) -> Vec<Family> {
+pub(super) fn families(plan: &BackwardPlan) -> Vec<Family> {
     plan.launches.iter().map(|launch| launch.variant.kernel.family).collect()
 }
 
@@ -45,94 +45,6 @@ fn kernels_that_belong_together() {
             assert_eq!((convert.query_rows, convert.arch), (main.query_rows, main.arch));
         }
     }
-}
-
-fn of_parts(head_dim: usize) -> BackwardProblem {
-    let problem = problem(Dtype::F32, head_dim);
-    BackwardProblem { forward: problem.forward.with_precision(Precision::Fast3), ..problem }
-}
-
-#[test]
-fn gradients_of_f32_are_of_parts_where_that_is_asked_for() {
-    for (head_dim, main, exact) in [
-        (64, "backward_f32_d64_parts_sm80", "backward_f32_d64_sm80"),
-        (100, "backward_f32_d128_parts_sm80", "backward_f32_d128_sm80"),
-    ] {
-        let plan = plan(&of_parts(head_dim));
-        let names: Vec<_> = plan.launches.iter().map(|launch| launch.variant.kernel.name).collect();
-        let converts = [main, exact].map(|name| name.replace("backward_", "backward_convert_"));
-        let [of_parts, of_exact] = &converts;
-        let expected = [
-            "backward_delta_f32_sm80",
-            "measure_operands_f32_sm80",
-            "split_operands_f32_sm80",
-            main,
-            exact,
-            of_parts,
-            of_exact,
-        ];
-        assert_eq!(names, expected);
-        // What is in the workspace is aligned, and does not overlap.
-        let operands = plan.operands.unwrap();
-        let (address, bytes) = (1 << 20, plan.workspace_bytes());
-        let params = plan.params_with(address, bytes).unwrap();
-        let (split, parts) = plan.operands_at(address, params).unwrap();
-        let before = params.dq_accumulator + plan.accumulator_bytes();
-        let first = split.turn;
-        assert!(first >= before && first.is_multiple_of(256));
-        assert_eq!([parts.turn, parts.units], [split.turn, split.gradient_units]);
-        assert_eq!(first + operands.workspace_bytes, address + bytes);
-        assert!(split.tensors.iter().all(|tensor| tensor.parts > first && tensor.records > first));
-        let BackwardParams { q, k, v, d_o, .. } = parts.backward;
-        assert_eq!([q, k, v, d_o].map(|view| view.address), split.tensors.map(|tensor| tensor.parts));
-        assert_eq!(parts.backward.dq, params.dq);
-    }
-    let unasked = plan(&problem(Dtype::F32, 64));
-    assert_eq!((unasked.operands, unasked.launches.len()), (None, 3));
-}
-
-#[test]
-fn gradients_of_parts_have_as_many_sums_of_dq_as_those_of_fma() {
-    let plan_of =
-        |problem: BackwardProblem| plan(&BackwardProblem { mode: Mode::Deterministic, ..problem });
-    let (parts, exact) = (plan_of(of_parts(64)), plan_of(problem(Dtype::F32, 64)));
-    assert_eq!(parts.params.splits, exact.params.splits);
-    assert_eq!(parts.operands.unwrap().key_blocks, exact.params.key_blocks);
-}
-
-#[test]
-fn the_plan_of_a_backward_says_why_not() {
-    let reason = |problem: &BackwardProblem| {
-        let plan = plan(problem);
-        assert_eq!(plan.operands, None);
-        plan.reasons.into_iter().find(|reason| reason.starts_with("fma: ")).unwrap()
-    };
-    assert_eq!(reason(&problem(Dtype::F32, 64)), "fma: fast3 is not asked for");
-    assert_eq!(reason(&of_parts(200)), "fma: head_dim 200 is above 128");
-    assert_eq!(reason(&of_parts(63)), "fma: not every row of q starts on 16 bytes");
-    let unaligned = |problem: BackwardProblem| {
-        let [batches, rows, heads, columns] = problem.dk.shape;
-        let strides =
-            [(rows * (heads * columns + 1)) as i64, (heads * columns + 1) as i64, columns as i64, 1];
-        BackwardProblem { dk: Layout { shape: [batches, rows, heads, columns], strides }, ..problem }
-    };
-    assert_eq!(reason(&unaligned(of_parts(64))), "fma: rows do not start on 16 bytes");
-}
-
-/// Case 68 of seed 7 of `fattn check --precision fast3`: a forward in ranges of keys is computed by fma, and
-/// dq of parts was off by three times what the rule allows, since with logits of 200 its scores were not
-/// those of lse.
-#[test]
-fn gradients_are_made_of_parts_where_the_forward_before_them_is() {
-    let mut problem = of_parts(64);
-    problem.forward.num_splits = Some(5);
-    let plan = plan(&problem);
-    assert_eq!(plan.operands, None);
-    assert!(
-        plan.reasons.contains(&"fma: ranges of keys are asked for".to_owned()),
-        "{:?}",
-        plan.reasons
-    );
 }
 
 #[test]

@@ -205,6 +205,18 @@ fn plan_at_once(
     plan_kernel(valid, pointers, device, kernel, 1, reasons)
 }
 
+/// Plans a pass of f32 by fused multiply-adds, over all keys at once, whose output is in a workspace.
+///
+/// # Errors
+/// As [`plan_forward`].
+pub(super) fn plan_again(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    device: &DeviceProperties,
+) -> Result<ForwardPlan> {
+    plan_at_once(valid, pointers, device, Vec::new())
+}
+
 /// Plans a pass of f32 in two parts, over all keys at once.
 fn plan_operands(
     valid: &ValidForward,

@@ -3,23 +3,39 @@
 //! Where the parts would not be as exact as f32, a word in the workspace says so: then the kernel that
 //! follows computes in f32, and this one returns at once.
 
-use super::forward::{ForwardPlan, ForwardPointers, HopperPlan, can_count_sequences};
+mod choice;
+
+pub(super) use self::choice::{forward_kernel, no_kernel};
+use super::forward::{ForwardPlan, ForwardPointers, HopperPlan};
 use super::{KernelLaunch, Tensor, count_blocks, tensor_maps, view};
 use crate::driver::{DevicePointer, DeviceProperties, TensorMapDescription};
 use crate::error::Result;
-use crate::problem::{ForwardProblem, Layout, Precision, ValidForward};
+use crate::problem::{Layout, ValidForward};
 use kernels_gpu::abi::{
-    Arch, Dtype, Family, ForwardFmaParams, KERNELS, KernelSpec, KernelVariant, SPLIT_MOST_SCORE,
-    SPLIT_RECORD_WORDS, SPLIT_ROWS, SPLIT_TENSORS, SplitFactors, SplitParams, SplitTensor, Switches,
-    TensorView, panel_columns,
+    Arch, Dtype, Family, ForwardFmaParams, ForwardParams, KERNELS, KernelSpec, KernelVariant,
+    SPLIT_MOST_SCORE, SPLIT_RECORD_WORDS, SPLIT_ROWS, SPLIT_TENSORS, SplitFactors, SplitParams,
+    SplitTensor, Switches, TensorView, panel_columns,
 };
 
 /// What comes before and behind a forward of f32 in two parts.
+///
+/// The pass in f32 that follows is launched twice: where operands need it, it gives o and lse; where the
+/// output alone does, o. So lse is of parts unless operands are such that a backward, which finds the same
+/// of them, makes its scores in f32, too ([`ForwardAgain`](super::ForwardAgain)). Each of both launches looks
+/// at a pair of words, one of them a 0:
+///
+/// ```text
+/// turn - 4  0                                                   first pair: o and lse
+/// turn      how often operands are not as exact as f32
+/// turn + 4  how often the output is not                         second pair: o
+/// turn + 8  0
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperandsPlan {
-    /// The kernel that measures operands, and the one that splits them.
+    /// The kernel that measures operands, which has a block more that makes the second pair 0, and the one
+    /// that splits them.
     pub launches: [KernelLaunch; 2],
-    /// The parameter of both. What is in the workspace counts from its beginning.
+    /// The parameter of the one that splits. What is in the workspace counts from its beginning.
     pub params: SplitParams,
     /// What the main kernel is told. Likewise.
     pub factors: SplitFactors,
@@ -29,28 +45,39 @@ pub struct OperandsPlan {
     pub workspace_bytes: u64,
 }
 
+/// The parameters of the kernels around a main one that multiplies parts.
+pub(crate) struct OperandsParams {
+    /// Of the kernel that measures.
+    pub measure: SplitParams,
+    /// Of the kernel that splits.
+    pub split: SplitParams,
+    /// What the main kernel is told.
+    pub factors: SplitFactors,
+    /// Of both launches in f32.
+    pub exact: [ForwardFmaParams; 2],
+}
+
 impl OperandsPlan {
-    /// The parameters with the workspace at `address`: of the kernels that split, of what the main kernel is
-    /// told, and of the one that follows.
-    pub(crate) fn at(&self, address: DevicePointer) -> (SplitParams, SplitFactors, ForwardFmaParams) {
-        let (mut params, mut factors) = (self.params, self.factors);
-        for tensor in &mut params.tensors {
+    /// The parameters with the workspace at `address`.
+    pub(crate) fn at(&self, address: DevicePointer) -> OperandsParams {
+        let (mut split, mut factors) = (self.params, self.factors);
+        for tensor in &mut split.tensors {
             tensor.parts += address;
             tensor.records += address;
         }
-        let of_params = [&mut params.score_factors, &mut params.value_factors, &mut params.turn];
+        let of_split = [&mut split.score_factors, &mut split.value_factors, &mut split.turn];
         let of_factors = [&mut factors.score_factors, &mut factors.value_factors, &mut factors.turn];
-        of_params.into_iter().chain(of_factors).for_each(|pointer| *pointer += address);
-        let exact = ForwardFmaParams { forward: self.exact.params, turn: params.turn };
-        (params, factors, exact)
+        of_split.into_iter().chain(of_factors).for_each(|pointer| *pointer += address);
+        let first_pair = split.turn - 4;
+        let measure = SplitParams { turn: first_pair, ..split };
+        let forward = self.exact.params;
+        let exact = [
+            ForwardFmaParams { forward, turn: first_pair },
+            ForwardFmaParams { forward: ForwardParams { lse: 0, ..forward }, turn: first_pair + 8 },
+        ];
+        OperandsParams { measure, split, factors, exact }
     }
 }
-
-/// The most columns of kernels that multiply parts.
-pub(super) const MOST_COLUMNS: u32 = 128;
-
-/// The least columns of q and k: of fewer, what parts are off by is more than what f32 rounds their sum by.
-const LEAST_COLUMNS: u32 = 8;
 
 /// The kernel by which a problem of f32 is computed on tensor cores, if it is; and why or why not.
 pub(super) fn kernel_for(
@@ -62,81 +89,20 @@ pub(super) fn kernel_for(
     if valid.problem.dtype != Dtype::F32 {
         return None;
     }
-    where_asked_for(&valid.problem, || kernel_of_parts(valid, pointers, device), reasons)
+    let at = [pointers.q, pointers.k, pointers.v, pointers.o];
+    with_reason(forward_kernel(valid, at, device), reasons)
 }
 
-/// What `kernel_of_parts` finds, if parts are asked for in a problem of f32; and why or why not.
-pub(super) fn where_asked_for(
-    problem: &ForwardProblem,
-    kernel_of_parts: impl FnOnce() -> Result<&'static KernelSpec, String>,
+/// The kernel that multiplies parts, if there is one; and why or why not.
+pub(super) fn with_reason(
+    kernel: Result<&'static KernelSpec, String>,
     reasons: &mut Vec<String>,
 ) -> Option<&'static KernelSpec> {
-    let kernel = match problem.precision {
-        Some(Precision::Fma) => Err("asked for".to_owned()),
-        // A forward does not know what its backward will be (docs/f32-tensor-cores.md).
-        None => Err("fast3 is not asked for".to_owned()),
-        Some(Precision::Fast3) => kernel_of_parts(),
-    };
     reasons.push(match &kernel {
         Ok(_) => "fast3: f32 as two f16 parts on tensor cores, unless numbers need fma".to_owned(),
         Err(why_not) => format!("fma: {why_not}"),
     });
     kernel.ok()
-}
-
-/// The kernel that multiplies parts, or why there is none.
-fn kernel_of_parts(
-    valid: &ValidForward,
-    pointers: &ForwardPointers,
-    device: &DeviceProperties,
-) -> Result<&'static KernelSpec, String> {
-    if let Some(why_not) = obstacle(valid, [pointers.q, pointers.k, pointers.v, pointers.o]) {
-        return Err(why_not);
-    }
-    let columns = valid.head_dim.max(valid.value_dim);
-    let (major, minor) = device.compute_capability;
-    let on_hopper = can_count_sequences(valid, &mut Vec::new());
-    let runs = |spec: &&KernelSpec| {
-        spec.multiplies_parts
-            && spec.family == Family::Forward
-            && spec.head_dim >= columns
-            && spec.arch.runs_on(major, minor)
-            && spec.shared_bytes <= device.shared_bytes_per_block
-            && (on_hopper || spec.arch != Arch::Sm90a)
-    };
-    let kernel =
-        KERNELS.iter().filter(runs).min_by_key(|spec| (spec.arch != Arch::Sm90a, spec.head_dim));
-    kernel.ok_or_else(|| {
-        format!("no kernel runs with {} bytes of shared memory", device.shared_bytes_per_block)
-    })
-}
-
-/// Why a forward whose q, k, v and o are `at` these addresses does not multiply parts, whatever kernels there
-/// are. Nor does a backward then: its scores must be off as those of the forward are, so that what would be
-/// an obstacle to it is one to the forward, too.
-pub(super) fn obstacle(valid: &ValidForward, at: [DevicePointer; 4]) -> Option<String> {
-    let (problem, columns) = (&valid.problem, valid.head_dim.max(valid.value_dim));
-    let tensors = [("q", &problem.q), ("k", &problem.k), ("v", &problem.v), ("o", &problem.o)];
-    let unaligned = || {
-        let mut all = tensors.into_iter().zip(at);
-        all.find(|((_, layout), at)| !layout.rows_aligned(*at, Dtype::F32, 16))
-            .map(|((name, _), _)| name)
-    };
-    if columns > MOST_COLUMNS {
-        Some(format!("head_dim {columns} is above {MOST_COLUMNS}"))
-    } else if valid.head_dim < LEAST_COLUMNS {
-        Some(format!("head_dim {} is below {LEAST_COLUMNS}", valid.head_dim))
-    } else if problem.num_splits.is_some_and(|ranges| ranges > 1) {
-        Some("ranges of keys are asked for".to_owned())
-    } else if problem.k.elements() == 0 {
-        Some("there are no keys".to_owned())
-    } else if let Some((name, _)) = tensors[..2].iter().find(|(_, layout)| layout.shape[1] == 1) {
-        // A column of one number may be small by chance, whose gradient is then left to fma on the device:
-        // behind a forward that was not.
-        Some(format!("{name} has a single row"))
-    } else {
-        unaligned().map(|name| format!("not every row of {name} starts on 16 bytes"))
-    }
 }
 
 /// Completes the plan of a main kernel that multiplies parts: what makes them, and `exact`, what follows.
@@ -152,7 +118,8 @@ pub(super) fn with_operands(
     let (problem, kernel) = (&valid.problem, plan.variant.kernel);
     let columns = panel_columns(kernel.head_dim);
     let mut workspace = Workspace::default();
-    let turn = workspace.add(8);
+    // Two pairs of words, of which the second is the beginning of a record.
+    let turn = workspace.add(8 + 4 * u64::from(SPLIT_RECORD_WORDS)) + 4;
     let score_factors = workspace.add(4 * pairs(&problem.q));
     let value_factors = workspace.add(4 * pairs(&problem.v));
     let mut params = SplitParams {
@@ -167,6 +134,14 @@ pub(super) fn with_operands(
     let operands = [(&problem.q, pointers.q), (&problem.k, pointers.k), (&problem.v, pointers.v)];
     let Operands { tensors, layouts, blocks } = Operands::of(&operands, columns, &mut workspace)?;
     params.tensors = tensors;
+    // A tensor of no rows, of which a block makes a record of zeros.
+    params.tensors[operands.len()] = SplitTensor {
+        records: turn + 4,
+        heads: 1,
+        chunks: 1,
+        first_block: blocks,
+        ..Default::default()
+    };
     let rows = [kernel.query_rows, kernel.key_rows, kernel.key_rows];
     let mut maps: [Option<TensorMapDescription>; 3] = [None; 3];
     let mut views = [TensorView::default(); 3];
@@ -183,9 +158,9 @@ pub(super) fn with_operands(
     } else {
         [plan.params.q, plan.params.k, plan.params.v] = views;
     }
-    let launch = |family| KernelLaunch { variant: only(family), blocks };
+    let launch = |family, blocks| KernelLaunch { variant: only(family), blocks };
     plan.operands = Some(OperandsPlan {
-        launches: [launch(Family::MeasureOperands), launch(Family::SplitOperands)],
+        launches: [launch(Family::MeasureOperands, blocks + 1), launch(Family::SplitOperands, blocks)],
         params,
         factors: SplitFactors {
             score_factors,

@@ -2,7 +2,7 @@
 
 use super::tests::{device, plan, pointers};
 use super::*;
-use crate::problem::{AlibiSlopes, BackwardProblem, ForwardProblem, Precision};
+use crate::problem::{AlibiSlopes, BackwardProblem, ForwardProblem, Precision, Sequences};
 
 /// Heads that share keys.
 fn large(head_dim: usize) -> ForwardProblem {
@@ -27,8 +27,64 @@ fn f32_is_split_where_that_is_asked_for() {
     assert_eq!(fast(large(32)), "forward_f32_d64_sm90a");
     assert_eq!(fast(small()), "forward_f32_d64_sm90a");
     assert_eq!(name(&large(64).with_precision(Precision::Fma)), "forward_f32_d64_sm80");
-    assert_eq!(name(&large(64)), "forward_f32_d64_sm80");
-    assert_eq!(name(&small()), "forward_f32_d64_sm80");
+}
+
+/// A problem of one batch, `heads` heads, so many queries and keys, and 64 columns.
+fn of_size(heads: usize, queries: usize, keys: usize) -> ForwardProblem {
+    let [q, kv] = [queries, keys].map(|rows| Layout::bshd([1, rows, heads, 64]));
+    ForwardProblem::new(Dtype::F32, q, kv, kv)
+}
+
+#[test]
+fn f32_is_split_unasked_where_there_is_enough_to_do() {
+    let fast = "forward_f32_d64_sm90a";
+    let fma = "forward_f32_d64_sm80";
+    assert_eq!(name(&large(64)), fast);
+    assert_eq!(name(&small()), fma);
+    assert_eq!(name(&of_size(16, 512, 512)), fast);
+    assert_eq!(name(&of_size(16, 256, 512)), fma);
+    assert_eq!(name(&of_size(16, 8192, 256)), fast);
+    assert_eq!(name(&of_size(16, 8192, 255)), fma);
+    assert_eq!(name(&of_size(16, 8192, 8192).with_window(Some(100), Some(100))), fma);
+    assert_eq!(name(&of_size(16, 8192, 8192).with_window(None, Some(0))), fast);
+    // Few query tiles: fused multiply-adds over ranges of keys have more blocks.
+    assert_eq!(name(&of_size(8, 64, 65536).with_num_splits(1)), fma);
+    assert_eq!(name(&of_size(40, 64, 65536).with_num_splits(1)), fast);
+    // A backward does not know of ranges, so that these decide nothing.
+    assert_eq!(name(&large(64).with_num_splits(3)), fast);
+    let obstructed = plan(&large(63), &pointers());
+    assert_eq!(obstructed.operands, None);
+    let why = "fma: not every row of q starts on 16 bytes".to_owned();
+    assert!(obstructed.reasons.contains(&why), "{:?}", obstructed.reasons);
+}
+
+#[test]
+fn packed_sequences_are_split_unasked_by_what_there_is_at_most() {
+    let of = |sequences: usize, longest: usize| {
+        let layout = Layout::packed([sequences * longest / 2, 16, 64]);
+        let (count, max_query_rows, max_key_rows) = (sequences, longest, longest);
+        let packed = Sequences::Packed { count, max_query_rows, max_key_rows };
+        let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout).with_sequences(packed);
+        let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
+        plan(&problem, &pointers).operands.is_some()
+    };
+    assert!(of(8, 1024));
+    assert!(!of(64, 128));
+    assert!(!of(1, 512));
+}
+
+/// Where gradients cannot be of parts, lse would have to be computed again: that is not worth it unasked, but
+/// for an output alone.
+#[test]
+fn a_device_without_gradients_of_parts_splits_an_output_unasked() {
+    let device = older(99 << 10);
+    let of = |problem: &ForwardProblem| plan_on(problem, &device).operands.is_some();
+    assert!(of(&large(64).with_precision(Precision::Fast3)));
+    assert!(of(&large(64).without_lse()));
+    assert!(!of(&large(64)));
+    let why = "fma: of gradients no kernel runs with 101376 bytes of shared memory".to_owned();
+    let reasons = plan_on(&large(64), &device).reasons;
+    assert!(reasons.contains(&why), "{reasons:?}");
 }
 
 #[test]
@@ -44,7 +100,16 @@ fn the_plan_says_why_not() {
     assert_eq!(reason(&fast(large(4))), "fma: head_dim 4 is below 8");
     assert_eq!(reason(&fast(large(64)).with_num_splits(2)), "fma: ranges of keys are asked for");
     assert_eq!(reason(&fast(large(63))), "fma: not every row of q starts on 16 bytes");
-    assert_eq!(reason(&large(64)), "fma: fast3 is not asked for");
+    let little = "fma: 2508800 operations: parts would take as long to make";
+    assert_eq!(
+        reason(&of_size(1, 70, 140)),
+        "fma: a query sees at most 140 keys: parts would take as long to make"
+    );
+    assert_eq!(reason(&of_size(1, 35, 280)), little);
+    assert_eq!(
+        reason(&of_size(8, 64, 65536).with_num_splits(1)),
+        "fma: 8 query tiles of parts would leave the device idle"
+    );
     let keys = Layout::bshd([1, 0, 2, 64]);
     let none = ForwardProblem::new(Dtype::F32, small().q, keys, keys);
     assert_eq!(reason(&fast(none)), "fma: there are no keys");
@@ -53,7 +118,8 @@ fn the_plan_says_why_not() {
     assert_eq!(reason(&fast(one)), "fma: k has a single row");
 }
 
-/// What a backward cannot have in parts the forward before it has not either: scores are off alike then.
+/// What a forward can know that its backward cannot have in parts it has not either: scores are off alike
+/// then, with nothing computed again.
 #[test]
 fn a_forward_is_of_parts_only_where_its_backward_can_be() {
     for (rows, [head_dim, value_dim], of_parts) in [
@@ -72,10 +138,10 @@ fn a_forward_is_of_parts_only_where_its_backward_can_be() {
         let [q, k, v, o, lse] = [0x1000, 0x2000, 0x3000, 0x4000, 0x5000];
         let [d_o, dq, dk, dv] = [0x6000, 0x7000, 0x8000, 0x9000];
         let of_backward = BackwardPointers { q, k, v, o, lse, d_o, dq, dk, dv, ..Default::default() };
-        let of_backward = plan_backward(&backward, &device(), &of_backward).unwrap().operands;
+        let of_backward = plan_backward(&backward, &device(), &of_backward).unwrap();
         let of_forward = plan(&forward, &pointers()).operands;
-        let got = [of_forward.is_some(), of_backward.is_some()];
-        assert_eq!(got, [of_parts; 2], "{rows:?} {head_dim} {value_dim}");
+        let got = [of_forward.is_some(), of_backward.operands.is_some(), of_backward.again.is_some()];
+        assert_eq!(got, [of_parts; 3], "{rows:?} {head_dim} {value_dim}");
     }
 }
 
@@ -106,7 +172,7 @@ fn older_devices_multiply_parts_by_kernels_of_their_own() {
     let small = plan_on(&small().with_precision(Precision::Fast3), &older(99 << 10));
     assert_eq!(small.variant.kernel.name, "forward_f32_d64_parts_sm80");
     let unasked = plan_on(&large(64), &older(163 << 10));
-    assert_eq!((unasked.variant.kernel.name, unasked.operands), ("forward_f32_d64_sm80", None));
+    assert_eq!(unasked.variant.kernel.name, "forward_f32_d64_parts_sm80");
 }
 
 #[test]
@@ -143,12 +209,24 @@ fn only_f32_is_split() {
 fn what_is_in_the_workspace_does_not_overlap() {
     let plan = plan(&large(72).with_precision(Precision::Fast3), &pointers());
     let operands = plan.operands.unwrap();
-    let (params, factors, exact) = operands.at(1 << 20);
-    assert_eq!([factors.turn, exact.turn], [params.turn; 2]);
+    let OperandsParams { measure, split: params, factors, exact } = operands.at(1 << 20);
+    // The words of operands and of the output are one behind the other, each in a pair with a 0.
+    assert_eq!(
+        [factors.turn, measure.turn + 4, exact[0].turn + 4, exact[1].turn],
+        [params.turn, params.turn, params.turn, params.turn + 4]
+    );
+    assert!(exact.iter().all(|exact| exact.turn % 8 == 0));
+    assert_eq!(exact.map(|exact| exact.forward.lse), [pointers().lse, 0]);
+    // A record of zeros, by a block more of the kernel that measures, has the second pair.
+    let zeros = params.tensors[3];
+    assert_eq!((zeros.records, zeros.rows, zeros.chunks), (params.turn + 4, 0, 1));
     assert_eq!([factors.query_heads, factors.key_heads], [8, 2]);
     // f16 in two parts of 128 columns, and a record of 130 words for 128 rows.
-    let mut parts =
-        vec![(params.turn, 8), (params.score_factors, 4 * 2 * 8), (params.value_factors, 4 * 2 * 2)];
+    let mut parts = vec![
+        (measure.turn, 8 + 4 * 130),
+        (params.score_factors, 4 * 2 * 8),
+        (params.value_factors, 4 * 2 * 2),
+    ];
     for (tensor, rows) in params.tensors.iter().zip([2048, 1024, 1024]) {
         let heads = u64::from(2 * tensor.heads);
         parts.push((tensor.parts, heads * rows * 2 * 2 * 128));
@@ -162,8 +240,9 @@ fn what_is_in_the_workspace_does_not_overlap() {
     }
     let blocks = params.tensors.map(|tensor| tensor.first_block);
     // Of dO, which a forward has not, there are none.
-    assert_eq!(blocks, [0, 16 * 16, 16 * 16 + 4 * 8, 16 * 16 + 2 * 4 * 8]);
-    assert!(operands.launches.iter().all(|launch| launch.blocks == 16 * 16 + 2 * 4 * 8));
+    let all = 16 * 16 + 2 * 4 * 8;
+    assert_eq!(blocks, [0, 16 * 16, 16 * 16 + 4 * 8, all]);
+    assert_eq!(operands.launches.map(|launch| launch.blocks), [all + 1, all]);
 }
 
 #[test]

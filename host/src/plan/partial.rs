@@ -74,7 +74,7 @@ fn statistics_bytes(valid: &ValidForward) -> u64 {
 ///
 /// Positions, window and mask are those of the problem, whose keys are those of this pass: whoever takes a
 /// causal problem apart gives each pass the alignment or the window that its keys have. Bias and boolean mask
-/// are those of this pass's keys; sinks count in the last one.
+/// are those of this pass's keys; sinks count in the last one. f32 is by fused multiply-adds.
 ///
 /// # Errors
 /// Those of [`plan_forward`](super::plan_forward); [`PartialError::Positions`] for dropout and ALiBi, which
@@ -181,7 +181,9 @@ impl ValidBackward {
 
 /// Plans one of several backward passes over some of the keys.
 ///
-/// Positions are as for [`plan_forward_partial`].
+/// Positions are as for [`plan_forward_partial`]. f32 is by fused multiply-adds, as in forward passes over
+/// some of the keys, whatever the problem asks: o and lse of a pass over all keys at once are to be of
+/// [`Precision::Fma`], too.
 ///
 /// # Errors
 /// Those of [`plan_backward`](super::plan_backward); [`PartialError::Positions`]; [`PartialError::NotAdded`]
@@ -202,11 +204,8 @@ pub fn plan_backward_partial(
     if !partial.is_last {
         (problem.dq, pointers.dq, dq_dtype) = (valid.state_layout(), partial.state, Dtype::F32);
     }
-    // Forward passes over some of the keys are fused multiply-adds, and so the scores that lse is of.
-    let is_whole = partial.is_first && partial.is_last;
-    if let Some(precision) = problem.forward.precision.as_mut().filter(|_| !is_whole) {
-        *precision = Precision::Fma;
-    }
+    // As in forward passes over some of the keys: what scores are off by is to be the same.
+    problem.forward.precision = Some(Precision::Fma);
     let ValidForward { query_rows, key_rows, .. } = valid.forward;
     let forward = valid.forward.with(problem.forward, query_rows, key_rows);
     let into = ValidBackward { problem, forward };

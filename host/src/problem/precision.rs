@@ -4,13 +4,15 @@ use std::fmt;
 
 /// How products of f32 are made, and so how long they take; what is rounded, and when, is said in
 /// docs/semantics.md, section 3. Not looked at for other element types.
+///
+/// Where none is asked for, it is [`Precision::Fast3`] where that takes less time, and else
+/// [`Precision::Fma`]: one choice for a forward and its backward, whose problems must have the same tensors
+/// and the same precision (docs/f32-tensor-cores.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// On tensor cores: each number as the sum of two f16, three products for one, sums in f32. Where the
     /// kernel that makes the parts finds numbers for which that is not as exact as f32 (or that are not
-    /// finite), and where there is no kernel for it, as [`Precision::Fma`]. lse is up to 3.6 times as far
-    /// off as with that, and gradients made of it may be beyond the tolerance rule. Gradients are made so,
-    /// too, where it is asked for in the problem of a backward pass.
+    /// finite), and where there is no kernel for it, as [`Precision::Fma`].
     Fast3,
     /// Fused multiply-adds of f32.
     Fma,

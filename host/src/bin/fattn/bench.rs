@@ -57,7 +57,7 @@ pub struct BenchArguments {
     #[arg(long)]
     pack_gqa: Option<bool>,
     /// How products of f32 are made: on tensor cores (fast3), where there are kernels for it, or by
-    /// fused multiply-adds (fma), as by default.
+    /// fused multiply-adds (fma); by default as takes less time.
     #[arg(long, value_name = "fast3|fma", value_parser = crate::task::precision)]
     precision: Option<Precision>,
     /// Instead of --seqlen and --batch: 12 packed sequences of 33 to 4096 rows, 16384 together.

@@ -63,7 +63,7 @@ pub struct TaskArguments {
     #[arg(long, value_name = "N", requires = "dropout")]
     offset: Option<u64>,
     /// How products of f32 are made: on tensor cores (fast3), where there are kernels for it, or by
-    /// fused multiply-adds (fma), as by default.
+    /// fused multiply-adds (fma); by default as takes less time.
     #[arg(long, value_name = "fast3|fma", value_parser = precision)]
     precision: Option<Precision>,
     /// Element type of o, dq, dk and dv; that of q if not given.

@@ -4,12 +4,13 @@
 
 use super::super::operands::{self, Operands, Workspace};
 use super::super::{count_blocks, view};
+use super::again::AgainLaunches;
 use super::{BackwardPlan, BackwardPointers, KernelLaunch, sibling};
 use crate::driver::{DevicePointer, DeviceProperties};
 use crate::error::Result;
-use crate::problem::ValidBackward;
+use crate::problem::{ForwardProblem, ValidBackward, ValidForward};
 use kernels_gpu::abi::{
-    Access, BackwardParams, BackwardPartsParams, Dtype, Family, KERNELS, KernelSpec, KernelVariant,
+    Access, BackwardParams, BackwardPartsParams, Family, KERNELS, KernelSpec, KernelVariant,
     SPLIT_MOST_DP, SPLIT_MOST_SCORE, SPLIT_TENSORS, SplitParams, TensorView, panel_columns,
 };
 
@@ -53,9 +54,13 @@ impl BackwardOperands {
 impl BackwardPlan {
     /// Where the operands' part of the workspace begins.
     pub(super) fn operands_begin(&self) -> u64 {
-        let before =
-            self.statistics_bytes() + self.accumulator_bytes() + self.slot_bytes() + self.note_bytes();
-        before.next_multiple_of(BackwardPlan::WORKSPACE_ALIGNMENT.into())
+        self.sums_end().next_multiple_of(BackwardPlan::WORKSPACE_ALIGNMENT.into())
+    }
+
+    /// Where it ends, or what stands before it, if it has none.
+    pub(super) fn operands_end(&self) -> u64 {
+        let operands = self.operands.as_ref();
+        operands.map_or(self.sums_end(), |operands| self.operands_begin() + operands.workspace_bytes)
     }
 
     /// The parameters of kernels that make and multiply parts, if it has any, with a workspace at
@@ -70,34 +75,29 @@ impl BackwardPlan {
     }
 }
 
-/// The kernel that multiplies parts, if a problem of f32 is computed so; and why or why not. `exact` is the
-/// one of fused multiply-adds.
-pub(super) fn kernel_for(
-    valid: &ValidBackward,
+/// The kernel by which the forward before a backward has multiplied parts, or why it has not.
+pub(super) fn forward_kernel(
+    forward: &ValidForward,
     pointers: &BackwardPointers,
-    exact: &KernelSpec,
     device: &DeviceProperties,
-    reasons: &mut Vec<String>,
-) -> Option<&'static KernelSpec> {
-    if exact.dtype != Dtype::F32 {
-        return None;
-    }
-    let kernel = || kernel_of_parts(valid, pointers, exact, device);
-    operands::where_asked_for(&valid.forward.problem, kernel, reasons)
+) -> Result<&'static KernelSpec, String> {
+    // There is an lse, whatever the problem of the backward says of it.
+    let problem = ForwardProblem { wants_lse: true, ..forward.problem };
+    let forward = forward.with(problem, forward.query_rows, forward.key_rows);
+    let at = [pointers.q, pointers.k, pointers.v, pointers.o];
+    operands::forward_kernel(&forward, at, device)
 }
 
-/// The kernel that multiplies parts, or why there is none.
-fn kernel_of_parts(
+/// The kernel that multiplies parts, or why there is none, behind a forward of which `of_forward` says the
+/// same. `exact` is the one of fused multiply-adds.
+pub(super) fn kernel_for(
     valid: &ValidBackward,
-    pointers: &BackwardPointers,
+    of_forward: Result<&'static KernelSpec, String>,
     exact: &KernelSpec,
     device: &DeviceProperties,
 ) -> Result<&'static KernelSpec, String> {
     // A score that is off otherwise than that of the forward is not as exact a p, where logits are large.
-    let of_forward = [pointers.q, pointers.k, pointers.v, pointers.o];
-    if let Some(why_not) = operands::obstacle(&valid.forward, of_forward) {
-        return Err(why_not);
-    }
+    of_forward?;
     if valid.forward.is_empty() {
         return Err("there are no queries".to_owned());
     }
@@ -113,9 +113,7 @@ fn kernel_of_parts(
             && spec.arch.runs_on(major, minor)
             && spec.shared_bytes <= device.shared_bytes_per_block
     };
-    KERNELS.iter().find(runs).ok_or_else(|| {
-        format!("no kernel runs with {} bytes of shared memory", device.shared_bytes_per_block)
-    })
+    KERNELS.iter().find(runs).ok_or_else(|| operands::no_kernel(device))
 }
 
 /// Parts of the operands of a problem, for the kernel that multiplies them, and how many blocks make them;
@@ -163,16 +161,17 @@ pub(super) fn operands(
     Ok((BackwardOperands { params, views, key_blocks, workspace_bytes }, blocks))
 }
 
-/// The launches of a pass with parts, from those of the one of fused multiply-adds: the kernels that make
-/// parts, of which there are `blocks` blocks, and that multiply them, before those that compute in f32.
+/// The launches of a pass with parts, from those of the one of fused multiply-adds: first the kernels that
+/// make parts, of which there are `blocks` blocks; then a forward, if numbers need fused multiply-adds; then
+/// those that multiply parts, with statistics of the given o and lse, and those of fused multiply-adds.
 ///
 /// # Errors
 /// [`GridTooLarge`](crate::Error::GridTooLarge), [`KernelMissing`](crate::Error::KernelMissing).
 pub(super) fn launches(
-    exact: Vec<KernelLaunch>,
+    exact: &[KernelLaunch],
     main: KernelVariant,
-    operands: &BackwardOperands,
-    blocks: u32,
+    (operands, blocks): (&BackwardOperands, u32),
+    again: &AgainLaunches,
     params: &BackwardParams,
 ) -> Result<Vec<KernelLaunch>> {
     let &BackwardParams { batches, query_heads, query_rows, .. } = params;
@@ -184,21 +183,13 @@ pub(super) fn launches(
     let tiles = query_rows.div_ceil(kernel.query_rows);
     let convert_blocks = count_blocks(tiles, &what, query_heads, batches)?;
     let convert = sibling(kernel, Family::BackwardConvert)?;
-    let mut all = Vec::new();
-    for launch in exact {
-        match launch.variant.kernel.family {
-            Family::Backward => {
-                for family in [Family::MeasureOperands, Family::SplitOperands] {
-                    all.push(KernelLaunch { variant: operands::only(family), blocks });
-                }
-                all.push(KernelLaunch { variant: main, blocks: main_blocks });
-            }
-            Family::BackwardConvert => {
-                all.push(KernelLaunch { variant: convert.into(), blocks: convert_blocks });
-            }
-            _ => {}
-        }
-        all.push(launch);
-    }
-    Ok(all)
+    let making = [Family::MeasureOperands, Family::SplitOperands];
+    let making = making.map(|family| KernelLaunch { variant: operands::only(family), blocks });
+    let of_parts = exact.iter().map(|launch| match launch.variant.kernel.family {
+        Family::Backward => KernelLaunch { variant: main, blocks: main_blocks },
+        Family::BackwardConvert => KernelLaunch { variant: convert.into(), blocks: convert_blocks },
+        _ => *launch,
+    });
+    let first = making.into_iter().chain(again.fills).chain([again.forward]);
+    Ok(first.chain(of_parts).chain(exact.iter().copied()).collect())
 }

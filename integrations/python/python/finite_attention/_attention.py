@@ -82,9 +82,9 @@ def attention(
         deterministic: of gradients by PyTorch: the same bits from run to run. The forward always is.
         num_splits: how many ranges of keys are worked on side by side; as many as pay off if ``None``.
         pack_gqa: whether query heads of a key head are worked on together; where it pays off if ``None``.
-        precision: how products of f32 are made, of gradients too: ``"fma"``, by fused multiply-adds, as if ``None``,
-            or ``"fast3"``, on tensor cores, each number as the sum of two f16. It is ``"fma"`` all the same where no
-            kernel does that, and where numbers are such that it would not be as exact.
+        precision: how products of f32 are made, of gradients too: ``"fma"``, by fused multiply-adds, or
+            ``"fast3"``, on tensor cores, each number as the sum of two f16; what takes less time if ``None``. It is
+            ``"fma"`` all the same where no kernel does that, and where numbers are such that it would not be as exact.
         device: where arrays of the host go: ``emulated:sm_90a``, ``emulated:sm_80``, ``cuda:0`` and so on;
             :func:`finite_attention.default_device` if ``None``. Of tensors on a GPU at most that GPU, or
             ``cuda:N:sm_80`` for the kernels of another target.

@@ -49,10 +49,11 @@ pub(super) fn are_short(valid: &ValidForward, head_dim: u32, device: &DeviceProp
 /// 1.010 (1.009), S8192 1.02 to 1.03 (1.019); causal S1024 0.961 (0.952), S4096 0.983 (0.981), S8192 1.009
 /// (1.005), S16384 1.024 (1.019).
 fn suits_80(valid: &ValidForward) -> bool {
-    // In packed sequences rows are padded to a whole number of tiles of 64 and 128. With dropout the kernel
-    // lacks registers.
+    // In packed sequences rows are padded to a whole number of tiles of 64 and 128. With dropout or a softcap
+    // the kernel lacks registers.
     !valid.is_packed()
         && valid.dropout().is_none()
+        && valid.softcap.is_none()
         && COST_OF_80 * Count::of(valid, WIDE_128).all < 100 * Count::of(valid, SHORT_128).all
 }
 
@@ -174,6 +175,7 @@ mod tests {
         };
         assert!(!are_short(128, problem(16384)));
         assert!(are_short(128, problem(16384).with_attn_mask(mask)));
+        assert!(are_short(128, problem(16384).with_softcap(30.0)));
         let layout = Layout::bshd([1, 16384, 32, 64]);
         let narrow = ForwardProblem::new(Dtype::Bf16, layout, layout, layout);
         assert!(are_short(64, narrow));

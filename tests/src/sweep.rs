@@ -293,7 +293,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: None,
         opcode: "wgmma.fence",
-        through: &["E::start_gradient(&mut dk"],
+        through: &["E::start_gradient(dk, ds, query)"],
         why: "ds and dk are last touched before the fence of the product of dv",
     },
     Explanation {

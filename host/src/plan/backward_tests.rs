@@ -71,7 +71,7 @@ fn capped_rows_are_looked_at_for_steep_ones_where_the_cap_or_sinks_allow_them() 
     let is_on = |cap, has_sinks| {
         let mut problem = problem(Dtype::Bf16, 128);
         (problem.forward.softcap, problem.forward.has_sinks) = (cap, has_sinks);
-        plan(&problem).main_kernel().unwrap().switches.contains(Switch::SteepCap)
+        problem.forward.validate().unwrap().backward_switches().contains(Switch::SteepCap)
     };
     assert!(!is_on(None, true) && !is_on(Some(50.0), false) && !is_on(Some(191.0), false));
     assert!(is_on(Some(192.0), false) && is_on(Some(50.0), true));

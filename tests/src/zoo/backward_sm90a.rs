@@ -8,7 +8,7 @@ mod softcap;
 mod stretches;
 mod three;
 
-use super::{Family, LSE, Mutant, STATISTIC, VISIBLE_END, features, moved, other_parity};
+use super::{Family, LSE, Mutant, STATISTIC, VISIBLE_END, features, moved, other_parity, result_is};
 use crate::ptx::{Which, dropped, one_more, operand, with_operand};
 use crate::shapes::{cases, many_key_tiles, nothing_to_repair, ragged};
 use crate::sweep::no_wait;
@@ -215,10 +215,8 @@ fn products() -> Vec<Mutant> {
             .edit("fence.proxy.async", &[FENCE], Which::Number(0), dropped)
             .finding(NO_FENCE, &[DQ]),
         mutant("ds is written where it is read: one stage for all")
-            .edit("add.s32", &["room.rs: self.first_ds + stage"], Which::All, |line| {
-                let from = operand(line, 2);
-                let masked = with_operand(line, 2, "%even");
-                format!("{{ .reg .b32 %even; and.b32 %even, {from}, -16385; {masked} }}")
+            .edit("shl.b32", &["room.rs: self.first_ds + stage"], Which::All, |line| {
+                result_is(line, "0")
             })
             .finding(RACE, &["store_transposed"])
             .finding(IN_FLIGHT, &["store_transposed"]),

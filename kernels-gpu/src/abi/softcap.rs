@@ -5,8 +5,8 @@
 pub const STEEP_CAP: f32 = 192.0;
 
 /// `tanh(factor s)` of small products s, as `s (factor + w (c3 + w (c5 + ...)))` with `w = s^2`: powers of
-/// the factor are in the coefficients, which saves two operations a score. Those are the odd polynomials whose
-/// largest relative error, up to where arguments of tanh are small, is smallest.
+/// the factor are in the coefficients, which saves two operations a score. Those are the odd polynomials
+/// whose largest relative error, up to where arguments of tanh are small, is smallest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SoftcapPolynomial<const N: usize> {
     /// Products below this size are small; 0, and none are, where the factor is so small or so large that

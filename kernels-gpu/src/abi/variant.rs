@@ -8,8 +8,8 @@ use core::fmt;
 pub enum Switch {
     /// Scores are capped, `s = cap tanh(s / cap)`: [`ForwardParams::softcap`](super::ForwardParams::softcap).
     Softcap,
-    /// The cap is [so large](super::STEEP_CAP), or there are such sinks, that a capped row can be steep in the
-    /// backward.
+    /// The cap is [so large](super::STEEP_CAP), or there are sinks, so that a capped row can be steep in
+    /// the backward.
     SteepCap,
     /// A bias of the dtype of q is added to scores: [`ScoreParams::bias`](super::ScoreParams::bias).
     Bias,

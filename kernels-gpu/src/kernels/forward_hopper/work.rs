@@ -25,8 +25,8 @@ pub(super) enum Next {
 }
 
 /// How a warpgroup goes through its key tiles: last to first or, with ALiBi, from
-/// [another one](crate::attention::query_block::QueryBlock::first_key_tile) to the first, and then from the last
-/// one to the one behind that.
+/// [another one](crate::attention::query_block::QueryBlock::first_key_tile) to the first, and then from the
+/// last one to the one behind that.
 pub(super) struct Turn {
     begin: i32,
     end: i32,

@@ -137,19 +137,24 @@ def _signed(number: Any) -> Any:
     return None if number is None else (number + _SIGN & 2 * _SIGN - 1) - _SIGN
 
 
-def _with_seed(q: Tensor, options: Options) -> tuple[Options, Tensor]:
+def _with_seed(q: Tensor, options: Options) -> Options:
     """With dropout that has no seed of the caller: one of PyTorch's generator of the device."""
+    if options.dropout == 0.0 or options.seed is not None:
+        return options
+    if q.is_cuda:
+        generator = torch.cuda.default_generators[q.device.index]
+        seed, offset = generator.initial_seed(), generator.get_offset()
+        generator.set_offset(offset + 4)  # the generator counts in steps of four
+    else:
+        seed, offset = torch.randint(-_SIGN, _SIGN - 1, (2,), dtype=torch.int64).tolist()
+    return replace(options, seed=seed, offset=offset)
+
+
+def _random(q: Tensor, options: Options) -> Tensor:
+    """The third result of a forward pass with this q."""
     if options.dropout == 0.0:
-        return options, torch.empty(0, dtype=torch.int64, device=q.device)
-    if options.seed is None:
-        if q.is_cuda:
-            generator = torch.cuda.default_generators[q.device.index]
-            seed, offset = generator.initial_seed(), generator.get_offset()
-            generator.set_offset(offset + 4)  # the generator counts in steps of four
-        else:
-            seed, offset = torch.randint(-_SIGN, _SIGN - 1, (2,), dtype=torch.int64).tolist()
-        options = replace(options, seed=seed, offset=offset)
-    return options, _seed_tensor(options)
+        return torch.empty(0, dtype=torch.int64, device=q.device)
+    return _seed_tensor(options)
 
 
 # --- without the dispatcher ------------------------------------------------------------------------------
@@ -184,7 +189,7 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         *tensors, options, out_dtype, device = inputs
-        o, lse, options, _ = _forward_on_gpu(tensors, options, out_dtype, device)
+        o, lse, options = _forward_on_gpu(tensors, options, out_dtype, device)
         ctx.save_for_backward(*tensors[:5], o, lse, *tensors[5:])
         ctx.options, ctx.device = options, device
         ctx.set_materialize_grads(False)
@@ -225,22 +230,29 @@ def _dense(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
+def _current_stream(index: int) -> int:
+    """The current stream of a GPU, without an object around it where this PyTorch can say so."""
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw(index) if raw else torch.cuda.current_stream(index).cuda_stream
+
+
 class _Gpu:
     """The GPU of a call's tensors, and its current stream."""
 
     def __init__(self, name: str | None, **tensors: Tensor | None) -> None:
         like, first = next(iter(tensors.items()))
         assert first is not None
-        place = first.device
+        place, index = first.device, first.get_device()
         for argument, tensor in tensors.items():
-            if tensor is not None and tensor.device != place:
+            # Compared as integers, -1 being the host, since devices are objects that are made anew each time.
+            if tensor is not None and tensor.get_device() != index:
                 raise ValueError(f"{argument}: expected device {place} like {like}, got {tensor.device}")
-        own = f"cuda:{place.index}"
+        own = f"cuda:{index}"
         if name is not None and name != own and not name.startswith(own + ":"):
             raise ValueError(f"device: expected {own}, where {like} is, or a target of it, got {name!r}")
         self.place = place
         self.device = open_device(name or own)
-        self.stream = torch.cuda.current_stream(place).cuda_stream
+        self.stream = _current_stream(index)
         self._held: list[Tensor] = []
 
     def allocate(self, count: int) -> int:
@@ -266,17 +278,17 @@ class _Gpu:
 
 def _forward_gpu(q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks, seed, offset, out_dtype, *spread):
     tensors = (q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks)
-    o, lse, _, random = _forward_on_gpu(tensors, _gathered(spread, seed, offset), out_dtype, spread[-1])
-    return o, lse, random
+    o, lse, options = _forward_on_gpu(tensors, _gathered(spread, seed, offset), out_dtype, spread[-1])
+    return o, lse, _random(q, options)
 
 
 def _forward_on_gpu(tensors, options, out_dtype, device):
-    """o, lse, the options with the seed that was drawn, and that as a tensor."""
+    """o, lse, and the options with the seed that was drawn."""
     q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks = tensors
     _check_shapes(q, k, v, cu_q, cu_k)
     gpu = _Gpu(device, q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, bias=bias, mask=mask,
                alibi_slopes=alibi_slopes, sinks=sinks)
-    options, random = _with_seed(q, options)
+    options = _with_seed(q, options)
     q, k, v = _columns(q), _columns(k), _columns(v)
     alibi_slopes, sinks = _dense(alibi_slopes), _dense(sinks)
     o = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=out_dtype or q.dtype)
@@ -286,18 +298,19 @@ def _forward_on_gpu(tensors, options, out_dtype, device):
     inputs = (_of_gpu(q), _of_gpu(k), _of_gpu(v), _of_gpu(_dense(cu_q)), _of_gpu(_dense(cu_k)))
     problem: Any = (native, inputs, scores, (_of_gpu(o), _of_gpu(lse)))
     _anomaly.forward(gpu.device, problem, gpu.allocate, gpu.stream)
-    return o, lse, options, random
+    return o, lse, options
 
 
 def _backward_gpu(d_o, d_lse, q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slopes, sinks, random,
                   grad_dtype, wants_d_bias, wants_d_sinks, *spread):
     tensors = (q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slopes, sinks)
     wanted = (grad_dtype, wants_d_bias, wants_d_sinks)
-    return _backward_on_gpu(d_o, d_lse, tensors, _replayed(spread, random), wanted, spread[-1])
+    found = _backward_on_gpu(d_o, d_lse, tensors, _replayed(spread, random), wanted, spread[-1])
+    return _all_tensors(q, found)
 
 
 def _backward_on_gpu(d_o, d_lse, tensors, options, wanted, device):
-    """dq, dk, dv, dbias and dsinks; the last two empty unless they are wanted."""
+    """dq, dk, dv, dbias and dsinks, the last two if they are wanted."""
     q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slopes, sinks = tensors
     _check_shapes(q, k, v, cu_q, cu_k)
     gpu = _Gpu(device, q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, do=d_o, dlse=d_lse, o=o,
@@ -305,12 +318,11 @@ def _backward_on_gpu(d_o, d_lse, tensors, options, wanted, device):
     q, k, v, o, d_o = (_columns(tensor) for tensor in (q, k, v, o, d_o))
     alibi_slopes, sinks, lse, d_lse = (_dense(tensor) for tensor in (alibi_slopes, sinks, lse, d_lse))
     dq, dk, dv, d_bias, d_sinks = _gradients(q, k, v, bias, sinks, *wanted)
-    _, wants_d_bias, wants_d_sinks = wanted
     native = options.native()
     scores = gpu.scores(bias, mask, alibi_slopes, sinks, _keys(k, cu_k, options))
     inputs = (_of_gpu(q), _of_gpu(k), _of_gpu(v), _of_gpu(_dense(cu_q)), _of_gpu(_dense(cu_k)))
-    gradients = (_of_gpu(d_o), _of_gpu(d_lse), _of_gpu(dq), _of_gpu(dk), _of_gpu(dv),
-                 _of_gpu(d_bias) if wants_d_bias else None, _of_gpu(d_sinks) if wants_d_sinks else None)
+    gradients = (_of_gpu(d_o), _of_gpu(d_lse), _of_gpu(dq), _of_gpu(dk), _of_gpu(dv), _of_gpu(d_bias),
+                 _of_gpu(d_sinks))
     problem = (native, inputs, scores, (_of_gpu(o), _of_gpu(lse)), gradients)
     _anomaly.backward(gpu.device, problem, gpu.allocate, gpu.stream)
     return dq, dk, dv, d_bias, d_sinks
@@ -338,14 +350,19 @@ def _replayed(spread: tuple[Any, ...], random: Tensor) -> Options:
 
 
 def _gradients(q, k, v, bias, sinks, grad_dtype, wants_d_bias, wants_d_sinks):
-    """Memory for gradients; empty ones where none are wanted."""
+    """Memory for gradients that are wanted."""
     for name, tensor, wanted in (("bias", bias, wants_d_bias), ("sinks", sinks, wants_d_sinks)):
         if wanted and tensor is None:
             raise ValueError(f"d{name}: expected {name} in the problem, got None")
     dtype = grad_dtype or q.dtype
-    d_bias = bias.new_empty(bias.shape) if wants_d_bias else q.new_empty(0)
-    d_sinks = sinks.new_empty(sinks.shape) if wants_d_sinks else q.new_empty(0)
+    d_bias = bias.new_empty(bias.shape) if wants_d_bias else None
+    d_sinks = sinks.new_empty(sinks.shape) if wants_d_sinks else None
     return (*(tensor.new_empty(tensor.shape, dtype=dtype) for tensor in (q, k, v)), d_bias, d_sinks)
+
+
+def _all_tensors(q: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
+    """What an operator gives: empty tensors where there are none."""
+    return tuple(q.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
 # --- on the host -----------------------------------------------------------------------------------------
@@ -365,9 +382,9 @@ def _host_inputs(**tensors: Tensor | None) -> _host.Inputs:
 def _forward_host(q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks, seed, offset, out_dtype, *spread):
     inputs = _host_inputs(q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     scores = _host.Scores(_array(bias), _array(mask), _array(alibi_slopes), _array(sinks))
-    options, random = _with_seed(q, _gathered(spread, seed, offset))
+    options = _with_seed(q, _gathered(spread, seed, offset))
     o, lse = _host.forward(inputs, scores, options, out_dtype, spread[-1])
-    return to_torch(o), to_torch(lse), random
+    return to_torch(o), to_torch(lse), _random(q, options)
 
 
 def _backward_host(d_o, d_lse, q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slopes, sinks, random,
@@ -377,7 +394,7 @@ def _backward_host(d_o, d_lse, q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_sl
     wanted = _host.Wanted(grad_dtype, wants_d_bias, wants_d_sinks)
     found = _host.backward(_array(d_o), _array(d_lse), inputs, (_array(o), _array(lse)), scores,
                            _replayed(spread, random), wanted, spread[-1])
-    return tuple(q.new_empty(0) if one is None else to_torch(one) for one in found)
+    return _all_tensors(q, (None if one is None else to_torch(one) for one in found))
 
 
 # --- while PyTorch compiles ------------------------------------------------------------------------------
@@ -393,7 +410,7 @@ def _forward_fake(q, k, v, cu_q, cu_k, bias, mask, alibi_slopes, sinks, seed, of
 
 def _backward_fake(d_o, d_lse, q, k, v, cu_q, cu_k, o, lse, bias, mask, alibi_slopes, sinks, random,
                    grad_dtype, wants_d_bias, wants_d_sinks, *spread):
-    return _gradients(q, k, v, bias, sinks, grad_dtype, wants_d_bias, wants_d_sinks)
+    return _all_tensors(q, _gradients(q, k, v, bias, sinks, grad_dtype, wants_d_bias, wants_d_sinks))
 
 
 # --- derivatives -----------------------------------------------------------------------------------------

@@ -244,8 +244,10 @@ class _Gpu:
         assert first is not None
         place, index = first.device, first.get_device()
         for argument, tensor in tensors.items():
-            # Compared as integers, -1 being the host, since devices are objects that are made anew each time.
-            if tensor is not None and tensor.get_device() != index:
+            # GPUs as integers first: devices are objects that are made anew each time. Others are all -1.
+            if tensor is None or tensor.is_cuda and tensor.get_device() == index:
+                continue
+            if tensor.device != place:
                 raise ValueError(f"{argument}: expected device {place} like {like}, got {tensor.device}")
         own = f"cuda:{index}"
         if name is not None and name != own and not name.startswith(own + ":"):

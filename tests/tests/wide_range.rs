@@ -2,7 +2,7 @@
 //! right, the kernels are (docs/semantics.md, sections 2 and 3).
 
 use finite_attention::check::{
-    Case, ColumnOrder, GradientInputs, Gradients, Inputs, Surroundings, expected, unfused,
+    Case, Expected, GradientInputs, Gradients, Inputs, Surroundings, expected,
 };
 use finite_attention::reference::{judge_gradient, judge_output, output_allowance, unfused_error};
 use finite_attention::{Dtype, Mode};
@@ -90,20 +90,17 @@ fn what_the_formula_gets_right_is_right() {
             gradients: Some(in_f32),
             ..case.clone()
         };
-        let expected = expected(case, &computed.inputs, &got.inputs, &computed.o);
-        let exact_o: Vec<f32> = expected.o.iter().map(|&o| o as f32).collect();
-        let unfused = |case, given_o| {
-            unfused(case, &computed.inputs, &got.inputs, given_o, ColumnOrder::OF_MEMORY)
-        };
-        let (of_case, formula) = (unfused(case, &computed.o), unfused(&formula_case, &exact_o));
-        let exact = expected.gradients.ok_or("no gradients")?;
-        let naive = of_case.gradients.ok_or("no gradients")?;
-        let in_f32 = formula.gradients.ok_or("no gradients")?;
+        let Expected { o, naive_o, gradients: of_case, .. } =
+            expected(case, &computed.inputs, &got.inputs, &computed.o);
+        let exact_o: Vec<f32> = o.iter().map(|&o| o as f32).collect();
+        let formula = expected(&formula_case, &computed.inputs, &got.inputs, &exact_o);
+        let (exact, naive) = of_case.ok_or("no gradients")?;
+        let (_, in_f32) = formula.gradients.ok_or("no gradients")?;
         let gradient_dtype = case.gradients.ok_or("no gradients")?.dtype;
         let output =
             |name, dtype, got, exact, naive, formula| Output { name, dtype, got, exact, naive, formula };
         let outputs = [
-            output("o", case.output_dtype, &computed.o, &expected.o, &of_case.o, &formula.o),
+            output("o", case.output_dtype, &computed.o[..], &o[..], &naive_o[..], &formula.naive_o[..]),
             output("dq", gradient_dtype, &got.dq, &exact.dq, &naive.dq, &in_f32.dq),
             output("dk", gradient_dtype, &got.dk, &exact.dk, &naive.dk, &in_f32.dk),
             output("dv", gradient_dtype, &got.dv, &exact.dv, &naive.dv, &in_f32.dv),

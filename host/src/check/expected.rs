@@ -1,6 +1,6 @@
 //! What the reference makes of a case.
 
-use super::{Case, ColumnOrder, GradientInputs, Inputs, Part};
+use super::{Case, GradientInputs, Inputs, Part};
 use crate::problem::Dropout;
 use crate::reference::{
     DropoutNumbers, ExactGradients, NaiveGradients, OverScores, Precision, Scores, Sizes,
@@ -16,29 +16,25 @@ pub struct Expected {
     pub o: Vec<f64>,
     /// `[B, Hq, Sq]`, packed `[Hq, Tq]`.
     pub lse: Vec<f64>,
-    /// The gradients, if the case has them.
-    pub gradients: Option<ExactGradients>,
+    /// o of unfused code.
+    pub naive_o: Vec<f32>,
+    /// The gradients, and those of unfused code, if the case has them.
+    pub gradients: Option<(ExactGradients, NaiveGradients)>,
 }
 
-/// What unfused code makes of a case, in logical order.
-#[derive(Clone, Debug)]
-pub struct Unfused {
-    /// `[B, Sq, Hq, Dv]`.
-    pub o: Vec<f32>,
-    /// The gradients, if the case has them.
-    pub gradients: Option<NaiveGradients>,
-}
-
-/// Computes a case in f64, packed sequences one by one. `gradients` are not looked at unless the case has
-/// any; nor is `given_o`, the o that the backward was given: gradients of sinks, which are a number a head,
-/// are of that, as those of unfused code are. Two errors of so few would cancel now and then.
+/// Computes a case in f64 and as unfused code, packed sequences one by one. `gradients` are not looked at
+/// unless the case has any; nor is `given_o`, the o that the backward was given, which unfused code is given,
+/// too: what its rounding costs delta is nothing that a backward could do better. Exact gradients of sinks,
+/// which are a number a head, are of that o as well: two errors of so few would cancel now and then.
 pub fn expected(case: &Case, inputs: &Inputs, gradients: &GradientInputs, given_o: &[f32]) -> Expected {
     let [_, rows, heads, _] = case.problem().q.shape;
     let mut whole = Expected {
         o: Vec::new(),
         lse: if case.packed { vec![f64::NAN; rows * heads] } else { Vec::new() },
-        gradients: case.gradients.map(|_| ExactGradients::default()),
+        naive_o: Vec::new(),
+        gradients: case.gradients.map(|_| (ExactGradients::default(), NaiveGradients::default())),
     };
+    let output = precision(case.output_dtype);
     for part in case.parts() {
         let Part { sizes, first_query, .. } = &part;
         let [q, k, v, d_o] = slices(&part, inputs, &gradients.d_o);
@@ -47,6 +43,8 @@ pub fn expected(case: &Case, inputs: &Inputs, gradients: &GradientInputs, given_
         let exact = exact_with(sizes, &scores, q, k, v);
         let exact_lse = exact.lse.clone();
         whole.o.extend(exact.o);
+        let precisions = [precision(case.dtype), output];
+        whole.naive_o.extend(naive_with(sizes, &scores, precisions, [q, k, v]).o);
         if case.packed {
             for (at, lse) in exact.lse.into_iter().enumerate() {
                 let (head, row) = (at / sizes.query_rows, at % sizes.query_rows);
@@ -55,59 +53,29 @@ pub fn expected(case: &Case, inputs: &Inputs, gradients: &GradientInputs, given_
         } else {
             whole.lse.extend(exact.lse);
         }
-        let (Some(asked), Some(exact)) = (case.gradients, &mut whole.gradients) else { continue };
+        let (Some(asked), Some((exact, naive))) = (case.gradients, &mut whole.gradients) else {
+            continue;
+        };
+        let precisions = [case.dtype, asked.dtype].map(precision);
         let d_lse = asked.has_d_lse.then(|| part_of_lse(case, &part, rows, &gradients.d_lse));
         let more = exact_backward_with(sizes, &scores, [q, k, v], d_o, d_lse.as_deref());
         exact.dq.extend(more.dq);
         exact.dk.extend(more.dk);
         exact.dv.extend(more.dv);
         add_d_bias(case, &part, &mut exact.d_bias, more.d_bias);
+        let given = [given_o, d_o];
         if let Some(sinks) = scores.sinks {
-            let given = [given_o, d_o];
             let d_sinks = exact_d_sinks_of(sizes, sinks, &exact_lse, given, d_lse.as_deref());
             add(&mut exact.d_sinks, 0, d_sinks);
         }
-    }
-    whole
-}
-
-/// Computes a case as unfused code does, packed sequences one by one, with sums over columns in this order.
-/// Its backward is given what the backward was given as o: what its rounding costs delta is nothing that a
-/// backward could do better. Without gradients that is not looked at.
-pub fn unfused(
-    case: &Case,
-    inputs: &Inputs,
-    gradients: &GradientInputs,
-    given_o: &[f32],
-    order: ColumnOrder,
-) -> Unfused {
-    let [_, rows, _, head_dim] = case.problem().q.shape;
-    let value_dim = case.value_dim;
-    let mut whole =
-        Unfused { o: Vec::new(), gradients: case.gradients.map(|_| NaiveGradients::default()) };
-    let output = precision(case.output_dtype);
-    for part in case.parts() {
-        let sizes = &part.sizes;
-        let [q, k, v, d_o] = slices(&part, inputs, &gradients.d_o);
-        let [.., given_o] = slices(&part, inputs, given_o);
-        let scores = part_of_scores(case, &part, inputs);
-        let [q, k] = [q, k].map(|rows| order.apply(rows, head_dim));
-        let [v, d_o, given_o] = [v, d_o, given_o].map(|rows| order.apply(rows, value_dim));
-        let tensors = [&*q, &*k, &*v];
-        let o = naive_with(sizes, &scores, [precision(case.dtype), output], tensors).o;
-        whole.o.extend(order.undo(&o, value_dim).iter());
-        let (Some(asked), Some(naive)) = (case.gradients, &mut whole.gradients) else { continue };
-        let precisions = [case.dtype, asked.dtype].map(precision);
-        let d_lse = asked.has_d_lse.then(|| part_of_lse(case, &part, rows, &gradients.d_lse));
-        let given = [&*given_o, &*d_o];
-        let more = naive_backward_with(sizes, &scores, precisions, tensors, given, d_lse.as_deref());
-        naive.dq.extend(order.undo(&more.dq, head_dim).iter());
-        naive.dk.extend(order.undo(&more.dk, head_dim).iter());
-        naive.dv.extend(order.undo(&more.dv, value_dim).iter());
+        let more = naive_backward_with(sizes, &scores, precisions, [q, k, v], given, d_lse.as_deref());
+        naive.dq.extend(more.dq);
+        naive.dk.extend(more.dk);
+        naive.dv.extend(more.dv);
         add_d_bias(case, &part, &mut naive.d_bias, more.d_bias);
         add(&mut naive.d_sinks, 0, more.d_sinks);
     }
-    if let (Some(naive), Some(bias)) = (&mut whole.gradients, case.d_bias()) {
+    if let (Some((_, naive)), Some(bias)) = (&mut whole.gradients, case.d_bias()) {
         let precision = precision(bias.dtype);
         naive.d_bias.iter_mut().for_each(|value| *value = precision.round(*value));
     }
@@ -289,9 +257,7 @@ mod tests {
             let o = expected(&forward, &inputs, &gradients, &inputs.q).o;
             let o: Vec<f32> = o.into_iter().map(|o| o as f32).collect();
             let whole = expected(&case, &inputs, &gradients, &o);
-            let exact_whole = whole.gradients.unwrap();
-            let naive_whole = unfused(&case, &inputs, &gradients, &o, ColumnOrder::OF_MEMORY);
-            let naive_whole = naive_whole.gradients.unwrap();
+            let (exact_whole, naive_whole) = whole.gradients.unwrap();
             let (bias_shape, mask_shape) =
                 (case.bias().unwrap().layout.shape, case.mask_layout().unwrap().shape);
             let (mut d_bias, mut d_sinks) = (vec![0.0; exact_whole.d_bias.len()], vec![0.0; 2]);

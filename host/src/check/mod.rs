@@ -5,7 +5,6 @@
 
 mod backward;
 mod case;
-mod column_order;
 mod compute;
 mod dynamic;
 mod equivalence;
@@ -27,11 +26,10 @@ mod scores;
 
 pub use backward::ComputedGradients;
 pub use case::{Case, Gradients, Part};
-pub use column_order::ColumnOrder;
 pub use compute::{Computed, compute, compute_with};
 pub use dynamic::{Kept, dynamic_case, with_dynamic_mask};
 pub use equivalence::equivalence_cases;
-pub use expected::{Expected, Unfused, expected, unfused, visible_keys};
+pub use expected::{Expected, expected, visible_keys};
 pub use features::{
     BiasFeature, BiasValues, Dimensions, Features, MaskFeature, ScoreHeads, ScoreInputs, ScorePlacement,
 };

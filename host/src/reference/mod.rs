@@ -36,8 +36,8 @@ pub use naive_backward::{NaiveGradients, naive_backward, naive_backward_with};
 pub use precision::Precision;
 pub use scores::{OverScores, Scores};
 pub use tolerance::{
-    LSE_TOLERANCE, Verdict, allowance, judge_gradient, judge_lse, judge_output, output_allowance,
-    rounding_error, unfused_error,
+    LSE_TOLERANCE, Verdict, judge_gradient, judge_lse, judge_output, output_allowance, rounding_error,
+    unfused_error,
 };
 
 use crate::problem::{CausalAlignment, Mask};

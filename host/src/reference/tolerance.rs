@@ -29,12 +29,7 @@ impl Verdict {
 /// precision: twice the error of unfused code, and a little more where that happens to have none.
 /// FlashAttention's rule.
 pub fn output_allowance(naive: &[f32], exact: &[f64], output: Precision) -> f64 {
-    allowance(unfused_error(naive, exact), exact, output)
-}
-
-/// The same of the error of unfused code, as [`unfused_error`] gives it.
-pub fn allowance(unfused: f64, exact: &[f64], output: Precision) -> f64 {
-    2.0 * unfused + 2.0 * rounding_error(exact, output)
+    2.0 * unfused_error(naive, exact) + 2.0 * rounding_error(exact, output)
 }
 
 /// `max|naive - exact|`. Where unfused code overflows, it allows nothing.

@@ -27,7 +27,8 @@ fn global_accesses_out_of_bounds() {
     let kind = FindingKind::OutOfBounds { space: Space::Global };
     let body = |offset: u32| format!("ld.global.b32 %r1, [%mine+{offset}];");
     expect(&body(4096 - 31 * 4), &body(4096 - 32 * 4), 32, kind, "ld.global", 31);
-    let body = |offset: u32| format!("st.global.v2.b32 [%data+{offset}], {{%tid, %tid}};");
+    let body =
+        |offset: u32| format!("mov.b32 %r1, 7;\nst.global.v2.b32 [%data+{offset}], {{%r1, %r1}};");
     expect(&body(4096), &body(4088), 32, kind, "st.global", 0);
     let body = |offset: u32| format!("atom.global.add.u32 %r1, [%data+{offset}], 1;");
     expect(&body(4096), &body(4092), 32, kind, "atom", 0);

@@ -336,3 +336,35 @@ fn lanes_of_a_warp_that_share_global_memory_must_meet() {
         assert!(findings(body, 2).iter().all(Vec::is_empty));
     }
 }
+
+/// PTX leaves open which of them stays.
+#[test]
+fn lanes_of_one_store_that_write_a_word_must_write_the_same() {
+    // The first warp alone: two would race anyway.
+    let store = |store: &str| {
+        format!(
+            "mov.u32 %r1, dynamic; and.b32 %r2, %tid, 31; mov.b32 %r3, 7; setp.gt.u32 %p1, %tid, 31;
+             @%p1 bra END;\n{store}\nEND:"
+        )
+    };
+    const SHARED: &[FindingKind] = &[FindingKind::SharedRace];
+    for (kinds, text) in [
+        (SHARED, "st.shared.b32 [%r1], X;"),
+        (SHARED, "st.shared.u8 [%r1], X;"),
+        (SHARED, "st.shared.v2.b32 [%r1], {%r3, X};"),
+        (SHARED, "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {X};"),
+        (GLOBAL, "st.global.b32 [%data], X;"),
+        (GLOBAL, "st.global.u8 [%data], X;"),
+        (GLOBAL, "st.global.v4.b32 [%data], {%r3, %r3, X, %r3};"),
+    ] {
+        let of = |value| store(&text.replace('X', value));
+        let line = text.split('[').next().unwrap();
+        let finding = expect(&of("%r2"), &of("%r3"), 1, kinds, [line; 2]);
+        assert!(finding.message.contains("of warp 0 store different values"), "{finding}");
+    }
+    let finding = &findings(&store("st.global.b32 [%data], %r2;"), 1)[0][0];
+    assert!(finding.message.starts_with("lanes 0 and 31 of warp 0 "), "{finding}");
+    // Strong stores come one after the other, in whatever order.
+    let strong = store("st.relaxed.gpu.global.b32 [%data], %r2;");
+    assert!(findings(&strong, 1).iter().all(Vec::is_empty));
+}

@@ -219,7 +219,7 @@ fn offsets_begin_behind_static_variables() {
 
 #[test]
 fn findings_name_the_region_of_an_address() {
-    let race = "mov.u32 %r1, dynamic; st.shared.b32 [%r1+1028], %tid;";
+    let race = "mov.u32 %r1, dynamic; shr.u32 %r2, %tid, 5; st.shared.b32 [%r1+1028], %r2;";
     let regions = [("q", 0, 1024), ("k[0]", 1024, 64)];
     let message = |body: &str, threads, options: &Options| {
         let report = run(&kernel(body), threads, &regions, options).unwrap();

@@ -112,6 +112,52 @@ impl Context<'_> {
         });
     }
 
+    /// Whether lanes of one store that write a word need another look: not where they are strong, of which
+    /// one comes after the other, nor where each lane has memory of its own.
+    #[inline(always)]
+    pub fn looks_for_races_of_one_store(&self, window: &Window, how: Strength) -> bool {
+        matches!(window.space, Space::Shared | Space::Global) && self.race.is_some() && !how.is_strong()
+    }
+
+    /// Lanes have stored so many bytes each by one instruction, and of `lost` others are there now: another
+    /// lane has stored something else. PTX leaves open which of them stays.
+    #[inline(always)]
+    pub fn race_of_one_store(&mut self, w: &Warp, window: &Window, bytes: u32, lost: u32) {
+        if lost != 0 {
+            self.race_of_one_store_slowly(w, window, bytes, lost);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn race_of_one_store_slowly(&mut self, w: &Warp, window: &Window, bytes: u32, lost: u32) {
+        let lane = lost.trailing_zeros() as usize;
+        let at = window.offsets[lane];
+        let meets = |&other: &usize| window.offsets[other].abs_diff(at) < u64::from(bytes);
+        let Some(other) = lanes(window.mask).filter(|&other| other != lane).filter(meets).last() else {
+            // Bytes that another block has changed: a race of blocks.
+            return;
+        };
+        let kind = match window.space {
+            Space::Shared => FindingKind::SharedRace,
+            _ => FindingKind::GlobalRace,
+        };
+        self.report(kind, w.pc, w.id, lane as u32, |context| {
+            let warp = context.warp_name(w.id);
+            let place = match kind {
+                FindingKind::SharedRace => {
+                    let address = context.environment.cluster.address(at as u32);
+                    format!("at shared address {}", context.shared_place(address))
+                }
+                _ => "in the same bytes of global memory".to_owned(),
+            };
+            format!(
+                "lanes {lane} and {other} of {warp} store different values {place} by one instruction; \
+                 which of them stays is not defined"
+            )
+        });
+    }
+
     /// A bulk copy meets what other lanes of the warp did that starts it.
     fn race_bulk_lanes(&mut self, transfer: &Transfer, write: bool) {
         let Some(race) = &self.race else { return };

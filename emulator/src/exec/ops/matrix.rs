@@ -316,10 +316,33 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
             w.registers.set32(register, m, &read);
         }
     }
+    if store && c.looks_for_races_of_one_store(&window, Strength::default()) {
+        let lost = rows_that_differ(w, i, rows, &window);
+        c.race_of_one_store(w, &window, 16, lost);
+    }
     if undefined != 0 {
         c.poison_matrix_loaded(w, i, &window, undefined);
     }
     Ok(())
+}
+
+/// The lanes whose row of a matrix is no longer what `stmatrix` has stored there.
+fn rows_that_differ(w: &Warp, i: &Instruction, rows: &[u32], window: &Window) -> u32 {
+    let mut differ = 0;
+    for (matrix, &register) in rows.iter().enumerate() {
+        let words = arrange(w.registers.row32(register), i);
+        for (lane, row) in (matrix * 8..).zip(words.chunks_exact(4)) {
+            if window.mask >> lane & 1 == 0 {
+                continue;
+            }
+            // SAFETY: the window was checked for 16 bytes at the offset of each lane of its mask.
+            let there = unsafe {
+                window.data.add(window.offsets[lane] as usize).cast::<[u32; 4]>().read_unaligned()
+            };
+            differ |= u32::from(there != *row) << lane;
+        }
+    }
+    differ
 }
 
 /// The words of a matrix, transposed if the instruction says so.

@@ -84,22 +84,24 @@ class Gpt(nn.Module):
 
 
 def made_up_text(letters: int, seed: int) -> str:
-    """Letters of a chain: half of them are drawn by the letter before, half by the one before that.
+    """Letters of a chain: half of them are drawn by the letter before, half by the chapter that they are in.
 
-    Each letter has six that may follow it, and six that may come second behind it, the first of them most often. What a
-    model of it can learn comes bit by bit, and from the first step on. Where nothing can be learned for long, as of
-    letters that depend on pairs of letters, rounding errors drive weights meanwhile, until gradients in bf16 are mostly
-    noise, of any attention; and where it then comes at one stroke, two runs that differ by a rounding are some steps
-    apart, and so are their losses, with nothing wrong.
+    Each letter has six that may follow it, and each chapter of 1,000 letters six of its own, the first of them most
+    often. What a chapter prefers is seen in what it has so far, of which attention, before it has learned anything, is
+    the mean: what can be learned comes bit by bit, and from the first step on. Where it comes at one stroke, as of
+    letters that depend on the one before the last, two runs that differ by a rounding are some steps apart, and so are
+    their losses, with nothing wrong; and where nothing can be learned for long, as of letters that depend on pairs,
+    rounding errors drive weights meanwhile, until gradients in bf16 are mostly noise, of any attention.
     """
     rng = random.Random(seed)
     alphabet = "abcdefghijklmnopqrstuvwxyz "
-    followers = [{letter: rng.sample(alphabet, 6) for letter in alphabet} for _ in range(2)]
+    followers = {letter: rng.sample(alphabet, 6) for letter in alphabet}
     likely = [1 / rank for rank in range(1, 7)]
-    text = list("th")
-    ranks = rng.choices(range(6), likely, k=letters - 2)
-    for rank, distance in zip(ranks, rng.choices((1, 2), k=letters - 2)):
-        text.append(followers[distance - 1][text[-distance]][rank])
+    text, of_chapter = ["a"], alphabet[:6]
+    for at, rank in enumerate(rng.choices(range(6), likely, k=letters - 1)):
+        if at % 1000 == 0:
+            of_chapter = rng.sample(alphabet, 6)
+        text.append((followers[text[-1]] if rng.random() < 0.5 else of_chapter)[rank])
     return "".join(text)
 
 

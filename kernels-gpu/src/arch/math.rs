@@ -1,7 +1,6 @@
 //! Arithmetic that Rust's operators do not give as one instruction.
 
 use core::arch::asm;
-use core::f32::consts::LN_2;
 
 macro_rules! unary {
     ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
@@ -26,42 +25,6 @@ unary!(
     /// `lg2.approx.ftz.f32`.
     log2, "lg2.approx.ftz.f32"
 );
-/// `(ln(1 + f) - f) / f^2`, from f's highest power on: the polynomial whose largest relative error in
-/// `ln(1 + f)`, for f of -1/3 to 1/3, is the least, 4.5e-9.
-const LN_1P: [f32; 9] = [
-    -0.129_510_66,
-    0.140_067_9,
-    -0.121_667_06,
-    0.140_007_81,
-    -0.166_823_36,
-    0.200_107_68,
-    -0.249_997_17,
-    0.333_332_1,
-    -0.5,
-];
-
-/// Bits of an f32 below its exponent.
-const MANTISSA_BITS: u32 = f32::MANTISSA_DIGITS - 1;
-
-/// `ln(x)` to 1 unit in the last place of a normal x; else as [`log2`]. That one's error, relative 2^-22, is
-/// two units of an lse, and every probability of a row has it.
-#[inline(always)]
-pub fn ln(x: f32) -> f32 {
-    if !(x >= f32::MIN_POSITIVE && x < f32::INFINITY) {
-        return log2(x);
-    }
-    // x = 2^exponent * (1 + f).
-    let exponent = (x.to_bits() as i32 - (2.0f32 / 3.0).to_bits() as i32) >> MANTISSA_BITS;
-    let f = f32::from_bits((x.to_bits() as i32 - (exponent << MANTISSA_BITS)) as u32) - 1.0;
-    let mut rest = LN_1P[0];
-    let mut i = 1;
-    while i < LN_1P.len() {
-        rest = fma(rest, f, LN_1P[i]);
-        i += 1;
-    }
-    fma(exponent as f32, LN_2, fma(rest, f * f, f))
-}
-
 unary!(
     /// `1 / x` to 1 unit in the last place. PTX: `rcp.approx.ftz.f32`.
     reciprocal, "rcp.approx.ftz.f32"

@@ -20,6 +20,7 @@ use crate::attention::softmax::{DEAD_SUM, half_difference, with_sink};
 use crate::tile::element::{self, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
 use crate::tile::store::{store_four, store_four_f32};
+use core::f32::consts::LN_2;
 
 /// Ranges whose weights a lane holds.
 const HELD: usize = (MAX_SPLITS / 32) as usize;
@@ -116,7 +117,7 @@ impl Row {
             return ([weight; HELD], f32::NEG_INFINITY);
         }
         let mut factor = math::reciprocal(sum) * p.kept;
-        let mut lse = math::fma(largest, scale, math::ln(sum));
+        let mut lse = math::fma(largest, scale, math::log2(sum) * LN_2);
         if p.sinks != 0 {
             let sink = global::load_f32(p.sinks.wrapping_add(4 * self.head as u64));
             let share;

@@ -63,7 +63,7 @@ fn accesses() -> Vec<Program> {
             "bytes and halves, signed and not",
             32,
             "ld.global.u8 %r1, [%in+1]; ld.global.s8 %r2, [%in+2]; ld.global.u16 %r3, [%in+4]; ld.global.s16 %r4, [%in+6];
-             st.shared.u8 [%base+3], %r1; mad.lo.u32 %r1, %r1, 7, %r2; mad.lo.u32 %r3, %r3, 11, %r4; xor.b32 %r1, %r1, %r3;
+             add.u32 %r5, %base, %thread; st.shared.u8 [%r5+3], %r1; mad.lo.u32 %r1, %r1, 7, %r2; mad.lo.u32 %r3, %r3, 11, %r4; xor.b32 %r1, %r1, %r3;
              st.global.b32 [%mine], %r1;",
         ),
         block(

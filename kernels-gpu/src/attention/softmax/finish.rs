@@ -6,7 +6,7 @@ use super::{OnlineSoftmax, Rescale};
 use crate::arch::{math, specialize, warp};
 use crate::attention::score::Scale;
 use crate::tile::fragment::Fragment;
-use core::f32::consts::LOG2_E;
+use core::f32::consts::{LN_2, LOG2_E};
 
 impl<const ROWS: usize> OnlineSoftmax<ROWS> {
     /// Ends the softmax: normalises `output` and gives lse (natural logarithm) of each row, or `of_range`,
@@ -95,8 +95,13 @@ impl<const ROWS: usize> OnlineSoftmax<ROWS> {
         let mut factor = math::min_or_nan(math::reciprocal(sum) * kept, most);
         // Exact: powers of two.
         let sum = sum * math::reciprocal(scale.unit);
-        let mut lse_or_sum =
-            if of_range { sum } else { math::fma(row_max, scale.natural, math::ln(sum)) };
+        let mut lse_or_sum = if of_range {
+            sum
+        } else if self.subtract_first {
+            math::fma(row_max, scale.natural, math::log2(sum) * LN_2)
+        } else {
+            (row_max * scale.log2 + math::log2(sum)) * LN_2
+        };
         if specialize::sinks() && !of_range {
             let share;
             (lse_or_sum, share) = with_sink((row_max, scale.natural), sum, sink());
@@ -166,7 +171,7 @@ impl<const ROWS: usize> Finished<ROWS> {
                 let reference = if reference > f32::NEG_INFINITY { reference } else { 0.0 };
                 factor = math::reciprocal(sum) * scale.kept;
                 let sum = sum * math::reciprocal(scale.unit);
-                lse_or_sum = math::fma(reference, scale.natural, math::ln(sum));
+                lse_or_sum = math::fma(reference, scale.natural, math::log2(sum) * LN_2);
                 if specialize::sinks() {
                     let share;
                     (lse_or_sum, share) = with_sink((reference, scale.natural), sum, sink());
@@ -189,7 +194,7 @@ pub fn with_sink((row_max, scale): (f32, f32), sum: f32, sink: f32) -> (f32, f32
     let least = math::exp2(-excess.abs() * LOG2_E);
     let (of_keys, of_sink) = if excess > 0.0 { (sum * least, 1.0) } else { (sum, least) };
     let total = of_keys + of_sink;
-    let log = math::ln(total);
+    let log = math::log2(total) * LN_2;
     let lse = if excess > 0.0 { sink + log } else { math::fma(row_max, scale, log) };
     (lse, of_keys * math::reciprocal(total))
 }

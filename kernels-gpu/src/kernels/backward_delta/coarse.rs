@@ -17,7 +17,7 @@ use crate::attention::score::softcap::GradientSoftcap;
 use crate::attention::score::{BackwardScale, ScorePlace, features};
 use crate::tile::element::{Element, F32, TensorCoreElement};
 use crate::tile::global_rows::GlobalRows;
-use core::f32::consts::LOG2_E;
+use core::f32::consts::{LN_2, LOG2_E};
 
 /// By how much lse may differ from what it is found to be, relative to its size: what a few roundings of it
 /// and of the scores explain; of capped scores, what the forms of tanh differ by.
@@ -78,7 +78,7 @@ impl RowSoftmax {
     /// own maximum and sum if lse is that of these scores, else lse.
     #[inline(always)]
     pub(super) fn relative_to(&self, lse: f32, tolerance: f32) -> (f32, f32) {
-        let log_sum = math::ln(self.sum);
+        let log_sum = math::log2(self.sum) * LN_2;
         if (self.largest + log_sum - lse).abs() <= lse.abs() * tolerance {
             (self.largest, log_sum)
         } else {

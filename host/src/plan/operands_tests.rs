@@ -118,6 +118,22 @@ fn the_plan_says_why_not() {
     assert_eq!(reason(&fast(one)), "fma: k has a single row");
 }
 
+/// They were counted as rows of all sequences together, and had a dq of rounding errors.
+#[test]
+fn packed_sequences_of_one_key_are_left_to_fma() {
+    let layout = Layout::packed([4, 2, 64]);
+    let of = |max_key_rows| {
+        let packed = Sequences::Packed { count: 4, max_query_rows: 1, max_key_rows };
+        let problem = ForwardProblem::new(Dtype::F32, layout, layout, layout).with_sequences(packed);
+        let pointers = ForwardPointers { cu_seqlens_q: 0x6000, cu_seqlens_k: 0x7000, ..pointers() };
+        plan(&problem.with_precision(Precision::Fast3), &pointers)
+    };
+    let (one, two) = (of(1), of(2));
+    assert!(one.operands.is_none() && two.operands.is_some());
+    let why = "fma: no sequence has more than a single key".to_owned();
+    assert!(one.reasons.contains(&why), "{:?}", one.reasons);
+}
+
 /// What a forward can know that its backward cannot have in parts it has not either: scores are off alike
 /// then, with nothing computed again.
 #[test]

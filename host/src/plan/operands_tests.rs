@@ -115,7 +115,7 @@ fn the_plan_says_why_not() {
     assert_eq!(reason(&fast(none)), "fma: there are no keys");
     let keys = Layout::bshd([1, 1, 2, 64]);
     let one = ForwardProblem::new(Dtype::F32, small().q, keys, keys);
-    assert_eq!(reason(&fast(one)), "fma: k has a single row");
+    assert_eq!(reason(&fast(one)), "fma: a query sees a single key");
 }
 
 /// They were counted as rows of all sequences together, and had a dq of rounding errors.
@@ -130,7 +130,7 @@ fn packed_sequences_of_one_key_are_left_to_fma() {
     };
     let (one, two) = (of(1), of(2));
     assert!(one.operands.is_none() && two.operands.is_some());
-    let why = "fma: no sequence has more than a single key".to_owned();
+    let why = "fma: a query sees a single key".to_owned();
     assert!(one.reasons.contains(&why), "{:?}", one.reasons);
 }
 

@@ -91,7 +91,7 @@ const MUTANTS: [Mutant; 9] = [
         which: Which::All,
         edit: dropped,
         mode: Mode::Deterministic,
-        found: &["out-of-bounds global access", "race in global memory", "dvalue:"],
+        found: &["race in global memory: lanes"],
     },
     Mutant {
         name: "sums of warps are read before they are there",

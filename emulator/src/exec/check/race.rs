@@ -413,23 +413,9 @@ fn writes_what_is_there(c: &Context<'_>, w: &Warp, window: &Window) -> bool {
     if !matches!(i.op, Op::Store(_)) {
         return false;
     }
-    let element = i.b as usize;
     let rows = &code.lists[i.d as usize..][..usize::from(i.count)];
-    lanes(window.mask).all(|lane| {
-        rows.iter().enumerate().all(|(position, &row)| {
-            let value = if element >= 8 || i.c != 0 {
-                w.registers.row64(row)[lane].to_le_bytes()
-            } else {
-                u64::from(w.registers.row32(row)[lane]).to_le_bytes()
-            };
-            // SAFETY: the window was checked for all elements at the lane's offset.
-            let there = unsafe {
-                let at = window.data.add(window.offsets[lane] as usize + position * element);
-                std::slice::from_raw_parts(at, element)
-            };
-            value.get(..element) == Some(there)
-        })
-    })
+    // SAFETY: the window was checked for all elements.
+    unsafe { window.differing(&w.registers, i, rows) == 0 }
 }
 
 /// Lanes begin a `cp.async` of so many bytes each.

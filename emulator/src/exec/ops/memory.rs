@@ -185,16 +185,12 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
                 unsafe { store_contiguous(&window, w.registers.row32(row)) };
             } else {
                 // SAFETY: `at` plus the element lies inside the bytes that the window was checked for.
-                unsafe { visit_element::<STORES>(&window, &w.registers, i, row, at) };
+                unsafe { window.store(&w.registers, i, row, at) };
             }
         }
         if !contiguous && c.looks_for_races_of_one_store(&window, how) && i.e & LATER == 0 {
-            let mut lost = 0;
-            for (position, &row) in rows.iter().enumerate() {
-                let at = position * i.b as usize;
-                // SAFETY: as above.
-                lost |= unsafe { visit_element::<COMPARES>(&window, &w.registers, i, row, at) };
-            }
+            // SAFETY: the window was checked for all elements.
+            let lost = unsafe { window.differing(&w.registers, i, rows) };
             c.race_of_one_store(w, &window, bytes, lost);
         }
         window.set_written(bytes, contiguous);
@@ -212,75 +208,4 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
 unsafe fn store_contiguous(window: &Window, row: &[u32; LANES]) {
     // SAFETY: the caller vouches for the range.
     unsafe { window.data.add(window.offsets[0] as usize).cast::<[u32; LANES]>().write_unaligned(*row) };
-}
-
-/// What [`visit_element`] does: it stores what the lanes' registers have.
-const STORES: bool = false;
-/// Or compares that with what is there.
-const COMPARES: bool = true;
-
-/// The lanes whose element is another one than there is, where they are compared.
-///
-/// # Safety
-///
-/// The element at `at` from each offset lies inside the window.
-#[inline(always)]
-unsafe fn visit_element<const HOW: bool>(
-    window: &Window,
-    r: &Registers,
-    i: &Instruction,
-    row: u32,
-    at: usize,
-) -> u32 {
-    // SAFETY: the caller vouches for the ranges.
-    unsafe {
-        match (i.b, i.c != 0) {
-            (1, false) => visit::<HOW, _, _>(window, at, r.row32(row), |value| value as u8),
-            (2, false) => visit::<HOW, _, _>(window, at, r.row32(row), |value| value as u16),
-            (4, false) => visit::<HOW, _, _>(window, at, r.row32(row), |value| value),
-            (1, true) => visit::<HOW, _, _>(window, at, r.row64(row), |value| value as u8),
-            (2, true) => visit::<HOW, _, _>(window, at, r.row64(row), |value| value as u16),
-            (4, true) => visit::<HOW, _, _>(window, at, r.row64(row), |value| value as u32),
-            (8, _) => visit::<HOW, _, _>(window, at, r.row64(row), |value| value),
-            _ => {
-                visit::<HOW, _, _>(window, at, r.row64(row), |value| value)
-                    | visit::<HOW, _, _>(window, at + 8, r.row64(row + 2), |value| value)
-            }
-        }
-    }
-}
-
-/// # Safety
-///
-/// A `T` at `at` from each offset of the mask lies inside the window.
-#[inline(always)]
-unsafe fn visit<const HOW: bool, T: PartialEq, C: Copy>(
-    window: &Window,
-    at: usize,
-    row: &[C; LANES],
-    convert: impl Fn(C) -> T,
-) -> u32 {
-    let visit = |lane: usize| {
-        let value = convert(row[lane]);
-        // SAFETY: the caller vouches for the range.
-        unsafe {
-            let place = window.data.add(window.offsets[lane] as usize + at).cast::<T>();
-            if HOW == COMPARES {
-                return u32::from(place.read_unaligned() != value) << lane;
-            }
-            place.write_unaligned(value);
-        }
-        0
-    };
-    let mut differs = 0;
-    if window.mask == FULL {
-        for lane in 0..LANES {
-            differs |= visit(lane);
-        }
-    } else {
-        for lane in lanes(window.mask) {
-            differs |= visit(lane);
-        }
-    }
-    differs
 }

@@ -1,6 +1,7 @@
 //! Memory in which the lanes of a warp may access their bytes: one base, and an offset for each lane.
 
-use crate::exec::values::registers::{FULL, LANES, lanes};
+use crate::exec::values::registers::{FULL, LANES, Registers, lanes};
+use crate::isa::Instruction;
 use crate::shadow::{Shadow, State};
 use crate::space::Space;
 
@@ -111,5 +112,96 @@ impl Window {
                 }
             }
         }
+    }
+
+    /// Stores the lanes' elements of a row of registers, at so many bytes from their offsets.
+    ///
+    /// # Safety
+    ///
+    /// The element at `at` from each offset lies inside the window.
+    #[inline(always)]
+    pub unsafe fn store(&self, r: &Registers, i: &Instruction, row: u32, at: usize) {
+        // SAFETY: the caller vouches for the ranges.
+        unsafe { self.visit_element::<false>(r, i, row, at) };
+    }
+
+    /// The lanes of a store of whose elements others are there than their registers have.
+    ///
+    /// # Safety
+    ///
+    /// All elements from each offset lie inside the window.
+    #[inline(always)]
+    pub unsafe fn differing(&self, r: &Registers, i: &Instruction, rows: &[u32]) -> u32 {
+        let elements = rows.iter().enumerate().map(|(position, &row)| {
+            // SAFETY: the caller vouches for the ranges.
+            unsafe { self.visit_element::<true>(r, i, row, position * i.b as usize) }
+        });
+        elements.fold(0, |all, lanes| all | lanes)
+    }
+
+    /// Stores elements, or compares them with what is there: the lanes where they differ.
+    ///
+    /// # Safety
+    ///
+    /// As [`Window::store`].
+    #[inline(always)]
+    unsafe fn visit_element<const COMPARES: bool>(
+        &self,
+        r: &Registers,
+        i: &Instruction,
+        row: u32,
+        at: usize,
+    ) -> u32 {
+        // SAFETY: the caller vouches for the ranges.
+        unsafe {
+            match (i.b, i.c != 0) {
+                (1, false) => self.visit::<COMPARES, _, _>(at, r.row32(row), |value| value as u8),
+                (2, false) => self.visit::<COMPARES, _, _>(at, r.row32(row), |value| value as u16),
+                (4, false) => self.visit::<COMPARES, _, _>(at, r.row32(row), |value| value),
+                (1, true) => self.visit::<COMPARES, _, _>(at, r.row64(row), |value| value as u8),
+                (2, true) => self.visit::<COMPARES, _, _>(at, r.row64(row), |value| value as u16),
+                (4, true) => self.visit::<COMPARES, _, _>(at, r.row64(row), |value| value as u32),
+                (8, _) => self.visit::<COMPARES, _, _>(at, r.row64(row), |value| value),
+                _ => {
+                    self.visit::<COMPARES, _, _>(at, r.row64(row), |value| value)
+                        | self.visit::<COMPARES, _, _>(at + 8, r.row64(row + 2), |value| value)
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// A `T` at `at` from each offset of the mask lies inside the window.
+    #[inline(always)]
+    unsafe fn visit<const COMPARES: bool, T: PartialEq, C: Copy>(
+        &self,
+        at: usize,
+        row: &[C; LANES],
+        convert: impl Fn(C) -> T,
+    ) -> u32 {
+        let visit = |lane: usize| {
+            let value = convert(row[lane]);
+            // SAFETY: the caller vouches for the range.
+            unsafe {
+                let place = self.data.add(self.offsets[lane] as usize + at).cast::<T>();
+                if COMPARES {
+                    return u32::from(place.read_unaligned() != value) << lane;
+                }
+                place.write_unaligned(value);
+            }
+            0
+        };
+        let mut differ = 0;
+        if self.mask == FULL {
+            for lane in 0..LANES {
+                differ |= visit(lane);
+            }
+        } else {
+            for lane in lanes(self.mask) {
+                differ |= visit(lane);
+            }
+        }
+        differ
     }
 }

@@ -10,7 +10,7 @@ use finite_attention::{CausalAlignment, Device, Dtype, Mask, Mode, Precision};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{identical, run, run_with};
 use finite_attention_tests::device::on_each;
-use finite_attention_tests::property::check;
+use finite_attention_tests::property::check_all;
 use finite_attention_tests::recorder::recording;
 use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::share::on_one;
@@ -211,7 +211,8 @@ fn gradients_of_parts_are_right_in_all_cases() {
         case.num_splits = None;
     });
     let counts = Mutex::new([0, 0]);
-    check("precision-gradients", 16, cases.extended().with_just_enough_rows(), |device, case| {
+    // Of a share of these cases, as many may happen to be left to fma as no good choice would leave.
+    check_all("precision-gradients", 16, cases.extended().with_just_enough_rows(), |device, case| {
         let (device, launched) = recording(device);
         // Random cases with gradients do not ask for it.
         let case = Case { precision: Some(Precision::Fast3), ..case.clone() };

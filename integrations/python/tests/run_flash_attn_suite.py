@@ -1,18 +1,20 @@
 """Runs FlashAttention's own ``tests/test_flash_attn.py`` on the functions of this package.
 
-    python run_flash_attn_suite.py PATH/test_flash_attn.py [--keep 0.02] [--seed 1] [arguments of pytest]
+    python run_flash_attn_suite.py PATH/test_flash_attn.py [--keep 0.02 | --part 3/40] [--seed 1] [...]
 
 A package ``flash_attn`` that stands in front of any other gives the tests what they import.
 Tests that ask for what this package does not have are left out, each with its reason, and the end of the
 output counts them. The file is fetched by whoever runs this: it is not part of the repository.
 
-``--keep`` draws that share of the several 100,000 parametrisations, by the seed; every test function keeps at
-least 20.
+There are 200,000 parametrisations. ``--keep`` draws a share of them, by the seed; every test function keeps at
+least 20. ``--part 3/40`` takes the third of 40 parts, into which the seed deals all of them: several processes, or
+several evenings, take them all. What is left goes to pytest.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 import types
@@ -93,34 +95,57 @@ def install() -> None:
 # --- what pytest is told -----------------------------------------------------------------------------------
 
 
+class Draw:
+    """Which parametrisations of a test function run."""
+
+    def __init__(self, keep: float, part: tuple[int, int], seed: int) -> None:
+        self._keep, self._part, self._seed = keep, part, seed
+
+    def of(self, function: str, parametrisations: list[Any]) -> list[Any]:
+        """Those of ``function`` that run, in a random order."""
+        shuffled = random.Random(f"{self._seed} {function}").sample(parametrisations, len(parametrisations))
+        part, parts = self._part
+        return shuffled[: max(20, round(len(shuffled) * self._keep))][part - 1 :: parts]
+
+
 class Plugin:
     """Draws parametrisations, skips what cannot run, and counts the reasons."""
 
-    def __init__(self, keep: float, seed: int) -> None:
-        self._keep, self._random = keep, random.Random(seed)
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+        self._not_drawn: set[str] = set()
         self.reasons: Counter[tuple[str, str]] = Counter()
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pycollect_makeitem(self, name: str) -> Any:
-        """Functions that cannot run at all are not even expanded: one has 100,000 parametrisations."""
+        """Functions that cannot run at all, or of which nothing is drawn, have no items."""
         collected = yield
-        return [] if name in WHOLE else collected
+        return [] if name in WHOLE or name in self._not_drawn else collected
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leaves out what cannot run, and draws from the rest."""
-        runs: dict[str, list[pytest.Item]] = defaultdict(list)
-        for item in items:
-            reason = reason_to_skip(item.callspec.params if hasattr(item, "callspec") else {})
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Draws before pytest makes an item of each parametrisation, which takes it minutes."""
+        definition = metafunc.definition
+        marks = list(definition.iter_markers("parametrize"))
+        if not marks:
+            return
+        names = [name.strip() for mark in marks for name in mark.args[0].split(",")]
+        # The values of a mark with one name stand alone.
+        columns = [[v if "," in mark.args[0] else (v,) for v in mark.args[1]] for mark in marks]
+        runs = []
+        for values in itertools.product(*columns):
+            parametrisation = tuple(itertools.chain.from_iterable(values))
+            reason = reason_to_skip(dict(zip(names, parametrisation, strict=True)))
             if reason is None:
-                runs[item.originalname].append(item)
+                runs.append(parametrisation)
             else:
-                self.reasons[item.originalname, reason] += 1
-        items[:] = [item for group in runs.values() for item in self._drawn(group)]
-
-    def _drawn(self, group: list[pytest.Item]) -> list[pytest.Item]:
-        count = min(len(group), max(20, round(len(group) * self._keep)))
-        return [group[index] for index in sorted(self._random.sample(range(len(group)), count))]
+                self.reasons[definition.name, reason] += 1
+        drawn = self._draw.of(definition.name, runs)
+        if not drawn:
+            self._not_drawn.add(definition.name)
+        definition.own_markers[:] = [mark for mark in definition.own_markers if mark.name != "parametrize"]
+        metafunc.parametrize(names, drawn)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         function = report.nodeid.rpartition("::")[2].partition("[")[0]
@@ -142,18 +167,27 @@ class Plugin:
             terminalreporter.write_line(f"  {count:7} {function}: {reason}")
 
 
+def part(text: str) -> tuple[int, int]:
+    """``3/40``: the third of 40."""
+    index, count = (int(number) for number in text.split("/"))
+    if not 1 <= index <= count:
+        raise ValueError(text)
+    return index, count
+
+
 def main() -> int:
     """Runs the suite; the exit code is pytest's."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("suite", type=Path, help="FlashAttention's tests/test_flash_attn.py")
     parser.add_argument("--keep", type=float, default=1.0, help="the share of parametrisations that run")
-    parser.add_argument("--seed", type=int, default=0, help="which share")
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="I/N", help="part I of N of these")
+    parser.add_argument("--seed", type=int, default=0, help="which share, and which parts")
     arguments, of_pytest = parser.parse_known_args()
     if not torch.cuda.is_available():
         print("PyTorch finds no CUDA GPU, which these tests need", file=sys.stderr)
         return 2
     install()
-    plugin = Plugin(arguments.keep, arguments.seed)
+    plugin = Plugin(Draw(arguments.keep, arguments.part, arguments.seed))
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", str(arguments.suite), *of_pytest]
     return int(pytest.main(options, plugins=[plugin]))
 

@@ -162,6 +162,8 @@ struct Choice {
     short_tiles: bool,
     /// A kernel for rows of several heads, if there is one.
     gathers_heads: bool,
+    /// Only a forward kernel that can leave a part of an output to others.
+    leaves_parts: bool,
     /// What is to be switched on.
     switches: Switches,
 }
@@ -174,8 +176,8 @@ fn choose_kernel(
     choice: &Choice,
     reasons: &mut Vec<String>,
 ) -> Result<KernelVariant> {
-    let &Choice { family, dtype, head_dim, access, mappable, short_tiles, gathers_heads, switches } =
-        choice;
+    let &Choice { family, dtype, head_dim, access, mappable, .. } = choice;
+    let &Choice { short_tiles, gathers_heads, leaves_parts, switches, .. } = choice;
     let (major, minor) = device.compute_capability;
     let accepts = |spec: &&KernelSpec| {
         spec.family == family
@@ -184,6 +186,7 @@ fn choose_kernel(
             && (spec.access == access || spec.access == Access::Element)
             && (spec.arch != Arch::Sm90a || mappable)
             && (gathers_heads || !spec.gathers_heads)
+            && (!leaves_parts || spec.splits_keys())
             && !spec.multiplies_parts
             && spec.switches.contains_all(switches)
     };

@@ -328,6 +328,7 @@ pub(super) fn plan_backward_into(
             && tensor_maps::can_describe(&tensors[..4], device, &mut reasons),
         short_tiles: steps::are_short(forward, head_dim, device),
         gathers_heads: false,
+        leaves_parts: false,
         switches: forward.backward_switches(),
     };
     let variant = choose_kernel(device, &choice, &mut reasons)?;

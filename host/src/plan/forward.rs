@@ -201,7 +201,8 @@ fn plan_at_once(
     device: &DeviceProperties,
     mut reasons: Vec<String>,
 ) -> Result<ForwardPlan> {
-    let kernel = choose(valid, pointers, device, prefers_short_tiles(valid), &mut reasons)?;
+    let tiles = if prefers_short_tiles(valid) { Tiles::Short } else { Tiles::Tall };
+    let kernel = choose(valid, pointers, device, tiles, &mut reasons)?;
     plan_kernel(valid, pointers, device, kernel, 1, reasons)
 }
 
@@ -242,7 +243,7 @@ pub(super) fn plan_alone(
     device: &DeviceProperties,
     mut reasons: Vec<String>,
 ) -> Result<ForwardPlan> {
-    let kernel = choose(valid, pointers, device, true, &mut reasons)?;
+    let kernel = choose(valid, pointers, device, Tiles::OfParts, &mut reasons)?;
     plan_kernel(valid, pointers, device, kernel, 1, reasons)
 }
 
@@ -257,7 +258,7 @@ fn plan_split(
     // The outputs of ranges are dense, in any case.
     let whole = Split { ranges: 1, keys: valid.key_rows };
     let (alone, places) = split::parts(valid, pointers, &whole);
-    let kernel = choose(&alone, &places, device, true, &mut reasons)?;
+    let kernel = choose(&alone, &places, device, Tiles::Short, &mut reasons)?;
     let Some(split) = split::choose_split(valid, &kernel, device) else { return Ok(None) };
     let Split { ranges, keys } = split;
     let why = if valid.is_packed() { "few query tiles, or long sequences" } else { "few query tiles" };
@@ -268,14 +269,27 @@ fn plan_split(
     Ok(Some(plan))
 }
 
-/// The kernel for a problem, with `short_tiles` if there are several, and what the rows of its tiles are.
+/// Which of kernels that differ in their tiles alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tiles {
+    /// The one with fewer query rows.
+    Short,
+    /// The one with more.
+    Tall,
+    /// One that can leave a part of an output to others: where none of those for Hopper runs on the device,
+    /// one for sm_80.
+    OfParts,
+}
+
+/// The kernel for a problem, with these tiles if there are several, and what the rows of its tiles are.
 fn choose(
     valid: &ValidForward,
     pointers: &ForwardPointers,
     device: &DeviceProperties,
-    short_tiles: bool,
+    tiles: Tiles,
     reasons: &mut Vec<String>,
 ) -> Result<(KernelVariant, TileRows)> {
+    let short_tiles = tiles != Tiles::Tall;
     let tensors = pointers.tensors(valid);
     let several = row_heads::several(valid, short_tiles).filter(|_| can_gather_heads(valid, reasons));
     let access = choose_access(&tensors, reasons);
@@ -289,6 +303,7 @@ fn choose(
             && tensor_maps::can_describe(&tensors[..3], device, reasons),
         short_tiles,
         gathers_heads: several.is_some(),
+        leaves_parts: tiles == Tiles::OfParts,
         switches: valid.switches(),
     };
     let variant = choose_kernel(device, &choice, reasons)?;

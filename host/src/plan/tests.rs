@@ -355,6 +355,7 @@ fn what_is_switched_on_decides_which_kernels_are_candidates() {
             mappable: true,
             short_tiles: true,
             gathers_heads: false,
+            leaves_parts: false,
             switches,
         };
         let mut reasons = Vec::new();
@@ -368,4 +369,28 @@ fn what_is_switched_on_decides_which_kernels_are_candidates() {
     let missing = choice(Family::BackwardConvert, softcap).unwrap_err().to_string();
     assert!(choice(Family::BackwardConvert, Switches::NONE).is_ok());
     assert!(missing.ends_with("there is none with softcap"), "{missing}");
+}
+
+/// A pass over some of the keys that others merge with is of a kernel that leaves them its statistics, also
+/// on a device whose blocks have too little memory for the one with shorter tiles: the one with taller tiles
+/// wrote lse where the state has references and sums.
+#[test]
+fn passes_that_others_merge_with_leave_parts_however_little_memory_there_is() {
+    let partial =
+        |is_last| PartialForward { state: 0x10_0000, is_first: false, is_last, total_keys: 400 };
+    let tall = KERNELS.iter().filter(|spec| {
+        spec.family == Family::Forward && spec.arch == Arch::Sm90a && !spec.multiplies_parts
+    });
+    let mut found = 0;
+    for spec in tall.filter(|spec| !spec.splits_keys()) {
+        let device = DeviceProperties { shared_bytes_per_block: spec.shared_bytes, ..device() };
+        let valid = problem(spec.dtype, spec.head_dim as usize).validate().unwrap();
+        let kernel = |is_last| {
+            let plan = plan_forward_partial(&valid, &device, &pointers(), &partial(is_last));
+            plan.unwrap().unwrap().variant.kernel
+        };
+        assert!(kernel(false).splits_keys(), "{} instead of {}", kernel(false).name, spec.name);
+        found += u32::from(kernel(true) == spec);
+    }
+    assert!(found > 0, "no device has room for a tall kernel alone");
 }

@@ -42,6 +42,7 @@ pub(super) fn bias_gradient(
         mappable,
         short_tiles: false,
         gathers_heads: false,
+        leaves_parts: false,
         switches: forward.switches().of_scores(),
     };
     let variant = choose_kernel(device, &choice, reasons)?;

@@ -17,6 +17,7 @@ pub mod attempts;
 pub mod cases;
 pub mod compare;
 pub mod device;
+pub mod errors;
 pub mod kept;
 pub mod property;
 pub mod ptx;

@@ -3,13 +3,14 @@
 
 use finite_attention::check::{
     BiasFeature, Case, Computed, Features, Gradients, MaskFeature, Placement, ScorePlacement,
-    compute_over_ranks, expected, extended_case, featured_case, run_case_over_ranks,
+    compute_over_ranks, extended_case, featured_case, run_case_over_ranks,
 };
 use finite_attention::context_parallel::{ContextLayout, LocalCommunicator};
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Arch, CausalAlignment, Device, Dtype, KernelImages, Mask, Mode};
 use finite_attention_tests::cases::{ENOUGH_ROWS, with_fewer_heads};
 use finite_attention_tests::device::{emulated, emulated_archs, open};
+use finite_attention_tests::errors::errors_of_seeds;
 use finite_attention_tests::property::{Finding, SHARE, count_from_environment, seed_from_environment};
 use finite_attention_tests::share::{drawn, is_whole};
 use std::time::Duration;
@@ -204,37 +205,6 @@ fn dq_of_the_part_that_comes_first_is_stored() {
     within_the_rule(&like, 8, ContextLayout::Zigzag, &case).unwrap();
 }
 
-/// Squares of the errors of o, dq, dk and dv, and of what they should be.
-fn squares(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [[f64; 2]; 4] {
-    let computed = compute_over_ranks(ranks(like, count, 1), layout, case).unwrap();
-    let gradients = computed.gradients.as_ref().expect("they were asked for");
-    let expected = expected(case, &computed.inputs, &gradients.inputs, &computed.o);
-    let (exact, _) = expected.gradients.expect("they were asked for");
-    let of = |got: &[f32], exact: &[f64]| {
-        let sum =
-            |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|number| number * number).sum::<f64>();
-        let wrong = sum(&mut got.iter().zip(exact).map(|(&got, exact)| f64::from(got) - exact));
-        [wrong, sum(&mut exact.iter().copied())]
-    };
-    [
-        of(&computed.o, &expected.o),
-        of(&gradients.dq, &exact.dq),
-        of(&gradients.dk, &exact.dk),
-        of(&gradients.dv, &exact.dv),
-    ]
-}
-
-/// Relative errors of o, dq, dk and dv in the Euclidean norm, of several cases together: of one, a few rows with
-/// large gradients decide, and whose roundings were lucky there.
-fn errors(like: &Device, count: usize, layout: ContextLayout, case: &Case) -> [f64; 4] {
-    let mut sums = [[0.0; 2]; 4];
-    for seed in 0..3 {
-        let of = squares(like, count, layout, &Case { seed, ..case.clone() });
-        sums.iter_mut().flatten().zip(of.into_iter().flatten()).for_each(|(sum, of)| *sum += of);
-    }
-    sums.map(|[wrong, all]: [f64; 2]| (wrong / all).sqrt())
-}
-
 /// Partial results in 16 bits are what made errors grow with every rank elsewhere. Of one type, and one layout and number
 /// of ranks, or of all of them.
 #[test]
@@ -261,10 +231,14 @@ fn errors_do_not_grow_with_the_ranks() {
             gradients: Some(Gradients { dtype, has_d_lse: false, mode: Mode::Fast }),
             ..Case::small()
         };
-        let one = errors(&like, 1, ContextLayout::Zigzag, &case);
+        let errors = |count: usize, layout: ContextLayout| {
+            errors_of_seeds(3, &case, |case| {
+                compute_over_ranks(ranks(&like, count, 1), layout, case).unwrap()
+            })
+        };
+        let one = errors(1, ContextLayout::Zigzag);
         for &(layout, count) in groups {
-            let of = errors(&like, count, layout, &case);
-            for ((of, one), name) in of.into_iter().zip(one).zip(["o", "dq", "dk", "dv"]) {
+            for ((name, of), (_, one)) in errors(count, layout).into_iter().zip(one) {
                 assert!(
                     of <= allowed * one,
                     "{name} of {count} ranks, {layout}, {}: {of:.3e}, of one {one:.3e}",

@@ -12,6 +12,7 @@ use finite_attention::problem::AlibiSlopes;
 use finite_attention::{Device, Dtype, ForwardPointers, ForwardProblem, Layout, Mask, Mode, Stream};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::device::{emulated_arch, open};
+use finite_attention_tests::errors::errors_of_seeds;
 use finite_attention_tests::property::{Finding, check};
 use finite_attention_tests::ptx::{Ptx, Which, operand};
 use finite_attention_tests::verdict::{Verdict, judge_in_parts};
@@ -104,25 +105,18 @@ fn errors_do_not_grow_with_the_passes() {
         let gradients = Some(Gradients { dtype, has_d_lse: false, mode: Mode::Deterministic });
         let shape = Case { query_rows: 64, key_rows: 256, gradients, ..Case::small() };
         let base = Case { dtype, output_dtype: dtype, ..shape };
-        // Mean square of the largest errors, of each tensor.
-        let pooled = |count: usize| {
-            let mut sums = vec![("", 0.0); 4];
-            for seed in 0..4 {
-                let case = Case { seed, ..base.clone() };
+        let errors = |count: usize| {
+            errors_of_seeds(4, &base, |case| {
                 let length = case.key_rows / count;
                 let parts: Vec<_> = (0..count).map(|i| i * length..(i + 1) * length).collect();
-                let (outcome, _) = run_case_in_parts(&device, &case, &parts).unwrap();
+                let (outcome, computed) = run_case_in_parts(&device, case, &parts).unwrap();
                 assert_eq!(outcome.failure, None);
-                let tensors = outcome.tensors.iter().filter(|tensor| tensor.name != "lse");
-                for (sum, tensor) in sums.iter_mut().zip(tensors) {
-                    *sum = (tensor.name, sum.1 + tensor.relative.powi(2));
-                }
-            }
-            sums
+                computed
+            })
         };
         let most: f64 = if dtype == Dtype::F32 { 1.2 } else { 1.03 };
-        for ((name, one), (_, many)) in pooled(1).into_iter().zip(pooled(16)) {
-            let ratio = (many / one).sqrt();
+        for ((name, one), (_, many)) in errors(1).into_iter().zip(errors(16)) {
+            let ratio = many / one;
             assert!(ratio <= most, "{dtype:?} {name}: error of 16 passes {ratio:.3} of that of one");
         }
     }

@@ -9,6 +9,7 @@ use finite_attention::{CausalAlignment, Device, Dtype, KernelImages, Mask, Preci
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{identical, run, same_bits};
 use finite_attention_tests::device::{emulated, emulated_arch, on_each};
+use finite_attention_tests::errors::relative_error;
 use finite_attention_tests::property::check;
 use finite_attention_tests::recorder::{Launched, recording, recording_as, small};
 use finite_attention_tests::rule::within_the_rule;
@@ -43,14 +44,6 @@ fn both_ways(device: &Device, case: &Case, inputs: &Inputs) -> ([Computed; 2], b
     let turns = launched.turns();
     let [turn] = turns[..] else { panic!("{case:?}: one of both in parts: {turns:?}") };
     (computed, turn == [0, 0])
-}
-
-/// The root of the sum of squares of what differs, over that of what is expected.
-pub(crate) fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
-    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
-    let errors =
-        squares(&mut got.iter().zip(expected).map(|(&got, expected)| f64::from(got) - expected));
-    (errors / squares(&mut expected.iter().copied())).sqrt()
 }
 
 /// By how much errors of the fast way may exceed those of the other one: by half on a GPU. The emulator adds products

@@ -1,7 +1,7 @@
 //! Gradients of f32 as two f16 parts on tensor cores: as exact as those of fused multiply-adds, and left to these where
 //! parts would not be.
 
-use super::precision::{case, most_error, relative_error, scaled};
+use super::precision::{case, most_error, scaled};
 use finite_attention::check::{
     Case, ComputedGradients, GradientInputs, Gradients, Inputs, Placement, Surroundings,
 };
@@ -10,6 +10,7 @@ use finite_attention::{CausalAlignment, Device, Dtype, Mask, Mode, Precision};
 use finite_attention_tests::cases::Cases;
 use finite_attention_tests::compare::{identical, run, run_with};
 use finite_attention_tests::device::on_each;
+use finite_attention_tests::errors::relative_error;
 use finite_attention_tests::property::check_all;
 use finite_attention_tests::recorder::recording;
 use finite_attention_tests::rule::within_the_rule;

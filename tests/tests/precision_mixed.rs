@@ -1,7 +1,7 @@
 //! Gradients of f32 that are not made as the forward before them made its scores, of large logits: what scores are off by
 //! cancels in `e^(s - lse)` only if both are made alike, so that such a backward has o and lse of its own.
 
-use super::precision::{case, most_error, relative_error, scaled};
+use super::precision::{case, most_error, scaled};
 use finite_attention::attention::{BackwardInputs, BackwardOutput, backward_host, forward_host};
 use finite_attention::check::{
     BiasFeature, BiasValues, Case, Computed, ComputedGradients, Dimensions, Features, GradientInputs,
@@ -11,7 +11,8 @@ use finite_attention::problem::{AlibiSlopes, BackwardProblem, Layout};
 use finite_attention::reference::{OverScores, Scores, exact_backward_with};
 use finite_attention::{CausalAlignment, Device, Dtype, Mask, Mode, Precision};
 use finite_attention_tests::compare::{run_with, same_bits};
-use finite_attention_tests::device::on_each;
+use finite_attention_tests::device::{emulated_arch, on_each};
+use finite_attention_tests::errors::Errors;
 use finite_attention_tests::recorder::recording;
 use finite_attention_tests::rule::within_the_rule;
 use finite_attention_tests::share::drawn;
@@ -68,29 +69,55 @@ fn gradients_of(computed: &Computed) -> &ComputedGradients {
     computed.gradients.as_ref().expect("asked for")
 }
 
-/// All gradients of the fast way are as exact as those of the other one.
-fn are_as_exact(case: &Case, inputs: &Inputs, gradients: &GradientInputs, computed: &[Computed; 2]) {
-    let Inputs { q, k, v, scores: given } = inputs;
-    let sinks = case.features.has_sinks.then_some(given.sinks.as_slice());
-    let bias =
-        case.problem().bias.map(|bias| OverScores { shape: bias.layout.shape, values: &given.bias[..] });
-    let scores = Scores { bias, sinks, ..Scores::default() };
-    let expected = exact_backward_with(&case.sizes(), &scores, [q, k, v], &gradients.d_o, None);
-    let [fast, fma] = computed.each_ref().map(gradients_of);
-    for (what, fast, fma, expected) in [
-        ("dq", &fast.dq, &fma.dq, &expected.dq),
-        ("dk", &fast.dk, &fma.dk, &expected.dk),
-        ("dv", &fast.dv, &fma.dv, &expected.dv),
-        ("dbias", &fast.d_bias, &fma.d_bias, &expected.d_bias),
-        ("dsinks", &fast.d_sinks, &fma.d_sinks, &expected.d_sinks),
-    ] {
-        if fast.is_empty() {
-            continue;
+/// Errors of the gradients of both ways, fast3 and fma, of several seeds together: gradients of so large logits are
+/// those of a few rows, and those of sinks are a number a head.
+#[derive(Default)]
+struct ErrorsOfBoth([[Errors; 2]; 5]);
+
+impl ErrorsOfBoth {
+    /// Takes in what both made of these numbers.
+    fn add(&mut self, case: &Case, inputs: &Inputs, d_o: &[f32], computed: &[Computed; 2]) {
+        let Inputs { q, k, v, scores: given } = inputs;
+        let sinks = case.features.has_sinks.then_some(given.sinks.as_slice());
+        let bias = case
+            .problem()
+            .bias
+            .map(|bias| OverScores { shape: bias.layout.shape, values: &given.bias[..] });
+        let scores = Scores { bias, sinks, ..Scores::default() };
+        let expected = exact_backward_with(&case.sizes(), &scores, [q, k, v], d_o, None);
+        for (way, computed) in computed.iter().enumerate() {
+            let got = gradients_of(computed);
+            for (errors, got, expected) in [
+                (0, &got.dq, &expected.dq),
+                (1, &got.dk, &expected.dk),
+                (2, &got.dv, &expected.dv),
+                (3, &got.d_bias, &expected.d_bias),
+                (4, &got.d_sinks, &expected.d_sinks),
+            ] {
+                if !got.is_empty() {
+                    self.0[errors][way].add(got, expected);
+                }
+            }
         }
-        let [fast, fma] = [fast, fma].map(|got| relative_error(got, expected));
-        let allowed = most_error() * fma.max(2f64.powi(-24));
-        assert!(fast <= allowed, "{case:?}: {what}: {fast:e}, fma {fma:e}");
     }
+
+    /// All gradients of the fast way are as exact as those of the other one.
+    fn are_alike(&self, case: &Case) {
+        for (what, errors) in ["dq", "dk", "dv", "dbias", "dsinks"].iter().zip(&self.0) {
+            if errors.iter().all(Errors::is_empty) {
+                continue;
+            }
+            let [fast, fma] = errors.map(|errors| errors.relative());
+            let allowed = most_error() * fma.max(2f64.powi(-24));
+            assert!(fast <= allowed, "{case:?}: {what}: {fast:e}, fma {fma:e}");
+        }
+    }
+}
+
+/// A case with other numbers each: on a GPU several, and one in the emulator, which allows more.
+fn with_seeds(case: &Case) -> impl Iterator<Item = Case> {
+    let count = if emulated_arch().is_some() { 1 } else { 8 };
+    (0..count).map(|seed| Case { seed, ..case.clone() })
 }
 
 /// dq, dk and dv of both ways, and the gradients of bias and sinks, are the same bits; dq only if `dq_too`.
@@ -207,20 +234,25 @@ fn with_gaps(layout: &Layout, dense: &[f32]) -> (Layout, Vec<f32>) {
 fn gradients_of_parts_behind_an_output_of_fma_have_an_lse_of_parts() {
     for head_dim in [64, 128] {
         let case = with_gradients(head_dim);
-        let (mut inputs, gradients) = (large_logits(&case), GradientInputs::drawn(&case));
-        // The first query's logit for the first key, which has no value, is far above all others.
-        inputs.k[..head_dim].copy_from_slice(&scaled(&inputs.q[..head_dim], 0.6 / LOGITS));
-        inputs.v[..head_dim].fill(0.0);
         on_each(|device| {
-            let (computed, [of_forward, of_backward]) = both_ways(device, &case, &inputs, &gradients);
-            assert_eq!((of_forward[0], of_backward), (0, [0, 0]));
-            assert!(of_forward[1] > 0, "the output is of parts");
-            let [fast, fma] = &computed;
-            same_bits("o", &fast.o, &fma.o).unwrap();
-            assert_ne!(fast.lse, fma.lse);
-            let of_parts = Case { precision: Some(Precision::Fast3), ..case.clone() };
-            within_the_rule(device, &of_parts, |_| inputs.clone()).unwrap();
-            are_as_exact(&case, &inputs, &gradients, &computed);
+            let mut errors = ErrorsOfBoth::default();
+            for case in with_seeds(&case) {
+                let (mut inputs, gradients) = (large_logits(&case), GradientInputs::drawn(&case));
+                // The first query's logit for the first key, which has no value, is far above all others.
+                inputs.k[..head_dim].copy_from_slice(&scaled(&inputs.q[..head_dim], 0.6 / LOGITS));
+                inputs.v[..head_dim].fill(0.0);
+                let (computed, [of_forward, of_backward]) =
+                    both_ways(device, &case, &inputs, &gradients);
+                assert_eq!((of_forward[0], of_backward), (0, [0, 0]));
+                assert!(of_forward[1] > 0, "the output is of parts");
+                let [fast, fma] = &computed;
+                same_bits("o", &fast.o, &fma.o).unwrap();
+                assert_ne!(fast.lse, fma.lse);
+                let of_parts = Case { precision: Some(Precision::Fast3), ..case.clone() };
+                within_the_rule(device, &of_parts, |_| inputs.clone()).unwrap();
+                errors.add(&case, &inputs, &gradients.d_o, &computed);
+            }
+            errors.are_alike(&case);
         });
     }
 }
@@ -237,13 +269,17 @@ fn gradients_of_bias_and_sinks_behind_parts_are_as_exact_as_f32() {
         };
         let sinks = Features { bias: None, ..features };
         for case in [features, sinks].map(|features| with_features(head_dim, features)) {
-            let (inputs, gradients) = (large_logits(&case), GradientInputs::drawn(&case));
             on_each(|device| {
-                let (computed, turns) = both_ways(device, &case, &inputs, &gradients);
-                assert_eq!(turns, [[0, 0]; 2]);
-                are_as_exact(&case, &inputs, &gradients, &computed);
-                let [fast, fma] = computed.each_ref().map(gradients_of);
-                same_bits("dbias", &fast.d_bias, &fma.d_bias).unwrap();
+                let mut errors = ErrorsOfBoth::default();
+                for case in with_seeds(&case) {
+                    let (inputs, gradients) = (large_logits(&case), GradientInputs::drawn(&case));
+                    let (computed, turns) = both_ways(device, &case, &inputs, &gradients);
+                    assert_eq!(turns, [[0, 0]; 2]);
+                    errors.add(&case, &inputs, &gradients.d_o, &computed);
+                    let [fast, fma] = computed.each_ref().map(gradients_of);
+                    same_bits("dbias", &fast.d_bias, &fma.d_bias).unwrap();
+                }
+                errors.are_alike(&case);
             });
         }
     }
@@ -255,15 +291,18 @@ fn gradients_of_bias_and_sinks_behind_parts_are_as_exact_as_f32() {
 fn gradients_of_parts_of_very_large_logits_are_as_exact_as_f32() {
     for head_dim in [64, 128] {
         let case = with_gradients(head_dim);
-        let inputs = Inputs::drawn(&case);
-        let inputs = Inputs { q: scaled(&inputs.q, 100.0), ..inputs };
-        let gradients = GradientInputs::drawn(&case);
         on_each(|device| {
-            let (computed, turns) = both_ways(device, &case, &inputs, &gradients);
-            assert_eq!(turns, [[0, 0]; 2]);
-            let large = computed[0].lse.iter().filter(|lse| lse.abs() >= 256.0).count();
-            assert!(4 * large > computed[0].lse.len(), "{large} rows");
-            are_as_exact(&case, &inputs, &gradients, &computed);
+            let mut errors = ErrorsOfBoth::default();
+            for case in with_seeds(&case) {
+                let (inputs, gradients) = (Inputs::drawn(&case), GradientInputs::drawn(&case));
+                let inputs = Inputs { q: scaled(&inputs.q, 100.0), ..inputs };
+                let (computed, turns) = both_ways(device, &case, &inputs, &gradients);
+                assert_eq!(turns, [[0, 0]; 2]);
+                let large = computed[0].lse.iter().filter(|lse| lse.abs() >= 256.0).count();
+                assert!(4 * large > computed[0].lse.len(), "{large} rows");
+                errors.add(&case, &inputs, &gradients.d_o, &computed);
+            }
+            errors.are_alike(&case);
         });
     }
 }

@@ -11,7 +11,10 @@
 //! tests check them with no GPU. The other layers build for `nvptx64-nvidia-cuda` alone, by `cargo xtask
 //! build-kernels`. What they were compiled to is in `packs`, with the feature of that name.
 #![no_std]
-#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_intrinsics))]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, asm_experimental_arch, core_intrinsics, stmt_expr_attributes)
+)]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
 pub mod abi;

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! rows = QueryRows::of_this_warp(block)
-//! for each key tile:   s = q k^T                 the kernel's
+//! rows.walk            for each key tile that is not hidden
+//!                      s = q k^T                 the kernel's
 //!                      p = rows.probabilities(s) softcap and mask (attention/score), softmax, o rescaled
 //!                      rows.output += p v        the kernel's
 //! rows.finalize(m)     o = o / sum,  lse = ln(sum) + m
@@ -17,6 +18,7 @@ use crate::abi::ForwardParams;
 use crate::arch::{specialize, thread, warp};
 use crate::geometry::mask_map::Shown;
 use crate::geometry::visible::TileRange;
+use crate::pipeline::key_values::{KeyStep, KeyValues};
 use crate::tile::element::Element;
 use crate::tile::fragment::Fragment;
 use crate::tile::shared_tile::SharedTile;
@@ -74,13 +76,56 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         }
     }
 
+    /// Walks over the key tiles, with q in tile `q`, where `load_queries` requests it: `probabilities` gets
+    /// each key tile, and `add_values` what that gave, and the value tile. Whether the warp has rows: past
+    /// the last query it only helps to load.
+    ///
+    /// # Safety
+    /// All threads of the block call it alike, once.
+    #[inline(always)]
+    pub unsafe fn walk<E: Element, P, const QUERIES: u32, const KEYS: u32, const ROW_BYTES: u32>(
+        &mut self,
+        q: SharedTile<QUERIES, ROW_BYTES>,
+        load_queries: impl FnOnce(),
+        key_values: &impl KeyValues<KEYS, ROW_BYTES>,
+        probabilities: impl Fn(&mut Self, &KeyStep, SharedTile<KEYS, ROW_BYTES>) -> P,
+        add_values: impl Fn(&mut Self, P, SharedTile<KEYS, ROW_BYTES>),
+    ) -> bool {
+        let (begin, end) = (self.tiles.begin, self.tiles.end);
+        let mut at = self.first_shown(begin, 0, KEYS);
+        if at.tile < end {
+            load_queries();
+            key_values.request_first::<E>(&at);
+            if self.needs_sign() {
+                key_values.wait();
+                self.apply_sign::<E, _, _>(q);
+            }
+        }
+        let has_rows = self.block.has_row(self.first_row);
+        while at.tile < end {
+            at = key_values.step::<E, _, _>(
+                &at,
+                end,
+                (self, has_rows),
+                // SAFETY: all threads take each step.
+                #[inline(always)]
+                |rows| unsafe { rows.first_shown(at.tile + 1, at.number + 1, KEYS) },
+                #[inline(always)]
+                |rows, key| probabilities(rows, &at, key),
+                #[inline(always)]
+                |rows, p, value| add_values(rows, p, value),
+            );
+        }
+        has_rows
+    }
+
     /// From key tile `tile`, of `keys` keys, on, the first one of which a boolean mask shows the block
-    /// something, and whether it shows all; past its tiles if there is none. Without a mask that is `tile`.
+    /// something; past its tiles if there is none. Without a mask that is `tile`.
     ///
     /// # Safety
     /// All threads of the block call it alike.
     #[inline(always)]
-    pub unsafe fn first_shown(&self, mut tile: i32, keys: u32) -> (i32, bool) {
+    unsafe fn first_shown(&self, mut tile: i32, number: i32, keys: u32) -> KeyStep {
         let mut shown = Shown::NOTHING;
         if specialize::attn_mask() {
             while tile < self.tiles.end && !shown.some {
@@ -90,18 +135,12 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
                 }
             }
         }
-        (tile, shown.all)
+        KeyStep { tile, number, shows_all: shown.all }
     }
 
-    /// Whether there is such a row as the warp's first. Past the last query a warp only helps to load.
+    /// Whether q must be multiplied by the sign of the scale.
     #[inline(always)]
-    pub fn exist(&self) -> bool {
-        self.block.has_row(self.first_row)
-    }
-
-    /// Whether q must be multiplied by the sign of the scale, see [`QueryRows::apply_sign`].
-    #[inline(always)]
-    pub fn need_sign(&self) -> bool {
+    fn needs_sign(&self) -> bool {
         let (_, sign) = split_sign(self.p.scale);
         sign != 1.0
     }
@@ -111,7 +150,7 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
     /// # Safety
     /// All 32 lanes call it together; the tile is written and visible.
     #[inline(always)]
-    pub unsafe fn apply_sign<E: Element, const QUERIES: u32, const ROW_BYTES: u32>(
+    unsafe fn apply_sign<E: Element, const QUERIES: u32, const ROW_BYTES: u32>(
         &self,
         q: SharedTile<QUERIES, ROW_BYTES>,
     ) {
@@ -124,8 +163,8 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
         warp::warp_sync();
     }
 
-    /// Turns the products of q with key tile `tile`, of `keys` keys, into unnormalised probabilities, and
-    /// rescales the output if a row max moved. `shows_all`: the boolean mask, if there is one, hides nothing.
+    /// Turns the products of q with the key tile of a step, of `keys` keys, into unnormalised probabilities,
+    /// and rescales the output if a row max moved.
     ///
     /// # Safety
     /// All 32 lanes call it together.
@@ -133,9 +172,8 @@ impl<'a, const M: usize, const ROWS: usize, const O: usize> QueryRows<'a, M, ROW
     pub unsafe fn probabilities<E: Element, F, const S: usize>(
         &mut self,
         scores: &mut [[f32; S]; M],
-        tile: i32,
+        &KeyStep { tile, shows_all, .. }: &KeyStep,
         keys: u32,
-        shows_all: bool,
     ) where
         F: Fragment<ROWS, S> + Fragment<ROWS, O>,
     {

@@ -51,46 +51,27 @@ unsafe fn forward<
     let p_tile = SharedTile::<QUERIES, P_ROW_BYTES>::at(q.address + QUERIES * ROW_BYTES);
     let (k, v) = (block.k::<4>(p), block.v::<4>(p));
     let after_p = p_tile.address + QUERIES * P_ROW_BYTES;
-    let key_value = KeyValueTurns::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_p, thread, k, v);
+    let key_values = KeyValueTurns::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_p, thread, k, v);
 
-    let (mut tile, mut shows_all) = rows.first_shown(rows.tiles.begin, KEYS);
-    if tile < rows.tiles.end {
-        q.load::<F32, THREADS, VECTOR>(thread, &block.q::<4>(p));
-        key_value.request_key::<F32>(tile);
-        if rows.need_sign() {
-            key_value.wait();
-            rows.apply_sign::<F32, _, _>(q);
-        }
-    }
-    let has_rows = rows.exist();
-    while tile < rows.tiles.end {
-        key_value.wait();
-        key_value.request_value::<F32>(tile);
-        if has_rows {
-            let k = key_value.key;
-            let scores = multiply_transposed::<_, _, _, LANE_ROWS, S>(rows.lane, q, rows.first_row, k);
+    let has_rows = rows.walk::<F32, (), QUERIES, KEYS, ROW_BYTES>(
+        q,
+        #[inline(always)]
+        || q.load::<F32, THREADS, VECTOR>(thread, &block.q::<4>(p)),
+        &key_values,
+        #[inline(always)]
+        |rows, at, key| {
+            let scores = multiply_transposed::<_, _, _, LANE_ROWS, S>(rows.lane, q, rows.first_row, key);
             let mut scores = [scores];
-            rows.probabilities::<F32, FmaFragment, S>(&mut scores, tile, KEYS, shows_all);
-            rows.drop::<FmaFragment, S>(&mut scores, tile, KEYS);
+            rows.probabilities::<F32, FmaFragment, S>(&mut scores, at, KEYS);
+            rows.drop::<FmaFragment, S>(&mut scores, at.tile, KEYS);
             store_probabilities::<_, _, LANE_ROWS, S>(rows.lane, &scores[0], p_tile, rows.first_row);
-        }
-        key_value.wait();
-        let (next, next_shows_all) = rows.first_shown(tile + 1, KEYS);
-        if next < rows.tiles.end {
-            key_value.request_key::<F32>(next);
-        }
-        if has_rows {
-            let (output, v) = (&mut rows.output[0], key_value.value);
-            multiply_accumulate::<_, _, _, _, LANE_ROWS, O>(
-                rows.lane,
-                output,
-                p_tile,
-                rows.first_row,
-                v,
-            );
-        }
-        (tile, shows_all) = (next, next_shows_all);
-    }
+        },
+        #[inline(always)]
+        |rows, (), value| {
+            let (lane, first_row, output) = (rows.lane, rows.first_row, &mut rows.output[0]);
+            multiply_accumulate::<_, _, _, _, LANE_ROWS, O>(lane, output, p_tile, first_row, value);
+        },
+    );
     if !has_rows {
         return;
     }

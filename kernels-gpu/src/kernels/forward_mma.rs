@@ -67,48 +67,33 @@ unsafe fn forward<
     let q = SharedTile::<QUERIES, ROW_BYTES>::at(shared::dynamic_base());
     let (k, v) = (operand::<E, ROW_BYTES>(block.k::<2>(p)), operand::<E, ROW_BYTES>(block.v::<2>(p)));
     let after_q = q.address + SharedTile::<QUERIES, ROW_BYTES>::BYTES;
-    let ring = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_q, thread, k, v);
-
-    let (mut tile, mut shows_all) = rows.first_shown(rows.tiles.begin, KEYS);
-    // Where tiles are skipped, one that counts those that are not.
-    let mut taken = 0;
-    if tile < rows.tiles.end {
-        q.load::<E, THREADS, VECTOR>(thread, &operand::<E, ROW_BYTES>(block.q::<2>(p)));
-        ring.request::<E>(tile, if specialize::attn_mask() { 0 } else { tile });
-        if rows.need_sign() {
-            ring.wait();
-            rows.apply_sign::<E, _, _>(q);
-        }
-    }
-    let has_rows = rows.exist();
+    let key_values = KeyValueRing::<KEYS, ROW_BYTES, THREADS, VECTOR>::new(after_q, thread, k, v);
     let of_scores = units.of_scores(|| (block.sequence.batch, block.head));
-    while tile < rows.tiles.end {
-        ring.wait();
-        let (next, next_shows_all) = rows.first_shown(tile + 1, KEYS);
-        let step = if specialize::attn_mask() { taken } else { tile };
-        if next < rows.tiles.end {
-            ring.request::<E>(next, step + 1);
-        }
-        if has_rows {
-            let mut scores: [[f32; S]; M] = multiply_transposed::<E, false, _, _, _, M, S>(
-                rows.lane,
-                q,
-                rows.first_row,
-                ring.key(step),
-            );
+
+    let has_rows = rows.walk::<E, [[u32; P]; M], QUERIES, KEYS, ROW_BYTES>(
+        q,
+        #[inline(always)]
+        || q.load::<E, THREADS, VECTOR>(thread, &operand::<E, ROW_BYTES>(block.q::<2>(p))),
+        &key_values,
+        #[inline(always)]
+        |rows, at, key| {
+            let mut scores: [[f32; S]; M] =
+                multiply_transposed::<E, false, _, _, _, M, S>(rows.lane, q, rows.first_row, key);
             scores.iter_mut().for_each(|scores| U::apply(of_scores, scores));
-            rows.probabilities::<E, MmaFragment, S>(&mut scores, tile, KEYS, shows_all);
+            rows.probabilities::<E, MmaFragment, S>(&mut scores, at, KEYS);
             if in_parts {
                 rows.count_small(&scores);
             }
             let mut p: [[u32; P]; M] = pack_all::<E, M, S, P>(&scores);
-            rows.drop_packed::<MmaFragment, S, P>(&mut p, tile, KEYS);
-            let (output, value) = (&mut rows.output, ring.value(step));
-            multiply_accumulate::<E, _, _, _, M, P, O>(rows.lane, output, &p, value, &[(); M]);
-        }
-        (tile, shows_all) = (next, next_shows_all);
-        taken += 1;
-    }
+            rows.drop_packed::<MmaFragment, S, P>(&mut p, at.tile, KEYS);
+            p
+        },
+        #[inline(always)]
+        |rows, p, value| {
+            let (lane, output) = (rows.lane, &mut rows.output);
+            multiply_accumulate::<E, _, _, _, M, P, O>(lane, output, &p, value, &[(); M]);
+        },
+    );
     if !has_rows {
         return;
     }

@@ -7,6 +7,7 @@
 //! One barrier per step does both: it makes pair n, copied by all threads, visible to all, and it says
 //! that all threads are done with pair n - 1, whose stage pair n + 1 overwrites.
 
+use super::key_values::{KeyStep, KeyValues};
 use crate::arch::{async_copy, barrier};
 use crate::tile::element::Element;
 use crate::tile::global_rows::GlobalRows;
@@ -34,36 +35,63 @@ impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bo
 
     /// The key tile of step `step`.
     #[inline(always)]
-    pub fn key(&self, step: i32) -> SharedTile<KEYS, ROW_BYTES> {
+    fn key(&self, step: i32) -> SharedTile<KEYS, ROW_BYTES> {
         SharedTile::at(self.address + (step as u32 & 1) * Self::PAIR_BYTES)
     }
 
     /// The value tile of step `step`.
     #[inline(always)]
-    pub fn value(&self, step: i32) -> SharedTile<KEYS, ROW_BYTES> {
+    fn value(&self, step: i32) -> SharedTile<KEYS, ROW_BYTES> {
         SharedTile::at(self.key(step).address + KEYS * ROW_BYTES)
     }
 
-    /// Requests key and value tile `tile` for step `step`, together with what was requested since the last
+    /// Requests the key and the value tile of step `at`, together with what was requested since the last
     /// call.
     ///
     /// # Safety
-    /// All threads of the block call it, after a barrier that follows step `step - 2`.
+    /// All threads of the block call it, after a barrier that follows the step two before.
     #[inline(always)]
-    pub unsafe fn request<E: Element>(&self, tile: i32, step: i32) {
-        let first = tile * KEYS as i32;
+    unsafe fn request<E: Element>(&self, at: &KeyStep) {
+        let (first, step) = (at.tile * KEYS as i32, at.number);
         self.key(step).load::<E, THREADS, VECTOR>(self.thread, &self.k.skip(first));
         self.value(step).load::<E, THREADS, VECTOR>(self.thread, &self.v.skip(first));
         async_copy::commit();
     }
+}
 
-    /// Waits for everything requested, from all threads.
-    ///
-    /// # Safety
-    /// All threads of the block call it.
+impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bool>
+    KeyValues<KEYS, ROW_BYTES> for KeyValueRing<KEYS, ROW_BYTES, THREADS, VECTOR>
+{
     #[inline(always)]
-    pub unsafe fn wait(&self) {
+    unsafe fn request_first<E: Element>(&self, first: &KeyStep) {
+        self.request::<E>(first);
+    }
+
+    #[inline(always)]
+    unsafe fn wait(&self) {
         async_copy::wait::<0>();
         barrier::block_sync();
+    }
+
+    #[inline(always)]
+    unsafe fn step<E: Element, R, P>(
+        &self,
+        at: &KeyStep,
+        end: i32,
+        (rows, has_rows): (&mut R, bool),
+        next: impl FnOnce(&R) -> KeyStep,
+        probabilities: impl FnOnce(&mut R, SharedTile<KEYS, ROW_BYTES>) -> P,
+        output: impl FnOnce(&mut R, P, SharedTile<KEYS, ROW_BYTES>),
+    ) -> KeyStep {
+        self.wait();
+        let next = next(rows);
+        if next.tile < end {
+            self.request::<E>(&next);
+        }
+        if has_rows {
+            let p = probabilities(rows, self.key(at.number));
+            output(rows, p, self.value(at.number));
+        }
+        next
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! Half the shared memory of [`super::key_value_ring`], twice its barriers: for wide f32 tiles.
 
+use super::key_values::{KeyStep, KeyValues};
 use crate::arch::{async_copy, barrier};
 use crate::tile::element::Element;
 use crate::tile::global_rows::GlobalRows;
@@ -14,10 +15,8 @@ use crate::tile::shared_tile::SharedTile;
 
 /// A key tile and a value tile of `KEYS` rows, in `2 * KEYS * ROW_BYTES` bytes of shared memory.
 pub struct KeyValueTurns<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bool> {
-    /// The key tile.
-    pub key: SharedTile<KEYS, ROW_BYTES>,
-    /// The value tile.
-    pub value: SharedTile<KEYS, ROW_BYTES>,
+    key: SharedTile<KEYS, ROW_BYTES>,
+    value: SharedTile<KEYS, ROW_BYTES>,
     thread: u32,
     k: GlobalRows,
     v: GlobalRows,
@@ -38,7 +37,7 @@ impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bo
     /// # Safety
     /// All threads of the block call it, after a barrier that follows the use of the key tile before.
     #[inline(always)]
-    pub unsafe fn request_key<E: Element>(&self, tile: i32) {
+    unsafe fn request_key<E: Element>(&self, tile: i32) {
         self.key.load::<E, THREADS, VECTOR>(self.thread, &self.k.skip(tile * KEYS as i32));
         async_copy::commit();
     }
@@ -48,18 +47,47 @@ impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bo
     /// # Safety
     /// All threads of the block call it, after a barrier that follows the use of the value tile before.
     #[inline(always)]
-    pub unsafe fn request_value<E: Element>(&self, tile: i32) {
+    unsafe fn request_value<E: Element>(&self, tile: i32) {
         self.value.load::<E, THREADS, VECTOR>(self.thread, &self.v.skip(tile * KEYS as i32));
         async_copy::commit();
     }
+}
 
-    /// Waits for everything requested, from all threads.
-    ///
-    /// # Safety
-    /// All threads of the block call it.
+impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bool>
+    KeyValues<KEYS, ROW_BYTES> for KeyValueTurns<KEYS, ROW_BYTES, THREADS, VECTOR>
+{
     #[inline(always)]
-    pub unsafe fn wait(&self) {
+    unsafe fn request_first<E: Element>(&self, first: &KeyStep) {
+        self.request_key::<E>(first.tile);
+    }
+
+    #[inline(always)]
+    unsafe fn wait(&self) {
         async_copy::wait::<0>();
         barrier::block_sync();
+    }
+
+    #[inline(always)]
+    unsafe fn step<E: Element, R, P>(
+        &self,
+        at: &KeyStep,
+        end: i32,
+        (rows, has_rows): (&mut R, bool),
+        next: impl FnOnce(&R) -> KeyStep,
+        probabilities: impl FnOnce(&mut R, SharedTile<KEYS, ROW_BYTES>) -> P,
+        output: impl FnOnce(&mut R, P, SharedTile<KEYS, ROW_BYTES>),
+    ) -> KeyStep {
+        self.wait();
+        self.request_value::<E>(at.tile);
+        let p = if has_rows { Some(probabilities(rows, self.key)) } else { None };
+        self.wait();
+        let next = next(rows);
+        if next.tile < end {
+            self.request_key::<E>(next.tile);
+        }
+        if let Some(p) = p {
+            output(rows, p, self.value);
+        }
+        next
     }
 }

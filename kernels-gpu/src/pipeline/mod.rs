@@ -2,6 +2,7 @@
 
 pub mod key_value_ring;
 pub mod key_value_turns;
+pub mod key_values;
 pub mod mailbox;
 pub mod query_ring;
 pub mod roles;

@@ -363,9 +363,19 @@ pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     // from the fifteenth on, see keys of the last pass alone: whole tiles see nothing.
     let mask = Mask::Window { left: Some(0), right: None, alignment: CausalAlignment::TopLeft };
     let windows = few.clone().map(|few| Case { mask, query_rows: few.query_rows - 8, ..few });
+    let others: Vec<_> = if spec.family == Family::Forward && !spec.splits_keys() {
+        // Of a kernel that leaves no parts, which is that of the last pass alone, whole tiles see nothing there: those
+        // behind others, with the last query in either half, and all of them. And so is the last query that does see keys.
+        let last = [vec![14..rows, 7..14, 0..7], vec![0..7, 7..rows, rows..rows]];
+        let seeing = windows.clone().map(|case| (Case { mask: Mask::Full, ..case }, parts.clone()));
+        let windows = windows.into_iter().chain(few.clone().map(|few| Case { mask, ..few }));
+        let windows = windows.flat_map(|case| last.clone().map(|parts| (case.clone(), parts)));
+        windows.chain(seeing).collect()
+    } else {
+        windows.map(|case| (case, vec![0..7, 7..14, 14..rows])).into()
+    };
     let cases = [pairs, odd].into_iter().chain(few).chain(dead);
-    let cases = cases.map(|case| (case, parts.clone()));
-    Some(cases.chain(windows.map(|case| (case, vec![0..7, 7..14, 14..rows]))).collect())
+    Some(cases.map(|case| (case, parts.clone())).chain(others).collect())
 }
 
 /// [`ragged`], and what else the kernel can be asked: a negative scale, capped scores, outputs in f32, columns that fill

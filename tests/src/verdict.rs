@@ -259,9 +259,33 @@ fn trials(cases: &[Case], schedules: &[Schedule]) -> Vec<Trial> {
     soon.chain(alone).chain(late).chain(shared).chain([Trial::Repeats]).collect()
 }
 
+impl Trial {
+    /// What becomes of a kernel.
+    fn verdict(self, kernel: &str, images: &KernelImages, cases: &[Case]) -> Verdict {
+        match self {
+            Trial::InParts(schedule) => judge_in_parts(kernel, images.clone(), schedule),
+            Trial::Alone(case, schedule) => judge(kernel, images.clone(), &cases[case], schedule),
+            Trial::Sharing(case, schedule) => {
+                judge_sharing(kernel, images.clone(), &cases[case], schedule)
+            }
+            Trial::Repeats => many_key_tiles_in_order(kernel)
+                .map_or(Verdict::Clean, |case| judge_repeats(kernel, images.clone(), &case)),
+        }
+    }
+}
+
 /// What has shown of other kernels that they are wrong, the last first: it is tried first of the next.
 #[derive(Debug, Default)]
 pub struct Shown(Vec<Trial>);
+
+impl Shown {
+    /// What becomes of the kernel that ships where others have shown that they are wrong: that means nothing unless
+    /// this one is clean.
+    pub fn control(&self, kernel: &str, shipped: &KernelImages, cases: &[Case]) -> Verdict {
+        let mut verdicts = self.0.iter().map(|trial| trial.verdict(kernel, shipped, cases));
+        verdicts.find(|verdict| !matches!(verdict, Verdict::Clean)).unwrap_or(Verdict::Clean)
+    }
+}
 
 /// The first verdict that is not clean of all that a kernel is tried with: what has shown something of others first.
 ///
@@ -277,14 +301,7 @@ pub fn first(
     let trials = trials(cases, schedules);
     let known = shown.0.iter().filter(|trial| trials.contains(trial));
     let others = trials.iter().filter(|trial| !shown.0.contains(trial));
-    let verdict_of = |trial: Trial| match trial {
-        Trial::InParts(schedule) => judge_in_parts(kernel, images.clone(), schedule),
-        Trial::Alone(case, schedule) => judge(kernel, images.clone(), &cases[case], schedule),
-        Trial::Sharing(case, schedule) => judge_sharing(kernel, images.clone(), &cases[case], schedule),
-        Trial::Repeats => many_key_tiles_in_order(kernel)
-            .map_or(Verdict::Clean, |case| judge_repeats(kernel, images.clone(), &case)),
-    };
-    let mut verdicts = known.chain(others).map(|&trial| (trial, verdict_of(trial)));
+    let mut verdicts = known.chain(others).map(|&trial| (trial, trial.verdict(kernel, images, cases)));
     let Some((trial, verdict)) = verdicts.find(|(_, verdict)| !matches!(verdict, Verdict::Clean)) else {
         return Verdict::Clean;
     };

@@ -50,6 +50,8 @@ fn every_edit_shows_or_is_explained(kernel: &str) {
         .filter(|edit| matches!(verdict(kernel, &shipped, edit, &cases, &mut shown), Verdict::Clean))
         .map(|edit| &edit.site)
         .collect();
+    let control = shown.control(kernel, &shipped.images(), &cases);
+    assert!(matches!(control, Verdict::Clean), "what ships is not clean: {kernel}: {control:?}");
     assert!(unseen.is_empty(), "{kernel}: nothing shows that these are gone: {unseen:#?}");
 }
 

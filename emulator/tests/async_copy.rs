@@ -261,3 +261,32 @@ fn arrivals_that_nobody_awaits_are_found() {
     let report = run_body(&arrivals(NOINC, 65, TRY), 64, &with_schedule(Schedule::Latest)).report;
     assert_eq!(report.findings[0].kind, FindingKind::Deadlock, "{:?}", report.findings);
 }
+
+/// Nothing orders two copies, of one group or of two, of the same thread or of others of its warp: either may stay.
+#[test]
+fn a_copy_into_what_another_one_is_yet_to_write() {
+    let body = |between: &str, second: &str| {
+        format!(
+            "{SOURCE} cp.async.ca.shared.global [%r2], [%mine], 4;\n{between}\n\
+             add.s64 %d2, %mine, 1024; {second}\ncp.async.wait_all; bar.sync 0;"
+        )
+    };
+    let own = "cp.async.ca.shared.global [%r2], [%d2], 4;";
+    // Each thread into what the one before it copies to.
+    let of_another = "xor.b32 %r4, %r3, 16; mov.u32 %r5, dynamic; add.s32 %r4, %r5, %r4;
+        cp.async.ca.shared.global [%r4], [%d2], 4;";
+    for second in [own, of_another] {
+        for between in ["", "cp.async.commit_group;", "cp.async.commit_group; cp.async.wait_group 1;"] {
+            let body = body(between, second);
+            for schedule in schedules() {
+                let outcome = run_body(&body, 32, &with_schedule(schedule));
+                let found =
+                    outcome.report.findings.first().unwrap_or_else(|| panic!("{schedule:?}: {body}"));
+                assert_eq!(found.kind, FindingKind::AsyncCopyInFlight, "{found}");
+                assert_eq!(found.ptx_line, line_of(&body, "[%d2], 4;"), "{found}");
+            }
+        }
+        let waits = body("cp.async.commit_group; cp.async.wait_group 0; bar.warp.sync -1;", second);
+        run_clean(&waits, 32);
+    }
+}

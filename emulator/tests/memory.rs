@@ -234,7 +234,7 @@ fn cache_policies_are_taken_and_ignored() {
          ld.global.nc.L1::evict_last.L2::cache_hint.L2::128B.b32 %r3, [%data+2048], %d9; add.u32 %r3, %r3, %r2;
          mov.b32 %r4, dynamic; shl.b32 %r5, %tid, 4; add.s32 %r4, %r4, %r5;
          mul.wide.u32 %d1, %tid, 16; add.s64 %d1, %d1, %data;
-         cp.async.cg.shared.global.L2::cache_hint [%r4], [%d1], 16, %d9; mov.b32 %r7, 4;
+         cp.async.cg.shared.global.L2::cache_hint [%r4], [%d1], 16, %d9; mov.b32 %r7, 4; cp.async.wait_all;
          cp.async.ca.shared.global.L2::cache_hint.L2::128B [%r4], [%d1], 8, %r7, %d9;
          cp.async.wait_all; ld.shared.v2.b32 {%r8, %r9}, [%r4];
          red.global.add.L2::cache_hint.u32 [%data+1024], %r3, %d9;

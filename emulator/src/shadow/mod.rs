@@ -97,6 +97,18 @@ impl Shadow {
         })
     }
 
+    /// The first byte of a range that a copy is yet to write.
+    ///
+    /// # Safety
+    ///
+    /// The range lies inside the shadow.
+    pub unsafe fn first_in_flight(self, offset: usize, bytes: usize) -> Option<usize> {
+        // SAFETY: the caller vouches for the range.
+        let state = |byte: usize| unsafe { *self.0.add(offset + byte) };
+        let in_flight = [State::InFlight as u8, State::InFlightOverWritten as u8];
+        (0..bytes).find(|&byte| in_flight.contains(&state(byte)))
+    }
+
     /// Sets the state of a range.
     ///
     /// # Safety

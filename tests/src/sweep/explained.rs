@@ -52,6 +52,12 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "bra",
+        through: &["key_value_ring.rs: if next.tile < end {"],
+        why: "tiles past the last one are requested in vain: their rows are not there or not seen, and nobody waits for them",
+    },
+    Explanation {
+        kernel: None,
         opcode: "bar.warp.sync",
         through: &["repaired(self.keys.full(0));"],
         why: "keys and values are waited for together, and values are repaired behind the keys by the same lanes",

@@ -178,6 +178,7 @@ pub fn start(context: &mut Context<'_>, warp: &mut Warp, copy: &Copy) -> Flow {
     context.region_access(warp, &window, copy.bytes, "asynchronous copy");
     context.race_copy_begins(warp, &window, copy.bytes);
     if context.checks_uninitialised() {
+        window.check_not_in_flight(context, warp, copy.bytes);
         for lane in lanes(copy.open) {
             // SAFETY: the window was checked for the copy's bytes.
             unsafe { window.shadow.set_in_flight(window.offsets[lane] as usize, copy.bytes as usize) };

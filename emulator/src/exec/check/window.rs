@@ -387,4 +387,24 @@ impl Window {
         }
         undefined
     }
+    /// Reports lanes that begin to copy into what another copy is yet to write: nothing orders two copies, so
+    /// that either may stay.
+    pub fn check_not_in_flight(&self, context: &mut Context<'_>, warp: &Warp, bytes: u32) {
+        for lane in lanes(self.mask) {
+            let offset = self.offsets[lane] as usize;
+            // SAFETY: the window's offsets have been checked for this size.
+            let Some(byte) = (unsafe { self.shadow.first_in_flight(offset, bytes as usize) }) else {
+                continue;
+            };
+            let offset = offset_in_space(context, warp, self, lane);
+            let kind = FindingKind::AsyncCopyInFlight;
+            context.report(kind, warp.pc, warp.id, lane as u32, |context| {
+                let place = context.shared_place(offset as u32);
+                format!(
+                    "byte {byte} of {bytes} bytes copied to shared offset {place}: an asynchronous copy \
+                     into it has not been waited for"
+                )
+            });
+        }
+    }
 }

@@ -8,7 +8,7 @@
 //! that all threads are done with pair n - 1, whose stage pair n + 1 overwrites.
 
 use super::key_values::{KeyStep, KeyValues};
-use crate::arch::{async_copy, barrier};
+use crate::arch::async_copy;
 use crate::tile::element::Element;
 use crate::tile::global_rows::GlobalRows;
 use crate::tile::shared_tile::SharedTile;
@@ -65,12 +65,6 @@ impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bo
     #[inline(always)]
     unsafe fn request_first<E: Element>(&self, first: &KeyStep) {
         self.request::<E>(first);
-    }
-
-    #[inline(always)]
-    unsafe fn wait(&self) {
-        async_copy::wait::<0>();
-        barrier::block_sync();
     }
 
     #[inline(always)]

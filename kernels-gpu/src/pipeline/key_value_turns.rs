@@ -8,7 +8,7 @@
 //! Half the shared memory of [`super::key_value_ring`], twice its barriers: for wide f32 tiles.
 
 use super::key_values::{KeyStep, KeyValues};
-use crate::arch::{async_copy, barrier};
+use crate::arch::async_copy;
 use crate::tile::element::Element;
 use crate::tile::global_rows::GlobalRows;
 use crate::tile::shared_tile::SharedTile;
@@ -59,12 +59,6 @@ impl<const KEYS: u32, const ROW_BYTES: u32, const THREADS: u32, const VECTOR: bo
     #[inline(always)]
     unsafe fn request_first<E: Element>(&self, first: &KeyStep) {
         self.request_key::<E>(first.tile);
-    }
-
-    #[inline(always)]
-    unsafe fn wait(&self) {
-        async_copy::wait::<0>();
-        barrier::block_sync();
     }
 
     #[inline(always)]

@@ -2,6 +2,7 @@
 //! ([`crate::attention::query_rows`]) takes them: two of each ([`super::key_value_ring`]), or one of each in
 //! turns ([`super::key_value_turns`]).
 
+use crate::arch::{async_copy, barrier};
 use crate::tile::element::Element;
 use crate::tile::shared_tile::SharedTile;
 
@@ -28,7 +29,11 @@ pub trait KeyValues<const KEYS: u32, const ROW_BYTES: u32> {
     ///
     /// # Safety
     /// All threads of the block call it.
-    unsafe fn wait(&self);
+    #[inline(always)]
+    unsafe fn wait(&self) {
+        async_copy::wait::<0>();
+        barrier::block_sync();
+    }
 
     /// Takes step `at`: where the warp has `rows` (told beside them), `probabilities` gets the key tile,
     /// and then `output` what that gave, and the value tile. Gives the step that follows, as `next` finds

@@ -8,8 +8,8 @@ use finite_attention::check::Case;
 const KERNEL: &str = "forward_bf16_d64_sm80";
 const F32: &str = "forward_f32_d64_sm80";
 const PARTS: &str = "forward_f32_d64_parts_sm80";
-const RING_WAIT: &str = "key_value_ring.rs: async_copy::wait::<0>();";
-const RING_BARRIER: &str = "key_value_ring.rs: barrier::block_sync();";
+const RING_WAIT: &str = "key_values.rs: async_copy::wait::<0>();";
+const RING_BARRIER: &str = "key_values.rs: barrier::block_sync();";
 const LOOP: &str = "key_value_ring.rs: self.wait();";
 const PRODUCT: &str = "multiply_transposed";
 /// 1 as f32.

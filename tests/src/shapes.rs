@@ -364,8 +364,8 @@ pub fn in_parts(kernel: &str) -> Option<Vec<(Case, Vec<Range<usize>>)>> {
     let mask = Mask::Window { left: Some(0), right: None, alignment: CausalAlignment::TopLeft };
     let windows = few.clone().map(|few| Case { mask, query_rows: few.query_rows - 8, ..few });
     let others: Vec<_> = if spec.family == Family::Forward && !spec.splits_keys() {
-        // Of a kernel that leaves no parts, which is that of the last pass alone, whole tiles see nothing there: those
-        // behind others, with the last query in either half, and all of them. And so is the last query that does see keys.
+        // A kernel that leaves no parts is that of the last pass alone. Whole tiles see nothing there, behind others and all of
+        // them; the last query, and the last one that sees keys, is in either half of a fragment.
         let last = [vec![14..rows, 7..14, 0..7], vec![0..7, 7..rows, rows..rows]];
         let seeing = windows.clone().map(|case| (Case { mask: Mask::Full, ..case }, parts.clone()));
         let windows = windows.into_iter().chain(few.clone().map(|few| Case { mask, ..few }));

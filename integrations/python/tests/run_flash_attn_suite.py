@@ -7,8 +7,8 @@ Tests that ask for what this package does not have are left out, each with its r
 output counts them. The file is fetched by whoever runs this: it is not part of the repository.
 
 There are 200,000 parametrisations. ``--keep`` draws a share of them, by the seed; every test function keeps at
-least 20. ``--part 3/40`` takes the third of 40 parts, into which the seed deals all of them: several processes, or
-several evenings, take them all. What is left goes to pytest.
+least 20. ``--part 3/40`` takes the third of 40 parts, into which the seed deals all of them, for several processes.
+Other arguments go to pytest.
 """
 
 from __future__ import annotations

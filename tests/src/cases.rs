@@ -3,7 +3,7 @@
 use crate::device::emulated_arch;
 use finite_attention::check::{
     BiasFeature, BiasValues, Case, Features, Gradients, MaskFeature, Placement, ScorePlacement, case,
-    extended_case, featured_case, with_enough_rows,
+    extended_case, featured_case, judgeable, with_enough_rows,
 };
 use finite_attention::{Dtype, Mask, Mode};
 use proptest::strategy::{NewTree, Strategy, ValueTree};
@@ -62,17 +62,19 @@ impl Cases {
         Cases { generate: featured_case, ..self }
     }
 
-    /// The same, with as many heads as the tolerance rule needs; failing cases shrink no further.
+    /// The same, with as many heads as the tolerance rule needs, and what it cannot judge left out; failing cases
+    /// shrink no further.
     pub fn with_enough_rows(self) -> Self {
         let Cases { generate, fit } = self;
-        Cases { generate, ..Cases::fitted(move |case| fit(case).map(with_enough_rows)) }
+        let enough = |case| judgeable(with_enough_rows(case));
+        Cases { generate, ..Cases::fitted(move |case| fit(case).map(enough)) }
     }
 
     /// The same, and no more heads and batches than that where these have much to do: for properties that say nothing of
     /// how many there are.
     pub fn with_just_enough_rows(self) -> Self {
         let Cases { generate, fit } = self.with_enough_rows();
-        let fewer = |case| with_fewer_heads(case, ENOUGH_ROWS);
+        let fewer = |case| judgeable(with_fewer_heads(case, ENOUGH_ROWS));
         Cases { generate, ..Cases::fitted(move |case| fit(case).map(fewer)) }
     }
 

@@ -1,7 +1,7 @@
 //! Bias, boolean masks, slopes, sinks and dropout for the cases of a sweep.
 
 use super::{
-    BiasFeature, BiasValues, Case, Dimensions, Features, MaskFeature, ScoreHeads, ScorePlacement,
+    BiasFeature, BiasValues, Case, Dimensions, Features, MaskFeature, Part, ScoreHeads, ScorePlacement,
     extended_case,
 };
 use crate::problem::AlibiSlopes;
@@ -47,7 +47,7 @@ const MASK_BLOCKS: [usize; 6] = [16, 48, 64, 64, 80, 128];
 /// Shares of probabilities that are dropped.
 const DROPOUT_RATES: [f32; 5] = [0.001, 0.1, 0.5, 0.9, 0.999];
 
-/// Pairs that dropout leaves, of those that a boolean mask shows: of fewer, the tolerance rule would compare
+/// Pairs that dropout leaves, of those that the masks show: of fewer, the tolerance rule would compare
 /// chances. The largest error of either side is that of the few rows where a pair of a large probability is
 /// left.
 const ENOUGH_PAIRS: f64 = 256.0;
@@ -58,8 +58,7 @@ const ENOUGH_PAIRS: f64 = 256.0;
 /// is dropped then, nor dropout where a scale of 0 makes all probabilities of a row one number: how that one
 /// rounds, before its factor or after, is the error of the whole tensor.
 pub fn judgeable(mut case: Case) -> Case {
-    let pairs = case.batches * case.query_heads * case.query_rows * case.key_rows;
-    let visible = pairs as f64 * case.features.mask.map_or(1.0, |mask| mask.density);
+    let visible = visible_pairs(&case) as f64 * case.features.mask.map_or(1.0, |mask| mask.density);
     let leaves_enough = |rate: f32| (1.0 - f64::from(rate)) * visible >= ENOUGH_PAIRS;
     case.features.dropout = case.features.dropout.map(|rate| {
         let smaller = [0.99, 0.9, 0.5].into_iter().filter(|&smaller| smaller < rate);
@@ -79,6 +78,15 @@ pub fn judgeable(mut case: Case) -> Case {
         bias.values = BiasValues::Normal;
     }
     case
+}
+
+/// Pairs, over all query heads, that see each other by causal mask and window.
+fn visible_pairs(case: &Case) -> usize {
+    let of_part = |Part { sizes, .. }: Part| {
+        let pairs: usize = (0..sizes.query_rows).map(|row| sizes.visible(row)).sum();
+        sizes.batches * sizes.query_heads * pairs
+    };
+    case.parts().into_iter().map(of_part).sum()
 }
 
 fn draw_bias(case: &Case, random: &mut StdRng) -> BiasFeature {
@@ -124,6 +132,7 @@ fn draw_placement(random: &mut StdRng) -> ScorePlacement {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::{CausalAlignment, Mask};
     use std::collections::HashSet;
 
     #[test]
@@ -183,12 +192,25 @@ mod tests {
     fn a_rate_that_leaves_few_pairs_is_lowered() {
         let case = |rows| {
             let features = Features { dropout: Some(0.999), ..Features::default() };
-            let plain = extended_case(0, 0);
+            let plain = Case { mask: Mask::Full, packed: false, ..extended_case(0, 0) };
             let (query_rows, key_rows) = (rows, 64);
             judgeable(Case { batches: 1, query_heads: 6, query_rows, key_rows, features, ..plain })
         };
         assert_eq!(case(127).features.dropout, Some(0.99));
         assert_eq!(case(1270).features.dropout, Some(0.999));
+    }
+
+    /// Of 126 rows that see one key each, two were left: neither side had a rounding in both of them.
+    #[test]
+    fn a_rate_that_leaves_few_of_the_pairs_that_a_causal_mask_shows_is_lowered() {
+        let case = |mask| {
+            let features = Features { dropout: Some(0.99), ..Features::default() };
+            let sizes =
+                Case { query_rows: 1, key_rows: 226, query_heads: 126, key_heads: 63, ..Case::small() };
+            judgeable(Case { mask, features, ..sizes }).features.dropout
+        };
+        assert_eq!(case(Mask::Causal(CausalAlignment::TopLeft)), Some(0.5));
+        assert_eq!(case(Mask::Full), Some(0.99));
     }
 
     #[test]

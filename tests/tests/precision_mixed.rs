@@ -114,9 +114,11 @@ impl ErrorsOfBoth {
     }
 }
 
-/// A case with other numbers each: on a GPU several, and one in the emulator, which allows more.
+/// A case with other numbers each: on a GPU many, and one in the emulator, which allows more. Of 8, the errors of dq of
+/// both ways behind an output of the other one were 1.53 times each other's, of 48 1.454, and of 200 1.445: there, delta
+/// and p are off independently of each other.
 fn with_seeds(case: &Case) -> impl Iterator<Item = Case> {
-    let count = if emulated_arch().is_some() { 1 } else { 8 };
+    let count = if emulated_arch().is_some() { 1 } else { 48 };
     (0..count).map(|seed| Case { seed, ..case.clone() })
 }
 
@@ -272,7 +274,9 @@ fn gradients_of_bias_and_sinks_behind_parts_are_as_exact_as_f32() {
             on_each(|device| {
                 let mut errors = ErrorsOfBoth::default();
                 for case in with_seeds(&case) {
-                    let (inputs, gradients) = (large_logits(&case), GradientInputs::drawn(&case));
+                    let (mut inputs, gradients) = (large_logits(&case), GradientInputs::drawn(&case));
+                    // About a row's largest logit: of sinks far below, one row in thousands decides.
+                    inputs.scores.sinks.fill(2.5 * LOGITS);
                     let (computed, turns) = both_ways(device, &case, &inputs, &gradients);
                     assert_eq!(turns, [[0, 0]; 2]);
                     errors.add(&case, &inputs, &gradients.d_o, &computed);

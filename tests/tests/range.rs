@@ -393,7 +393,7 @@ fn with_gradients(caps: &'static [f32]) -> Cases {
         (case.gradients.is_some() && case.key_rows > 0 && is_told).then_some(case)
     })
     .extended()
-    .with_enough_rows()
+    .with_just_enough_rows()
 }
 
 #[test]

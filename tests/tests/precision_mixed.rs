@@ -114,11 +114,9 @@ impl ErrorsOfBoth {
     }
 }
 
-/// A case with other numbers each: on a GPU many, and one in the emulator, which allows more. Of 8, the errors of dq of
-/// both ways behind an output of the other one were 1.53 times each other's, of 48 1.454, and of 200 1.445: there, delta
-/// and p are off independently of each other.
-fn with_seeds(case: &Case) -> impl Iterator<Item = Case> {
-    let count = if emulated_arch().is_some() { 1 } else { 48 };
+/// A case with other numbers each: on a GPU `count` of them, and one in the emulator, which allows more.
+fn with_seeds(case: &Case, count: u64) -> impl Iterator<Item = Case> {
+    let count = if emulated_arch().is_some() { 1 } else { count };
     (0..count).map(|seed| Case { seed, ..case.clone() })
 }
 
@@ -238,7 +236,9 @@ fn gradients_of_parts_behind_an_output_of_fma_have_an_lse_of_parts() {
         let case = with_gradients(head_dim);
         on_each(|device| {
             let mut errors = ErrorsOfBoth::default();
-            for case in with_seeds(&case) {
+            // Of 8, the errors of dq were 1.53 times those of fma, of 48 1.454, of 200 1.445: delta and p are off
+            // independently of each other here.
+            for case in with_seeds(&case, 48) {
                 let (mut inputs, gradients) = (large_logits(&case), GradientInputs::drawn(&case));
                 // The first query's logit for the first key, which has no value, is far above all others.
                 inputs.k[..head_dim].copy_from_slice(&scaled(&inputs.q[..head_dim], 0.6 / LOGITS));
@@ -273,10 +273,8 @@ fn gradients_of_bias_and_sinks_behind_parts_are_as_exact_as_f32() {
         for case in [features, sinks].map(|features| with_features(head_dim, features)) {
             on_each(|device| {
                 let mut errors = ErrorsOfBoth::default();
-                for case in with_seeds(&case) {
-                    let (mut inputs, gradients) = (large_logits(&case), GradientInputs::drawn(&case));
-                    // About a row's largest logit: of sinks far below, one row in thousands decides.
-                    inputs.scores.sinks.fill(2.5 * LOGITS);
+                for case in with_seeds(&case, 8) {
+                    let (inputs, gradients) = (large_logits(&case), GradientInputs::drawn(&case));
                     let (computed, turns) = both_ways(device, &case, &inputs, &gradients);
                     assert_eq!(turns, [[0, 0]; 2]);
                     errors.add(&case, &inputs, &gradients.d_o, &computed);
@@ -297,7 +295,7 @@ fn gradients_of_parts_of_very_large_logits_are_as_exact_as_f32() {
         let case = with_gradients(head_dim);
         on_each(|device| {
             let mut errors = ErrorsOfBoth::default();
-            for case in with_seeds(&case) {
+            for case in with_seeds(&case, 8) {
                 let (inputs, gradients) = (Inputs::drawn(&case), GradientInputs::drawn(&case));
                 let inputs = Inputs { q: scaled(&inputs.q, 100.0), ..inputs };
                 let (computed, turns) = both_ways(device, &case, &inputs, &gradients);

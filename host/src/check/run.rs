@@ -59,9 +59,8 @@ pub fn run_case(device: &Device, case: &Case) -> Outcome {
 ///
 /// The rule compares the largest error in a tensor with the largest of unfused code, and where few rows
 /// decide both, two equally good results fail it in one case of a thousand or two. So a failure by
-/// less than a factor 2, or 8 of tensors of which few rows count, is judged again in company: the same
-/// case with 15 more batches, with numbers from other seeds. The elements that failed are still among
-/// them.
+/// less than a factor 2, or 8 of tensors of few elements, is judged again in company: the same case with
+/// 15 more batches, with numbers from other seeds. The elements that failed are still among them.
 ///
 /// # Errors
 /// Errors of the problem, of the planner, and of the device.

@@ -78,7 +78,7 @@ pub struct Args {
 pub struct Share(usize);
 
 impl Share {
-    const COUNT: usize = 16;
+    const COUNT: usize = 8;
 
     fn of_seed(seed: u64) -> Self {
         Share((seed % Self::COUNT as u64) as usize)

@@ -14,32 +14,33 @@ use store::Store;
 /// Set to anything but `0`, drivers assemble PTX, even where a kernel is built in assembled.
 const PTX_ONLY: &str = "FATTN_PTX_ONLY";
 
-/// Where a driver gets the PTX of a kernel from. Clones share what was decompressed, and what was edited for
-/// the switches of a variant.
+/// Where a driver gets the PTX of a kernel from. What is built in is decompressed, and edited for the
+/// switches of a variant, once in a process; what replaces it is edited once for all clones.
 #[derive(Clone)]
 pub struct KernelImages {
     replacement: Option<Arc<Replacement>>,
-    texts: Arc<Mutex<Expanded>>,
     ptx_only: bool,
 }
 
-/// Texts that were decompressed, by variant.
-type Expanded = HashMap<VariantKey, Arc<str>>;
+/// Texts with their switches set, by variant.
+type Expanded = Mutex<HashMap<VariantKey, Arc<str>>>;
+
+/// Those of the embedded kernels.
+static EMBEDDED: LazyLock<Expanded> = LazyLock::new(Expanded::default);
 
 /// A PTX text that replaces the embedded kernels of the same names.
 struct Replacement {
     text: Arc<str>,
     entries: HashSet<String>,
+    expanded: Expanded,
 }
 
 impl KernelImages {
     /// The kernels built into the library. With `FATTN_PTX_ONLY=1` in the environment, their PTX alone.
     pub fn embedded() -> Self {
-        // Programs open many devices: what is built in is decompressed once for all of them.
-        static EXPANDED: LazyLock<Arc<Mutex<Expanded>>> = LazyLock::new(Arc::default);
         let said = std::env::var_os(PTX_ONLY);
         let ptx_only = said.is_some_and(|value| !value.is_empty() && value != "0");
-        KernelImages { replacement: None, texts: EXPANDED.clone(), ptx_only }
+        KernelImages { replacement: None, ptx_only }
     }
 
     /// The same, with PTX alone or not, whatever the environment says.
@@ -59,8 +60,8 @@ impl KernelImages {
             let reason = "no .entry in the text".to_owned();
             return Err(Error::KernelImageCorrupt { kernel: "override".into(), reason });
         }
-        let replacement = Some(Arc::new(Replacement { text: ptx.into(), entries }));
-        Ok(KernelImages { replacement, texts: Arc::default(), ..KernelImages::embedded() })
+        let replacement = Replacement { text: ptx.into(), entries, expanded: Expanded::default() };
+        Ok(KernelImages { replacement: Some(Arc::new(replacement)), ..KernelImages::embedded() })
     }
 
     /// As [`KernelImages::with_override`], of a text that replaces at least one kernel.
@@ -82,27 +83,32 @@ impl KernelImages {
     /// [`Error::KernelImageMissing`] if it was not built in, [`Error::KernelImageCorrupt`] if it cannot
     /// be read, [`Error::SwitchMissing`] if it has no marker of a switch that is on.
     pub fn get(&self, variant: KernelVariant) -> Result<Arc<str>> {
+        let replacement = self.replacement_of(variant.kernel.name);
+        let expanded = replacement.map_or(&*EMBEDDED, |replacement| &replacement.expanded);
         // The map stays whole even if a thread panicked while it held the lock: entries are only added.
-        let texts = || self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        let texts = || expanded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(text) = texts().get(&variant.key()) {
             return Ok(text.clone());
         }
         // Without the lock, so that different kernels are expanded at once.
-        let kernel = variant.kernel.name;
-        let text = match &self.replacement {
-            Some(replacement) if replacement.entries.contains(kernel) => replacement.text.clone(),
-            _ => Store::embedded().text(kernel)?.into(),
+        let text = match replacement {
+            Some(replacement) => replacement.text.clone(),
+            None => Store::embedded().text(variant.kernel.name)?.into(),
         };
         let text = specialize::specialized(&text, variant)?.map_or(text, Arc::from);
         Ok(texts().entry(variant.key()).or_insert(text).clone())
+    }
+
+    /// What stands in place of an embedded kernel, if it was replaced.
+    fn replacement_of(&self, kernel: &str) -> Option<&Replacement> {
+        self.replacement.as_deref().filter(|replacement| replacement.entries.contains(kernel))
     }
 
     /// The kernel, assembled for exactly this compute capability by NVIDIA's ptxas, if it is built in so:
     /// some kernels are, with no switch on. Never one that was replaced, and none if only PTX is wanted.
     pub fn assembled(&self, variant: KernelVariant, compute_capability: (u32, u32)) -> Option<Vec<u8>> {
         let kernel = variant.kernel;
-        let is_replaced =
-            self.replacement.as_ref().is_some_and(|replaced| replaced.entries.contains(kernel.name));
+        let is_replaced = self.replacement_of(kernel.name).is_some();
         if self.ptx_only || is_replaced || !variant.switches.is_empty() {
             return None;
         }
@@ -145,18 +151,23 @@ impl fmt::Debug for KernelImages {
 
 /// The names after `.entry` in a PTX text.
 fn entry_names(ptx: &str) -> impl Iterator<Item = &str> {
-    ptx.lines().filter_map(entry_name)
+    entries(ptx).map(|(_, name)| name)
 }
 
-/// The name after `.entry` in a line of PTX.
-fn entry_name(line: &str) -> Option<&str> {
-    if line.trim_start().starts_with("//") {
-        return None;
-    }
-    let rest = line.split_once(".entry ")?.1.trim_start();
-    let end =
-        rest.find(|c: char| !(c.is_ascii_alphanumeric() || "_$%".contains(c))).unwrap_or(rest.len());
-    (end > 0).then(|| &rest[..end])
+/// Where the lines of a PTX text begin that have an `.entry` outside of a comment, and the name behind it.
+fn entries(ptx: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut searched = 0;
+    ptx.match_indices(".entry ").filter_map(move |(at, entry)| {
+        let line = ptx[..at].rfind('\n').map_or(0, |end| end + 1);
+        if line < searched || ptx[line..at].trim_start().starts_with("//") {
+            return None;
+        }
+        searched = at;
+        let rest = ptx[at + entry.len()..].trim_start_matches([' ', '\t']);
+        let end =
+            rest.find(|c: char| !(c.is_ascii_alphanumeric() || "_$%".contains(c))).unwrap_or(rest.len());
+        (end > 0).then(|| (line, &rest[..end]))
+    })
 }
 
 #[cfg(test)]
@@ -170,6 +181,10 @@ mod tests {
     #[test]
     fn entries_are_found_and_comments_are_not() {
         assert_eq!(entry_names(PTX).collect::<Vec<_>>(), ["forward_bf16_d64_sm80", "second"]);
+        let odd =
+            ".entry\n.entry (\n} .weak .entry \t a$1 .entry b\n  // .entry c // .entry d\n.entry e";
+        let found: Vec<_> = entries(odd).collect();
+        assert_eq!(found, [(16, "a$1"), (odd.len() - 8, "e")]);
     }
 
     fn kernel(name: &str) -> KernelVariant {
@@ -192,6 +207,17 @@ mod tests {
             KernelImages::with_override("").unwrap_err().to_string(),
             "kernel override: the PTX cannot be read: no .entry in the text"
         );
+    }
+
+    /// Parsed modules are kept by their text: who tries many replacements would parse all other kernels anew.
+    #[test]
+    fn kernels_that_are_not_replaced_have_the_text_of_all_others() {
+        let other = kernel("forward_f16_d64_sm80");
+        let embedded = KernelImages::embedded().get(other).unwrap();
+        for ptx in [PTX, ".entry second(\n"] {
+            let images = KernelImages::with_override(ptx).unwrap();
+            assert!(Arc::ptr_eq(&images.get(other).unwrap(), &embedded));
+        }
     }
 
     #[test]

@@ -3,11 +3,13 @@
 use crate::sources::{Place, chain, goes_through};
 use finite_attention::KernelImages;
 use kernels_gpu::abi::{KERNELS, KernelSpec, Marker};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// The PTX of one kernel, in lines.
+/// The PTX of one kernel, in lines, of which there are a hundred thousand: those that an edit leaves alone are shared.
 #[derive(Clone, Debug)]
 pub struct Ptx {
-    lines: Vec<String>,
+    lines: Vec<Arc<str>>,
 }
 
 /// An instruction.
@@ -55,18 +57,22 @@ impl Ptx {
     /// # Panics
     /// If there is no such kernel, or no PTX of it.
     pub fn shipped(kernel: &str) -> Self {
-        let text =
-            KernelImages::embedded().get(spec(kernel).into()).unwrap_or_else(|error| panic!("{error}"));
-        Ptx::new(&text)
+        static SHIPPED: LazyLock<Mutex<HashMap<String, Ptx>>> = LazyLock::new(Mutex::default);
+        let mut shipped = SHIPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || {
+            let text = KernelImages::embedded().get(spec(kernel).into());
+            Ptx::new(&text.unwrap_or_else(|error| panic!("{error}")))
+        };
+        shipped.entry(kernel.to_owned()).or_insert_with(new).clone()
     }
 
     /// A text, in lines of one instruction.
     pub fn new(text: &str) -> Self {
-        Ptx { lines: text.lines().flat_map(single).collect() }
+        Ptx { lines: text.lines().flat_map(single).map(Arc::from).collect() }
     }
 
     /// The lines.
-    pub fn lines(&self) -> &[String] {
+    pub fn lines(&self) -> &[Arc<str>] {
         &self.lines
     }
 
@@ -77,7 +83,7 @@ impl Ptx {
     pub fn with_lines(&self, lines: &[(usize, String)]) -> Self {
         let mut edited = self.clone();
         for (number, line) in lines {
-            edited.lines[*number].clone_from(line);
+            edited.lines[*number] = line.as_str().into();
         }
         edited
     }
@@ -130,7 +136,7 @@ impl Ptx {
             let line = self.lines[number].trim();
             let new = edit(line);
             assert_ne!(new, line, "the edit of `{opcode}` changes nothing");
-            edited.lines[number] = new;
+            edited.lines[number] = new.into();
         }
         edited
     }
@@ -159,7 +165,7 @@ impl Ptx {
             let instruction = without_predicate(self.lines[number].trim());
             let new = edit(instruction);
             assert_ne!(new, instruction, "the edit of `{opcode}` from {through:?} changes nothing");
-            edited.lines[number] = new;
+            edited.lines[number] = new.into();
         }
         edited
     }
@@ -189,7 +195,7 @@ impl Ptx {
     /// If there is none.
     pub fn replaced(&self, from: &str, to: &str) -> Self {
         assert!(self.lines.iter().any(|line| line.contains(from)), "no `{from}` in the PTX");
-        Ptx { lines: self.lines.iter().map(|line| line.replace(from, to)).collect() }
+        Ptx { lines: self.lines.iter().map(|line| line.replace(from, to).into()).collect() }
     }
 
     /// The kernels of this text in place of those that ship.
@@ -301,7 +307,7 @@ mod tests {
         assert_eq!(ptx.find("setp.lt", "a/store.rs"), [3]);
         assert_eq!(ptx.find("setp", "kernel.rs"), [1]);
         assert_eq!(
-            ptx.edited("setp", "mask.rs", Which::All, off_by_one).lines[1],
+            &*ptx.edited("setp", "mask.rs", Which::All, off_by_one).lines[1],
             "setp.le.u32 \t%p1, %r1, %r2;"
         );
     }
@@ -326,7 +332,7 @@ mod tests {
     #[test]
     fn markers_stay_what_they_are() {
         let marker = "mov.b32 %r1, 0; // specialize softcap";
-        assert_eq!(Ptx::new(&format!("\tmov.b32 %r2, 0; // 0\n{marker}\n")).lines[1], marker);
+        assert_eq!(*Ptx::new(&format!("\tmov.b32 %r2, 0; // 0\n{marker}\n")).lines[1], *marker);
         assert_eq!(kernel_of("forward+softcap+more"), "forward");
     }
 

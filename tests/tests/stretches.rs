@@ -100,6 +100,32 @@ fn the_last_wave_alone_is_divided() {
     }
 }
 
+/// Six multiprocessors and eight key tiles, which go in order: two of them are whole, the others in parts of some of
+/// their many query heads. Gradients are the same bits under every schedule.
+#[test]
+fn in_order_the_last_tiles_alone_are_divided() {
+    const NAMES: [&str; 3] =
+        ["backward_bf16_d64_sm90a", "backward_bf16_d128_sm90a", "backward_bf16_d256_sm90a"];
+    for name in drawn("stretches-in-order", 3, NAMES) {
+        let kernel = KERNELS.iter().find(|kernel| kernel.name == name).unwrap();
+        let keys = kernel.key_rows as usize;
+        let case = of_one_key_head(kernel, CAUSAL, Mode::Deterministic);
+        let case = Case { query_rows: 4 * keys - 3, key_rows: 4 * keys - 5, ..case };
+        // As many steps, whatever a tile has in a head.
+        let case = Case { query_heads: 64 * kernel.query_rows as usize / keys, key_heads: 2, ..case };
+        let of = |schedule| of_size(&with_room_for(&under(schedule), kernel), 6);
+        let valid = case.backward_problem().unwrap().validate().unwrap();
+        let plan = plan_backward(&valid, of(Schedule::Latest).properties(), &anywhere()).unwrap();
+        let division = (plan.params.whole_tiles, plan.params.unit_bits, plan.params.turn_units);
+        assert_eq!(division, (2, 2, 1), "{}", kernel.name);
+        divided(&of(Schedule::Latest), &case).unwrap_or_else(|wrong| panic!("{case:?}: {wrong}"));
+        let inputs = Inputs::drawn(&case);
+        let ran = |schedule| run(&of(schedule), &case, &inputs, Surroundings::Nan);
+        let same = || identical("a schedule", true, &ran(Schedule::Eager)?, &ran(Schedule::Random(0))?);
+        same().unwrap_or_else(|wrong| panic!("{case:?}: {wrong}"));
+    }
+}
+
 /// Batches that share a bias come one after the other for each head: what adds up finds the same tiles by their numbers.
 #[test]
 fn parts_are_those_of_their_tiles_where_batches_share_a_bias() {

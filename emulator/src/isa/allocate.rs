@@ -44,6 +44,11 @@ impl Set {
         changed
     }
 
+    /// Adds what is in another one.
+    fn unite(&mut self, other: &Set) {
+        self.0.iter_mut().zip(&other.0).for_each(|(mine, &theirs)| *mine |= theirs);
+    }
+
     /// Adds a member.
     pub fn insert(&mut self, index: usize) {
         self.0[index / 64] |= 1 << (index % 64);
@@ -57,7 +62,12 @@ impl Set {
     /// The members in order.
     pub fn members(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(word, &bits)| {
-            (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit)
+            let mut left = bits;
+            std::iter::from_fn(move || {
+                let lowest = left.trailing_zeros() as usize;
+                left &= left.checked_sub(1)?;
+                Some(word * 64 + lowest)
+            })
         })
     }
 }
@@ -200,17 +210,20 @@ fn liveness(code: &Code, graph: &Graph, uses: &[Uses], count: usize) -> Vec<Set>
         }
     }
     debug_assert_eq!(uses.len(), code.instructions.len());
-    let mut live_in = read;
+    let (mut live_in, mut out) = (read, Set::new(count));
     let mut changed = true;
     while changed {
         changed = false;
         for block in (0..blocks).rev() {
-            for word in 0..count.div_ceil(64) {
-                let out = graph.successors(block).iter().filter(|&&successor| successor < blocks);
-                let out = out.fold(0, |bits, &successor| bits | live_in[successor].0[word]);
-                let bits = live_in[block].0[word] | out & !written[block].0[word];
-                changed |= bits != live_in[block].0[word];
-                live_in[block].0[word] = bits;
+            out.0.fill(0);
+            for &successor in graph.successors(block).iter().filter(|&&successor| successor < blocks) {
+                out.unite(&live_in[successor]);
+            }
+            let words = live_in[block].0.iter_mut().zip(&out.0).zip(&written[block].0);
+            for ((live, out), written) in words {
+                let bits = *live | out & !written;
+                changed |= bits != *live;
+                *live = bits;
             }
         }
     }

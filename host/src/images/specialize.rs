@@ -1,6 +1,6 @@
 //! Switches in the text of a kernel: each marker says whether its switch is on.
 
-use super::entry_name;
+use super::entries;
 use crate::error::{Error, Result};
 use kernels_gpu::abi::{KernelVariant, Marker, Switch, Switches};
 use std::fmt::Write as _;
@@ -15,8 +15,12 @@ pub(super) fn specialized(text: &str, variant: KernelVariant) -> Result<Option<S
     let kernel = variant.kernel.name;
     let mut edited = String::with_capacity(text.len());
     let (mut is_inside, mut found) = (false, Switches::NONE);
+    let (mut entries, mut begin) = (entries(text).peekable(), 0);
     for (number, line) in (1..).zip(text.split_inclusive('\n')) {
-        is_inside = entry_name(line).map_or(is_inside, |entry| entry == kernel);
+        if let Some((_, entry)) = entries.next_if(|&(of_entry, _)| of_entry == begin) {
+            is_inside = entry == kernel;
+        }
+        begin += line.len();
         let marker = if is_inside { known_marker(line) } else { Ok(None) };
         let marker = marker.map_err(|bad| Error::KernelImageCorrupt {
             kernel: variant.to_string(),
@@ -37,8 +41,11 @@ pub(super) fn specialized(text: &str, variant: KernelVariant) -> Result<Option<S
     }
 }
 
-/// The marker that a line is, if it is one of a known switch.
+/// The marker that a line is, if it is one of a known switch: of many lines most are none by their end.
 fn known_marker(line: &str) -> Result<Option<(Switch, Marker<'_>)>, String> {
+    if !Switch::ALL.iter().any(|switch| line.trim_end().ends_with(switch.name())) {
+        return Ok(None);
+    }
     let known = |name: &str| Switch::ALL.into_iter().find(|switch| switch.name() == name);
     match Marker::of_line(line.trim_end()) {
         Ok(marker) => Ok(marker.and_then(|marker| Some((known(marker.switch)?, marker)))),
@@ -80,6 +87,10 @@ mod tests {
         let off = variant("forward_bf16_d64_sm80", Switches::NONE);
         assert_eq!(specialized(&edited, off).unwrap().unwrap(), TWO);
         assert_eq!(specialized(TWO, off), Ok(None));
+        // Lines that end otherwise are shorter then; those of the kernel behind stay as they are.
+        let text = TWO.replace('\n', "\r\n");
+        let of_lines = specialized(&text, capped("forward_bf16_d64_sm80")).unwrap().unwrap();
+        assert!(of_lines.lines().eq(TWO.lines().zip(edited.lines()).map(|(_, edited)| edited)));
         assert_eq!(specialized(&edited, capped("forward_bf16_d64_sm80")), Ok(None));
     }
 

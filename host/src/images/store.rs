@@ -1,6 +1,6 @@
 //! The packs of kernels that are built into the library: texts, and what ships assembled.
 
-use super::entry_name;
+use super::entry_names;
 use crate::error::{Error, Result};
 use kernel_archive::{Archive, Texts};
 use kernels_gpu::packs::PACKS;
@@ -68,7 +68,7 @@ impl Store {
         };
         let text = self.packs[pack].get(kernel).map_err(|error| corrupt(error.to_string()))?;
         let text = text.ok_or_else(|| Error::KernelImageMissing { kernel: kernel.to_owned() })?;
-        if text.lines().filter_map(entry_name).any(|name| name == kernel) {
+        if entry_names(&text).any(|name| name == kernel) {
             Ok(text)
         } else {
             Err(corrupt(format!("no .entry {kernel} in the text")))

@@ -1,8 +1,9 @@
 //! Into what key tiles of a backward for Hopper are divided, where whole ones would leave multiprocessors
-//! idle: few tiles of many steps, as with few heads, or the last wave of many.
+//! idle: few tiles of many steps, as with few heads, or the last ones of many.
 
 use super::lengths::{self, Alike};
 use super::steps::{Count, Step};
+use super::waves::ends_at_the_diagonal;
 use crate::driver::DeviceProperties;
 use crate::problem::{Mode, ValidForward};
 use kernels_gpu::abi::{BackwardParams, KernelSpec};
@@ -32,6 +33,8 @@ const FINE_BITS: u32 = 10;
 const LEAST_STEPS: u64 = 2;
 /// Most stretches of a tile, as a power of two, where all have as many.
 const MOST_EQUAL_BITS: u32 = 4;
+/// Most stretches of each of the last tiles, as a power of two, where those wait for each other.
+const MOST_LAST_BITS: u32 = 3;
 
 impl Stretches {
     /// Nothing is divided.
@@ -49,7 +52,9 @@ impl Stretches {
         let multiprocessors = u64::from(device.multiprocessors.max(1));
         let chosen = if mode == Mode::Deterministic {
             // All at once: each stretch waits for the same one of the next tile. That takes time, too.
-            tiles.unlike(multiprocessors, multiprocessors, 80)
+            let all_at_once = tiles.unlike(multiprocessors, multiprocessors, 80);
+            let last_are_longest = ends_at_the_diagonal(valid) && !valid.is_packed();
+            all_at_once.or_else(|| tiles.last(multiprocessors).filter(|_| last_are_longest))
         } else if valid.sees_all() && !valid.is_packed() {
             tiles.alike(multiprocessors)
         } else {
@@ -90,6 +95,8 @@ struct Tiles {
     most: u32,
     /// Key tiles of the longest sequence of a head.
     of_head: u64,
+    /// Query heads of a key head: the steps of a tile are as many for each.
+    group: u64,
     /// Steps of all.
     steps: u64,
     /// Steps of the longest one; of packed sequences of the likely ones.
@@ -120,7 +127,7 @@ impl Tiles {
         };
         let most_steps = group * u64::from(valid.query_rows.div_ceil(main.query_rows));
         let most = most.min(u64::from(u32::MAX)) as u32;
-        Tiles { count, most, of_head, steps, longest, most_steps }
+        Tiles { count, most, of_head, group, steps, longest, most_steps }
     }
 
     /// Where all tiles take equally long: those of the last wave in turns of as many steps each, or, where
@@ -167,6 +174,27 @@ impl Tiles {
         let fits = |bits: &u32| self.can_be_in_parts(*bits, most);
         let best = (1..=MOST_EQUAL_BITS).filter(fits).min_by_key(|&bits| time(bits))?;
         (100 * time(best) <= percent * time(0)).then(|| self.in_equal_parts(best))
+    }
+
+    /// Where tiles go in order, the longest ones last: a wave of those, each in as many parts, if that takes
+    /// at most 95 % of the time. A part is of whole heads: it waits for the same part of the tile before,
+    /// which works on those, too.
+    fn last(&self, multiprocessors: u64) -> Option<Stretches> {
+        let divided = multiprocessors.min(self.count);
+        let mean = self.steps.checked_div(self.count)?;
+        let time = |bits: u32| {
+            let (cost, sum) = if bits == 0 { (0, 0) } else { (STRETCH_COST << bits, SUM_COST) };
+            let all = 10 * self.steps + TILE_COST * self.count + cost * divided;
+            all / multiprocessors + ((10 * self.longest.saturating_sub(mean)) >> bits) + sum
+        };
+        let fits = |bits: &u32| {
+            self.group.is_multiple_of(1 << bits) && mean >> bits >= LEAST_STEPS && divided > 0
+        };
+        let bits = (1..=MOST_LAST_BITS).filter(fits).min_by_key(|&bits| time(bits))?;
+        let division =
+            Division { whole_tiles: (self.count - divided) as u32, unit_bits: bits, turn_units: 1 };
+        let stretches = Stretches { division, divided_tiles: divided as u32 };
+        (100 * time(bits) <= 95 * time(0)).then_some(stretches)
     }
 
     /// Whether `2^bits` parts of each tile have steps enough, and all are at most `most`, each of which
@@ -261,6 +289,30 @@ mod tests {
                 assert!(stretches.division.unit_bits > 0);
             }
         }
+    }
+
+    /// In order, the longest tiles of a causal mask come last.
+    #[test]
+    fn in_order_the_last_tiles_of_groups_are_divided_by_heads() {
+        let of = |shape, heads, mask| chosen(dense(shape, heads, mask), Mode::Deterministic);
+        for (shape, heads, unit_bits) in [
+            ([1, 8192], [32, 8], 2),
+            ([2, 4096], [32, 8], 2),
+            ([1, 4096], [64, 8], 3),
+            ([1, 8192], [96, 16], 1),
+        ] {
+            let stretches = of(shape, heads, CAUSAL);
+            let tiles = (shape[0] * shape[1] / 128 * heads[1]) as u32;
+            let division = Division { whole_tiles: tiles - 132, unit_bits, turn_units: 1 };
+            assert_eq!(stretches, Stretches { division, divided_tiles: 132 }, "{shape:?} {heads:?}");
+        }
+        // Tiles of one length, heads that cannot be shared out evenly, so many tiles that the last are few.
+        assert_eq!(of([1, 8192], [32, 8], Mask::Full), Stretches::NONE);
+        assert_eq!(of([1, 8192], [24, 8], CAUSAL), Stretches::NONE);
+        assert_eq!(of([16, 8192], [32, 8], CAUSAL), Stretches::NONE);
+        let window =
+            Mask::Window { left: Some(1000), right: Some(0), alignment: CausalAlignment::TopLeft };
+        assert_eq!(of([1, 8192], [32, 8], window), Stretches::NONE);
     }
 
     #[test]

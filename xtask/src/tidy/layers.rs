@@ -192,6 +192,7 @@ pub fn asm(files: &[File]) -> Vec<String> {
         "kernels-gpu/src/arch/",
         "host/src/driver/cuda/",
         "emulator/src/exec/actors/wgmma/wide.rs",
+        "emulator/src/exec/ops/matrix_wide.rs",
         "xtask/fixtures/",
     ];
     const WORDS: &[&str] = &["asm!", "core::arch", "core::intrinsics", "std::arch"];

@@ -105,6 +105,8 @@ static AVX2: Families = WITH_AVX2;
 #[cfg(target_arch = "x86_64")]
 static AVX512: Families = Families {
     wgmma: avx512!(wgmma::run_wide, (c: &mut Context<'_>, w: &mut Warp, pending: &Pending) -> ()),
+    matrix: avx512!(ops::matrix::run_wide,
+        (c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: MatrixOp) -> Flow),
     race_operand: avx512!(race::operand_is_read,
         (c: &mut Context<'_>, w: &Warp, place: usize, group: u32) -> ()),
     ..WITH_AVX2

@@ -6,6 +6,8 @@
 //! once. The hardware adds several products at a time in an order of its own; results agree within the
 //! usual error of an f32 sum.
 
+#[cfg(target_arch = "x86_64")]
+use super::matrix_wide as wide;
 use crate::exec::check::strong::Strength;
 use crate::exec::check::window::{Want, addresses, resolve};
 use crate::exec::state::context::{Context, Flow, Stop};
@@ -39,6 +41,22 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Matri
         MatrixOp::MultiplyVolta => super::volta::run(&mut w.registers, i, m, lists),
         MatrixOp::MultiplySparse => super::sparse::run(c, w, i, m)?,
         MatrixOp::Multiply => super::multiply::run(&mut w.registers, i, m, lists),
+    }
+    c.statistics.matrix_instructions += 1;
+    Ok(())
+}
+
+/// Every matrix instruction, on a CPU with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+pub fn run_wide(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: MatrixOp) -> Flow {
+    let lists = &c.environment.kernel.data.code.lists;
+    match op {
+        MatrixOp::M16N8K16Bf16 => wide::multiply::<true, 16>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K16F16 => wide::multiply::<false, 16>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K8Bf16 => wide::multiply::<true, 8>(&mut w.registers, i, m, lists),
+        MatrixOp::M16N8K8F16 => wide::multiply::<false, 8>(&mut w.registers, i, m, lists),
+        _ => return run(c, w, i, m, op),
     }
     c.statistics.matrix_instructions += 1;
     Ok(())
@@ -118,7 +136,12 @@ type Right = [[f32; 8]; 16];
 /// and 3 the same rows and k 8 to 15. In each, four lanes hold a row, two values a lane: as 64 halves,
 /// `row * 8 + k`. B likewise, `column * 8 + k`.
 #[inline(always)]
-fn multiply16<T: Format, const K: usize>(r: &mut Registers, i: &Instruction, m: u32, lists: &[u32]) {
+pub(super) fn multiply16<T: Format, const K: usize>(
+    r: &mut Registers,
+    i: &Instruction,
+    m: u32,
+    lists: &[u32],
+) {
     let (mut left, mut right): (Left, Right) = ([[0.0; 16]; 16], [[0.0; 8]; 16]);
     for register in 0..K / 4 {
         let values = widen::<T>(r.row32(lists[i.a as usize + register]));

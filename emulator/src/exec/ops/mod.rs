@@ -11,6 +11,8 @@ pub mod float;
 pub mod half;
 pub mod integer;
 pub mod matrix;
+#[cfg(target_arch = "x86_64")]
+mod matrix_wide;
 pub mod mbarrier;
 pub mod memory;
 pub mod moves;

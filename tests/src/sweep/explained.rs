@@ -211,12 +211,6 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
-        opcode: "bra",
-        through: &["score/features.rs: if specialize::attn_mask() && !shows_all {"],
-        why: "the bits of a tile that the map shows whole hide nothing",
-    },
-    Explanation {
-        kernel: None,
         opcode: "bar.warp.sync",
         through: &[
             "pipelines.rs: warp::warp_sync();",

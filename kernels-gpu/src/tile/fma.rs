@@ -5,12 +5,26 @@
 //! operand, and 8 different rows (or neighbouring columns) of the right one.
 
 use super::fragment::FMA_LANE_COLUMNS;
-use super::shared_tile::SharedTile;
+use super::shared_tile::{SharedTile, SharedTileOf};
 use crate::arch::math::fma;
 use crate::arch::{shared, thread};
+use crate::geometry::size::TileSize;
 
 /// 16-byte chunks of 4 f32 in a 128-byte panel.
 const CHUNKS: u32 = 8;
+
+/// Address of chunk `chunk` of row `first_row + lane_row + 4 i` of a panel, where `first_row` is a multiple
+/// of 8 and `lane_row` below 4.
+#[inline(always)]
+fn row_chunk<S: TileSize>(
+    panel: SharedTileOf<S>,
+    first_row: u32,
+    lane_row: u32,
+    i: usize,
+    chunk: u32,
+) -> u32 {
+    panel.chunk_in_eight(first_row / 8 + i as u32 / 2, lane_row + i as u32 % 2 * 4, chunk)
+}
 
 /// `scores = q k^T` for `4 R` rows from `first_row` on, and `KEYS` keys. `S = R * KEYS / 8`.
 ///
@@ -42,13 +56,12 @@ pub unsafe fn multiply_transposed<
             let mut a = [[0.0; 4]; R];
             let mut i = 0;
             while i < R {
-                a[i] = shared::load_f32x4(q_panel.chunk(first_row + lane_row + 4 * i as u32, chunk));
+                a[i] = shared::load_f32x4(row_chunk(q_panel, first_row, lane_row, i, chunk));
                 i += 1;
             }
             let mut j = 0;
             while j < S / R {
-                let b =
-                    shared::load_f32x4(k_panel.chunk(lane_column + FMA_LANE_COLUMNS * j as u32, chunk));
+                let b = shared::load_f32x4(k_panel.chunk_in_eight(j as u32, lane_column, chunk));
                 let mut i = 0;
                 while i < R {
                     let at = i * (S / R) + j;
@@ -95,7 +108,8 @@ pub unsafe fn store_probabilities<
         let mut j = 0;
         while j < S / R {
             let chunk = lane_column / 4 + j as u32 * (FMA_LANE_COLUMNS / 4);
-            let address = p.chunk(first_row + lane_row + 4 * i as u32, chunk) + lane_column % 4 * 4;
+            let panel = p.panel(chunk / CHUNKS);
+            let address = row_chunk(panel, first_row, lane_row, i, chunk % CHUNKS) + lane_column % 4 * 4;
             shared::store_u32(address, values[i * (S / R) + j].to_bits());
             j += 1;
         }
@@ -135,15 +149,16 @@ pub unsafe fn multiply_accumulate<
             let mut a = [[0.0; 4]; R];
             let mut i = 0;
             while i < R {
-                a[i] = shared::load_f32x4(p_panel.chunk(first_row + lane_row + 4 * i as u32, chunk));
+                a[i] = shared::load_f32x4(row_chunk(p_panel, first_row, lane_row, i, chunk));
                 i += 1;
             }
             let mut t = 0;
             while t < 4 {
                 let mut b = 0;
                 while b < O / R / 4 {
-                    let column_chunk = lane_column + CHUNKS * b as u32;
-                    let value = shared::load_f32x4(v_rows.chunk(chunk * 4 + t as u32, column_chunk));
+                    let (eight, row) = (chunk / 2, chunk % 2 * 4 + t as u32);
+                    let v_panel = v_rows.panel(b as u32);
+                    let value = shared::load_f32x4(v_panel.chunk_in_eight(eight, row, lane_column));
                     let mut i = 0;
                     while i < R {
                         let at = i * (O / R) + 4 * b;

@@ -46,6 +46,13 @@ impl<S: TileSize> SharedTileOf<S> {
         self.address + chunk_offset(S::ROWS, S::ROW_BYTES, row, chunk)
     }
 
+    /// Address of chunk `chunk` of row `8 eight + row`, for a row below 8. The swizzle repeats every 8 rows:
+    /// addresses of different constants `eight` differ by constants, which loads and stores take as they are.
+    #[inline(always)]
+    pub fn chunk_in_eight(self, eight: u32, row: u32, chunk: u32) -> u32 {
+        self.chunk(row, chunk) + eight * 8 * Self::PANEL
+    }
+
     /// Panel `index` as a tile of its own.
     #[inline(always)]
     pub fn panel(self, index: u32) -> SharedTileOf<Panel<S>> {

@@ -105,6 +105,13 @@ enum Reach {
     May,
 }
 
+/// What parts are left to works on all keys at once: the same bits are those of one range of keys.
+fn without_ranges_behind_parts(case: &mut Case) {
+    if case.precision == Some(Precision::Fast3) {
+        case.num_splits = case.num_splits.or(Some(1));
+    }
+}
+
 /// A case with at least one element in each input, each at its own address.
 fn blemishable() -> Cases {
     Cases::fitted(|mut case| {
@@ -112,10 +119,7 @@ fn blemishable() -> Cases {
         if case.placement == Placement::Broadcast {
             case.placement = Placement::Bshd;
         }
-        if case.precision == Some(Precision::Fast3) {
-            // What parts are left to works on all keys at once.
-            case.num_splits = case.num_splits.or(Some(1));
-        }
+        without_ranges_behind_parts(&mut case);
         let elements = case.batches * case.query_heads * case.query_rows * case.key_rows;
         (elements > 0).then_some(case)
     })
@@ -279,6 +283,7 @@ fn a_blemish_of_d_o_reaches_its_row_of_dq_and_no_other_head() {
     let cases = Cases::fitted(|mut case| {
         case.placement = Placement::Padded;
         (case.amplitude, case.logit_shift) = (1.0, 0.0);
+        without_ranges_behind_parts(&mut case);
         let elements = case.batches * case.query_heads * case.query_rows * case.key_rows;
         case.gradients.as_mut()?.mode = Mode::Deterministic;
         (elements > 0 && !case.packed).then_some(case)

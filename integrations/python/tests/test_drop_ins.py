@@ -175,8 +175,8 @@ def test_flash_attn_gives_its_probabilities_with_dropout():
 def test_dropout_is_the_same_in_pytorch(seed, offset):
     from finite_attention.torch_dropout import dropout_mask_on
 
-    expected = fa.dropout_mask(0.3, seed, offset, (1, 3, 37, 50), first_batch=5)[0]
-    got = dropout_mask_on(torch.device("cpu"), 0.3, seed, offset, (3, 37, 50), 5)
+    expected = fa.dropout_mask(0.3, seed, offset, (2, 3, 37, 50), first_batch=5)
+    got = dropout_mask_on(torch.device("cpu"), 0.3, seed, offset, (2, 3, 37, 50), first_batch=5)
     assert np.array_equal(got.numpy(), expected)
 
 

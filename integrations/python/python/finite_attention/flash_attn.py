@@ -209,35 +209,39 @@ def _probabilities(q: Tensor, k: Tensor, said: dict[str, Any]) -> Tensor:
     """``exp(score - row's largest)``, negative where dropped: ``[B, Hq, Sq, Sk]``, 0 behind a sequence."""
     slopes = said["alibi_slopes"]
     if "cu_seqlens_q" not in said:
-        sequences = [(q[i], k[i]) for i in range(q.shape[0])]
-        shape = (q.shape[1], k.shape[1])
-    else:
-        lengths = [said[name].diff().tolist() for name in ("cu_seqlens_q", "cu_seqlens_k")]
-        sequences = list(zip(q.split(lengths[0]), k.split(lengths[1])))
-        shape = (said["max_seqlen_q"], said["max_seqlen_k"])
-    found = q.new_zeros(len(sequences), q.shape[-2], *shape)
-    for index, (rows, keys) in enumerate(sequences):
+        return _probabilities_of(q, k, slopes, said, first_batch=0)
+    lengths = [said[name].diff().tolist() for name in ("cu_seqlens_q", "cu_seqlens_k")]
+    found = q.new_zeros(len(lengths[0]), q.shape[-2], said["max_seqlen_q"], said["max_seqlen_k"])
+    for index, (rows, keys) in enumerate(zip(q.split(lengths[0]), k.split(lengths[1]))):
         of_heads = slopes[index] if slopes is not None and slopes.dim() == 2 else slopes
-        scores = _scores(rows, keys, of_heads, said)
-        largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
-        numbers = (said["dropout"], said["seed"], said["offset"])
-        kept = dropout_mask_on(q.device, *numbers, (q.shape[-2], rows.shape[0], keys.shape[0]), index)
-        unnormalised = (scores - largest).exp().to(q.dtype)
-        found[index, :, : rows.shape[0], : keys.shape[0]] = torch.where(kept, unnormalised, -unnormalised)
+        of_sequence = _probabilities_of(rows[None], keys[None], of_heads, said, index)
+        found[index, :, : rows.shape[0], : keys.shape[0]] = of_sequence[0]
     return found
 
 
+def _probabilities_of(
+    q: Tensor, k: Tensor, slopes: Tensor | None, said: dict[str, Any], first_batch: int
+) -> Tensor:
+    """Those of the batches ``q`` ``[B, Sq, Hq, D]``, the first of which dropout knows by its number."""
+    scores = _scores(q, k, slopes, said)
+    largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
+    numbers = (said["dropout"], said["seed"], said["offset"])
+    kept = dropout_mask_on(q.device, *numbers, tuple(scores.shape), first_batch)
+    unnormalised = scores.sub_(largest).exp_().to(q.dtype)
+    return torch.where(kept, unnormalised, -unnormalised)
+
+
 def _scores(q: Tensor, k: Tensor, slopes: Tensor | None, said: dict[str, Any]) -> Tensor:
-    """Scores of one sequence in f32, ``[Hq, Sq, Sk]``, -inf where a query sees no key."""
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    """Scores in f32, ``[B, Hq, Sq, Sk]``, -inf where a query sees no key."""
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scale = said["scale"] if said["scale"] is not None else q.shape[-1] ** -0.5
-    scores = torch.einsum("ihd,jhd->hij", q.float(), k.float()) * scale
+    scores = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()).mul_(scale)
     if said["softcap"]:
         scores = (scores / said["softcap"]).tanh() * said["softcap"]
-    i = torch.arange(q.shape[0], device=q.device)[:, None] + k.shape[0] - q.shape[0]
-    j = torch.arange(k.shape[0], device=q.device)[None, :]
+    i = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
+    j = torch.arange(k.shape[1], device=q.device)[None, :]
     if slopes is not None:
-        scores = scores - slopes[:, None, None] * (i - j).abs()
+        scores = scores - slopes[..., None, None] * (i - j).abs()
     left, right = said["window"]
     hidden = torch.zeros(i.shape[0], j.shape[1], dtype=torch.bool, device=q.device)
     if left is not None:
@@ -246,4 +250,4 @@ def _scores(q: Tensor, k: Tensor, slopes: Tensor | None, said: dict[str, Any]) -
         hidden |= j > i + right
     if said["causal"]:
         hidden |= j > i
-    return scores.masked_fill(hidden, float("-inf"))
+    return scores.masked_fill_(hidden, float("-inf"))

@@ -11,37 +11,46 @@ _LOW = 0xFFFF_FFFF
 
 
 def dropout_mask_on(
-    device: torch.device, rate: float, seed: int, offset: int, shape: tuple[int, int, int], batch: int
+    device: torch.device,
+    rate: float,
+    seed: int,
+    offset: int,
+    shape: tuple[int, int, int, int],
+    first_batch: int = 0,
 ) -> Tensor:
-    """The pairs that dropout keeps in one batch or packed sequence, bool ``[Hq, Sq, Sk]`` on a device."""
+    """The pairs that dropout keeps, bool ``[B, Hq, Sq, Sk]`` on a device.
+
+    A call of Philox is for eight pairs: of a 16 x 16 block rows ``i`` and ``i + 8`` and columns ``j``,
+    ``j + 1``, ``j + 8`` and ``j + 9``, a word for each row and pair of columns (section 8 of the project's
+    ``semantics.md``).
+    """
     threshold = threshold_of(rate)
-    heads, queries, keys = shape
+    batches, heads, queries, keys = shape
     seed, offset = seed & (1 << 64) - 1, offset & (1 << 64) - 1
-    head, i, j = (torch.arange(size, dtype=torch.int64, device=device) for size in shape)
-    head, i, j = head[:, None, None], i[None, :, None], j[None, None, :]
-    counter = [
-        (i // 16 * 8 + i % 8).expand(shape),
-        (j // 16 * 4 + j % 8 // 2).expand(shape),
-        (batch * heads + head & _LOW).expand(shape),
-        torch.full((), offset & _LOW, dtype=torch.int64, device=device).expand(shape),
-    ]
-    words = _philox(counter, (seed & _LOW, seed >> 32 ^ offset >> 32))
-    number = (i // 8 % 2 * 4 + j // 8 % 2 * 2 + j % 2).expand(shape)
-    word = torch.stack(words).gather(0, (number // 2)[None])[0]
-    return (word >> (number % 2 * 16) & 0xFFFF) >= threshold
-
-
-def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The high and the low word of a product of two words of 32 bits, in signed 64-bit integers."""
-    upper, lower = word * (factor >> 16), word * (factor & 0xFFFF)
-    return (upper + (lower >> 16)) >> 16, ((upper << 16) + lower) & _LOW
+    blocks = (queries + 15) // 16, (keys + 15) // 16
+    sizes = batches * heads, 8 * blocks[0], 4 * blocks[1]
+    head, row, column = (torch.arange(size, dtype=torch.int64, device=device) for size in sizes)
+    head = (head + first_batch * heads & _LOW).view(batches, heads, 1, 1)
+    counter = [row[:, None], column, head, torch.full((), offset & _LOW, dtype=torch.int64, device=device)]
+    kept = []
+    for word in _philox(counter, (seed & _LOW, seed >> 32 ^ offset >> 32)):
+        columns = torch.stack(((word & 0xFFFF) >= threshold, (word >> 16) >= threshold), -1)
+        kept.append(columns.view(batches, heads, blocks[0], 8, blocks[1], 8))
+    upper_and_lower = [torch.stack(kept[:2], 5), torch.stack(kept[2:], 5)]
+    whole = torch.stack(upper_and_lower, 3).view(batches, heads, 16 * blocks[0], 16 * blocks[1])
+    return whole[..., :queries, :keys]
 
 
 def _philox(words: list[Tensor], key: tuple[int, int]) -> list[Tensor]:
-    """Philox4x32 of words in 64-bit integers."""
+    """Philox4x32 of words in 64-bit integers, whose products wrap around."""
     key0, key1 = key
     for _ in range(ROUNDS):
-        (high0, low0), (high2, low2) = _product(words[0], 0xD251_1F53), _product(words[2], 0xCD9E_8D57)
-        words = [high2 ^ words[1] ^ key0, low2, high0 ^ words[3] ^ key1, low0]
+        first, second = words[0] * 0xD251_1F53, words[2] * 0xCD9E_8D57
+        words = [
+            (second >> 32 & _LOW) ^ words[1] ^ key0,
+            second & _LOW,
+            (first >> 32 & _LOW) ^ words[3] ^ key1,
+            first & _LOW,
+        ]
         key0, key1 = key0 + 0x9E37_79B9 & _LOW, key1 + 0xBB67_AE85 & _LOW
     return words

@@ -3,8 +3,7 @@
 
 A file that is right is changed in one to three places. The command must then end by itself, within --seconds and
 --gigabytes, with an exit code of its own: 0, 1 if it found something, 2 for a file that it refuses. A panic, a signal or
-another code is a failure, whose file stays in --work. The same --seed makes the same files. Texts whose kernel has more to
-do than a quarter of --seconds as they are, such as a product of matrices of 8192 rows by one warp, are named and left out.
+another code is a failure, whose file stays in --work. The same --seed makes the same files.
 
     python3 fuzz.py --fattn target/release/fattn --ptx FOLDER --tensors examples/data
 """
@@ -164,27 +163,11 @@ def run(command, seconds):
     return Ended(process.returncode, time.monotonic() - started, usage.ru_maxrss / 1e6, text)
 
 
-def short_texts(args):
-    """The texts whose kernel has little to do."""
-    texts = [path for path in sorted(args.ptx.glob("*.ptx")) if ENTRY.search(path.read_text(errors="replace"))]
-    limit = args.seconds / 4
-
-    def seconds(path):
-        command = [args.fattn, "sanitize", *launch_of(path.read_text(errors="replace")), "--ptx", path]
-        return run(command, limit).seconds
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for path, took in zip(texts, pool.map(seconds, texts), strict=True):
-            if took > limit:
-                print(f"{path.name} takes more than {limit:g} s as it is: left out", flush=True)
-            else:
-                yield path
-
-
 def cases(args):
     """Each file's name and bytes, and the command for its path."""
     rng = random.Random(args.seed)
-    texts = list(short_texts(args)) if args.ptx else []
+    texts = sorted(args.ptx.glob("*.ptx")) if args.ptx else []
+    texts = [path for path in texts if ENTRY.search(path.read_text(errors="replace"))]
     for number in range(args.texts if texts else 0):
         data = rng.choice(texts).read_bytes()
         options = launch_of(data.decode(errors="replace"))

@@ -99,8 +99,9 @@ pub struct Options {
     pub threads: usize,
     /// Distinct findings kept; the rest is only counted.
     pub max_findings: usize,
-    /// Warp instructions that one block may execute; a cluster as many times that as it has blocks. More is
-    /// reported as a finding, not awaited.
+    /// Steps that one block may take; a cluster as many times that as it has blocks. More is reported as a
+    /// finding, not awaited. A warp instruction is one step, and what takes the emulator longer counts as
+    /// several: accesses to memory, matrix products, copies, faults, values that are not defined.
     pub step_limit: Option<u64>,
     /// Report every read of bytes that nothing wrote at the read itself, whatever comes of it. Off, such a
     /// value is followed, and is reported where something comes of it: what a kernel loads and throws away is
@@ -118,7 +119,7 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Every check, the latest schedule, one thread, 64 findings, 2^32 warp instructions per block, not
+    /// Every check, the latest schedule, one thread, 64 findings, 2^32 steps per block, not
     /// strict, no trace.
     fn default() -> Self {
         Options {

@@ -230,3 +230,33 @@ fn an_endless_loop_ends_at_the_step_limit() {
     assert_eq!(outcome.report.findings[0].kind, FindingKind::StepLimit);
     assert!(outcome.report.statistics.warp_instructions <= 100_100);
 }
+
+#[test]
+fn a_loop_that_takes_long_ends_at_the_step_limit_sooner() {
+    let limit = 1_000_000;
+    let options = Options { step_limit: Some(limit), ..with_schedule(Schedule::Eager) };
+    let instructions = |body: &str| {
+        let outcome = run_body(body, 32, &options);
+        let kinds: Vec<_> = outcome.report.findings.iter().map(|finding| finding.kind).collect();
+        assert!(kinds.contains(&FindingKind::StepLimit), "{kinds:?}");
+        outcome.report.statistics.warp_instructions
+    };
+    let matrix = |before: &str| {
+        format!(
+            "{before} FOREVER: mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+             {{%r2, %r3, %r4, %r5}}, {{%r1, %r1, %r1, %r1}}, {{%r1, %r1}}, {{%r1, %r1, %r1, %r1}};
+             bra FOREVER;"
+        )
+    };
+    // A branch is one step, what it repeats several.
+    for (body, most) in [
+        ("FOREVER: ld.global.b32 %r1, [%mine]; bra FOREVER;", limit / 2),
+        ("FOREVER: ld.shared.b32 %r1, [0]; bra FOREVER;", limit / 2),
+        ("mov.b64 %d1, 64; FOREVER: ld.global.b32 %r1, [%d1]; bra FOREVER;", limit / 20),
+        (&matrix("mov.b32 %r1, 0;"), limit / 2),
+        (&matrix(""), limit / 20),
+    ] {
+        let instructions = instructions(body);
+        assert!(instructions <= most, "{instructions} of at most {most}: {body}");
+    }
+}

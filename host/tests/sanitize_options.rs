@@ -111,7 +111,7 @@ fn no_schedule_follows_one_that_does_not_end() {
 fn an_endless_kernel_ends_by_itself() {
     let ptx = File::kernel("endless-default", "sm_80", "AGAIN: bra AGAIN;");
     let text = answer(&["--ptx", ptx.text(), "--block", "1"], 1);
-    assert!(text.contains("1. error: step limit reached: 134217728 warp instructions\n"), "{text}");
+    assert!(text.contains("1. error: step limit reached: 134217728 steps\n"), "{text}");
     assert!(text.contains("1 schedule: eager\n"), "{text}");
 }
 

@@ -1,11 +1,13 @@
 //! `ci`: everything that must be green, in the order in which it is quickest to fail.
 
-use std::process::Command;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 
-use crate::workspace::{on_path, output, root, run_shown};
+use crate::workspace::{on_path, output, root, run_shown, shown, target_dir};
 use crate::{book, build_kernels, integrations, packaged, seed, tidy};
 
 /// Run everything that must be green, with a share of the properties' random cases: others for each commit.
@@ -14,6 +16,9 @@ pub struct Args {
     /// Install what is missing: the kernel compiler and ptxas.
     #[arg(long)]
     install: bool,
+    /// Run those steps alone that run beside the others.
+    #[arg(long, hide = true)]
+    beside: bool,
 }
 
 /// Run all random cases of every property for each target of the emulator, every edit of the sweep, and build
@@ -32,14 +37,49 @@ type Step<'a> = (&'a str, Box<dyn Fn() -> Result<()> + 'a>);
 const WITHOUT_CUST: &str = "clippy --package finite-attention --no-default-features --features cli \
                             --all-targets --locked -- -D warnings";
 
-/// Runs the steps; the first that fails ends the run.
+/// Runs the steps, some of them beside the others; the first of each that fails ends these.
 ///
 /// # Errors
 /// The error of that step, with its name.
 pub fn run(args: &Args) -> Result<()> {
+    if args.beside {
+        return run_steps(steps_beside());
+    }
     let seed = seed()?;
     println!("FATTN_SEED={seed}: with it the same cases are drawn again");
-    run_steps(steps(args, &seed))
+    let beside = Beside::start()?;
+    let done = run_steps(steps(args, &seed));
+    let done_beside = beside.finish();
+    done.and(done_beside)
+}
+
+/// A process that runs [`steps_beside`], so that cores have work while a step waits for one crate or for the
+/// network.
+struct Beside {
+    process: Child,
+    /// What it prints, until it has ended.
+    log: PathBuf,
+}
+
+impl Beside {
+    fn start() -> Result<Self> {
+        let log = target_dir().join("ci-beside.log");
+        let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["ci", "--beside"]).stdout(file.try_clone()?).stderr(file);
+        let process = command.spawn().with_context(|| format!("cannot start `{}`", shown(&command)))?;
+        Ok(Beside { process, log })
+    }
+
+    /// Waits for it, and prints what it said.
+    fn finish(mut self) -> Result<()> {
+        let started = Instant::now();
+        let status = self.process.wait()?;
+        println!("\n== beside these, and {:.1} s longer", started.elapsed().as_secs_f64());
+        print!("{}", fs::read_to_string(&self.log)?);
+        ensure!(status.success(), "a step beside the others failed ({status})");
+        Ok(())
+    }
 }
 
 /// As [`run`], of [`SoakArgs`].
@@ -88,19 +128,16 @@ fn steps<'a>(args: &'a Args, seed: &'a str) -> Vec<Step<'a>> {
         ("kernels", Box::new(move || build_kernels::check_once(args.install, seed.parse()?))),
         ("clippy", Box::new(|| cargo("clippy --workspace --all-targets --locked -- -D warnings"))),
         ("no cust", Box::new(|| cargo(WITHOUT_CUST))),
-        ("packaged", Box::new(packaged::run)),
         ("tests", Box::new(move || tests(&[("FATTN_SEED", seed)]))),
         ("hopper", Box::new(move || hopper(seed))),
         ("doctests", Box::new(|| cargo("test --workspace --exclude finite-attention-c --doc --locked"))),
         ("docs", Box::new(docs)),
-        ("book", Box::new(book::run_in_ci)),
     ];
     if on_path("python3").is_some() {
         steps.push(("benchmarks", Box::new(benchmarks)));
     } else {
         println!("python3 is not at hand: what compare.py works out is not tested");
     }
-    steps.push(("doors", Box::new(integrations::run_in_ci)));
     if on_path("cargo-deny").is_some() {
         // Advisories need a database from the network; the rest is in the tree.
         steps.push(("deny", Box::new(|| cargo("deny check licenses bans sources"))));
@@ -108,6 +145,15 @@ fn steps<'a>(args: &'a Args, seed: &'a str) -> Vec<Step<'a>> {
         println!("cargo-deny is not at hand: licences of dependencies are not checked");
     }
     steps
+}
+
+/// Steps that need nothing of the others, nor their target folder.
+fn steps_beside() -> Vec<Step<'static>> {
+    vec![
+        ("packaged", Box::new(packaged::run)),
+        ("book", Box::new(book::run_in_ci)),
+        ("doors", Box::new(integrations::run_in_ci)),
+    ]
 }
 
 /// The seed of this run: that of the environment, else one of the commit, so that a run can be repeated and

@@ -151,7 +151,7 @@ pub enum FindingKind {
     /// No block of a grid that may start early ([`crate::launch_dependent`]) waits for the grid before, so
     /// that nothing behind the two would. Found as the last block ends.
     MissingGridWait,
-    /// The block executed more warp instructions than the step limit. Stops the block.
+    /// The block took more steps than the step limit. Stops the block.
     StepLimit,
     /// The kernel executed `trap`. Stops the block.
     Trap,

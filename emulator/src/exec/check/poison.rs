@@ -9,6 +9,7 @@
 
 use crate::exec::state::context::Context;
 use crate::exec::state::poison::{Cause, Origin, Poison, REFUSED, Taint};
+use crate::exec::state::steps;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::registers::{LANES, lanes};
@@ -62,6 +63,8 @@ impl Context<'_> {
     pub fn poison_touch(&mut self, w: &mut Warp, pc: u32, all: u32, m: u32) -> u32 {
         let i = &self.environment.code().instructions[pc as usize];
         let Some(mut poison) = w.poison.take() else { return 0 };
+        let is_matrix = matches!(i.op, Op::Matrix(_));
+        self.more_steps += if is_matrix { steps::UNDEFINED_MATRIX } else { steps::UNDEFINED };
         let guard = poison.predicate(i.guard).only(all);
         if computes(i.op) {
             let read = poison.read(&w.registers, i).only(m);
@@ -266,6 +269,7 @@ impl Context<'_> {
         wide: bool,
         unwritten: u32,
     ) {
+        self.more_steps += steps::UNDEFINED_ACCESS;
         let mut poison = self.poison(w);
         let bytes = element * rows.len() as u32;
         for lane in lanes(unwritten) {
@@ -307,6 +311,7 @@ impl Context<'_> {
         wide: bool,
     ) {
         let Some(poison) = w.poison.take() else { return };
+        self.more_steps += steps::UNDEFINED_ACCESS;
         let count = if element >= 8 || wide { (element / 4).max(2) } else { 1 };
         for (position, &row) in rows.iter().enumerate() {
             let taint = poison.of(row, count).only(window.mask);

@@ -6,6 +6,7 @@
 
 use super::poison::offset_in_space;
 use crate::exec::state::context::{Access, Context, Flow};
+use crate::exec::state::steps;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::{Addresses, Window};
 use crate::exec::values::registers::{FULL, LANES, lanes};
@@ -189,6 +190,7 @@ fn check(
     window: &mut Window,
 ) -> Flow {
     let Extent { data, shadow, bytes, origin, start, tracked } = *extent;
+    context.more_steps += steps::ACCESS;
     (window.data, window.shadow, window.tracked, window.mask) = (data, shadow, tracked, mask);
     let offsets = &mut window.offsets;
     for lane in 0..LANES {

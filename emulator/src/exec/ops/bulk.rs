@@ -8,6 +8,7 @@ use crate::exec::state::bulk::{Course, Issuer, Load, Store, Transfer};
 use crate::exec::state::cluster::in_block;
 use crate::exec::state::context::{Access, Context, Flow, Stop};
 use crate::exec::state::mbarrier::MBARRIER_BYTES;
+use crate::exec::state::steps;
 use crate::exec::state::warp::Warp;
 use crate::exec::values::registers::lanes;
 use crate::isa::{BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, Instruction, Op, Reduction, bulk_list};
@@ -197,7 +198,7 @@ fn issue(
         c.report(FindingKind::MbarrierMisuse, w.pc, warp, lane, |_| message);
         return Err(Stop);
     }
-    c.statistics.async_copies += 1;
+    count(c, &transfer);
     c.race_mbarrier_copied_to(w, lane, barrier);
     c.region_bulk(w, &transfer);
     let copying = if reduce.is_some() { Copying::Reduces } else { Copying::Writes };
@@ -209,6 +210,12 @@ fn issue(
         bulk::land(c, c.bulk.loads.len() - 1)?;
     }
     Ok(())
+}
+
+/// Counts a copy that begins.
+fn count(c: &mut Context<'_>, transfer: &Transfer) {
+    c.statistics.async_copies += 1;
+    c.more_steps += steps::BULK + u64::from(transfer.bytes.shared()) / steps::BULK_BYTES;
 }
 
 fn store(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow {
@@ -224,7 +231,7 @@ fn store(c: &mut Context<'_>, w: &Warp, i: &Instruction, issuer: Issuer) -> Flow
     let groups = c.bulk.groups.entry(issuer).or_default();
     groups.open += 1;
     let group = groups.committed;
-    c.statistics.async_copies += 1;
+    count(c, &transfer);
     c.region_bulk(w, &transfer);
     bulk::store_begins(c, &transfer, group, reduce)?;
     c.bulk.stores.push(Store { transfer, reduce, group, course: Course::Issued, waited: false });

@@ -10,6 +10,7 @@ use super::mbarrier::Mbarriers;
 use super::poison::Origin;
 use super::regions::Regions;
 use super::remote::Remote;
+use super::steps;
 use super::tiles::Tiles;
 use super::warpgroup::Warpgroups;
 use crate::isa::Code;
@@ -76,7 +77,7 @@ impl<'a> Environment<'a> {
         [number % x, number / x % y, number / x / y]
     }
 
-    /// Warp instructions that a cluster may execute.
+    /// Steps that a cluster may take.
     pub fn step_limit(&self) -> u64 {
         let limit = self.options.step_limit.unwrap_or(u64::MAX);
         limit.saturating_mul(u64::from(self.cluster.blocks))
@@ -151,6 +152,8 @@ pub struct Context<'a> {
     /// Which kind at which instruction has which place in `findings`.
     known: HashMap<(FindingKind, u32), usize>,
     pub statistics: Statistics,
+    /// The steps that its instructions took beside one each: [`steps`].
+    pub more_steps: u64,
     /// Where values that are not finite come from, if that is looked for.
     pub trace: Option<Box<Trace>>,
 }
@@ -229,6 +232,7 @@ impl<'a> Context<'a> {
             output: String::new(),
             known: HashMap::new(),
             statistics: new_statistics(environment),
+            more_steps: 0,
             trace: environment.options.trace.then(Box::default),
         }
     }
@@ -264,6 +268,7 @@ impl<'a> Context<'a> {
         self.undefined.clear();
         self.known.clear();
         self.statistics = new_statistics(self.environment);
+        self.more_steps = 0;
         self.trace = self.environment.options.trace.then(Box::default);
     }
 
@@ -320,6 +325,7 @@ impl<'a> Context<'a> {
         message: impl FnOnce(&Self) -> String,
     ) {
         self.statistics.faults += 1;
+        self.more_steps += steps::FAULT;
         if let Some(&place) = self.known.get(&(kind, pc)) {
             self.findings[place].occurrences += 1;
             return;

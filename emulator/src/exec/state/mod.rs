@@ -15,6 +15,7 @@ pub mod mbarrier;
 pub mod poison;
 pub mod regions;
 pub mod remote;
+pub mod steps;
 pub mod tiles;
 pub mod warp;
 pub mod warpgroup;

@@ -76,7 +76,8 @@ impl Runner<'_, '_> {
         let code = self.context.environment.code();
         let limit = self.context.environment.step_limit();
         let done = self.context.statistics.warp_instructions;
-        let turn = turn.min(limit.saturating_sub(done).max(1));
+        let taken = done.saturating_add(self.context.more_steps);
+        let turn = turn.min(limit.saturating_sub(taken).max(1));
         for step in 0..turn {
             if self.pc == self.meet && !self.meet_others() {
                 self.context.statistics.warp_instructions = done + step;
@@ -118,8 +119,8 @@ impl Runner<'_, '_> {
             }
         }
         self.context.statistics.warp_instructions = done + turn;
-        if done + turn >= limit {
-            self.report(FindingKind::StepLimit, self.mask, format!("{limit} warp instructions"));
+        if (done + turn).saturating_add(self.context.more_steps) >= limit {
+            self.report(FindingKind::StepLimit, self.mask, format!("{limit} steps"));
             return Err(Stop);
         }
         self.park(State::Ready);

@@ -43,7 +43,7 @@ def check_ptx(
     clusters. ``entry`` may be left out where the text has one kernel. ``shared`` are bytes of dynamic shared memory. The schedules
     are eager, latest, and random ones from ``seed`` on. ``strict`` reports every read of memory that nothing wrote, even
     if nothing comes of it; with ``any_order`` results may differ between schedules. No schedule follows one under which a
-    block takes more than ``step_limit`` warp instructions.
+    block takes more than ``step_limit`` steps: warp instructions, of which those that take the emulator longer count as several.
 
     Arrays end as the last schedule leaves them, but those that cannot be written. :class:`SanitizerError` is raised if
     there are errors; with ``deny="warnings"`` or ``"notes"`` also for these, with ``None`` never.

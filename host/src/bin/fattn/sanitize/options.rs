@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use ptx_emulator::Schedule;
 use serde::{Deserialize, Serialize};
 
-/// Warp instructions of a block after which it counts as endless.
+/// Steps of a block after which it counts as endless.
 const STEP_LIMIT: u64 = 1 << 27;
 
 /// What a run depends on besides what is launched.
@@ -32,8 +32,9 @@ pub struct RunOptions {
     /// Results may differ between schedules: sums in any order.
     #[arg(long)]
     pub any_order: bool,
-    /// Warp instructions of a block after which it counts as endless, at least 1; 2^27 by default. No
-    /// schedule is run after one that gets there.
+    /// Steps of a block after which it counts as endless, at least 1; 2^27 by default. A warp instruction is
+    /// one step or, if the emulator takes longer for it, several. No schedule is run after one that gets
+    /// there.
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_limit: Option<u64>,
@@ -67,7 +68,7 @@ impl RunOptions {
         }
     }
 
-    /// Warp instructions of a block after which it counts as endless.
+    /// Steps of a block after which it counts as endless.
     pub fn step_limit(&self) -> Result<u64> {
         match self.step_limit {
             Some(0) => Err(expected("--step-limit", "at least 1", 0)),

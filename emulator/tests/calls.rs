@@ -174,6 +174,12 @@ fn printf_prints_and_assert_fails() {
     let (got, report) = run(&head, print, 3, &Options::default());
     assert_eq!(report.output, "0 of n>0: 1.50%\n1 of n>0: 1.50%\n2 of n>0: 1.50%\n");
     assert!(report.is_clean() && got == [3; 3], "{got:?}");
+    let limit = 10_000_000;
+    let forever = Options { step_limit: Some(limit), ..Options::default() };
+    let (_, report) = run(&head, &format!("FOREVER: {print} bra FOREVER;"), 32, &forever);
+    assert_eq!(report.findings[0].kind, FindingKind::StepLimit);
+    // What 32 lanes print takes as long as a thousand instructions.
+    assert!(report.statistics.warp_instructions < limit / 50, "{:?}", report.statistics);
     let fails = "mov.b32 %r3, 0; setp.ne.u32 %p1, %tid, 2; @%p1 bra OUT; mov.u64 %d2, name; { .param .b64 a;
          st.param.b64 [a], %d2; .param .b64 b; st.param.b64 [b], %d2; .param .b32 c; st.param.b32 [c], 17;
          .param .b64 d; st.param.b64 [d], %d2; .param .b64 e; st.param.b64 [e], 1;

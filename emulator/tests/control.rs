@@ -255,6 +255,19 @@ fn a_loop_that_takes_long_ends_at_the_step_limit_sooner() {
         ("mov.b64 %d1, 64; FOREVER: ld.global.b32 %r1, [%d1]; bra FOREVER;", limit / 20),
         (&matrix("mov.b32 %r1, 0;"), limit / 2),
         (&matrix(""), limit / 20),
+        ("FOREVER: red.global.add.u32 [%mine], 1; bra FOREVER;", limit / 10),
+        (".reg .f32 %x; FOREVER: sin.approx.f32 %x, 0f3F800000; bra FOREVER;", limit / 4),
+        (
+            ".reg .b16 %x; FOREVER: cvt.rn.satfinite.e4m3x2.f32 %x, 0f3F800000, 0f3F800000; bra FOREVER;",
+            limit / 20,
+        ),
+        (
+            "mov.b32 %r1, 0; FOREVER: mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc
+             {%r2, %r3, %r4, %r5}, {%r1, %r1, %r1, %r1}, {%r1, %r1}, {%r1, %r1, %r1, %r1}; bra FOREVER;",
+            limit / 5000,
+        ),
+        // Of one instruction, behind which others have their turn.
+        ("mov.b32 %r1, 0; T: .branchtargets FOREVER; FOREVER: brx.idx %r1, T;", limit / 5),
     ] {
         let instructions = instructions(body);
         assert!(instructions <= most, "{instructions} of at most {most}: {body}");

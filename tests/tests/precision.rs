@@ -196,7 +196,8 @@ fn parts_are_right_in_all_cases() {
         (case.precision, case.gradients, case.num_splits) = (Some(Precision::Fast3), None, None);
     });
     let counts = Mutex::new([0, 0]);
-    check("precision", 16, cases.extended().with_just_enough_rows(), |device, case| {
+    // Of a twentieth that is left to fma, a few cases may happen to have more than a quarter.
+    check("precision", 64, cases.extended().with_just_enough_rows(), |device, case| {
         let (device, launched) = recording(device);
         within_the_rule(&device, case, Inputs::drawn)?;
         let turns = launched.turns();

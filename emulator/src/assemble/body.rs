@@ -5,7 +5,7 @@ use crate::decode::builder::{Builder, Place};
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::allocate;
 use crate::isa::control_flow::{self, Graph};
-use crate::isa::{Code, Fill, Op, Touches, Watch, WgmmaOp, expected_loads};
+use crate::isa::{Code, Fill, Op, Touches, Watch, WgmmaOp, expected_loads, steps};
 use crate::module::KernelData;
 use crate::module::locations::Locations;
 use crate::module::quote::quote;
@@ -82,6 +82,7 @@ fn analyse(builder: &Builder<'_, '_>, kernel: &mut KernelData) {
         allocate::compact(&mut kernel.code, &graph);
     }
     let code = &mut kernel.code;
+    code.steps = code.instructions.iter().map(steps::beside).collect();
     let is = |test: fn(Op) -> bool| code.instructions.iter().any(|instruction| test(instruction.op));
     code.asynchronous = is(|op| matches!(op, Op::Mbarrier(_) | Op::Bulk(_) | Op::Wgmma(_)));
     if is(|op| op == Op::Wgmma(WgmmaOp::Multiply)) {

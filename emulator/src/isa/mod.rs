@@ -10,6 +10,7 @@ mod matrix;
 pub mod op;
 pub mod operands;
 mod rare;
+pub mod steps;
 mod swaps;
 mod touches;
 pub mod types;
@@ -260,6 +261,8 @@ pub enum Special {
 pub struct Code {
     /// The instructions; the last is an `exit`.
     pub instructions: Vec<Instruction>,
+    /// What each of them counts for beside one step: [`steps::beside`].
+    pub steps: Vec<u16>,
     /// PTX line of each instruction.
     pub lines: Vec<u32>,
     /// Text of each instruction, as a range of the module's text.

@@ -64,7 +64,8 @@ impl Context<'_> {
         let i = &self.environment.code().instructions[pc as usize];
         let Some(mut poison) = w.poison.take() else { return 0 };
         let is_matrix = matches!(i.op, Op::Matrix(_));
-        self.more_steps += if is_matrix { steps::UNDEFINED_MATRIX } else { steps::UNDEFINED };
+        let more = if is_matrix { steps::UNDEFINED_MATRIX } else { steps::UNDEFINED };
+        self.more_steps += more * if self.trace.is_some() { steps::UNDEFINED_TRACED } else { 1 };
         let guard = poison.predicate(i.guard).only(all);
         if computes(i.op) {
             let read = poison.read(&w.registers, i).only(m);

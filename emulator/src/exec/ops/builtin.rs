@@ -2,21 +2,27 @@
 //! `free`.
 
 use crate::exec::state::context::{Context, Flow, Stop};
+use crate::exec::state::steps;
 use crate::exec::state::warp::Warp;
 use crate::exec::values::registers::lanes;
 use crate::isa::{Builtin, Instruction};
 use crate::memory::view::GlobalView;
 use crate::report::FindingKind;
 use crate::space::{LOCAL_BASE, LOCAL_WINDOW, Space};
+use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 
 /// The longest text that is read for a message or a format.
 const MAX_TEXT: u64 = 4096;
+/// What of it is read at once.
+const PIECE: u64 = 64;
 /// Arguments of one `printf`.
 const MAX_ARGUMENTS: u64 = 32;
 /// A wider field is printed as it stands in the format.
 const MAX_WIDTH: u32 = 1024;
+/// What a conversion takes, as a text of so many bytes.
+const CONVERSION: u64 = 64;
 /// Bytes that a block prints; what is more is left out.
 const MAX_OUTPUT: usize = 1 << 20;
 
@@ -25,6 +31,7 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Built
     let lists = &c.environment.kernel.data.code.lists;
     let rows = &lists[i.d as usize..][..usize::from(i.count) + i.e as usize];
     for lane in lanes(m) {
+        c.more_steps += steps::CALL;
         let place =
             |index: usize| (w.registers.row32(rows[index])[lane].wrapping_sub(LOCAL_BASE)) as usize;
         let argument = |index: usize, bytes: usize| {
@@ -92,8 +99,15 @@ fn bytes(c: &Context<'_>, w: &Warp, lane: usize, address: u64, count: u64) -> Ve
 
 /// The text at an address, up to its 0.
 fn text(c: &Context<'_>, w: &Warp, lane: usize, address: u64) -> String {
-    let mut text = bytes(c, w, lane, address, MAX_TEXT);
-    text.truncate(text.iter().position(|&byte| byte == 0).unwrap_or(text.len()));
+    let mut text = Vec::new();
+    while text.len() < MAX_TEXT as usize {
+        let piece = bytes(c, w, lane, address.wrapping_add(text.len() as u64), PIECE);
+        let end = piece.iter().position(|&byte| byte == 0);
+        text.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
+        if end.is_some() || piece.len() < PIECE as usize {
+            break;
+        }
+    }
     String::from_utf8_lossy(&text).into_owned()
 }
 
@@ -106,6 +120,7 @@ fn print(c: &mut Context<'_>, w: &Warp, lane: usize, format: u64, arguments: u64
     let buffer = bytes(c, w, lane, arguments, MAX_ARGUMENTS * 8);
     let mut taken = Arguments { buffer: &buffer, at: 0, count: 0 };
     let mut out = String::new();
+    let read = Cell::new(0);
     let mut rest = format.as_str();
     while let Some(start) = rest.find('%') {
         out.push_str(&rest[..start]);
@@ -113,11 +128,17 @@ fn print(c: &mut Context<'_>, w: &Warp, lane: usize, format: u64, arguments: u64
         let end = piece[1..].find(|c: char| !(c.is_ascii_digit() || "-+ #0.hlLqjzt".contains(c)));
         let Some(end) = end.map(|end| end + 2).filter(|&end| piece.is_char_boundary(end)) else { break };
         let one = &piece[..end];
-        let strings = |address: u64| text(c, w, lane, address);
+        let strings = |address: u64| {
+            let text = text(c, w, lane, address);
+            read.set(read.get() + text.len() as u64);
+            text
+        };
         out.push_str(&formatted(one, &mut taken, strings).unwrap_or_else(|| one.to_string()));
+        read.set(read.get() + CONVERSION);
         rest = &piece[end..];
     }
     out.push_str(rest);
+    c.more_steps += (read.get() + (format.len() + buffer.len() + out.len()) as u64) / steps::CALL_BYTES;
     if c.output.len() + out.len() <= MAX_OUTPUT {
         c.output.push_str(&out);
     }

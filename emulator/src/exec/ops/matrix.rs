@@ -11,7 +11,6 @@ use super::matrix_wide as wide;
 use crate::exec::check::strong::Strength;
 use crate::exec::check::window::{Want, addresses, resolve};
 use crate::exec::state::context::{Context, Flow, Stop};
-use crate::exec::state::steps;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::half::{Bfloat, Format, Half};
@@ -44,7 +43,6 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: Matri
         MatrixOp::Multiply => super::multiply::run(&mut w.registers, i, m, lists),
     }
     c.statistics.matrix_instructions += 1;
-    c.more_steps += steps::MATRIX;
     Ok(())
 }
 
@@ -61,7 +59,6 @@ pub fn run_wide(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op: 
         _ => return run(c, w, i, m, op),
     }
     c.statistics.matrix_instructions += 1;
-    c.more_steps += steps::MATRIX;
     Ok(())
 }
 

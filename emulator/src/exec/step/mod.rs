@@ -12,6 +12,7 @@ use crate::exec::check::strong::Strength;
 use crate::exec::ops;
 use crate::exec::state::barrier::{Arrival, waits, weight};
 use crate::exec::state::context::{Context, Stop};
+use crate::exec::state::steps;
 use crate::exec::state::warp::{ASK, Fragment, NONE, SPIN, State, Warp};
 use crate::exec::values::registers::lanes;
 use crate::isa::{
@@ -37,6 +38,9 @@ pub enum Event {
     /// Its lanes exited or joined another fragment.
     Gone,
 }
+
+/// Of instructions that count for so much the limit may be reached long before a turn is over.
+const HEAVY: u16 = 512;
 
 /// What an instruction leaves to do.
 pub enum Next {
@@ -77,7 +81,10 @@ impl Runner<'_, '_> {
         let limit = self.context.environment.step_limit();
         let done = self.context.statistics.warp_instructions;
         let taken = done.saturating_add(self.context.more_steps);
-        let turn = turn.min(limit.saturating_sub(taken).max(1));
+        if taken >= limit {
+            return self.give_up(limit);
+        }
+        let turn = turn.min(limit - taken);
         for step in 0..turn {
             if self.pc == self.meet && !self.meet_others() {
                 self.context.statistics.warp_instructions = done + step;
@@ -100,6 +107,12 @@ impl Runner<'_, '_> {
             if self.warp.flight.is_some() {
                 self.context.flight_touch(self.warp, self.pc, m);
             }
+            let beside = code.steps[self.pc as usize];
+            self.context.more_steps += u64::from(beside) + if TRACED { steps::TRACED } else { 0 };
+            if beside >= HEAVY && self.context.more_steps >= limit {
+                self.context.statistics.warp_instructions = done + step;
+                return self.give_up(limit);
+            }
             match if TRACED { self.execute_traced(i, m) } else { self.execute(i, m) } {
                 Ok(Next::Advance) => self.pc += 1,
                 Ok(Next::Stay) => {}
@@ -120,12 +133,17 @@ impl Runner<'_, '_> {
         }
         self.context.statistics.warp_instructions = done + turn;
         if (done + turn).saturating_add(self.context.more_steps) >= limit {
-            self.report(FindingKind::StepLimit, self.mask, format!("{limit} steps"));
-            return Err(Stop);
+            return self.give_up(limit);
         }
         self.park(State::Ready);
         self.warp.stall(turn);
         Ok(Event::Yield)
+    }
+
+    #[cold]
+    fn give_up(&mut self, limit: u64) -> Result<Event, Stop> {
+        self.report(FindingKind::StepLimit, self.mask, format!("{limit} steps"));
+        Err(Stop)
     }
 
     /// At the meeting point: goes on with all lanes if these are the last.

@@ -40,10 +40,11 @@ def check_ptx(
 
     ``grid``, ``block`` and ``cluster`` are 1 to 3 numbers: blocks, threads of a block, and blocks of a cluster, up to 8, or
     16, which a kernel has to be allowed. ``cluster`` may be left out: then it is what the kernel demands, or there are no
-    clusters. ``entry`` may be left out where the text has one kernel. ``shared`` are bytes of dynamic shared memory. The schedules
-    are eager, latest, and random ones from ``seed`` on. ``strict`` reports every read of memory that nothing wrote, even
-    if nothing comes of it; with ``any_order`` results may differ between schedules. No schedule follows one under which a
-    block takes more than ``step_limit`` steps: warp instructions, of which those that take the emulator longer count as several.
+    clusters. ``entry`` may be left out where the text has one kernel. ``shared`` are bytes of dynamic shared memory. The
+    schedules are eager, latest, and random ones from ``seed`` on. ``strict`` reports every read of memory that nothing
+    wrote, even if nothing comes of it; with ``any_order`` results may differ between schedules. No schedule follows one
+    under which a block takes more than ``step_limit`` steps: warp instructions, of which those that take the emulator
+    longer count as several.
 
     Arrays end as the last schedule leaves them, but those that cannot be written. :class:`SanitizerError` is raised if
     there are errors; with ``deny="warnings"`` or ``"notes"`` also for these, with ``None`` never.

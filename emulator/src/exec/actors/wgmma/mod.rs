@@ -11,7 +11,6 @@ mod wide;
 
 use crate::exec::check::sparse;
 use crate::exec::state::context::{Context, Flow, Stop};
-use crate::exec::state::steps;
 use crate::exec::state::tiles::Key;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::warpgroup::Step;
@@ -90,7 +89,6 @@ pub fn issue(c: &mut Context<'_>, w: &mut Warp, i: &Instruction) -> Flow {
         accumulates,
     });
     c.statistics.matrix_instructions += 1;
-    c.more_steps += steps::MATRIX + steps::WARPGROUP_COLUMN * u64::from(shape.columns);
     if c.environment.options.schedule == Schedule::Eager {
         run_next(c, w);
     }

@@ -101,7 +101,7 @@ pub struct Options {
     pub max_findings: usize,
     /// Steps that one block may take; a cluster as many times that as it has blocks. More is reported as a
     /// finding, not awaited. A warp instruction is one step, and what takes the emulator longer counts as
-    /// several: accesses to memory, matrix products, copies, faults, values that are not defined.
+    /// several, some 30 ns each.
     pub step_limit: Option<u64>,
     /// Report every read of bytes that nothing wrote at the read itself, whatever comes of it. Off, such a
     /// value is followed, and is reported where something comes of it: what a kernel loads and throws away is

@@ -13,8 +13,8 @@ use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Device, Error, KernelImages};
 use kernels_gpu::abi::Family;
 
-/// Warp instructions of a block after which a mutant counts as endless: some hundred times what a case takes.
-const STEP_LIMIT: u64 = 1 << 24;
+/// Steps of a block after which a mutant counts as endless: some hundred times what a case takes.
+const STEP_LIMIT: u64 = 1 << 26;
 
 /// Blocks that share out the tiles, where several do.
 const SHARING_BLOCKS: u32 = 3;

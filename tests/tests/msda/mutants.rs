@@ -129,7 +129,7 @@ fn case(mode: Mode) -> MsdaCase {
 
 /// What is said of a kernel in place of the one that ships; nothing if all is well.
 fn said(kernel: &str, images: KernelImages, mode: Mode, schedule: Schedule) -> Vec<String> {
-    let options = Options { schedule, step_limit: Some(1 << 24), ..Options::default() };
+    let options = Options { schedule, step_limit: Some(1 << 26), ..Options::default() };
     let device = emulated(spec(kernel).arch, images, options);
     let case = case(mode);
     match run_msda_case_with(&device, &case, &MsdaNumbers::drawn(&case)) {

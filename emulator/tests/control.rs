@@ -266,10 +266,19 @@ fn a_loop_that_takes_long_ends_at_the_step_limit_sooner() {
              {%r2, %r3, %r4, %r5}, {%r1, %r1, %r1, %r1}, {%r1, %r1}, {%r1, %r1, %r1, %r1}; bra FOREVER;",
             limit / 5000,
         ),
-        // Of one instruction, behind which others have their turn.
-        ("mov.b32 %r1, 0; T: .branchtargets FOREVER; FOREVER: brx.idx %r1, T;", limit / 5),
     ] {
         let instructions = instructions(body);
         assert!(instructions <= most, "{instructions} of at most {most}: {body}");
     }
+}
+
+/// Its one instruction ends each turn, and only turns that were used up counted what they had taken.
+#[test]
+fn a_jump_by_a_table_to_itself_ends_at_the_step_limit() {
+    let limit = 100_000;
+    let options = Options { step_limit: Some(limit), ..with_schedule(Schedule::Eager) };
+    let body = "mov.b32 %r1, 0; T: .branchtargets FOREVER; FOREVER: brx.idx %r1, T;";
+    let report = run_body(body, 32, &options).report;
+    assert_eq!(report.findings[0].kind, FindingKind::StepLimit);
+    assert!(report.statistics.warp_instructions <= limit / 5, "{:?}", report.statistics);
 }

@@ -65,8 +65,9 @@
 //! assert ([`Report::output`]).
 //!
 //! Not modelled: time, the memory model's reorderings, caches, and what `ptxas` does to the text. Not
-//! covered: textures and surfaces, `multimem`, copies of windows of images (im2col), dynamic parallelism. A
-//! kernel that uses an instruction which is not covered refuses to launch and says so.
+//! covered: textures and surfaces, `multimem`, copies of windows of images (im2col), arguments of calls in
+//! registers, dynamic parallelism. A kernel that uses an instruction which is not covered refuses to launch
+//! and says so.
 
 #[cfg(test)]
 mod allocate_tests;

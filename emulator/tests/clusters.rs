@@ -316,3 +316,26 @@ fn large_clusters_run_and_every_pair_of_blocks_is_ordered_by_their_barrier() {
     assert!(report.is_clean(), "{}", report.findings[0]);
     assert_eq!(words[0], (0..4).map(|block| block * THREADS).sum::<u32>());
 }
+
+/// PTX has `ldmatrix` and `stmatrix` for the block's own shared memory alone.
+#[test]
+fn matrices_of_another_block_are_refused() {
+    for matrix in [
+        "ldmatrix.sync.aligned.m8n8.x1.b16 {%r5}, [%d1];",
+        "stmatrix.sync.aligned.m8n8.x1.b16 [%d1], {%r4};",
+    ] {
+        let body = |rank: &str| {
+            format!(
+                "mov.u32 %r4, 0; st.shared.b32 [%own], %r4; {SYNC}
+                 and.b32 %r3, %tid, 7; shl.b32 %r3, %r3, 4; setp.gt.u32 %p1, %tid, 31; @%p1 bra END;
+                 add.u32 %r3, %r3, %base; cvt.u64.u32 %d1, %r3; cvta.shared.u64 %d1, %d1; mapa.u64 %d1, %d1, {rank};
+                 {matrix}\nEND: {SYNC}"
+            )
+        };
+        let options = Options::default();
+        let findings = |rank: &str| run_in(&body(rank), [2, 1, 1], [2, 1, 1], &options).1.findings;
+        assert!(findings("%rank").is_empty(), "{matrix}");
+        let found = findings("%other");
+        assert!(found[0].message.contains("another block"), "{matrix}: {}", found[0]);
+    }
+}

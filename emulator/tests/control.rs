@@ -257,6 +257,8 @@ fn a_loop_that_takes_long_ends_at_the_step_limit_sooner() {
         (&matrix(""), limit / 20),
         ("FOREVER: red.global.add.u32 [%mine], 1; bra FOREVER;", limit / 10),
         (".reg .f32 %x; FOREVER: sin.approx.f32 %x, 0f3F800000; bra FOREVER;", limit / 4),
+        ("mov.b64 %d1, 1; FOREVER: sqrt.rz.f64 %d2, %d1; bra FOREVER;", limit / 10),
+        ("mov.b32 %r1, 1; FOREVER: cvt.rz.f16x2.f32 %r2, %r1, %r1; bra FOREVER;", limit / 4),
         (
             ".reg .b16 %x; FOREVER: cvt.rn.satfinite.e4m3x2.f32 %x, 0f3F800000, 0f3F800000; bra FOREVER;",
             limit / 20,

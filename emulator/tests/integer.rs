@@ -93,11 +93,11 @@ fn divisions_follow_the_hardware_by_zero_and_on_overflow() {
             divide(signed(v[0], w).into(), signed(v[1], w).into(), -1)
         });
         check(&format!("rem.u{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
-            v[0].checked_rem(v[1]).unwrap_or(v[0])
+            v[0].checked_rem(v[1]).unwrap_or(!0)
         });
         check(&format!("rem.s{w} {{d}}, {{a}}, {{b}};"), w, &two, |v| {
             let (a, b) = (i128::from(signed(v[0], w)), i128::from(signed(v[1], w)));
-            if b == 0 { v[0] } else { (a % b) as u64 }
+            if b == 0 { !0 } else { (a % b) as u64 }
         });
     }
 }
@@ -117,6 +117,14 @@ fn wide_products() {
     check("mad.hi.u32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| ((v[0] * v[1]) >> 32).wrapping_add(v[2]));
     check("mad.hi.s32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| {
         ((signed(v[0], 32) * signed(v[1], 32)) >> 32).wrapping_add(v[2] as i64) as u64
+    });
+    check("mad.hi.sat.s32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| {
+        let high = ((signed(v[0], 32) * signed(v[1], 32)) >> 32) as i32;
+        high.saturating_add(v[2] as i32) as u64
+    });
+    check("mad24.hi.sat.s32 {d}, {a}, {b}, {c};", 32, &[32; 3], |v| {
+        let high = (signed(v[0] & 0xff_ffff, 24) * signed(v[1] & 0xff_ffff, 24)) >> 16;
+        (high as i32).saturating_add(v[2] as i32) as u64
     });
     check("mul24.lo.u32 {d}, {a}, {b};", 32, &[32; 2], |v| (v[0] & 0xff_ffff) * (v[1] & 0xff_ffff));
     check("mul24.lo.s32 {d}, {a}, {b};", 32, &[32; 2], |v| {

@@ -27,6 +27,8 @@ mod faults;
 mod float;
 #[path = "forms.rs"]
 mod forms;
+#[path = "gpu_facts.rs"]
+mod gpu_facts;
 #[path = "hopper.rs"]
 mod hopper;
 #[path = "hopper_faults.rs"]
@@ -43,6 +45,8 @@ mod matrix_types;
 mod mbarrier;
 #[path = "memory.rs"]
 mod memory;
+#[path = "one_side.rs"]
+mod one_side;
 #[path = "parse.rs"]
 mod parse;
 #[path = "proxies.rs"]
@@ -73,6 +77,8 @@ mod targets;
 mod tensor_map;
 #[path = "trace.rs"]
 mod trace;
+#[path = "video.rs"]
+mod video;
 #[path = "warp.rs"]
 mod warp;
 #[path = "warpgroups.rs"]

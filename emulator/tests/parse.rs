@@ -39,7 +39,7 @@ fn errors_name_the_line_and_the_text() {
 fn an_unknown_instruction_parses_and_refuses_to_launch() {
     let unknown = [
         "frobnicate.b32 %r1, %r2;",
-        "add.rz.f64 %d1, %d2, %d3;",
+        "add.rni.f64 %d1, %d2, %d3;",
         "add.cc.u16 %h1, %h2, %h3;",
         "addc.lo.u32 %r1, %r2, %r3;",
         "min.abs.f32 %r1, %r2, %r3;",
@@ -75,6 +75,18 @@ fn an_unknown_instruction_parses_and_refuses_to_launch() {
         };
         assert_eq!((error.line, error.kind), (11, ParseErrorKind::UnsupportedInstruction));
         assert_eq!(error.text, statement.trim_end_matches(';'));
+    }
+}
+
+#[test]
+fn each_of_several_kernels_has_an_error_of_its_own() {
+    let ptx = format!(
+        "{HEAD}.visible .entry first() {{ frobnicate %r1; ret; }}\n.visible .entry second() {{ mov.u32 %r1, %blah; ret; }}"
+    );
+    let module = Module::parse(&ptx).unwrap_or_else(|error| panic!("{error}"));
+    for (name, line) in [("first", 4), ("second", 5)] {
+        let error = module.kernel(name).and_then(|kernel| kernel.error()).expect("an error");
+        assert_eq!(error.line, line, "{error}");
     }
 }
 

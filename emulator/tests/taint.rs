@@ -38,7 +38,31 @@ fn what_is_not_defined_may_be_carried_about() {
     ] {
         run_clean(&half_written(end), 32);
     }
+    // Computed with by what compilers hardly ever write: each makes `%r4` of it.
+    for computed in [
+        "vadd.s32.s32.s32 %r4, %r3.b1, %r3;",
+        "vavrg4.u32.u32.u32 %r4, %r3, %tid, %r3;",
+        "vmad.s32.s32.s32 %r4, %r3, 3, %r3;",
+        "fns.b32 %r4, %r3, 0, 1;",
+        "cvt.pack.sat.u8.s32.b32 %r4, %r3, %tid, %r3;",
+        "cvt.rn.satfinite.e4m3x2.f32 %h1, %r3, %r3; cvt.u32.u16 %r4, %h1;",
+        "cvt.rn.satfinite.e5m2x2.f16x2 %h1, %r3; cvt.u32.u16 %r4, %h1;",
+        "mov.b32 {%h1, %h2}, %r3; cvt.rn.f16x2.e4m3x2 %r4, %h1;",
+        "mov.b64 %d1, {%tid, %r3}; rcp.approx.ftz.f64 %d2, %d1; mov.b64 {%r5, %r4}, %d2;",
+        "mov.b64 %d1, {%tid, %r3}; rsqrt.approx.ftz.f64 %d2, %d1; mov.b64 {%r5, %r4}, %d2;",
+        "lop3.or.b32 %r4|%p2, %r3, %tid, %r3, 0x1e, %p1;",
+        "mov.b64 %d1, {%r3, %r3}; isspacep.shared %p2, %d1; selp.b32 %r4, 1, 2, %p2;",
+    ] {
+        let discarded = "selp.b32 %r5, %r4, 7, %p1; st.global.b32 [%mine], %r5;";
+        run_clean(&half_written(&format!("{computed} {discarded}")), 32);
+        let kept = half_written(&format!("{computed}\nst.global.b32 [%mine], %r4;"));
+        let finding = only_finding(&kept, 32, &with_schedule(Schedule::Latest));
+        assert_eq!((finding.kind, finding.occurrences), (UNDEFINED_READ, 12), "{computed}: {finding}");
+    }
 }
+
+/// What comes of words of shared memory that nothing wrote.
+const UNDEFINED_READ: FindingKind = FindingKind::UninitialisedRead { space: Space::Shared };
 
 /// Nothing comes of it, and it is a finding at the load; what it was stored to is defined from then on.
 #[test]

@@ -126,9 +126,77 @@ fn an_element_of_a_product_names_its_row_and_column() {
     assert_eq!(trace(&body), Trace::default());
 }
 
+/// f16, whose largest number is 65504, as sums; f64; sparse; and the one of sm_70.
 #[test]
-fn an_element_of_a_warpgroups_product_names_its_row_and_column() {
-    let body = "mov.b32 %r1, 0x7f7f7f7f; shl.b32 %r2, %tid, 4; add.s32 %r2, %r2, %base;
+fn products_of_any_types_are_looked_at() {
+    let large = "mov.b32 %r1, 0x7bff7bff; mov.b32 %r2, 0; mov.b32 %r9, 0x44444444; mov.b64 %d1, 0x6974e718d7d7625a;\n";
+    let sixteen = 65504.0;
+    for (instruction, elements, factors, value) in [
+        ("m16n8k8.row.col.f16.f16.f16.f16 {%r3, %r4}, {%r1, %r1}, {%r1}, {%r2, %r2};", 128, 8, sixteen),
+        ("m8n8k4.row.col.f64.f64.f64.f64 {%d3, %d4}, {%d1}, {%d1}, {%d1, %d1};", 64, 4, 1e200),
+        (
+            "m8n8k4.row.col.f16.f16.f16.f16 {%r3, %r4, %r5, %r6}, {%r1, %r1}, {%r1, %r1}, {%r2, %r2, %r2, %r2};",
+            256,
+            4,
+            sixteen,
+        ),
+        (
+            "sp.m16n8k16.row.col.f16.f16.f16.f16 {%r3, %r4}, {%r1, %r1}, {%r1, %r1}, {%r2, %r2}, %r9, 0x0;",
+            128,
+            8,
+            sixteen,
+        ),
+    ] {
+        let body = match instruction.strip_prefix("sp.") {
+            Some(sparse) => format!("{large}mma.sp.sync.aligned.{sparse}"),
+            None => format!("{large}mma.sync.aligned.{instruction}"),
+        };
+        let Trace { first, origins, .. } = trace(&body);
+        let found = first.unwrap_or_else(|| panic!("nothing in {instruction}"));
+        assert_eq!((found.kind, found.element, origins), (OriginKind::Overflow, Some([0, 0]), elements));
+        assert_eq!(found.operands[0].values, vec![Number(value); factors], "{instruction}");
+        assert_eq!(found.operands[1].values, vec![Number(value); factors], "{instruction}");
+        assert_eq!(
+            trace(&body.replace("0x7bff7bff", "0x3c003c00").replace("0x6974e718", "0x3ff00000")),
+            Trace::default()
+        );
+    }
+    // 352 squared, 32 times, is too much for f16.
+    let product = "mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16 {%r3, %r4}, {%r1, %r1, %r1, %r1}, {%r1, %r1}, {%r2, %r2};";
+    let body = format!("{}{product}", large.replace("0x7bff7bff", "0x7b7b7b7b"));
+    assert_eq!(trace(&body).origins, 128);
+    assert_eq!(trace(&body.replace("0x7b7b7b7b", "0x30303030")), Trace::default());
+}
+
+#[test]
+fn conversions_to_tf32_and_halves_of_f64_are_looked_at() {
+    let body = "mov.b32 %r1, 0x7f7fffff;\ncvt.rna.tf32.f32 %r2, %r1;";
+    origin(body, "cvt.rna", OriginKind::Overflow, &[f64::from(f32::MAX)], 0);
+    let body = "mov.b64 %d1, 0;\nrcp.approx.ftz.f64 %d2, %d1;";
+    origin(body, "rcp", OriginKind::Pole, &[0.0], 0);
+    let body = "mov.b64 %d1, 0xbff0000000000000;\nrsqrt.approx.ftz.f64 %d2, %d1;";
+    origin(body, "rsqrt", OriginKind::Invalid, &[-1.0], 0);
+}
+
+/// Thread 69 alone has a number other than 0, and all of B is as large.
+#[test]
+fn sums_of_a_warpgroup_in_f16_are_looked_at() {
+    let body = WARPGROUP
+        .replace("0x7f7f7f7f", "0x7bff7bff")
+        .replace("0x00007f7f", "0x00007bff")
+        .replace("f32.bf16.bf16 {%f0, %f1, %f2, %f3}", "f16.f16.f16 {%f0, %f1}");
+    for schedule in schedules() {
+        let report =
+            common::hopper::run_body(&body, 128, common::hopper::no_map, &traced(schedule)).report;
+        assert!(report.is_clean(), "{}", report.findings[0]);
+        let found = report.trace.first.expect("an overflow");
+        assert_eq!((found.element, found.thread, report.trace.origins), (Some([41, 0]), [68, 0, 0], 8));
+        assert_eq!(found.operands[0].values[2], Number(65504.0), "{found}");
+    }
+}
+
+/// A product of a warpgroup: A of registers, where thread 69 holds row 41 at k 2 and 3, and B of 16 x 8 alike numbers.
+const WARPGROUP: &str = "mov.b32 %r1, 0x7f7f7f7f; shl.b32 %r2, %tid, 4; add.s32 %r2, %r2, %base;
         st.shared.v4.b32 [%r2], {%r1, %r1, %r1, %r1}; fence.proxy.async; bar.sync 0;
         setp.eq.u32 %p1, %tid, 69; selp.b32 %r3, 0x00007f7f, 0, %p1; mov.b32 %r4, 0;
         mov.b32 %f0, 0; mov.b32 %f1, 0; mov.b32 %f2, 0; mov.b32 %f3, 0;
@@ -136,9 +204,12 @@ fn an_element_of_a_warpgroups_product_names_its_row_and_column() {
         setp.eq.u32 %p2, 0, 0; wgmma.fence.sync.aligned;
         wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, {%r4, %r3, %r4, %r4}, %d1, %p2, 1, 1, 0;
         wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;";
+
+#[test]
+fn an_element_of_a_warpgroups_product_names_its_row_and_column() {
     for schedule in schedules() {
         let report =
-            common::hopper::run_body(body, 128, common::hopper::no_map, &traced(schedule)).report;
+            common::hopper::run_body(WARPGROUP, 128, common::hopper::no_map, &traced(schedule)).report;
         assert!(report.is_clean(), "{}", report.findings[0]);
         // Thread 69: warp 2, lane 5, row 8 + 1 of its warp. All eight columns overflow.
         let found = report.trace.first.expect("an overflow");

@@ -321,8 +321,9 @@ impl<'a> ModuleParser<'a> {
     }
 
     fn finish(mut self, source: &str) -> Result<Module, ParseError> {
-        if self.kernels.iter().all(|kernel| kernel.error.is_some())
-            && let Some(error) = self.kernels.iter_mut().find_map(|kernel| kernel.error.take())
+        // Of several, each has its own.
+        if let [kernel] = &mut self.kernels[..]
+            && let Some(error) = kernel.error.take()
         {
             return Err(error);
         }

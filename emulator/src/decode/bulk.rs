@@ -3,8 +3,8 @@
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    BulkOp, FLAG_CLUSTER, FLAG_OPTIONAL, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction, Op, Reduction,
-    bulk_list, map_field,
+    BulkOp, FLAG_CLUSTER, FLAG_GENERIC, FLAG_OPTIONAL, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction, Op,
+    Reduction, bulk_list, map_field,
 };
 use crate::parse::operand::{Operand, Scalar};
 use crate::parse::scope::Class;
@@ -51,11 +51,12 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
 /// `tensormap.replace.tile.field.space.b1024.type [a]{, dimension}, value;` and `tensormap.cp_fenceproxy`.
 pub fn tensor_map<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     match s.modifiers() {
-        ["replace", "tile", field, space, "b1024", ty] => {
+        ["replace", "tile", field, space @ .., "b1024", ty] => {
             let (field, has_dimension) = map_field(field).ok_or(UNSUPPORTED)?;
-            let space = match *space {
-                "global" => 0,
-                "shared::cta" => FLAG_SHARED,
+            let space = match space {
+                ["global"] => 0,
+                ["shared::cta"] => FLAG_SHARED,
+                [] => FLAG_GENERIC,
                 _ => return Err(UNSUPPORTED),
             };
             let bits = match *ty {

@@ -27,7 +27,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         ("membar", [scope @ ("cta" | "gl" | "sys")]) => fence(&[scope]),
         ("fence", ["mbarrier_init", "release", "cluster"]) => Ok(Instruction::new(Op::MbarrierFence)),
         // Of one address under several names, and of a tensor map that is changed: the order of the accesses.
-        ("fence", ["proxy", "alias"]) => fence(&["acq_rel"]),
+        ("fence" | "membar", ["proxy", "alias"]) => fence(&["acq_rel"]),
         ("fence", ["proxy", "tensormap::generic", rest @ ..]) => fence(rest),
         ("fence", modifiers) if modifiers.first() != Some(&"proxy") => fence(modifiers),
         ("fence", ["proxy", "async::generic", "acquire" | "release", space, "cluster"])

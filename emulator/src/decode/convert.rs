@@ -1,7 +1,10 @@
 //! Conversions.
 
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
-use crate::isa::{ConvertType, FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, Instruction, Op, Rounding};
+use crate::isa::types::tf32;
+use crate::isa::{
+    ConvertType, FLAG_FINITE, FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, Instruction, MoveOp, Op, Rounding,
+};
 
 fn convert_type(name: &str) -> Result<ConvertType> {
     Ok(match name {
@@ -21,22 +24,17 @@ fn convert_type(name: &str) -> Result<ConvertType> {
     })
 }
 
-/// Decodes `cvt{.rounding}{.ftz}{.sat}{.relu}.to.from d, a{, b};`
+/// Decodes `cvt{.rounding}{.ftz}{.sat}{.relu}{.satfinite}.to.from d, a{, b};`
 pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let [modifiers @ .., to, from] = s.modifiers() else { return Err(UNSUPPORTED) };
-    if let [rounding, "tf32", "f32"] = s.modifiers() {
-        s.expect_operands(2, 2)?;
-        let d = b.destination(s, 0, 32)?;
-        let flags = match *rounding {
-            "rna" => 0,
-            "rn" => FLAG_VARIANT,
-            "rz" => FLAG_SATURATE,
-            _ => return Err(UNSUPPORTED),
-        };
-        return Ok(Instruction { flags, ..with_rows(Op::ConvertTf32, d, &[b.source(s, 1, 32)?]) });
+    if [*to, *from] == ["tf32", "f32"] {
+        return to_tf32(s, b, modifiers);
     }
     let (mut rounding, mut flags) = (None, 0);
     for modifier in modifiers {
+        if rounding.is_some() && modifier.starts_with('r') && *modifier != "relu" {
+            return Err(UNSUPPORTED);
+        }
         match *modifier {
             "rn" => rounding = Some(Rounding::NearestEven),
             "rz" => rounding = Some(Rounding::Zero),
@@ -49,6 +47,7 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
             "ftz" => flags |= FLAG_FTZ,
             "sat" => flags |= FLAG_SATURATE,
             "relu" => flags |= FLAG_VARIANT,
+            "satfinite" => flags |= FLAG_FINITE,
             _ => return Err(UNSUPPORTED),
         }
     }
@@ -64,6 +63,11 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     let simple = flags == 0 && rounding.is_none_or(|r| r == Rounding::NearestEven);
     let narrow = d_wide == to.is_wide() && a_wide == from.is_wide();
     let op = match (to, from) {
+        // As they are, whatever they are: NaN, too.
+        (ConvertType::F32, ConvertType::F32) if flags == 0 && rounding.is_none() => {
+            Op::Move(MoveOp::Bits32)
+        }
+        (ConvertType::F32, ConvertType::Bf16) if flags == 0 && narrow => Op::ConvertBfloatToF32,
         _ if !simple || !narrow => Op::Convert,
         (ConvertType::U64, ConvertType::U32) => Op::ConvertU32ToU64,
         (ConvertType::S64, ConvertType::S32) => Op::ConvertS32ToS64,
@@ -73,7 +77,6 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         (ConvertType::U16, ConvertType::U32) | (ConvertType::U32, ConvertType::U16) => {
             Op::ConvertU32ToU16
         }
-        (ConvertType::F32, ConvertType::Bf16) => Op::ConvertBfloatToF32,
         (ConvertType::F32, ConvertType::F16) => Op::ConvertHalfToF32,
         _ => Op::Convert,
     };
@@ -82,6 +85,27 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
     // Bit 0: the destination register is 64 bits wide; bit 1: the source register is.
     instruction.immediate = i32::from(d_wide) | i32::from(a_wide) << 1;
     Ok(Instruction { flags, count: rounding as u8, ..instruction })
+}
+
+/// `cvt.rounding{.relu}{.satfinite}.tf32.f32 d, a;`
+fn to_tf32<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>, modifiers: &[&str]) -> Result<Instruction> {
+    let [rounding, rest @ ..] = modifiers else { return Err(UNSUPPORTED) };
+    let immediate = match *rounding {
+        "rna" => tf32::AWAY,
+        "rn" => tf32::EVEN,
+        "rz" => tf32::ZERO,
+        _ => return Err(UNSUPPORTED),
+    };
+    let flags = match rest {
+        [] => 0,
+        ["relu"] if immediate != tf32::AWAY => FLAG_VARIANT,
+        ["satfinite"] if immediate == tf32::AWAY => FLAG_FINITE,
+        _ => return Err(UNSUPPORTED),
+    };
+    s.expect_operands(2, 2)?;
+    let d = b.destination(s, 0, 32)?;
+    let rows = with_rows(Op::ConvertTf32, d, &[b.source(s, 1, 32)?]);
+    Ok(Instruction { flags, immediate, ..rows })
 }
 
 /// Rounding is required and allowed by the types.
@@ -95,9 +119,13 @@ fn check(to: ConvertType, from: ConvertType, rounding: Option<Rounding>, flags: 
         (true, true) if same_float => rounding.is_none() || integral,
         (true, true) => !integral,
     };
-    let relu = flags & FLAG_VARIANT != 0;
-    let relu_allowed = matches!(to, ConvertType::F16 | ConvertType::Bf16) && from == ConvertType::F32;
-    if good && (!relu || relu_allowed) { Ok(()) } else { Err(UNSUPPORTED) }
+    // The one limits a result to [0, 1], the other to what is finite.
+    if flags & FLAG_SATURATE != 0 && flags & FLAG_FINITE != 0 {
+        return Err(UNSUPPORTED);
+    }
+    let narrows = flags & (FLAG_VARIANT | FLAG_FINITE) != 0;
+    let may_narrow = matches!(to, ConvertType::F16 | ConvertType::Bf16) && from == ConvertType::F32;
+    if good && (!narrows || may_narrow) { Ok(()) } else { Err(UNSUPPORTED) }
 }
 
 /// The row of an operand and whether its register is 64 bits wide.
@@ -116,7 +144,7 @@ fn any_width<'a>(
     Ok((row, wide))
 }
 
-/// `cvt.rn{.relu}.bf16x2.f32 d, high, low;`
+/// `cvt.rn{.relu}{.satfinite}.bf16x2.f32 d, high, low;`
 fn pair<'a>(
     s: &Statement<'a>,
     b: &mut Builder<'a, '_>,
@@ -128,7 +156,7 @@ fn pair<'a>(
         Some(rounding @ (Rounding::NearestEven | Rounding::Zero)) => rounding,
         _ => return Err(UNSUPPORTED),
     };
-    if s.last() != "f32" || flags & !FLAG_VARIANT != 0 {
+    if s.last() != "f32" || flags & !(FLAG_VARIANT | FLAG_FINITE) != 0 {
         return Err(UNSUPPORTED);
     }
     s.expect_operands(3, 3)?;

@@ -3,7 +3,8 @@
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::isa::{
-    FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FLAG_XOR_SIGN, FloatOp, Instruction, Op, Rounding,
+    FLAG_FTZ, FLAG_OUT_OF_BOUNDS, FLAG_SATURATE, FLAG_VARIANT, FLAG_XOR_SIGN, FloatOp, Instruction, Op,
+    Rounding,
 };
 
 /// Whether a type name is that of a floating-point number.
@@ -66,29 +67,33 @@ fn flags(s: &Statement<'_>, op: FloatOp) -> Result<u8> {
     let exact = matches!(op, FloatOp::Add | FloatOp::Sub | FloatOp::Mul | FloatOp::Fma);
     let divides = matches!(op, FloatOp::Div | FloatOp::Rcp | FloatOp::Sqrt);
     let orders = matches!(op, FloatOp::Min | FloatOp::Max);
+    let changes_sign = matches!(op, FloatOp::Neg | FloatOp::Abs);
+    let is_half = !matches!(ty, "f32" | "f64");
     let mut flags = 0;
     for modifier in s.middle() {
         flags |= match *modifier {
             "rn" if exact || divides => 0,
-            "rz" | "rm" | "rp"
-                if ty == "f32" && (exact || matches!(op, FloatOp::Rcp | FloatOp::Sqrt)) =>
-            {
-                0
-            }
+            "rz" | "rm" | "rp" if matches!(ty, "f32" | "f64") && (exact || divides) => 0,
             // Within the error that the approximate forms are allowed.
             "approx" if !exact => 0,
             "full" if op == FloatOp::Div => 0,
             "ftz" if ty == "f32" || (op == FloatOp::Ex2 && ty.starts_with("bf16")) => FLAG_FTZ,
             "sat" if exact && ty != "f64" => FLAG_SATURATE,
-            "ftz" if ty.starts_with("f16") && (exact || orders) => FLAG_FTZ,
+            "ftz" if ty.starts_with("f16") && (exact || orders || changes_sign) => FLAG_FTZ,
             "NaN" if orders => FLAG_VARIANT,
             "xorsign" | "abs" if orders && ty != "f64" => FLAG_XOR_SIGN,
-            "relu" if op == FloatOp::Fma && ty != "f32" && ty != "f64" => FLAG_VARIANT,
+            "relu" if op == FloatOp::Fma && is_half => FLAG_VARIANT,
+            "oob" if op == FloatOp::Fma && is_half => FLAG_OUT_OF_BOUNDS,
             _ => return Err(UNSUPPORTED),
         };
     }
+    // A result is limited in one way, and one that may count for nothing is not flushed either.
+    let has = |word: &str| s.middle().contains(&word);
+    if has("sat") && (has("relu") || has("oob")) || has("ftz") && has("oob") {
+        return Err(UNSUPPORTED);
+    }
     // One does not come without the other.
-    if s.middle().contains(&"xorsign") != s.middle().contains(&"abs") {
+    if has("xorsign") != has("abs") {
         return Err(UNSUPPORTED);
     }
     Ok(flags)

@@ -2,7 +2,12 @@
 
 use super::operand::type_bits;
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
-use crate::isa::{CarryOp, FLAG_FTZ, FLAG_OPTIONAL, FLAG_SATURATE, Instruction, IntegerOp, Op};
+use crate::isa::types::combine;
+use crate::isa::{
+    CarryOp, CompareType, FLAG_FTZ, FLAG_NEGATE_SOURCE, FLAG_OPTIONAL, FLAG_SATURATE, Instruction,
+    IntegerOp, MoveOp, Op, PREDICATE_SINK, Relation,
+};
+use crate::parse::scope::Class;
 
 /// Whether a type name is that of a signed integer.
 fn is_signed(name: &str) -> bool {
@@ -30,10 +35,13 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         "shf" => funnel(s, b),
         "bfe" | "bfi" => field(s, b),
         "bfind" | "popc" | "clz" | "brev" => bits(s, b),
-        "prmt" | "lop3" | "sad" | "dp4a" | "dp2a" => special(s, b),
+        "prmt" | "dp4a" | "dp2a" => special(s, b),
+        "lop3" => logic3(s, b),
+        "sad" => absolute_differences(s, b),
         "bmsk" | "szext" => pairs_and_masks(s, b),
         "slct" => by_sign(s, b),
         "add" | "min" | "max" if matches!(s.last(), "u16x2" | "s16x2") => pairs_and_masks(s, b),
+        "min" | "max" if s.modifiers().contains(&"relu") => pairs_and_masks(s, b),
         _ => simple(s, b),
     }
 }
@@ -60,8 +68,6 @@ fn simple<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction>
         ("cnot", []) => (IntegerOp::LogicalNot, 1),
         ("neg", []) if signed => (IntegerOp::Neg, 1),
         ("abs", []) if signed => (IntegerOp::Abs, 1),
-        ("min", ["relu"]) if ty == "s32" => (IntegerOp::MinRelu, 2),
-        ("max", ["relu"]) if ty == "s32" => (IntegerOp::MaxRelu, 2),
         _ => return Err(UNSUPPORTED),
     };
     s.expect_operands(1 + sources, 1 + sources)?;
@@ -84,6 +90,7 @@ fn product<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction
         (["hi"], true, false) => (IntegerOp::MulHighSigned, false),
         (["hi"], false, true) => (IntegerOp::MadHighUnsigned, false),
         (["hi"], true, true) => (IntegerOp::MadHighSigned, false),
+        (["hi", "sat"], true, true) if width == 32 => (IntegerOp::MadHighSaturating, false),
         (["wide"], false, false) => (IntegerOp::MulWideUnsigned, true),
         (["wide"], true, false) => (IntegerOp::MulWideSigned, true),
         (["wide"], false, true) => (IntegerOp::MadWideUnsigned, true),
@@ -144,6 +151,7 @@ fn product24<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructi
         ("mad24", ["lo", "s32"]) => IntegerOp::Mad24Signed,
         ("mad24", ["hi", "u32"]) => IntegerOp::Mad24HighUnsigned,
         ("mad24", ["hi", "s32"]) => IntegerOp::Mad24HighSigned,
+        ("mad24", ["hi", "sat", "s32"]) => IntegerOp::Mad24HighSaturating,
         _ => return Err(UNSUPPORTED),
     };
     let sources = if s.name() == "mad24" { 3 } else { 2 };
@@ -174,7 +182,7 @@ fn by_sign<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction
     Ok(Instruction { flags, ..with_rows(of_width(width, op)?, d, &sources) })
 }
 
-/// Two halves at a time, `bmsk` and `szext`.
+/// Two halves at a time, `.relu`, `bmsk` and `szext`.
 fn pairs_and_masks<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let op = match (s.name(), s.modifiers()) {
         ("add", ["u16x2" | "s16x2"]) => IntegerOp::AddPair,
@@ -182,8 +190,10 @@ fn pairs_and_masks<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Ins
         ("max", ["u16x2"]) => IntegerOp::MaxPairUnsigned,
         ("min", ["s16x2"]) => IntegerOp::MinPairSigned,
         ("max", ["s16x2"]) => IntegerOp::MaxPairSigned,
-        ("min", ["relu", "s16x2"]) => IntegerOp::MinPairRelu,
-        ("max", ["relu", "s16x2"]) => IntegerOp::MaxPairRelu,
+        ("min", ["relu", "s32"] | ["s32", "relu"]) => IntegerOp::MinRelu,
+        ("max", ["relu", "s32"] | ["s32", "relu"]) => IntegerOp::MaxRelu,
+        ("min", ["relu", "s16x2"] | ["s16x2", "relu"]) => IntegerOp::MinPairRelu,
+        ("max", ["relu", "s16x2"] | ["s16x2", "relu"]) => IntegerOp::MaxPairRelu,
         ("bmsk", ["wrap", "b32"]) => IntegerOp::BitMaskWrap,
         ("bmsk", ["clamp", "b32"]) => IntegerOp::BitMaskClamp,
         ("szext", ["wrap", "u32"]) => IntegerOp::ExtendUnsignedWrap,
@@ -282,9 +292,6 @@ fn special<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction
             immediate = modes.iter().position(|known| known == mode).ok_or(UNSUPPORTED)? as i32;
             IntegerOp::PermuteByTable
         }
-        ("lop3", ["b32"]) => IntegerOp::Logic3,
-        ("sad", ["u32"]) => IntegerOp::SadUnsigned,
-        ("sad", ["s32"]) => IntegerOp::SadSigned,
         ("dp4a", [left @ ("u32" | "s32"), right @ ("u32" | "s32")]) => {
             immediate = i32::from(is_signed(left)) | i32::from(is_signed(right)) << 1;
             IntegerOp::DotBytes
@@ -296,12 +303,56 @@ fn special<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction
         }
         _ => return Err(UNSUPPORTED),
     };
-    let logic = op == IntegerOp::Logic3;
-    s.expect_operands(4 + usize::from(logic), 4 + usize::from(logic))?;
+    s.expect_operands(4, 4)?;
     let d = b.destination(s, 0, 32)?;
     let sources = [b.source(s, 1, 32)?, b.source(s, 2, 32)?, b.source(s, 3, 32)?];
-    if logic {
-        immediate = b.immediate(s, 4)?;
-    }
     Ok(Instruction { immediate, ..with_rows(Op::Integer32(op), d, &sources) })
+}
+
+/// `sad.type d, a, b, c;`
+fn absolute_differences<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let [ty @ ("u16" | "s16" | "u32" | "s32" | "u64" | "s64")] = s.modifiers() else {
+        return Err(UNSUPPORTED);
+    };
+    let width = type_bits(ty)?;
+    let op = if is_signed(ty) { IntegerOp::SadSigned } else { IntegerOp::SadUnsigned };
+    s.expect_operands(4, 4)?;
+    let d = b.destination(s, 0, width)?;
+    let sources = [b.source(s, 1, width)?, b.source(s, 2, width)?, b.source(s, 3, width)?];
+    Ok(with_rows(of_width(width, op)?, d, &sources))
+}
+
+/// `lop3.b32 d, a, b, c, table;`, and `lop3.or.b32 d|p, a, b, c, table, q;`, whose predicate is whether
+/// any bit of the result is set, combined with another one.
+fn logic3<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
+    let combination = match s.modifiers() {
+        ["b32"] => 0,
+        ["and", "b32"] => combine::AND,
+        ["or", "b32"] => combine::OR,
+        _ => return Err(UNSUPPORTED),
+    };
+    let operands = if combination == 0 { 5 } else { 6 };
+    s.expect_operands(operands, operands)?;
+    let sources = [b.source(s, 1, 32)?, b.source(s, 2, 32)?, b.source(s, 3, 32)?];
+    let table = b.immediate(s, 4)?;
+    let (first, second) = b.destination_pair(s, 0)?;
+    let d = b.destination_scalar(first, 32)?;
+    let logic =
+        |d| Instruction { immediate: table, ..with_rows(Op::Integer32(IntegerOp::Logic3), d, &sources) };
+    let predicate = match second {
+        None if combination == 0 => return Ok(logic(d)),
+        Some(predicate) if combination != 0 => predicate,
+        _ => return Err(UNSUPPORTED),
+    };
+    let p = b.predicate_destination(predicate)?;
+    let (c, negated) = b.predicate_source(s, 5)?;
+    // Into a register of its own first: the result may be one of the sources, or nothing.
+    let row = b.register(Class::Bits32)?.index;
+    b.emit_guarded(logic(row));
+    b.emit_guarded(with_rows(Op::Move(MoveOp::Bits32), d, &[row]));
+    // Last of all, since it may write the guard.
+    let zero = b.constant(0, false)?;
+    let any = with_rows(Op::Compare(CompareType::U32), p, &[row, zero, c, PREDICATE_SINK]);
+    let flags = if negated { FLAG_NEGATE_SOURCE } else { 0 };
+    Ok(Instruction { flags, count: Relation::Ne as u8, immediate: combination, ..any })
 }

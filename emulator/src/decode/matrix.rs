@@ -3,8 +3,8 @@
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
 use crate::error::ParseErrorKind;
 use crate::isa::{
-    FLAG_TRANSPOSE, FLAG_VARIANT, FLAG_WIDE_ADDRESS, Fragments, Instruction, MatrixOp, MatrixShape,
-    MatrixType, Op, Rounding, VoltaShape,
+    FLAG_TRANSPOSE, FLAG_VARIANT, FLAG_WIDE_ADDRESS, Fragments, Instruction, MATRIX_GENERIC, MatrixOp,
+    MatrixShape, MatrixType, Op, Rounding, VoltaShape,
 };
 
 /// Decodes the family.
@@ -266,11 +266,13 @@ fn move_transposed<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Ins
     Ok(with_rows(Op::Matrix(MatrixOp::MoveTransposed), d, &[a]))
 }
 
-/// `ldmatrix.sync.aligned.m8n8.xN{.trans}.shared.b16 d, [a];` and `stmatrix`. The three in the middle may
+/// `ldmatrix.sync.aligned.m8n8.xN{.trans}{.shared}.b16 d, [a];` and `stmatrix`. The three in the middle may
 /// stand in any order.
 fn transfer<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let ["sync", "aligned", middle @ .., "shared" | "shared::cta", "b16"] = s.modifiers() else {
-        return Err(UNSUPPORTED);
+    let (middle, e) = match s.modifiers() {
+        ["sync", "aligned", middle @ .., "shared" | "shared::cta", "b16"] => (middle, 0),
+        ["sync", "aligned", middle @ .., "b16"] => (middle, MATRIX_GENERIC),
+        _ => return Err(UNSUPPORTED),
     };
     let (mut shapes, mut count, mut transpose) = (0, None, 0);
     for modifier in middle {
@@ -292,5 +294,5 @@ fn transfer<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instructio
     let (row, offset, wide) = b.address(s, address)?;
     let flags = transpose | if wide { FLAG_WIDE_ADDRESS } else { 0 };
     let instruction = with_rows(Op::Matrix(op), d, &[row]);
-    Ok(Instruction { flags, count: count as u8, immediate: offset, ..instruction })
+    Ok(Instruction { flags, count: count as u8, immediate: offset, e, ..instruction })
 }

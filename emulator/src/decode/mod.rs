@@ -18,6 +18,7 @@ mod moves;
 mod operand;
 mod rare;
 mod select;
+mod video;
 mod warp;
 mod wgmma;
 mod wmma;
@@ -53,7 +54,8 @@ pub fn decode<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruct
         "fns" => rare::find_nth_set(s, b),
         "vadd" | "vadd2" | "vadd4" | "vsub" | "vsub2" | "vsub4" | "vabsdiff" | "vabsdiff2"
         | "vabsdiff4" | "vmin" | "vmin2" | "vmin4" | "vmax" | "vmax2" | "vmax4" | "vset" | "vset2"
-        | "vset4" => rare::video(s, b),
+        | "vset4" | "vavrg2" | "vavrg4" | "vshl" | "vshr" => video::decode(s, b),
+        "vmad" => video::multiply_add(s, b),
         "cvt" if s.modifiers().first() == Some(&"pack") => rare::pack_saturated(s, b),
         "cvt" if s.modifiers().iter().any(|word| matches!(*word, "e4m3x2" | "e5m2x2")) => {
             rare::convert_fp8(s, b)

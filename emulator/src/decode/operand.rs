@@ -27,6 +27,11 @@ fn is_numbered(name: &str, family: &str, count: u32) -> bool {
     number.is_some_and(|number: u32| number < count)
 }
 
+/// `%pm0_64` to `%pm7_64`.
+fn is_counter64(name: &str) -> bool {
+    name.strip_suffix("_64").is_some_and(|name| is_numbered(name, "%pm", 8))
+}
+
 /// The value of a special register.
 fn special(name: &str) -> Option<Special> {
     let (name, dimension) = match name.split_once('.') {
@@ -98,7 +103,10 @@ impl<'a> Builder<'a, '_> {
             Scalar::Name(name) if name.starts_with('%') => match special(name) {
                 Some(value) if !wide => self.fill(Fill::Special(value), false),
                 Some(Special::Zero) if name == "%gridid" => self.constant(0, true),
-                None if wide && name == "%current_graph_exec" => self.constant(0, true),
+                // Nobody has started these counters, or the graph.
+                None if wide && (name == "%current_graph_exec" || is_counter64(name)) => {
+                    self.constant(0, true)
+                }
                 _ => Err(ParseErrorKind::UnknownName(name.to_string())),
             },
             Scalar::Name(name) => self.symbol_address(name, 0, wide),

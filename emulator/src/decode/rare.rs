@@ -1,12 +1,13 @@
-//! Instructions that compilers hardly ever write: video instructions, `fns`, `set`, `testp`, conversions to
-//! and from numbers of 8 bits. Some become several instructions.
+//! Instructions that compilers hardly ever write: `fns`, `set`, `testp`, conversions to and from numbers of 8
+//! bits. Some become several instructions.
 
 use super::operand::type_bits;
 use super::select::{compare_type, is_float_type, relation};
 use super::{Builder, Result, Statement, UNSUPPORTED, with_rows};
+use crate::isa::types::combine;
 use crate::isa::{
     CompareType, FLAG_FTZ, FLAG_NEGATE_SOURCE, FLAG_VARIANT, Instruction, IntegerOp, MoveOp, Op,
-    PREDICATE_SINK, RareOp, VideoKind, VideoOp, VideoRest,
+    PREDICATE_SINK, PredicateOp, RareOp, Relation,
 };
 use crate::parse::scope::Class;
 
@@ -95,55 +96,6 @@ pub fn upper_half<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Inst
     Ok(with_rows(Op::Rare(op), d, &[b.source(s, 1, 64)?]))
 }
 
-/// `vadd{2,4}.d.a.b{.sat}{.add|.min|.max} d, a, b{, c};` and the like, without selections of parts.
-pub fn video<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
-    let (name, lanes) = match s.name().strip_suffix(['2', '4']) {
-        Some(name) => (name, u32::from(s.name().as_bytes()[s.name().len() - 1] - b'0')),
-        None => (s.name(), 1),
-    };
-    let kind = match name {
-        "vadd" => VideoKind::Add,
-        "vsub" => VideoKind::Sub,
-        "vabsdiff" => VideoKind::AbsoluteDifference,
-        "vmin" => VideoKind::Min,
-        "vmax" => VideoKind::Max,
-        "vset" => VideoKind::Set,
-        _ => return Err(UNSUPPORTED),
-    };
-    let signed = |name: &str| match name {
-        "s32" => Ok(true),
-        "u32" => Ok(false),
-        _ => Err(UNSUPPORTED),
-    };
-    let (types, mut rest) = match (kind, s.modifiers()) {
-        (VideoKind::Set, [a, b, rest @ ..]) => ([false, signed(a)?, signed(b)?], rest),
-        (_, [d, a, b, rest @ ..]) => ([signed(d)?, signed(a)?, signed(b)?], rest),
-        _ => return Err(UNSUPPORTED),
-    };
-    let mut op =
-        VideoOp { kind, relation: 0, lanes, signed: types, saturates: false, rest: VideoRest::None };
-    if kind == VideoKind::Set {
-        let [name, others @ ..] = rest else { return Err(UNSUPPORTED) };
-        op.relation = relation(name, false)? as u8;
-        rest = others;
-    } else if let ["sat", others @ ..] = rest {
-        op.saturates = true;
-        rest = others;
-    }
-    op.rest = match rest {
-        [] => VideoRest::None,
-        ["add"] => VideoRest::Add,
-        ["min"] if lanes == 1 => VideoRest::Min,
-        ["max"] if lanes == 1 => VideoRest::Max,
-        _ => return Err(UNSUPPORTED),
-    };
-    // Of several numbers, `c` always stands there; it gives those that a mask leaves out, of which there are
-    // none.
-    let has_c = lanes != 1 || op.rest != VideoRest::None;
-    let operands: &[u32] = if has_c { &[32, 32, 32, 32] } else { &[32, 32, 32] };
-    narrow(s, b, RareOp::Video, operands, op.encode())
-}
-
 /// A comparison to a predicate of its own; `c` is a predicate to combine the result with.
 fn comparison(
     b: &mut Builder<'_, '_>,
@@ -186,7 +138,6 @@ fn element(name: &str) -> Option<CompareType> {
 
 /// The relation, whether subnormal numbers are flushed, and how the result is combined with a predicate.
 fn manner(words: &[&str], is_float: bool) -> Result<(u8, u8, i32)> {
-    use crate::isa::types::combine;
     let [name, rest @ ..] = words else { return Err(UNSUPPORTED) };
     let (mut flags, mut combination) = (0, 0);
     for word in rest {
@@ -201,24 +152,39 @@ fn manner(words: &[&str], is_float: bool) -> Result<(u8, u8, i32)> {
     Ok((relation(name, is_float)? as u8, flags, combination))
 }
 
-/// `setp.relation.f16x2 p|q, a, b;`: of the lower halves, and of the upper ones.
+/// The relation of the lower and of the upper halves, each combined with predicate operand 3 where
+/// `combination` says so, in predicates of their own.
+fn relations<'a>(
+    s: &Statement<'a>,
+    b: &mut Builder<'a, '_>,
+    (ty, relation, flags): (CompareType, u8, u8),
+    combination: i32,
+) -> Result<[u32; 2]> {
+    let operands = if combination == 0 { 3 } else { 4 };
+    s.expect_operands(operands, operands)?;
+    let (x, y) = (b.source(s, 1, 32)?, b.source(s, 2, 32)?);
+    let (c, negated) = if combination == 0 { (0, false) } else { b.predicate_source(s, 3)? };
+    let ([x_low, x_high], [y_low, y_high]) = (halves(b, x)?, halves(b, y)?);
+    let with = (c, negated, combination);
+    let low = comparison(b, (ty, relation, flags), [x_low, y_low], with)?;
+    Ok([low, comparison(b, (ty, relation, flags), [x_high, y_high], with)?])
+}
+
+/// `setp.relation{.and|.or|.xor}{.ftz}.f16x2 p|q, a, b{, {!}c};`: of the lower halves, and of the upper ones.
 pub fn compare_pairs<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction> {
     let ty = element(s.last()).ok_or(UNSUPPORTED)?;
     let (relation, flags, combination) = manner(s.middle(), true)?;
-    if combination != 0 {
-        return Err(UNSUPPORTED);
-    }
-    s.expect_operands(3, 3)?;
     let (first, second) = b.destination_pair(s, 0)?;
     let p = b.predicate_destination(first)?;
     let q = second.map_or(Ok(PREDICATE_SINK), |scalar| b.predicate_destination(scalar))?;
-    let (x, y) = (b.source(s, 1, 32)?, b.source(s, 2, 32)?);
-    let ([x_low, x_high], [y_low, y_high]) = (halves(b, x)?, halves(b, y)?);
-    // The lower halves first, into a predicate of their own: `p` may be guarded.
-    let low = comparison(b, (ty, relation, flags), [x_low, y_low], (0, false, 0))?;
-    let high = comparison(b, (ty, relation, flags), [x_high, y_high], (0, false, 0))?;
-    b.emit_guarded(with_rows(Op::Predicate(crate::isa::PredicateOp::Move), q, &[high, high]));
-    Ok(with_rows(Op::Predicate(crate::isa::PredicateOp::Move), p, &[low, low]))
+    let [low, high] = relations(s, b, (ty, relation, flags), combination)?;
+    let mut results = [(p, low), (q, high)];
+    if s.guard.is_some_and(|(guard, _)| guard == q) {
+        results.reverse(); // the guard is written when it is not needed any more
+    }
+    let [last, first] = results.map(|(d, a)| with_rows(Op::Predicate(PredicateOp::Move), d, &[a, a]));
+    b.emit_guarded(first);
+    Ok(last)
 }
 
 /// `set.relation{.and|.or|.xor}{.ftz}.to.from d, a, b{, {!}c};`
@@ -232,15 +198,8 @@ pub fn set<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<Instruction
             _ => return Err(UNSUPPORTED),
         };
         let (relation, flags, combination) = manner(words, true)?;
-        if combination != 0 {
-            return Err(UNSUPPORTED);
-        }
-        s.expect_operands(3, 3)?;
         let d = b.destination(s, 0, 32)?;
-        let (x, y) = (b.source(s, 1, 32)?, b.source(s, 2, 32)?);
-        let ([x_low, x_high], [y_low, y_high]) = (halves(b, x)?, halves(b, y)?);
-        let low = comparison(b, (ty, relation, flags), [x_low, y_low], (0, false, 0))?;
-        let high = comparison(b, (ty, relation, flags), [x_high, y_high], (0, false, 0))?;
+        let [low, high] = relations(s, b, (ty, relation, flags), combination)?;
         let parts = [chosen(b, low, one)?, chosen(b, high, one)?];
         let a = b.list(&parts);
         return Ok(Instruction { count: 2, ..with_rows(Op::Move(MoveOp::Pack), d, &[a, 2, 4]) });
@@ -274,32 +233,41 @@ pub fn test_property<'a>(s: &Statement<'a>, b: &mut Builder<'a, '_>) -> Result<I
         true => (64, 0x7ff0_0000_0000_0000, 0x000f_ffff_ffff_ffff),
         false => (32, 0x7f80_0000u64, 0x007f_ffffu64),
     };
-    let least = mantissa + 1;
     s.expect_operands(2, 2)?;
     let (first, _) = b.destination_pair(s, 0)?;
     let d = b.predicate_destination(first)?;
     let a = b.source(s, 1, bits)?;
     let of_width = |op: IntegerOp| if wide { Op::Integer64(op) } else { Op::Integer32(op) };
     let ty = if wide { CompareType::U64 } else { CompareType::U32 };
-    // The magnitude, less something, related to a bound.
-    let (less, relation_name, bound) = match *class {
-        "finite" => (0, "lt", exponent),
-        "infinite" => (0, "eq", exponent),
-        "number" => (0, "le", exponent),
-        "notanumber" => (0, "gt", exponent),
-        "normal" => (least, "lt", exponent - least),
-        "subnormal" => (1, "lt", mantissa),
-        _ => return Err(UNSUPPORTED),
-    };
-    let mut value = a;
-    for (op, constant) in [(IntegerOp::And, exponent | mantissa), (IntegerOp::Sub, less)] {
-        let class = if wide { Class::Bits64 } else { Class::Bits32 };
-        let row = b.register(class)?.index;
+    let mut computed = |op: IntegerOp, value: u32, constant: u64| -> Result<u32> {
+        let row = b.register(if wide { Class::Bits64 } else { Class::Bits32 })?.index;
         let constant = b.constant(constant, wide)?;
         b.emit(with_rows(of_width(op), row, &[value, constant]));
-        value = row;
+        Ok(row)
+    };
+    let magnitude = computed(IntegerOp::And, a, exponent | mantissa)?;
+    // Of 0, all bits.
+    let less_one = match *class {
+        "normal" | "subnormal" => computed(IntegerOp::Sub, magnitude, 1)?,
+        _ => magnitude,
+    };
+    let (value, name, bound) = match *class {
+        "finite" | "normal" => (magnitude, "lt", exponent),
+        "infinite" => (magnitude, "eq", exponent),
+        "number" => (magnitude, "le", exponent),
+        "notanumber" => (magnitude, "gt", exponent),
+        "subnormal" => (less_one, "lt", mantissa),
+        _ => return Err(UNSUPPORTED),
+    };
+    let sources = [value, b.constant(bound, wide)?];
+    let mut instruction = with_rows(Op::Compare(ty), d, &[sources[0], sources[1], 0, PREDICATE_SINK]);
+    instruction.count = relation(name, false)? as u8;
+    if *class == "normal" {
+        // Those that are not subnormal: 0 counts as normal.
+        let least = b.constant(mantissa, wide)?;
+        instruction.c = comparison(b, (ty, Relation::Lt as u8, 0), [less_one, least], (0, false, 0))?;
+        instruction.flags = FLAG_NEGATE_SOURCE;
+        instruction.immediate = combine::AND;
     }
-    let bound = b.constant(bound, wide)?;
-    let count = relation(relation_name, false)? as u8;
-    Ok(Instruction { count, ..with_rows(Op::Compare(ty), d, &[value, bound, 0, PREDICATE_SINK]) })
+    Ok(instruction)
 }

@@ -311,7 +311,7 @@ impl Transfer {
 /// are clamped. The types of f16 are those of D and C alone.
 fn product(words: &[&str]) -> Option<([MatrixType; 4], Rounding, bool)> {
     let (clamps, words) = match words {
-        [rest @ .., "satfinite"] => (true, rest),
+        [rest @ .., "satfinite"] | ["satfinite", rest @ ..] => (true, rest),
         rest => (false, rest),
     };
     let (round, words) = match words {

@@ -23,6 +23,8 @@ pub enum IntegerOp {
     MadHighUnsigned,
     /// Upper half of the signed product, plus `c`.
     MadHighSigned,
+    /// Upper half of the signed product, plus `c`, clamped to the type's range.
+    MadHighSaturating,
     /// Unsigned product of twice the width, plus `c`.
     MadWideUnsigned,
     /// Signed product of twice the width, plus `c`.
@@ -133,6 +135,8 @@ pub enum IntegerOp {
     Mad24HighUnsigned,
     /// The same of signed ones.
     Mad24HighSigned,
+    /// The same, clamped to the type's range.
+    Mad24HighSaturating,
     /// Signed minimum, at least 0.
     MinRelu,
     /// Signed maximum, at least 0.

@@ -14,6 +14,7 @@ pub mod steps;
 mod swaps;
 mod touches;
 pub mod types;
+mod video;
 
 pub use arithmetic::{CarryOp, FloatOp, IntegerOp};
 pub use assigned::{Touch, Watch};
@@ -26,10 +27,11 @@ pub use op::{
     AsyncCopyOp, AtomicOp, BarrierOp, Builtin, MatrixOp, MoveOp, Op, PredicateOp, ReduxOp, ShuffleOp,
     VoteOp,
 };
-pub use rare::{RareOp, VideoKind, VideoOp, VideoRest};
+pub use rare::RareOp;
 pub use swaps::expected_loads;
 pub use touches::Touches;
 pub use types::{ATOMIC_SPACES, AtomicType, CompareType, ConvertType, Relation, Rounding};
+pub use video::{VideoKind, VideoOp, VideoProduct, VideoRest};
 
 /// Predicate that is always true, also the guard of an unguarded instruction.
 pub const PREDICATE_TRUE: u32 = 0;
@@ -56,10 +58,16 @@ pub const FLAG_WIDE_ADDRESS: u8 = 4;
 pub const FLAG_VARIANT: u8 = 8;
 /// `.xorsign.abs` of a minimum or maximum.
 pub const FLAG_XOR_SIGN: u8 = 16;
+/// `.satfinite` of a conversion: what is too large becomes the largest number.
+pub const FLAG_FINITE: u8 = 16;
+/// `.oob` of a fused multiply-add: the NaN that a tensor copy fills with counts as a result of 0.
+pub const FLAG_OUT_OF_BOUNDS: u8 = 16;
 /// The transposing form of a matrix load or store.
 pub const FLAG_TRANSPOSE: u8 = 8;
 /// A shared address is generic, not an offset in shared memory.
 pub const FLAG_GENERIC: u8 = 8;
+/// In operand `e` of a matrix load or store: the address is generic, of shared memory.
+pub const MATRIX_GENERIC: u32 = 1;
 /// A load, store or atomic operation is meant to meet those of others: `volatile`, `relaxed` and stronger.
 pub const FLAG_STRONG: u8 = 1;
 /// An `acquire` that needs no fence.

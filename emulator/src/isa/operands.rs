@@ -225,13 +225,14 @@ fn integer(
         I::ShiftLeft | I::ShiftRightUnsigned | I::ShiftRightSigned => [one, one, 1, 0, 0],
         I::MulWideUnsigned | I::MulWideSigned => [two, one, one, 0, 0],
         I::MadWideUnsigned | I::MadWideSigned => [two, one, one, two, 0],
-        I::Mad | I::MadHighUnsigned | I::MadHighSigned => [one, one, one, one, 0],
+        I::Mad | I::MadHighUnsigned | I::MadHighSigned | I::MadHighSaturating => [one, one, one, one, 0],
+        I::SadUnsigned | I::SadSigned => [one, one, one, one, 0],
         I::FieldExtractUnsigned | I::FieldExtractSigned => [one, one, 1, 1, 0],
         I::FieldInsert => [one, one, one, 1, 1],
         I::SelectBySign | I::SelectByFloat => [one, one, one, 1, 0],
-        I::Permute | I::PermuteByTable | I::Logic3 | I::SadUnsigned | I::SadSigned => [1, 1, 1, 1, 0],
-        I::DotBytes | I::DotHalves => [1, 1, 1, 1, 0],
+        I::Permute | I::PermuteByTable | I::Logic3 | I::DotBytes | I::DotHalves => [1, 1, 1, 1, 0],
         I::Mad24Unsigned | I::Mad24Signed | I::Mad24HighUnsigned | I::Mad24HighSigned => [1, 1, 1, 1, 0],
+        I::Mad24HighSaturating => [1, 1, 1, 1, 0],
         I::FunnelLeftWrap | I::FunnelLeftClamp | I::FunnelRightWrap | I::FunnelRightClamp => {
             [1, 1, 1, 1, 0]
         }

@@ -2,7 +2,7 @@
 
 use super::{
     AtomicType, FLAG_OPTIONAL, FloatOp, Instruction, IntegerOp, MatrixOp, MatrixShape, MbarrierOp, Op,
-    Rounding, WgmmaOp, WgmmaShape,
+    RareOp, Rounding, WgmmaOp, WgmmaShape,
 };
 
 /// Products of a matrix instruction, of any type but those for which there are vectors, for each step: such
@@ -15,15 +15,29 @@ const WARPGROUP_PRODUCTS: usize = 6;
 pub fn beside(i: &Instruction) -> u16 {
     match i.op {
         Op::Float32(FloatOp::Sin | FloatOp::Cos | FloatOp::Tanh | FloatOp::Lg2) => 8,
-        Op::Float32(_) if Rounding::ALL.get(usize::from(i.count)) != Some(&Rounding::NearestEven) => 4,
+        Op::Float32(op) | Op::Float64(op) if i.count != Rounding::NearestEven as u8 => match op {
+            FloatOp::Sqrt | FloatOp::Div | FloatOp::Rcp => 40,
+            _ => 28,
+        },
+        Op::Float32(FloatOp::Min | FloatOp::Max) if i.flags != 0 => 3,
+        Op::Integer32(
+            IntegerOp::Logic3
+            | IntegerOp::Permute
+            | IntegerOp::PermuteByTable
+            | IntegerOp::DotBytes
+            | IntegerOp::DotHalves,
+        ) => 4,
         Op::Integer64(
             IntegerOp::DivUnsigned
             | IntegerOp::DivSigned
             | IntegerOp::RemUnsigned
             | IntegerOp::RemSigned,
         ) => 2,
-        Op::Half(_) | Op::Bfloat(_) | Op::HalfPair(_) | Op::BfloatPair(_) => 32,
+        Op::Half(_) | Op::Bfloat(_) | Op::HalfPair(_) | Op::BfloatPair(_) => 48,
         Op::Convert => 8,
+        // The nearest numbers have a loop of their own.
+        Op::ConvertPairHalf | Op::ConvertPairBfloat if i.flags != 0 || i.count != 0 => 12,
+        Op::Rare(RareOp::Fp8FromSingles | RareOp::Fp8FromHalves) => 192,
         Op::Rare(_) => 64,
         Op::Carry(_) | Op::MapAddress | Op::BlockRank | Op::IsOwnShared | Op::IsConstant => 4,
         Op::StackAllocate | Op::StackSave | Op::StackRestore => 4,

@@ -191,3 +191,13 @@ impl AtomicType {
 
 /// Spaces of an atomic operation, in the `e` of its instruction.
 pub const ATOMIC_SPACES: [Space; 4] = [Space::Generic, Space::Global, Space::Shared, Space::Cluster];
+
+/// How [`super::Op::ConvertTf32`] rounds.
+pub mod tf32 {
+    /// To the nearest number, and in the middle away from 0.
+    pub const AWAY: i32 = 0;
+    /// To the nearest number, and in the middle to the even one.
+    pub const EVEN: i32 = 1;
+    /// Towards 0.
+    pub const ZERO: i32 = 2;
+}

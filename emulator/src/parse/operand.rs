@@ -32,6 +32,8 @@ pub enum Operand<'a> {
     Scalar(Scalar<'a>),
     /// `!p`.
     Negated(Scalar<'a>),
+    /// `-a`, of a register.
+    Minus(Scalar<'a>),
     /// `p|q`.
     Pair(Scalar<'a>, Scalar<'a>),
     /// `{a, b}`.
@@ -49,6 +51,10 @@ const MAX_VECTOR: usize = 256;
 pub fn read<'a>(cursor: &mut Cursor<'a>, scopes: &Scopes<'a>) -> Result<Operand<'a>, ParseError> {
     if cursor.accept(b'!') {
         return Ok(Operand::Negated(scalar(cursor, scopes)?));
+    }
+    if cursor.is_mark(b'-') && cursor.peek_ahead(1).kind == Kind::Word {
+        cursor.next();
+        return Ok(Operand::Minus(scalar(cursor, scopes)?));
     }
     if cursor.is_mark(b'{') {
         return Ok(Operand::Vector(vector(cursor, scopes)?));

@@ -129,6 +129,10 @@ fn integers() -> Vec<Program> {
         "mad24.hi.u32 {d}, {a}, {b}, {c};",
         "mad.lo.s32 {d}, {a}, {b}, {c};",
         "mad.hi.u32 {d}, {a}, {b}, {c};",
+        "mad.hi.sat.s32 {d}, {a}, {b}, {c};",
+        "mad24.hi.sat.s32 {d}, {a}, {b}, {c};",
+        "rem.u32 {d}, {a}, {b};",
+        "rem.s32 {d}, {a}, {b};",
         "sad.s32 {d}, {a}, {b}, {c};",
         "min.s32 {d}, {a}, {b};",
         "max.u32 {d}, {a}, {b};",
@@ -203,7 +207,15 @@ fn integers() -> Vec<Program> {
     for template in ["setp.lt.s32 {d}, {a}, {b};", "setp.hi.u32 {d}, {a}, {b};"] {
         programs.push(expression(template, 1, &[word, word]));
     }
+    programs.push(expression("sad.s64 {d}, {a}, {b}, {c};", 64, &[long, long, long]));
+    programs.push(expression("rem.s64 {d}, {a}, {b};", 64, &[long, long]));
+    programs.push(expression("sad.u16 {d}, {a}, {b}, {c};", 16, &[Column::Bits(16); 3]));
     programs.push(expression("selp.b32 {d}, {a}, {b}, {c};", 32, &[word, word, Column::Flag]));
+    programs.push(expression(
+        "lop3.or.b32 {d}|%p9, {a}, {b}, 0x55, 0x1e, {c}; selp.b32 %r2, 1, 0, %p9; xor.b32 {d}, {d}, %r2;",
+        32,
+        &[word, word, Column::Flag],
+    ));
     for template in [
         "add.u16x2 {d}, {a}, {b};",
         "min.s16x2 {d}, {a}, {b};",
@@ -212,6 +224,45 @@ fn integers() -> Vec<Program> {
         "max.relu.s16x2 {d}, {a}, {b};",
     ] {
         programs.push(Program { arch: Arch::Sm90a, ..expression(template, 32, &[word, word]) });
+    }
+    programs
+}
+
+/// Video instructions, where `ptxas` makes of them what PTX says: what it clamps, shifts back, compares with `c` or puts
+/// into an upper half are for single numbers something else on a GPU that does not have them.
+fn video() -> Vec<Program> {
+    let word = Column::Bits(32);
+    let mut programs = Vec::new();
+    for name in ["vadd", "vsub", "vabsdiff", "vmin", "vmax"] {
+        for operands in [
+            ".s32.u32.s32 {d}, {a}.b3, {b}.h0;",
+            ".u32.s32.u32.add {d}, {a}, {b}.b1, {c};",
+            ".s32.s32.s32 {d}.b2, {a}.h1, {b}, {c};",
+        ] {
+            programs.push(expression(&format!("{name}{operands}"), 32, &[word, word, word]));
+        }
+    }
+    for name in ["vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax"] {
+        for operands in [
+            "2.s32.u32.s32.sat {d}, {a}, {b}, {c};",
+            "2.u32.s32.s32.add {d}.h1, {a}.h13, {b}.h02, {c};",
+            "4.u32.s32.u32.sat {d}.b310, {a}.b1357, {b}, {c};",
+            "4.s32.u32.u32.add {d}.b20, {a}, {b}.b0246, {c};",
+        ] {
+            programs.push(expression(&format!("{name}{operands}"), 32, &[word, word, word]));
+        }
+    }
+    for template in [
+        "vset.s32.u32.lt.add {d}, {a}.b1, {b}.h1, {c};",
+        "vset4.u32.s32.ge {d}.b31, {a}.b7531, {b}, {c};",
+        "vshl.u32.s32.u32.clamp {d}, {a}, {b}.b0;",
+        "vshr.s32.s32.u32.wrap.add {d}, {a}, {b}, {c};",
+        "vmad.u32.u32.u32 {d}, {a}, {b}, {c};",
+        "vmad.s32.s32.u32 {d}, -{a}.h1, {b}.b2, {c};",
+        "vmad.s32.u32.s32 {d}, {a}, {b}, -{c};",
+        "vmad.s32.s32.s32.po {d}, {a}.b0, {b}.b3, {c};",
+    ] {
+        programs.push(expression(template, 32, &[word, word, word]));
     }
     programs
 }
@@ -255,8 +306,61 @@ fn floats() -> Vec<Program> {
     }
     programs.push(expression("fma.rn.f64 {d}, {a}, {b}, {c};", 64, &[double, double, double]));
     programs.push(expression("sqrt.rn.f64 {d}, {a};", 64, &[double]));
-    let start = programs.len() - 5;
-    programs[start..].iter_mut().for_each(|program| program.tolerance = Tolerance::NanF64);
+    for mode in ["rz", "rm", "rp"] {
+        for name in ["add", "sub", "mul", "div"] {
+            programs.push(expression(
+                &format!("{name}.{mode}.f64 {{d}}, {{a}}, {{b}};"),
+                64,
+                &[double; 2],
+            ));
+        }
+        programs.push(expression(
+            &format!("fma.{mode}.f64 {{d}}, {{a}}, {{b}}, {{c}};"),
+            64,
+            &[double; 3],
+        ));
+        for name in ["rcp", "sqrt"] {
+            programs.push(expression(&format!("{name}.{mode}.f64 {{d}}, {{a}};"), 64, &[double]));
+        }
+    }
+    let is_double = |program: &&mut Program| program.name.contains("f64");
+    programs.iter_mut().filter(is_double).for_each(|program| program.tolerance = Tolerance::NanF64);
+    for mode in ["rz", "rm", "rp"] {
+        programs.push(expression(&format!("div.{mode}.f32 {{d}}, {{a}}, {{b}};"), 32, &[single; 2]));
+        programs.push(expression(
+            &format!("fma.{mode}.ftz.f32 {{d}}, {{a}}, {{b}}, {{c}};"),
+            32,
+            &[single; 3],
+        ));
+        programs.push(expression(&format!("sqrt.{mode}.f32 {{d}}, {{a}};"), 32, &[single]));
+    }
+    programs.push(expression("testp.normal.f32 {d}, {a};", 1, &[single]));
+    programs.push(expression("testp.subnormal.f32 {d}, {a};", 1, &[single]));
+    programs.push(expression("testp.normal.f64 {d}, {a};", 1, &[double]));
+    let half = Column::Bits(16);
+    for template in [
+        "neg.f16 {d}, {a};",
+        "abs.ftz.f16 {d}, {a};",
+        "neg.bf16 {d}, {a};",
+        "fma.rn.relu.f16 {d}, {a}, {b}, {c};",
+        "fma.rn.relu.bf16 {d}, {a}, {b}, {c};",
+    ] {
+        let sources = if template.contains("{c}") { 3 } else { 1 };
+        programs.push(expression(template, 16, &[half; 3][..sources]));
+    }
+    for template in ["setp.lt.ftz.f16 {d}, {a}, {b};", "setp.geu.ftz.f16 {d}, {a}, {b};"] {
+        programs.push(expression(template, 1, &[half, half]));
+    }
+    // Of every NaN that there is the emulator and a GPU have to agree which one counts for nothing.
+    for (ty, one) in [("f16", 0x3c00), ("bf16", 0x3f80)] {
+        let sign = "mov.u16 %h8, 0x8000; and.b16 %h8, {a}, %h8;";
+        let template = format!(
+            "{sign} cvt.u16.u32 {{d}}, %row; or.b16 {{d}}, {{d}}, 0x7c00; or.b16 {{d}}, {{d}}, %h8; mov.b16 %h7, {one};\n\
+             fma.rn.oob.{ty} %h6, {{d}}, %h7, %h7; fma.rn.oob.relu.{ty} %h5, %h7, {{d}}, {{a}};\n\
+             fma.rn.oob.{ty} {{d}}, %h7, %h7, {{d}}; xor.b16 {{d}}, {{d}}, %h6; xor.b16 {{d}}, {{d}}, %h5;"
+        );
+        programs.push(Program { arch: Arch::Sm90a, ..expression(&template, 16, &[half]) });
+    }
     let pair = Column::Pair;
     for template in ["add.rn.f16x2 {d}, {a}, {b};", "mul.rn.f16x2 {d}, {a}, {b};"] {
         programs.push(expression(template, 32, &[pair, pair]));
@@ -314,16 +418,29 @@ fn conversions() -> Vec<Program> {
         "cvt.rn.bf16.f32 {d}, {a};",
         "cvt.rz.bf16.f32 {d}, {a};",
         "cvt.rn.relu.bf16.f32 {d}, {a};",
+        "cvt.rn.satfinite.f16.f32 {d}, {a};",
+        "cvt.rz.relu.satfinite.f16.f32 {d}, {a};",
+        "cvt.rn.satfinite.bf16.f32 {d}, {a};",
     ] {
         programs.push(expression(template, 16, &[Column::Single]));
     }
-    for template in ["cvt.rn.f16x2.f32 {d}, {a}, {b};", "cvt.rn.bf16x2.f32 {d}, {a}, {b};"] {
+    for template in [
+        "cvt.rn.f16x2.f32 {d}, {a}, {b};",
+        "cvt.rn.bf16x2.f32 {d}, {a}, {b};",
+        "cvt.rn.satfinite.relu.bf16x2.f32 {d}, {a}, {b};",
+    ] {
         programs.push(expression(template, 32, &[Column::Single, Column::Single]));
     }
     // PTX names no payload of a NaN of tf32.
     let tf32 = |template| expression(template, 32, &[Column::Single]).within(0.0, 0.0);
     programs.push(tf32("cvt.rna.tf32.f32 {d}, {a};"));
-    for template in ["cvt.rn.tf32.f32 {d}, {a};", "cvt.rz.tf32.f32 {d}, {a};"] {
+    programs.push(tf32("cvt.rna.satfinite.tf32.f32 {d}, {a};"));
+    for template in [
+        "cvt.rn.tf32.f32 {d}, {a};",
+        "cvt.rz.tf32.f32 {d}, {a};",
+        "cvt.rn.relu.tf32.f32 {d}, {a};",
+        "cvt.rz.relu.tf32.f32 {d}, {a};",
+    ] {
         programs.push(Program { arch: Arch::Sm90a, ..tf32(template) });
     }
     programs.push(expression("cvt.f32.f16 {d}, {a};", 32, &[Column::Bits(16)]));
@@ -334,6 +451,10 @@ fn conversions() -> Vec<Program> {
         programs.push(expression(template, 32, &[Column::Bits(64)]));
     }
     programs.push(expression("cvt.rn.f32.f64 {d}, {a};", 32, &[Column::Double]));
+    programs.push(expression("cvt.rp.f16.f64 {d}, {a};", 16, &[Column::Double]));
+    programs.push(expression("cvt.rn.sat.f64.s32 {d}, {a};", 64, &[Column::Bits(32)]));
+    programs.push(expression("cvt.sat.f64.f32 {d}, {a};", 64, &[Column::Single]));
+    programs.push(expression("cvt.f32.f32 {d}, {a};", 32, &[Column::Single]));
     programs.push(expression("cvt.f64.f32 {d}, {a};", 64, &[Column::Single]));
     programs.last_mut().expect("one was added").tolerance = Tolerance::NanF64;
     programs.push(expression("cvt.sat.s8.s32 {d}, {a};", 32, &[Column::Bits(32)]));
@@ -342,5 +463,5 @@ fn conversions() -> Vec<Program> {
 }
 
 pub fn programs() -> Vec<Program> {
-    [integers(), floats(), approximations(), conversions()].concat()
+    [integers(), video(), floats(), approximations(), conversions()].concat()
 }

@@ -51,6 +51,11 @@ fn computes(op: Op) -> bool {
             | Op::ConvertHalfToF32
             | Op::ConvertTf32
             | Op::Carry(_)
+            | Op::Rare(_)
+            | Op::MapAddress
+            | Op::BlockRank
+            | Op::IsConstant
+            | Op::IsOwnShared
             | Op::FragmentPlace
     )
 }

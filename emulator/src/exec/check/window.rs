@@ -49,6 +49,14 @@ pub fn addresses(warp: &Warp, i: &Instruction) -> Addresses {
     out
 }
 
+/// A generic address of shared memory as one of the block's own; another one is beyond all that there is.
+pub fn own_shared(address: u64) -> u64 {
+    match Space::of_address(address) {
+        Some(Space::Shared) => address - Space::Shared.window(),
+        _ => address,
+    }
+}
+
 /// Memory of one space before the lanes' offsets are checked.
 struct Extent {
     data: *mut u8,

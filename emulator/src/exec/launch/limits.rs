@@ -25,6 +25,8 @@ enum Need {
     Sm72,
     Sm75,
     Sm80,
+    Sm86,
+    Sm89,
     Sm90,
     Sm90a,
     Sm100,
@@ -37,6 +39,8 @@ impl Need {
             Need::Sm72 => target != "sm_70",
             Need::Sm75 => !matches!(target, "sm_70" | "sm_72"),
             Need::Sm80 => !matches!(target, "sm_70" | "sm_72" | "sm_75"),
+            Need::Sm86 => Need::Sm80.is_met(target) && target != "sm_80",
+            Need::Sm89 => target == "sm_89" || Need::Sm90.is_met(target),
             Need::Sm90 => matches!(target, "sm_90" | "sm_90a"),
             Need::Sm90a => target == "sm_90a",
             Need::Sm100 => false,
@@ -49,6 +53,8 @@ impl Need {
             Need::Sm72 => "sm_72 or newer",
             Need::Sm75 => "sm_75 or newer",
             Need::Sm80 => "sm_80 or newer",
+            Need::Sm86 => "sm_86 or newer",
+            Need::Sm89 => "sm_89 or newer",
             Need::Sm90 => "sm_90 or newer",
             Need::Sm90a => "sm_90a",
             Need::Sm100 => "sm_100 or newer",
@@ -131,17 +137,27 @@ fn need(text: &str) -> Option<Need> {
     let of_bfloats = words.last().is_some_and(is_bfloat);
     let of_cluster = has("cluster") || has("shared::cluster");
     let is_new = match words[0] {
-        "wgmma" | "setmaxnreg" | "tensormap" => return Some(Need::Sm90a),
+        "wgmma" | "setmaxnreg" => return Some(Need::Sm90a),
+        "tensormap" if has("replace") => return Some(Need::Sm90a),
         "ld" | "st" if (has("v8") && bits(&words) == 32) || (has("v4") && bits(&words) == 64) => {
             return Some(Need::Sm100);
         }
-        "elect" | "griddepcontrol" | "mapa" | "getctarank" | "stmatrix" | "multimem" => true,
+        "cvt" | "mma" if words.iter().any(|word| is_byte_float(word)) => return Some(Need::Sm89),
+        "elect" | "griddepcontrol" | "mapa" | "getctarank" | "stmatrix" | "multimem" | "tensormap" => {
+            true
+        }
         "barrier" => has("cluster"),
-        "fence" => of_cluster || has("mbarrier_init") || (has("proxy") && has("async")),
+        "fence" => {
+            of_cluster
+                || has("mbarrier_init")
+                || has("tensormap::generic")
+                || (has("proxy") && has("async"))
+        }
         "mbarrier" => {
             let counts = (has("arrive") || has("arrive_drop")) && operands.matches(',').count() > 1;
             let with_bytes = has("expect_tx") || has("complete_tx");
-            of_cluster || with_bytes || has("try_wait") || (counts && !has("noComplete"))
+            let is_new = has("try_wait") || has("relaxed");
+            of_cluster || with_bytes || is_new || (counts && !has("noComplete"))
         }
         "cp" => has("bulk"),
         "prefetch" => has("tensormap"),
@@ -150,14 +166,22 @@ fn need(text: &str) -> Option<Need> {
             let is_vector = ["v2", "v4", "v8", "b128"].iter().any(|word| has(word));
             of_cluster || has("async") || is_vector || of_bfloats
         }
+        "add" | "min" | "max" if has("u16x2") || has("s16x2") || (has("relu") && has("s32")) => true,
         "add" | "sub" | "mul" | "ex2" | "tanh" | "setp" => of_bfloats,
+        "set" => words[1..].iter().any(is_bfloat),
+        "fma" => has("oob"),
+        "mma" => has("f64") && !has("m8n8k4"),
         "cvt" => match words[1..] {
+            [.., "ftz", "f32", "bf16"] | ["rn" | "rz", .., "tf32", "f32"] => true,
             [.., "bf16" | "bf16x2", "f32"] | [.., "f32", "bf16"] => false,
             [.., to, from] => is_bfloat(&to) || is_bfloat(&from),
             _ => false,
         },
         "mov" => {
             let word = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '%'));
+            if operands.split(word).any(|name| name.starts_with("%reserved_smem_offset_")) {
+                return Some(Need::Sm80);
+            }
             operands.split(word).any(|name| CLUSTER_REGISTERS.contains(&name))
         }
         _ => false,
@@ -183,20 +207,28 @@ fn need_behind_volta(words: &[&str]) -> Option<Need> {
         "mma" if has("sp") => Some(Need::Sm80),
         "mma" => match words.iter().find(|word| word.starts_with('m') && word.len() > 3) {
             Some(&"m8n8k4") if has("f16") && !has("f64") => None,
+            Some(&"m8n8k128") if has("and") => Some(Need::Sm80),
             Some(&"m8n8k16" | &"m8n8k32" | &"m8n8k128") => Some(Need::Sm75),
             Some(&"m16n8k8") if !of_bfloats && !has("tf32") => Some(Need::Sm75),
             _ => Some(Need::Sm80),
         },
         "cp" | "mbarrier" | "redux" | "createpolicy" | "discard" | "applypriority" => Some(Need::Sm80),
-        "min" | "max" if of_halves || has("NaN") || has("xorsign") => Some(Need::Sm80),
+        "min" | "max" if has("xorsign") => Some(Need::Sm86),
+        "min" | "max" if of_halves || has("NaN") => Some(Need::Sm80),
         "ex2" if of_halves => Some(Need::Sm75),
         "fma" if has("relu") => Some(Need::Sm80),
-        "cvt" if has("tf32") || has("relu") || words[1..] == ["rn", "f16x2", "f32"] => Some(Need::Sm80),
-        _ if has("L2::cache_hint") => Some(Need::Sm80),
+        "cvt" if has("tf32") || has("relu") || words.ends_with(&["f16x2", "f32"]) => Some(Need::Sm80),
+        _ if has("L2::cache_hint") || has("L2::256B") => Some(Need::Sm80),
+        "prefetch" if words[1..].iter().any(|word| word.starts_with("L2::")) => Some(Need::Sm80),
         // What moves 16 bits as they are is of every target.
         "mov" | "ld" | "st" | "selp" => None,
         _ => of_bfloats.then_some(Need::Sm80),
     }
+}
+
+/// Whether a type is one of floats of 8 bits.
+fn is_byte_float(name: &str) -> bool {
+    matches!(name, "e4m3" | "e5m2" | "e4m3x2" | "e5m2x2")
 }
 
 /// The opcode of an instruction behind its guard, and its operands.

@@ -1,7 +1,7 @@
 //! Comparisons.
 
 use crate::exec::values::float::flush;
-use crate::exec::values::half::{Bfloat, Half};
+use crate::exec::values::half::{Bfloat, Half, flush16};
 use crate::exec::values::map::{Element, test2};
 use crate::exec::values::registers::Registers;
 use crate::isa::types::combine;
@@ -21,6 +21,9 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, ty: CompareType) {
         CompareType::F32 if i.has(FLAG_FTZ) => partial(r, i, relation, flush),
         CompareType::F32 => partial(r, i, relation, |value: f32| value),
         CompareType::F64 => partial(r, i, relation, |value: f64| value),
+        CompareType::F16 if i.has(FLAG_FTZ) => {
+            partial(r, i, relation, |value: Half| flush16(value).to_f32())
+        }
         CompareType::F16 => partial(r, i, relation, |value: Half| value.to_f32()),
         CompareType::Bf16 => partial(r, i, relation, |value: Bfloat| value.to_f32()),
     };

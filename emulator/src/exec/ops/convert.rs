@@ -8,7 +8,10 @@ use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::exec::values::map::{map1, map2};
 use crate::exec::values::registers::{LANES, Registers};
 use crate::exec::values::rounding::{direct32, direct64};
-use crate::isa::{ConvertType, FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, Instruction, Op, Rounding};
+use crate::isa::types::tf32;
+use crate::isa::{
+    ConvertType, FLAG_FINITE, FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, Instruction, Op, Rounding,
+};
 
 /// Every conversion.
 #[inline(always)]
@@ -28,39 +31,42 @@ pub fn run(r: &mut Registers, i: &Instruction, m: u32, op: Op) {
 }
 
 /// 10 of the 23 bits of f32. What is cut off rounds by what is added first, of which the carry stays: half of
-/// it, away from 0 in the middle; or less, where the last bit that stays is even; or nothing.
+/// it, away from 0 in the middle; or less, where the last bit that stays is even; or nothing. Then `.relu`
+/// and `.satfinite`. Away from 0 a NaN keeps its upper bits alone, and may so become infinite, as on a GPU.
 #[inline(always)]
 fn tf32(r: &mut Registers, i: &Instruction, m: u32) {
-    let (to_even, to_zero) = (i.has(FLAG_VARIANT), i.has(FLAG_SATURATE));
+    const INFINITY: u32 = 0x7f80_0000;
+    // Canonical, of the bits that the type has: the lower ones are 0 on a GPU, too.
+    let nan = canonical(f32::NAN) & !0x1fff;
+    let (relu, finite) = (i.has(FLAG_VARIANT), i.has(FLAG_FINITE));
     map1(r, i, m, |a: u32| {
-        let added = match (to_even, to_zero) {
-            (true, _) => 0xfff + (a >> 13 & 1),
-            (_, true) => 0,
+        let added = match i.immediate {
+            tf32::EVEN => 0xfff + (a >> 13 & 1),
+            tf32::ZERO => 0,
             _ => 0x1000,
         };
-        match a & 0x7fff_ffff {
-            // Canonical, of the bits that the type has: the lower ones are 0 on a GPU, too.
-            0x7f80_0001.. => canonical(f32::NAN) & !0x1fff,
-            _ => a.wrapping_add(added) & !0x1fff,
+        let (sign, size) = (a & 1 << 31, a & !(1 << 31));
+        match size.wrapping_add(added) & !0x1fff {
+            _ if size > INFINITY && i.immediate == tf32::AWAY && !finite => a & !0x1fff,
+            _ if size > INFINITY => nan,
+            _ if relu && sign != 0 => 0,
+            INFINITY.. if finite => sign | (INFINITY - 0x2000),
+            rounded => sign | rounded,
         }
     });
 }
 
 #[inline(always)]
 fn pair<T: Format>(r: &mut Registers, i: &Instruction, m: u32) {
-    if i.count == Rounding::NearestEven as u8 && !i.has(FLAG_VARIANT) {
+    if i.count == Rounding::NearestEven as u8 && i.flags & (FLAG_VARIANT | FLAG_FINITE) == 0 {
         map2(r, i, m, |high: f32, low: f32| {
             u32::from(T::from_f32(high).bits()) << 16 | u32::from(T::from_f32(low).bits())
         });
         return;
     }
     let rounding = Rounding::ALL[usize::from(i.count)];
-    let relu = i.has(FLAG_VARIANT);
     map2(r, i, m, |high: f32, low: f32| {
-        let one = |value: f32| {
-            let value = if relu && value <= 0.0 { 0.0 } else { value };
-            u32::from(narrow::<T>(f64::from(value), rounding).bits())
-        };
+        let one = |value: f32| u32::from(narrow::<T>(f64::from(value), rounding, i.flags).bits());
         one(high) << 16 | one(low)
     });
 }
@@ -70,7 +76,7 @@ fn typed(r: &mut Registers, i: &Instruction, m: u32) {
     use ConvertType::{Bf16, F16, F32, S32, U32};
     let (from, to) = (ConvertType::ALL[i.b as usize], ConvertType::ALL[i.c as usize]);
     let rounding = Rounding::ALL[usize::from(i.count)];
-    if i.flags & (FLAG_FTZ | FLAG_SATURATE | FLAG_VARIANT) == 0 && i.immediate == 0 {
+    if i.flags & (FLAG_FTZ | FLAG_SATURATE | FLAG_VARIANT | FLAG_FINITE) == 0 && i.immediate == 0 {
         match (from, to, rounding) {
             (U32, F32, Rounding::NearestEven) => return map1(r, i, m, |a: u32| a as f32),
             (S32, F32, Rounding::NearestEven) => return map1(r, i, m, |a: i32| a as f32),
@@ -133,8 +139,9 @@ impl Job {
     }
 
     fn read(self, raw: u64) -> Exact {
-        let float =
-            |value: f32| Exact::Float(f64::from(if self.has(FLAG_FTZ) { flush(value) } else { value }));
+        // A GPU rounds to f16 what it would flush of another type.
+        let flushes = self.has(FLAG_FTZ) && self.to != ConvertType::F16;
+        let float = |value: f32| Exact::Float(f64::from(if flushes { flush(value) } else { value }));
         match self.from {
             ConvertType::U8 => Exact::Integer(i128::from(raw as u8)),
             ConvertType::S8 => Exact::Integer(i128::from(raw as i8)),
@@ -200,7 +207,8 @@ impl Job {
             ConvertType::F64 => {
                 let nearest = value as f64;
                 let order = (nearest as i128).cmp(&value);
-                direct64(nearest, order, value < 0, self.rounding).to_bits()
+                let result = direct64(nearest, order, value < 0, self.rounding);
+                if self.has(FLAG_SATURATE) { saturated(result) } else { result }.to_bits()
             }
             ConvertType::F32 => {
                 let nearest = value as f32;
@@ -219,19 +227,13 @@ impl Job {
         } else {
             value
         };
+        let keeps_nan = value.is_nan() && self.from == ConvertType::F64 && !self.has(FLAG_SATURATE);
+        let kept = || u64::from(quiet(value.to_bits()));
         match self.to {
-            ConvertType::F64 => {
-                if value.is_nan() {
-                    0x7fff_ffff_ffff_ffff
-                } else {
-                    value.to_bits()
-                }
-            }
-            ConvertType::F32
-                if value.is_nan() && self.from == ConvertType::F64 && !self.has(FLAG_SATURATE) =>
-            {
-                u64::from(quiet(value.to_bits()))
-            }
+            ConvertType::F64 if self.has(FLAG_SATURATE) => saturated(value).to_bits(),
+            ConvertType::F64 if value.is_nan() => 0x7fff_ffff_ffff_ffff,
+            ConvertType::F64 => value.to_bits(),
+            ConvertType::F32 if keeps_nan => kept(),
             ConvertType::F32 => {
                 let nearest = value as f32;
                 let order = f64::from(nearest).partial_cmp(&value).unwrap_or(std::cmp::Ordering::Equal);
@@ -239,15 +241,16 @@ impl Job {
                 let result = if self.has(FLAG_FTZ) { flush(result) } else { result };
                 u64::from(self.limit(result))
             }
+            ConvertType::F16 if keeps_nan => kept() >> 16 & 0xfc00 | kept() >> 13 & 0x3ff,
             ConvertType::F16 => u64::from(self.narrow::<Half>(value).bits()),
+            _ if keeps_nan => kept() >> 16,
             _ => u64::from(self.narrow::<Bfloat>(value).bits()),
         }
     }
 
     fn narrow<T: Format>(self, value: f64) -> T {
         let value = if self.has(FLAG_SATURATE) { saturated(value) } else { value };
-        let value = if self.has(FLAG_VARIANT) && value <= 0.0 { 0.0 } else { value };
-        narrow(value, self.rounding)
+        narrow(value, self.rounding, self.flags)
     }
 
     /// The bits of an f32 result.
@@ -290,8 +293,16 @@ fn odd_f64(value: i128) -> f64 {
     f64::from_bits(if back.abs() > value.abs() { bits - 1 } else { bits } | 1)
 }
 
-/// To a 16-bit format with any rounding.
-fn narrow<T: Format>(value: f64, rounding: Rounding) -> T {
+/// To a 16-bit format with any rounding; `.relu` and `.satfinite` as the flags say.
+fn narrow<T: Format>(value: f64, rounding: Rounding, flags: u8) -> T {
+    let value = if flags & FLAG_VARIANT != 0 && value <= 0.0 { 0.0 } else { value };
+    let rounded: T = rounded(value, rounding);
+    let is_infinite = rounded.to_f32().is_infinite();
+    // The largest number stands before infinity.
+    T::from_bits(rounded.bits() - u16::from(flags & FLAG_FINITE != 0 && is_infinite))
+}
+
+fn rounded<T: Format>(value: f64, rounding: Rounding) -> T {
     let nearest = T::from_f64(value);
     let back = f64::from(nearest.to_f32());
     let towards_zero = match rounding {

@@ -3,10 +3,10 @@
 //! Results that are NaN have one bit pattern, as on the hardware.
 
 use crate::exec::values::float::{canonical, extreme, flush, maximum, minimum, nan_or};
-use crate::exec::values::map::{map1, map2, map3};
+use crate::exec::values::map::{Element, map1, map2, map3};
 use crate::exec::values::math;
+use crate::exec::values::one_side::{self, DOUBLE, SINGLE};
 use crate::exec::values::registers::Registers;
-use crate::exec::values::rounding::{direct32, sum_to_odd};
 use crate::isa::{FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FLAG_XOR_SIGN, FloatOp, Instruction, Rounding};
 
 const NAN64: u64 = 0x7fff_ffff_ffff_ffff;
@@ -66,48 +66,40 @@ fn fused(r: &mut Registers, i: &Instruction, m: u32) {
     });
 }
 
-/// Sums and products that are not rounded to the nearest value.
+/// What is not rounded to the nearest value.
 #[inline(never)]
-fn directed(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
+fn to_one_side32(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
     let rounding = Rounding::ALL[usize::from(i.count)];
     let (ftz, sat) = (i.has(FLAG_FTZ), i.has(FLAG_SATURATE));
     let input = |value: f32| if ftz { flush(value) } else { value };
-    let one = |a: f32, b: f32, c: f32| {
-        let [a, b, c] = [a, b, c].map(|value| f64::from(input(value)));
-        // Products are exact in f64. A sum that is not has an odd last bit, far below those of f32.
-        let sum = |a: f64, b: f64| match sum_to_odd(a, b) {
-            0.0 if rounding == Rounding::Down && a.is_sign_negative() != b.is_sign_negative() => -0.0,
-            sum => sum,
-        };
-        let exact = match op {
-            FloatOp::Add => sum(a, b),
-            FloatOp::Sub => sum(a, -b),
-            FloatOp::Mul => a * b,
-            _ => sum(a * b, c),
-        };
-        let nearest = exact as f32;
-        let order = f64::from(nearest).partial_cmp(&exact).unwrap_or(std::cmp::Ordering::Equal);
-        let value = input(direct32(nearest, order, exact < 0.0, rounding));
+    by_operands(r, i, m, op, |operands: [f32; 3]| {
+        let bits = one_side::round(op, operands.map(|value| input(value).into()), SINGLE, rounding);
+        let value = input(f32::from_bits(bits as u32));
         if sat { saturate(value).to_bits() } else { canonical(value) }
-    };
-    // Squares, and products of two f32, are exact in f64: they tell on which side the nearest value lies.
-    let rooted = |a: f32| {
-        let a = input(a);
-        let (nearest, exact) =
-            if op == FloatOp::Rcp { (1.0 / a, 1.0) } else { (a.sqrt(), f64::from(a)) };
-        let back = f64::from(nearest) * f64::from(if op == FloatOp::Rcp { a } else { nearest });
-        let order = back.partial_cmp(&exact).unwrap_or(std::cmp::Ordering::Equal);
-        let order = if op == FloatOp::Rcp && a < 0.0 { order.reverse() } else { order };
-        let is_pole = a == 0.0 || a.is_infinite();
-        let value = if is_pole { nearest } else { direct32(nearest, order, nearest < 0.0, rounding) };
-        canonical(input(value))
-    };
-    if matches!(op, FloatOp::Rcp | FloatOp::Sqrt) {
-        map1(r, i, m, rooted);
-    } else if op == FloatOp::Fma {
-        map3(r, i, m, one);
-    } else {
-        map2(r, i, m, |a: f32, b: f32| one(a, b, 0.0));
+    });
+}
+
+/// The same of f64.
+#[inline(never)]
+fn to_one_side64(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
+    let rounding = Rounding::ALL[usize::from(i.count)];
+    by_operands(r, i, m, op, |operands: [f64; 3]| {
+        canonical64(f64::from_bits(one_side::round(op, operands, DOUBLE, rounding)))
+    });
+}
+
+/// As many operands as an operation has, the last of them as often as there are places.
+fn by_operands<T: Element, D: Element>(
+    r: &mut Registers,
+    i: &Instruction,
+    m: u32,
+    op: FloatOp,
+    f: impl Fn([T; 3]) -> D,
+) {
+    match op {
+        FloatOp::Fma => map3(r, i, m, |a: T, b: T, c: T| f([a, b, c])),
+        FloatOp::Rcp | FloatOp::Sqrt => map1(r, i, m, |a: T| f([a, a, a])),
+        _ => map2(r, i, m, |a: T, b: T| f([a, b, b])),
     }
 }
 
@@ -115,7 +107,7 @@ fn directed(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
 #[inline(always)]
 pub fn run32(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
     if i.count != Rounding::NearestEven as u8 {
-        return directed(r, i, m, op);
+        return to_one_side32(r, i, m, op);
     }
     match op {
         FloatOp::Add => binary(r, i, m, |a, b| a + b),
@@ -148,6 +140,9 @@ pub fn run32(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
 /// f64.
 #[inline(always)]
 pub fn run64(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
+    if i.count != Rounding::NearestEven as u8 {
+        return to_one_side64(r, i, m, op);
+    }
     match op {
         FloatOp::Add => map2(r, i, m, |a: f64, b: f64| canonical64(a + b)),
         FloatOp::Sub => map2(r, i, m, |a: f64, b: f64| canonical64(a - b)),

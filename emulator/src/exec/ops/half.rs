@@ -5,12 +5,12 @@
 //! goes through f64, rounded to odd: a small addend decides a tie from far below its last bit.
 
 use crate::exec::values::float::{extreme, flush, maximum, minimum};
-use crate::exec::values::half::{Bfloat, Format, Half};
+use crate::exec::values::half::{Bfloat, Format, Half, flush16};
 use crate::exec::values::map::{Element, map1, map2, map3};
 use crate::exec::values::math;
 use crate::exec::values::registers::Registers;
 use crate::exec::values::rounding::sum_to_odd;
-use crate::isa::{FLAG_FTZ, FLAG_SATURATE, FLAG_VARIANT, FloatOp, Instruction, Op};
+use crate::isa::{FLAG_FTZ, FLAG_OUT_OF_BOUNDS, FLAG_SATURATE, FLAG_VARIANT, FloatOp, Instruction, Op};
 
 /// Arithmetic on single values and pairs of both formats.
 #[inline(always)]
@@ -60,27 +60,21 @@ fn pair<T: Format>(r: &mut Registers, i: &Instruction, m: u32, op: FloatOp) {
     }
 }
 
-/// A subnormal f16 becomes a zero of its sign.
-fn flush16<T: Format>(value: T) -> T {
-    let bits = value.bits();
-    T::from_bits(if bits & 0x7c00 == 0 { bits & 0x8000 } else { bits })
-}
-
 #[inline(always)]
 fn apply<T: Format>(op: FloatOp, flags: u8, [a, b, c]: [T; 3]) -> T {
-    match op {
-        FloatOp::Neg => return T::from_bits(a.bits() ^ 0x8000),
-        FloatOp::Abs => return T::from_bits(a.bits() & 0x7fff),
-        _ => {}
-    }
     let ftz = flags & FLAG_FTZ != 0;
     if ftz && op != FloatOp::Ex2 {
         // Only f16 has this form of the others.
         let [a, b, c] = [a, b, c].map(flush16);
         return flush16(apply(op, flags & !FLAG_FTZ, [a, b, c]));
     }
+    if flags & FLAG_OUT_OF_BOUNDS != 0 && op == FloatOp::Fma && [a, b].iter().any(is_out_of_bounds) {
+        return T::from_bits(0);
+    }
     let (x, y, z) = (a.to_f32(), b.to_f32(), c.to_f32());
     let value = match op {
+        FloatOp::Neg => -x,
+        FloatOp::Abs => x.abs(),
         FloatOp::Add => x + y,
         FloatOp::Sub => x - y,
         FloatOp::Mul => x * y,
@@ -97,6 +91,13 @@ fn apply<T: Format>(op: FloatOp, flags: u8, [a, b, c]: [T; 3]) -> T {
     finish(T::from_f32(value), if matches!(op, FloatOp::Min | FloatOp::Max) { 0 } else { flags })
 }
 
+/// The NaN of which `.oob` makes 0, of f16 and bf16 alike and with any sign. PTX does not say which it is; of
+/// all of them a GPU takes this one.
+#[inline(always)]
+fn is_out_of_bounds<T: Format>(value: &T) -> bool {
+    value.bits() & 0x7fff == 0x7ff7
+}
+
 /// Clamping to [0, 1] and `relu`.
 #[inline(always)]
 fn finish<T: Format>(value: T, flags: u8) -> T {
@@ -104,7 +105,7 @@ fn finish<T: Format>(value: T, flags: u8) -> T {
         let x = value.to_f32();
         return T::from_f32(if x > 1.0 { 1.0 } else { maximum(x, 0.0) });
     }
-    if flags & FLAG_VARIANT != 0 && value.to_f32() < 0.0 {
+    if flags & FLAG_VARIANT != 0 && value.to_f32() <= 0.0 {
         return T::from_f32(0.0);
     }
     value

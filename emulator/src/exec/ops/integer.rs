@@ -20,14 +20,14 @@ macro_rules! common {
             IntegerOp::MadHighSigned => {
                 map3($r, $i, $m, |a: $s, b: $s, c: $u| (high!($u, $swide, a, b) as $u).wrapping_add(c))
             }
-            // The hardware gives all ones for a division by zero.
+            // The hardware gives all ones for a division by zero, the remainder too.
             IntegerOp::DivUnsigned => map2($r, $i, $m, |a: $u, b: $u| a.checked_div(b).unwrap_or(!0)),
-            IntegerOp::RemUnsigned => map2($r, $i, $m, |a: $u, b: $u| a.checked_rem(b).unwrap_or(a)),
+            IntegerOp::RemUnsigned => map2($r, $i, $m, |a: $u, b: $u| a.checked_rem(b).unwrap_or(!0)),
             IntegerOp::DivSigned => {
                 map2($r, $i, $m, |a: $s, b: $s| if b == 0 { !0 } else { a.wrapping_div(b) });
             }
             IntegerOp::RemSigned => {
-                map2($r, $i, $m, |a: $s, b: $s| if b == 0 { a } else { a.wrapping_rem(b) });
+                map2($r, $i, $m, |a: $s, b: $s| if b == 0 { !0 } else { a.wrapping_rem(b) });
             }
             IntegerOp::And => map2($r, $i, $m, |a: $u, b: $u| a & b),
             IntegerOp::Or => map2($r, $i, $m, |a: $u, b: $u| a | b),
@@ -41,6 +41,12 @@ macro_rules! common {
                 map2($r, $i, $m, |a: $u, b: u32| if b < <$u>::BITS { a >> (b % <$u>::BITS) } else { 0 });
             }
             IntegerOp::ShiftRightSigned => map2($r, $i, $m, |a: $s, b: u32| a >> b.min(<$u>::BITS - 1)),
+            IntegerOp::SadUnsigned => {
+                map3($r, $i, $m, |a: $u, b: $u, c: $u| c.wrapping_add(a.abs_diff(b)));
+            }
+            IntegerOp::SadSigned => {
+                map3($r, $i, $m, |a: $s, b: $s, c: $u| c.wrapping_add(a.abs_diff(b)));
+            }
             IntegerOp::Neg => map1($r, $i, $m, <$s>::wrapping_neg),
             IntegerOp::Abs => map1($r, $i, $m, <$s>::wrapping_abs),
             IntegerOp::MinUnsigned => map2($r, $i, $m, |a: $u, b: $u| a.min(b)),
@@ -229,10 +235,12 @@ fn only32(r: &mut Registers, i: &Instruction, m: u32, op: IntegerOp) {
         IntegerOp::Mad24HighSigned => {
             map3(r, i, m, |a: i32, b: i32, c: u32| ((signed24(a, b) >> 16) as u32).wrapping_add(c));
         }
-        IntegerOp::SadUnsigned => {
-            map3(r, i, m, |a: u32, b: u32, c: u32| c.wrapping_add(a.abs_diff(b)));
+        IntegerOp::Mad24HighSaturating => {
+            map3(r, i, m, |a: i32, b: i32, c: i32| ((signed24(a, b) >> 16) as i32).saturating_add(c));
         }
-        IntegerOp::SadSigned => map3(r, i, m, |a: i32, b: i32, c: u32| c.wrapping_add(a.abs_diff(b))),
+        IntegerOp::MadHighSaturating => {
+            map3(r, i, m, |a: i32, b: i32, c: i32| (high!(u32, i64, a, b) as i32).saturating_add(c));
+        }
         IntegerOp::DotBytes => dot(r, i, m, |a, is_signed| {
             a.to_le_bytes().map(|byte| extended(u32::from(byte), 8, is_signed))
         }),

@@ -9,13 +9,15 @@
 #[cfg(target_arch = "x86_64")]
 use super::matrix_wide as wide;
 use crate::exec::check::strong::Strength;
-use crate::exec::check::window::{Want, addresses, resolve};
+use crate::exec::check::window::{Want, addresses, own_shared, resolve};
 use crate::exec::state::context::{Context, Flow, Stop};
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::exec::values::registers::{LANES, Registers, Row, lanes};
-use crate::isa::{ATOMIC_SPACES, FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Instruction, LanePlace, MatrixOp};
+use crate::isa::{
+    ATOMIC_SPACES, FLAG_TRANSPOSE, FLAG_WIDE_ADDRESS, Instruction, LanePlace, MATRIX_GENERIC, MatrixOp,
+};
 use crate::report::FindingKind;
 use crate::shadow::global::Touch;
 use crate::space::Space;
@@ -293,8 +295,11 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
     if owners == 0 {
         return Ok(());
     }
+    let addresses = match i.e {
+        MATRIX_GENERIC => addresses(w, i).map(own_shared),
+        _ => addresses(w, i),
+    };
     let want = Want { space: Space::Shared, bytes: 16, store, goes_on: false };
-    let addresses = addresses(w, i);
     let mut window = Window::new();
     resolve(c, w, want, &addresses, owners, &mut window)?;
     let touch = if store { Touch::Write } else { Touch::Read };

@@ -21,4 +21,5 @@ pub mod rare;
 pub mod shuffle;
 pub mod sparse;
 pub mod tensor_map;
+mod video;
 pub mod volta;

@@ -1,9 +1,10 @@
 //! Operations that compilers hardly ever write, lane after lane.
 
+use super::video;
 use crate::exec::values::fp8::Fp8;
 use crate::exec::values::half::Half;
 use crate::exec::values::registers::{Registers, lanes};
-use crate::isa::{FLAG_VARIANT, Instruction, RareOp, Relation, VideoKind, VideoOp, VideoRest};
+use crate::isa::{FLAG_VARIANT, Instruction, RareOp, VideoOp, VideoProduct};
 
 /// Runs one.
 pub fn run(r: &mut Registers, i: &Instruction, m: u32, op: RareOp) {
@@ -26,7 +27,8 @@ fn narrow(i: &Instruction, op: RareOp, a: u32, b: u32, c: u32) -> u32 {
     let half = |bits: u32| Half(bits as u16).to_f32();
     match op {
         RareOp::FindNthSet => nth_set(a, b, c as i32),
-        RareOp::Video => video(VideoOp::decode(i.immediate), a, b, c),
+        RareOp::Video => video::run(VideoOp::decode(i.immediate), a, b, c),
+        RareOp::VideoMultiplyAdd => video::multiply_add(VideoProduct::decode(i.immediate), a, b, c),
         RareOp::Fp8FromSingles => eight(f32::from_bits(a)) << 8 | eight(f32::from_bits(b)),
         RareOp::Fp8FromHalves => eight(half(a >> 16)) << 8 | eight(half(a)),
         RareOp::HalvesFromFp8 => {
@@ -35,19 +37,14 @@ fn narrow(i: &Instruction, op: RareOp, a: u32, b: u32, c: u32) -> u32 {
         }
         RareOp::PackSaturated => {
             let (bits, signed) = (i.immediate as u32 & 0xff, i.immediate & 0x100 != 0);
-            let (low, high) = range(bits, signed);
+            let (low, high) = video::range(bits, signed);
             let mask = ((1u64 << bits) - 1) as u32;
-            let one = |value: u32| i64::from(value as i32).clamp(low, high) as u32 & mask;
+            let one = |value: u32| i128::from(value as i32).clamp(low, high) as u32 & mask;
             let above = if bits == 16 { 0 } else { c << (2 * bits) };
             above | one(a) << bits | one(b)
         }
         RareOp::RcpUpper | RareOp::RsqrtUpper => 0, // of 64 bits
     }
-}
-
-/// The numbers of so many bits.
-fn range(bits: u32, signed: bool) -> (i64, i64) {
-    if signed { (-(1i64 << (bits - 1)), (1i64 << (bits - 1)) - 1) } else { (0, (1i64 << bits) - 1) }
 }
 
 /// All bits set where there is none, or the bit asked for is beyond the register.
@@ -62,62 +59,6 @@ fn nth_set(mask: u32, base: u32, offset: i32) -> u32 {
         _ => (0..=base).rev().filter(is_set).nth(offset.unsigned_abs() as usize - 1),
     };
     found.unwrap_or(u32::MAX)
-}
-
-fn video(op: VideoOp, a: u32, b: u32, c: u32) -> u32 {
-    let bits = 32 / op.lanes.max(1);
-    let mask = ((1u64 << bits) - 1) as u32;
-    let [result_is_signed, a_is_signed, b_is_signed] = op.signed;
-    let number = |value: u32, signed: bool| {
-        let value = value & mask;
-        if signed { i64::from((value << (32 - bits)) as i32 >> (32 - bits)) } else { i64::from(value) }
-    };
-    let (low, high) = range(bits, result_is_signed);
-    let (mut packed, mut sum) = (0, c);
-    for lane in 0..op.lanes {
-        let shift = lane * bits;
-        let (x, y) = (number(a >> shift, a_is_signed), number(b >> shift, b_is_signed));
-        let value = match op.kind {
-            VideoKind::Add => x + y,
-            VideoKind::Sub => x - y,
-            VideoKind::AbsoluteDifference => (x - y).abs(),
-            VideoKind::Min => x.min(y),
-            VideoKind::Max => x.max(y),
-            VideoKind::Set => i64::from(match Relation::ALL[usize::from(op.relation)] {
-                Relation::Eq => x == y,
-                Relation::Ne => x != y,
-                Relation::Lt => x < y,
-                Relation::Le => x <= y,
-                Relation::Gt => x > y,
-                _ => x >= y,
-            }),
-        };
-        let value = if op.saturates { value.clamp(low, high) } else { value } as u32 & mask;
-        packed |= value << shift;
-        sum = sum.wrapping_add(number(value, result_is_signed) as u32);
-    }
-    let smaller = match result_is_signed {
-        true => (packed as i32) < c as i32,
-        false => packed < c,
-    };
-    match op.rest {
-        VideoRest::None => packed,
-        VideoRest::Add => sum,
-        VideoRest::Min => {
-            if smaller {
-                packed
-            } else {
-                c
-            }
-        }
-        VideoRest::Max => {
-            if smaller {
-                c
-            } else {
-                packed
-            }
-        }
-    }
 }
 
 /// An operation on the upper 32 bits of an f64.

@@ -1,12 +1,12 @@
 //! Tensor maps that a kernel changes: `tensormap.replace`, `tensormap.cp_fenceproxy`.
 
 use crate::exec::check::strong::Strength;
-use crate::exec::check::window::{Want, addresses, resolve};
+use crate::exec::check::window::{Want, addresses, own_shared, resolve};
 use crate::exec::state::context::{Context, Flow, Stop};
 use crate::exec::state::warp::Warp;
 use crate::exec::state::window::Window;
 use crate::exec::values::registers::{LANES, lanes};
-use crate::isa::{FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction};
+use crate::isa::{FLAG_GENERIC, FLAG_SHARED, FLAG_WIDE_ADDRESS, Instruction};
 use crate::report::FindingKind;
 use crate::shadow::global::Touch;
 use crate::space::Space;
@@ -77,20 +77,24 @@ fn write(
 
 /// `tensormap.replace`.
 pub fn replace(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32) -> Flow {
-    let space = if i.has(FLAG_SHARED) { Space::Shared } else { Space::Global };
     let addresses = addresses(w, i);
     for lane in lanes(m) {
+        let generic = i.has(FLAG_GENERIC) && Space::of_address(addresses[lane]) == Some(Space::Shared);
+        let (space, address) = match i.has(FLAG_SHARED) || generic {
+            true => (Space::Shared, if generic { own_shared(addresses[lane]) } else { addresses[lane] }),
+            false => (Space::Global, addresses[lane]),
+        };
         let value = match i.count {
             2 => w.registers.row64(i.b)[lane],
             _ => u64::from(w.registers.row32(i.b)[lane]),
         };
-        let mut words = read(c, w, lane, space, addresses[lane])?;
+        let mut words = read(c, w, lane, space, address)?;
         let field = MapField::ALL[i.e as usize % MapField::ALL.len()];
         if let Err(error) = replace_field(&mut words, field, i.c as usize, value) {
             c.report(FindingKind::InvalidTensorMap, w.pc, w.id, lane as u32, |_| error.to_string());
             return Err(Stop);
         }
-        write(c, w, lane, (space, addresses[lane]), &words)?;
+        write(c, w, lane, (space, address), &words)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ mod cluster;
 mod dependent;
 mod exchange;
 mod trace;
+mod trace_matrix;
 
 use crate::exec::actors::async_copy;
 use crate::exec::check::strong::Strength;

@@ -5,7 +5,7 @@ use super::{Next, Runner};
 use crate::exec::check::trace::{Encoding, Found, classify};
 use crate::exec::state::context::Stop;
 use crate::exec::values::registers::{LANES, Registers, lanes};
-use crate::isa::{ConvertType, FLAG_FTZ, FloatOp, Instruction, MatrixOp, Op};
+use crate::isa::{ConvertType, FLAG_FTZ, FloatOp, Instruction, MatrixOp, Op, RareOp};
 use crate::report::trace::OriginKind;
 
 /// One result in a register and what it is made of: sources by number.
@@ -57,6 +57,9 @@ fn parts(i: &Instruction) -> ([Part; 2], usize) {
             Part::new(Encoding::Bf16(16), &[(0, Encoding::F32)]),
             Part::new(Encoding::Bf16(0), &[(1, Encoding::F32)]),
         ]),
+        Op::ConvertTf32 => one(Part::new(Encoding::F32, &[(0, Encoding::F32)])),
+        // Of numbers of 8 bits, and to them, nothing that is finite becomes anything else.
+        Op::Rare(RareOp::RcpUpper | RareOp::RsqrtUpper) => one(Part::uniform(Encoding::F64, 1)),
         Op::Convert => {
             let [from, to] = [i.b, i.c].map(|ty| Encoding::of(ConvertType::ALL[ty as usize]));
             match (from, to) {
@@ -105,6 +108,8 @@ fn is_pole(i: &Instruction, operands: &[f64]) -> bool {
             FloatOp::Div => zero(operands[1]),
             _ => false,
         },
+        // Subnormal ones are flushed.
+        Op::Rare(_) => operands[0].abs() < f64::MIN_POSITIVE,
         _ => false,
     }
 }
@@ -113,10 +118,15 @@ impl Runner<'_, '_> {
     /// Runs an instruction and looks at its results.
     #[inline(never)]
     pub fn execute_traced(&mut self, i: &Instruction, m: u32) -> Result<Next, Stop> {
-        if let Op::Matrix(op) = i.op
-            && let Some(shape) = Shape::of(op)
-        {
-            return self.multiply_traced(i, m, &shape);
+        if let Op::Matrix(op) = i.op {
+            match op {
+                MatrixOp::Multiply | MatrixOp::MultiplySparse => return self.multiply_any_traced(i, m),
+                MatrixOp::MultiplyVolta => return self.multiply_volta_traced(i, m),
+                _ => {}
+            }
+            if let Some(shape) = Shape::of(op) {
+                return self.multiply_traced(i, m, &shape);
+            }
         }
         let before = Before::new(&self.warp.registers, i);
         let next = self.execute(i, m)?;
@@ -201,7 +211,7 @@ impl Shape {
             MatrixOp::M16N8K8Tf32 => (4, 2, 8, tf32),
             MatrixOp::M16N8K4Tf32 => (2, 1, 4, tf32),
             MatrixOp::LoadMatrix | MatrixOp::StoreMatrix | MatrixOp::MoveTransposed => return None,
-            // Of these nothing is traced.
+            // These have ways of their own.
             MatrixOp::Multiply | MatrixOp::MultiplySparse | MatrixOp::MultiplyVolta => return None,
             // Integers are never NaN.
             MatrixOp::M16N8K32Bytes | MatrixOp::M16N8K16Bytes | MatrixOp::M8N8K16Bytes => return None,

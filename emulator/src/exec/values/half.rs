@@ -75,6 +75,13 @@ impl Bfloat {
     }
 }
 
+/// A subnormal f16 becomes a zero of its sign.
+#[inline(always)]
+pub fn flush16<T: Format>(value: T) -> T {
+    let bits = value.bits();
+    T::from_bits(if bits & 0x7c00 == 0 { bits & 0x8000 } else { bits })
+}
+
 macro_rules! format {
     ($type:ident) => {
         impl Format for $type {

@@ -2,9 +2,9 @@
 
 use super::fp8::Fp8;
 use super::half::{Bfloat, Half};
+use super::one_side::{self, DOUBLE};
 use super::registers::Registers;
-use super::rounding::fma_to_one_side;
-use crate::isa::{MatrixType, Rounding};
+use crate::isa::{FloatOp, MatrixType, Rounding};
 
 /// An element.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,17 @@ pub enum Number {
     Double(f64),
     /// An integer, or a bit.
     Integer(i64),
+}
+
+impl Number {
+    /// As f64, which holds any of them.
+    pub fn as_f64(self) -> f64 {
+        match self {
+            Number::Single(value) => value.into(),
+            Number::Double(value) => value,
+            Number::Integer(value) => value as f64,
+        }
+    }
 }
 
 /// The value of a matrix element by its bits.
@@ -53,7 +64,7 @@ pub fn accumulate(xors: bool, rounding: Rounding, sum: Number, a: Number, b: Num
         (Number::Double(sum), Number::Double(a), Number::Double(b))
             if rounding != Rounding::NearestEven =>
         {
-            Number::Double(fma_to_one_side(a, b, sum, rounding))
+            Number::Double(f64::from_bits(one_side::round(FloatOp::Fma, [a, b, sum], DOUBLE, rounding)))
         }
         (Number::Single(sum), Number::Single(a), Number::Single(b)) => Number::Single(a.mul_add(b, sum)),
         (Number::Double(sum), Number::Double(a), Number::Double(b)) => Number::Double(a.mul_add(b, sum)),

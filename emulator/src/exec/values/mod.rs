@@ -8,5 +8,6 @@ pub mod half;
 pub mod map;
 pub mod math;
 pub mod matrix;
+pub mod one_side;
 pub mod registers;
 pub mod rounding;

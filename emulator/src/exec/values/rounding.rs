@@ -57,28 +57,3 @@ macro_rules! direct {
 
 direct!(direct32, f32);
 direct!(direct64, f64);
-
-/// `a * b + c`, rounded to one side. What the nearest value lacks is known exactly but for overflow and
-/// underflow: Boldo and Muller, Exact and Approximated Error of the FMA, IEEE Transactions on Computers 60
-/// (2011), algorithm 5.
-pub fn fma_to_one_side(a: f64, b: f64, c: f64, rounding: Rounding) -> f64 {
-    let two_sum = |x: f64, y: f64| {
-        let sum = x + y;
-        let of_y = sum - x;
-        (sum, (x - (sum - of_y)) + (y - of_y))
-    };
-    let nearest = a.mul_add(b, c);
-    if !nearest.is_finite() {
-        return nearest;
-    }
-    let product = a * b;
-    let rest = a.mul_add(b, -product);
-    let (first, first_rest) = two_sum(c, rest);
-    let (second, second_rest) = two_sum(product, first);
-    let lacking = ((second - nearest) + second_rest) + first_rest;
-    if lacking == 0.0 && nearest == 0.0 && rounding == Rounding::Down && (product != 0.0 || c != 0.0) {
-        return -0.0;
-    }
-    let order = 0.0.partial_cmp(&lacking).unwrap_or(std::cmp::Ordering::Equal);
-    direct64(nearest, order, nearest < 0.0 || (nearest == 0.0 && lacking < 0.0), rounding)
-}

@@ -3,12 +3,14 @@
 //! those of f32; of f16, two columns each.
 
 use super::multiply::WARP_ROWS;
+use crate::exec::check::trace::Found;
 use crate::exec::state::context::Context;
 use crate::exec::state::warp::Warp;
 use crate::exec::state::wgmma::Pending;
 use crate::exec::values::matrix::{Number, accumulate, bits_of, element, number};
 use crate::exec::values::registers::LANES;
 use crate::isa::{MatrixType, Rounding, WgmmaShape};
+use crate::report::trace::OriginKind;
 
 /// The opposite of a number.
 fn negative(value: Number) -> Number {
@@ -67,5 +69,33 @@ pub fn run(c: &mut Context<'_>, w: &mut Warp, pending: &Pending) {
             }
         });
         w.registers.set32(row, !0, &out);
+        if c.trace.is_none() {
+            continue;
+        }
+        for lane in 0..LANES {
+            for part in 0..1 + usize::from(packed) {
+                let value = |word: u32| number(shape.d, u64::from(word) >> (16 * part)).as_f64();
+                let result = value(out[lane]);
+                if result.is_finite() {
+                    continue;
+                }
+                let (half, column) = match packed {
+                    true => (register % 2, register / 2 * 8 + lane % 4 * 2 + part),
+                    false => (register / 2 % 2, register / 4 * 8 + lane % 4 * 2 + register % 2),
+                };
+                let line = (lane / 4 + 8 * half) * kept;
+                let a: Vec<f64> = left[line..line + kept].iter().map(|value| value.as_f64()).collect();
+                let along =
+                    |index: usize| columns.as_ref().map_or(index, |columns| columns[line + index]);
+                let b: Vec<f64> =
+                    (0..kept).map(|index| right[column * k + along(index)].as_f64()).collect();
+                let sum = if pending.accumulates { value(before[lane]) } else { 0.0 };
+                let row = (w.id as usize % 4) * WARP_ROWS + 8 * half + lane / 4;
+                let element = Some([row as u32, column as u32]);
+                let (kind, pc, warp) = (OriginKind::Overflow, pending.pc, w.id);
+                let found = Found { kind, pc, warp, lane, result, element };
+                c.trace_sum(found, &[("a", &a), ("b", &b), ("c", &[sum])]);
+            }
+        }
     }
 }

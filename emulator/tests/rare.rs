@@ -1,31 +1,17 @@
 //! Instructions that compilers hardly ever write, against plain Rust on edge and random values.
 
 mod common;
-use common::{Random, evaluate, run_clean};
+use common::{EDGES_OF_PARTS, Random, evaluate, run_clean};
 
 /// Edge values and random ones, in columns.
 fn columns(count: usize, random: &mut Random) -> Vec<Vec<u64>> {
-    let edges = [
-        0u64,
-        1,
-        0x7f,
-        0x80,
-        0xff,
-        0x7fff,
-        0x8000,
-        0xffff,
-        0x7fff_ffff,
-        0x8000_0000,
-        0xffff_ffff,
-        0x80ff_7f01,
-    ];
     let mut all: Vec<Vec<u64>> = vec![Vec::new(); count];
-    for (index, &edge) in edges.iter().enumerate() {
+    for (index, &edge) in EDGES_OF_PARTS.iter().enumerate() {
         for (column, values) in all.iter_mut().enumerate() {
             values.push(if column == 0 {
                 edge
             } else {
-                edges[(index * (column + 4) + column) % edges.len()]
+                EDGES_OF_PARTS[(index * (column + 4) + column) % EDGES_OF_PARTS.len()]
             });
         }
     }

@@ -1,29 +1,15 @@
 //! Video instructions against plain Rust, written down from what PTX says of them.
 
 mod common;
-use common::{Random, evaluate};
+use common::{EDGES_OF_PARTS, Random, evaluate};
 
 const COUNT: usize = 512;
 
 /// Bytes and halves at the edges of what they hold, and any.
 fn column(seed: u64) -> Vec<u64> {
-    let edges = [
-        0u64,
-        1,
-        0x7f,
-        0x80,
-        0xff,
-        0x7fff,
-        0x8000,
-        0xffff,
-        0x7fff_ffff,
-        0x8000_0000,
-        0xffff_ffff,
-        0x80ff_7f01,
-    ];
     let mut random = Random(seed | 1);
     let value = |_| match random.next() % 3 {
-        0 => edges[(random.next() >> 8) as usize % edges.len()],
+        0 => EDGES_OF_PARTS[(random.next() >> 8) as usize % EDGES_OF_PARTS.len()],
         1 => random.next() >> 58, // as an amount of a shift
         _ => random.next() >> 32,
     };

@@ -11,6 +11,10 @@ use ptx_emulator::{
 /// The head of every module.
 pub const HEAD: &str = ".version 7.8\n.target sm_90\n.address_size 64\n";
 
+/// Words at the edges of what their bytes, halves and all of them hold.
+pub const EDGES_OF_PARTS: [u64; 12] =
+    [0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, 0x80ff_7f01];
+
 /// A source of pseudo-random numbers.
 pub struct Random(pub u64);
 

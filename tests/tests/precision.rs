@@ -190,6 +190,7 @@ fn parts_are_right_in_all_cases() {
         (case.query_rows, case.key_rows) = (case.query_rows.max(2), case.key_rows.max(2));
         (case.batches, case.query_heads) = (case.batches.max(1), case.query_heads.max(1));
         case.key_heads = case.key_heads.max(1);
+        case.softcap = case.softcap.map(|cap| cap.max(2.0));
         if case.placement == Placement::Unaligned {
             case.placement = Placement::Packed;
         }

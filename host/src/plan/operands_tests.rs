@@ -98,6 +98,7 @@ fn the_plan_says_why_not() {
     assert_eq!(reason(&large(64).with_precision(Precision::Fma)), "fma: asked for");
     assert_eq!(reason(&fast(large(200))), "fma: head_dim 200 is above 128");
     assert_eq!(reason(&fast(large(4))), "fma: head_dim 4 is below 8");
+    assert_eq!(reason(&fast(large(64)).with_softcap(1.5)), "fma: softcap 1.5 is below 2");
     assert_eq!(reason(&fast(large(64)).with_num_splits(2)), "fma: ranges of keys are asked for");
     assert_eq!(reason(&fast(large(63))), "fma: not every row of q starts on 16 bytes");
     let little = "fma: 2508800 operations: parts would take as long to make";

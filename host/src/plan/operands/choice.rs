@@ -10,6 +10,10 @@ use kernels_gpu::abi::{Arch, Dtype, Family, KERNELS, KernelSpec, WINDOW_OPEN};
 const MOST_COLUMNS: u32 = 128;
 /// The least columns of q and k: of fewer, what parts are off by is more than what f32 rounds their sum by.
 const LEAST_COLUMNS: u32 = 8;
+/// The least cap of scores. What a gradient is multiplied by, `1 - tanh^2`, changes by `2 / cap` for
+/// each unit of a score: of smaller caps by more than the probability. What parts are off by then counts more
+/// than what lse is rounded by.
+const LEAST_CAP: f32 = 2.0;
 
 /// Keys of a query below which fused multiply-adds take no longer than making the parts does, unless parts
 /// are asked for.
@@ -84,6 +88,8 @@ fn obstacle(valid: &ValidForward, at: [DevicePointer; 4]) -> Option<String> {
         Some(format!("head_dim {columns} is above {MOST_COLUMNS}"))
     } else if valid.head_dim < LEAST_COLUMNS {
         Some(format!("head_dim {} is below {LEAST_COLUMNS}", valid.head_dim))
+    } else if let Some(cap) = problem.softcap.filter(|&cap| cap < LEAST_CAP) {
+        Some(format!("softcap {cap} is below {LEAST_CAP}"))
     } else if are_ranges {
         Some("ranges of keys are asked for".to_owned())
     } else if problem.k.elements() == 0 {

@@ -44,31 +44,21 @@ pub fn featured_case(seed: u64, id: usize) -> Case {
 /// Queries and keys of blocks that a boolean mask shows or hides together.
 const MASK_BLOCKS: [usize; 6] = [16, 48, 64, 64, 80, 128];
 
-/// Shares of pairs, or blocks of them, that a boolean mask shows.
-const MASK_DENSITIES: [f64; 9] = [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0];
-
 /// Shares of probabilities that are dropped.
 const DROPOUT_RATES: [f32; 5] = [0.001, 0.1, 0.5, 0.9, 0.999];
 
-/// Pairs that dropout leaves, of those that the masks show, and that a boolean mask shows: of fewer, the
-/// tolerance rule would compare chances. The largest error of either side is that of the few rows where a
-/// pair of a large probability is left, or that see more than one key.
+/// Pairs that dropout leaves, of those that the masks show: of fewer, the tolerance rule would compare
+/// chances. The largest error of either side is that of the few rows where a pair of a large probability is
+/// left.
 const ENOUGH_PAIRS: f64 = 256.0;
 
 /// The same with another bias where the rule cannot judge rows of a type's lowest number. Gradients come from
 /// lse, which holds nothing beside it; and what is added to that of f16 may lead out of its range, in which
 /// unfused code has its scores. Nor can it judge what little dropout leaves of small problems, of which less
-/// is dropped then, nor what little a boolean mask shows, which then shows more (nothing at all it can); nor
-/// dropout where a scale of 0 makes all probabilities of a row one number: how that one rounds, before its
-/// factor or after, is the error of the whole tensor.
+/// is dropped then, nor dropout where a scale of 0 makes all probabilities of a row one number: how that one
+/// rounds, before its factor or after, is the error of the whole tensor.
 pub fn judgeable(mut case: Case) -> Case {
-    let of_positions = visible_pairs(&case) as f64;
-    if let Some(mask) = &mut case.features.mask {
-        let enough = |&density: &f64| density == 0.0 || density * of_positions >= ENOUGH_PAIRS;
-        let larger = MASK_DENSITIES.into_iter().filter(|&larger| larger >= mask.density);
-        mask.density = larger.clone().find(enough).unwrap_or(1.0);
-    }
-    let visible = of_positions * case.features.mask.map_or(1.0, |mask| mask.density);
+    let visible = visible_pairs(&case) as f64 * case.features.mask.map_or(1.0, |mask| mask.density);
     let leaves_enough = |rate: f32| (1.0 - f64::from(rate)) * visible >= ENOUGH_PAIRS;
     case.features.dropout = case.features.dropout.map(|rate| {
         let smaller = [0.99, 0.9, 0.5].into_iter().filter(|&smaller| smaller < rate);
@@ -116,10 +106,11 @@ fn draw_bias(case: &Case, random: &mut StdRng) -> BiasFeature {
 }
 
 fn draw_mask(random: &mut StdRng) -> MaskFeature {
+    let densities = [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0];
     MaskFeature {
         dimensions: draw_dimensions(random),
         placement: draw_placement(random),
-        density: MASK_DENSITIES[random.random_range(0..MASK_DENSITIES.len())],
+        density: densities[random.random_range(0..densities.len())],
         block: 1,
         has_dead_rows: random.random_bool(0.4),
     }
@@ -220,26 +211,6 @@ mod tests {
         };
         assert_eq!(case(Mask::Causal(CausalAlignment::TopLeft)), Some(0.5));
         assert_eq!(case(Mask::Full), Some(0.99));
-    }
-
-    /// Of 24 heads of 55 queries and 8 keys a hundredth was visible: few queries saw two keys, and dq of all
-    /// others is 0.
-    #[test]
-    fn a_mask_that_shows_few_pairs_shows_more() {
-        let case = |heads, density| {
-            let (dimensions, placement) = (Dimensions::ALL, ScorePlacement::Dense);
-            let mask = MaskFeature { dimensions, placement, density, block: 1, has_dead_rows: false };
-            let features = Features { mask: Some(mask), ..Features::default() };
-            let sizes =
-                Case { query_rows: 55, key_rows: 8, query_heads: heads, key_heads: 1, ..Case::small() };
-            judgeable(Case { batches: 1, mask: Mask::Full, features, ..sizes })
-                .features
-                .mask
-                .unwrap()
-                .density
-        };
-        assert_eq!((case(24, 0.01), case(24, 0.5), case(24, 0.0)), (0.1, 0.5, 0.0));
-        assert_eq!((case(1, 0.01), case(1, 0.99), case(60, 0.01)), (0.7, 0.99, 0.01));
     }
 
     #[test]

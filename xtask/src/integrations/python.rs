@@ -25,9 +25,8 @@ pub fn check(door: &Door, with_torch: bool) -> Result<()> {
     if wheels.exists() {
         std::fs::remove_dir_all(&wheels).context("cannot empty the folder of the wheel")?;
     }
-    // As tests are: additions that overflow are errors, and it takes less to compile than what is released.
     let mut build = Command::new(environment.join("bin/maturin"));
-    build.args(["build", "--profile", "dev", "--locked", "--out"]).arg(&wheels);
+    build.args(["build", "--release", "--locked", "--out"]).arg(&wheels);
     // Called by its path, maturin does not see the environment that it is in.
     build.env("VIRTUAL_ENV", &environment).env("CARGO_TARGET_DIR", &target);
     run_shown(build.current_dir(&folder))?;

@@ -10,9 +10,9 @@ use kernels_gpu::abi::{Arch, Dtype, Family, KERNELS, KernelSpec, WINDOW_OPEN};
 const MOST_COLUMNS: u32 = 128;
 /// The least columns of q and k: of fewer, what parts are off by is more than what f32 rounds their sum by.
 const LEAST_COLUMNS: u32 = 8;
-/// The least cap of scores. What a gradient is multiplied by, `1 - tanh^2`, changes by `2 / cap` for
-/// each unit of a score: of smaller caps by more than the probability. What parts are off by then counts more
-/// than what lse is rounded by.
+/// The least cap of scores. What a gradient is multiplied by, `1 - tanh^2`, changes by `2 / cap`
+/// of itself for each unit of a score: of smaller caps by more than the probability does. What parts are off
+/// by then counts more than what lse is rounded by.
 const LEAST_CAP: f32 = 2.0;
 
 /// Keys of a query below which fused multiply-adds take no longer than making the parts does, unless parts

@@ -209,6 +209,17 @@ pub fn sloped(kernel: &str) -> Case {
     }
 }
 
+/// [`sloped`], causal, and under a boolean mask whose last row and last key are a lane's first ones, if plans take the
+/// kernel for masks.
+fn sloped_and_hidden(kernel: &str) -> Vec<Case> {
+    let sloped = sloped(kernel);
+    let causal = Case { mask: ragged(kernel).mask, ..sloped.clone() };
+    let (query_rows, key_rows) = (sloped.query_rows / 16 * 16 + 1, sloped.key_rows / 16 * 16 + 1);
+    let features = Features { mask: featured_in_f32(kernel).features.mask, ..sloped.features };
+    let hidden = Case { query_rows, key_rows, features, tight: true, ..sloped.clone() };
+    [sloped, causal].into_iter().chain(features.mask.is_some().then_some(hidden)).collect()
+}
+
 /// [`ragged`] with a bias in f32, a boolean mask, slopes, sinks and dropout.
 pub fn featured_in_f32(kernel: &str) -> Case {
     with_features(kernel, ragged(kernel), true)
@@ -237,6 +248,7 @@ fn heads_together(kernel: &str) -> Vec<Case> {
     let of_one_head = |case: Case| Case { query_heads: 4, key_heads: 1, ..case };
     let mut cases = vec![three.clone(), full.clone()];
     cases.extend(featured_at_edges(kernel, &three));
+    cases.extend(sloped_and_hidden(kernel).into_iter().map(of_one_head));
     cases.extend([
         Case { num_splits: Some(3), ..three.clone() },
         Case { num_splits: Some(3), ..packed.clone() },
@@ -265,7 +277,6 @@ fn heads_together(kernel: &str) -> Vec<Case> {
             ..three.clone()
         }),
         of_one_head(of_blocks(kernel)),
-        of_one_head(sloped(kernel)),
         Case { num_splits: Some(3), ..of_one_head(sloped(kernel)) },
         Case { key_rows: 0, ..four },
         Case { query_rows: 3, ..full },
@@ -432,7 +443,8 @@ pub fn cases(kernel: &str) -> Vec<Case> {
         Case { query_rows: 2 * ragged.query_rows, key_rows: 5, query_heads: 4, key_heads: 2, ..full },
     ]);
     if is_forward {
-        cases.extend([sloped(kernel), Case { softcap: Some(2.0), ..sloped(kernel) }]);
+        cases.extend(sloped_and_hidden(kernel));
+        cases.push(Case { softcap: Some(2.0), ..sloped(kernel) });
     }
     if is_forward && spec(kernel).splits_keys() {
         // Three ranges of a key tile, of which rows see nothing, a part or all. The last warp has few rows: what it
@@ -452,6 +464,8 @@ pub fn cases(kernel: &str) -> Vec<Case> {
             in_order(&cases[11]),
         ]);
         cases.push(nothing_to_repair(kernel));
+        // The bias of the next step is asked for where no mask says which step that is.
+        cases.push(Case { tight: true, ..with_shared_bias(ragged.clone(), false) });
     }
     if is_forward && spec(kernel).arch == Arch::Sm90a {
         // As many key tiles as there are stages, or one more: a warpgroup that goes past them can be all of them

@@ -368,7 +368,7 @@ fn plan_kernel(
     // Maps of parts are described with them: these may be of tensors for which there are none.
     let has_maps = hopper && !kernel.multiplies_parts;
     let hopper = has_maps.then(|| hopper_plan(valid, &tensors, kernel, &rows, &mut reasons));
-    let mut params = forward_params(valid, pointers, &rows, heads_per_wave);
+    let mut params = forward_params(valid, variant, pointers, &rows, heads_per_wave);
     params.o_is_mapped = u32::from(hopper.is_some_and(|maps| maps.o.is_some()));
     Ok(ForwardPlan { variant, blocks, params, hopper, combine: None, operands: None, reasons })
 }

@@ -182,9 +182,9 @@ pub(super) const fn part_columns(columns: u32) -> u32 {
 }
 
 /// What references are to be multiplied by: they are scores without the scale, or in units of the cap, or,
-/// with what is added to scores, natural.
-fn reference_scale(valid: &ValidForward) -> f32 {
-    if valid.has_natural_scores() {
+/// with what is added to scores, natural, unless the `main` kernel multiplies it.
+fn reference_scale(valid: &ValidForward, main: KernelVariant) -> f32 {
+    if valid.has_natural_scores() && !main.multiplies_slopes() {
         return 1.0;
     }
     valid.softcap.map_or(valid.scale, |softcap| softcap.cap)
@@ -219,7 +219,7 @@ pub(super) fn combine(
         cu_seqlens_k: params.cu_seqlens_k,
         split_keys: keys,
         kept: params.score.dropout.scale,
-        ..combine_params(valid, pointers, ranges)
+        ..combine_params(valid, pointers, ranges, main.variant)
     };
     (params.splits, params.split_keys) = (ranges, keys);
     to_parts(valid, params, [combine.part_o, combine.part_statistics]);
@@ -273,7 +273,12 @@ fn combine_kernel(
 
 /// What the combining kernel is told of `ranges` parts in a workspace that begins at address 0, where
 /// sequences are not packed and all keys are in some range.
-fn combine_params(valid: &ValidForward, pointers: &ForwardPointers, ranges: u32) -> CombineParams {
+fn combine_params(
+    valid: &ValidForward,
+    pointers: &ForwardPointers,
+    ranges: u32,
+    main: KernelVariant,
+) -> CombineParams {
     let problem = &valid.problem;
     let columns = part_columns(valid.value_dim);
     let [_, query_rows, ..] = problem.o.shape;
@@ -296,7 +301,7 @@ fn combine_params(valid: &ValidForward, pointers: &ForwardPointers, ranges: u32)
         splits: ranges,
         split_keys: 0,
         sinks: if problem.has_sinks { pointers.score.sinks } else { 0 },
-        scale: reference_scale(valid),
+        scale: reference_scale(valid, main),
         output_f32: u32::from(problem.output_dtype == Dtype::F32),
         is_aligned: u32::from(is_aligned),
         kept: 1.0,

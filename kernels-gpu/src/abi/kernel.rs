@@ -236,6 +236,12 @@ impl KernelSpec {
         tiles_split_keys(self.query_rows) && !self.multiplies_parts
     }
 
+    /// Whether this forward kernel adds penalties of ALiBi by a product, where nothing else is added to
+    /// scores.
+    pub const fn may_multiply_slopes(&self) -> bool {
+        matches!((self.family, self.arch), (Family::Forward, Arch::Sm90a)) && !self.multiplies_parts
+    }
+
     /// Whether it adds vectors to global memory, which needs PTX 8.1.
     pub const fn adds_vectors(&self) -> bool {
         matches!((self.family, self.arch), (Family::Msda(MsdaStage::Backward), Arch::Sm90a))

@@ -161,6 +161,15 @@ impl KernelVariant {
     pub const fn key(self) -> VariantKey {
         (self.kernel.name, self.switches)
     }
+
+    /// Whether penalties of ALiBi are products, and scores therefore in units of the scale: nothing else is
+    /// added to them.
+    pub const fn multiplies_slopes(self) -> bool {
+        let Switches(others) =
+            Switches::NONE.with(Switch::Softcap).with(Switch::Bias).with(Switch::BiasF32);
+        let are_alone = self.switches.contains(Switch::Alibi) && self.switches.0 & others == 0;
+        are_alone && self.kernel.may_multiply_slopes()
+    }
 }
 
 /// As in pins, plans and reports: `forward_bf16_d128_sm90a`, `forward_bf16_d128_sm90a+softcap`.

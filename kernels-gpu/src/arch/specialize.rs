@@ -12,7 +12,13 @@
 //! markers of exactly these.
 //!
 //! A switch guards arithmetic on registers, loads and branches around them, and never a matrix product: the
-//! assembler waits for each product that is behind a branch.
+//! assembler waits for each product that is behind a branch. Such a line is a comment as compiled, which the
+//! host makes code where the switch is on ([`SlopeStep`](crate::arch::wgmma::SlopeStep)):
+//!
+//! ```text
+//! // wgmma.mma_async ...; // only with alibi      as compiled: off
+//! wgmma.mma_async ...; // only with alibi         as edited: on
+//! ```
 
 use core::arch::asm;
 

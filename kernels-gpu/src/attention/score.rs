@@ -152,3 +152,26 @@ pub unsafe fn apply<E: Element, F: Fragment<ROWS, N>, const ROWS: usize, const N
         tile.apply_mask::<F, ROWS, N>(lane, scores);
     }
 }
+
+/// The last part of [`apply`], whose arguments these are: hides scores, by the boolean mask and by positions.
+///
+/// # Safety
+/// As [`apply`].
+#[inline(always)]
+pub unsafe fn hide<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+    scores: &mut [f32; N],
+    p: &ForwardParams,
+    is_masked: bool,
+    shows_all: bool,
+    tile: impl Fn() -> (u32, ScoreTile),
+    place: impl FnOnce() -> ScorePlace,
+) {
+    if specialize::attn_mask() && !shows_all {
+        let (lane, tile) = tile();
+        features::hide::<F, ROWS, N>(lane, scores, &p.score, &tile, &place());
+    }
+    if is_masked {
+        let (lane, tile) = tile();
+        tile.apply_mask::<F, ROWS, N>(lane, scores);
+    }
+}

@@ -15,12 +15,22 @@
 
 const SWIZZLE_128_BYTES: u64 = 1 << 62;
 const EIGHT_ROWS_BYTES: u64 = 1024;
+/// The same where rows are of 16 bytes, without a swizzle.
+const EIGHT_SHORT_ROWS_BYTES: u64 = 128;
 
 /// An operand at shared address `address` (a multiple of 1024) in panels that are `panel_bytes` apart.
 #[inline(always)]
 pub const fn descriptor(address: u32, panel_bytes: u32) -> u64 {
     let address = (address & 0x3_ffff) as u64 >> 4;
     address | (panel_bytes as u64 >> 4) << 16 | (EIGHT_ROWS_BYTES >> 4) << 32 | SWIZZLE_128_BYTES
+}
+
+/// An operand of 8 columns of tf32, of which the last four are the first four once more: rows of 16 bytes
+/// side by side from shared address `address` on, a multiple of 16, without a swizzle. From four columns to
+/// the next four it is no step (leading offset), from eight rows to the next eight 128 bytes.
+#[inline(always)]
+pub const fn repeated_columns_descriptor(address: u32) -> u64 {
+    (address & 0x3_ffff) as u64 >> 4 | (EIGHT_SHORT_ROWS_BYTES >> 4) << 32
 }
 
 #[cfg(test)]

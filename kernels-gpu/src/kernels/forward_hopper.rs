@@ -39,6 +39,7 @@ mod pipelines;
 mod producer;
 mod scores;
 mod shared_storage;
+mod slopes;
 mod tile;
 mod work;
 

@@ -10,7 +10,7 @@ use super::shared_tile::SharedTileOf;
 use crate::arch::{matrix, wgmma};
 use crate::geometry::size::TileSize;
 
-pub use wgmma::Wait;
+pub use wgmma::{SlopeStep, Wait};
 
 /// Bytes of a row of a panel: tiles that the products read have no narrower ones.
 const PANEL_BYTES: u32 = 128;
@@ -210,11 +210,11 @@ pub trait WarpgroupElement<const A: usize, const S: usize, const P: usize, const
     type Units: Units;
 
     /// Starts `scores = q k^T`, a group of its own; q is of a tile of size `Q`, and k the descriptor of one
-    /// of `2 S` keys.
+    /// of `2 S` keys. Where scores sink with the distance, their penalties are added: `slopes`.
     ///
     /// # Safety
-    /// The warpgroup calls it together; the scores are not touched before [`Scores::finish`].
-    unsafe fn start_scores<Q: TileSize>(q: &Queries<A>, k: u64) -> Self::Scores;
+    /// The warpgroup calls it together; the scores are not touched before [`Scores::finish`], nor the slopes.
+    unsafe fn start_scores<Q: TileSize>(q: &Queries<A>, k: u64, slopes: &SlopeStep) -> Self::Scores;
 
     /// Starts `output += p v`, or `output = p v` of an output that holds nothing yet, a group of its own; v
     /// is the descriptor of a tile of `2 S` keys.
@@ -279,18 +279,18 @@ pub unsafe fn store_transposed<S: TileSize, const P: usize>(
 macro_rules! products {
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, shared $scores:ident,
         $output:ident) => {
-        products!($element, $module, $s, $p, $o, 0, $output, [q k] wgmma::$module::$scores::<Q>(
-            q.descriptor, k
+        products!($element, $module, $s, $p, $o, 0, $output, [q k slopes] wgmma::$module::$scores::<Q>(
+            q.descriptor, k, slopes
         ));
     };
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, $a:literal $scores:ident,
         $output:ident) => {
-        products!($element, $module, $s, $p, $o, $a, $output, [q k] wgmma::$module::$scores(
-            &q.fragments, k
+        products!($element, $module, $s, $p, $o, $a, $output, [q k slopes] wgmma::$module::$scores(
+            &q.fragments, k, slopes
         ));
     };
     ($element:ident, $module:ident, $s:literal, $p:literal, $o:literal, $a:literal, $output:ident,
-        [$q:ident $k:ident] $scores:expr) => {
+        [$q:ident $k:ident $slopes:ident] $scores:expr) => {
         impl WarpgroupElement<$a, $s, $p, $o> for $element {
             const OUTPUT_FIRST: bool = false;
             type Scores = [f32; $s];
@@ -298,7 +298,11 @@ macro_rules! products {
             type Units = ();
 
             #[inline(always)]
-            unsafe fn start_scores<Q: TileSize>($q: &Queries<$a>, $k: u64) -> [f32; $s] {
+            unsafe fn start_scores<Q: TileSize>(
+                $q: &Queries<$a>,
+                $k: u64,
+                $slopes: &SlopeStep,
+            ) -> [f32; $s] {
                 $scores
             }
 
@@ -386,11 +390,11 @@ macro_rules! all_head_dims {
         products!($element, $module, 56, 28, 80, shared scores_d160_n112, accumulate_d160_n112);
         products!($element, $module, 56, 28, 96, shared scores_d192_n112, accumulate_d192_n112);
         products!($element, $module, 40, 20, 128, shared scores_d256_n80, accumulate_d256_n80);
-        gradients!($element, $module, 64, 32, 32, scores_d64_n128, accumulate_d64_n128);
+        gradients!($element, $module, 64, 32, 32, plain_scores_d64_n128, accumulate_d64_n128);
         gradients!($element, $module, 64, 32, 64, shared_scores_d128_n128, accumulate_d128_n128);
         gradients!($element, $module, 32, 16, 32, scores_d64_n64, accumulate_d64_n64);
         gradients!($element, $module, 32, 16, 64, scores_d128_n64, accumulate_d128_n64);
-        gradients!($element, $module, 40, 20, 64, scores_d128_n80, accumulate_d128_n80);
+        gradients!($element, $module, 40, 20, 64, plain_scores_d128_n80, accumulate_d128_n80);
         gradients!($element, $module, 32, 16, 96, scores_d192_n64, accumulate_d192_n64);
         gradients!($element, $module, 32, 16, 128, scores_d256_n64, accumulate_d256_n64);
         query_gradients!($element, $module, 128, 32, product_d64_n128);

@@ -88,6 +88,12 @@ pub const EXPLANATIONS: &[Explanation] = &[
     },
     Explanation {
         kernel: None,
+        opcode: "bra",
+        through: &["shared_storage.rs: if K::Element::BYTES == 2 && specialize::alibi() {"],
+        why: "without slopes nobody reads what is written, and nothing else stands there",
+    },
+    Explanation {
+        kernel: None,
         opcode: "fence.",
         through: &["room.rs: mbarrier::fence_init();"],
         why: "two fences stand here, and either shows new barriers to the async proxy",
@@ -173,7 +179,7 @@ pub const EXPLANATIONS: &[Explanation] = &[
     Explanation {
         kernel: Some("forward_bf16_d128_sm90a"),
         opcode: "ld.global",
-        through: &["score/features.rs: hide::<F, ROWS, N>(lane, scores, p, tile, place);"],
+        through: &["score/features.rs: global::load_u32_if(bits.key(keys / MASK_BITS), is_there)"],
         why: "where there is a boolean mask plans take the kernel with tiles of 128 rows",
     },
     Explanation {

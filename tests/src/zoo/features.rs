@@ -2,7 +2,7 @@
 
 use super::{Mutant, moved, result_is};
 use crate::ptx::{Which, dropped, operand, with_operand};
-use crate::shapes::{featured, featured_in_f32, featured_in_several_tiles, of_blocks};
+use crate::shapes::{featured, featured_in_f32, featured_in_several_tiles, of_blocks, sloped};
 use finite_attention::Mode;
 use finite_attention::check::{Case, Gradients};
 
@@ -16,7 +16,10 @@ const MASK: &str = "features.rs: global::load_u32_if(bits.key(keys / MASK_BITS),
 const MASK_TRANSPOSED: &str = "features.rs: word = global::load_u16_if(bits.query(";
 const MAP: &str = "mask_map.rs: shown = shown.and(global::load_u32x2(address), at.bits);";
 const VISITED: &str = "visited.rs: tile: (word >> 2) as i32,";
-const PENALTY: &str = "features.rs: let penalty = slope * distance.abs();";
+const PENALTY: &str = "features.rs: None => math::fma(-slope, distance.abs(), score),";
+const SLOPE_ROWS: &str =
+    "slopes.rs: let value = rows.slopes[i] * math::fma(rows.factor, behind as f32, rows.offsets[i]);";
+const SLOPE_PARTS: &str = "slopes.rs: (step.rows[i], step.rows[2 + i]) = (high.to_bits(), ";
 const NUMBERS: &str = "philox.rs: x0 = (second >> 32) as u32 ^ x1 ^ k0;";
 const TAKEN: &str = "dropout.rs: let taken = [warp::exchange(";
 const SINK: &str = "finish.rs: let total = of_keys + of_sink;";
@@ -80,6 +83,22 @@ pub(super) fn staged_beside_output(kernel: &'static str) -> Vec<Mutant> {
     ]
 }
 
+/// Those of a forward kernel for Hopper whose products add the penalties of slopes.
+pub(super) fn multiplied_slopes(kernel: &'static str) -> Vec<Mutant> {
+    let mutant = |name| Mutant::new(name, kernel, sloped(kernel));
+    vec![
+        mutant("penalties of a tile are those of its distance from the first diagonal key")
+            .edit("fma.rn.f32", &[SLOPE_ROWS], Which::All, |line| result_is(line, operand(line, 3)))
+            .wrong("o"),
+        mutant("the second parts of rows are left out")
+            .edit("sub.rn.f32", &[SLOPE_PARTS], Which::All, |line| result_is(line, "0f00000000"))
+            .wrong("lse"),
+        mutant("what slopes are multiplied by is not fenced from the products")
+            .edit("fence.proxy.async", &["slopes.rs: bulk_copy::fence();"], Which::All, dropped)
+            .finding("missing proxy fence", &["E::start_scores"]),
+    ]
+}
+
 /// Those of a forward kernel that reads a bias of its elements from global memory.
 pub(super) fn forward_bias(kernel: &'static str) -> Vec<Mutant> {
     let mutant = Mutant::new("bias is that of the next two keys", kernel, featured(kernel));
@@ -114,7 +133,7 @@ pub(super) fn forward(kernel: &'static str) -> Vec<Mutant> {
             .edit("ld.global", &[MAP], Which::All, bytes_on(8))
             .wrong("o"),
         in_f32("slopes are left out")
-            .edit("mul.rn.f32", &[PENALTY], Which::All, |line| result_is(line, "0f00000000"))
+            .edit("fma.rn.f32", &[PENALTY], Which::All, |line| result_is(line, operand(line, 3)))
             .wrong("o"),
         in_f32("the sink is not counted")
             .edit("add.rn.f32", &[SINK], Which::All, |line| result_is(line, operand(line, 1)))
@@ -139,7 +158,7 @@ pub(super) fn backward(kernel: &'static str) -> Vec<Mutant> {
             .edit("ld.global", &[MAP], Which::All, bytes_on(8))
             .wrong("d"),
         in_f32("slopes are left out")
-            .edit("mul.rn.f32", &[PENALTY], Which::All, |line| result_is(line, "0f00000000"))
+            .edit("fma.rn.f32", &[PENALTY], Which::All, |line| result_is(line, operand(line, 3)))
             .wrong("d"),
         in_f32("whether a pair is kept is what the neighbouring key's lane knows of its own")
             .edit("shfl.sync.bfly", &[TAKEN], Which::All, |line| with_operand(line, 2, "0"))

@@ -366,6 +366,7 @@ fn mutants() -> Vec<Mutant> {
         .chain(features::forward(KERNEL))
         .chain(features::staged(KERNEL, "o"))
         .chain(features::staged_beside_output(KERNEL))
+        .chain(features::multiplied_slopes(KERNEL))
         .chain(features::told(KERNEL, "o"))
         .collect()
 }

@@ -3,7 +3,7 @@
 use kernels_gpu::abi::{KernelSpec, KernelVariant, Marker, Switch, Switches};
 
 /// Variants whose figures are pinned: kernels of both passes, of both targets, and of f32.
-const PINNED: [(&str, Switch); 24] = [
+const PINNED: [(&str, Switch); 26] = [
     ("forward_bf16_d64_sm90a", Switch::Softcap),
     ("forward_bf16_d128_sm90a", Switch::Softcap),
     ("forward_bf16_d128_sm80", Switch::Softcap),
@@ -26,6 +26,8 @@ const PINNED: [(&str, Switch); 24] = [
     ("backward_bf16_d128_sm80", Switch::AttnMask),
     ("forward_bf16_d64_sm90a", Switch::Bias),
     ("forward_bf16_d128_q128_sm90a", Switch::Bias),
+    ("forward_bf16_d64_sm90a", Switch::Alibi),
+    ("forward_bf16_d128_sm90a", Switch::Alibi),
     ("backward_bf16_d64_k192_sm90a", Switch::Bias),
     ("backward_bf16_d128_q80_sm90a", Switch::Bias),
 ];

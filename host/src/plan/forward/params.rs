@@ -4,13 +4,16 @@ use super::super::row_heads::TileRows;
 use super::super::view;
 use super::ForwardPointers;
 use crate::problem::ValidForward;
-use kernels_gpu::abi::{Dtype, ForwardParams, PreviousParams, SoftcapPolynomial, probability_unit_log2};
+use kernels_gpu::abi::{
+    Dtype, ForwardParams, KernelVariant, PreviousParams, SoftcapPolynomial, probability_unit_log2,
+};
 use kernels_gpu::geometry::row_heads::reciprocal;
 use std::f32::consts::LOG2_E;
 
-/// For a kernel whose query tiles have these rows, all keys at once.
+/// For kernel `variant`, whose query tiles have these rows, all keys at once.
 pub(super) fn forward_params(
     valid: &ValidForward,
+    variant: KernelVariant,
     pointers: &ForwardPointers,
     rows: &TileRows,
     heads_per_wave: u32,
@@ -21,7 +24,7 @@ pub(super) fn forward_params(
     // The sign of the scale is in q.
     let softcap_factor = valid.softcap.map_or(0.0, |softcap| softcap.factor);
     let polynomial = SoftcapPolynomial::of_forward(softcap_factor.abs().into());
-    let score_unit = score_unit(valid);
+    let score_unit = score_unit(valid, variant);
     ForwardParams {
         q: view(pointers.q, &problem.q),
         k: view(pointers.k, &problem.k),
@@ -66,9 +69,9 @@ pub(super) fn forward_params(
 }
 
 /// What scores are in units of: [`ForwardParams::score_unit`]. The sign of the scale is in q.
-fn score_unit(valid: &ValidForward) -> f32 {
+fn score_unit(valid: &ValidForward, variant: KernelVariant) -> f32 {
     match valid.softcap {
-        _ if valid.has_natural_scores() => 1.0,
+        _ if valid.has_natural_scores() && !variant.multiplies_slopes() => 1.0,
         Some(softcap) => softcap.cap,
         None if valid.scale == 0.0 => 1.0,
         None => valid.scale.abs(),
@@ -79,13 +82,19 @@ fn score_unit(valid: &ValidForward) -> f32 {
 mod tests {
     use super::*;
     use crate::problem::{AlibiSlopes, Bias, ForwardProblem, Layout, ScoreLayout};
+    use kernels_gpu::abi::KERNELS;
 
     #[test]
-    fn scores_are_in_units_of_the_scale_or_the_cap_and_natural_where_something_is_added() {
+    fn scores_are_in_units_of_the_scale_or_the_cap_and_natural_where_something_is_added_to_them() {
         let layout = Layout::bshd([1, 3, 2, 64]);
         let plain = ForwardProblem::new(Dtype::Bf16, layout, layout, layout);
         let bias = Bias { layout: ScoreLayout::dense([1, 1, 3, 3]), dtype: Dtype::Bf16 };
-        let unit = |problem: ForwardProblem| score_unit(&problem.validate().unwrap());
+        let unit_of = |kernel: &str, problem: ForwardProblem| {
+            let valid = problem.validate().unwrap();
+            let kernel = KERNELS.iter().find(|spec| spec.name == kernel).unwrap();
+            score_unit(&valid, KernelVariant { kernel, switches: valid.switches() })
+        };
+        let unit = |problem| unit_of("forward_bf16_d64_sm80", problem);
         assert_eq!(unit(plain), 0.125);
         assert_eq!(unit(plain.with_scale(-0.5)), 0.5);
         assert_eq!(unit(plain.with_scale(0.0)), 1.0);
@@ -93,5 +102,11 @@ mod tests {
         assert_eq!(unit(plain.with_scale(-0.5).with_bias(bias)), 1.0);
         assert_eq!(unit(plain.with_softcap(30.0).with_alibi(AlibiSlopes::PerHead)), 1.0);
         assert_eq!(unit(plain.with_sinks()), 0.125);
+        let alibi = plain.with_alibi(AlibiSlopes::PerHead);
+        assert_eq!(unit(alibi), 1.0);
+        let unit = |problem| unit_of("forward_bf16_d64_sm90a", problem);
+        assert_eq!(unit(alibi), 0.125);
+        assert_eq!(unit(alibi.with_bias(bias)), 1.0);
+        assert_eq!(unit(alibi.with_softcap(30.0)), 1.0);
     }
 }

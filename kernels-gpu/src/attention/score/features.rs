@@ -50,6 +50,13 @@ pub fn are_natural<E: Element>() -> bool {
     have_bias::<E>() || specialize::alibi()
 }
 
+/// Whether slopes alone are added, to scores that are products: a kernel may then have its tensor cores add
+/// them, and scores are not natural. Not of parts of f32: these are f16.
+#[inline(always)]
+pub fn slopes_may_be_products<E: Element>() -> bool {
+    E::BYTES == 2 && specialize::alibi() && !specialize::softcap() && !have_bias::<E>()
+}
+
 /// Whether keys may be hidden pair by pair.
 #[inline(always)]
 pub fn hide_pairs<E: Element>() -> bool {
@@ -173,24 +180,7 @@ pub unsafe fn add<
     }
     let rest = if have_bias::<E>() { None } else { Some(factor) };
     if specialize::alibi() {
-        let of_lane = LaneTile::new::<F, ROWS, N>(tile, lane);
-        let mut row = 0;
-        while row < ROWS {
-            let (this_row, _) = of_lane.row::<F, ROWS, N>(row);
-            let (query_or_key, head) = tile.row_heads.place(this_row);
-            let slope = slope(p, place, head);
-            // The diagonal of a transposed tile is transposed, too. One conversion for a row: conversions are
-            // as slow as exponentials. Sums with offsets are exact up to 2^24.
-            let first = (of_lane.first_column - (query_or_key + tile.visible.diagonal)) as f32;
-            let mut column = 0;
-            while column < F::COLUMNS {
-                let register = F::register(row, column);
-                let distance = first + F::column_offset(column) as f32;
-                scores[register] = with_slope(scores[register], rest, slope, distance);
-                column += 1;
-            }
-            row += 1;
-        }
+        add_slopes::<F, ROWS, N>(lane, scores, tile, rest, |head| slope(p, place, head));
     } else if let Some(factor) = rest {
         let mut i = 0;
         while i < N {
@@ -200,11 +190,63 @@ pub unsafe fn add<
     }
 }
 
+/// Adds ALiBi to scores, or to products that `factor` makes scores, with the slopes that `slope_of` gives for
+/// the heads of the tile.
+///
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+unsafe fn add_slopes<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+    lane: u32,
+    scores: &mut [f32; N],
+    tile: &ScoreTile,
+    factor: Option<f32>,
+    slope_of: impl Fn(u32) -> f32,
+) {
+    let of_lane = LaneTile::new::<F, ROWS, N>(tile, lane);
+    let mut row = 0;
+    while row < ROWS {
+        let (this_row, _) = of_lane.row::<F, ROWS, N>(row);
+        let (query_or_key, head) = tile.row_heads.place(this_row);
+        let slope = slope_of(head);
+        // The diagonal of a transposed tile is transposed, too. One conversion for a row: conversions are
+        // as slow as exponentials. Sums with offsets are exact up to 2^24.
+        let first = (of_lane.first_column - (query_or_key + tile.visible.diagonal)) as f32;
+        let mut column = 0;
+        while column < F::COLUMNS {
+            let register = F::register(row, column);
+            let distance = first + F::column_offset(column) as f32;
+            scores[register] = with_slope(scores[register], factor, slope, distance);
+            column += 1;
+        }
+        row += 1;
+    }
+}
+
+/// Adds ALiBi to products of a tile whose rows are queries, in their unit.
+///
+/// # Safety
+/// As [`add`]; [`slopes_may_be_products`].
+#[inline(always)]
+pub unsafe fn add_slopes_to_products<F: Fragment<ROWS, N>, const ROWS: usize, const N: usize>(
+    lane: u32,
+    scores: &mut [f32; N],
+    p: &ScoreParams,
+    tile: &ScoreTile,
+    place: &ScorePlace,
+    unit: f32,
+) {
+    let slope_of = |head| slope_in_units(p, place, head, unit);
+    add_slopes::<F, ROWS, N>(lane, scores, tile, None, slope_of);
+}
+
 /// A natural score with ALiBi: of a score that is natural, or of one that `factor` makes so.
 #[inline(always)]
 fn with_slope(score: f32, factor: Option<f32>, slope: f32, distance: f32) -> f32 {
-    let penalty = slope * distance.abs();
-    factor.map_or(score - penalty, |factor| math::fma(score, factor, -penalty))
+    match factor {
+        Some(factor) => math::fma(score, factor, -(slope * distance.abs())),
+        None => math::fma(-slope, distance.abs(), score),
+    }
 }
 
 /// Hides what the boolean mask hides, over a tile whose rows are queries.
@@ -409,6 +451,23 @@ pub unsafe fn score_of_pair<E: Element>(
 unsafe fn slope(p: &ScoreParams, place: &ScorePlace, head: u32) -> f32 {
     let index = place.sequence as i64 * p.alibi_batch_stride + (place.head + head) as i64;
     global::load_f32(p.alibi_slopes.wrapping_add((4 * index) as u64))
+}
+
+/// The largest slope, in units of scores, that a finite one becomes: times any distance it is finite.
+pub const LARGEST_SLOPE: f32 = (1u128 << 90) as f32;
+
+/// The slope of a head of the tile in units of scores, which are products of q and k: finite if it was.
+///
+/// # Safety
+/// As [`add`]; there are slopes.
+#[inline(always)]
+pub unsafe fn slope_in_units(p: &ScoreParams, place: &ScorePlace, head: u32, unit: f32) -> f32 {
+    let natural = slope(p, place, head);
+    if natural.abs() < f32::INFINITY {
+        math::clamp_or_nan(natural / unit, LARGEST_SLOPE)
+    } else {
+        natural
+    }
 }
 
 /// Elements of type `B`, of a head of several.

@@ -5,7 +5,7 @@ use super::room::Room;
 use super::tile::{BackwardKernel, DsTile, KeyTile, QueryStages};
 use super::{CONSUMERS, KEYS};
 use crate::abi::BackwardParams;
-use crate::arch::{barrier, bulk_copy, shared, thread, warp, wgmma};
+use crate::arch::{barrier, bulk_copy, shared, specialize, thread, warp, wgmma};
 use crate::attention::gradient::{load_delta, multiply_all, subtract_delta, subtract_loaded_delta};
 use crate::attention::key_block::{Step, Walk};
 use crate::attention::key_order::KeyOrder;
@@ -130,12 +130,14 @@ where
                 // 1 while dq of the step before is written and not yet handed over.
                 let mut written = 0;
                 let mut largest_value = 0.0;
+                // Whether the bias of the step has been asked for.
+                let mut has_bias = false;
                 if E::NARROW {
                     let thread = warpgroup * WARPGROUP + self.thread;
                     largest_value = room.largest_value::<1, CONSUMERS>(p, thread);
                 }
                 loop {
-                    let step = self.wait_for_queries((&orders, &stages), steps, at);
+                    let step = self.wait_for_queries((&orders, &stages), steps, at, has_bias);
                     let stage = step.stage;
                     let query = room.query(stage).descriptor(0);
                     let mut scores = E::start_scores::<KeyTile<K>>(keys, query);
@@ -159,6 +161,7 @@ where
                     bulk_copy::fence();
                     self.multiply_ds(&stages, &ds, factor, &mut dk, &mut dv);
                     at = walk.next(&step.at);
+                    has_bias = self.fetch_next_bias((&orders, &stages), steps, &at);
                     dk.wait::<0>();
                     if lane == 0 {
                         room.queries.release(&stages);
@@ -186,6 +189,7 @@ where
         (orders, stages): Cursors<K>,
         steps: u32,
         mut at: Step,
+        has_bias: bool,
     ) -> QueryStep {
         let &Consumer { room, p, .. } = self;
         let stage = stages.stage();
@@ -196,8 +200,26 @@ where
             (at, shows_all) = (visited.step(steps), visited.tile.shows_all);
         }
         let bias = room.bias(stage, self.first_row);
-        room.fetch_bias(p, bias, room.orders.letter_here(orders), &at);
+        if !has_bias {
+            room.fetch_bias(p, bias, room.orders.letter_here(orders), &at);
+        }
         QueryStep { at, stage, shows_all, bias }
+    }
+
+    /// Starts to bring the bias of the next step, `at`, where it is known which that is. Behind the product
+    /// of dQ of this one, before which all have met, the dS of the step before has been multiplied: the next
+    /// one's, and its bias, will stand there. Where warpgroups take turns not all have.
+    #[inline(always)]
+    unsafe fn fetch_next_bias(&self, (orders, stages): Cursors<K>, steps: u32, at: &Step) -> bool {
+        let &Consumer { room, p, .. } = self;
+        let is_known = !Self::TAKES_TURNS && specialize::bias() && !Room::<K>::skips_steps();
+        let is_known = is_known && at.step < steps;
+        if is_known {
+            // There are two: the next one is the one before.
+            let bias = room.bias(stages.previous().stage(), self.first_row);
+            room.fetch_bias(p, bias, room.orders.letter_here(orders), at);
+        }
+        is_known
     }
 
     /// Makes `p = e^(s - lse)` of scores that were started, and starts dp, which waits for the exponents or

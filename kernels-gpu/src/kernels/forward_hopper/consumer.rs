@@ -164,7 +164,8 @@ where
     #[inline(always)]
     unsafe fn first_scores(&mut self) -> Accumulators<E::Scores, E::Output, A, P> {
         let q = self.receive();
-        let mut scores = E::start_scores::<QueryTile<K>>(&q, self.pipelines.key());
+        let mut scores =
+            E::start_scores::<QueryTile<K>>(&q, self.pipelines.key(), &self.pipelines.no_slopes());
         self.pipelines.release_loaded_queries::<A>(self.lane == 0);
         scores.finish::<0>();
         self.pipelines.release_keys(self.lane == 0);
@@ -193,7 +194,8 @@ where
         self.pipelines.fetch_bias(self.p, tile);
         let mut softmax = OnlineSoftmax::<2>::new(self.p.is_exact());
         self.keep_unit();
-        self.apply(t.scores.values(), tile, &range, shows_all);
+        let mut slopes = self.pipelines.slope_rows(self.p);
+        self.apply(t.scores.values(), tile, &range, shows_all, false);
         let estimates = K::TILE.estimates_row_max();
         t.probabilities =
             first_probabilities::<E, S, P>(estimates, &mut softmax, t.scores.values(), &self.scale);
@@ -216,10 +218,14 @@ where
                 self.pipelines.wait_for_keys();
             }
             self.pipelines.fetch_bias(self.p, tile);
+            let (mut step, mut has_slopes) = (self.pipelines.no_slopes(), false);
+            if self.pipelines.multiplies_slopes() {
+                (step, has_slopes) = self.pipelines.slopes(self.p, &mut slopes, tile);
+            }
             if !E::OUTPUT_FIRST {
                 self.scheduler.wait();
             }
-            t.scores = E::start_scores::<QueryTile<K>>(&t.q, self.pipelines.key());
+            t.scores = E::start_scores::<QueryTile<K>>(&t.q, self.pipelines.key(), &step);
             if !E::OUTPUT_FIRST {
                 self.start_output(t);
             }
@@ -235,7 +241,7 @@ where
             }
             self.pipelines.release_keys(self.lane == 0);
             self.pipelines.keys.advance();
-            self.apply(t.scores.values(), tile, &range, shows_all);
+            self.apply(t.scores.values(), tile, &range, shows_all, has_slopes);
 
             if !E::OUTPUT_FIRST {
                 self.finish_output(t);
@@ -286,12 +292,20 @@ where
         }
     }
 
-    /// Scores of the products of key tile `tile`, of which the boolean mask may show all.
+    /// Scores of the products of key tile `tile`, of which the boolean mask may show all, and which may have
+    /// their penalties of ALiBi.
     #[inline(always)]
-    unsafe fn apply(&self, scores: &mut [f32; S], tile: i32, range: &TileRange, shows_all: bool) {
+    unsafe fn apply(
+        &self,
+        scores: &mut [f32; S],
+        tile: i32,
+        range: &TileRange,
+        shows_all: bool,
+        has_slopes: bool,
+    ) {
         E::Units::apply(E::Units::load(self.key_range.unit()), scores);
-        let is_masked = range.is_masked(tile);
-        self.pipelines.apply((self.p, &self.scale), scores, tile, is_masked, shows_all);
+        let hides = (range.is_masked(tile), shows_all);
+        self.pipelines.apply((self.p, &self.scale), scores, tile, hides, has_slopes);
     }
 
     /// Keeps what scores of the work tile are in units of.
@@ -357,7 +371,7 @@ where
             if next != Next::Work && !Self::KEEPS_QUERIES {
                 t.q.leave(tile);
             }
-            t.scores = E::start_scores::<QueryTile<K>>(&t.q, tile);
+            t.scores = E::start_scores::<QueryTile<K>>(&t.q, tile, &self.pipelines.no_slopes());
         }
         if const { !K::TILE.waits_for_values_first() } {
             self.pipelines.wait_for_values();

@@ -56,22 +56,37 @@ impl<K: ForwardKernel> Pipelines<K> {
     }
 
     /// Scores of the products of key tile `tile`, of which positions hide something if `is_masked`, and the
-    /// boolean mask nothing if it `shows_all`.
+    /// boolean mask nothing if it `shows_all`. Penalties of ALiBi may be there already (`has_slopes`).
     #[inline(always)]
     pub unsafe fn apply<const S: usize>(
         &self,
         (p, scale): (&ForwardParams, &Scale),
         scores: &mut [f32; S],
         tile: i32,
-        is_masked: bool,
-        shows_all: bool,
+        (is_masked, shows_all): (bool, bool),
+        has_slopes: bool,
     ) {
         let at = || self.score_tile(p, tile);
         let place = || self.score_place(p);
-        let bias = self.bias();
-        score::apply::<K::Element, MmaFragment, 2, S>(
-            scores, scale, p, &bias, is_masked, shows_all, at, place,
-        );
+        if self.multiplies_slopes() {
+            if !has_slopes {
+                let ((lane, at), place) = (at(), place());
+                features::add_slopes_to_products::<MmaFragment, 2, S>(
+                    lane,
+                    scores,
+                    &p.score,
+                    &at,
+                    &place,
+                    p.score_unit,
+                );
+            }
+            score::hide::<MmaFragment, 2, S>(scores, p, is_masked, shows_all, at, place);
+        } else {
+            let bias = self.bias();
+            score::apply::<K::Element, MmaFragment, 2, S>(
+                scores, scale, p, &bias, is_masked, shows_all, at, place,
+            );
+        }
     }
 
     /// Drops probabilities of key tile `tile`.
@@ -101,7 +116,7 @@ impl<K: ForwardKernel> Pipelines<K> {
     }
 
     #[inline(always)]
-    unsafe fn block(&self, p: &ForwardParams) -> QueryBlock {
+    pub unsafe fn block(&self, p: &ForwardParams) -> QueryBlock {
         self.work_tile().block(p, const { K::TILE.query_tiles() })
     }
 }

@@ -1,5 +1,6 @@
 //! The shared memory of a block of the Hopper forward: tiles, barriers, messages.
 
+use super::slopes::{self, SLOPE_COLUMN_BYTES};
 use super::tile::{
     BiasTile, ForwardKernel, KeyStages, KeyTile, OutputPath, QueryStages, QueryTile, ValueStages,
 };
@@ -13,6 +14,7 @@ use crate::attention::query_block::QueryTiles;
 use crate::attention::visited::VisitedTile;
 use crate::attention::work_tile::WorkTiles;
 use crate::pipeline::stages::{BARRIER_BYTES, Stages};
+use crate::tile::element::Element as _;
 use crate::tile::shared_tile::SharedTileOf;
 
 /// The block's shared memory, and the barriers in it.
@@ -42,9 +44,11 @@ impl<K: ForwardKernel> SharedStorage<K> {
     /// Where everything stands, from the start of dynamic shared memory. What the kernel uses fits in there.
     const LAYOUT: ForwardHopperLayout = {
         let all = ForwardHopperLayout::new(K::TILE.columns, K::QUERIES, K::KEYS);
-        assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.k);
-        assert!(!K::TILE.stages_bias() || all.k - all.bias >= SharedTileOf::<BiasTile<K>>::BYTES);
+        assert!(all.k % 1024 == 0 && all.o + Self::QUERY_BYTES <= all.slope_columns);
+        let behind_bias = all.slope_columns - all.bias;
+        assert!(!K::TILE.stages_bias() || behind_bias >= SharedTileOf::<BiasTile<K>>::BYTES);
         assert!(all.v - all.k == K::TILE.key_stages * Self::KEY_BYTES);
+        assert!(all.k - all.slope_columns >= K::KEYS * SLOPE_COLUMN_BYTES);
         assert!(all.orders - all.v == K::TILE.value_stages * Self::KEY_BYTES);
         assert!(all.key_ranges - all.orders == WorkTiles::BYTES && WorkTiles::BYTES % 16 == 0);
         assert!(all.q_barriers - all.key_ranges >= Self::CONSUMER_WARPS * KEY_RANGE_BYTES);
@@ -90,7 +94,17 @@ impl<K: ForwardKernel> SharedStorage<K> {
             self.work_tiles.init(Self::CONSUMER_WARPS + self.may_zero_tails(p) as u32);
             mbarrier::fence_init();
         }
+        // The step is there with ALiBi, whatever else is added to scores: then it multiplies zeros with them.
+        if K::Element::BYTES == 2 && specialize::alibi() {
+            slopes::write_columns(self.slope_columns(), K::KEYS);
+        }
         block_sync();
+    }
+
+    /// Where the columns stand that slopes of ALiBi are multiplied by.
+    #[inline(always)]
+    pub fn slope_columns(&self) -> u32 {
+        self.first_query.address + const { Self::LAYOUT.slope_columns }
     }
 
     /// Whether only key tiles are visited of which a boolean mask shows something.

@@ -5,7 +5,7 @@
 //! is. So does each 32 columns of queries and keys; there what is cut off is
 //! [made up for](factor_of_columns).
 
-use super::{Output, Queries, Scores, Units, Wait, WarpgroupElement};
+use super::{Output, Queries, Scores, SlopeStep, Units, Wait, WarpgroupElement};
 use crate::abi::SplitFactors;
 use crate::arch::{global, shared, thread, warp, wgmma};
 use crate::geometry::size::TileSize;
@@ -202,8 +202,9 @@ macro_rules! products {
             type Output = SplitSum<$o>;
             type Units = SplitUnits;
 
+            /// No penalties are products: these are of f16, whose kernels give each score its own.
             #[inline(always)]
-            unsafe fn start_scores<Q: TileSize>(q: &Queries<0>, k: u64) -> $scores {
+            unsafe fn start_scores<Q: TileSize>(q: &Queries<0>, k: u64, _: &SlopeStep) -> $scores {
                 $scores::start::<Q>(q.descriptor, k)
             }
 

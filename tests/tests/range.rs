@@ -351,21 +351,23 @@ fn is_steep(case: &Case, row: usize) -> bool {
     }
 }
 
-/// Some rows of q are huge in the first column, the others ordinary there; k is `key_value(key)`.
+/// Some rows of q are huge; the first column of the others is 1. k is `key_value(key)` in the first column and 0 in
+/// the others, which scores do not depend on: but all columns of dk are judged. Where one key takes all, the first
+/// alone would be one number, of which the rule would compare two chances.
 fn partly_steep(case: &Case, key_value: impl Fn(usize) -> f32) -> Inputs {
     let huge = match case.dtype {
         Dtype::F16 => 256.0,
         Dtype::Bf16 | Dtype::F32 => [2f32.powi(80), 1024.0, 32768.0][case.id / 3 % 3],
     };
     let mut inputs = Inputs::drawn(case);
-    for (at, q) in inputs.q.iter_mut().enumerate() {
-        let row = at / (case.head_dim * case.query_heads);
-        let size = if is_steep(case, row) { huge } else { 1.0 };
-        *q = if at.is_multiple_of(case.head_dim) { size } else { 0.0 };
+    for (at, q) in inputs.q.chunks_exact_mut(case.head_dim).enumerate() {
+        let size = if is_steep(case, at / case.query_heads) { huge } else { 1.0 };
+        q.iter_mut().for_each(|q| *q *= size);
+        q[0] = size;
     }
-    for (at, k) in inputs.k.iter_mut().enumerate() {
-        let key = at / (case.head_dim * case.key_heads) % case.key_rows;
-        *k = if at.is_multiple_of(case.head_dim) { key_value(key) } else { 0.0 };
+    for (at, k) in inputs.k.chunks_exact_mut(case.head_dim).enumerate() {
+        k.fill(0.0);
+        k[0] = key_value(at / case.key_heads % case.key_rows);
     }
     inputs
 }

@@ -34,6 +34,13 @@ pub fn expected(case: &Case, inputs: &Inputs, gradients: &GradientInputs, given_
         naive_o: Vec::new(),
         gradients: case.gradients.map(|_| (ExactGradients::default(), NaiveGradients::default())),
     };
+    if let Some((exact, naive)) = &mut whole.gradients {
+        // Sums over sequences, of which there may be none.
+        let of_bias = case.d_bias().map_or(0, |bias| bias.layout.elements() as usize);
+        let of_sinks = if case.features.has_sinks { case.query_heads } else { 0 };
+        (exact.d_bias, exact.d_sinks) = (vec![0.0; of_bias], vec![0.0; of_sinks]);
+        (naive.d_bias, naive.d_sinks) = (vec![0.0; of_bias], vec![0.0; of_sinks]);
+    }
     let output = precision(case.output_dtype);
     for part in case.parts() {
         let Part { sizes, first_query, .. } = &part;
@@ -135,22 +142,15 @@ fn batches_of<'i, T>(case: &Case, part: &Part, shape: [usize; 4], values: &'i [T
 }
 
 /// Adds the gradient of what a part has of the bias to that of the whole bias.
-fn add_d_bias<N: Copy + Default + AddAssign>(
-    case: &Case,
-    part: &Part,
-    whole: &mut Vec<N>,
-    more: Vec<N>,
-) {
+fn add_d_bias<N: Copy + AddAssign>(case: &Case, part: &Part, whole: &mut [N], more: Vec<N>) {
     let Some(d_bias) = case.d_bias() else { return };
     let [batches, ..] = d_bias.layout.shape;
-    whole.resize(d_bias.layout.elements() as usize, N::default());
     let first = if case.packed && batches > 1 { part.first_batch * more.len() } else { 0 };
     add(whole, first, more);
 }
 
-/// `whole[first..] += more`, of zeros at first.
-fn add<N: Copy + Default + AddAssign>(whole: &mut Vec<N>, first: usize, more: Vec<N>) {
-    whole.resize(whole.len().max(first + more.len()), N::default());
+/// `whole[first..] += more`.
+fn add<N: Copy + AddAssign>(whole: &mut [N], first: usize, more: Vec<N>) {
     whole[first..].iter_mut().zip(more).for_each(|(whole, more)| *whole += more);
 }
 
@@ -212,6 +212,26 @@ mod tests {
         let values = places.flat_map(|(head, row)| tensor[at(head, row)..][..columns].to_vec());
         let values = values.collect();
         ([1, heads, rows, columns], values)
+    }
+
+    #[test]
+    fn gradients_of_no_packed_sequence_at_all_are_sums_of_nothing() {
+        let bias = BiasFeature {
+            dtype: Dtype::F32,
+            dimensions: Dimensions { batches: false, queries: false, ..Dimensions::ALL },
+            placement: ScorePlacement::Dense,
+            values: BiasValues::Normal,
+            gradient: Some(Dtype::F32),
+        };
+        let features =
+            Features { bias: Some(bias), has_sinks: true, wants_d_sinks: true, ..Features::default() };
+        let gradients = Some(Gradients { dtype: Dtype::F32, has_d_lse: false, mode: Mode::Fast });
+        let case = Case { batches: 0, packed: true, features, gradients, ..Case::small() };
+        let (inputs, gradients) = (Inputs::drawn(&case), GradientInputs::drawn(&case));
+        let (exact, naive) = expected(&case, &inputs, &gradients, &[]).gradients.unwrap();
+        let elements = case.d_bias().unwrap().layout.elements() as usize;
+        assert_eq!((exact.d_bias, naive.d_bias), (vec![0.0; elements], vec![0.0; elements]));
+        assert_eq!((exact.d_sinks, naive.d_sinks), (vec![0.0; 2], vec![0.0; 2]));
     }
 
     /// Bias and mask of packed sequences are indexed by positions within each, and slopes by which it is.

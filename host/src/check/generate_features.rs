@@ -52,13 +52,34 @@ const DROPOUT_RATES: [f32; 5] = [0.001, 0.1, 0.5, 0.9, 0.999];
 /// left.
 const ENOUGH_PAIRS: f64 = 256.0;
 
+/// Sinks in f32 that have gradients: the error of one is that of another by chance.
+const ENOUGH_SINKS: usize = 8;
+
+/// How many times the batches a case may have of which masks and dropout leave little.
+const MOST_TIMES: usize = 8;
+
 /// The same with another bias where the rule cannot judge rows of a type's lowest number. Gradients come from
 /// lse, which holds nothing beside it; and what is added to that of f16 may lead out of its range, in which
-/// unfused code has its scores. Nor can it judge what little dropout leaves of small problems, of which less
-/// is dropped then, nor dropout where a scale of 0 makes all probabilities of a row one number: how that one
-/// rounds, before its factor or after, is the error of the whole tensor.
+/// unfused code has its scores. Nor can it judge what little masks and dropout leave of small problems, which
+/// have more batches then, and of which less is dropped. In f32 the gradient of a sink is as wrong as lse of
+/// the few rows that count most: there are more heads then, in groups as they are. Nor can it judge dropout
+/// where a scale of 0 makes all probabilities of a row one number: how that one rounds, before its factor or
+/// after, is the error of the whole tensor.
 pub fn judgeable(mut case: Case) -> Case {
-    let visible = visible_pairs(&case) as f64 * case.features.mask.map_or(1.0, |mask| mask.density);
+    let Features { has_sinks, wants_d_sinks, .. } = case.features;
+    if has_sinks && wants_d_sinks && case.gradients.is_some() && case.dtype == Dtype::F32 {
+        let times = ENOUGH_SINKS.div_ceil(case.query_heads.max(1));
+        (case.query_heads, case.key_heads) = (times * case.query_heads, times * case.key_heads);
+    }
+    let shown = case.features.mask.map_or(1.0, |mask| mask.density);
+    let visible = |case: &Case| visible_pairs(case) as f64 * shown;
+    // What the lowest rate leaves that is taken in place of others.
+    let left = if case.features.dropout.is_some() { 0.5 } else { 1.0 } * visible(&case);
+    let is_thinned = case.features.mask.is_some() || case.features.dropout.is_some();
+    if is_thinned && left > 0.0 && left < ENOUGH_PAIRS {
+        case.batches *= MOST_TIMES.min((ENOUGH_PAIRS / left).ceil() as usize);
+    }
+    let visible = visible(&case);
     let leaves_enough = |rate: f32| (1.0 - f64::from(rate)) * visible >= ENOUGH_PAIRS;
     case.features.dropout = case.features.dropout.map(|rate| {
         let smaller = [0.99, 0.9, 0.5].into_iter().filter(|&smaller| smaller < rate);
@@ -145,7 +166,17 @@ mod tests {
             let extended = extended_case(0, id);
             let plain = Case { features: Features::default(), ..case.clone() };
             let scale = if case.features.dropout.is_some() { plain.scale } else { extended.scale };
-            assert_eq!(plain, Case { scale, ..extended });
+            let heads = [&plain, &extended].map(|case| [case.query_heads, case.key_heads]);
+            if heads[0] != heads[1] {
+                let [times, of_keys] = [0, 1].map(|of| heads[0][of] as f64 / heads[1][of] as f64);
+                assert!(case.features.wants_d_sinks && plain.query_heads >= ENOUGH_SINKS, "{case:?}");
+                assert_eq!(times, of_keys);
+            }
+            let [[query_heads, key_heads], _] = heads;
+            let batches = plain.batches;
+            let is_thinned = case.features.mask.is_some() || case.features.dropout.is_some();
+            assert!(batches == extended.batches || batches > extended.batches && is_thinned);
+            assert_eq!(plain, Case { scale, batches, query_heads, key_heads, ..extended });
         }
         let featured = cases.iter().filter(|case| !case.features.is_empty()).count();
         assert!((250..400).contains(&featured), "{featured}");

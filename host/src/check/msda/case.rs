@@ -123,6 +123,9 @@ impl MsdaCase {
 /// Channels: what kernels read in whole vectors, and what they do not; more than a warp has lanes for.
 const CHANNELS: [usize; 12] = [32, 16, 64, 8, 5, 128, 1, 24, 30, 264, 4, 33];
 
+/// Gradients of weights that a case has at least, if any: the error of one is that of another by chance.
+const ENOUGH_POINTS: usize = 32;
+
 /// Case `id` of the sweep with this seed.
 pub fn msda_case(seed: u64, id: usize) -> MsdaCase {
     let case_seed = seed.wrapping_add((id as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -135,7 +138,7 @@ pub fn msda_case(seed: u64, id: usize) -> MsdaCase {
     let shapes = (0..levels).map(|_| [side(9), side(9)]).collect();
     let empty = |at: usize| id % 50 == at;
     let channels = CHANNELS[id / 3 % CHANNELS.len()];
-    MsdaCase {
+    let mut case = MsdaCase {
         id,
         seed: case_seed,
         batches: if empty(41) { 0 } else { side(2) },
@@ -151,7 +154,12 @@ pub fn msda_case(seed: u64, id: usize) -> MsdaCase {
         align_corners: random.random_bool(0.5),
         placement: Placement::ALL[id / 2 % Placement::ALL.len()],
         mode: if random.random_bool(0.5) { Mode::Deterministic } else { Mode::Fast },
+    };
+    let of_batch = case.queries * case.heads * case.shapes.len() * case.level_points;
+    if case.batches > 0 && of_batch > 0 {
+        case.batches = case.batches.max(ENOUGH_POINTS.div_ceil(of_batch));
     }
+    case
 }
 
 #[cfg(test)]
@@ -163,7 +171,10 @@ mod tests {
     fn a_sweep_is_valid_and_covers_options() {
         let cases: Vec<MsdaCase> = (0..240).map(|id| msda_case(0, id)).collect();
         for case in &cases {
-            assert!(case.backward_problem().validate().is_ok(), "{case:?}");
+            let problem = case.backward_problem();
+            assert!(problem.validate().is_ok(), "{case:?}");
+            let weights = problem.d_weights.elements() as usize;
+            assert!(weights == 0 || weights >= ENOUGH_POINTS, "{case:?}");
         }
         let kinds: HashSet<_> =
             cases.iter().map(|case| (case.dtype, case.padding, case.align_corners, case.mode)).collect();

@@ -86,6 +86,7 @@ mod shadow;
 mod space;
 mod survey;
 mod tensor_map;
+mod unaligned;
 
 pub use error::{LaunchError, MemoryError, ParseError, ParseErrorKind};
 pub use exec::{launch, launch_dependent};

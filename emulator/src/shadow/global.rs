@@ -23,6 +23,7 @@ use super::orders::Scope;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// Bytes of a word.
 const WORD: u64 = 4;
@@ -141,13 +142,28 @@ pub struct Meeting {
 }
 
 type AddressMap<T> = HashMap<u64, T, FixedState>;
+type Page = Box<[Cell; PAGE_WORDS]>;
+
+/// Pages of launches that have ended, for those to come: to have new ones from the system, and to give them
+/// back, took as long as what is noted in them.
+static SPARE: Mutex<Vec<Page>> = Mutex::new(Vec::new());
+/// How many are kept: 32 MiB.
+const MOST_SPARE: usize = 2048;
+
+/// A page of words that nobody accessed.
+fn new_page() -> Page {
+    let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let mut page = spare.unwrap_or_else(|| Box::new([Cell::default(); PAGE_WORDS]));
+    page.fill(Cell::default());
+    page
+}
 
 /// What a launch knows of global memory. Addresses are those of the emulator's own memory.
 #[derive(Debug)]
 pub struct GlobalRace {
     /// The actors of each grid.
     grids: Vec<Actors>,
-    pages: AddressMap<Box<[Cell; PAGE_WORDS]>>,
+    pages: AddressMap<Page>,
     accesses: Vec<Access>,
     /// How many there may be before it is time to look which are remembered.
     limit: usize,
@@ -170,8 +186,13 @@ impl GlobalRace {
         }
     }
 
-    /// The number of an access, for [`GlobalRace::access`].
-    pub fn number(&mut self, access: Access) -> u32 {
+    /// An access of one range of bytes after the other, until the next one begins.
+    pub fn sweep(&mut self, access: Access, touch: Touch) -> Sweep {
+        Sweep { number: self.number(access), touch, known: None }
+    }
+
+    /// The number of an access.
+    fn number(&mut self, access: Access) -> u32 {
         let place = access.pc.wrapping_add(access.actor.wrapping_mul(37)) as usize % RECENT;
         let (known, number) = self.recent[place];
         if known == access {
@@ -207,33 +228,31 @@ impl GlobalRace {
         self.limit = LIMIT.max(2 * self.accesses.len());
     }
 
-    /// An access to some bytes; `order` says whether another actor's access comes before it.
+    /// The next bytes of an access; `order`, the same for all of them, says whether another actor's access
+    /// comes before it.
     #[inline]
     pub fn access(
         &mut self,
+        sweep: &mut Sweep,
         address: u64,
         bytes: u32,
-        number: u32,
-        touch: Touch,
         order: impl Fn(Access) -> Order,
     ) -> Option<Meeting> {
+        let Sweep { number, touch, ref mut known } = *sweep;
         if number == 0 {
             return None;
         }
         let GlobalRace { accesses, pages, grids, .. } = self;
         let step = Step { accesses, grids, number, touch, order };
         let mut found = None;
-        // Neighbours nearly always look alike.
-        let mut known = None;
         for (mut words, bytes) in parts(address, bytes) {
             while !words.is_empty() {
                 let page = words.start / PAGE_WORDS as u64;
                 let first = (words.start % PAGE_WORDS as u64) as usize;
                 let count = (PAGE_WORDS - first).min((words.end - words.start) as usize);
                 words.start += count as u64;
-                let page = pages.entry(page);
-                let page = page.or_insert_with(|| Box::new([Cell::default(); PAGE_WORDS]));
-                let met = step.sweep(&mut page[first..first + count], bytes, &mut known);
+                let page = pages.entry(page).or_insert_with(new_page);
+                let met = step.sweep(&mut page[first..first + count], bytes, known);
                 found = found.or(met);
             }
         }
@@ -252,6 +271,14 @@ impl GlobalRace {
     }
 }
 
+impl Drop for GlobalRace {
+    fn drop(&mut self) {
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = MOST_SPARE.saturating_sub(spare.len());
+        spare.extend(self.pages.drain().map(|(_, page)| page).take(room));
+    }
+}
+
 /// The words of a range of bytes, and which bytes of each belong to it: those of the first word if it begins
 /// within one, of whole words, and of the last.
 #[inline(always)]
@@ -267,6 +294,15 @@ pub fn parts(address: u64, bytes: u32) -> [(Range<u64>, u32); 3] {
 
 /// A word as it was, the bytes that an access takes of it, and what becomes of it.
 type Known = Option<(Cell, u32, Cell)>;
+
+/// An access that goes from range to range.
+pub struct Sweep {
+    /// Its number; 0 if there was none left.
+    number: u32,
+    touch: Touch,
+    /// The last word that it met: neighbours nearly always look alike.
+    known: Known,
+}
 
 /// One access as it goes from word to word.
 struct Step<'a, F> {

@@ -44,13 +44,19 @@ impl GlobalLanes {
         self.apart = Some(vec![LaneClocks::new(); self.warps.len()]);
     }
 
-    /// Forgets everything, for the next block.
+    /// Forgets everything, for the next block: what is marked has no meaning once all warps have met.
     pub(super) fn reset(&mut self) {
-        let is_apart = self.apart.is_some();
-        *self = GlobalLanes::new(self.warps.len() as u32);
-        if is_apart {
-            self.meet_in_parts();
+        if let Some(warps) = &mut self.apart {
+            warps.fill(LaneClocks::new());
         }
+        if self.meetings + self.warps.len() as u32 >= MEETINGS - 1 {
+            self.pages.clear();
+            self.meetings = 0;
+        }
+        for (meeting, warp) in (self.meetings..).zip(&mut self.warps) {
+            *warp = Since { meeting, ..Since::default() };
+        }
+        self.meetings += self.warps.len() as u32;
     }
 
     /// An instruction of a warp, whose offsets are addresses.
@@ -148,6 +154,19 @@ mod tests {
             lanes.meet(0, !0);
             assert_eq!(access(&mut lanes, &[(3, far + 8), (5, far + 8)], false), None);
             assert_eq!(access(&mut lanes, &[(3, far + 8)], true), Some((3, None)));
+        }
+    }
+
+    #[test]
+    fn blocks_know_nothing_of_those_before_them() {
+        let mut lanes = GlobalLanes::new(2);
+        // More meetings than a mark can name.
+        for _ in 0..MEETINGS / 2 + 2 {
+            assert_eq!(access(&mut lanes, &[(3, 64)], true), None);
+            lanes.reset();
+            assert_eq!(access(&mut lanes, &[(4, 64)], false), None);
+            assert_eq!(access(&mut lanes, &[(3, 64)], true), Some((3, Some(4))));
+            lanes.reset();
         }
     }
 

@@ -23,9 +23,9 @@ fn met(
     (actor, manner): (u32, Manner),
     touch: Touch,
 ) -> Option<(u32, bool)> {
-    let number = race.number(Access { actor, clock: 1, pc: actor, manner });
+    let mut sweep = race.sweep(Access { actor, clock: 1, pc: actor, manner }, touch);
     let order = |other: Access| if other.actor == actor { Order::Before } else { Order::None };
-    let meeting = race.access(address, bytes, number, touch, order)?;
+    let meeting = race.access(&mut sweep, address, bytes, order)?;
     Some((meeting.other.actor, meeting.wrote))
 }
 
@@ -50,8 +50,33 @@ fn bytes_that_two_actors_share_are_a_race_unless_both_only_read() {
     assert_eq!(met(&mut race, 4096, 2, (4, PLAIN), Touch::Read), None);
     assert_eq!(met(&mut race, 8188, 8, (1, PLAIN), Touch::Write), None);
     assert_eq!(met(&mut race, 8192, 4, (2, PLAIN), Touch::Read), Some((1, true)));
-    let number = race.number(Access { actor: 3, clock: 1, pc: 0, manner: PLAIN });
-    assert_eq!(race.access(8192, 4, number, Touch::Write, |_| Order::Before), None);
+    let mut sweep = race.sweep(Access { actor: 3, clock: 1, pc: 0, manner: PLAIN }, Touch::Write);
+    assert_eq!(race.access(&mut sweep, 8192, 4, |_| Order::Before), None);
+}
+
+#[test]
+fn ranges_of_one_access_are_each_looked_at() {
+    let mut race = one_grid(1);
+    assert_eq!(met(&mut race, 4100, 4, (1, PLAIN), Touch::Write), None);
+    let mut sweep = race.sweep(Access { actor: 2, clock: 1, pc: 0, manner: PLAIN }, Touch::Write);
+    let mut next = |address, bytes| race.access(&mut sweep, address, bytes, |_| Order::None).is_some();
+    // Bytes of a word that nobody accessed, its others, a word that somebody did, and another page.
+    let ranges = [(4096, 2), (4098, 2), (4100, 4), (16384, 4)];
+    assert_eq!(ranges.map(|(address, bytes)| next(address, bytes)), [false, false, true, false]);
+    assert_eq!(met(&mut race, 4096, 2, (3, PLAIN), Touch::Read), Some((2, true)));
+    assert_eq!(met(&mut race, 4099, 1, (3, PLAIN), Touch::Read), Some((2, true)));
+}
+
+#[test]
+fn launches_know_nothing_of_those_before_them() {
+    for _ in 0..3 {
+        let mut race = one_grid(1);
+        for page in 0..4 {
+            assert_eq!(met(&mut race, 4096 * page, 4, (1, PLAIN), Touch::Write), None);
+        }
+    }
+    let mut race = one_grid(1);
+    assert_eq!(met(&mut race, 4096, 4, (2, PLAIN), Touch::Read), None);
 }
 
 #[test]
@@ -97,8 +122,9 @@ fn a_grid_that_has_ended_may_have_written_what_is_read_only() {
     for (order, meets) in [(Order::Before, true), (Order::Unseen, true), (Order::Ended, false)] {
         let mut race = one_grid(1);
         assert_eq!(met(&mut race, 64, 4, (1, PLAIN), Touch::Write), None);
-        let number = race.number(Access { actor: 2, clock: 1, pc: 0, manner: Manner::ReadOnly });
-        assert_eq!(race.access(64, 4, number, Touch::Read, |_| order).is_some(), meets, "{order:?}");
+        let access = Access { actor: 2, clock: 1, pc: 0, manner: Manner::ReadOnly };
+        let mut sweep = race.sweep(access, Touch::Read);
+        assert_eq!(race.access(&mut sweep, 64, 4, |_| order).is_some(), meets, "{order:?}");
     }
 }
 

@@ -359,12 +359,13 @@ fn mark_all<const WORDS: usize, const COUNT: usize>(
         scatter::<WORDS, COUNT>(marks, &places, &before);
         return false;
     }
-    // The lane whose mark remains has read the word together with those whose marks do not.
-    for (word, (now, after)) in now.iter().zip(&after).enumerate() {
-        if now != after {
-            marks[places[word / COUNT] + word % COUNT] = after.read_by_several();
-        }
+    // The lane whose mark remains, the last, has read the word together with those before it: theirs say that
+    // several did, and the first of them remains now.
+    let mut several = after;
+    for (mark, now) in several.iter_mut().zip(&now) {
+        *mark = if mark == now { *mark } else { mark.read_by_several() };
     }
+    scatter_from_the_last::<WORDS, COUNT>(marks, &places, &several);
     true
 }
 
@@ -389,6 +390,18 @@ fn scatter<const WORDS: usize, const COUNT: usize>(
     all: &[Mark; WORDS],
 ) {
     for (chunk, &place) in all.as_chunks::<COUNT>().0.iter().zip(places) {
+        marks[place..place + COUNT].copy_from_slice(chunk);
+    }
+}
+
+/// The same, but those of the first remain.
+#[inline(always)]
+fn scatter_from_the_last<const WORDS: usize, const COUNT: usize>(
+    marks: &mut [Mark],
+    places: &[usize; LANES],
+    all: &[Mark; WORDS],
+) {
+    for (chunk, &place) in all.as_chunks::<COUNT>().0.iter().zip(places).rev() {
         marks[place..place + COUNT].copy_from_slice(chunk);
     }
 }

@@ -16,6 +16,8 @@ pub mod orders;
 pub mod race;
 mod sets;
 
+use crate::unaligned::{read, write};
+
 /// The state of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -58,15 +60,15 @@ impl Shadow {
             let at = self.0.add(offset);
             match bytes {
                 1 => *at == State::Written as u8,
-                2 => at.cast::<u16>().read_unaligned() == ALL_WRITTEN as u16,
-                4 => at.cast::<u32>().read_unaligned() == ALL_WRITTEN as u32,
-                8 => at.cast::<u64>().read_unaligned() == ALL_WRITTEN,
-                16 => at.cast::<[u64; 2]>().read_unaligned() == [ALL_WRITTEN; 2],
+                2 => read::<u16>(at) == ALL_WRITTEN as u16,
+                4 => read::<u32>(at) == ALL_WRITTEN as u32,
+                8 => read::<u64>(at) == ALL_WRITTEN,
+                16 => read::<[u64; 2]>(at) == [ALL_WRITTEN; 2],
                 _ => {
                     let mut good = true;
                     let words = bytes / 8;
                     for word in 0..words {
-                        good &= at.cast::<u64>().add(word).read_unaligned() == ALL_WRITTEN;
+                        good &= read::<u64>(at.add(8 * word)) == ALL_WRITTEN;
                     }
                     for byte in words * 8..bytes {
                         good &= *at.add(byte) == State::Written as u8;
@@ -122,10 +124,10 @@ impl Shadow {
             let at = self.0.add(offset);
             match bytes {
                 1 => *at = state as u8,
-                2 => at.cast::<u16>().write_unaligned(fill as u16),
-                4 => at.cast::<u32>().write_unaligned(fill as u32),
-                8 => at.cast::<u64>().write_unaligned(fill),
-                16 => at.cast::<[u64; 2]>().write_unaligned([fill; 2]),
+                2 => write(at, fill as u16),
+                4 => write(at, fill as u32),
+                8 => write(at, fill),
+                16 => write(at, [fill; 2]),
                 _ => at.write_bytes(state as u8, bytes),
             }
         }

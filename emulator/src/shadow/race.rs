@@ -72,11 +72,23 @@ struct OperandRead {
 /// thousand multiplications. Of older ones a report does not name the instruction.
 const OPERANDS: usize = 1 << 14;
 
-/// Which instruction an access was.
+/// Which instruction an access was, above it the epoch. In one number, so that many are filled together.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
-    epoch: u32,
-    pc: u32,
+struct Place(u64);
+
+impl Place {
+    #[inline(always)]
+    fn new(epoch: u32, pc: u32) -> Self {
+        Place(u64::from(epoch) << 32 | u64::from(pc))
+    }
+
+    fn epoch(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn pc(self) -> u32 {
+        self.0 as u32
+    }
 }
 
 /// The shadow of a block's shared memory.
@@ -243,8 +255,8 @@ impl Race {
         for cell in cells[first..end].iter_mut().filter(|cell| cell.is_written_by(begun, sets)) {
             *cell = Cell::written(write);
         }
-        for place in self.writers[first..end].iter_mut().filter(|place| place.epoch == begun) {
-            place.epoch = write;
+        for place in self.writers[first..end].iter_mut().filter(|place| place.epoch() == begun) {
+            *place = Place::new(write, place.pc());
         }
     }
 
@@ -298,7 +310,7 @@ impl Race {
         if self.operands.len() == OPERANDS {
             self.operands.pop_front();
         }
-        let place = Place { epoch, pc: self.pc };
+        let place = Place::new(epoch, self.pc);
         self.operands.push_back(OperandRead { place, ranges: ranges.clone() });
         found
     }
@@ -333,7 +345,7 @@ impl Race {
     fn sweep_words(&mut self, sweep: &mut Sweep, first: usize, count: usize) -> Option<Conflict> {
         let found = self.sweep_cells(sweep, first, count);
         let places = if sweep.look.write { &mut self.writers } else { &mut self.readers };
-        fill(&mut places[first..][..count], Place { epoch: sweep.look.epoch, pc: self.pc });
+        fill(&mut places[first..][..count], Place::new(sweep.look.epoch, self.pc));
         found
     }
 
@@ -391,14 +403,14 @@ impl Race {
     /// multiplication, many others did.
     fn pc_of(&self, word: usize, epoch: u32, wrote: bool) -> Option<u32> {
         let place = if wrote { self.writers[word] } else { self.readers[word] };
-        if wrote || place.epoch == epoch {
-            return (place.epoch == epoch).then_some(place.pc);
+        if wrote || place.epoch() == epoch {
+            return (place.epoch() == epoch).then_some(place.pc());
         }
         let offset = word as u32 * WORD;
         let is_it = |read: &&OperandRead| {
-            read.place.epoch == epoch && read.ranges.iter().any(|range| range.contains(&offset))
+            read.place.epoch() == epoch && read.ranges.iter().any(|range| range.contains(&offset))
         };
-        self.operands.iter().rev().find(is_it).map(|read| read.place.pc)
+        self.operands.iter().rev().find(is_it).map(|read| read.place.pc())
     }
 
     /// A warp lets others know what it has done, and goes on to the next clock.
@@ -451,7 +463,7 @@ impl Race {
     pub(super) fn fill(&mut self, offset: u32, bytes: u32, epoch: u32) {
         let (first, end) = ((offset / WORD) as usize, (offset + bytes).div_ceil(WORD) as usize);
         self.cells[first..end].fill(Cell::written(epoch));
-        self.writers[first..end].fill(Place { epoch, pc: self.pc });
+        self.writers[first..end].fill(Place::new(epoch, self.pc));
     }
 }
 

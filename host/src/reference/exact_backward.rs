@@ -165,8 +165,15 @@ fn widened<T: Copy + Into<f64>>(row: &[T]) -> Vec<f64> {
     row.iter().map(|&value| value.into()).collect()
 }
 
+/// In eight sums side by side: each waits for its own last addition alone.
 fn dot(left: &[f64], right: &[f64]) -> f64 {
-    left.iter().zip(right).map(|(left, right)| left * right).sum()
+    let ((lefts, left), (rights, right)) = (left.as_chunks::<8>(), right.as_chunks::<8>());
+    let mut sums = [0.0; 8];
+    for (left, right) in lefts.iter().zip(rights) {
+        sums.iter_mut().zip(left).zip(right).for_each(|((sum, left), right)| *sum += left * right);
+    }
+    let rest = left.iter().zip(right).map(|(left, right)| left * right);
+    sums.into_iter().sum::<f64>() + rest.sum::<f64>()
 }
 
 /// `target += factor * row`.

@@ -55,7 +55,7 @@ pub struct Source<'a> {
 /// # Errors
 /// When the crate does not compile.
 pub fn llvm_ir(compiler: &Compiler, source: &Source, cpu: &str, dir: &Path) -> Result<String> {
-    let sysroot = core_metadata(compiler, cpu)?;
+    let sysroot = core_metadata(compiler)?;
     // rustc sees its own folder with links resolved, and so must the prefix be.
     let root = source.root.canonicalize()?;
     let mut command = rustc(compiler, cpu);
@@ -83,28 +83,33 @@ fn rustc(compiler: &Compiler, cpu: &str) -> Command {
 /// Compiling `core` once is enough when several threads ask for it.
 static CORE: Mutex<()> = Mutex::new(());
 
-/// The folder that holds the metadata of `core` for this compiler and target; made when it is not there.
-fn core_metadata(compiler: &Compiler, cpu: &str) -> Result<PathBuf> {
+/// The PTX target that `core` is compiled for. Kernels of all targets use it: of a function's body, metadata
+/// holds what comes before code for any of them, and nothing in what they take from `core` asks for one.
+const CORE_CPU: &str = "sm_80";
+
+/// The folder that holds the metadata of `core` for this compiler; made when it is not there.
+fn core_metadata(compiler: &Compiler) -> Result<PathBuf> {
     let mut key = Sha256::new();
-    for part in [compiler.version.as_str(), &compiler.library.to_string_lossy(), cpu, COMPILER_BUILTINS]
+    for part in
+        [compiler.version.as_str(), &compiler.library.to_string_lossy(), CORE_CPU, COMPILER_BUILTINS]
     {
         key.update(part);
         key.update([0]);
     }
     FLAGS.iter().for_each(|flag| key.update(flag));
     let name = super::hex(&key.finalize()[..8]);
-    let dir = target_dir().join("kernels").join(format!("core-{cpu}-{name}"));
+    let dir = target_dir().join("kernels").join(format!("core-{name}"));
     let _one_at_a_time = CORE.lock();
     if dir.is_dir() {
         return Ok(dir);
     }
-    eprintln!("compiling core for {cpu} (once per compiler, half a minute)");
+    eprintln!("compiling core (once per compiler, half a minute)");
     let building = dir.with_extension(std::process::id().to_string());
     fs::create_dir_all(&building)?;
     let emit =
         ["--crate-type=rlib", "--emit=metadata", "-Zforce-unstable-if-unmarked", "--cap-lints=allow"];
     let core = compiler.library.join("core/src/lib.rs");
-    let mut command = rustc(compiler, cpu);
+    let mut command = rustc(compiler, CORE_CPU);
     command
         .args(emit)
         .args(["-Zalways-encode-mir", "--crate-name=core", "--out-dir"])
@@ -114,7 +119,7 @@ fn core_metadata(compiler: &Compiler, cpu: &str) -> Result<PathBuf> {
 
     let stub = building.join("compiler_builtins.rs");
     fs::write(&stub, COMPILER_BUILTINS)?;
-    let mut command = rustc(compiler, cpu);
+    let mut command = rustc(compiler, CORE_CPU);
     command.args(emit).args(["--crate-name=compiler_builtins", "--out-dir"]).arg(&building).arg(&stub);
     command.arg(format!("--extern=core={}", building.join("libcore.rmeta").display()));
     output(&mut command)?;

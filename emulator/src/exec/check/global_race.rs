@@ -56,11 +56,11 @@ impl<'a> Context<'a> {
         let access = Access { manner: how.manner(), ..self.own_access(w.pc, w.id) };
         let mut launch = self.global_race();
         let Some(race) = &mut self.race else { return };
-        let number = launch.number(access);
+        let mut sweep = launch.sweep(access, touch);
         let mut found = None;
         for (lane, offset, bytes) in window.runs(bytes) {
             let order = |other: Access| race.order(w.id, first, other);
-            let met = launch.access(window.data as u64 + offset, bytes, number, touch, order);
+            let met = launch.access(&mut sweep, window.data as u64 + offset, bytes, order);
             found = found.or(met.map(|met| (lane, met)));
         }
         drop(launch);
@@ -135,8 +135,8 @@ impl<'a> Context<'a> {
     ) {
         let Some(race) = &self.race else { return };
         let mut launch = self.global_race();
-        let number = launch.number(access);
-        let met = launch.access(at, bytes, number, touch, |other| order(race, other));
+        let mut sweep = launch.sweep(access, touch);
+        let met = launch.access(&mut sweep, at, bytes, |other| order(race, other));
         drop(launch);
         if let Some(met) = met {
             self.global_report(access.pc, issuer, touch, met);

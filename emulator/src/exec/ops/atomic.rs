@@ -14,6 +14,7 @@ use crate::isa::{
 use crate::report::trace::OriginKind;
 use crate::shadow::global::Touch;
 use crate::space::Space;
+use crate::unaligned;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -114,15 +115,15 @@ fn exchange_wide(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, op:
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the window was checked for 16 bytes at the lane's offset.
         unsafe {
-            let at = window.data.add(window.offsets[lane] as usize).cast::<u128>();
-            old[lane] = at.read_unaligned();
+            let at = window.data.add(window.offsets[lane] as usize);
+            old[lane] = unaligned::read(at);
             let new = match op {
                 AtomicOp::CompareExchange if old[lane] != operand => old[lane],
                 AtomicOp::CompareExchange => second,
                 _ => operand,
             };
             changed |= new != old[lane];
-            at.write_unaligned(new);
+            unaligned::write(at, new);
         }
     })?;
     c.deeds += u64::from(changed);
@@ -229,18 +230,17 @@ unsafe fn update(
     let at = unsafe { window.data.add(window.offsets[lane] as usize + skipped) };
     macro_rules! update {
         ($type:ty, $atomic:ty) => {{
-            let at = at.cast::<$type>();
             if matches!(window.space, Space::Global | Space::Const) {
                 // SAFETY: global allocations are aligned to 256 bytes, and the offset to the type.
-                let cell = unsafe { <$atomic>::from_ptr(at) };
+                let cell = unsafe { <$atomic>::from_ptr(at.cast()) };
                 let next = |old: $type| Some(f(u64::from(old)) as $type);
                 let (Ok(old) | Err(old)) = cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
                 u64::from(old)
             } else {
                 // SAFETY: the memory belongs to this block alone.
                 unsafe {
-                    let old = at.read_unaligned();
-                    at.write_unaligned(f(u64::from(old)) as $type);
+                    let old: $type = unaligned::read(at);
+                    unaligned::write(at, f(u64::from(old)) as $type);
                     u64::from(old)
                 }
             }

@@ -21,6 +21,7 @@ use crate::isa::{
 use crate::report::FindingKind;
 use crate::shadow::global::Touch;
 use crate::space::Space;
+use crate::unaligned;
 
 /// Every matrix instruction.
 #[inline(always)]
@@ -326,16 +327,12 @@ fn transfer(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, store: b
             let place: &mut [u32; 4] = (&mut read[row * 4..row * 4 + 4]).try_into().expect("four words");
             // SAFETY: the window was checked for 16 bytes at each owner's offset.
             unsafe {
-                let at = window.data.add(window.offsets[lane] as usize).cast::<[u32; 4]>();
+                let at = window.data.add(window.offsets[lane] as usize);
                 if store {
-                    at.write_unaligned([
-                        words[row * 4],
-                        words[row * 4 + 1],
-                        words[row * 4 + 2],
-                        words[row * 4 + 3],
-                    ]);
+                    let row = [row * 4, row * 4 + 1, row * 4 + 2, row * 4 + 3];
+                    unaligned::write(at, row.map(|word| words[word]));
                 } else {
-                    *place = at.read_unaligned();
+                    *place = unaligned::read(at);
                 }
             }
         }
@@ -364,9 +361,8 @@ fn rows_that_differ(w: &Warp, i: &Instruction, rows: &[u32], window: &Window) ->
                 continue;
             }
             // SAFETY: the window was checked for 16 bytes at the offset of each lane of its mask.
-            let there = unsafe {
-                window.data.add(window.offsets[lane] as usize).cast::<[u32; 4]>().read_unaligned()
-            };
+            let there: [u32; 4] =
+                unsafe { unaligned::read(window.data.add(window.offsets[lane] as usize)) };
             differ |= u32::from(there != *row) << lane;
         }
     }

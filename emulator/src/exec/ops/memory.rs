@@ -10,6 +10,7 @@ use crate::isa::{FLAG_OPTIONAL, FLAG_SATURATE, Instruction, LATER};
 use crate::report::FindingKind;
 use crate::shadow::global::Touch;
 use crate::space::{PARAM_WINDOW, RANK_SHIFT, Space};
+use crate::unaligned;
 
 /// `ld`.
 #[inline(always)]
@@ -70,8 +71,7 @@ fn place(w: &Warp, i: &Instruction, space: Space) -> (Space, Addresses) {
 #[inline(always)]
 unsafe fn load_contiguous(window: &Window, row: &mut [u32; LANES]) {
     // SAFETY: the caller vouches for the range.
-    *row =
-        unsafe { window.data.add(window.offsets[0] as usize).cast::<[u32; LANES]>().read_unaligned() };
+    *row = unsafe { unaligned::read(window.data.add(window.offsets[0] as usize)) };
 }
 
 /// # Safety
@@ -116,9 +116,7 @@ unsafe fn gather<T: Copy, C: Copy>(
 ) {
     let read = |lane: usize| {
         // SAFETY: the caller vouches for the range.
-        let value =
-            unsafe { window.data.add(window.offsets[lane] as usize + at).cast::<T>().read_unaligned() };
-        convert(value)
+        convert(unsafe { unaligned::read(window.data.add(window.offsets[lane] as usize + at)) })
     };
     if window.mask == FULL {
         for lane in 0..LANES {
@@ -207,5 +205,5 @@ pub fn store(c: &mut Context<'_>, w: &mut Warp, i: &Instruction, m: u32, space: 
 #[inline(always)]
 unsafe fn store_contiguous(window: &Window, row: &[u32; LANES]) {
     // SAFETY: the caller vouches for the range.
-    unsafe { window.data.add(window.offsets[0] as usize).cast::<[u32; LANES]>().write_unaligned(*row) };
+    unsafe { unaligned::write(window.data.add(window.offsets[0] as usize), *row) };
 }

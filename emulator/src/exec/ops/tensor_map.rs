@@ -11,6 +11,7 @@ use crate::report::FindingKind;
 use crate::shadow::global::Touch;
 use crate::space::Space;
 use crate::tensor_map::{MAP_BYTES, MapField, replace as replace_field};
+use crate::unaligned;
 
 /// Bytes of an access that a lane makes at a time.
 const PIECE: u32 = 16;
@@ -55,7 +56,7 @@ fn read(
     let mut words = [0; 16];
     pieces(c, w, lane, (space, address, false), |piece, at| {
         // SAFETY: two words lie at the piece.
-        let [low, high] = unsafe { at.cast::<[u64; 2]>().read_unaligned() };
+        let [low, high]: [u64; 2] = unsafe { unaligned::read(at) };
         (words[2 * piece], words[2 * piece + 1]) = (low, high);
     })?;
     Ok(words)
@@ -71,7 +72,7 @@ fn write(
 ) -> Flow {
     pieces(c, w, lane, (space, address, true), |piece, at| {
         // SAFETY: two words lie at the piece.
-        unsafe { at.cast::<[u64; 2]>().write_unaligned([words[2 * piece], words[2 * piece + 1]]) };
+        unsafe { unaligned::write(at, [words[2 * piece], words[2 * piece + 1]]) };
     })
 }
 

@@ -6,6 +6,7 @@ use crate::exec::values::half::{Bfloat, Format, Half};
 use crate::isa::{MatrixType, WGMMA_K};
 use crate::memory::shared::{PAGE_BYTES, SharedMemory};
 use crate::space::SHARED_BASE;
+use crate::unaligned;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -116,8 +117,7 @@ impl Tiles {
         let mut values = vec![0; rows * k];
         for (index, &piece) in pieces.iter().enumerate() {
             // SAFETY: `find` checked that the piece lies in shared memory.
-            let word =
-                unsafe { data.add((piece - SHARED_BASE) as usize).cast::<u128>().read_unaligned() };
+            let word: u128 = unsafe { unaligned::read(data.add((piece - SHARED_BASE) as usize)) };
             let (line, along) = (index / per_line, index % per_line * in_piece);
             for element in 0..in_piece {
                 let value = (word >> (element * bits)) as u64 & ((1 << bits) - 1);
@@ -177,9 +177,8 @@ impl Tile {
         let per_line = if key.transposed { key.rows as usize / PIECE } else { WGMMA_K / PIECE };
         for (index, &piece) in self.pieces.iter().enumerate() {
             // SAFETY: `find` checked that the piece lies in shared memory.
-            let halves = unsafe {
-                data.add((piece - SHARED_BASE) as usize).cast::<[u16; PIECE]>().read_unaligned()
-            };
+            let halves: [u16; PIECE] =
+                unsafe { unaligned::read(data.add((piece - SHARED_BASE) as usize)) };
             let (line, along) = (index / per_line, index % per_line * PIECE);
             for (element, &half) in halves.iter().enumerate() {
                 let value = T::from_bits(half).to_f32();

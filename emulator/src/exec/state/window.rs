@@ -4,6 +4,7 @@ use crate::exec::values::registers::{FULL, LANES, Registers, lanes};
 use crate::isa::Instruction;
 use crate::shadow::{Shadow, State};
 use crate::space::Space;
+use crate::unaligned;
 
 /// Addresses of all lanes.
 pub type Addresses = [u64; LANES];
@@ -174,7 +175,7 @@ impl Window {
     ///
     /// A `T` at `at` from each offset of the mask lies inside the window.
     #[inline(always)]
-    unsafe fn visit<const COMPARES: bool, T: PartialEq, C: Copy>(
+    unsafe fn visit<const COMPARES: bool, T: Copy + PartialEq, C: Copy>(
         &self,
         at: usize,
         row: &[C; LANES],
@@ -184,11 +185,11 @@ impl Window {
             let value = convert(row[lane]);
             // SAFETY: the caller vouches for the range.
             unsafe {
-                let place = self.data.add(self.offsets[lane] as usize + at).cast::<T>();
+                let place = self.data.add(self.offsets[lane] as usize + at);
                 if COMPARES {
-                    return u32::from(place.read_unaligned() != value) << lane;
+                    return u32::from(unaligned::read::<T>(place) != value) << lane;
                 }
-                place.write_unaligned(value);
+                unaligned::write(place, value);
             }
             0
         };

@@ -227,7 +227,7 @@ pub fn featured_in_f32(kernel: &str) -> Case {
 
 /// Rows of a tile are those of three heads, 42 queries, which leaves two rows of 128 to nobody, or of four heads, 32
 /// queries; of two batches and two key heads, in two tiles or more, the last one not full. Causal, in ranges of keys,
-/// packed, with a negative scale and capped scores, in f32, with odd columns, and with queries that see nothing.
+/// packed, with a negative scale and capped scores, in f32, with odd columns, a bias alone, and queries that see nothing.
 fn heads_together(kernel: &str) -> Vec<Case> {
     let dim = spec(kernel).head_dim as usize;
     let heads = |count: usize| Case {
@@ -246,7 +246,7 @@ fn heads_together(kernel: &str) -> Vec<Case> {
     let odd = Case { value_dim: dim - 15, ..three.clone() };
     let dead = Case { mask: window, key_rows: 5, ..four.clone() };
     let of_one_head = |case: Case| Case { query_heads: 4, key_heads: 1, ..case };
-    let mut cases = vec![three.clone(), full.clone()];
+    let mut cases = vec![three.clone(), full.clone(), with_shared_bias(full.clone(), false)];
     cases.extend(featured_at_edges(kernel, &three));
     cases.extend(sloped_and_hidden(kernel).into_iter().map(of_one_head));
     cases.extend([

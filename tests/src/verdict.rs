@@ -6,8 +6,8 @@ use crate::recorder::{of_size, recording, small, with_room_for, without_counters
 use crate::shapes::{in_parts, many_key_tiles_in_order};
 use crate::sources::{Place, goes_through};
 use finite_attention::check::{
-    Case, ComputedGradients, GradientInputs, Inputs, Surroundings, compute_with, run_case_in_parts,
-    run_case_with,
+    Case, ComputedGradients, GradientInputs, Inputs, Remembered, Surroundings, compute_with,
+    run_case_again, run_case_in_parts,
 };
 use finite_attention::driver::emulated::{Options, Schedule};
 use finite_attention::{Device, Error, KernelImages};
@@ -21,6 +21,9 @@ const SHARING_BLOCKS: u32 = 3;
 
 /// Random schedules of such.
 const SHARING_SCHEDULES: u64 = 64;
+
+/// The cases that kernels were tried with.
+static REMEMBERED: Remembered = Remembered::new();
 
 /// A finding of the emulator.
 #[derive(Clone, Debug)]
@@ -111,7 +114,7 @@ pub fn judge_on(device: &Device, kernel: &str, case: &Case) -> Verdict {
         || matches!(spec.family, Family::BackwardConvert | Family::BiasGradient);
     let device = if is_helper { device.clone() } else { with_room_for(device, spec) };
     let (device, launched) = &recording(&device);
-    match run_case_with(device, case, Inputs::drawn) {
+    match run_case_again(device, case, Inputs::drawn, &REMEMBERED) {
         Ok((outcome, _)) => {
             let ran = launched.names();
             assert!(ran.contains(kernel), "the case is planned for {ran:?}, not {kernel}");

@@ -56,7 +56,7 @@ impl Inputs {
 
 /// The numbers of dO and dLSE: one per element, in logical order. dO is rounded to the dtype of its case
 /// when used.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct GradientInputs {
     /// `[B, Sq, Hq, Dv]`.
     pub d_o: Vec<f32>,

@@ -1,7 +1,7 @@
 //! The tolerance rule for the results of a case, or of several as if they were batches of one.
 
 use super::expected::precision;
-use super::{Case, Computed, GradientInputs, expected};
+use super::{Case, Computed, Expected, GradientInputs, Inputs};
 use crate::reference::{Precision, Verdict, judge_gradient, judge_lse, judge_output, output_allowance};
 use kernels_gpu::abi::Dtype;
 
@@ -37,9 +37,13 @@ struct Tensor {
 }
 
 impl Results {
-    /// Those of a case.
-    pub(super) fn of(case: &Case, computed: &Computed) -> Self {
-        let nothing = GradientInputs { d_o: Vec::new(), d_lse: Vec::new() };
+    /// Those of a case, of which so much is `expected`.
+    pub(super) fn of(
+        case: &Case,
+        computed: &Computed,
+        expected: impl Fn(&Case, &Inputs, &GradientInputs, &[f32]) -> Expected,
+    ) -> Self {
+        let nothing = GradientInputs::default();
         let gradients = computed.gradients.as_ref();
         let inputs = gradients.map_or(&nothing, |gradients| &gradients.inputs);
         let expected = expected(case, &computed.inputs, inputs, &computed.o);

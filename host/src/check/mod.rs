@@ -21,6 +21,7 @@ pub mod msda;
 mod partial;
 mod placement;
 mod ranks;
+mod remembered;
 mod run;
 mod scores;
 
@@ -43,4 +44,5 @@ pub use memory::{GUARD_BYTES, Stored, Strided, Surroundings, TensorMemory};
 pub use partial::{mask_of_part, run_case_in_parts};
 pub use placement::Placement;
 pub use ranks::{compute_over_ranks, run_case_over_ranks};
-pub use run::{Outcome, run_case, run_case_with, sweep, sweep_of};
+pub use remembered::Remembered;
+pub use run::{Outcome, run_case, run_case_again, run_case_with, sweep, sweep_of};

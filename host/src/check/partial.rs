@@ -7,7 +7,7 @@ use super::run::judge_case;
 use super::scores::ScoreMemory;
 use super::{
     Case, Computed, ComputedGradients, GradientInputs, Gradients, Inputs, Outcome, ScoreInputs,
-    Surroundings, TensorMemory,
+    Surroundings, TensorMemory, expected,
 };
 use crate::attention::{Element, launch_forward};
 use crate::device::Device;
@@ -46,7 +46,7 @@ pub fn run_case_in_parts(
         (Dtype::F16, _) => compute_typed::<f16, f16>,
         (Dtype::F32, _) => compute_typed::<f32, f32>,
     };
-    judge_case(case, |case| compute(device, case, parts))
+    judge_case(case, |case| compute(device, case, parts), expected)
 }
 
 /// What passes over the same queries share.

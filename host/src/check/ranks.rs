@@ -2,7 +2,7 @@
 
 use super::compute::widened;
 use super::run::judge_case;
-use super::{Case, Computed, ComputedGradients, GradientInputs, Inputs, Outcome, ScoreInputs};
+use super::{Case, Computed, ComputedGradients, GradientInputs, Inputs, Outcome, ScoreInputs, expected};
 use crate::attention::{BiasSlice, Element, Elements, MaskSlice, ScoreSlices};
 use crate::context_parallel::host::{ContextInputs, ContextOutput, context_parallel_host, put, take};
 use crate::context_parallel::{ContextLayout, LocalCommunicator};
@@ -23,7 +23,7 @@ pub fn run_case_over_ranks(
     layout: ContextLayout,
     case: &Case,
 ) -> Result<(Outcome, Computed)> {
-    judge_case(case, |case| compute_over_ranks(open()?, layout, case))
+    judge_case(case, |case| compute_over_ranks(open()?, layout, case), expected)
 }
 
 /// What ranks make of a case.

@@ -1,7 +1,10 @@
 //! Runs cases on a device and judges the results.
 
 use super::judge::Results;
-use super::{Case, Computed, GradientInputs, Inputs, Surroundings, TensorVerdict, compute_with};
+use super::{
+    Case, Computed, Expected, GradientInputs, Inputs, Remembered, Surroundings, TensorVerdict,
+    compute_with, expected,
+};
 use crate::device::Device;
 use crate::error::Result;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -69,23 +72,40 @@ pub fn run_case_with(
     case: &Case,
     numbers: impl Fn(&Case) -> Inputs,
 ) -> Result<(Outcome, Computed)> {
-    judge_case(case, |case| compute_case(device, case, &numbers))
+    judge_case(case, |case| compute_case(device, case, &numbers), expected)
 }
 
-/// Compares what `compute` makes of a case with the reference, as [`run_case_with`].
+/// As [`run_case_with`], of a case that is run again and again, with other kernels or under other schedules.
+///
+/// # Errors
+/// As [`run_case_with`].
+pub fn run_case_again(
+    device: &Device,
+    case: &Case,
+    numbers: impl Fn(&Case) -> Inputs,
+    remembered: &Remembered,
+) -> Result<(Outcome, Computed)> {
+    let expected = |case: &Case, inputs: &Inputs, gradients: &GradientInputs, o: &[f32]| {
+        remembered.expected(case, inputs, gradients, o)
+    };
+    judge_case(case, |case| compute_case(device, case, &numbers), expected)
+}
+
+/// Compares what `compute` makes of a case with what is `expected`, as [`run_case_with`].
 pub(super) fn judge_case(
     case: &Case,
     compute: impl Fn(&Case) -> Result<Computed>,
+    expected: impl Fn(&Case, &Inputs, &GradientInputs, &[f32]) -> Expected,
 ) -> Result<(Outcome, Computed)> {
     let computed = compute(case)?;
-    let mut results = Results::of(case, &computed);
+    let mut results = Results::of(case, &computed, &expected);
     let mut tensors = results.verdicts();
     let mut judged = 1;
     if results.failure(&tensors).is_some() && results.is_close(&tensors) {
         while judged < MANY {
             let seed = case.seed.wrapping_add(judged as u64);
             let other = Case { seed, ..case.clone() };
-            results.append(Results::of(&other, &compute(&other)?));
+            results.append(Results::of(&other, &compute(&other)?, &expected));
             judged += 1;
         }
         tensors = results.verdicts();

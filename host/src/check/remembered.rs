@@ -28,7 +28,7 @@ impl Remembered {
         Remembered(Mutex::new(VecDeque::new()))
     }
 
-    /// As [`expected`], of what was asked before as well as of anything else.
+    /// As [`expected()`], of what was asked before as well as of anything else.
     pub fn expected(
         &self,
         case: &Case,

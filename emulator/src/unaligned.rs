@@ -1,7 +1,7 @@
 //! Values of the emulated memories, at any address.
 //!
 //! `read_unaligned` and `write_unaligned` check in builds with debug assertions, each time, that their two
-//! ranges do not overlap, and lanes are read one by one: that took longer than all else of a load.
+//! ranges do not overlap, and lanes are read one by one: that took a third of a load's time.
 
 /// A value with no alignment.
 #[repr(C, packed)]

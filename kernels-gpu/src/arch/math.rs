@@ -139,6 +139,24 @@ pub fn mad_wide(a: i32, b: i32, c: u64) -> u64 {
     y
 }
 
+/// As [`mad_wide`], of numbers without a sign. PTX: `mad.wide.u32`.
+#[inline(always)]
+pub fn mad_wide_u32(a: u32, b: u32, c: u64) -> u64 {
+    let y: u64;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("mad.wide.u32 {}, {}, {}, {};", out(reg64) y, in(reg32) a, in(reg32) b, in(reg64) c,
+            options(pure, nomem, nostack))
+    };
+    y
+}
+
+/// The upper half of the product.
+#[inline(always)]
+pub fn mul_high(a: u32, b: u32) -> u32 {
+    ((a as u64 * b as u64) >> 32) as u32
+}
+
 /// The remainder of [`divide`].
 #[inline(always)]
 pub fn remainder(a: u32, b: u32) -> u32 {

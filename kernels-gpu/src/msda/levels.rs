@@ -2,12 +2,20 @@
 //! parameters cannot be indexed by what differs.
 
 use crate::abi::{MSDA_MAX_LEVELS, MsdaLevel, MsdaParams};
-use crate::arch::{barrier, shared, thread};
+use crate::arch::{barrier, math, shared, thread};
 
-/// Where the table stands.
+/// Points of a query of which a level is found by a product.
+const MOST_POINTS: u32 = 1 << 16;
+
+/// Where the table stands, and which points are those of a level.
 #[derive(Clone, Copy)]
 pub struct Levels {
     address: u32,
+    /// Points of a level of a query,
+    points: u32,
+    /// and 2^32 divided by that, rounded up; 0 where that is too large, or there are more than
+    /// [`MOST_POINTS`].
+    reciprocal: u32,
 }
 
 impl Levels {
@@ -26,7 +34,25 @@ impl Levels {
             index += 1;
         }
         barrier::block_sync();
-        Levels { address }
+        let points = p.level_points;
+        let is_exact = points > 1 && p.points <= MOST_POINTS;
+        let reciprocal = if is_exact { math::divide(u32::MAX, points) + 1 } else { 0 };
+        Levels { address, points, reciprocal }
+    }
+
+    /// The level of a point of a query. The reciprocal is too large by less than 1, so the quotient of an
+    /// index below 2^16 by less than 2^-16, and no whole number is between it and the exact one.
+    ///
+    /// # Safety
+    /// There is such a point.
+    #[inline(always)]
+    pub unsafe fn of_point(self, index: u32) -> MsdaLevel {
+        let level = if self.reciprocal != 0 {
+            math::mul_high(index, self.reciprocal)
+        } else {
+            math::divide(index, self.points)
+        };
+        self.get(level)
     }
 
     /// Level `index`.

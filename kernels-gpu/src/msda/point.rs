@@ -41,7 +41,7 @@ impl Point {
         weights: Row,
         index: u32,
     ) -> Self {
-        let level = levels.get(math::divide(index, p.level_points));
+        let level = levels.of_point(index);
         let sampling = Sampling { align_corners: p.align_corners != 0, border: p.border != 0 };
         let x = sampling.place(locations.load::<E>(2 * index), level.width);
         let y = sampling.place(locations.load::<E>(2 * index + 1), level.height);

@@ -92,6 +92,23 @@ fn sixteen_levels_and_many_points_are_within_the_rule() {
     }
 }
 
+/// More points of a query than the kernels find the level of by a product.
+#[test]
+fn more_than_65536_points_of_a_query_are_within_the_rule() {
+    let shapes = vec![[2, 3], [1, 1], [3, 2]];
+    let case = MsdaCase {
+        batches: 1,
+        queries: 1,
+        heads: 1,
+        channels: 1,
+        shapes,
+        level_points: 22_000,
+        ..MsdaCase::small()
+    };
+    let outcome = run_msda_case(&open(), &case);
+    assert_eq!(outcome.failure, None);
+}
+
 /// Nothing is launched that reads, and all that is written is zeros.
 #[test]
 fn without_points_or_queries_everything_is_zero() {

@@ -55,9 +55,10 @@ impl Stretches {
             let all_at_once = tiles.unlike(multiprocessors, multiprocessors, 80);
             let last_are_longest = ends_at_the_diagonal(valid) && !valid.is_packed();
             all_at_once.or_else(|| tiles.last(multiprocessors).filter(|_| last_are_longest))
-        } else if valid.sees_all() && !valid.is_packed() {
+        } else if valid.sees_all() && !valid.is_packed() && valid.problem.attn_mask.is_none() {
             tiles.alike(multiprocessors)
         } else {
+            // What a boolean mask shows is in device memory alone.
             tiles.unlike(multiprocessors, 2 * multiprocessors, 95)
         };
         let Some(chosen) = chosen.filter(|chosen| tiles.can_be_counted(chosen, multiprocessors)) else {
@@ -219,7 +220,7 @@ impl Tiles {
 mod tests {
     use super::*;
     use crate::plan::tests::device;
-    use crate::problem::{CausalAlignment, ForwardProblem, Layout, Mask, Sequences};
+    use crate::problem::{CausalAlignment, ForwardProblem, Layout, Mask, MaskShape, Sequences};
     use kernels_gpu::abi::{Dtype, KERNELS};
 
     const CAUSAL: Mask = Mask::Causal(CausalAlignment::BottomRight);
@@ -262,6 +263,22 @@ mod tests {
         // As many tiles as multiprocessors, and one of few steps.
         assert_eq!(chosen(dense([1, 132 * 128], [1, 1], Mask::Full), Mode::Fast), Stretches::NONE);
         assert_eq!(chosen(dense([1, 128], [2, 1], CAUSAL), Mode::Fast), Stretches::NONE);
+    }
+
+    /// With one stretch for each multiprocessor all would wait for the tile of which a mask shows the most.
+    #[test]
+    fn under_a_boolean_mask_few_key_tiles_have_more_stretches_than_multiprocessors() {
+        let layout = |rows, heads| Layout::bshd([1, rows, heads, 128]);
+        let (q, keys) = (layout(4096, 16), layout(1024, 2));
+        let problem = ForwardProblem::new(Dtype::Bf16, q, keys, keys);
+        assert_eq!(chosen(problem, Mode::Fast).turns(), 128);
+        let mask = MaskShape { batches: 1, heads: 2, queries: 4096, keys: 1024 };
+        assert_eq!(chosen(problem.with_attn_mask(mask), Mode::Fast).turns(), 256);
+        // Of many tiles the queue evens out what they take.
+        let shape = [8, 2048];
+        let mask = MaskShape { batches: 8, heads: 1, queries: 2048, keys: 2048 };
+        let of_many = dense(shape, [16, 16], Mask::Full).with_attn_mask(mask);
+        assert_eq!(chosen(of_many, Mode::Fast), Stretches::NONE);
     }
 
     /// 48 tiles in halves are for 96 multiprocessors, in quarters for 132 and 60.

@@ -15,12 +15,14 @@ const SHORT_HEAD_TILES: u32 = 8;
 /// (measured at head dims 64 and 128 up to S 1024: 0.3 to 2.4 %; from S 2048 on they would be up to 0.4 %
 /// slower).
 ///
-/// Two cases on Hopper are of their own. Where all key tiles take equally long, they go pair by pair. And key
-/// tiles that add to dq in order wait for the one before them of their pair: they take turns with those of as
-/// many pairs as run at once, so that when one ends, the next one's turn has come. Under a causal mask, where
-/// several query heads share keys, tiles of different lengths are soon at different heads: nobody waits then,
-/// and the heads of several pairs would be more than stays in the L2 cache (measured: one pair is 1 to 13 %
-/// faster than as many as run at once).
+/// Two cases on Hopper are of their own. Where all key tiles take equally long, they go pair by pair; but
+/// few of them under a boolean mask, which multiprocessors share in stretches, from the first ones of all
+/// pairs on: of gathered keys, and of all masks that show what lies before a query, these are the longest.
+/// And key tiles that add to dq in order wait for the one before them of their pair: they take turns with
+/// those of as many pairs as run at once, so that when one ends, the next one's turn has come. Under a
+/// causal mask, where several query heads share keys, tiles of different lengths are soon at different
+/// heads: nobody waits then, and the heads of several pairs would be more than stays in the L2 cache
+/// (measured: one pair is 1 to 13 % faster than as many as run at once).
 pub(super) fn choose_wave(
     valid: &ValidForward,
     main: &KernelSpec,
@@ -41,6 +43,13 @@ pub(super) fn choose_wave(
         return wave;
     }
     if hopper && valid.sees_all() {
+        let are_few = pairs.saturating_mul(key_tiles) < device.multiprocessors;
+        if are_few && valid.problem.attn_mask.is_some() {
+            reasons.push(format!(
+                "all {pairs} (batch, key head) pairs at once: of few key tiles the first may be the longest"
+            ));
+            return pairs.max(1);
+        }
         reasons.push("one (batch, key head) pair at once: all its key tiles take equally long".into());
         return 1;
     }
@@ -85,4 +94,31 @@ pub(super) fn choose_wave(
 /// queries see it.
 pub(super) fn ends_at_the_diagonal(valid: &ValidForward) -> bool {
     valid.window_left == WINDOW_OPEN && valid.window_right != WINDOW_OPEN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::device;
+    use crate::problem::{ForwardProblem, Layout, MaskShape};
+    use kernels_gpu::abi::{Dtype, KERNELS};
+
+    /// Gathered keys are few, and the first of them are seen by most queries.
+    #[test]
+    fn under_a_boolean_mask_few_key_tiles_of_all_pairs_are_worked_on_together() {
+        let main = KERNELS.iter().find(|kernel| kernel.name == "backward_bf16_d128_sm90a").unwrap();
+        let wave = |keys, is_masked: bool, mode| {
+            let layout = |rows, heads| Layout::bshd([2, rows, heads, 128]);
+            let of_keys = layout(keys, 2);
+            let problem = ForwardProblem::new(Dtype::Bf16, layout(4096, 16), of_keys, of_keys);
+            let mask = MaskShape { batches: 1, heads: 2, queries: 4096, keys };
+            let problem = if is_masked { problem.with_attn_mask(mask) } else { problem };
+            choose_wave(&problem.validate().unwrap(), main, mode, &device(), &mut Vec::new())
+        };
+        assert_eq!(wave(1024, true, Mode::Fast), 4);
+        assert_eq!(wave(1024, false, Mode::Fast), 1);
+        assert_eq!(wave(1024, true, Mode::Deterministic), wave(1024, false, Mode::Deterministic));
+        // As many tiles as multiprocessors: none is divided.
+        assert_eq!(wave(33 * 128, true, Mode::Fast), 1);
+    }
 }

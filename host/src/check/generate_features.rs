@@ -55,6 +55,10 @@ const ENOUGH_PAIRS: f64 = 256.0;
 /// Sinks in f32 that have gradients: the error of one is that of another by chance.
 const ENOUGH_SINKS: usize = 8;
 
+/// Pairs whose scores are below the cap, where gradients are f32: near the cap nothing is left of them, and
+/// of fewer pairs the error of either side is how one product happens to be rounded.
+const ENOUGH_BELOW_CAP: f64 = 256.0;
+
 /// How many times the batches a case may have of which masks and dropout leave little.
 const MOST_TIMES: usize = 8;
 
@@ -64,7 +68,8 @@ const MOST_TIMES: usize = 8;
 /// have more batches then, and of which less is dropped. In f32 the gradient of a sink is as wrong as lse of
 /// the few rows that count most: there are more heads then, in groups as they are. Nor can it judge dropout
 /// where a scale of 0 makes all probabilities of a row one number: how that one rounds, before its factor or
-/// after, is the error of the whole tensor.
+/// after, is the error of the whole tensor. Nor gradients in f32 under a cap that nearly all scores of few
+/// pairs have: the scale is smaller then.
 pub fn judgeable(mut case: Case) -> Case {
     let Features { has_sinks, wants_d_sinks, .. } = case.features;
     if has_sinks && wants_d_sinks && case.gradients.is_some() && case.dtype == Dtype::F32 {
@@ -89,6 +94,7 @@ pub fn judgeable(mut case: Case) -> Case {
     if case.features.dropout.is_some() && case.scale == Some(0.0) {
         case.scale = None;
     }
+    case.scale = judgeable_scale(&case, visible);
     let Features { bias, alibi, .. } = &mut case.features;
     let is_plain = alibi.is_none() && case.logit_shift == 0.0;
     let holds_lowest = case.gradients.is_none() && (case.dtype != Dtype::F16 || is_plain);
@@ -99,6 +105,18 @@ pub fn judgeable(mut case: Case) -> Case {
         bias.values = BiasValues::Normal;
     }
     case
+}
+
+/// The scale, or a smaller one where too few of so many visible pairs would have scores below the cap. Those
+/// are products of normal numbers, summed up.
+fn judgeable_scale(case: &Case, visible: f64) -> Option<f32> {
+    let is_judged = case.gradients.is_some() && case.dtype == Dtype::F32 && case.logit_shift == 0.0;
+    let (Some(cap), true) = (case.softcap, is_judged) else { return case.scale };
+    let columns = case.head_dim as f64;
+    let spread_of_one = f64::from(case.amplitude).powi(2) * columns.sqrt();
+    let most = f64::from(cap) * (visible / ENOUGH_BELOW_CAP).max(1.0) / spread_of_one;
+    let scale = case.scale.map_or(columns.powf(-0.5), f64::from);
+    if scale.abs() <= most { case.scale } else { Some(most.copysign(scale) as f32) }
 }
 
 /// Pairs, over all query heads, that see each other by causal mask and window.
@@ -153,7 +171,8 @@ fn draw_placement(random: &mut StdRng) -> ScorePlacement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{CausalAlignment, Mask};
+    use crate::check::Gradients;
+    use crate::problem::{CausalAlignment, Mask, Mode};
     use std::collections::HashSet;
 
     #[test]
@@ -253,5 +272,34 @@ mod tests {
             judgeable(Case { scale: Some(0.0), features, ..extended_case(0, 0) })
         };
         assert_eq!((case(Some(0.5)).scale, case(None).scale), (None, Some(0.0)));
+    }
+
+    /// The two last of 97 queries of each of 33 heads saw one and two keys, and of these 99 pairs about six
+    /// had scores below a cap of 0.5.
+    #[test]
+    fn a_scale_that_leaves_few_scores_below_the_cap_is_smaller() {
+        let case = |dtype, key_rows, softcap, scale| {
+            let shape = Case { batches: 3, query_rows: 97, key_rows, query_heads: 11, ..Case::small() };
+            let mask = Mask::Causal(CausalAlignment::BottomRight);
+            let gradients = Some(Gradients { dtype, has_d_lse: false, mode: Mode::Fast });
+            let numbers = Case { head_dim: 49, amplitude: 2.0, dtype, gradients, mask, ..shape };
+            let drawn = Case { key_heads: 11, softcap, scale: Some(scale), ..numbers };
+            let judged = judgeable(drawn.clone());
+            assert_eq!(judged, Case { scale: judged.scale, ..drawn });
+            judged.scale.unwrap()
+        };
+        for cap in [1e-3, 0.5] {
+            assert_eq!(case(Dtype::F32, 2, Some(cap), 0.3), cap / 28.0);
+            assert_eq!(case(Dtype::F32, 2, Some(cap), -0.3), cap / -28.0);
+        }
+        for (dtype, key_rows, cap) in [
+            (Dtype::F32, 64, Some(0.5)),
+            (Dtype::F32, 2, Some(50.0)),
+            (Dtype::F32, 2, None),
+            (Dtype::Bf16, 2, Some(0.5)),
+        ] {
+            assert_eq!(case(dtype, key_rows, cap, 0.3), 0.3);
+        }
+        assert_eq!(case(Dtype::F32, 2, Some(0.5), 0.0), 0.0);
     }
 }

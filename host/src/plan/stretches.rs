@@ -55,10 +55,11 @@ impl Stretches {
             let all_at_once = tiles.unlike(multiprocessors, multiprocessors, 80);
             let last_are_longest = ends_at_the_diagonal(valid) && !valid.is_packed();
             all_at_once.or_else(|| tiles.last(multiprocessors).filter(|_| last_are_longest))
-        } else if valid.sees_all() && !valid.is_packed() && valid.problem.attn_mask.is_none() {
-            tiles.alike(multiprocessors)
-        } else {
+        } else if valid.sees_all() && !valid.is_packed() {
             // What a boolean mask shows is in device memory alone.
+            let under_mask = valid.problem.attn_mask.and_then(|_| tiles.perhaps_unlike(multiprocessors));
+            under_mask.or_else(|| tiles.alike(multiprocessors))
+        } else {
             tiles.unlike(multiprocessors, 2 * multiprocessors, 95)
         };
         let Some(chosen) = chosen.filter(|chosen| tiles.can_be_counted(chosen, multiprocessors)) else {
@@ -177,6 +178,17 @@ impl Tiles {
         (100 * time(best) <= percent * time(0)).then(|| self.in_equal_parts(best))
     }
 
+    /// Where tiles may differ and may not: as those that do, if what is taken last keeps nearly all
+    /// multiprocessors busy, so that little is lost where they are alike.
+    fn perhaps_unlike(&self, multiprocessors: u64) -> Option<Stretches> {
+        let most = 2 * multiprocessors;
+        let fills = |chosen: &Stretches| {
+            let turns = u64::from(chosen.turns());
+            10 * turns >= 9 * turns.next_multiple_of(multiprocessors)
+        };
+        self.unlike(multiprocessors, most, 95).filter(fills)
+    }
+
     /// Where tiles go in order, the longest ones last: a wave of those, each in as many parts, if that takes
     /// at most 95 % of the time. A part is of whole heads: it waits for the same part of the tile before,
     /// which works on those, too.
@@ -268,17 +280,20 @@ mod tests {
     /// With one stretch for each multiprocessor all would wait for the tile of which a mask shows the most.
     #[test]
     fn under_a_boolean_mask_few_key_tiles_have_more_stretches_than_multiprocessors() {
-        let layout = |rows, heads| Layout::bshd([1, rows, heads, 128]);
-        let (q, keys) = (layout(4096, 16), layout(1024, 2));
-        let problem = ForwardProblem::new(Dtype::Bf16, q, keys, keys);
-        assert_eq!(chosen(problem, Mode::Fast).turns(), 128);
-        let mask = MaskShape { batches: 1, heads: 2, queries: 4096, keys: 1024 };
-        assert_eq!(chosen(problem.with_attn_mask(mask), Mode::Fast).turns(), 256);
-        // Of many tiles the queue evens out what they take.
-        let shape = [8, 2048];
-        let mask = MaskShape { batches: 8, heads: 1, queries: 2048, keys: 2048 };
-        let of_many = dense(shape, [16, 16], Mask::Full).with_attn_mask(mask);
-        assert_eq!(chosen(of_many, Mode::Fast), Stretches::NONE);
+        let of = |tiles: usize, is_masked: bool| {
+            let layout = |rows, heads| Layout::bshd([1, rows, heads, 128]);
+            let (q, keys) = (layout(4096, 16), layout(128 * tiles / 2, 2));
+            let problem = ForwardProblem::new(Dtype::Bf16, q, keys, keys);
+            let mask = MaskShape { batches: 1, heads: 2, queries: 4096, keys: 128 * tiles / 2 };
+            let problem = if is_masked { problem.with_attn_mask(mask) } else { problem };
+            chosen(problem, Mode::Fast)
+        };
+        assert_eq!([false, true].map(|is_masked| of(16, is_masked).turns()), [128, 256]);
+        assert_eq!([false, true].map(|is_masked| of(64, is_masked).turns()), [128, 256]);
+        // Where twice as many would leave some idle in the end, and of many, as without one.
+        for tiles in [48, 100, 144, 2048] {
+            assert_eq!(of(tiles, true), of(tiles, false), "{tiles}");
+        }
     }
 
     /// 48 tiles in halves are for 96 multiprocessors, in quarters for 132 and 60.
